@@ -1,0 +1,1 @@
+"""Measurements of tfpolicies against its peers and against the bare environment."""

@@ -1,0 +1,62 @@
+"""Your own `keras.Model` on your own Gymnasium environment: train it, watch it, ship it.
+
+    python examples/train_your_own.py
+
+writes `exported/`: the learning curve, a SavedModel, an ONNX file and a checkpoint.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import keras
+import numpy as np
+
+from tfpolicies import PPOConfig
+from tfpolicies.reporting.learning_curve import draw_learning_curve
+from tfpolicies.reporting.progress_row import progress_row
+
+
+class Corridor(gym.Env):
+    """Walk to the door at the right end; every step costs 0.1, the door pays 1."""
+
+    observation_space = gym.spaces.Box(0.0, 1.0, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)  # left, right
+    length, longest = 10, 100
+
+    def __init__(self, config: Any = None) -> None:
+        self.place = self.steps = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self.place = self.steps = 0
+        return self._observation(), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
+        self.place, self.steps = max(0, self.place + (1 if action == 1 else -1)), self.steps + 1
+        at_door = self.place == self.length
+        reward = 1.0 if at_door else -0.1
+        return self._observation(), reward, at_door, self.steps == self.longest, {}
+
+    def _observation(self) -> np.ndarray:
+        return np.array([self.place / self.length], np.float32)
+
+
+def train_and_ship(folder: str = "exported", iterations: int = 20) -> float:
+    model = keras.Sequential([keras.layers.Dense(32, "tanh"), keras.layers.Dense(2)])
+    config = PPOConfig().environment(Corridor).rollouts(num_envs_per_worker=8)
+    config.training(model=model, lr=3e-3, train_batch_size=512, num_sgd_iter=10)
+    algorithm, rows = config.build(), []
+    for _ in range(iterations):
+        rows.append(progress_row(algorithm.train()))
+        print("{env_steps:6,} steps, mean return {episode_reward_mean:.2f}".format(**rows[-1]))
+    algorithm.save(f"{folder}/checkpoint")
+    algorithm.get_policy().export_model(f"{folder}/saved_model")
+    algorithm.get_policy().export_model(f"{folder}/onnx", onnx=True)
+    draw_learning_curve(rows, f"{folder}/learning_curve.png", title="PPO in the corridor")
+    return rows[-1]["episode_reward_mean"]
+
+
+if __name__ == "__main__":
+    train_and_ship()

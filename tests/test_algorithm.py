@@ -1,0 +1,540 @@
+"""The training loop: results, counters, repeatability, learning, acting and memory."""
+
+import gc
+import math
+import sys
+import tracemalloc
+
+import gymnasium as gym
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from environments import BoxActionEnv, CountingEnv, SeededEnv, TwoArmsEnv, counting_creator
+
+from tfpolicies import PG, PPO, Algorithm, DefaultCallbacks, PGConfig, Policy, PPOConfig
+from tfpolicies.errors import ConfigError, EnvError, UnknownPolicyError, UsageError
+from tfpolicies.policy.policy import ActionBatch
+
+
+def creator(kind, *arguments):
+    return lambda context: kind(*arguments)
+
+
+def tiny(env=SeededEnv, kind=PPOConfig):
+    config = (
+        kind()
+        .environment(env if isinstance(env, str) else creator(env))
+        .training(model={"fcnet_hiddens": [8]}, train_batch_size=32, lr=1e-2)
+        .rollouts(num_envs_per_worker=2)
+        .framework(inference="tf", jit_compile=False)
+        .debugging(seed=4, log_level="ERROR")
+    )
+    if kind is PPOConfig:
+        config.training(sgd_minibatch_size=16, num_sgd_iter=2)
+    return config
+
+
+# -- results ----------------------------------------------------------------------------------
+
+
+@pytest.mark.core
+def test_an_iteration_reports_what_is_documented():
+    algorithm = tiny().build()
+    algorithm.train()
+    result = algorithm.train()
+    assert result["training_iteration"] == algorithm.iteration == 2
+    for name in (
+        "num_env_steps_sampled",
+        "num_agent_steps_sampled",
+        "num_env_steps_trained",
+        "num_agent_steps_trained",
+    ):
+        assert result[name] == result["counters"][name] == result["info"][name] == 64
+    assert result["timesteps_total"] == result["agent_timesteps_total"] == 64
+    assert result["num_env_steps_sampled_this_iter"] == 32
+    assert result["num_env_steps_trained_this_iter"] == 32
+    assert result["num_steps_trained_this_iter"] == 32
+    assert result["num_env_steps_sampled_throughput_per_sec"] > 0
+    assert result["num_env_steps_trained_throughput_per_sec"] > 0
+    assert result["episodes_total"] == 12  # 2 environments x 32 steps, five steps to an episode
+    assert result["episodes_this_iter"] == 6
+    assert result["episode_len_mean"] == 5.0
+    assert 0 <= result["episode_reward_min"] <= result["episode_reward_mean"]
+    assert result["episode_reward_mean"] <= result["episode_reward_max"] <= 5.0
+    assert len(result["hist_stats"]["episode_reward"]) == 12
+    assert result["sampler_results"]["episode_reward_mean"] == result["episode_reward_mean"]
+    assert result["num_faulty_episodes"] == 0
+    assert result["custom_metrics"] == {}
+    assert result["done"] is False
+    assert result["config"]["lr"] == 1e-2
+    assert result["config"]["seed"] == 4
+    assert 0 < result["time_this_iter_s"] <= result["time_total_s"]
+    timers = result["timers"]
+    assert set(timers) >= {"training_iteration_time_ms", "sample_time_ms", "learn_time_ms"}
+    parts = timers["sample_time_ms"] + timers["learn_time_ms"]
+    assert 0 < parts <= timers["training_iteration_time_ms"]
+    for name in ("date", "timestamp", "pid", "hostname"):
+        assert result[name]
+    learner = result["info"]["learner"]["default_policy"]
+    assert learner["num_agent_steps_trained"] == 32
+    assert learner["num_grad_updates_lifetime"] == 8
+    assert {"total_loss", "policy_loss", "vf_loss", "kl", "entropy", "cur_lr"} <= set(
+        learner["learner_stats"]
+    )
+    assert all(math.isfinite(value) for value in learner["learner_stats"].values())
+
+
+@pytest.mark.core
+def test_returns_are_nan_before_the_first_episode_ended():
+    class Endless(CountingEnv):
+        def length(self, episode):
+            return 10**6
+
+    result = tiny(Endless).build().train()
+    for name in ("episode_reward_mean", "episode_reward_min", "episode_reward_max"):
+        assert math.isnan(result[name])
+    assert math.isnan(result["episode_len_mean"])
+    assert result["episodes_this_iter"] == result["episodes_total"] == 0
+
+
+def test_returns_are_smoothed_over_the_window_or_the_iteration():
+    short = tiny().reporting(metrics_num_episodes_for_smoothing=4).build()
+    assert len(short.train()["hist_stats"]["episode_reward"]) == 6  # all of this iteration
+    long = tiny().reporting(metrics_num_episodes_for_smoothing=9).build()
+    first = long.train()["hist_stats"]["episode_reward"]
+    second = long.train()["hist_stats"]["episode_reward"]
+    assert (len(first), len(second)) == (6, 9)
+    assert second[:3] == first[3:]
+
+
+def test_an_iteration_goes_on_until_it_sampled_enough():
+    algorithm = tiny().reporting(min_sample_timesteps_per_iteration=100).build()
+    result = algorithm.train()
+    assert result["num_env_steps_sampled_this_iter"] == 128
+    assert result["num_env_steps_trained_this_iter"] == 128
+    assert result["training_iteration"] == 1
+    slow = tiny().reporting(min_time_s_per_iteration=0.2).build()
+    assert slow.train()["time_this_iter_s"] >= 0.2
+
+
+def test_a_train_batch_is_joined_from_as_many_samples_as_it_takes():
+    algorithm = tiny().rollouts(rollout_fragment_length=4).build()
+    batch = algorithm.sample_train_batch()["default_policy"]
+    assert batch.count == algorithm.expected_train_batch_rows() == 32
+    assert len(set(batch["unroll_id"].tolist())) >= 8
+
+
+@pytest.mark.parametrize("how", [True, "bulk"])
+def test_compressed_observations_train_alike(how):
+    plain = tiny().rollouts(rollout_fragment_length=8).build()
+    packed = tiny().rollouts(rollout_fragment_length=8, compress_observations=how).build()
+    expected, found = plain.train(), packed.train()
+    assert found["info"]["learner"] == expected["info"]["learner"]
+
+
+@pytest.mark.core
+def test_a_vector_environment_that_decides_its_number_shares_the_train_batch(capsys):
+    config = tiny().environment(counting_creator("next_step", 4)).debugging(log_level="WARN")
+    algorithm = config.rollouts(num_envs_per_worker=1).build()
+    assert "4 environments x 8 steps per sample." in capsys.readouterr().out
+    assert algorithm.expected_train_batch_rows() == 32
+    assert algorithm.train()["num_env_steps_sampled"] == 32
+    assert algorithm.config.rollout_fragment_length == 8
+
+
+def test_global_time_reaches_the_policy_and_its_schedules():
+    config = tiny().training(lr_schedule=[[0, 1e-2], [64, 0.0]])
+    algorithm = config.build()
+    assert algorithm.train()["info"]["learner"]["default_policy"]["learner_stats"]["cur_lr"] == (
+        pytest.approx(1e-2)
+    )
+    assert algorithm.get_policy().global_timestep == 32
+    assert algorithm.get_policy().hyper("lr") == pytest.approx(5e-3)
+    algorithm.train()
+    assert algorithm.get_policy().hyper("lr") == 0.0
+    assert algorithm.worker.get_global_vars() == {
+        "timestep": 64,
+        "num_grad_updates_per_policy": {"default_policy": 8},
+    }
+
+
+# -- callbacks and the end --------------------------------------------------------------------
+
+
+def test_callbacks_come_at_their_moments_and_may_add_results():
+    calls = []
+
+    class Noting(DefaultCallbacks):
+        def on_algorithm_init(self, *, algorithm):
+            calls.append(("init", type(algorithm)))
+
+        def on_sample_end(self, *, worker, samples):
+            calls.append(("sample", samples.count))
+
+        def on_learn_on_batch(self, *, policy, train_batch, result):
+            calls.append(("learn", len(train_batch["obs"])))
+            result["rows_seen"] = 1
+
+        def on_episode_end(self, *, worker, base_env, policies, episode, env_index):
+            episode.custom_metrics["length"] = episode.length
+
+        def on_train_result(self, *, algorithm, result):
+            calls.append(("result", result["training_iteration"]))
+            result["own"] = 7
+
+    algorithm = tiny().callbacks(Noting).build()
+    result = algorithm.train()
+    minibatches = [("learn", 16)] * 4  # two epochs of two
+    assert calls == [("init", PPO), ("sample", 32), *minibatches, ("result", 1)]
+    assert result["own"] == 7
+    assert result["custom_metrics"] == {"length_mean": 5.0, "length_min": 5.0, "length_max": 5.0}
+    assert result["info"]["learner"]["default_policy"]["custom_metrics"] == {"rows_seen": 1}
+
+
+@pytest.mark.core
+def test_stop_closes_once_and_training_is_refused_afterwards():
+    envs = []
+
+    def create(context):
+        envs.append(CountingEnv(context.vector_index))
+        return envs[-1]
+
+    algorithm = tiny().environment(create).build()
+    algorithm.evaluate()
+    algorithm.stop()
+    algorithm.stop()
+    assert {env.closed for env in envs} == {1}
+    with pytest.raises(UsageError, match="was stopped"):
+        algorithm.train()
+    assert algorithm.iteration == 0
+
+
+# -- building ---------------------------------------------------------------------------------
+
+
+def test_an_algorithm_is_built_from_a_config_or_a_dict():
+    given = {"env": "CartPole-v1", **tiny("CartPole-v1").to_dict()}
+    algorithm = PPO(given)
+    assert isinstance(algorithm.config, PPOConfig)
+    assert algorithm.train()["timesteps_total"] == 32
+    config = tiny("CartPole-v1")
+    assert PPO(config).config is config
+    assert config.is_frozen
+
+
+@pytest.mark.parametrize(
+    ("env", "words"), [("CartPol-v1", "CartPole-v1"), (7, "registered name"), ("a:B", "imported")]
+)
+def test_a_wrong_environment_is_refused_when_building(env, words):
+    with pytest.raises(EnvError, match=words):
+        tiny().environment(env).build()
+
+
+def test_contradictions_and_unknown_settings_are_refused_when_building():
+    with pytest.raises(ConfigError, match="sgd_minibatch_size"):
+        tiny().training(sgd_minibatch_size=64).build()
+    with pytest.raises(ConfigError, match="explor"):
+        tiny().evaluation(evaluation_config={"explor": False}).build()
+    with pytest.raises(ConfigError, match="Did you mean 'gamma'"):
+        PPO({"env": "CartPole-v1", "gama": 0.9})
+    with pytest.raises(ConfigError, match="no policy class"):
+        Algorithm(tiny())
+
+
+def test_what_auto_became_is_said_in_one_line(capsys):
+    tiny().debugging(log_level="WARN").build()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [
+        "PPO: acting through tf, learning through tf.function, "
+        "2 environments x 16 steps per sample."
+    ]
+    tiny().build()
+    assert capsys.readouterr().out == ""
+
+
+def test_an_algorithm_of_a_hand_written_policy_runs_without_learning():
+    class Zero(Policy):
+        def compute_actions(self, obs_batch, state_batches=None, **kwargs):
+            return ActionBatch(np.zeros(len(obs_batch), np.int64), [], {})
+
+    class Watch(Algorithm):
+        @classmethod
+        def default_policy_class(cls, config):
+            return Zero
+
+    config = {"env": creator(SeededEnv), "train_batch_size": 20, "rollout_fragment_length": 10}
+    algorithm = Watch(config)
+    result = algorithm.train()
+    assert result["num_env_steps_sampled"] == 20
+    assert result["num_env_steps_trained"] == 0
+    assert result["episode_reward_mean"] == 0.0
+    assert algorithm.evaluate()["evaluation"]["episodes_this_iter"] == 10
+    assert algorithm.compute_single_action([0.0, 0.0]) == 0
+
+
+# -- repeatability ----------------------------------------------------------------------------
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("kind", [PPOConfig, PGConfig])
+@pytest.mark.parametrize("env", ["CartPole-v1", SeededEnv])
+def test_one_seed_repeats_three_iterations_bit_for_bit(env, kind):
+    one, other = tiny(env, kind).build(), tiny(env, kind).build()
+    for _ in range(3):
+        a, b = one.train(), other.train()
+        assert a["info"]["learner"] == b["info"]["learner"]
+        np.testing.assert_equal(a["hist_stats"], b["hist_stats"])
+        assert a["timesteps_total"] == b["timesteps_total"]
+    for key, value in one.get_weights()["default_policy"].items():
+        np.testing.assert_array_equal(other.get_weights()["default_policy"][key], value)
+
+
+def test_two_algorithms_side_by_side_do_not_disturb_each_other():
+    alone = tiny().build()
+    for _ in range(3):
+        alone.train()
+    one, other = tiny().build(), tiny().debugging(seed=5).training(lr=0.1).build()
+    for _ in range(3):
+        one.train()
+        other.train()
+    for key, value in alone.get_weights()["default_policy"].items():
+        np.testing.assert_array_equal(one.get_weights()["default_policy"][key], value)
+
+
+def test_another_seed_gives_other_weights_and_experience():
+    one, other = tiny().build(), tiny().debugging(seed=5).build()
+    kernels = [a.get_weights()["default_policy"]["layer_0/kernel"] for a in (one, other)]
+    assert not np.array_equal(*kernels)
+    assert one.train()["info"]["learner"] != other.train()["info"]["learner"]
+
+
+def test_weights_are_given_as_copies_and_taken_over():
+    one, other = tiny().build(), tiny().debugging(seed=5).build()
+    weights = one.get_weights()
+    other.set_weights(weights)
+    for value in weights["default_policy"].values():
+        value[...] = 0.0
+    for key, value in other.get_weights()["default_policy"].items():
+        np.testing.assert_array_equal(value, one.get_weights()["default_policy"][key])
+    assert any(value.any() for value in one.get_weights()["default_policy"].values())
+    assert one.get_weights(["nobody"]) == {}
+    assert one.get_policy("nobody") is None
+
+
+# -- learning ---------------------------------------------------------------------------------
+
+
+def test_ppo_learns_to_balance_the_pole():
+    algorithm = (
+        PPOConfig()
+        .environment("CartPole-v1")
+        .rollouts(num_envs_per_worker=8)
+        .training(
+            model={"fcnet_hiddens": [32, 32]},
+            train_batch_size=1024,
+            sgd_minibatch_size=128,
+            num_sgd_iter=8,
+            lr=1e-3,
+            gamma=0.98,
+            lambda_=0.9,
+            kl_coeff=0.0,
+            clip_param=0.2,
+            vf_clip_param=math.inf,
+        )
+        .framework(jit_compile=False)
+        .debugging(seed=1, log_level="ERROR")
+        .reporting(metrics_num_episodes_for_smoothing=20)
+        .build()
+    )
+    first = algorithm.train()["episode_reward_mean"]
+    assert first < 40
+    for _ in range(40):
+        best = algorithm.train()["episode_reward_mean"]
+        if best > 150:
+            break
+    assert best > 150
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("kind", [PPOConfig, PGConfig])
+def test_a_choice_between_two_arms_is_learned(kind):
+    config = tiny(TwoArmsEnv, kind).training(lr=0.05, train_batch_size=64)
+    algorithm = config.rollouts(num_envs_per_worker=8).build()
+    for _ in range(30):
+        algorithm.train()
+    assert algorithm.compute_single_action([1.0, 0.0], explore=False) == 0
+    assert algorithm.compute_single_action([0.0, 1.0], explore=False) == 1
+    assert algorithm.train()["episode_reward_mean"] > 0.9
+
+
+def test_pendulum_runs_and_its_actions_stay_within_their_bounds():
+    watched = []
+
+    class Watching(gym.Wrapper):
+        def step(self, action):
+            watched.append(np.array(action))
+            assert self.action_space.contains(action)
+            return self.env.step(action)
+
+    config = tiny().environment(lambda context: Watching(gym.make("Pendulum-v1")))
+    algorithm = config.build()
+    result = [algorithm.train() for _ in range(3)][-1]
+    stats = result["info"]["learner"]["default_policy"]["learner_stats"]
+    assert all(math.isfinite(value) for value in stats.values())
+    assert len(watched) == 96
+    assert np.abs(watched).max() <= 2.0
+    assert np.std(watched) > 0.1
+
+
+def test_continuous_actions_approach_what_is_rewarded():
+    config = tiny(BoxActionEnv).training(
+        lr=0.03, train_batch_size=160, sgd_minibatch_size=80, num_sgd_iter=4, gamma=0.0
+    )
+    algorithm = config.rollouts(num_envs_per_worker=8).training(vf_clip_param=math.inf).build()
+    first = algorithm.train()["episode_reward_mean"]
+    for _ in range(30):
+        last = algorithm.train()["episode_reward_mean"]
+    assert last > 0.75 * first  # a loss per episode: both are negative
+    action = algorithm.compute_single_action(np.zeros(2, np.float32), explore=False)
+    np.testing.assert_allclose(action, 3.0, atol=0.75)
+
+
+@pytest.mark.core
+def test_a_keras_model_of_ones_own_learns_in_an_environment_of_ones_own():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(8), keras.layers.Dense(2)])
+    initial = [weight.copy() for weight in model.get_weights()]
+    config = tiny(TwoArmsEnv).training(model=model, lr=0.05, train_batch_size=64)
+    algorithm = config.build()
+    for _ in range(30):
+        result = algorithm.train()
+    assert result["episode_reward_mean"] > 0.8
+    trained = algorithm.get_policy().to_keras()
+    assert any(
+        not np.array_equal(a, b) for a, b in zip(trained.get_weights(), initial, strict=True)
+    )
+    for own, kept in zip(model.get_weights(), initial, strict=True):
+        np.testing.assert_array_equal(own, kept)  # a template, never changed
+
+
+# -- acting -----------------------------------------------------------------------------------
+
+
+@pytest.mark.core
+def test_a_single_action_is_ready_for_the_environment():
+    algorithm = tiny("CartPole-v1").build()
+    env = gym.make("CartPole-v1")
+    obs, _ = env.reset(seed=0)
+    action = algorithm.compute_single_action(obs)
+    assert env.action_space.contains(action)
+    env.step(action)
+    same, states, extras = algorithm.compute_single_action(obs, explore=False, full_fetch=True)
+    assert same == algorithm.compute_single_action(input_dict={"obs": obs}, explore=False)
+    assert states == []
+    assert extras["action_dist_inputs"].shape == (2,)
+    assert same == extras["action_dist_inputs"].argmax()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_continuous_action_is_mapped_as_asked(dtype):
+    algorithm = tiny().environment(creator(BoxActionEnv, dtype, 2.0, 6.0)).build()
+    space = algorithm.get_policy().action_space
+    obs = np.zeros(2, np.float32)
+    ready = algorithm.compute_single_action(obs, explore=False)
+    normalised = algorithm.compute_single_action(
+        obs, explore=False, unsquash_action=False, clip_action=False
+    )
+    assert space.contains(ready)
+    np.testing.assert_allclose(ready, 4.0 + 2.0 * normalised, rtol=1e-6)
+    clipped = algorithm.compute_single_action(
+        obs, explore=False, unsquash_action=False, clip_action=True
+    )
+    np.testing.assert_array_equal(clipped, [2.0, 2.0])
+
+
+def test_a_single_action_needs_one_observation_of_a_known_policy():
+    algorithm = tiny().build()
+    with pytest.raises(UnknownPolicyError, match=r"'nobody'.*default_policy"):
+        algorithm.compute_single_action([0.0, 0.0], policy_id="nobody")
+    for arguments in ({}, {"observation": [0.0, 0.0], "input_dict": {"obs": [0.0, 0.0]}}):
+        with pytest.raises(UsageError, match="either observation or input_dict") as caught:
+            algorithm.compute_single_action(**arguments)
+        assert isinstance(caught.value, AssertionError)
+    with pytest.raises(ValueError, match=r"\[B, 2\]"):
+        algorithm.compute_single_action([0.0, 0.0, 0.0])
+
+
+def test_acting_does_not_disturb_training_when_it_is_greedy():
+    quiet, asked = tiny().build(), tiny().build()
+    for _ in range(2):
+        quiet.train()
+        asked.train()
+        asked.compute_single_action([0.5, 0.5], explore=False)
+    for key, value in quiet.get_weights()["default_policy"].items():
+        np.testing.assert_array_equal(asked.get_weights()["default_policy"][key], value)
+
+
+# -- memory -----------------------------------------------------------------------------------
+
+
+def resident_megabytes():
+    if sys.platform != "linux":
+        return 0.0
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096 / 2**20
+
+
+@pytest.mark.parametrize(("kind", "iterations"), [(PPOConfig, 100), (PGConfig, 50)])
+def test_many_iterations_leave_no_memory_behind(kind, iterations):
+    algorithm = tiny("CartPole-v1", kind).build()
+
+    def run(iterations):
+        for _ in range(iterations):
+            algorithm.train()
+        gc.collect()
+
+    run(20)
+    resident = resident_megabytes()
+    run(iterations)
+    assert resident_megabytes() - resident < 12.0
+    tracemalloc.start()
+    try:
+        run(3)
+        traced = tracemalloc.get_traced_memory()[0]
+        run(10)
+        assert tracemalloc.get_traced_memory()[0] - traced < 2**18
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_algorithm_classes_say_what_they_build():
+    assert type(tiny(kind=PGConfig).build()) is PG
+    assert type(tiny().build()) is PPO
+
+
+# -- traces -----------------------------------------------------------------------------------
+
+
+@pytest.mark.core
+def test_a_whole_run_traces_each_function_once_and_compiles_the_update_at_most_twice():
+    config = tiny(env="CartPole-v1").framework(inference="auto", jit_compile=True)
+    config.rollouts(batch_mode="complete_episodes").training(train_batch_size=64)
+    config.evaluation(evaluation_duration=3, evaluation_config={"explore": False})
+    algorithm = config.build()
+    program = algorithm.get_policy().program
+    learner, shapes, rows = program._learners[True], set(), set()
+
+    def spy(hyper, columns, *rest):
+        shapes.add(str([x.shape for x in tf.nest.flatten([hyper, columns, rest])]))
+        return learner(hyper, columns, *rest)
+
+    program._learners[True] = spy
+    for _ in range(12):
+        rows.add(algorithm.train()["num_env_steps_sampled_this_iter"])
+        algorithm.evaluate()
+    observation, _ = gym.make("CartPole-v1").reset(seed=0)
+    algorithm.compute_single_action(observation)
+    assert len(rows) > 3  # batches of whole episodes differ in length
+    assert len(shapes) <= 2
+    assert dict(program.functions.traces) == dict.fromkeys(program.functions.traces, 1)
+    algorithm.stop()

@@ -1,0 +1,65 @@
+"""The rooms import only downwards, as ARCHITECTURE.md draws them."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import tfpolicies
+
+ROOT = Path(tfpolicies.__file__).parent
+FLOORS = {
+    "_version": 0,
+    "errors": 0,
+    "schedules": 0,
+    "state": 0,
+    "batch": 1,
+    "envs": 1,
+    "models": 1,
+    "reporting": 1,
+    "storage": 1,
+    "config": 2,
+    "program": 2,
+    "export": 2.5,
+    "policy": 3,
+    "rollout": 4,
+    "algorithms": 5,
+    "cli": 6,
+    "__main__": 7,
+}
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imports_of(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            names = []
+        found |= {name.split(".")[1] for name in names if name.startswith("tfpolicies.")}
+    return found - {"__version__"}
+
+
+MODULES = [path for path in sorted(ROOT.rglob("*.py")) if path != ROOT / "__init__.py"]
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_module_imports_only_its_own_room_and_lower_floors(path):
+    room = room_of(path)
+    above = {other for other in imports_of(path) if other != room and FLOORS[other] >= FLOORS[room]}
+
+    assert not above, f"{path.relative_to(ROOT)} imports {sorted(above)}"
+
+
+def test_every_room_is_drawn_in_the_architecture():
+    drawn = (ROOT.parent / "ARCHITECTURE.md").read_text()
+    rooms = {path.name for path in ROOT.iterdir() if path.is_dir() and path.name != "__pycache__"}
+
+    assert {room for room in rooms if f"`{room}/`" not in drawn} == set()

@@ -1,0 +1,318 @@
+"""Algorithms and policies saved and restored: exactly, safely, or not at all."""
+
+import json
+import shutil
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+from environments import SavedCountingEnv, SeededEnv
+from tiny import OBS, TWO, make, rows_of, trajectory
+
+from tfpolicies import (
+    Algorithm,
+    DefaultCallbacks,
+    PGTF2Policy,
+    PolicySpec,
+    PPOConfig,
+    PPOTF2Policy,
+    TFPolicy,
+)
+from tfpolicies.errors import CheckpointError, ConfigError, UnknownPolicyError, WeightsError
+
+
+class OwnPolicy(PPOTF2Policy):
+    """A user's class, which no checkpoint can import by itself."""
+
+
+class Watching(DefaultCallbacks):
+    def on_checkpoint_loaded(self, *, algorithm):
+        algorithm.was_loaded = True
+
+
+def config(env="CartPole-v1", **checkpointing):
+    return (
+        PPOConfig()
+        .environment(env)
+        .rollouts(num_envs_per_worker=2)
+        .training(
+            model={"fcnet_hiddens": [8]},
+            train_batch_size=64,
+            sgd_minibatch_size=32,
+            num_sgd_iter=2,
+            lr=1e-2,
+            entropy_coeff=0.01,
+        )
+        .framework(inference="tf", jit_compile=False)
+        .evaluation(evaluation_duration=2)
+        .debugging(seed=3, log_level="ERROR")
+        .checkpointing(**checkpointing)
+    )
+
+
+def weights_of(algorithm):
+    return list(algorithm.get_policy().get_weights().values())
+
+
+def assert_same_run(one, other):
+    for left, right in zip(weights_of(one), weights_of(other), strict=True):
+        np.testing.assert_array_equal(left, right)
+    states = [a.get_policy().get_state() for a in (one, other)]
+    assert states[0]["rng"] == states[1]["rng"]
+    assert states[0]["hyperparameters"] == states[1]["hyperparameters"]
+    assert states[0]["num_grad_updates"] == states[1]["num_grad_updates"]
+    assert one.counters == other.counters
+    assert one.iteration == other.iteration
+
+
+# -- algorithms -------------------------------------------------------------------------------
+
+
+@pytest.mark.core
+def test_a_run_resumed_with_new_episodes_equals_the_uninterrupted_one_bit_for_bit(tmp_path):
+    algorithm = config(new_episodes_at_checkpoint=True).build()
+    for _ in range(3):
+        algorithm.train()
+    algorithm.evaluate()
+    saved = algorithm.save(tmp_path / "checkpoint")
+    resumed = Algorithm.from_checkpoint(saved)
+    for _ in range(3):
+        results = [a.train() for a in (algorithm, resumed)]
+    assert_same_run(algorithm, resumed)
+    assert results[0]["episode_reward_mean"] == results[1]["episode_reward_mean"]
+    evaluations = [a.evaluate()["evaluation"]["episode_reward_mean"] for a in (algorithm, resumed)]
+    assert evaluations[0] == evaluations[1]
+
+
+def test_a_run_goes_on_within_its_episodes_where_environments_give_their_state(tmp_path):
+    def create(context):
+        return SavedCountingEnv(context.vector_index, [7, 5])
+
+    algorithm = config(create).build()
+    algorithm.train()
+    with pytest.warns(UserWarning, match="create"):
+        saved = algorithm.save(tmp_path / "checkpoint")
+    resumed = Algorithm.from_checkpoint(saved, config={"env": create})
+    batches = [a.worker.sample() for a in (algorithm, resumed)]
+    assert batches[0]["t"][0] > 0  # in the middle of an episode
+    for name in ("obs", "new_obs", "actions", "rewards", "t", "eps_id", "advantages"):
+        np.testing.assert_array_equal(batches[0][name], batches[1][name])
+    for a in (algorithm, resumed):
+        a.train()
+    assert_same_run(algorithm, resumed)
+
+
+def test_restore_brings_back_an_earlier_state(tmp_path):
+    algorithm = config().build()
+    algorithm.train()
+    algorithm.save(tmp_path)
+    before, counters = weights_of(algorithm), dict(algorithm.counters)
+    algorithm.train()
+    algorithm.restore(str(tmp_path))
+    for left, right in zip(before, weights_of(algorithm), strict=True):
+        np.testing.assert_array_equal(left, right)
+    assert algorithm.counters == counters
+    assert algorithm.iteration == 1
+
+
+def test_what_auto_became_is_kept(tmp_path):
+    algorithm = config().framework(inference="auto", jit_compile="auto").build()
+    assert algorithm.config["inference"] == "onnx"
+    assert algorithm.config["jit_compile"] is True
+    assert algorithm.config["rollout_fragment_length"] == 32
+    algorithm.save(tmp_path)
+    resumed = Algorithm.from_checkpoint(tmp_path)
+    assert resumed.config["inference"] == "onnx"
+    assert resumed.config["jit_compile"] is True
+
+
+def test_what_a_file_cannot_hold_is_asked_for(tmp_path):
+    class Local(Watching):
+        pass
+
+    algorithm = config(SeededEnv).callbacks(Local).build()
+    with pytest.warns(UserWarning, match="Local"):
+        algorithm.save(tmp_path)
+    with pytest.raises(CheckpointError, match=r"\['env'\].*SeededEnv.*\['callbacks'\].*Local"):
+        Algorithm.from_checkpoint(tmp_path)
+    given = {"env": SeededEnv, "callbacks": Local}
+    assert Algorithm.from_checkpoint(tmp_path, config=given).was_loaded
+
+
+def damage_manifest(folder: Path) -> str:
+    (folder / "algorithm.json").write_text("{")
+    return "algorithm.json"
+
+
+def damage_arrays(folder: Path) -> str:
+    file = next(folder.glob("policies/*/weights-*.h5"))
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(bytes(content))
+    return file.name
+
+
+def truncate_arrays(folder: Path) -> str:
+    file = next(folder.glob("policies/*/optimizer-*.h5"))
+    file.write_bytes(file.read_bytes()[:-10])
+    return file.name
+
+
+def make_foreign(folder: Path) -> str:
+    for path in folder.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    make().export_checkpoint(folder)
+    return "algorithm.json"
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("damage", [damage_manifest, damage_arrays, truncate_arrays, make_foreign])
+def test_a_damaged_checkpoint_is_named_and_changes_nothing(damage, tmp_path):
+    algorithm = config().build()
+    algorithm.save(tmp_path)
+    algorithm.train()
+    before, iteration = weights_of(algorithm), algorithm.iteration
+    rng = algorithm.get_policy().get_state()["rng"]
+    name = damage(tmp_path)
+    with pytest.raises(CheckpointError, match=name):
+        algorithm.restore(tmp_path)
+    for left, right in zip(before, weights_of(algorithm), strict=True):
+        np.testing.assert_array_equal(left, right)
+    assert algorithm.get_policy().get_state()["rng"] == rng
+    assert algorithm.iteration == iteration
+
+
+def test_a_checkpoint_of_another_architecture_changes_nothing(tmp_path):
+    config().training(model={"fcnet_hiddens": [16]}).build().save(tmp_path)
+    algorithm = config().build()
+    before = weights_of(algorithm)
+    with pytest.raises(WeightsError, match=r"\(4, 8\).*\(4, 16\)"):
+        algorithm.restore(tmp_path)
+    for left, right in zip(before, weights_of(algorithm), strict=True):
+        np.testing.assert_array_equal(left, right)
+
+
+def test_a_missing_checkpoint_is_not_found(tmp_path):
+    with pytest.raises(CheckpointError, match="not found"):
+        Algorithm.from_checkpoint(tmp_path / "nowhere")
+    with pytest.raises(CheckpointError, match="not found"):
+        TFPolicy.from_checkpoint(tmp_path / "nowhere")
+
+
+# -- policies ---------------------------------------------------------------------------------
+
+
+def learned(policy_class=PPOTF2Policy, **settings):
+    policy = make(policy_class, **settings)
+    batch = policy.postprocess_trajectory(trajectory(policy, 12))
+    policy.learn_on_batch(batch)
+    return policy, batch
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("policy_class", [PPOTF2Policy, PGTF2Policy])
+def test_a_restored_policy_acts_and_learns_on_exactly_as_the_saved_one(policy_class, tmp_path):
+    policy, batch = learned(policy_class, lr=1e-2, grad_clip=0.5)
+    policy.set_hyper("lr", 5e-3)
+    policy.export_checkpoint(tmp_path)
+    twin = TFPolicy.from_checkpoint(tmp_path)
+    assert type(twin) is policy_class
+    assert twin.hyper("lr") == policy.hyper("lr")
+    assert twin.num_grad_updates == policy.num_grad_updates == 1
+    assert twin.global_timestep == policy.global_timestep
+    obs = rows_of(OBS, 50)
+    np.testing.assert_array_equal(
+        twin.compute_actions(obs).actions, policy.compute_actions(obs).actions
+    )
+    for each in (policy, twin):
+        each.learn_epochs(batch, 3, 5)
+    for left, right in zip(policy.get_weights().values(), twin.get_weights().values(), strict=True):
+        np.testing.assert_array_equal(left, right)
+
+
+def test_a_given_state_is_written_instead_of_the_present_one(tmp_path):
+    policy, batch = learned()
+    state = policy.get_state()
+    policy.learn_on_batch(batch)
+    policy.export_checkpoint(tmp_path, policy_state=state)
+    assert TFPolicy.from_checkpoint(tmp_path).num_grad_updates == 1
+
+
+def test_policies_of_an_algorithm_are_loaded_by_id(tmp_path):
+    algorithm = config().build()
+    algorithm.save(tmp_path)
+    found = TFPolicy.from_checkpoint(tmp_path)
+    assert set(found) == {"default_policy"}
+    assert set(TFPolicy.from_checkpoint(tmp_path, ["default_policy"])) == {"default_policy"}
+    with pytest.raises(UnknownPolicyError, match="nobody"):
+        TFPolicy.from_checkpoint(tmp_path, ["nobody"])
+    make().export_checkpoint(tmp_path / "one")
+    with pytest.raises(CheckpointError, match="one policy"):
+        TFPolicy.from_checkpoint(tmp_path / "one", ["default_policy"])
+
+
+def test_a_model_of_keras_layers_comes_back_with_the_checkpoint(tmp_path):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(5), keras.layers.Dense(2)])
+    policy = make(model={"custom_model": model})
+    policy.export_checkpoint(tmp_path)
+    twin = TFPolicy.from_checkpoint(tmp_path)
+    obs = rows_of(OBS, 4)
+    np.testing.assert_array_equal(
+        twin.compute_actions(obs, explore=False).extras["action_dist_inputs"],
+        policy.compute_actions(obs, explore=False).extras["action_dist_inputs"],
+    )
+
+
+def test_a_class_of_the_users_is_loaded_by_calling_it(tmp_path):
+    make(OwnPolicy).export_checkpoint(tmp_path)
+    with pytest.raises(CheckpointError, match=r"OwnPolicy\.from_checkpoint\(path\)"):
+        TFPolicy.from_checkpoint(tmp_path)
+    assert type(OwnPolicy.from_checkpoint(tmp_path)) is OwnPolicy
+
+
+def test_no_code_named_by_a_checkpoint_is_run(tmp_path):
+    make().export_checkpoint(tmp_path)
+    manifest = json.loads((tmp_path / "policy.json").read_text())
+    manifest["policy_class"] = {"$import": "os:system"}
+    (tmp_path / "policy.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match=r"policy\.json"):
+        TFPolicy.from_checkpoint(tmp_path)
+
+
+def test_only_the_json_format_and_no_prefix_are_taken(tmp_path):
+    with pytest.raises(ConfigError, match="checkpoint_format must be 'json', got 'cloudpickle'"):
+        make().export_checkpoint(tmp_path, checkpoint_format="cloudpickle")
+    with pytest.raises(ConfigError, match="filename_prefix"):
+        make().export_checkpoint(tmp_path, "old")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_state_makes_a_policy_and_one_without_a_spec_does_not():
+    policy, _ = learned()
+    twin = TFPolicy.from_state(policy.get_state())
+    assert type(twin) is PPOTF2Policy
+    assert twin.action_space == TWO
+    assert twin.num_grad_updates == 1
+    with pytest.raises(WeightsError, match="No `policy_spec` key"):
+        TFPolicy.from_state({"weights": {}})
+
+
+def test_a_policy_spec_survives_json_and_compares_by_its_four_fields():
+    spec = PolicySpec(PPOTF2Policy, OBS, TWO, {"gamma": 0.9, "model": {"fcnet_hiddens": [4]}})
+    record = json.loads(json.dumps(spec.serialize()))
+    assert PolicySpec.deserialize(record) == spec
+    assert spec != PolicySpec(PPOTF2Policy, OBS, TWO, {"gamma": 0.8})
+    assert spec != "a spec"
+    assert PolicySpec.deserialize(PolicySpec().serialize()) == PolicySpec()
+
+
+def test_a_policy_spec_with_a_class_of_the_users_asks_for_it():
+    spec = PolicySpec(OwnPolicy, OBS, TWO)
+    record = spec.serialize()
+    with pytest.raises(CheckpointError, match=r"OwnPolicy.*known=\{path: object\}"):
+        PolicySpec.deserialize(record)
+    known = {record["policy_class"]["$import"]: OwnPolicy}
+    assert PolicySpec.deserialize(record, known=known) == spec
+    with pytest.raises(CheckpointError, match="lacks policy_class"):
+        PolicySpec.deserialize({})

@@ -1,0 +1,380 @@
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tfpolicies.cli import main
+from tfpolicies.reporting.progress_csv import read_progress
+
+PACKAGE_HOME = Path(__file__).parent.parent
+QUICK = ["--set", "jit_compile=False", "--set", "inference=tf", "--seed", "7"]
+
+CORRIDOR = """
+import gymnasium as gym
+import numpy as np
+
+class Corridor(gym.Env):
+    observation_space = gym.spaces.Box(0.0, 1.0, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, config):
+        self.length = config.get("length", 3)
+
+    def reset(self, *, seed=None, options=None):
+        self.place = self.steps = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.place = max(0, self.place + (1 if action == 1 else -1))
+        self.steps += 1
+        done, late = self.place == self.length, self.steps == 60
+        return np.array([self.place / self.length], np.float32), float(done), done, late, {}
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of 1024 steps."""
+    parent = tmp_path_factory.mktemp("trained")
+    words = ["train", "CartPole-v1", "--steps", "1024", "--run-dir", str(parent), *QUICK]
+    assert main([*words, "--eval-every", "2", "--eval-episodes", "4", "--keep-best"]) == 0
+    (run,) = parent.iterdir()
+    return run
+
+
+def iterations(run: Path) -> list[float]:
+    return [row["iteration"] for row in read_progress(run / "progress.csv")]
+
+
+def start_training(folder: Path, *words: str) -> tuple[subprocess.Popen[str], Path]:
+    """Starts a training that would not end; returns it with its run folder after 20 iterations."""
+    command = [sys.executable, "-m", "tfpolicies", "train", "CartPole-v1", *words, *QUICK]
+    process = subprocess.Popen(
+        [*command, "--steps", "100000000"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(PACKAGE_HOME)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+    def has_begun() -> bool:
+        found = list(folder.glob("runs/*/progress.csv"))
+        return bool(found) and len(read_progress(found[0])) >= 20
+
+    try:
+        wait_for(has_begun, process)
+    except BaseException:
+        process.kill()
+        process.communicate()
+        raise
+    (run,) = folder.glob("runs/*")
+    return process, run
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    for _ in range(600):
+        assert process.poll() is None, process.communicate()[1]
+        if condition():
+            return
+        time.sleep(0.1)
+    raise AssertionError("nothing happened within a minute")
+
+
+# -- the words of the command line ------------------------------------------------------------
+
+
+@pytest.mark.core
+def test_help_is_there_without_tensorflow() -> None:
+    code = (
+        "import sys; from tfpolicies.cli import main; main(['--help']); main(['train', '-h']); "
+        "sys.exit('tensorflow' in sys.modules or 'gymnasium' in sys.modules)"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "play-exported" in shown.stdout
+    assert "--keep-best" in shown.stdout
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["trian"], "there is no 'trian'. Did you mean 'train'?"),
+        (["train", "CartPol-v1"], "No environment 'CartPol-v1' is registered with Gymnasium. Did"),
+        (
+            ["train", "CartPole-v1", "--algo", "PP0"],
+            "--algo: there is no 'PP0'. Did you mean 'PPO'",
+        ),
+        (
+            ["train", "CartPole-v1", "--eval-evry", "3"],
+            "'--eval-evry'. Did you mean '--eval-every'",
+        ),
+        (["train", "CartPole-v1", "--set", "gama=1"], "Did you mean 'gamma'"),
+        (["train", "CartPole-v1", "--set", "fcnet_hidden=[8]"], "'model.fcnet_hiddens'"),
+        (["train", "CartPole-v1", "--set", "model.fcnet_hidden=8"], "Did you mean 'fcnet_hiddens'"),
+        (["train", "CartPole-v1", "--set", "gamma"], "takes name=value"),
+        (["train", "CartPole-v1", "--set", "gamma=2"], "gamma must be a number in [0, 1], got 2"),
+        (["train", "CartPole-v1", "--steps", "-5"], "must be 1 or more, got -5"),
+        (["train", "CartPole-v1", "--steps", "many"], "invalid integer value: 'many'"),
+        (["train"], "train takes an environment"),
+        (["train", "nowhere:Env", "--steps", "9"], "'nowhere:Env' could not be imported"),
+        (
+            ["play-exported", ".", "--env", "CartPole-v1", "--env-config", "3"],
+            "must be a JSON object",
+        ),
+        (["train", "--resume"], "--resume needs a run folder"),
+        (["evaluate", "nowhere"], "there is no such folder"),
+        (["evaluate", "nowhere", "--env", "Acrobat-v1"], "Did you mean 'Acrobot-v1'"),
+        (["export", "nowhere", "--best", "--to", "out"], "--best asks for a run folder"),
+        (["play-exported", "nowhere", "--env", "CartPole-v1"], "'nowhere' does not exist"),
+        (
+            ["play-exported", ".", "--env", "CartPole-v1"],
+            "must hold one ONNX export with its play.py, but has",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line_with_near_matches_and_leaves_nothing(
+    here: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    assert main(words) == 2
+    shown = capsys.readouterr().err
+    assert message in shown
+    assert shown.startswith("tfpolicies: error: ")
+    assert "Traceback" not in shown
+    assert shown.count("\n") <= 2
+    assert list(here.iterdir()) == []
+
+
+def test_debug_shows_the_traceback(here: Path) -> None:
+    with pytest.raises(ValueError, match="CartPol-v1"):
+        main(["train", "CartPol-v1", "--debug"])
+
+
+# -- train ------------------------------------------------------------------------------------
+
+
+def test_a_run_leaves_curve_csv_events_and_checkpoints(trained: Path) -> None:
+    assert iterations(trained) == [1, 2, 3, 4]
+    assert (trained / "learning_curve.png").stat().st_size > 10_000
+    assert len(list((trained / "events").iterdir())) == 1
+    assert (trained / "checkpoints" / "latest" / "algorithm.json").is_file()
+    assert json.loads((trained / "run.json").read_text())["settings"]["finished"] == "steps"
+
+
+def test_the_best_checkpoint_is_that_of_the_best_evaluation(trained: Path) -> None:
+    rows = read_progress(trained / "progress.csv")
+    scores = {row["iteration"]: row["evaluation/episode_reward_mean"] for row in rows}
+    best = max((i for i in scores if scores[i] == scores[i]), key=lambda i: scores[i])
+    manifest = json.loads((trained / "checkpoints" / "best" / "algorithm.json").read_text())
+    assert manifest["progress"]["iteration"] == best
+
+
+def test_training_ends_when_the_last_100_episodes_reach_the_target(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "CartPole-v1", "--until", "12", *QUICK]) == 0
+    (run,) = (here / "runs").iterdir()
+    *before, last = read_progress(run / "progress.csv")
+    assert last["episode_reward_mean"] >= 12
+    assert last["episodes"] >= 100
+    assert all(row["episodes"] < 100 or row["episode_reward_mean"] < 12 for row in before)
+    shown = capsys.readouterr().out
+    assert "PPO on CartPole-v1: the target was reached" in shown
+    assert "learning_curve.png" in shown
+
+
+def test_a_target_that_is_not_reached_gives_exit_code_1(here: Path) -> None:
+    assert main(["train", "CartPole-v1", "--until", "400", "--steps", "256", *QUICK]) == 1
+
+
+def test_pg_trains_and_ships_for_an_importable_environment_with_settings(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "corridor_of_a_user.py").write_text(CORRIDOR)
+    monkeypatch.syspath_prepend(here)
+    words = [
+        "train",
+        "corridor_of_a_user:Corridor",
+        "--algo",
+        "PG",
+        "--steps",
+        "600",
+        "--lr",
+        "0.01",
+    ]
+    more = ["--set", "env_config.length=5", "--set", "train_batch_size=100", "--num-envs", "2"]
+    assert main([*words, *more, "--play", "2", *QUICK]) == 0
+    assert ", greedily over 2 episodes; without tensorflow" in capsys.readouterr().out
+    (run,) = (here / "runs").iterdir()
+    assert run.name.startswith("pg-corridor_of_a_user-Corridor-")
+    rows = read_progress(run / "progress.csv")
+    assert rows[-1]["env_steps"] >= 600
+    assert min(row["episode_len_mean"] for row in rows) >= 5
+    assert main(["evaluate", str(run), "--episodes", "3", "--explore"]) == 0
+    elsewhere = ["--env", words[1], "--env-config", '{"length": 7}', "--episodes", "2"]
+    assert main(["play-exported", str(run), *elsewhere]) == 0
+    assert "episodes     2" in capsys.readouterr().out
+
+
+# -- resume -----------------------------------------------------------------------------------
+
+
+def test_a_finished_run_is_left_alone_until_a_goal_is_raised(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "CartPole-v1", "--steps", "512", *QUICK]) == 0
+    (run,) = (here / "runs").iterdir()
+    assert main(["train", "--resume"]) == 0
+    assert "is finished: all steps were used" in capsys.readouterr().out
+    assert iterations(run) == [1, 2]
+    assert main(["train", "--resume", str(run), "--steps", "1_024"]) == 0
+    assert iterations(run) == [1, 2, 3, 4]
+    assert len(list((run / "events").iterdir())) == 2
+
+
+def test_what_is_trained_cannot_change_with_a_resume(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "--resume", str(trained), "--lr", "0.1", "--eval-every", "9"]) == 2
+    assert "--lr, --eval-every cannot be given with --resume" in capsys.readouterr().err
+
+
+def test_ctrl_c_saves_and_prints_the_command_that_goes_on(here: Path) -> None:
+    process, run = start_training(here, "--checkpoint-every", "1000000")
+    process.send_signal(signal.SIGINT)
+    shown, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    done = iterations(run)
+    assert done == list(range(1, len(done) + 1))
+    command = shlex.split(shown.splitlines()[-1])
+    assert command[1:] == ["-m", "tfpolicies", "train", "--resume", f"runs/{run.name}"]
+    steps = 256 * (len(done) + 2)
+    assert main([*command[3:], "--steps", str(steps)]) == 0
+    assert iterations(run) == [*done, len(done) + 1, len(done) + 2]
+
+
+def test_a_killed_run_goes_on_from_its_last_checkpoint_without_doubles(here: Path) -> None:
+    process, run = start_training(here, "--checkpoint-every", "8")
+    process.kill()
+    process.communicate()
+    done = iterations(run)
+    saved = json.loads((run / "checkpoints" / "latest" / "algorithm.json").read_text())
+    kept = saved["progress"]["iteration"]
+    assert len(done) - 9 <= kept <= len(done)
+    assert main(["train", "--resume", "--steps", str(256 * (kept + 1))]) == 0
+    assert iterations(run) == list(range(1, kept + 2))
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_anew_in_its_folder(
+    here: Path, trained: Path
+) -> None:
+    from tfpolicies.reporting.run_folder import RunFolder
+
+    settings = RunFolder.open(trained).settings["train"]
+    run = RunFolder.create(here, "ppo", {"train": {**settings, "steps": 256}, "finished": None})
+    assert main(["train", "--resume", str(run.path)]) == 0
+    assert iterations(run.path) == [1]
+    first = read_progress(trained / "progress.csv")[0]
+    again = read_progress(run.progress_csv)[0]
+    assert again["learner/default_policy/total_loss"] == first["learner/default_policy/total_loss"]
+
+
+# -- evaluate, export, play -------------------------------------------------------------------
+
+
+def test_evaluate_takes_a_run_its_parent_its_best_or_a_checkpoint(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = trained / "checkpoints" / "latest"
+    shown = []
+    for source in (
+        ["--best", str(trained)],
+        [str(trained)],
+        [str(trained.parent)],
+        [str(checkpoint)],
+    ):
+        assert main(["evaluate", *source, "--episodes", "5"]) == 0
+        shown.append(capsys.readouterr().out)
+    assert "PPOTF2Policy, greedy" in shown[1]
+    assert shown[1] == shown[2] == shown[3]
+
+
+def test_evaluate_plays_elsewhere_if_the_spaces_fit(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["evaluate", str(trained), "--episodes", "5", "--env"]
+    assert main([*words, "gymnasium.envs.classic_control:CartPoleEnv"]) == 0
+    assert "episodes     5" in capsys.readouterr().out
+    assert main([*words, "Acrobot-v1"]) == 2
+    assert "Give an environment with the spaces that the policy" in capsys.readouterr().err
+
+
+def test_a_run_is_exported_and_plays_in_a_process_without_the_package(
+    here: Path, trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", str(trained), "--to", "exported"]) == 0
+    shown = capsys.readouterr().out
+    assert "exported/saved_model/1" in shown
+    assert "exported/onnx/model.onnx" in shown
+    assert main(["play-exported", "exported", "--env", "CartPole-v1", "--episodes", "7"]) == 0
+    shown = capsys.readouterr().out
+    assert "through ONNX Runtime, without tensorflow and tfpolicies" in shown
+    assert "episodes     7" in shown
+    file = "exported/onnx/model.onnx"
+    assert main(["play-exported", file, "--env", "Acrobot-v1", "--episodes", "7"]) == 2
+    assert "on 'Acrobot-v1' failed: ValueError: obs must have the shape" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "written"),
+    [(["--onnx", "15"], ["onnx"]), (["--onnx"], ["onnx"]), (["--saved-model"], ["saved_model"])],
+)
+def test_one_format_can_be_exported_alone(
+    here: Path, trained: Path, words: list[str], written: list[str]
+) -> None:
+    assert main(["export", str(trained / "checkpoints" / "best"), "--to", "out", *words]) == 0
+    assert [path.name for path in (here / "out").iterdir()] == written
+
+
+def test_the_main_job_ends_with_an_export_that_plays_well_enough(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", "CartPole-v1", "--until", "60", "--export", "--play", "8", *QUICK]
+    assert main(words) == 0
+    (run,) = (here / "runs").iterdir()
+    shown = capsys.readouterr().out
+    (played,) = (line for line in shown.splitlines() if line.startswith("ONNX played"))
+    assert float(played.split()[2].rstrip(",")) >= 60
+    assert "without tensorflow and tfpolicies" in shown
+    relative = run.relative_to(here)
+    for file in ("export/onnx/model.onnx", "export/saved_model/1", "learning_curve.png"):
+        assert (run / file).exists()
+        assert f"{relative / file}" in shown
+
+
+def test_training_goes_on_while_the_exported_policy_falls_short(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Without learning, samples of the untrained policy last longer than its greedy actions.
+    words = ["train", "CartPole-v1", "--until", "15", "--lr", "0", "--steps", "6144"]
+    assert main([*words, "--play", "8", *QUICK]) == 1
+    shown = capsys.readouterr().out
+    assert "short of 15: training goes on." in shown
+    assert "PPO on CartPole-v1: all steps were used" in shown
+    (run,) = (here / "runs").iterdir()
+    assert read_progress(run / "progress.csv")[-1]["env_steps"] == 6144

@@ -1,0 +1,208 @@
+"""Evaluation: whole episodes, their exact number, no favour, and no trace in training."""
+
+import numpy as np
+import pytest
+from environments import BoxActionEnv, CountingEnv, SeededEnv, counting_creator
+
+from tfpolicies import DefaultCallbacks, Policy, PPOConfig
+from tfpolicies.envs.making import EnvContext, make_environments
+from tfpolicies.errors import UsageError
+from tfpolicies.policy.policy import ActionBatch
+from tfpolicies.rollout.evaluation import play_episodes
+
+
+class Zero(Policy):
+    def compute_actions(self, obs_batch, state_batches=None, **kwargs):
+        return ActionBatch(np.zeros(len(obs_batch), np.int64), [], {})
+
+
+def zero_policy():
+    return Zero(CountingEnv.observation_space, CountingEnv.action_space, {})
+
+
+def uneven(context):
+    """Even environments have episodes of 2 steps, odd ones of 20."""
+    return CountingEnv(context.vector_index, [(2,), (20,)][context.vector_index % 2])
+
+
+def config(env=SeededEnv, **evaluation):
+    return (
+        PPOConfig()
+        .environment(env if not isinstance(env, type) else lambda context: env())
+        .training(
+            model={"fcnet_hiddens": [8]},
+            train_batch_size=32,
+            sgd_minibatch_size=16,
+            num_sgd_iter=2,
+            lr=1e-2,
+        )
+        .rollouts(num_envs_per_worker=2)
+        .framework(inference="tf", jit_compile=False)
+        .evaluation(**evaluation)
+        .debugging(seed=4, log_level="ERROR")
+    )
+
+
+# -- playing ----------------------------------------------------------------------------------
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("mode", ["plain", "next_step", "same_step", "disabled"])
+@pytest.mark.parametrize("episodes", [1, 2, 3, 10, 11])
+def test_the_exact_number_of_whole_episodes_is_played(mode, episodes):
+    envs = make_environments(counting_creator(mode), 3, EnvContext({}))
+    played = play_episodes(zero_policy(), envs, episodes=episodes)
+    expected = []
+    for number in range(3):
+        env = CountingEnv(number)
+        for episode in range((episodes + 2 - number) // 3):
+            length = env.length(episode)
+            total = sum(env.reward(episode, step, 0) for step in range(length))
+            expected.append((length, total))
+    assert sorted((m.episode_length, m.episode_reward) for m in played) == sorted(expected)
+
+
+@pytest.mark.core
+def test_short_episodes_are_not_favoured():
+    envs = make_environments(uneven, 2, EnvContext({}))
+    lengths = [m.episode_length for m in play_episodes(zero_policy(), envs, episodes=10)]
+    assert sorted(lengths) == [2] * 5 + [20] * 5
+
+
+def test_short_episodes_are_not_favoured_among_time_steps_either():
+    envs = make_environments(uneven, 2, EnvContext({}))
+    lengths = [m.episode_length for m in play_episodes(zero_policy(), envs, timesteps=100)]
+    assert sorted(lengths) == [2] * 25 + [20] * 3
+    envs = make_environments(uneven, 2, EnvContext({}))
+    assert len(play_episodes(zero_policy(), envs, timesteps=1)) == 2
+
+
+def test_environments_are_seeded_once_and_begin_anew_each_time():
+    envs = make_environments(lambda context: CountingEnv(0, [5]), 2, EnvContext({}))
+    for k in range(3):
+        play_episodes(zero_policy(), envs, seeds=[10 * k, 10 * k + 1], episodes=2)
+    for i, env in enumerate(envs.instances()):
+        assert [seed for seed in env.seeds if seed is not None] == [i, 10 + i, 20 + i]
+
+
+# -- by an algorithm --------------------------------------------------------------------------
+
+
+@pytest.mark.core
+def test_the_result_summarises_the_episodes_that_were_played():
+    algorithm = config(uneven, evaluation_duration=7).build()
+    found = algorithm.evaluate()
+    assert list(found) == ["evaluation"]
+    metrics = found["evaluation"]
+    assert metrics["episodes_this_iter"] == 7
+    assert sorted(metrics["hist_stats"]["episode_lengths"]) == [2] * 4 + [20] * 3
+    assert metrics["episode_len_mean"] == pytest.approx(68 / 7)
+    returns = metrics["hist_stats"]["episode_reward"]
+    assert metrics["episode_reward_mean"] == pytest.approx(np.mean(returns))
+    assert metrics["episode_reward_max"] == max(returns)
+    assert metrics["num_env_steps_sampled_this_iter"] == metrics["timesteps_this_iter"] == 68
+    assert metrics["sampler_results"]["episode_len_mean"] == metrics["episode_len_mean"]
+    assert algorithm.counters["num_env_steps_sampled"] == 0
+
+
+def test_time_steps_are_a_lower_bound_met_by_whole_episodes():
+    algorithm = config(evaluation_duration=23, evaluation_duration_unit="timesteps").build()
+    metrics = algorithm.evaluate()["evaluation"]
+    assert metrics["timesteps_this_iter"] == 25  # five episodes of five steps
+    assert metrics["episodes_this_iter"] == 5
+
+
+def test_a_duration_function_decides_how_much_remains():
+    asked = []
+
+    def remaining(done):
+        asked.append(done)
+        return max(0, 4 - done) if done < 4 else 0
+
+    metrics = config(evaluation_duration=2).build().evaluate(remaining)["evaluation"]
+    assert asked == [0, 4]
+    assert metrics["episodes_this_iter"] == 4
+    growing = config(evaluation_duration=3).build().evaluate(lambda done: 2 if done < 6 else 0)
+    assert growing["evaluation"]["episodes_this_iter"] == 6
+    nothing = config().build().evaluate(lambda done: 0)["evaluation"]
+    assert nothing["episodes_this_iter"] == 0
+    assert np.isnan(nothing["episode_reward_mean"])
+
+
+@pytest.mark.core
+def test_evaluating_changes_nothing_about_training():
+    quiet = config().build()
+    busy = config(evaluation_interval=1, evaluation_duration=3).build()
+    for _ in range(3):
+        expected, found = quiet.train(), busy.train()
+        assert "evaluation" not in expected
+        assert found["evaluation"]["episodes_this_iter"] == 3
+        busy.evaluate()
+        for name in ("episode_reward_mean", "timesteps_total", "episodes_total"):
+            np.testing.assert_equal(found[name], expected[name])
+        assert found["info"]["learner"] == expected["info"]["learner"]
+    for key, value in quiet.get_weights()["default_policy"].items():
+        np.testing.assert_array_equal(busy.get_weights()["default_policy"][key], value)
+    a, b = quiet.worker.sample(), busy.worker.sample()
+    for name in a:
+        np.testing.assert_array_equal(a[name], b[name])
+
+
+def test_evaluation_is_due_every_interval_and_repeatable():
+    def run():
+        algorithm = config(evaluation_interval=2, evaluation_duration=3).build()
+        return [algorithm.train().get("evaluation") for _ in range(4)]
+
+    first, second = run(), run()
+    assert [found is not None for found in first] == [False, True, False, True]
+    assert first[1] == second[1]
+    assert first[3] == second[3]
+    assert first[1]["hist_stats"] != first[3]["hist_stats"]
+
+
+def test_overrides_of_the_evaluation_config_hold_for_evaluation_only():
+    greedy = config(BoxActionEnv, evaluation_config={"explore": False}, evaluation_duration=2)
+    algorithm = greedy.build()
+    first, second = (algorithm.evaluate()["evaluation"]["hist_stats"] for _ in range(2))
+    assert first == second  # this environment is not random, and neither is the policy
+    assert len(set(first["episode_reward"])) == 1
+    assert algorithm.get_policy().config["explore"] is True
+    exploring = config(BoxActionEnv, evaluation_duration=2).build()
+    assert len(set(exploring.evaluate()["evaluation"]["hist_stats"]["episode_reward"])) == 2
+
+
+def test_evaluation_plays_with_the_present_weights():
+    algorithm = config(
+        BoxActionEnv, evaluation_config={"explore": False}, evaluation_duration=1
+    ).build()
+    before = algorithm.evaluate()["evaluation"]["episode_reward_mean"]
+    weights = algorithm.get_weights()["default_policy"]
+    algorithm.set_weights({"default_policy": {k: v + 0.5 for k, v in weights.items()}})
+    after = algorithm.evaluate()["evaluation"]["episode_reward_mean"]
+    assert before != after
+
+
+def test_callbacks_surround_an_evaluation():
+    calls = []
+
+    class Noting(DefaultCallbacks):
+        def on_evaluate_start(self, *, algorithm):
+            calls.append(("start", algorithm))
+
+        def on_evaluate_end(self, *, algorithm, evaluation_metrics):
+            calls.append(("end", algorithm))
+            evaluation_metrics["own"] = 5
+
+    algorithm = config(evaluation_duration=1).callbacks(Noting).build()
+    assert algorithm.evaluate()["evaluation"]["own"] == 5
+    assert calls == [("start", algorithm), ("end", algorithm)]
+
+
+@pytest.mark.parametrize("evaluated_before", [False, True])
+def test_a_stopped_algorithm_does_not_evaluate(evaluated_before):
+    algorithm = config(evaluation_duration=1).build()
+    if evaluated_before:
+        algorithm.evaluate()
+    algorithm.stop()
+    with pytest.raises(UsageError, match="was stopped"):
+        algorithm.evaluate()

@@ -1,0 +1,37 @@
+import importlib
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    """Imports an example as a script beside it would."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    return importlib.import_module
+
+
+def test_a_users_own_model_learns_a_users_own_environment_and_is_exported(
+    tmp_path: Path, load: Callable[[str], ModuleType]
+) -> None:
+    example = load("train_your_own")
+    assert len(inspect.getsource(example.train_and_ship).splitlines()) <= 15
+    mean_return = example.train_and_ship(str(tmp_path), iterations=10)
+    assert mean_return > -0.5  # of at most 1.0 - 0.9; a random walk pays about -6
+    assert (tmp_path / "onnx" / "model.onnx").is_file()
+    assert (tmp_path / "saved_model" / "1" / "saved_model.pb").is_file()
+    assert (tmp_path / "learning_curve.png").is_file()
+
+
+@pytest.mark.core
+def test_the_main_job_in_python_plays_its_own_export_to_the_target(
+    tmp_path: Path, load: Callable[[str], ModuleType]
+) -> None:
+    example = load("cartpole_main_job")
+    assert example.main(tmp_path, target=60.0, max_steps=30_000, episodes=5) >= 60.0
+    assert (tmp_path / "checkpoint" / "algorithm.json").is_file()

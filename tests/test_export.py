@@ -1,0 +1,533 @@
+"""Exports: SavedModel and ONNX do what the policy does, without this package."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+
+import gymnasium as gym
+import keras
+import numpy as np
+import onnx
+import pytest
+import tensorflow as tf
+import tiny
+from gymnasium import spaces
+
+from tfpolicies import PGConfig, PGTF2Policy, PPOTF2Policy
+from tfpolicies.errors import ExportError, MissingPackageError, UnknownPolicyError
+from tfpolicies.export.verify import random_observations, verify_onnx, verify_saved_model
+from tfpolicies.models.spaces import leaves
+
+OUTPUTS = ["action_dist_inputs", "action_logp", "actions", "actions_normalized"]
+CARTPOLE = gym.make("CartPole-v1")
+NESTED = spaces.Dict(
+    camera=spaces.Box(0, 255, (4, 4, 1), np.uint8),
+    pair=spaces.Tuple([spaces.Discrete(3, start=-1), spaces.MultiDiscrete([2, 4])]),
+    flags=spaces.MultiBinary(2),
+    speed=spaces.Box(-np.inf, np.inf, (2,), np.float32),
+)
+
+
+def varied(policy, seed=0):
+    """Gives a policy weights with which its actions depend on the observation."""
+    rng = np.random.default_rng(seed)
+    weights = [w + 0.3 * rng.normal(size=w.shape) for w in policy.get_weights().values()]
+    policy.set_weights(weights)
+    return policy
+
+
+def make(obs=CARTPOLE.observation_space, actions=CARTPOLE.action_space, cls=PPOTF2Policy, **config):
+    return varied(tiny.make(cls, obs, actions, **config))
+
+
+@pytest.fixture(scope="module")
+def cartpole(tmp_path_factory):
+    """A policy for CartPole with both exports, and what the policy does on 1000 observations."""
+    policy = make(model={"fcnet_hiddens": [16, 16]})
+    folder = tmp_path_factory.mktemp("cartpole")
+    results = policy.export_model(folder / "saved"), policy.export_model(folder / "onnx", onnx=True)
+    obs = random_observations(policy.program.spec.obs_leaves, 1000, np.random.default_rng(3))[0]
+    actions, _, extras = policy.compute_actions(obs, explore=False)
+    logp = policy.compute_log_likelihoods(actions, obs)
+    arrays = {"obs": obs, "actions": actions, **extras, "action_logp": logp}
+    np.savez(folder / "expected.npz", **arrays)
+    np.savez(folder / "episode.npz", **greedy_episode(policy))
+    return policy, folder, results
+
+
+def greedy_episode(policy):
+    env = gym.make("CartPole-v1")
+    obs, done, seen, chosen = env.reset(seed=7)[0], False, [], []
+    while not done:
+        seen.append(obs)
+        chosen.append(policy.compute_single_action(obs, explore=False)[0])
+        obs, _, terminated, truncated, _ = env.step(policy.env_action(chosen[-1]))
+        done = terminated or truncated
+    return {"obs": np.stack(seen), "actions": np.stack(chosen)}
+
+
+def in_own_process(tmp_path, script, *arguments):
+    """Runs a script in an isolated interpreter and returns what it printed, as JSON."""
+    path = tmp_path / "script.py"
+    path.write_text(textwrap.dedent(script))
+    done = subprocess.run(
+        [sys.executable, "-I", str(path), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+COMPARE = """
+    def compare(serve, folder):
+        worst = 0.0
+        expected = np.load(f"{folder}/expected.npz")
+        ours = serve(expected["obs"])
+        for name in ("action_dist_inputs", "vf_preds", "action_logp"):
+            scale = np.maximum(1, np.abs(expected[name]))
+            worst = max(worst, float(np.max(np.abs(ours[name] - expected[name]) / scale)))
+        logits = np.sort(expected["action_dist_inputs"])
+        clear = logits[:, 1] - logits[:, 0] > 1e-4
+        wrong = int(np.sum((ours["actions"] != expected["actions"]) & clear))
+        episode = np.load(f"{folder}/episode.npz")
+        steps = [int(serve(row[None])["actions"][0]) for row in episode["obs"]]
+        loaded = [m for m in ("tensorflow", "keras", "tfpolicies") if m in sys.modules]
+        print(json.dumps({
+            "worst": worst, "wrong": wrong, "clear": int(clear.sum()), "loaded": loaded,
+            "episode": steps == episode["actions"].tolist(), "steps": len(steps),
+        }))
+"""
+
+
+@pytest.mark.core
+def test_a_saved_model_needs_tensorflow_only_and_equals_the_policy(cartpole, tmp_path):
+    _, folder, (saved, _) = cartpole
+    script = f"""
+    import json, sys
+    import numpy as np, tensorflow as tf
+    {COMPARE}
+    function = tf.saved_model.load(sys.argv[1]).signatures["serving_default"]
+    def serve(obs):
+        return {{k: v.numpy() for k, v in function(obs=tf.constant(obs)).items()}}
+    compare(serve, sys.argv[2])
+    """
+    report = in_own_process(tmp_path, script, saved.path, folder)
+    assert "tfpolicies" not in report["loaded"]
+    assert report["worst"] <= 1e-5
+    assert report["wrong"] == 0
+    assert report["clear"] > 900
+    assert report["episode"]
+    assert report["steps"] >= 8
+
+
+def test_an_onnx_file_needs_onnx_runtime_only_and_equals_the_policy(cartpole, tmp_path):
+    _, folder, (_, written) = cartpole
+    script = f"""
+    import json, sys
+    import numpy as np, onnxruntime
+    {COMPARE}
+    session = onnxruntime.InferenceSession(sys.argv[1])
+    names = [output.name for output in session.get_outputs()]
+    def serve(obs):
+        return dict(zip(names, session.run(names, {{"obs": obs}})))
+    compare(serve, sys.argv[2])
+    """
+    report = in_own_process(tmp_path, script, written.path, folder)
+    assert report["loaded"] == []
+    assert report["worst"] <= 1e-5
+    assert report["wrong"] == 0
+    assert report["episode"]
+
+
+@pytest.mark.core
+def test_signatures_have_the_documented_names_and_a_dynamic_batch(cartpole):
+    _, _, (saved, written) = cartpole
+    signatures = tf.saved_model.load(str(saved.path)).signatures
+    assert sorted(signatures) == ["sample", "serving_default"]
+    for name, inputs in (("serving_default", ["obs"]), ("sample", ["noise", "obs"])):
+        specs = signatures[name].structured_input_signature[1]
+        assert sorted(specs) == inputs
+        assert all(spec.shape[0] is None for spec in specs.values())
+        assert sorted(signatures[name].structured_outputs) == [*OUTPUTS, "vf_preds"]
+    for name, inputs in (("model.onnx", ["obs"]), ("model_sample.onnx", ["obs", "noise"])):
+        graph = onnx.load(written.path.with_name(name)).graph
+        assert [x.name for x in graph.input] == inputs
+        assert sorted(x.name for x in graph.output) == [*OUTPUTS, "vf_preds"]
+        ports = [*graph.input, *graph.output]
+        assert {x.type.tensor_type.shape.dim[0].dim_param for x in ports} == {"batch"}
+
+
+def test_the_spec_file_says_everything_for_machines(cartpole):
+    _, _, (saved, written) = cartpole
+    spec = json.loads((saved.path / "policy_spec.json").read_text())
+    assert (spec["format"], spec["format_version"]) == ("tfpolicies.policy_spec", 1)
+    assert spec["policy_class"] == "PPOTF2Policy"
+    assert sorted(spec["versions"]) == ["keras", "tensorflow", "tfpolicies"]
+    assert spec["noise"] == {"input": "noise", "kind": "gumbel", "size": 2}
+    assert spec["action_space"]["n"] == 2
+    (obs,) = spec["signatures"]["serving_default"]["inputs"]
+    assert obs == {"name": "obs", "dtype": "float32", "shape": [None, 4], "path": []}
+    assert spec["parity"]["observations"] == 1000
+    assert spec["parity"]["largest_difference"] == saved.parity.largest_difference <= 1e-5
+    assert json.loads(written.path.with_name("policy_spec.json").read_text())["opset"] == 18
+
+
+def test_sampling_with_the_noise_of_the_policy_gives_the_actions_of_the_policy(cartpole):
+    policy, folder, (saved, _) = cartpole
+    obs = np.load(folder / "expected.npz")["obs"]
+    generator = np.random.default_rng()
+    generator.bit_generator.state = policy.get_state()["rng"]
+    noise = policy.dist_class.draw_noise(generator, len(obs))
+    actions, _, extras = policy.compute_actions(obs, explore=True)
+    assert 0 < np.mean(actions != np.argmax(extras["action_dist_inputs"], axis=-1)) < 1
+    sample = tf.saved_model.load(str(saved.path)).signatures["sample"]
+    served = sample(obs=tf.constant(obs), noise=tf.constant(noise))
+    np.testing.assert_array_equal(served["actions_normalized"], actions)
+    np.testing.assert_allclose(served["action_logp"], extras["action_logp"], atol=1e-6)
+
+
+def play_module(folder):
+    namespace = {"__name__": "play", "__file__": str(folder / "play.py")}
+    exec(compile((folder / "play.py").read_text(), "play.py", "exec"), namespace)
+    return namespace
+
+
+def test_the_client_beside_an_onnx_file_acts_on_single_observations_and_batches(cartpole):
+    policy, folder, _ = cartpole
+    client = play_module(folder / "onnx")["OnnxPolicy"](folder / "onnx" / "model.onnx")
+    obs = np.load(folder / "expected.npz")["obs"][:50]
+    expected = policy.compute_actions(obs, explore=False).actions
+    np.testing.assert_array_equal(client.act(obs), expected)
+    assert client.act(obs[0]) == expected[0]
+    assert np.ndim(client.act(obs[0])) == 0
+    with pytest.raises(ValueError, match=r"obs must have the shape \[4\]"):
+        client.act(obs[:, :3])
+
+
+def run_player(folder, *arguments):
+    command = [sys.executable, "-I", str(folder / "onnx" / "play.py"), "--env", "CartPole-v1"]
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def test_the_client_plays_from_the_command_line_without_tensorflow(cartpole):
+    _, folder, _ = cartpole
+    text = run_player(folder, "--episodes", "5", "--seed", "7")
+    assert "neither tensorflow nor tfpolicies" in text
+    assert " over 5 episodes (min " in text.splitlines()[-1]
+    report = json.loads(run_player(folder, "--episodes", "5", "--seed", "7", "--json"))
+    assert report["loaded"] == []
+    assert report["returns"][0] == len(np.load(folder / "episode.npz")["obs"])
+    assert report["mean_return"] == np.mean(report["returns"])
+    assert f"mean return {report['mean_return']:.1f} over" in text
+
+
+def test_the_client_imports_neither_tensorflow_nor_keras_from_within_the_package():
+    code = (
+        "import sys, tfpolicies.export.player\n"
+        "print([name for name in ('tensorflow', 'keras') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_the_number_of_environments_does_not_change_what_is_played(cartpole):
+    _, folder, _ = cartpole
+    module = play_module(folder / "onnx")
+    policy = module["OnnxPolicy"](folder / "onnx", sample=True, seed=0)
+    one = module["play"](policy, "CartPole-v1", 6, seed=1, num_envs=1)
+    four = module["play"](policy, "CartPole-v1", 6, seed=1, num_envs=4)
+    assert one.returns == four.returns
+    assert len(set(one.returns)) > 1
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_box_actions_are_ready_for_the_environment(tmp_path, normalize):
+    env = gym.make("Pendulum-v1")
+    how = {"normalize_actions": normalize, "clip_actions": True}
+    policy = make(env.observation_space, env.action_space, **how)
+    result = policy.export_model(tmp_path, onnx=True)
+    client = play_module(tmp_path)["OnnxPolicy"](result.path, sample=True, seed=0)
+    obs = random_observations(policy.program.spec.obs_leaves, 200, np.random.default_rng(0))
+    noise = client.draw_noise(np.random.default_rng(0), 200)
+    outputs = client.run(obs, noise)
+    own = outputs["actions_normalized"]
+    expected = np.clip(own * 2.0 if normalize else own, -2.0, 2.0)
+    np.testing.assert_allclose(outputs["actions"], expected, rtol=1e-6)
+    assert (np.abs(own) > (1.0 if normalize else 2.0)).any()
+    assert all(env.action_space.contains(action) for action in client.act(obs[0]))
+    assert env.action_space.contains(client.act(env.reset(seed=0)[0]))
+
+
+@pytest.fixture(scope="module")
+def nested(tmp_path_factory):
+    policy = make(NESTED, spaces.Discrete(5, start=3))
+    folder = tmp_path_factory.mktemp("nested")
+    return policy, folder, policy.export_model(folder), policy.export_model(folder, onnx=True)
+
+
+def test_nested_observations_are_one_named_input_per_leaf(nested):
+    policy, _, saved, written = nested
+    names = ["obs_camera", "obs_flags", "obs_pair_0", "obs_pair_1", "obs_speed"]
+    signature = tf.saved_model.load(str(saved.path)).signatures["serving_default"]
+    assert sorted(signature.structured_input_signature[1]) == names
+    assert sorted(x.name for x in onnx.load(written.path).graph.input) == names
+    NESTED.seed(0)
+    obs = NESTED.sample()
+    client = play_module(written.path.parent)["OnnxPolicy"](written.path)
+    action, _, _ = policy.compute_single_action(obs, explore=False)
+    assert client.act(obs) == policy.env_action(action) == action + 3
+
+
+def test_discrete_observations_and_a_policy_without_values(tmp_path):
+    policy = make(spaces.Discrete(6, start=2), cls=PGTF2Policy)
+    policy.export_model(tmp_path, onnx=True)
+    client = play_module(tmp_path)["OnnxPolicy"](tmp_path)
+    states = np.arange(2, 8)
+    np.testing.assert_array_equal(
+        client.act(states), policy.compute_actions(states, explore=False).actions
+    )
+    assert sorted(client.run([states])) == OUTPUTS
+
+
+class Pair(keras.Model):
+    """A subclassed model with a value of its own."""
+
+    def __init__(self, units=8, **kwargs):
+        super().__init__(**kwargs)
+        self.units = units
+        self.hidden = keras.layers.Dense(units, activation="relu")
+        self.norm = keras.layers.BatchNormalization()
+        self.heads = [keras.layers.Dense(2), keras.layers.Dense(1)]
+
+    def call(self, inputs, training=False):
+        hidden = self.norm(self.hidden(inputs), training=training)
+        return [head(hidden) for head in self.heads]
+
+
+def functional():
+    inputs = keras.Input((4,))
+    hidden = keras.layers.Dense(8, activation="tanh")(inputs)
+    return keras.Model(inputs, [keras.layers.Dense(2)(hidden), keras.layers.Dense(1)(hidden)])
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: keras.Sequential([keras.layers.Dense(8, activation="elu"), keras.layers.Dense(2)]),
+        functional,
+        Pair,
+    ],
+    ids=["sequential", "functional", "subclassed"],
+)
+def test_a_keras_model_of_the_users_own_is_exported_whole(model, tmp_path):
+    policy = tiny.make(obs=CARTPOLE.observation_space, model={"custom_model": model()})
+    obs = np.random.default_rng(0).normal(size=(9, 4)).astype(np.float32)
+    _, _, extras = policy.compute_actions(obs, explore=False)
+    saved = policy.export_model(tmp_path)
+    served = tf.saved_model.load(str(saved.path)).signatures["serving_default"](obs=obs)
+    for name in ("action_dist_inputs", "vf_preds"):
+        np.testing.assert_allclose(served[name], extras[name], atol=1e-5)
+    assert policy.export_model(tmp_path, onnx=True).parity.largest_difference <= 1e-5
+
+
+def test_an_onnx_file_with_one_changed_weight_is_refused(cartpole, tmp_path):
+    policy, _, (_, written) = cartpole
+    for name in ("model.onnx", "model_sample.onnx"):
+        (tmp_path / name).write_bytes(written.path.with_name(name).read_bytes())
+    assert verify_onnx(tmp_path, policy.program, policy._state).largest_difference <= 1e-5
+    model = onnx.load(tmp_path / "model.onnx")
+    weight = next(x for x in model.graph.initializer if list(x.dims) == [16, 16])
+    changed = onnx.numpy_helper.to_array(weight).copy()
+    changed[3, 5] += 0.05
+    weight.CopyFrom(onnx.numpy_helper.from_array(changed, weight.name))
+    onnx.save(model, tmp_path / "model.onnx")
+    with pytest.raises(ExportError, match=r"'serving_default'.*than the policy"):
+        verify_onnx(tmp_path, policy.program, policy._state)
+    (tmp_path / "model.onnx").write_bytes(b"nothing")
+    with pytest.raises(ExportError, match=r"cannot load model\.onnx"):
+        verify_onnx(tmp_path, policy.program, policy._state)
+
+
+def test_a_saved_model_of_other_weights_or_without_its_variables_is_refused(cartpole, tmp_path):
+    policy, _, _ = cartpole
+    other = make(model={"fcnet_hiddens": [16, 16]})
+    assert other.program is policy.program
+    weights = other.get_weights()
+    next(iter(weights.values()))[0, 0] += 0.05
+    other.set_weights(weights)
+    path = other.export_model(tmp_path).path
+    with pytest.raises(ExportError, match="than the policy"):
+        verify_saved_model(path, policy.program, policy._state)
+    (path / "variables" / "variables.index").unlink()
+    with pytest.raises(ExportError, match="cannot be loaded"):
+        verify_saved_model(path, policy.program, policy._state)
+
+
+def test_client_refuses_a_model_that_its_spec_does_not_describe(cartpole, tmp_path):
+    _, folder, _ = cartpole
+    for path in (folder / "onnx").iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "model.onnx").write_bytes((tmp_path / "model_sample.onnx").read_bytes())
+    with pytest.raises(ValueError, match="is not the file"):
+        play_module(tmp_path)["OnnxPolicy"](tmp_path)
+
+
+def digest(folder):
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_versions_count_up_and_onnx_files_are_replaced(tmp_path):
+    policy = make()
+    (tmp_path / "7").mkdir()
+    (tmp_path / "notes").mkdir()
+    paths = [policy.export_model(tmp_path).path.name for _ in range(2)]
+    assert paths == ["8", "9"]
+    policy.export_model(tmp_path, onnx=True)
+    before = digest(tmp_path)
+    varied(policy, 1).export_model(tmp_path, onnx=True)
+    changed = {name for name, value in digest(tmp_path).items() if before[name] != value}
+    assert changed == {"model.onnx", "model_sample.onnx", "policy_spec.json"}
+    assert policy.export_model(tmp_path / "new" / "place").path == tmp_path / "new" / "place" / "1"
+
+
+def test_what_a_killed_export_left_is_no_version_and_is_gone_after_a_day(tmp_path):
+    young, old = tmp_path / ".export.00000001.tfp-tmp", tmp_path / ".export.00000002.tfp-tmp"
+    for folder in (young, old):
+        (folder / "saved_model").mkdir(parents=True)
+    os.utime(old, (time.time() - 90_000,) * 2)
+    assert make().export_model(tmp_path).path.name == "1"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [young.name, "1"]
+
+
+@keras.saving.register_keras_serializable(package="tests")
+class PythonLayer(keras.layers.Layer):
+    """Runs NumPy code, which neither format can hold."""
+
+    def call(self, inputs):
+        outputs = tf.numpy_function(lambda x: x * 2, [inputs], tf.float32)
+        return tf.ensure_shape(outputs, inputs.shape)
+
+    def compute_output_shape(self, input_shape):
+        return input_shape
+
+
+@pytest.mark.parametrize("onnx_option", [None, True])
+def test_a_failed_export_leaves_the_folder_as_it_was(tmp_path, onnx_option):
+    good = make()
+    good.export_model(tmp_path / "out", onnx=onnx_option)
+    before = digest(tmp_path)
+    diverged = make()
+    diverged.set_weights([np.full(w.shape, np.nan) for w in diverged.get_weights().values()])
+    model = keras.Sequential([PythonLayer(), keras.layers.Dense(2)])
+    python = tiny.make(obs=CARTPOLE.observation_space, model={"custom_model": model})
+    for policy, reason in ((diverged, "not finite"), (python, "runs Python code")):
+        for folder in (tmp_path / "out", tmp_path / "not" / "there"):
+            with pytest.raises(ExportError, match=reason):
+                policy.export_model(folder, onnx=onnx_option)
+    assert digest(tmp_path) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_target_that_cannot_be_written_is_refused_and_old_files_are_put_back(tmp_path):
+    policy = make()
+    policy.export_model(tmp_path, onnx=True)
+    (tmp_path / "policy_spec.json").unlink()
+    (tmp_path / "policy_spec.json").mkdir()
+    before = digest(tmp_path)
+    with pytest.raises(ExportError, match="is a folder"):
+        varied(policy, 1).export_model(tmp_path, onnx=True)
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(ExportError, match="as it was before"):
+        policy.export_model(tmp_path / "file")
+    (tmp_path / "file").unlink()
+    assert digest(tmp_path) == before
+
+
+def test_input_names_that_would_collide_are_refused_and_odd_ones_are_made_identifiers(tmp_path):
+    box = spaces.Box(-1, 1, (1,))
+    policy = make(spaces.Dict({"a_b": box, "a": spaces.Dict(b=box)}))
+    with pytest.raises(ExportError, match="'obs_a_b'"):
+        policy.export_model(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    policy = make(spaces.Dict({"left/arm": box, "right arm": box}))
+    path = policy.export_model(tmp_path, onnx=True).path
+    assert [x.name for x in onnx.load(path).graph.input] == ["obs_left_arm", "obs_right_arm"]
+    action = policy.compute_single_action({"left/arm": [0.5], "right arm": [-1.0]}, explore=False)
+    client = play_module(tmp_path)["OnnxPolicy"](path)
+    assert client.act({"left/arm": [0.5], "right arm": [-1.0]}) == action[0]
+
+
+def test_the_opset_is_honoured(tmp_path):
+    policy = make()
+    for opset in (13, 17):
+        path = policy.export_model(tmp_path, onnx=opset).path
+        assert {x.domain: x.version for x in onnx.load(path).opset_import}[""] == opset
+        assert json.loads((tmp_path / "policy_spec.json").read_text())["opset"] == opset
+    before = digest(tmp_path)
+    for opset, message in ((99, "opset 99"), (-1, "positive integer"), ("13", "positive integer")):
+        with pytest.raises(ExportError, match=message):
+            policy.export_model(tmp_path, onnx=opset)
+    assert digest(tmp_path) == before
+
+
+def test_a_missing_converter_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tf2onnx", None)  # as if it were not installed
+    with pytest.raises(MissingPackageError, match="requires `tf2onnx`") as caught:
+        make().export_model(tmp_path / "out", onnx=True)
+    assert isinstance(caught.value, RuntimeError)
+    assert isinstance(caught.value, ValueError)
+    assert not (tmp_path / "out").exists()
+
+
+def test_exporting_draws_no_noise_and_counts_no_steps(tmp_path):
+    policy = make()
+    before = policy.get_state()
+    policy.export_model(tmp_path)
+    after = policy.get_state()
+    assert (after["rng"], after["global_timestep"]) == (before["rng"], before["global_timestep"])
+
+
+def test_an_algorithm_exports_its_policies_by_id(tmp_path):
+    config = PGConfig().environment("CartPole-v1").framework("tf2", inference="tf")
+    algorithm = config.training(model={"fcnet_hiddens": [4]}).debugging(log_level="ERROR").build()
+    try:
+        result = algorithm.export_policy_model(tmp_path)
+        assert (result.path / "saved_model.pb").exists()
+        with pytest.raises(UnknownPolicyError, match="No policy 'nobody'"):
+            algorithm.export_policy_model(tmp_path, "nobody")
+    finally:
+        algorithm.stop()
+
+
+def test_random_observations_lie_in_their_space_and_near_zero_where_it_has_no_bounds():
+    space = spaces.Dict(
+        a=spaces.Box(-np.inf, np.inf, (3,)),
+        b=spaces.Box(np.array([5.0, -3e38], "f"), np.array([np.inf, 3e38], "f")),
+        c=spaces.Box(0, 255, (2,), np.uint8),
+        d=spaces.Box(-3, 4, (), np.int64),
+        e=spaces.MultiDiscrete([2, 3], start=[1, -1]),
+        f=spaces.Discrete(2, start=9),
+        g=spaces.MultiBinary([2, 2]),
+    )
+    rows = random_observations(leaves(space), 300, np.random.default_rng(0))
+    for leaf, batch in zip(leaves(space), rows, strict=True):
+        assert batch.dtype == leaf.dtype
+        assert batch.shape == (300, *leaf.shape)
+        assert all(leaf.space.contains(np.asarray(row, leaf.space.dtype)) for row in batch)
+        assert len(np.unique(batch, axis=0)) > 1
+    assert 1.0 < np.abs(rows[0]).max() < 100.0
+    assert np.abs(rows[1]).max() < 100.0

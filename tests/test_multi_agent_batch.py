@@ -1,0 +1,108 @@
+"""MultiAgentBatch: batches by policy, and how many env steps they took."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+from tfpolicies.batch.multi_agent_batch import DEFAULT_POLICY_ID, MultiAgentBatch
+from tfpolicies.batch.sample_batch import SampleBatch
+from tfpolicies.errors import BatchError
+
+
+def steps(eps_id, t, agent_index, **more):
+    return SampleBatch(
+        eps_id=eps_id, t=t, agent_index=agent_index, obs=10 * np.array(t) + agent_index, **more
+    )
+
+
+@pytest.fixture
+def batch():
+    """Five env steps; agents 0 and 2 share policy "p", agent 1 has "q" and acts in two steps."""
+    p = steps([1] * 6, [0, 1, 2, 0, 1, 2], [0, 0, 0, 2, 2, 2])
+    q = steps([2, 1, 2], [1, 1, 0], [1, 1, 1])
+    return MultiAgentBatch({"p": p, "q": q}, 5)
+
+
+@pytest.mark.core
+def test_count_is_env_steps_and_agent_steps_are_rows(batch):
+    assert batch.count == len(batch) == batch.env_steps() == 5
+    assert batch.agent_steps() == 9
+    assert batch["q"].count == 3
+    assert batch.as_multi_agent() is batch
+    assert "MultiAgentBatch({'p': SampleBatch(6:" in repr(batch)
+    assert repr(batch).endswith("env_steps=5)")
+
+
+def test_it_is_neither_iterable_nor_sliceable(batch):
+    with pytest.raises(TypeError):
+        iter(batch)
+    with pytest.raises(KeyError):
+        batch[0:1]
+    with pytest.raises(KeyError, match="'p', 'q'"):
+        batch["r"]
+
+
+def test_values_must_be_sample_batches_and_env_steps_a_count(batch):
+    with pytest.raises(AssertionError, match="'p' has a dict"):
+        MultiAgentBatch({"p": {"obs": [1]}}, 1)
+    with pytest.raises(AssertionError, match="'p' has a MultiAgentBatch"):
+        MultiAgentBatch({"p": batch}, 1)
+    for env_steps in (-1, 1.5, True):
+        with pytest.raises(AssertionError, match="env_steps"):
+            MultiAgentBatch({}, env_steps)
+
+
+@pytest.mark.core
+def test_timeslices_group_the_rows_of_equal_env_steps(batch):
+    pieces = batch.timeslices(2)
+    assert [piece.env_steps() for piece in pieces] == [2, 2, 1]
+    assert [piece.agent_steps() for piece in pieces] == [5, 3, 1]
+    assert pieces[0]["p"]["obs"].tolist() == [0, 2, 10, 12]
+    assert pieces[0]["q"]["obs"].tolist() == [11]
+    assert pieces[1]["p"]["obs"].tolist() == [20, 22]
+    assert pieces[1]["q"]["t"].tolist() == [0]
+    assert list(pieces[2].policy_batches) == ["q"]
+    assert pieces[1]["p"]["unroll_id"].tolist() == [1, 1]
+    assert "unroll_id" not in batch["p"]
+
+
+def test_timeslices_keep_the_unroll_ids_there_are():
+    batch = MultiAgentBatch({"p": steps([1, 1], [0, 1], [0, 0], unroll_id=[7, 7])}, 2)
+    assert [piece["p"]["unroll_id"].tolist() for piece in batch.timeslices(1)] == [[7], [7]]
+    assert MultiAgentBatch({"p": SampleBatch()}, 0).timeslices(1) == []
+
+
+def test_timeslices_refuse_what_they_cannot_cut(batch):
+    with pytest.raises(AssertionError, match="at least 1"):
+        batch.timeslices(0)
+    with pytest.raises(KeyError, match="eps_id"):
+        MultiAgentBatch({"p": SampleBatch(obs=[1])}, 1).timeslices(1)
+    with pytest.raises(BatchError, match="sequences"):
+        MultiAgentBatch({"p": steps([1], [0], [0], seq_lens=[1])}, 1).timeslices(1)
+
+
+@pytest.mark.core
+def test_wrap_as_needed_unwraps_a_lone_default_policy(batch):
+    single = SampleBatch(obs=[1])
+    assert MultiAgentBatch.wrap_as_needed({DEFAULT_POLICY_ID: single}, 1) is single
+    assert MultiAgentBatch.wrap_as_needed({"p": single}, 1)["p"] is single
+    assert single.as_multi_agent()[DEFAULT_POLICY_ID] is single
+
+
+def test_copies_are_deep_and_pickles_equal(batch):
+    twin = batch.copy()
+    twin["p"]["obs"][:] = -1
+    assert batch["p"]["obs"].min() == 0
+    again = pickle.loads(pickle.dumps(batch))
+    assert again["q"]["obs"].tolist() == batch["q"]["obs"].tolist()
+    assert again.env_steps() == 5
+
+
+def test_sizes_and_compression_are_those_of_the_batches(batch):
+    assert batch.size_bytes() == batch["p"].size_bytes() + batch["q"].size_bytes()
+    before = batch.copy()
+    batch.compress()
+    assert isinstance(batch["p"]["obs"][0], str)
+    assert batch.decompress_if_needed() is batch
+    assert batch["p"]["obs"].tolist() == before["p"]["obs"].tolist()

@@ -1,0 +1,136 @@
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tfpolicies.errors import UsageError
+from tfpolicies.reporting.tensorboard_events import EventWriter, event_scalars
+
+WRITE_AND_LIST = """
+import sys
+from tfpolicies.reporting.tensorboard_events import EventWriter
+with EventWriter(sys.argv[1]) as writer:
+    writer.write_scalars(64, {"episodes/reward_mean": 9.5})
+print(sorted(name for name in sys.modules if name in ("tensorflow", "keras", "torch")))
+"""
+
+# In a process of its own, where tensorboard's readers are told to do without TensorFlow.
+READ = """
+import json, sys, types
+sys.modules["tensorboard.compat.notf"] = types.ModuleType("notf")
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.plugin_event_accumulator import (
+    EventAccumulator as PluginAccumulator,
+)
+from tensorboard.util import tensor_util
+events = EventAccumulator(sys.argv[1]).Reload()
+plain = {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+events = PluginAccumulator(sys.argv[1]); events.Reload()
+number = lambda event: float(tensor_util.make_ndarray(event.tensor_proto))
+shown = {
+    tag: [(e.step, number(e)) for e in events.Tensors(tag)] for tag in events.Tags()["tensors"]
+}
+print(json.dumps([plain, shown]))
+"""
+
+
+def read(folder: Path) -> dict[str, list[list[float]]]:
+    process = subprocess.run(
+        [sys.executable, "-c", READ, str(folder)], capture_output=True, text=True, check=True
+    )
+    plain, shown = json.loads(process.stdout.splitlines()[-1])
+    assert plain == shown
+    return plain
+
+
+@pytest.mark.core
+def test_writing_does_not_import_tensorflow(tmp_path: Path) -> None:
+    process = subprocess.run(
+        [sys.executable, "-c", WRITE_AND_LIST, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert process.stdout == "[]\n"
+    assert process.stderr == ""
+
+
+@pytest.mark.core
+def test_tensorboard_reads_a_killed_and_resumed_run_as_one_curve_without_doubles(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "events"
+    first = EventWriter(folder)
+    for step in (64, 128, 192):
+        first.write_scalars(step, {"episodes/reward_mean": step / 2, "learner/p/kl": 0.25})
+    first.close()
+    cut = first.path.read_bytes()[:-5]  # killed within the last record
+    first.path.write_bytes(cut)
+    with EventWriter(folder, resume_step=64) as second:
+        second.write_scalars(128, {"episodes/reward_mean": 1.0})
+        second.write_scalars(192, {"episodes/reward_mean": 2.0})
+    assert second.path.name > first.path.name
+    assert read(folder) == {
+        "episodes/reward_mean": [[64, 32.0], [128, 1.0], [192, 2.0]],
+        "learner/p/kl": [[64, 0.25]],
+    }
+
+
+def test_every_record_is_on_disk_before_the_writer_is_closed(tmp_path: Path) -> None:
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    writer = EventWriter(tmp_path)
+    before = writer.path.stat().st_size
+    writer.write_scalars(64, {"speed/env_steps_per_s": 1000.0}, wall_time=5.0)
+    record = writer.path.read_bytes()[before:]
+    writer.close()
+    event = Event.FromString(record[12:-4])  # length and its checksum before, checksum after
+    assert (event.step, event.wall_time) == (64, 5.0)
+    assert [(value.tag, value.simple_value) for value in event.summary.value] == [
+        ("speed/env_steps_per_s", 1000.0)
+    ]
+
+
+@pytest.mark.core
+def test_tags_are_grouped_and_means_over_no_episode_are_left_out() -> None:
+    row = {
+        "iteration": 1,
+        "env_steps": 64,
+        "time_s": 0.5,
+        "steps_per_s": 128.0,
+        "episode_reward_mean": math.nan,
+        "episode_reward_min": math.nan,
+        "episode_reward_max": math.nan,
+        "episode_len_mean": math.nan,
+        "episodes": 0,
+        "evaluation/episode_reward_mean": 9.0,
+        "learner/default_policy/kl": math.nan,
+    }
+    scalars = event_scalars(row)
+    assert str(scalars.pop("learner/default_policy/kl")) == "nan"
+    assert scalars == {
+        "speed/env_steps_per_s": 128.0,
+        "episodes/total": 0,
+        "evaluation/reward_mean": 9.0,
+    }
+    assert event_scalars(row | {"episode_reward_mean": 21.5})["episodes/reward_mean"] == 21.5
+
+
+def test_wrong_values_and_a_closed_writer_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"`resume_step` must be a count .* got -1"):
+        EventWriter(tmp_path / "events", resume_step=-1)
+    assert not (tmp_path / "events").exists()
+    writer = EventWriter(tmp_path)
+    size = writer.path.stat().st_size
+    with pytest.raises(UsageError, match=r"`step` must be a count .* got 1\.5"):
+        writer.write_scalars(1.5, {})  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="single numbers, got 'a': 'text'"):
+        writer.write_scalars(1, {"a": "text"})  # type: ignore[dict-item]
+    assert writer.path.stat().st_size == size
+    writer.close()
+    writer.close()
+    with pytest.raises(UsageError, match="after `close`"):
+        writer.write_scalars(1, {"a": 1.0})

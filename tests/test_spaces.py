@@ -1,0 +1,144 @@
+"""Spaces as leaves: order, dtypes, checks of batches, keys."""
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tfpolicies.errors import ObservationError, UnsupportedSpaceError
+from tfpolicies.models.preprocessing import encode_all, encoded_shape
+from tfpolicies.models.spaces import batch_leaves, leaves, nest, pick, space_key
+
+NESTED = spaces.Dict(
+    body=spaces.Tuple([spaces.Discrete(3, start=5), spaces.Box(-1, 1, (2,), np.float64)]),
+    camera=spaces.Box(0, 255, (2, 2, 3), np.uint8),
+    keys=spaces.MultiBinary(4),
+)
+
+
+def batch(rows=2):
+    return {
+        "camera": np.zeros((rows, 2, 2, 3), np.uint8),
+        "body": (np.full(rows, 6), np.ones((rows, 2))),
+        "keys": np.ones((rows, 4), np.int8),
+    }
+
+
+@pytest.mark.core
+def test_leaves_have_the_order_names_shapes_and_dtypes_of_the_space():
+    found = [(leaf.name("obs"), leaf.shape, leaf.dtype.name) for leaf in leaves(NESTED)]
+    assert found == [
+        ("obs_body_0", (), "int64"),
+        ("obs_body_1", (2,), "float32"),
+        ("obs_camera", (2, 2, 3), "uint8"),
+        ("obs_keys", (4,), "int64"),
+    ]
+    assert leaves(spaces.Discrete(2))[0].name("obs") == "obs"
+
+
+def test_a_space_without_a_fixed_shape_is_refused_and_its_place_named():
+    with pytest.raises(UnsupportedSpaceError, match="'talk/0'"):
+        leaves(spaces.Dict(talk=spaces.Tuple([spaces.Text(5)])))
+
+
+@pytest.mark.core
+def test_a_nested_batch_becomes_its_leaves_and_comes_back():
+    arrays = batch_leaves(leaves(NESTED), batch(), "obs")
+    assert [array.dtype.name for array in arrays] == ["int64", "float32", "uint8", "int64"]
+    again = nest(NESTED, arrays)
+    assert list(again) == ["body", "camera", "keys"]
+    assert again["body"][0].tolist() == [6, 6]
+    assert pick(again, ("body", "1")).tolist() == [[1, 1], [1, 1]]
+
+
+def test_an_array_that_fits_is_not_copied():
+    array = np.zeros((2, 3), np.float32)
+    assert batch_leaves(leaves(spaces.Box(-1, 1, (3,))), array, "obs")[0] is array
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (np.zeros((2, 4)), r"obs must be an array \[B, 3\] of float32; got shape \(2, 4\)"),
+        (np.zeros(3), "compute_single_action"),
+        ((np.zeros(3), {"lives": 3}), "obs, info = env.reset()"),
+        ([[1.0], [1.0, 2.0]], "ragged"),
+        ([["a", "b", "c"]], "must be an array"),
+        (None, "must be an array"),
+    ],
+)
+def test_a_batch_that_does_not_fit_is_refused(wrong, words):
+    with pytest.raises(ObservationError, match=words):
+        batch_leaves(leaves(spaces.Box(-1, 1, (3,))), wrong, "obs")
+
+
+def test_a_missing_part_and_unequal_rows_are_named():
+    incomplete = batch()
+    del incomplete["body"]
+    with pytest.raises(ObservationError, match="body/0"):
+        batch_leaves(leaves(NESTED), incomplete, "obs")
+    uneven = {**batch(2), "keys": np.ones((3, 4))}
+    with pytest.raises(ObservationError, match=r"batch sizes \[2, 3\]"):
+        batch_leaves(leaves(NESTED), uneven, "obs")
+
+
+def test_space_keys_are_equal_for_equal_spaces_only():
+    variants = [
+        spaces.Discrete(3),
+        spaces.Discrete(4),
+        spaces.Discrete(3, start=1),
+        spaces.Box(-1, 1, (2,)),
+        spaces.Box(-1, 2, (2,)),
+        spaces.Box(-1, 1, (1, 2)),
+        spaces.Box(-1, 1, (2,), np.float64),
+        spaces.MultiDiscrete([2, 3]),
+        spaces.MultiDiscrete([3, 2]),
+        spaces.MultiBinary(2),
+        spaces.MultiBinary(3),
+        spaces.Tuple([spaces.Discrete(3)]),
+        spaces.Dict(a=spaces.Discrete(3)),
+        spaces.Dict(b=spaces.Discrete(3)),
+        NESTED,
+    ]
+    assert len({space_key(space) for space in variants}) == len(variants)
+    assert space_key(spaces.Box(-1, 1, (2,))) == space_key(spaces.Box(-1, 1, (2,)))
+
+
+@pytest.mark.core
+def test_discrete_parts_are_encoded_one_hot_from_their_start():
+    space = spaces.Dict(
+        a=spaces.Discrete(3, start=5),
+        b=spaces.MultiDiscrete([2, 3]),
+        c=spaces.MultiDiscrete([[2, 2]], start=[[1, 0]]),
+        d=spaces.Box(0, 255, (2,), np.uint8),
+    )
+    parts = leaves(space)
+    rows = [np.array([5, 7]), np.array([[0, 2], [1, 0]]), np.array([[[2, 0]], [[1, 1]]])]
+    encoded = encode_all(parts, [*rows, np.array([[1, 255], [0, 2]], np.uint8)])
+    assert [encoded_shape(leaf) for leaf in parts] == [(3,), (5,), (4,), (2,)]
+    assert encoded[0].numpy().tolist() == [[1, 0, 0], [0, 0, 1]]
+    assert encoded[1].numpy().tolist() == [[1, 0, 0, 0, 1], [0, 1, 1, 0, 0]]
+    assert encoded[2].numpy().tolist() == [[0, 1, 1, 0], [1, 0, 0, 1]]
+    assert encoded[3].numpy().tolist() == [[1, 255], [0, 2]]
+    assert {x.dtype.name for x in encoded} == {"float32"}
+
+
+SIMPLE = st.sampled_from(
+    [spaces.Discrete(3), spaces.Box(-1, 1, (2,)), spaces.MultiBinary(2), spaces.MultiDiscrete([2])]
+)
+SPACES = st.recursive(
+    SIMPLE,
+    lambda inner: (
+        st.lists(inner, min_size=1, max_size=3).map(spaces.Tuple)
+        | st.dictionaries(st.sampled_from("abc"), inner, min_size=1, max_size=3).map(spaces.Dict)
+    ),
+    max_leaves=5,
+)
+
+
+@given(SPACES, st.integers(0, 3))
+def test_nesting_undoes_taking_apart(space, rows):
+    arrays = [np.full((rows, *leaf.shape), i, leaf.dtype) for i, leaf in enumerate(leaves(space))]
+    again = batch_leaves(leaves(space), nest(space, arrays), "obs")
+    assert [x.tolist() for x in again] == [x.tolist() for x in arrays]

@@ -1,0 +1,87 @@
+"""Reinforcement-learning policies on TensorFlow 2 and Keras 3: train, run and ship them.
+
+Names are imported on first use, so `import tfpolicies` loads neither TensorFlow nor ONNX Runtime.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from tfpolicies._version import __version__
+
+if TYPE_CHECKING:
+    from tfpolicies.algorithms.algorithm import Algorithm
+    from tfpolicies.algorithms.pg import PG, PGConfig, PGTF2Policy, PGTFPolicy
+    from tfpolicies.algorithms.ppo import PPO, PPOConfig, PPOTF2Policy
+    from tfpolicies.batch.multi_agent_batch import MultiAgentBatch
+    from tfpolicies.batch.postprocessing import compute_advantages
+    from tfpolicies.batch.sample_batch import SampleBatch, concat_samples
+    from tfpolicies.batch.view_requirement import ViewRequirement
+    from tfpolicies.config.algorithm_config import AlgorithmConfig
+    from tfpolicies.config.callbacks import DefaultCallbacks
+    from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID, PolicySpec
+    from tfpolicies.policy.policy import Policy
+    from tfpolicies.policy.tf_policy import TFPolicy
+    from tfpolicies.rollout.rollout_worker import RolloutWorker
+
+_HOMES = {
+    "Algorithm": "tfpolicies.algorithms.algorithm",
+    "AlgorithmConfig": "tfpolicies.config.algorithm_config",
+    "DEFAULT_POLICY_ID": "tfpolicies.config.policy_spec",
+    "DefaultCallbacks": "tfpolicies.config.callbacks",
+    "MultiAgentBatch": "tfpolicies.batch.multi_agent_batch",
+    "PG": "tfpolicies.algorithms.pg",
+    "PGConfig": "tfpolicies.algorithms.pg",
+    "PGTF2Policy": "tfpolicies.algorithms.pg",
+    "PGTFPolicy": "tfpolicies.algorithms.pg",
+    "PPO": "tfpolicies.algorithms.ppo",
+    "PPOConfig": "tfpolicies.algorithms.ppo",
+    "PPOTF2Policy": "tfpolicies.algorithms.ppo",
+    "Policy": "tfpolicies.policy.policy",
+    "PolicySpec": "tfpolicies.config.policy_spec",
+    "RolloutWorker": "tfpolicies.rollout.rollout_worker",
+    "SampleBatch": "tfpolicies.batch.sample_batch",
+    "TFPolicy": "tfpolicies.policy.tf_policy",
+    "ViewRequirement": "tfpolicies.batch.view_requirement",
+    "compute_advantages": "tfpolicies.batch.postprocessing",
+    "concat_samples": "tfpolicies.batch.sample_batch",
+}
+
+__all__ = [
+    "DEFAULT_POLICY_ID",
+    "PG",
+    "PPO",
+    "Algorithm",
+    "AlgorithmConfig",
+    "DefaultCallbacks",
+    "MultiAgentBatch",
+    "PGConfig",
+    "PGTF2Policy",
+    "PGTFPolicy",
+    "PPOConfig",
+    "PPOTF2Policy",
+    "Policy",
+    "PolicySpec",
+    "RolloutWorker",
+    "SampleBatch",
+    "TFPolicy",
+    "ViewRequirement",
+    "__version__",
+    "compute_advantages",
+    "concat_samples",
+]
+
+
+def __getattr__(name: str) -> object:
+    try:
+        home = _HOMES[name]
+    except KeyError:
+        raise AttributeError(f"module 'tfpolicies' has no attribute {name!r}") from None
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -1,0 +1,195 @@
+"""Algorithms as checkpoint folders: what is written, and how a run goes on from it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tfpolicies.errors import CheckpointError, ConfigError
+from tfpolicies.policy.checkpoints import (
+    ALGORITHM_MANIFEST,
+    decode_config,
+    encode_config,
+    policy_part,
+    state_of,
+)
+from tfpolicies.rollout.episode import RolloutMetrics
+from tfpolicies.storage.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from tfpolicies.storage.generator_json import decode_generator, encode_generator
+from tfpolicies.storage.import_paths import import_path
+from tfpolicies.storage.json_values import Missing, decode_value, encode_value
+
+
+class SavedCheckpoint(NamedTuple):
+    """Where a checkpoint lies."""
+
+    path: str
+
+
+class SaveResult(NamedTuple):
+    """What `Algorithm.save` returns."""
+
+    checkpoint: SavedCheckpoint
+    metrics: dict[str, Any]  # of the last training iteration
+
+
+def write_algorithm(algorithm: Any, folder: str | os.PathLike[str]) -> None:
+    """Writes an algorithm with its policies into a folder, replacing the checkpoint there."""
+    worker = algorithm.worker
+    sampler_state, sampler_arrays = _sampler_record(worker)
+    manifest = {
+        "type": "Algorithm",
+        "algorithm_class": encode_value(type(algorithm)),
+        "config": encode_config(algorithm.config.to_dict()),
+        "progress": encode_value(algorithm.progress()),
+        "worker": {
+            "seeds_used": worker.seeds_used,
+            "rng": encode_generator(worker.sampler.rng),
+            "global_vars": encode_value(worker.global_vars),
+            "sampler": sampler_state,
+        },
+        "evaluation": _evaluation_record(algorithm.evaluation_worker),
+    }
+    policies = {pid: policy_part(policy) for pid, policy in worker.policy_map.items()}
+    arrays = {"sampler": sampler_arrays} if sampler_arrays else {}
+    write_checkpoint(folder, ALGORITHM_MANIFEST, manifest, arrays, policies=policies)
+
+
+def _sampler_record(worker: Any) -> tuple[Any, dict[str, np.ndarray]]:
+    """Returns the running episodes, if the environments can give their state."""
+    if worker.config.new_episodes_at_checkpoint:
+        return None, {}
+    state = worker.sampler.get_state()
+    if state is None:
+        return None, {}
+    arrays = {f"columns/{name}": column for name, column in state["columns"].items()}
+    arrays |= {f"obs/{i}": leaf for i, leaf in enumerate(state["obs"])}
+    arrays |= {f"running/{i}": part for i, part in enumerate(state["running"])}
+    arrays["alive"] = state["alive"]
+    for k, (_, indices, last) in enumerate(state["finals"]):
+        arrays[f"finals/{k}/indices"] = indices
+        arrays |= {f"finals/{k}/{i}": leaf for i, leaf in enumerate(last)}
+    record = {
+        "envs": encode_value(state["envs"]),
+        "finals": [[t, len(last)] for t, _, last in state["finals"]],
+        "next_unroll": state["next_unroll"],
+        "pending": [[m.episode_length, m.episode_reward] for m in state["pending"]],
+    }
+    return record, arrays
+
+
+def _sampler_state(record: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    def numbered(prefix: str) -> list[np.ndarray]:
+        count = sum(name.startswith(f"{prefix}/") for name in arrays)
+        return [arrays[f"{prefix}/{i}"] for i in range(count)]
+
+    finals = []
+    for k, (t, leaves) in enumerate(record["finals"]):
+        last = [arrays[f"finals/{k}/{i}"] for i in range(leaves)]
+        finals.append((t, arrays[f"finals/{k}/indices"], last))
+    columns = {
+        name.removeprefix("columns/"): array
+        for name, array in arrays.items()
+        if name.startswith("columns/")
+    }
+    return {
+        "envs": decode_value(record["envs"]),
+        "columns": columns,
+        "obs": numbered("obs"),
+        "alive": arrays["alive"],
+        "finals": finals,
+        "running": numbered("running"),
+        "next_unroll": record["next_unroll"],
+        "pending": [RolloutMetrics(*pair) for pair in record["pending"]],
+    }
+
+
+def _evaluation_record(worker: Any) -> Any:
+    if worker is None:
+        return None
+    rng = encode_generator(worker.get_policy().generator)
+    return {"seeds_used": worker.seeds_used, "rng": rng}
+
+
+def read_algorithm(folder: Path) -> Checkpoint:
+    """Reads and checks an algorithm's checkpoint.
+
+    Raises:
+        CheckpointError: if it is missing, damaged or foreign.
+    """
+    return read_checkpoint(folder, ALGORITHM_MANIFEST, kind="Algorithm")
+
+
+def restore_algorithm(algorithm: Any, checkpoint: Checkpoint, source: str) -> None:
+    """Puts an algorithm into the state of a checkpoint; checks all before it changes anything.
+
+    Raises:
+        CheckpointError: if the checkpoint does not fit the algorithm.
+    """
+    worker = algorithm.worker
+    if set(checkpoint.policies) != set(worker.policy_map):
+        raise CheckpointError(
+            f"{source} has the policies {sorted(checkpoint.policies)}, but this algorithm has "
+            f"{sorted(worker.policy_map)}."
+        )
+    try:
+        states = {pid: state_of(part) for pid, part in checkpoint.policies.items()}
+        manifest = checkpoint.manifest
+        progress = decode_value(manifest["progress"])
+        record = manifest["worker"]
+        rng = decode_generator(record["rng"])
+        global_vars = decode_value(record["global_vars"])
+        sampler = None
+        if record["sampler"] is not None:
+            sampler = _sampler_state(record["sampler"], checkpoint.arrays["sampler"])
+            sampler["rng"] = rng.bit_generator.state
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{source}: its manifest lacks or garbles {error}.") from error
+    for pid, state in states.items():
+        worker.get_policy(pid).check_state(state)
+    for pid, state in states.items():
+        worker.get_policy(pid).set_state(state)
+    algorithm.set_progress(progress)
+    worker.restore_sampling(record["seeds_used"], rng, global_vars, sampler)
+    if manifest["evaluation"] is not None:
+        algorithm.restore_evaluation(
+            manifest["evaluation"]["seeds_used"], decode_generator(manifest["evaluation"]["rng"])
+        )
+
+
+def algorithm_class_of(checkpoint: Checkpoint, source: str, given: type) -> type:
+    """Returns the class of the algorithm that a checkpoint holds.
+
+    Raises:
+        CheckpointError: if it is a class of the user's and `from_checkpoint` was not called on it.
+    """
+    stored = checkpoint.manifest["algorithm_class"]
+    known = {import_path(given) or given.__qualname__: given}
+    found = decode_value(stored, known=known)
+    if isinstance(found, Missing):
+        raise CheckpointError(
+            f"{source} holds an algorithm of the class {found.name}, which is not one of this "
+            "package's. Call `from_checkpoint` on your class."
+        )
+    if not isinstance(found, type):
+        raise CheckpointError(f"{source} names {found!r} as its algorithm's class.")
+    return found
+
+
+def config_of(
+    checkpoint: Checkpoint, source: str, config_class: Any, overrides: Mapping[str, Any] | None
+) -> Any:
+    """Returns the config of a checkpoint as an `AlgorithmConfig`.
+
+    Raises:
+        CheckpointError: if settings are missing that a file cannot hold, or do not fit.
+    """
+    settings = decode_config(checkpoint.manifest["config"], overrides, source)
+    try:
+        return config_class().update_from_dict(settings)
+    except ConfigError as error:
+        raise CheckpointError(f"{source}: {error}") from error

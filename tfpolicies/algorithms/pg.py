@@ -1,0 +1,84 @@
+"""REINFORCE, the plain policy gradient: Williams 1992; Sutton et al. 2000.
+
+    L = -E[log pi(a|s) R],   R the discounted return of the rest of the trajectory
+
+It has no critic, so a truncated fragment counts as if nothing came after it; whole episodes
+(`batch_mode="complete_episodes"`) are the default.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfpolicies.algorithms.algorithm import Algorithm
+from tfpolicies.batch.postprocessing import discounted_returns
+from tfpolicies.batch.sample_batch import SampleBatch
+from tfpolicies.config.algorithm_config import AlgorithmConfig
+from tfpolicies.config.sections import Training
+from tfpolicies.models.losses import masked_mean
+from tfpolicies.policy.fragments import Fragments
+from tfpolicies.policy.tf_policy import TFPolicy
+
+
+@dataclass(frozen=True, kw_only=True)
+class PGTraining(Training):
+    """The training settings of PG."""
+
+    lr: float = 4e-4
+    train_batch_size: int = 200
+
+
+class PGConfig(AlgorithmConfig):
+    """The config of PG."""
+
+    training_section = PGTraining
+
+    def __init__(self, algo_class: type | None = None) -> None:
+        super().__init__(algo_class or PG)
+        self.rollouts(rollout_fragment_length="auto", batch_mode="complete_episodes")
+
+
+class PGTF2Policy(TFPolicy):
+    """The policy gradient on traced TensorFlow functions."""
+
+    config_class = PGConfig
+
+    def loss(self, model: Any, dist_class: Any, train_batch: Any) -> tf.Tensor:
+        """Returns the negative log-likelihood of the actions, weighted by the returns."""
+        dist_inputs, _ = model(train_batch)
+        logp = dist_class(dist_inputs, model).logp(train_batch[SampleBatch.ACTIONS])
+        returns = train_batch["advantages"]
+        self._policy_loss = -masked_mean(logp * returns, train_batch["loss_mask"])
+        return self._policy_loss
+
+    def stats_fn(self, train_batch: Any) -> dict[str, tf.Tensor]:
+        """Returns the loss."""
+        del train_batch
+        return {"policy_loss": self._policy_loss}
+
+    def postprocess_fragments(self, fragments: Fragments) -> None:
+        """Adds the discounted return of the rest of each trajectory."""
+        rewards = fragments.columns["rewards"]
+        last_values = np.zeros_like(rewards)
+        fragments.added["advantages"] = discounted_returns(
+            rewards, fragments.ends, last_values, gamma=self.hyper("gamma")
+        )
+
+
+PGTFPolicy = PGTF2Policy
+
+
+class PG(Algorithm):
+    """The training loop of PG: one update per batch of fresh trajectories."""
+
+    config_class = PGConfig
+
+    @classmethod
+    def default_policy_class(cls, config: AlgorithmConfig) -> type[TFPolicy]:
+        """Returns the class of policies that name none."""
+        del config
+        return PGTF2Policy

@@ -1,0 +1,296 @@
+"""Proximal policy optimization, Schulman et al. 2017 (arXiv:1707.06347).
+
+One training step: collect `train_batch_size` steps, estimate advantages (GAE, arXiv:1506.02438),
+standardise them over the whole batch, then do `num_sgd_iter` epochs of minibatch updates of
+
+    L = E[-min(r A, clip(r, 1 - eps, 1 + eps) A)]        (eq. 7; r = pi(a|s) / pi_old(a|s))
+        + c_v E[min((V - V_target)^2, vf_clip_param)]    (eq. 9, with the error clipped)
+        - c_e E[H]                                       (eq. 9)
+        + beta E[KL(pi_old || pi)]                       (eq. 8)
+
+and adapt beta to the KL target (section 4). Deviations from the paper: the value error is clipped
+from above, standardised advantages, and beta changes by 1.5 instead of 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfpolicies.algorithms.algorithm import Algorithm
+from tfpolicies.batch.postprocessing import discounted_returns, generalized_advantages
+from tfpolicies.batch.sample_batch import SampleBatch
+from tfpolicies.config.algorithm_config import AlgorithmConfig
+from tfpolicies.config.sections import (
+    Training,
+    check,
+    check_bools,
+    check_schedule,
+    check_unit_interval,
+    is_count,
+    is_number,
+)
+from tfpolicies.errors import ConfigError
+from tfpolicies.models.defaults import MODEL_DEFAULTS
+from tfpolicies.models.losses import explained_variance, masked_mean
+from tfpolicies.policy.fragments import Fragments
+from tfpolicies.policy.tf_policy import TFPolicy
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOTraining(Training):
+    """The training settings of PPO."""
+
+    lr: float = 5e-5
+    train_batch_size: int = 4000
+    model: Mapping[str, Any] = field(
+        default_factory=lambda: {**MODEL_DEFAULTS, "vf_share_layers": False}
+    )
+    sgd_minibatch_size: int = 128  # rows of an update
+    num_sgd_iter: int = 30  # epochs over the train batch
+    shuffle_sequences: bool = True  # rows are shuffled for each epoch
+    lambda_: float = 1.0  # of GAE, in [0, 1]
+    use_gae: bool = True
+    use_critic: bool = True
+    kl_coeff: float = 0.2  # beta at the start, >= 0
+    kl_target: float = 0.01  # nats, > 0
+    clip_param: float = 0.3  # eps, > 0
+    vf_clip_param: float = 10.0  # largest squared value error, > 0; inf: not clipped
+    vf_loss_coeff: float = 1.0  # c_v, >= 0
+    entropy_coeff: float = 0.0  # c_e, >= 0
+    entropy_coeff_schedule: Any = None  # [[timestep, entropy_coeff], ...]; n: to 0 at timestep n
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_bools(self, "shuffle_sequences", "use_gae", "use_critic")
+        for name in ("sgd_minibatch_size", "num_sgd_iter"):
+            check(is_count(getattr(self, name)), name, "an integer >= 1", getattr(self, name))
+        check_unit_interval("lambda_", self.lambda_)
+        for name in ("kl_target", "clip_param", "vf_clip_param"):
+            value = getattr(self, name)
+            check(is_number(value) and value > 0, name, "a number > 0", value)
+        for name in ("kl_coeff", "vf_loss_coeff", "entropy_coeff"):
+            value = getattr(self, name)
+            check(is_number(value) and value >= 0, name, "a number >= 0", value)
+        if not is_count(self.entropy_coeff_schedule):
+            check_schedule("entropy_coeff_schedule", self.entropy_coeff_schedule)
+
+
+class PPOConfig(AlgorithmConfig):
+    """The config of PPO.
+
+    >>> config = PPOConfig().environment("CartPole-v1").training(lr=3e-4, clip_param=0.2)
+    >>> config.clip_param
+    0.2
+    """
+
+    training_section = PPOTraining
+
+    def __init__(self, algo_class: type | None = None) -> None:
+        super().__init__(algo_class or PPO)
+        self.rollouts(rollout_fragment_length="auto")
+
+    def validate(self) -> None:
+        """Checks settings against each other.
+
+        Raises:
+            ConfigError: naming the contradiction.
+        """
+        super().validate()
+        if self.sgd_minibatch_size > self.train_batch_size:
+            raise ConfigError(
+                f"sgd_minibatch_size={self.sgd_minibatch_size} must not be larger than "
+                f"train_batch_size={self.train_batch_size}."
+            )
+        if not self.use_gae and self.batch_mode == "truncate_episodes":
+            raise ConfigError(
+                "use_gae=False needs whole episodes: set batch_mode='complete_episodes', or "
+                "use_gae=True."
+            )
+        envs = self.num_envs_per_worker * max(1, self.num_rollout_workers)
+        rows = envs * self.fragment_length()
+        if self.batch_mode == "truncate_episodes" and self.rollout_fragment_length != "auto":
+            collected = -(-self.train_batch_size // rows) * rows
+            if collected > 1.1 * self.train_batch_size:
+                raise ConfigError(
+                    f"train_batch_size={self.train_batch_size} cannot be collected within 10 %: "
+                    f"{envs} environments times rollout_fragment_length="
+                    f"{self.rollout_fragment_length} give {rows} rows per sample. Use "
+                    "rollout_fragment_length='auto'."
+                )
+
+
+class PPOTFPolicy(TFPolicy):
+    """The mathematics of PPO, for any runtime."""
+
+    config_class = PPOConfig
+    hyperparameters = (
+        *TFPolicy.hyperparameters,
+        "lambda",
+        "clip_param",
+        "vf_clip_param",
+        "vf_loss_coeff",
+        "entropy_coeff",
+        "kl_coeff",
+        "kl_target",
+    )
+    static_keys = (*TFPolicy.static_keys, "use_critic", "use_gae")
+
+    @classmethod
+    def wants_value(cls, static: Mapping[str, Any]) -> bool:
+        """A value is estimated if there is a critic."""
+        return bool(static["use_critic"])
+
+    def loss(self, model: Any, dist_class: Any, train_batch: Any) -> tf.Tensor:
+        """Returns the clipped surrogate objective with its value, entropy and KL terms."""
+        mask = train_batch["loss_mask"]
+        dist_inputs, _ = model(train_batch)
+        current = dist_class(dist_inputs, model)
+        previous = dist_class(train_batch[SampleBatch.ACTION_DIST_INPUTS], model)
+        advantages = train_batch["advantages"]
+
+        logp = current.logp(train_batch[SampleBatch.ACTIONS])
+        ratio = tf.exp(logp - train_batch[SampleBatch.ACTION_LOGP])
+        clip = self.config["clip_param"]
+        surrogate = tf.minimum(
+            advantages * ratio, advantages * tf.clip_by_value(ratio, 1 - clip, 1 + clip)
+        )
+        self._policy_loss = -masked_mean(surrogate, mask)
+        self._entropy = masked_mean(current.entropy(), mask)
+        self._kl = masked_mean(previous.kl(current), mask)
+        self._vf_loss, self._explained = self._value_terms(model, train_batch, mask)
+        self._total = (
+            self._policy_loss
+            + self.config["vf_loss_coeff"] * self._vf_loss
+            - self.config["entropy_coeff"] * self._entropy
+            + self.config["kl_coeff"] * self._kl
+        )
+        return self._total
+
+    def _value_terms(
+        self, model: Any, train_batch: Any, mask: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns the value loss and the share of the targets' variance that values explain."""
+        if not self.config["use_critic"]:
+            return tf.constant(0.0), tf.constant(0.0)
+        targets = train_batch["value_targets"]
+        values = model.value_function()
+        error = tf.minimum(tf.square(values - targets), self.config["vf_clip_param"])
+        explained = explained_variance(targets, tf.stop_gradient(values), mask)
+        return masked_mean(error, mask), explained
+
+    def stats_fn(self, train_batch: Any) -> dict[str, tf.Tensor]:
+        """Returns the terms of the loss."""
+        del train_batch
+        return {
+            "total_loss": self._total,
+            "policy_loss": self._policy_loss,
+            "vf_loss": self._vf_loss,
+            "vf_explained_var": self._explained,
+            "kl": self._kl,
+            "entropy": self._entropy,
+        }
+
+    def hyper_stats(self) -> dict[str, float]:
+        """Returns the coefficients in force."""
+        return {
+            "cur_lr": self.hyper("lr"),
+            "cur_kl_coeff": self.hyper("kl_coeff"),
+            "entropy_coeff": self.hyper("entropy_coeff"),
+        }
+
+    def postprocess_fragments(self, fragments: Fragments) -> None:
+        """Adds advantages, value targets and bootstrapped values for all trajectories at once."""
+        rewards = fragments.columns["rewards"]
+        terminateds = fragments.columns["terminateds"]
+        gamma, added = self.hyper("gamma"), fragments.added
+        if not self.config["use_critic"]:
+            nothing = np.zeros_like(rewards)
+            added["value_targets"] = nothing
+            added["advantages"] = discounted_returns(rewards, fragments.ends, nothing, gamma=gamma)
+            return
+        next_values = fragments.next_values()
+        lambda_ = self.hyper("lambda") if self.config["use_gae"] else 1.0
+        added["advantages"], added["value_targets"] = generalized_advantages(
+            rewards,
+            fragments.columns["vf_preds"],
+            next_values,
+            terminateds,
+            fragments.ends,
+            gamma=gamma,
+            lambda_=lambda_,
+        )
+        added["values_bootstrapped"] = next_values
+
+    def update_kl(self, kl: float) -> float:
+        """Adapts the KL coefficient to its target; returns it.
+
+        A KL above twice the target raises it by half, one below half the target halves it.
+        """
+        target, coefficient = self.hyper("kl_target"), self.hyper("kl_coeff")
+        if kl > 2.0 * target:
+            coefficient *= 1.5
+        elif kl < 0.5 * target:
+            coefficient *= 0.5
+        self.set_hyper("kl_coeff", coefficient)
+        return coefficient
+
+
+class PPOTF2Policy(PPOTFPolicy):
+    """PPO on traced TensorFlow functions.
+
+    >>> from gymnasium import spaces
+    >>> space, actions = spaces.Box(-1, 1, (4,)), spaces.Discrete(2)
+    >>> policy = PPOTF2Policy(space, actions, {"seed": 0, "inference": "tf"})
+    >>> policy.compute_actions(np.zeros((3, 4), np.float32)).actions.shape
+    (3,)
+    """
+
+
+class PPO(Algorithm):
+    """The training loop of PPO; made by `PPOConfig().build()`."""
+
+    config_class = PPOConfig
+
+    @classmethod
+    def default_policy_class(cls, config: AlgorithmConfig) -> type[TFPolicy]:
+        """Returns the class of policies that name none."""
+        del config
+        return PPOTF2Policy
+
+    def training_step(self) -> dict[str, Any]:
+        """Samples one train batch and updates each policy on its part of it."""
+        batches = self.sample_train_batch()
+        config, results = self.config, {}
+        for policy_id, batch in batches.items():
+            policy = self.get_policy(policy_id)
+            batch["advantages"] = standardized(batch["advantages"])
+            result = policy.learn_epochs(
+                batch,
+                config.num_sgd_iter,
+                config.sgd_minibatch_size,
+                shuffle=config.shuffle_sequences,
+            )
+            policy.update_kl(result["learner_stats"]["kl"])
+            results[policy_id] = result
+        return results
+
+    def warm_up(self) -> None:
+        """Compiles the update for the configured batch."""
+        config = self.config
+        rows = self.expected_train_batch_rows()
+        self.get_policy().warm_up(rows, config.num_sgd_iter, config.sgd_minibatch_size)
+
+
+def standardized(advantages: np.ndarray) -> np.ndarray:
+    """Returns advantages of mean 0 and standard deviation 1, float32.
+
+    >>> standardized(np.array([1.0, 3.0])).tolist()
+    [-1.0, 1.0]
+    """
+    centred = advantages - advantages.mean()
+    return (centred / max(1e-4, float(advantages.std()))).astype(np.float32)

@@ -1,0 +1,1 @@
+"""Experience as columns: sample batches, sequences, trajectory postprocessing."""

@@ -1,0 +1,432 @@
+"""A dict of columns of equal length, cut into sequences or not: the storage of a `SampleBatch`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tfpolicies.batch.layout import (
+    DONES,
+    SEQ_LENS,
+    TERMINATEDS,
+    TRUNCATEDS,
+    Layout,
+    as_columns,
+    batch_major,
+    by_axis,
+    checked_count,
+    cut_sequences,
+    map_columns,
+    row_positions,
+    slice_sequences,
+)
+from tfpolicies.batch.leaves import iterate_leaves, map_leaves
+from tfpolicies.errors import BatchError, BatchUsageError, MissingColumnError, near_matches
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_Slice = slice  # the class below has a method of that name
+_ATTRIBUTES = ("layout", "raw_is_training", "num_grad_updates", "_slices_by_sequence")
+_KEY_SETS = ("accessed_keys", "added_keys", "deleted_keys")
+
+
+class ColumnBatch(dict):
+    """Columns by name; `SampleBatch` documents it. Every change is checked before it is made."""
+
+    def __init__(
+        self,
+        *args: Any,
+        _time_major: bool | None = None,
+        _max_seq_len: int | None = None,
+        _zero_padded: bool | None = None,
+        _is_training: bool | None = None,
+        _num_grad_updates: float | None = None,
+        **columns: Any,
+    ) -> None:
+        raw = dict(*args, **columns)
+        source = args[0] if args and isinstance(args[0], ColumnBatch) else None
+        inherited = source.layout if source is not None else Layout()
+        layout = Layout(
+            _first(_time_major, inherited.time_major),
+            _first(_zero_padded, inherited.zero_padded),
+            _first(_max_seq_len, inherited.max_seq_len),
+        )
+        training = raw.pop("is_training", _is_training)
+        self.raw_is_training: Any = _first(training, getattr(source, "raw_is_training", False))
+        self.num_grad_updates: float | None = _first(
+            _num_grad_updates, getattr(source, "num_grad_updates", None)
+        )
+        self._slices_by_sequence = False
+        self.accessed_keys: set[str] = set()
+        self.added_keys: set[str] = set()
+        self.deleted_keys: set[str] = set()
+        self._interceptor: Callable[[Any], Any] | None = None
+        self._intercepted: dict[str, Any] = {}
+        self.store_columns(as_columns(raw), layout)
+
+    def store_columns(self, columns: dict[str, Any], layout: Layout) -> None:
+        """Replaces all columns and their layout at once, after checking that they fit together.
+
+        Nothing is converted, and the three sets of recorded keys are left alone.
+
+        Raises:
+            BatchError: if the columns' lengths differ; nothing is changed then.
+        """
+        self._count = checked_count(columns, layout)
+        self.layout = layout
+        self._intercepted.clear()
+        super().clear()
+        super().update(columns)
+
+    # -- counting --------------------------------------------------------------------------------
+
+    @property
+    def count(self) -> int:
+        """The number of rows; padding does not count. It follows every change of the batch.
+
+        Raises:
+            BatchError: inside a trace, where the number of rows is not known.
+        """
+        if self._count is None:
+            raise BatchError(
+                "The number of rows must be known to be counted, but these columns are tensors of "
+                "unknown length. Use `tf.shape(column)[0]` inside traced code."
+            )
+        return self._count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __bool__(self) -> bool:
+        return self._count != 0
+
+    @property
+    def time_major(self) -> bool:
+        """Whether columns are [T, B, ...]; then a batch without `seq_lens` has T * B rows."""
+        return self.layout.time_major
+
+    @property
+    def zero_padded(self) -> bool:
+        """Whether every sequence takes `max_seq_len` rows."""
+        return self.layout.zero_padded
+
+    @property
+    def max_seq_len(self) -> int | None:
+        """The length that sequences are padded to, or the longest one's; None without any."""
+        lengths = super().get(SEQ_LENS)
+        if self.layout.max_seq_len is None and isinstance(lengths, np.ndarray):
+            return int(lengths.max())
+        return self.layout.max_seq_len
+
+    # -- the dict --------------------------------------------------------------------------------
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, slice):
+            return self._sliced(key)
+        if not isinstance(key, str):
+            raise TypeError(
+                f"A batch is indexed by a column's name or a slice, but got {key!r} of type "
+                f"{type(key).__name__}. Iterate over `batch.rows()` for single rows."
+            )
+        if key == DONES:
+            return self._dones()
+        if key == "is_training":
+            return self.is_training
+        if key not in self:
+            hint = near_matches(key, self)
+            raise MissingColumnError(f"No column {key!r} in this batch; it has {list(self)}.{hint}")
+        self.accessed_keys.add(key)
+        if self._interceptor is None:
+            return super().__getitem__(key)
+        if key not in self._intercepted:
+            self._intercepted[key] = self._interceptor(super().__getitem__(key))
+        return self._intercepted[key]
+
+    def _dones(self) -> Any:
+        parts = [self[name] for name in (TERMINATEDS, TRUNCATEDS) if name in self]
+        if not parts:
+            raise MissingColumnError(
+                f"{DONES!r} is {TERMINATEDS!r} or {TRUNCATEDS!r}, but the batch has neither; it "
+                f"has {list(self)}."
+            )
+        if len(parts) == 2 and isinstance(parts[0], np.ndarray):
+            return np.logical_or(*parts)
+        return parts[0] if len(parts) == 1 else parts[0] | parts[1]  # tensors
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if key == "is_training":
+            self.set_training(value)
+            return
+        new = as_columns({key: value})
+        if not new:  # `seq_lens` that name no sequence
+            self.pop(key, None)
+            return
+        self._count = checked_count({**self, **new}, self.layout)
+        if key not in self:
+            self.added_keys.add(key)
+        super().__setitem__(key, new[key])
+        if self._interceptor is not None:
+            self._intercepted[key] = new[key]
+
+    def __delitem__(self, key: str) -> None:
+        if key not in self:
+            raise MissingColumnError(f"No column {key!r} to delete; the batch has {list(self)}.")
+        layout = self.layout
+        if key == SEQ_LENS:
+            layout = Layout(time_major=layout.time_major)
+        rest = {name: column for name, column in self.items() if name != key}
+        self._count = checked_count(rest, layout)
+        self.layout = layout
+        super().__delitem__(key)
+        self._intercepted.pop(key, None)
+        self.deleted_keys.add(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Returns `self[key]`, or `default` if there is no such column."""
+        try:
+            return self[key]
+        except MissingColumnError:
+            return default
+
+    def update(self, *args: Any, **columns: Any) -> None:
+        """Sets many columns at once; if it sets all of them, their common length may change.
+
+        The three sets of recorded keys are left alone.
+
+        Raises:
+            BatchError: if the columns do not fit together; the batch is unchanged then.
+        """
+        self.store_columns({**self, **as_columns(dict(*args, **columns))}, self.layout)
+
+    def __ior__(self, other: Any) -> Self:  # type: ignore[misc]
+        self.update(other)
+        return self
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        """Returns `self[key]`, after setting it to `default` if there is no such column."""
+        if key not in self:
+            self[key] = default
+        return self[key]
+
+    def pop(self, key: str, *default: Any) -> Any:
+        """Deletes a column and returns it; returns `default`, if given, where there is none."""
+        if key not in self and default:
+            return default[0]
+        value = self[key]
+        del self[key]
+        return value
+
+    def popitem(self) -> tuple[str, Any]:
+        """Deletes the newest column and returns its name and value."""
+        for key in reversed(self):
+            return key, self.pop(key)
+        raise MissingColumnError("No column to pop: the batch has none.")
+
+    def clear(self) -> None:
+        """Deletes all columns."""
+        self.deleted_keys.update(self)
+        self.store_columns({}, Layout(time_major=self.time_major))
+
+    # -- rows ------------------------------------------------------------------------------------
+
+    def _sliced(self, rows: _Slice) -> Self:
+        if self._slices_by_sequence:
+            return self._sequences(rows)
+        if SEQ_LENS not in self:
+            return self._derived(map_columns(lambda leaf: leaf[rows], lambda leaf: leaf, self))
+        start, stop, step = rows.indices(self.count)
+        _require_step_1(step, rows)
+        ends = np.cumsum(super().__getitem__(SEQ_LENS))
+        first, last = (int(np.searchsorted(ends, row, side="right")) for row in (start, stop))
+        return self._sequences(slice(first, max(first, last)))
+
+    def _sequences(self, chosen: _Slice) -> Self:
+        """Returns whole sequences; in a time-major batch without `seq_lens`, entries of axis 1."""
+        lengths = super().get(SEQ_LENS)
+        if lengths is None and not self.time_major:
+            raise BatchUsageError(
+                f"A batch can only be sliced along its sequences if it has {SEQ_LENS!r}, but it "
+                f"has {list(self)}. Call `disable_slicing_by_batch_id()` first."
+            )
+        leaf = next(iterate_leaves(next(iter(self.values()), ())), None)
+        width = len(lengths) if lengths is not None else (0 if leaf is None else leaf.shape[1])
+        first, last, step = chosen.indices(width)
+        _require_step_1(step, chosen)
+        return self._derived(slice_sequences(dict(self), self.layout, first, max(first, last)))
+
+    def slice(
+        self,
+        start: int,
+        end: int,
+        state_start: int | None = None,
+        state_end: int | None = None,
+    ) -> Self:
+        """Returns the rows `start` to `end - 1`, as views where nothing is padded.
+
+        Without `seq_lens` this is `self[start:end]`. With it, sequences are cut: `seq_lens` is
+        shortened, and `state_in_*` keeps a row for each sequence touched. A negative `start` then
+        asks for that many rows of zeros in front.
+
+        Args:
+            start: the first row.
+            end: the row after the last one; the batch's end limits it.
+            state_start: the first sequence whose state is kept; found if None.
+            state_end: the sequence after the last such one; given if `state_start` is.
+
+        Raises:
+            BatchUsageError: if the states do not cover the rows, or only one bound is given.
+            BatchError: if the batch is padded or time-major: its sequences cannot be cut.
+
+        >>> batch = ColumnBatch(obs=[1, 2, 3, 4, 5, 6], seq_lens=[2, 4])
+        >>> batch.slice(0, 3)["seq_lens"], batch.slice(-1, 3)["obs"]
+        (array([2, 1], dtype=int32), array([0, 1, 2, 3]))
+        """
+        has_sequences = SEQ_LENS in self
+        if (state_start is None) != (state_end is None) or (
+            state_start is not None and not has_sequences
+        ):
+            raise BatchUsageError(
+                f"`state_start` and `state_end` go together and need {SEQ_LENS!r}, but got "
+                f"{state_start} and {state_end}, and the batch has {list(self)}."
+            )
+        if not has_sequences:
+            return self._derived(map_columns(lambda leaf: leaf[start:end], _same, self))
+        if self.layout.is_rectangular:
+            raise BatchError(
+                f"Only sequences without padding can be cut, but the batch has {self.layout}. "
+                "Use `batch[start:end]`, which keeps sequences whole."
+            )
+        states = None if state_start is None else slice(state_start, state_end)
+        return self._derived(cut_sequences(dict(self), start, end, states))
+
+    def enable_slicing_by_batch_id(self) -> None:
+        """Lets `batch[i:j]` choose sequences instead of rows."""
+        self._slices_by_sequence = True
+
+    def disable_slicing_by_batch_id(self) -> None:
+        """Lets `batch[i:j]` choose rows again."""
+        self._slices_by_sequence = False
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Yields each row as a dict of single values, without padding, nesting kept.
+
+        In a batch with sequences `seq_lens` is 1, and `state_in_*` is the state at the beginning
+        of the row's sequence.
+        """
+        columns = map_columns(batch_major, _same, self) if self.time_major else dict(self)
+        lengths = columns.get(SEQ_LENS)
+        if lengths is None:
+            positions = owners = np.arange(self.count)
+        else:
+            positions = row_positions(lengths, self.layout)
+            owners = np.repeat(np.arange(len(lengths)), lengths)
+        sources = [source for source in by_axis(columns) if source[0] != SEQ_LENS]
+        fixed = {} if lengths is None else {SEQ_LENS: 1}
+        for position, owner in zip(positions, owners, strict=True):
+            row = {
+                name: map_leaves(itemgetter(owner if per_sequence else position), column)
+                for name, column, per_sequence in sources
+            }
+            yield row | fixed
+
+    def columns(self, keys: Iterable[str]) -> list[Any]:
+        """Returns the columns of these names, in this order."""
+        return [self[key] for key in keys]
+
+    # -- the whole -------------------------------------------------------------------------------
+
+    def copy(self, shallow: bool = False) -> Self:
+        """Returns a batch with the same columns and with attributes and key sets of its own.
+
+        Args:
+            shallow: whether the arrays are shared with this batch. A deep copy owns its arrays;
+                what lists hold (the dicts in `infos`) is shared in both.
+        """
+        columns = dict(self) if shallow else map_columns(_copied, _copied, self)
+        new = _restore(type(self), columns, self._state())
+        new._interceptor = self._interceptor
+        return new
+
+    def _derived(self, columns: dict[str, Any]) -> Self:
+        """Returns a batch of other rows of this one."""
+        layout = self.layout
+        if layout.is_rectangular and layout.max_seq_len is None:
+            layout = layout._replace(max_seq_len=self.max_seq_len)
+        new = type(self)(columns, **layout.as_keywords())
+        new.raw_is_training = self.raw_is_training
+        new.num_grad_updates = self.num_grad_updates
+        return new
+
+    def size_bytes(self) -> int:
+        """Returns the memory of all columns in bytes; of a list, that of the list itself."""
+        leaves = (leaf for column in self.values() for leaf in iterate_leaves(column))
+        return sum(int(getattr(leaf, "nbytes", None) or sys.getsizeof(leaf)) for leaf in leaves)
+
+    def _state(self) -> dict[str, Any]:
+        state = {name: getattr(self, name) for name in _ATTRIBUTES}
+        return state | {name: set(getattr(self, name)) for name in _KEY_SETS}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (type(self), dict(self), self._state())  # the interceptor stays behind
+
+    # -- interceptor and training ----------------------------------------------------------------
+
+    @property
+    def get_interceptor(self) -> Callable[[Any], Any] | None:
+        """The function that every value read by `batch[key]` passes through."""
+        return self._interceptor
+
+    def set_get_interceptor(self, fn: Callable[[Any], Any] | None) -> None:
+        """Lets every value read by `batch[key]` pass through `fn`, once per key.
+
+        `items()` and `values()` give the stored values. A value set afterwards is returned as it
+        was set. Pickling leaves `fn` out.
+        """
+        if fn is not self._interceptor:
+            self._intercepted.clear()
+        self._interceptor = fn
+
+    @property
+    def is_training(self) -> Any:
+        """Whether the batch is meant for a training pass."""
+        if self._interceptor is None or not isinstance(self.raw_is_training, bool):
+            return self.raw_is_training
+        if "is_training" not in self._intercepted:
+            self._intercepted["is_training"] = self._interceptor(self.raw_is_training)
+        return self._intercepted["is_training"]
+
+    def set_training(self, training: Any = True) -> None:
+        """Sets `is_training`."""
+        self.raw_is_training = training
+        self._intercepted.pop("is_training", None)
+
+
+def _restore(cls: type[Any], columns: dict[str, Any], state: dict[str, Any]) -> Any:
+    batch = cls(columns, **state["layout"].as_keywords())
+    for name, value in state.items():
+        setattr(batch, name, value)
+    return batch
+
+
+def _first(value: Any, otherwise: Any) -> Any:
+    return otherwise if value is None else value
+
+
+def _require_step_1(step: int, chosen: slice) -> None:
+    if step != 1:
+        raise BatchUsageError(
+            f"A batch with sequences is sliced with step 1, but got {chosen}. Leave the step out."
+        )
+
+
+def _same(leaf: Any) -> Any:
+    return leaf
+
+
+def _copied(leaf: Any) -> Any:
+    return leaf.copy() if isinstance(leaf, np.ndarray | list) else leaf

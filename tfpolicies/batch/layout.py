@@ -1,0 +1,265 @@
+"""How the columns of a batch lie in memory, and whether they fit together.
+
+Plain functions over dicts of columns; the classes that own such dicts are in `column_batch.py` and
+`sample_batch.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tfpolicies.batch.leaves import as_leaf, count_rows, iterate_leaves, map_leaves
+from tfpolicies.batch.leaves import padded_positions as _padded_positions
+from tfpolicies.errors import BatchError, BatchUsageError, MissingColumnError
+
+SEQ_LENS = "seq_lens"
+INFOS = "infos"
+TERMINATEDS = "terminateds"
+TRUNCATEDS = "truncateds"
+DONES = "dones"
+STATE_IN = "state_in_"
+STATE_OUT = "state_out_"
+
+
+class Layout(NamedTuple):
+    """Where the rows of a batch stand."""
+
+    time_major: bool = False  # columns are [T, B, ...] instead of [B * T, ...]
+    zero_padded: bool = False  # every sequence takes `max_seq_len` rows
+    max_seq_len: int | None = None  # None: the longest sequence's length
+
+    @property
+    def is_rectangular(self) -> bool:
+        """Whether every sequence takes the same room."""
+        return self.time_major or self.zero_padded
+
+    def as_keywords(self) -> dict[str, Any]:
+        """Returns the private keywords that give a new batch this layout."""
+        return {f"_{name}": value for name, value in self._asdict().items()}
+
+
+def as_columns(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns `raw` with numbers and lists made arrays; arrays and tensors are not copied.
+
+    `infos` stays a list. `seq_lens` becomes int32 [num_seqs]; one that names no sequence is
+    dropped.
+
+    Raises:
+        BatchUsageError: if a key is not a string.
+        MissingColumnError: for the key `"dones"`.
+        BatchError: if a value is None or a list of rows of different shapes.
+    """
+    columns = {}
+    for key, value in raw.items():
+        if not isinstance(key, str):
+            raise BatchUsageError(
+                f"Columns of a batch are named by strings, but got {key!r} of type "
+                f"{type(key).__name__}. Name the column."
+            )
+        if key == DONES:
+            raise MissingColumnError(
+                f"{DONES!r} can only be read: it is {TERMINATEDS!r} or {TRUNCATEDS!r}. "
+                "Set those two instead."
+            )
+        column = _as_seq_lens(value) if key == SEQ_LENS else _as_column(key, value)
+        if column is not None:
+            columns[key] = column
+    return columns
+
+
+def _as_column(name: str, value: Any) -> Any:
+    if name == INFOS and isinstance(value, list):
+        return value
+    if value is None:
+        raise BatchError(
+            f"A column must hold one value per row, but {name!r} is None. Leave it out instead."
+        )
+    try:
+        return map_leaves(as_leaf, value)
+    except ValueError as error:
+        raise BatchError(
+            f"The rows of a column must have one shape, but those of {name!r} differ ({error})."
+        ) from error
+
+
+def _as_seq_lens(value: Any) -> Any:
+    if hasattr(value, "shape") and not isinstance(value, np.ndarray):
+        return value  # a tensor
+    lengths = np.asarray([] if value is None else value)
+    if lengths.shape == (0,):
+        return None
+    if lengths.ndim != 1 or lengths.dtype.kind not in "iu" or (lengths < 0).any():
+        raise BatchError(
+            f"{SEQ_LENS!r} must be whole numbers from 0, one per sequence, but got {value!r}."
+        )
+    return lengths.astype(np.int32, copy=False)
+
+
+def checked_count(columns: Mapping[str, Any], layout: Layout) -> int | None:
+    """Returns the number of rows, padding apart; None where a trace does not know it.
+
+    Raises:
+        BatchError: if the columns' lengths differ, naming the column and both lengths.
+    """
+    lengths = columns.get(SEQ_LENS)
+    expected, source, total = None, "", None
+    if isinstance(lengths, np.ndarray):
+        total = int(lengths.sum())
+        expected, source = _stored_rows(lengths, layout), SEQ_LENS
+    for name in sorted(columns, key=_counting_order):
+        if name == SEQ_LENS or (name.startswith(STATE_IN) and _states_fit(columns, name)):
+            continue
+        for leaf in iterate_leaves(columns[name]):
+            rows = _leaf_rows(name, leaf, layout)
+            if rows is not None and expected is None:
+                expected, source = rows, name
+            elif rows is not None and rows != expected:
+                raise BatchError(
+                    f"All columns of a batch must have the same number of rows, but {name!r} has "
+                    f"{rows} and {source!r} asks for {expected} ({layout}). Cut or pad the "
+                    "column; `update` replaces several columns at once."
+                )
+    if total is None and not (SEQ_LENS in columns and layout.is_rectangular):
+        return expected if columns else 0
+    return total
+
+
+def _counting_order(name: str) -> int:
+    """The columns that rank low give the length that the others are held against."""
+    if name == INFOS or name.startswith(STATE_OUT):
+        return 1
+    return 2 if name.startswith(STATE_IN) else 0
+
+
+def _stored_rows(lengths: np.ndarray, layout: Layout) -> int:
+    if not layout.is_rectangular:
+        return int(lengths.sum())
+    longest = int(lengths.max())
+    width = longest if layout.max_seq_len is None else layout.max_seq_len
+    if longest > width:
+        raise BatchError(
+            f"No sequence may be longer than `max_seq_len`, but {SEQ_LENS!r} has {longest} and "
+            f"max_seq_len is {width}. Chop the sequences, or raise max_seq_len."
+        )
+    return len(lengths) * width
+
+
+def _states_fit(columns: Mapping[str, Any], name: str) -> bool:
+    """Whether the column holds one state per sequence (the other choice is one per row)."""
+    lengths = columns.get(SEQ_LENS)
+    if lengths is None or not isinstance(lengths, np.ndarray):
+        return lengths is not None
+    return all(count_rows(leaf) in (None, len(lengths)) for leaf in iterate_leaves(columns[name]))
+
+
+def _leaf_rows(name: str, leaf: Any, layout: Layout) -> int | None:
+    rows = count_rows(leaf)
+    if not layout.time_major or rows is None:
+        return rows
+    if len(getattr(leaf, "shape", ())) < 2:
+        raise BatchError(
+            f"Columns of a time-major batch must be arrays [T, B, ...], but {name!r} is not. "
+            "Leave the column out, or use batch-major columns."
+        )
+    return None if leaf.shape[1] is None else rows * leaf.shape[1]
+
+
+def by_axis(columns: Mapping[str, Any]) -> Iterator[tuple[str, Any, bool]]:
+    """Yields each column's name, value and whether it has one entry per sequence, not per row."""
+    columns = dict(columns)  # reading a batch itself would be recorded and intercepted
+    for name, column in columns.items():
+        per_sequence = name == SEQ_LENS or (
+            name.startswith(STATE_IN) and _states_fit(columns, name)
+        )
+        yield name, column, per_sequence
+
+
+def map_columns(
+    on_rows: Callable[[Any], Any],
+    on_sequences: Callable[[Any], Any],
+    columns: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Applies one function to the leaves with an entry per row, another to those per sequence."""
+    return {
+        name: map_leaves(on_sequences if per_sequence else on_rows, column)
+        for name, column, per_sequence in by_axis(columns)
+    }
+
+
+def row_positions(lengths: np.ndarray, layout: Layout) -> np.ndarray:
+    """Returns the positions of the rows that are not padding, in a batch-major batch."""
+    if not layout.is_rectangular:
+        return np.arange(lengths.sum())
+    longest = int(lengths.max()) if layout.max_seq_len is None else layout.max_seq_len
+    return _padded_positions(lengths, longest)
+
+
+def batch_major(leaf: Any) -> Any:
+    """Returns a leaf [T, B, ...] as [B * T, ...]."""
+    array = np.asarray(leaf)
+    return np.swapaxes(array, 0, 1).reshape(-1, *array.shape[2:])
+
+
+def slice_sequences(
+    columns: Mapping[str, Any], layout: Layout, first: int, last: int
+) -> dict[str, Any]:
+    """Returns views of the whole sequences `first` to `last - 1`."""
+    if layout.time_major:
+        return map_columns(lambda leaf: leaf[:, first:last], lambda leaf: leaf[first:last], columns)
+    lengths = columns[SEQ_LENS]
+    if layout.zero_padded:
+        width = lengths.max() if layout.max_seq_len is None else layout.max_seq_len
+        start, stop = first * width, last * width
+    else:
+        start, stop = int(lengths[:first].sum()), int(lengths[:last].sum())
+    return map_columns(lambda leaf: leaf[start:stop], lambda leaf: leaf[first:last], columns)
+
+
+def cut_sequences(
+    columns: Mapping[str, Any], start: int, stop: int, states: slice | None
+) -> dict[str, Any]:
+    """Returns rows `start` to `stop - 1` of an unpadded batch, cutting its sequences.
+
+    A negative `start` puts that many rows of zeros (None in lists) in front. `states` chooses the
+    sequences whose states are kept; None means those that the rows lie in.
+
+    Raises:
+        BatchUsageError: if `states` does not cover the rows.
+    """
+    lengths = columns[SEQ_LENS]
+    ends = np.cumsum(lengths, dtype=np.int64)
+    padding, low = max(-start, 0), max(start, 0)
+    high = max(min(stop, int(ends[-1])), low)
+    wanted = high - low + padding
+    if states is None:
+        first = int(np.searchsorted(ends, low, side="right"))
+        last = max(int(np.searchsorted(ends, high, side="left")), first) + 1
+        states = slice(first, last if wanted else first)
+        kept = np.minimum(ends[states], high) - np.maximum((ends - lengths)[states], low)
+        kept[:1] += padding
+    else:
+        kept = lengths[states].astype(np.int64)
+        kept[-1:] = wanted - kept[:-1].sum()
+        if kept.sum() != wanted or (kept < 0).any() or (kept > lengths[states]).any():
+            raise BatchUsageError(
+                f"The sequences [{states.start}:{states.stop}] must cover the {wanted} rows "
+                f"[{start}:{stop}], but their lengths are {lengths[states].tolist()}. Leave "
+                "`state_start` and `state_end` out to have them found."
+            )
+    cut = map_columns(
+        lambda leaf: _padded_left(leaf[low:high], padding), lambda leaf: leaf[states], columns
+    )
+    cut[SEQ_LENS] = kept.astype(np.int32)
+    return cut
+
+
+def _padded_left(leaf: Any, padding: int) -> Any:
+    if not padding:
+        return leaf
+    if isinstance(leaf, list):
+        return [None] * padding + leaf
+    blank = np.zeros((padding, *leaf.shape[1:]), dtype=leaf.dtype)
+    return np.concatenate([blank, leaf])

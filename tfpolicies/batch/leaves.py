@@ -1,0 +1,140 @@
+"""The arrays inside a column.
+
+A column is one array, or a dict or tuple of columns (observations of a Dict or Tuple space). Its
+arrays are the *leaves*. A list is a leaf too (`infos` is one). Leaves that are neither NumPy arrays
+nor lists (tensors) are handed through untouched where that is possible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfpolicies.batch.packing import PackedColumn
+from tfpolicies.errors import BatchError
+
+
+def map_leaves(function: Callable[[Any], Any], column: Any) -> Any:
+    """Returns `column` with `function` applied to each leaf.
+
+    >>> map_leaves(len, {"a": [1, 2], "b": ([3], [])})
+    {'a': 2, 'b': (1, 0)}
+    """
+    if isinstance(column, dict):
+        return {key: map_leaves(function, part) for key, part in column.items()}
+    if isinstance(column, tuple):
+        return tuple(map_leaves(function, part) for part in column)
+    return function(column)
+
+
+def iterate_leaves(column: Any) -> Iterator[Any]:
+    """Yields the leaves of `column` in their order."""
+    if isinstance(column, dict):
+        column = tuple(column.values())
+    if isinstance(column, tuple):
+        for part in column:
+            yield from iterate_leaves(part)
+    else:
+        yield column
+
+
+def as_leaf(value: Any) -> Any:
+    """Returns `value` itself if it is an array or a tensor, otherwise the NumPy array of it."""
+    if hasattr(value, "shape") and not isinstance(value, np.generic):
+        return value
+    return np.asarray(value)
+
+
+def count_rows(leaf: Any) -> int | None:
+    """Returns the length of the leaf's first axis: 0 for a scalar, None if unknown in a trace."""
+    shape = getattr(leaf, "shape", None)
+    if shape is None:
+        return len(leaf)
+    return shape[0] if len(shape) else 0
+
+
+def take_rows(leaf: Any, indices: np.ndarray) -> Any:
+    """Returns the rows of `leaf` at `indices` [K] as a new array or list."""
+    if isinstance(leaf, list):
+        return [leaf[i] for i in indices]
+    return leaf[indices] if isinstance(leaf, PackedColumn) else np.asarray(leaf)[indices]
+
+
+def spread_rows(leaf: Any, positions: np.ndarray, total: int) -> Any:
+    """Returns `total` rows, row k of `leaf` standing at `positions[k]` and padding elsewhere.
+
+    The padding is zero, or None in lists and in columns of objects or text.
+
+    >>> spread_rows(np.array([5, 6, 7]), np.array([0, 2, 3]), 5)
+    array([5, 0, 6, 7, 0])
+    """
+    if isinstance(leaf, list):
+        rows: list[Any] = [None] * total
+        for position, row in zip(positions, leaf, strict=True):
+            rows[position] = row
+        return rows
+    if isinstance(leaf, PackedColumn):
+        return leaf[positions]
+    array = np.asarray(leaf)
+    shape = (total, *array.shape[1:])
+    if array.dtype.kind in "OSU":
+        spread = np.full(shape, None, dtype=object)
+    else:
+        spread = np.zeros(shape, dtype=array.dtype)
+    spread[positions] = array
+    return spread
+
+
+def padded_positions(seq_lens: np.ndarray, max_seq_len: int) -> np.ndarray:
+    """Returns where each row goes when every sequence is padded to `max_seq_len` rows.
+
+    >>> padded_positions(np.array([2, 1]), 3)
+    array([0, 1, 3])
+    """
+    lengths = np.asarray(seq_lens, dtype=np.int64)
+    shifts = np.arange(len(lengths)) * max_seq_len - (np.cumsum(lengths) - lengths)
+    return np.arange(lengths.sum()) + np.repeat(shifts, lengths)
+
+
+def concatenate_columns(name: str, columns: Sequence[Any], axis: int = 0) -> Any:
+    """Joins columns of one structure leaf by leaf along `axis`.
+
+    Raises:
+        BatchError: if their structures or shapes differ; the message names the column.
+    """
+    first = columns[0]
+    if isinstance(first, dict | tuple):
+        if any(_structure(column) != _structure(first) for column in columns):
+            raise BatchError(
+                f"Batches to be joined must have the same parts in each column, but those of "
+                f"{name!r} are {sorted({str(_structure(column)) for column in columns})}. "
+                "Give all batches one observation and action space."
+            )
+        keys = _structure(first)
+        parts = {
+            key: concatenate_columns(f"{name}/{key}", [column[key] for column in columns], axis)
+            for key in keys
+        }
+        return parts if isinstance(first, dict) else tuple(parts.values())
+    if any(isinstance(leaf, list) for leaf in columns):
+        return [row for leaf in columns for row in leaf]
+    if any(isinstance(leaf, PackedColumn) for leaf in columns):
+        raise BatchError(
+            f"Columns packed as a whole cannot be joined, but {name!r} is one. "
+            "Call `decompress_if_needed()` on each batch first."
+        )
+    try:
+        return np.concatenate(columns, axis=axis)
+    except ValueError as error:
+        raise BatchError(
+            f"Batches to be joined must have rows of one shape in each column, but those of "
+            f"{name!r} have shapes {[np.shape(leaf) for leaf in columns]}."
+        ) from error
+
+
+def _structure(column: Any) -> list[Any]:
+    if isinstance(column, dict):
+        return list(column)
+    return list(range(len(column))) if isinstance(column, tuple) else ["array"]

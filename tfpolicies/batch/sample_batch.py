@@ -1,0 +1,413 @@
+"""`SampleBatch`, the experience of one policy as columns, and the joining of batches."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tfpolicies.batch import layout as _layout
+from tfpolicies.batch.column_batch import ColumnBatch
+from tfpolicies.batch.joining import join_columns
+from tfpolicies.batch.layout import Layout
+from tfpolicies.batch.leaves import (
+    map_leaves,
+    spread_rows,
+    take_rows,
+)
+from tfpolicies.batch.multi_agent_batch import DEFAULT_POLICY_ID, MultiAgentBatch
+from tfpolicies.batch.packing import pack_leaf, unpack_leaf
+from tfpolicies.errors import BatchError, BatchUsageError, UsageError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = [
+    "DEFAULT_POLICY_ID",
+    "SampleBatch",
+    "concat_samples",
+    "concat_samples_into_ma_batch",
+    "convert_ma_batch_to_sample_batch",
+]
+
+_OBSERVATIONS = frozenset({"obs", "new_obs"})
+
+
+class SampleBatch(ColumnBatch):
+    """Experience of one policy: a dict from column names to arrays with one entry per row.
+
+    Arrays are kept as they are, never copied. Numbers and lists become arrays, `infos` stays a
+    list. A column may be nested: a dict or tuple of arrays, as Dict and Tuple spaces give them.
+
+    With `seq_lens` [num_seqs] int32 the rows are sequences (for recurrent models): the first
+    `seq_lens[0]` rows are the first sequence, and so on. Columns `state_in_<i>` then have one
+    entry per sequence. In a *zero-padded* batch every sequence takes `max_seq_len` rows.
+
+    `count` is the number of rows without padding; it follows every change of the batch, and
+    columns whose lengths differ are refused.
+
+    Args:
+        *args: a mapping or pairs, as for `dict`. Another SampleBatch hands on its attributes.
+        _time_major: whether columns are [T, B, ...] and not [B * T, ...].
+        _max_seq_len: the length sequences are padded to; the longest one's by default.
+        _zero_padded: whether the sequences are padded.
+        _is_training: the property `is_training`; a column of that name does the same.
+        _num_grad_updates: how many updates the policy had done when it collected the batch.
+        **columns: more columns.
+
+    Raises:
+        BatchError: if the lengths of two columns differ.
+        BatchUsageError: if a column's name is not a string.
+        MissingColumnError: for a column `dones`, which is read-only: terminated or truncated.
+
+    >>> batch = SampleBatch(obs=[[0.0], [1.0], [2.0]], rewards=[1.0, 1.0, 1.0])
+    >>> batch[1:], batch["rewards"].sum()
+    (SampleBatch(2: ['obs', 'rewards']), np.float64(3.0))
+    """
+
+    OBS = CUR_OBS = "obs"
+    NEXT_OBS = "new_obs"
+    ACTIONS = "actions"
+    REWARDS = "rewards"
+    PREV_ACTIONS = "prev_actions"
+    PREV_REWARDS = "prev_rewards"
+    TERMINATEDS = _layout.TERMINATEDS
+    TRUNCATEDS = _layout.TRUNCATEDS
+    DONES = _layout.DONES
+    INFOS = _layout.INFOS
+    SEQ_LENS = _layout.SEQ_LENS
+    T = "t"
+    EPS_ID = "eps_id"
+    ENV_ID = "env_id"
+    AGENT_INDEX = "agent_index"
+    UNROLL_ID = "unroll_id"
+    VF_PREDS = "vf_preds"
+    VALUES_BOOTSTRAPPED = "values_bootstrapped"
+    ACTION_DIST_INPUTS = "action_dist_inputs"
+    ACTION_PROB = "action_prob"
+    ACTION_LOGP = "action_logp"
+    ACTION_DIST = "action_dist"
+    OBS_EMBEDS = "obs_embeds"
+    RETURNS_TO_GO = "returns_to_go"
+    ATTENTION_MASKS = "attention_masks"
+
+    def env_steps(self) -> int:
+        """Returns `count`."""
+        return self.count
+
+    def agent_steps(self) -> int:
+        """Returns `count`."""
+        return self.count
+
+    def __repr__(self) -> str:
+        names = [name for name in self if name != self.SEQ_LENS]
+        lengths = self._raw(self.SEQ_LENS)
+        sequences = "" if lengths is None else f" (seqs={len(lengths)})"
+        return f"SampleBatch({'?' if self._count is None else self._count}{sequences}: {names})"
+
+    def _raw(self, name: str) -> Any:
+        """Returns a column or None, without recording the access."""
+        return dict.get(self, name)
+
+    # -- trajectories ----------------------------------------------------------------------------
+
+    def is_terminated_or_truncated(self) -> bool:
+        """Whether the last row ends its episode; False for an empty batch."""
+        return bool(self.count and self._valid_rows("dones")[-1])
+
+    def is_single_trajectory(self) -> bool:
+        """Whether no row before the last one ends an episode."""
+        return not (self.count and np.any(self._valid_rows("dones")[:-1]))
+
+    def _valid_rows(self, key: str) -> np.ndarray:
+        """Returns an array column without padding, batch-major."""
+        array = np.asarray(self[key])
+        if self.time_major:
+            array = _layout.batch_major(array)
+        if self.layout.is_rectangular and self._raw(self.SEQ_LENS) is not None:
+            array = array[_layout.row_positions(self._raw(self.SEQ_LENS), self.layout)]
+        return array
+
+    def split_by_episode(self, key: str | None = None) -> list[Self]:
+        """Cuts the batch where episodes change; the order stays and no row is lost.
+
+        Args:
+            key: `"eps_id"` cuts where the episode's id changes, `"dones"` after each row that is
+                terminated or truncated (the rest comes last). None prefers `eps_id`.
+
+        Raises:
+            MissingColumnError: if the batch lacks the column.
+            BatchUsageError: for another `key`.
+            BatchError: if an episode begins within a padded sequence.
+        """
+        if key not in (None, self.EPS_ID, self.DONES):
+            raise BatchUsageError(f'`key` must be "eps_id", "dones" or None, but got {key!r}.')
+        if key == self.EPS_ID or (key is None and self.EPS_ID in self):
+            ids = self._valid_rows(self.EPS_ID)
+            cuts = np.flatnonzero(ids[1:] != ids[:-1]) + 1
+        else:
+            cuts = np.flatnonzero(self._valid_rows(self.DONES)[:-1]) + 1
+        bounds = [0, *cuts.tolist(), self.count] if self.count else []
+        pieces = list(pairwise(bounds))
+        if not self.layout.is_rectangular:
+            return [self.slice(start, stop) for start, stop in pieces]
+        lengths = self._raw(self.SEQ_LENS)
+        if lengths is None or not np.isin(cuts, np.cumsum(lengths)).all():
+            raise BatchError(
+                "A padded or time-major batch can only be split between its sequences, but an "
+                f"episode ends after rows {cuts.tolist()}. Split before padding."
+            )
+        starts = np.searchsorted(np.cumsum(lengths) - lengths, bounds)
+        return [self._sequences(slice(*pair)) for pair in pairwise(starts)]
+
+    def timeslices(
+        self, size: int | None = None, num_slices: int | None = None, k: int | None = None
+    ) -> list[Self]:
+        """Cuts the batch into consecutive pieces.
+
+        A batch with sequences is cut between them only, so its pieces hold about that many rows.
+
+        Args:
+            size: rows per piece; the last piece may be smaller.
+            num_slices: the number of pieces, of nearly equal size, smaller ones first.
+            k: another name of `size`.
+
+        Raises:
+            BatchUsageError: unless exactly one argument is given, and is positive.
+        BatchError: if the batch is time-major without `seq_lens`.
+        """
+        given = [value for value in (size, num_slices, k) if value is not None]
+        if len(given) != 1 or given[0] < 1:
+            raise BatchUsageError(
+                "`timeslices` takes either `size` or `num_slices`, from 1, but got "
+                f"size={size}, num_slices={num_slices}, k={k}."
+            )
+        if self.time_major and self.SEQ_LENS not in self:
+            raise BatchError(
+                "A time-major batch can only be cut between its sequences, but it has no "
+                f"{self.SEQ_LENS!r}. Cut before transposing, or set {self.SEQ_LENS!r}."
+            )
+        if num_slices is None:
+            bounds = [*range(0, self.count, given[0]), self.count]
+        else:
+            small, larger = divmod(self.count, num_slices)
+            first_larger = num_slices - larger
+            bounds = [i * small + max(i - first_larger, 0) for i in range(num_slices + 1)]
+        pieces = [self[start:stop] for start, stop in pairwise(bounds)]
+        return pieces if num_slices else [piece for piece in pieces if piece.count]
+
+    def as_multi_agent(self) -> MultiAgentBatch:
+        """Returns a multi-agent batch with this one under the default policy's id."""
+        return MultiAgentBatch({DEFAULT_POLICY_ID: self}, self.count)
+
+    def concat(self, other: SampleBatch) -> SampleBatch:
+        """Returns this batch's rows followed by the other's; see `concat_samples`."""
+        return _concat_sample_batches([self, other])
+
+    # -- rows in another order or place ----------------------------------------------------------
+
+    def take(self, indices: Sequence[int] | np.ndarray) -> Self:
+        """Returns a new batch of the rows at `indices` [K], copied.
+
+        Raises:
+            BatchError: if the batch has sequences or is time-major.
+        """
+        self._require_free_rows("taken one by one")
+        chosen = np.asarray(indices, dtype=np.int64)
+        return self._derived(self._map(lambda leaf: take_rows(leaf, chosen)))
+
+    def shuffle(self, rng: np.random.Generator | None = None) -> Self:
+        """Puts the rows in random order, in place, and returns the batch.
+
+        Args:
+            rng: the source of randomness; a fresh one if None.
+
+        Raises:
+            BatchError: if the batch has sequences or is time-major.
+        """
+        self._require_free_rows("shuffled")
+        order = (rng or np.random.default_rng()).permutation(self.count)
+        self.store_columns(self._map(lambda leaf: take_rows(leaf, order)), self.layout)
+        return self
+
+    def _map(self, function: Any) -> dict[str, Any]:
+        return {name: map_leaves(function, column) for name, column in self.items()}
+
+    def _require_free_rows(self, action: str) -> None:
+        if self.SEQ_LENS in self or self.time_major:
+            raise BatchError(
+                f"Rows of sequences hang together and cannot be {action}, but the batch has "
+                f"{list(self)} and {self.layout}. Work on it before it is cut into sequences, or "
+                "shuffle in `pad_batch_to_sequences_of_same_size`."
+            )
+
+    def right_zero_pad(self, max_seq_len: int, exclude_states: bool = True) -> Self:
+        """Pads every sequence to `max_seq_len` rows, in place, and returns the batch.
+
+        Padding is zero, or None in lists and columns of objects or text. `count` stays.
+
+        Args:
+            max_seq_len: rows per sequence afterwards.
+            exclude_states: whether `state_in_*` is left as it is, one row per sequence;
+                otherwise it must have one per row and is padded like the rest.
+
+        Raises:
+            BatchError: without `seq_lens`, for a sequence longer than `max_seq_len`, or if the
+                batch is time-major or padded to another length. Nothing is changed then.
+        """
+        lengths = self._raw(self.SEQ_LENS)
+        if lengths is None or lengths.max() > max_seq_len or self.time_major:
+            raise BatchError(
+                f"Padding to max_seq_len={max_seq_len} needs a batch-major batch with sequences "
+                f"that are not longer, but {self.SEQ_LENS!r} is {lengths} and time_major is "
+                f"{self.time_major}. Chop it with `chop_into_sequences` first."
+            )
+        target = Layout(zero_padded=True, max_seq_len=max_seq_len)
+        if self.zero_padded and self.max_seq_len != max_seq_len:
+            raise BatchError(
+                f"A batch is padded once, but this one is already padded to {self.max_seq_len} "
+                f"and was to be padded to {max_seq_len}. Pad the original batch."
+            )
+        if not self.zero_padded:
+            self.store_columns(self._padded(target, exclude_states), target)
+        return self
+
+    def _padded(self, target: Layout, exclude_states: bool) -> dict[str, Any]:
+        lengths = self._raw(self.SEQ_LENS)
+        positions = _layout.row_positions(lengths, target)
+        total = len(lengths) * (target.max_seq_len or 0)
+
+        def pad(leaf: Any) -> Any:
+            return spread_rows(leaf, positions, total)
+
+        padded = dict(self)
+        for name, column in self.items():
+            is_state = name.startswith(_layout.STATE_IN) and exclude_states
+            if name != self.SEQ_LENS and not is_state:
+                padded[name] = map_leaves(pad, column)
+        return padded
+
+    # -- compression -----------------------------------------------------------------------------
+
+    def compress(self, bulk: bool = False, columns: Collection[str] = _OBSERVATIONS) -> None:
+        """Compresses columns in place: each row becomes a text (zlib, base64).
+
+        Args:
+            bulk: whether a whole column becomes one text instead. It packs better and can then
+                not be sliced or joined.
+            columns: the columns to compress; those the batch lacks are passed over.
+
+        Raises:
+            BatchError: if a column holds Python objects. Nothing is changed then.
+        """
+        self._replace(columns, lambda leaf: pack_leaf(leaf, bulk))
+
+    def decompress_if_needed(self, columns: Collection[str] = _OBSERVATIONS) -> Self:
+        """Undoes `compress` in place and returns the batch; other columns are left as they are."""
+        self._replace(columns, unpack_leaf)
+        return self
+
+    def _replace(self, names: Collection[str], function: Any) -> None:
+        new = {name: map_leaves(function, self._raw(name)) for name in names if name in self}
+        self.store_columns({**self, **new}, self.layout)
+
+    # -- names of the past -----------------------------------------------------------------------
+
+    @staticmethod
+    def concat_samples(samples: object) -> None:
+        """Raises a UsageError: the function `concat_samples` replaced it."""
+        raise UsageError(
+            "`SampleBatch.concat_samples` was removed. Call the function `concat_samples(samples)` "
+            "of tfpolicies instead."
+        )
+
+    def zero_pad(self, *args: object, **kwargs: object) -> None:
+        """Raises a UsageError: `right_zero_pad` replaced it."""
+        raise UsageError("`zero_pad` was removed. Call `right_zero_pad(max_seq_len)` instead.")
+
+
+def concat_samples(
+    samples: Iterable[SampleBatch | MultiAgentBatch],
+) -> SampleBatch | MultiAgentBatch:
+    """Joins batches into one, in their order.
+
+    If there is a MultiAgentBatch among them, the result is one too, and SampleBatches go under the
+    default policy's id. Empty batches are skipped. `num_grad_updates` becomes the mean, weighted
+    by rows. A single batch is not copied: the result shares its arrays.
+
+    Raises:
+        BatchError: if the batches do not have the same columns, shapes and layout. A missing
+            column is a MissingColumnError.
+
+    >>> concat_samples([SampleBatch(obs=[1, 2]), SampleBatch(obs=[3])])["obs"]
+    array([1, 2, 3])
+    """
+    batches = list(samples)
+    if any(isinstance(batch, MultiAgentBatch) for batch in batches):
+        return concat_samples_into_ma_batch(batches)
+    return _concat_sample_batches(_require_batches(batches))
+
+
+def concat_samples_into_ma_batch(
+    samples: Iterable[SampleBatch | MultiAgentBatch],
+) -> MultiAgentBatch:
+    """Joins batches into one MultiAgentBatch, each policy's rows by themselves.
+
+    Raises:
+        BatchError: if an element is no batch, or batches of one policy do not fit together.
+    """
+    by_policy: dict[str, list[SampleBatch]] = {}
+    env_steps = 0
+    for batch in _require_batches(list(samples)):
+        multi = batch.as_multi_agent()
+        env_steps += multi.env_steps()
+        for policy_id, part in multi.policy_batches.items():
+            if part.count or isinstance(batch, MultiAgentBatch):
+                by_policy.setdefault(policy_id, []).append(part)
+    joined = {policy_id: _concat_sample_batches(parts) for policy_id, parts in by_policy.items()}
+    return MultiAgentBatch(joined, env_steps)
+
+
+def convert_ma_batch_to_sample_batch(batch: SampleBatch | MultiAgentBatch) -> SampleBatch:
+    """Returns the default policy's batch of a MultiAgentBatch that has no other.
+
+    Raises:
+        BatchError: if there are other policies.
+    """
+    if not isinstance(batch, MultiAgentBatch):
+        return batch
+    if list(batch.policy_batches) != [DEFAULT_POLICY_ID]:
+        raise BatchError(
+            f"Only a batch of {DEFAULT_POLICY_ID!r} alone can become a SampleBatch, but this one "
+            f"has {list(batch.policy_batches)}. Take the policy's rows: `batch[policy_id]`."
+        )
+    return batch[DEFAULT_POLICY_ID]
+
+
+def _require_batches(batches: list[Any]) -> list[Any]:
+    for batch in batches:
+        if not isinstance(batch, SampleBatch | MultiAgentBatch):
+            raise BatchError(
+                "Only SampleBatches and MultiAgentBatches can be joined, but got a "
+                f"{type(batch).__name__}. Wrap columns in `SampleBatch(...)`."
+            )
+    return batches
+
+
+def _concat_sample_batches(batches: Sequence[SampleBatch]) -> SampleBatch:
+    filled = [batch for batch in batches if batch.count]
+    if not filled:
+        return SampleBatch()
+    first = filled[0]
+    if len(filled) == 1:
+        joined = type(first)(first)
+    else:
+        columns, layout = join_columns(filled)
+        joined = type(first)(columns, **layout.as_keywords())
+        joined.set_training(first.raw_is_training)
+    rows = sum(batch.count for batch in filled)
+    updates = sum((batch.num_grad_updates or 0.0) * batch.count for batch in filled)
+    joined.num_grad_updates = updates / rows
+    return joined

@@ -1,0 +1,225 @@
+"""Cutting trajectories into sequences of bounded length, for recurrent models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfpolicies.batch.layout import SEQ_LENS, STATE_IN, Layout
+from tfpolicies.batch.leaves import (
+    as_leaf,
+    count_rows,
+    iterate_leaves,
+    map_leaves,
+    padded_positions,
+    spread_rows,
+    take_rows,
+)
+from tfpolicies.batch.sample_batch import SampleBatch
+from tfpolicies.batch.view_requirement import ViewRequirement
+from tfpolicies.errors import BatchError
+
+_ID_KEYS = (SampleBatch.EPS_ID, SampleBatch.UNROLL_ID, SampleBatch.AGENT_INDEX)
+
+
+def chop_into_sequences(
+    *,
+    feature_columns: Sequence[Any],
+    state_columns: Sequence[Any],
+    max_seq_len: int,
+    episode_ids: Any = None,
+    unroll_ids: Any = None,
+    agent_indices: Any = None,
+    dynamic_max: bool = True,
+    shuffle: bool = False,
+    seq_lens: Any = None,
+    states_already_reduced_to_init: bool = False,
+    rng: np.random.Generator | None = None,
+) -> tuple[list[Any], list[Any], np.ndarray]:
+    """Cuts rows into sequences and pads these to one length.
+
+    A new sequence begins where the episode, the unroll or the agent changes, and where the
+    running one has `max_seq_len` rows.
+
+    Args:
+        feature_columns: columns [rows, ...], possibly nested.
+        state_columns: columns [rows, ...], or [num_seqs, ...] if already reduced.
+        max_seq_len: the most rows of one sequence.
+        episode_ids: int [rows]; None where all rows are of one episode. The same holds for
+            `unroll_ids` and `agent_indices`.
+        unroll_ids: int [rows].
+        agent_indices: int [rows].
+        dynamic_max: whether sequences are padded to the longest of them, not to `max_seq_len`.
+        shuffle: whether the sequences are put in random order.
+        seq_lens: the lengths [num_seqs], if they are known already; the ids are not used then.
+        states_already_reduced_to_init: whether `state_columns` have one row per sequence.
+        rng: the source of randomness for `shuffle`; a fresh one if None.
+
+    Returns:
+        The features, each [num_seqs * padded length, ...] (padding is zero, or None in lists and
+        columns of objects or text); the states [num_seqs, ...] at the beginnings of the
+        sequences; the lengths, int32 [num_seqs].
+
+    Raises:
+        BatchError: if lengths do not fit each other or `max_seq_len`.
+
+    >>> features, states, lengths = chop_into_sequences(
+    ...     feature_columns=[[4, 4, 8, 8, 8]], state_columns=[[4, 5, 8, 7, 8]], max_seq_len=2,
+    ...     episode_ids=[1, 1, 5, 5, 5])
+    >>> features[0], states[0], lengths
+    (array([4, 4, 8, 8, 8, 0]), array([4, 8, 8]), array([2, 2, 1], dtype=int32))
+    """
+    return _chop(
+        [map_leaves(as_leaf, column) for column in feature_columns],
+        [map_leaves(as_leaf, column) for column in state_columns],
+        [np.asarray(ids) for ids in (episode_ids, unroll_ids, agent_indices) if ids is not None],
+        None if seq_lens is None else np.asarray(seq_lens),
+        max_seq_len=max_seq_len,
+        dynamic_max=dynamic_max,
+        states_are_reduced=states_already_reduced_to_init,
+        order_rng=(rng or np.random.default_rng()) if shuffle else None,
+    )
+
+
+def _chop(
+    features: list[Any],
+    states: list[Any],
+    ids: list[np.ndarray],
+    seq_lens: np.ndarray | None,
+    *,
+    max_seq_len: int,
+    dynamic_max: bool,
+    states_are_reduced: bool,
+    order_rng: np.random.Generator | None,
+) -> tuple[list[Any], list[Any], np.ndarray]:
+    """Does the work of `chop_into_sequences` on columns whose leaves are arrays or lists."""
+    if max_seq_len < 1:
+        raise BatchError(f"`max_seq_len` must be at least 1, but got {max_seq_len}.")
+    of_rows = [*features, *([] if states_are_reduced else states)]
+    lengths = seq_lens
+    if lengths is None:
+        rows = _common_rows([*of_rows, *ids])
+        lengths = _sequence_lengths(ids, rows, max_seq_len)
+    _require_lengths(lengths, _common_rows(of_rows), max_seq_len)
+    starts = np.cumsum(lengths, dtype=np.int64) - lengths
+    if not states_are_reduced:
+        states = _take(states, starts)
+    elif states and _common_rows(states) != len(lengths):
+        raise BatchError(
+            f"Reduced states must have one row per sequence, so {len(lengths)}, but they have "
+            f"{_common_rows(states)}. Pass states_already_reduced_to_init=False for one per row."
+        )
+    if order_rng is not None:
+        order = order_rng.permutation(len(lengths))
+        ranges = [np.arange(starts[i], starts[i] + lengths[i]) for i in order]
+        features = _take(features, np.concatenate([np.empty(0, np.int64), *ranges]))
+        states, lengths = _take(states, order), lengths[order]
+    width = int(lengths.max(initial=0)) if dynamic_max else max_seq_len
+    positions, total = padded_positions(lengths, width), len(lengths) * width
+    padded = [map_leaves(lambda leaf: spread_rows(leaf, positions, total), f) for f in features]
+    return padded, states, lengths.astype(np.int32, copy=False)
+
+
+def _take(columns: list[Any], indices: np.ndarray) -> list[Any]:
+    return [map_leaves(lambda leaf: take_rows(leaf, indices), column) for column in columns]
+
+
+def _common_rows(columns: Sequence[Any]) -> int:
+    """Returns the number of rows of all columns, 0 if there are none."""
+    counts = sorted({count_rows(leaf) or 0 for leaf in iterate_leaves(tuple(columns))})
+    if len(counts) > 1:
+        raise BatchError(
+            f"Features, states and ids must have the same number of rows, but have {counts}. "
+            "Cut them to one trajectory's rows."
+        )
+    return counts[0] if counts else 0
+
+
+def _sequence_lengths(ids: Sequence[np.ndarray], rows: int, max_seq_len: int) -> np.ndarray:
+    if not rows:
+        return np.empty(0, np.int64)
+    changes = np.zeros(rows, dtype=bool)
+    for column in ids:
+        changes[1:] |= column[1:] != column[:-1]
+    pieces = np.diff([0, *np.flatnonzero(changes), rows])
+    counts = -(-pieces // max_seq_len)
+    lengths = np.full(counts.sum(), max_seq_len)
+    lengths[np.cumsum(counts) - 1] = pieces - (counts - 1) * max_seq_len
+    return lengths
+
+
+def _require_lengths(lengths: np.ndarray, rows: int, max_seq_len: int) -> None:
+    if lengths.sum() != rows or lengths.max(initial=0) > max_seq_len:
+        raise BatchError(
+            f"`seq_lens` must add up to the {rows} rows and be at most max_seq_len={max_seq_len}, "
+            f"but got {lengths.tolist()}. Leave it out to have the rows chopped by their ids."
+        )
+
+
+def pad_batch_to_sequences_of_same_size(
+    batch: SampleBatch,
+    max_seq_len: int,
+    shuffle: bool = False,
+    batch_divisibility_req: int = 1,
+    feature_keys: Sequence[str] | None = None,
+    view_requirements: Mapping[str, ViewRequirement] | None = None,
+    rng: np.random.Generator | None = None,
+) -> None:
+    """Makes a batch ready for a model that wants sequences of one length, in place.
+
+    A padded batch is left alone. One with states (`state_in_0` or `state_out_0`) is chopped into
+    sequences and padded; one whose rows `batch_divisibility_req` does not divide is chopped into
+    groups of that many rows and padded; any other is only shuffled, if asked.
+
+    Args:
+        batch: the batch to change; it becomes `zero_padded` if it is chopped.
+        max_seq_len: the most rows of one sequence.
+        shuffle: whether sequences (or rows, where there are none) are put in random order.
+        batch_divisibility_req: what must divide the rows of a batch without states.
+        feature_keys: the columns to keep and pad when the batch is chopped, besides the states;
+            None keeps all.
+        view_requirements: those of the policy; if `state_in_0` is a window of several steps
+            (attention), sequences are padded to `max_seq_len`, otherwise to the longest of them.
+        rng: the source of randomness for `shuffle`; a fresh one if None.
+
+    Raises:
+        BatchError: if the columns' lengths do not fit. Nothing is changed then.
+        MissingColumnError: if the batch lacks one of `feature_keys`.
+    """
+    if batch.zero_padded:
+        return
+    has_states = f"{STATE_IN}0" in batch or "state_out_0" in batch
+    if not has_states and batch.count % batch_divisibility_req == 0:
+        if shuffle:
+            batch.shuffle(rng)
+        return
+    lengths = dict.get(batch, SEQ_LENS) if has_states else None
+    state_keys = [key for key in batch if key.startswith(STATE_IN)]
+    wanted = batch if feature_keys is None else feature_keys
+    keys = [key for key in wanted if key != SEQ_LENS and key not in state_keys]
+    states = [dict.get(batch, key) for key in state_keys]
+    ids = [np.asarray(dict.get(batch, key)) for key in _ID_KEYS if key in batch]
+    features, states, lengths = _chop(
+        [dict.get(batch, key) if key in batch else batch[key] for key in keys],
+        states,
+        ids,
+        lengths,
+        max_seq_len=max_seq_len if has_states else batch_divisibility_req,
+        dynamic_max=has_states and not _sees_window(view_requirements),
+        states_are_reduced=lengths is not None and _common_rows(states) == len(lengths),
+        order_rng=(rng or np.random.default_rng()) if shuffle else None,
+    )
+    columns = dict(zip([*keys, *state_keys], [*features, *states], strict=True))
+    width = next((count_rows(leaf) or 0 for leaf in iterate_leaves(tuple(features))), 0)
+    batch.store_columns(
+        {**columns, SEQ_LENS: lengths},
+        Layout(zero_padded=True, max_seq_len=width // max(len(lengths), 1)),
+    )
+
+
+def _sees_window(view_requirements: Mapping[str, ViewRequirement] | None) -> bool:
+    """Whether the model's first state is a window of several steps, as attention has it."""
+    state = (view_requirements or {}).get(f"{STATE_IN}0")
+    return state is not None and len(state.shift_arr) > 1

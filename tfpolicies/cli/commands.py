@@ -1,0 +1,414 @@
+"""What each command does."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import secrets
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.text import Text
+
+from tfpolicies.cli.arguments import RUNS
+from tfpolicies.cli.quiet import load_tensorflow
+from tfpolicies.cli.serving import find_player, play_in_own_process
+from tfpolicies.cli.settings import TrainSettings
+from tfpolicies.cli.training_run import (
+    INTERRUPTED,
+    STEPS,
+    TARGET,
+    TrainingRun,
+    best_checkpoint,
+    latest_checkpoint,
+)
+from tfpolicies.envs.making import EnvContext, check_source, make_environments
+from tfpolicies.envs.vector import Environments
+from tfpolicies.errors import CheckpointError, ConfigError, EnvError, UsageError
+from tfpolicies.reporting.console import summary_table
+from tfpolicies.reporting.run_folder import RunFolder, find_runs
+
+DONE, FELL_SHORT, INTERRUPTED_CODE = 0, 1, 130
+
+_STEPS_WITH_TARGET = 1_000_000
+_GOALS = ("steps", "until", "export", "play", "keep_best", "checkpoint_every")  # may be changed
+_ROUND = 10  # train batches of a further round, after an exported policy fell short
+_PLAY_SEED = 1_000_003  # far from the seeds of training episodes
+_EVALUATION_ENVS = 16
+
+
+class Shipped(NamedTuple):
+    """What was exported, and how it did."""
+
+    files: Mapping[str, Path]
+    figures: Mapping[str, str]
+    mean_return: float | None = None  # of the exported policy; None if it did not play
+
+
+# -- train ------------------------------------------------------------------------------------
+
+
+def train(args: argparse.Namespace) -> int:
+    """Trains, ships and plays; see `tfpolicies train --help`."""
+    given = {name: value for name, value in vars(args).items() if name not in ("command", "debug")}
+    console = Console()
+    run, settings = _resumed(given) if "resume" in given else _started(given, console)
+    finished = run.settings.get("finished")
+    if finished is not None:
+        console.print(f"{_shown(run.path)} is finished: {_REASONS[finished]}.", highlight=False)
+        _print_hint(console, "To train on, raise a goal:", [*_resume_words(run), "--steps", "..."])
+        return DONE
+    console.print(f"Run folder: {_shown(run.path)}  (seed {settings.seed})", highlight=False)
+    _load(console)
+    try:
+        with TrainingRun(run, settings, console) as training:
+            return _train_and_ship(training)
+    except KeyboardInterrupt:
+        return _interrupted(console, run)
+
+
+def _started(given: dict[str, Any], console: Console) -> tuple[RunFolder, TrainSettings]:
+    parent = given.pop("run_dir", RUNS)
+    if "env" not in given:
+        raise UsageError("train takes an environment: `tfpolicies train CartPole-v1`.")
+    check_source(given["env"])
+    given.setdefault("seed", secrets.randbelow(10_000))
+    if "until" in given:
+        given.setdefault("steps", _STEPS_WITH_TARGET)
+    settings = TrainSettings(**{**given, "set": tuple(given.get("set", ()))})
+    _load(console)
+    settings.config().validate()  # before anything is on disk
+    name = f"{settings.algo.lower()}-{settings.env}"
+    return RunFolder.create(parent, name, _content(settings)), settings
+
+
+def _resumed(given: dict[str, Any]) -> tuple[RunFolder, TrainSettings]:
+    run = find_run(given.pop("resume"))
+    if run is None:
+        raise CheckpointError("--resume needs a run folder, or a folder of runs.")
+    fixed = [name for name in given if name not in _GOALS]
+    if fixed:
+        names = ", ".join(
+            f"--{name.replace('_', '-')}" if name != "env" else "ENV" for name in fixed
+        )
+        raise UsageError(
+            f"{names} cannot be given with --resume: {_shown(run.path)} holds what is trained. "
+            "Goals may be changed: --steps, --until, --export, --play, --keep-best, "
+            "--checkpoint-every."
+        )
+    content = run.settings
+    settings = TrainSettings.from_json(content.get("train", {}), str(run.run_json))
+    if given:
+        settings = dataclasses.replace(settings, **given)
+        run.write_settings(_content(settings))
+    return run, settings
+
+
+def _content(settings: TrainSettings, finished: str | None = None) -> dict[str, Any]:
+    return {"train": settings.as_json(), "finished": finished}
+
+
+_REASONS = {
+    TARGET: "the target was reached",
+    STEPS: "all steps were used",
+    INTERRUPTED: "it was interrupted",
+}
+
+
+def _train_and_ship(training: TrainingRun) -> int:
+    """Trains until the exported policy reaches the target too, or the steps are used up."""
+    settings, console, run = training.settings, training.console, training.run
+    further = 0
+    while True:
+        reason = training.train(at_least_steps=further)
+        if reason == INTERRUPTED:
+            return _interrupted(console, run)
+        shipped = _ship(training, reason)
+        played = shipped.mean_return
+        if reason == STEPS or played is None or settings.until is None or played >= settings.until:
+            break
+        console.print(
+            f"The exported policy played {played:.1f}, short of {settings.until:g}: training goes "
+            "on.",
+            highlight=False,
+        )
+        further = _ROUND * training.algorithm.config.train_batch_size
+    run.write_settings(_content(settings, reason))
+    _print_summary(training, reason, shipped)
+    if settings.until is None:
+        return DONE
+    reached = reason == TARGET if played is None else played >= settings.until
+    return DONE if reached else FELL_SHORT
+
+
+def _ship(training: TrainingRun, reason: str) -> Shipped:
+    """Exports and plays as far as asked for.
+
+    Shipped is the policy that reached the target; where none did, the best one if it was kept.
+    """
+    settings, run = training.settings, training.run
+    if not (settings.export or settings.play):
+        return Shipped({}, {})
+    policy = training.algorithm.get_policy()
+    if reason != TARGET and settings.keep_best and best_checkpoint(run).exists():
+        policy = load_policy(best_checkpoint(run), training.console)
+    shipped = export_policy(policy, run.export, training.console, onnx=True, saved_model=True)
+    if not settings.play:
+        return shipped
+    with training.console.status(f"playing {settings.play} episodes through ONNX Runtime"):
+        config = training.algorithm.config.env_config
+        played = play_in_own_process(run.export, settings.env, settings.play, _PLAY_SEED, config)
+    mean = float(played["mean_return"])
+    shown = f"{mean:.2f}, greedily over {settings.play} episodes; {_loaded(played)}"
+    return Shipped(shipped.files, {**shipped.figures, "ONNX played": shown}, mean)
+
+
+def _loaded(played: Mapping[str, Any]) -> str:
+    """Says whether the player's process did without TensorFlow and this package."""
+    if played["loaded"]:  # the environment's own imports may do so
+        return f"{', '.join(played['loaded'])} were loaded"
+    return "without tensorflow and tfpolicies"
+
+
+def _interrupted(console: Console, run: RunFolder) -> int:
+    if latest_checkpoint(run).exists():
+        console.print(f"Interrupted. Saved in {_shown(latest_checkpoint(run))}.", highlight=False)
+    else:
+        console.print("Interrupted before the first checkpoint.", highlight=False)
+    _print_hint(console, "Go on with:", _resume_words(run))
+    return INTERRUPTED_CODE
+
+
+def _print_hint(console: Console, text: str, words: list[str]) -> None:
+    console.print(text)
+    console.print(f"  {shlex.join(words)}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _print_summary(training: TrainingRun, reason: str, shipped: Shipped) -> None:
+    run, progress, settings = training.run, training.progress, training.settings
+    figures: dict[str, Any] = {
+        "steps": progress.env_steps,
+        "seconds": round(progress.time_s, 1),
+        "steps/s": round(progress.steps_per_s),
+        "mean return": f"{progress.mean_return:.2f}, of the last 100 training episodes",
+    }
+    files = {
+        **shipped.files,
+        "learning curve": run.learning_curve,
+        "progress CSV": run.progress_csv,
+        "TensorBoard": run.events,
+        "checkpoint": latest_checkpoint(run),
+        "best checkpoint": best_checkpoint(run),
+    }
+    training.console.print()
+    title = f"{settings.title}: {_REASONS[reason]}"
+    training.console.print(summary_table(title, {**figures, **shipped.figures}))
+    training.console.print()
+    _print_files(training.console, files)
+
+
+def _print_files(console: Console, files: Mapping[str, Path]) -> None:
+    """Prints paths in lines that are never broken, so that they can be copied."""
+    there = {name: path for name, path in files.items() if path.exists()}
+    width = max(map(len, there), default=0)
+    for name, path in there.items():
+        line = Text.assemble((f"{name:{width}}  ", "dim"), _shown(path))
+        console.print(line, soft_wrap=True, highlight=False)
+
+
+# -- evaluate, export, play-exported ----------------------------------------------------------
+
+
+def evaluate(args: argparse.Namespace) -> int:
+    """Plays whole episodes with a trained policy and prints their returns."""
+    console = Console()
+    if args.env is not None:
+        check_source(args.env)
+    policy = load_policy(
+        find_checkpoint(args.source, best=args.best), console, explore=args.explore
+    )
+    source = args.env if args.env is not None else policy.config["env"]
+    if not (isinstance(source, str) or callable(source)):
+        raise ConfigError("The checkpoint does not say where to play. Give --env NAME.")
+    from tfpolicies.rollout.evaluation import play_episodes
+    from tfpolicies.rollout.metrics import summarize_episodes
+
+    context = EnvContext(policy.config["env_config"] if args.env is None else {})
+    envs = make_environments(source, min(args.episodes, _EVALUATION_ENVS), context)
+    try:
+        _check_spaces(policy, envs, source)
+        seeds = [args.seed + i for i in range(envs.num_envs)]
+        played = play_episodes(policy, envs, seeds=seeds, episodes=args.episodes)
+    finally:
+        envs.close()
+    summary = summarize_episodes(played)
+    figures = {
+        "episodes": len(played),
+        "mean return": summary["episode_reward_mean"],
+        "lowest": summary["episode_reward_min"],
+        "highest": summary["episode_reward_max"],
+        "mean length": summary["episode_len_mean"],
+    }
+    how = "sampling" if args.explore else "greedy"
+    console.print(summary_table(f"{type(policy).__name__}, {how}", figures))
+    return DONE
+
+
+def _check_spaces(policy: Any, envs: Environments, source: Any) -> None:
+    for name in ("observation_space", "action_space"):
+        wanted, found = getattr(policy, name), getattr(envs, name)
+        if (type(wanted), wanted.shape) != (type(found), found.shape) or (
+            name == "action_space" and wanted != found
+        ):
+            raise EnvError(
+                f"The policy has the {name} {wanted}, but {source!r} has {found}. "
+                "Give an environment with the spaces that the policy was trained for."
+            )
+
+
+def export(args: argparse.Namespace) -> int:
+    """Writes a trained policy as SavedModel and ONNX, each verified."""
+    console = Console()
+    policy = load_policy(find_checkpoint(args.source, best=args.best), console)
+    both = args.onnx is None and not args.saved_model
+    exported = export_policy(
+        policy,
+        Path(args.to),
+        console,
+        onnx=args.onnx or both,
+        saved_model=args.saved_model or both,
+    )
+    console.print(summary_table(f"Exported {type(policy).__name__}", exported.figures))
+    _print_files(console, exported.files)
+    return DONE
+
+
+def play_exported(args: argparse.Namespace) -> int:
+    """Plays with an exported ONNX file in a process without this package."""
+    check_source(args.env)
+    path = Path(args.exported)
+    played = play_in_own_process(path, args.env, args.episodes, args.seed, args.env_config)
+    figures = {
+        "episodes": played["episodes"],
+        "mean return": played["mean_return"],
+        "lowest": played["min_return"],
+        "highest": played["max_return"],
+        "steps": played["steps"],
+        "seconds": round(played["seconds"], 2),
+    }
+    title = f"{_shown(find_player(path).parent)} through ONNX Runtime, {_loaded(played)}"
+    Console().print(summary_table(title, figures))
+    return DONE
+
+
+COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "train": train,
+    "evaluate": evaluate,
+    "export": export,
+    "play-exported": play_exported,
+}
+
+
+# -- parts ------------------------------------------------------------------------------------
+
+
+def find_run(path: str) -> RunFolder | None:
+    """Returns the run at `path`, or the newest one in it, or None if it is neither."""
+    if (Path(path) / "run.json").exists():
+        return RunFolder.open(path)
+    inside = find_runs(path)
+    return inside[0] if inside else None
+
+
+def find_checkpoint(path: str, *, best: bool = False) -> Path:
+    """Returns the checkpoint folder that a run, a folder of runs or a checkpoint folder means.
+
+    Raises:
+        CheckpointError: if there is none.
+    """
+    run = find_run(path)
+    if run is None:
+        if best:
+            raise UsageError(f"--best asks for a run folder, but {path!r} is none.")
+        return Path(path)
+    folder = best_checkpoint(run) if best else latest_checkpoint(run)
+    if not folder.exists():
+        advice = (
+            "Train with --keep-best." if best else "Train it on with `tfpolicies train --resume`."
+        )
+        raise CheckpointError(
+            f"The run {_shown(run.path)} has no {folder.name} checkpoint. {advice}"
+        )
+    return folder
+
+
+def load_policy(folder: Path, console: Console, *, explore: bool = False) -> Any:
+    """Returns the policy of a checkpoint of a policy or of an algorithm.
+
+    Raises:
+        CheckpointError: if it is missing, damaged or foreign, or holds several policies.
+    """
+    _load(console)
+    from tfpolicies.policy.tf_policy import TFPolicy
+
+    found = TFPolicy.from_checkpoint(folder, config={"explore": explore})
+    if not isinstance(found, dict):
+        return found
+    if len(found) != 1:
+        raise CheckpointError(
+            f"{str(folder)!r} holds the policies {sorted(found)}; give the folder of one of them."
+        )
+    return next(iter(found.values()))
+
+
+def export_policy(
+    policy: Any, folder: Path, console: Console, *, onnx: bool | int, saved_model: bool
+) -> Shipped:
+    """Exports a policy, each format verified against it."""
+    written: dict[str, Any] = {}
+    if saved_model:
+        with console.status("exporting a SavedModel"):
+            written["SavedModel"] = policy.export_model(folder / "saved_model")
+    if onnx:
+        with console.status("exporting ONNX"):
+            written["ONNX"] = policy.export_model(folder / "onnx", onnx=onnx)
+    figures = {
+        kind: f"verified: differs from the policy by at most {result.parity.largest_difference:.1e}"
+        for kind, result in written.items()
+    }
+    return Shipped({kind: Path(result.path) for kind, result in written.items()}, figures)
+
+
+def _load(console: Console) -> None:
+    with console.status("loading TensorFlow"):
+        load_tensorflow()
+
+
+def _resume_words(run: RunFolder) -> list[str]:
+    return [*_program(), "train", "--resume", _shown(run.path)]
+
+
+def _program() -> list[str]:
+    """Returns how this program was called, as it can be typed again."""
+    name = Path(sys.argv[0])
+    if name.name == "__main__.py":
+        return [_typed(sys.executable), "-m", "tfpolicies"]
+    return [_typed(sys.argv[0])] if name.name == "tfpolicies" else ["tfpolicies"]
+
+
+def _typed(program: str) -> str:
+    name = Path(program).name
+    return name if shutil.which(name) == program else _shown(Path(program))
+
+
+def _shown(path: Path) -> str:
+    """Returns a path relative to the current folder where it lies in it."""
+    try:
+        return str(path.absolute().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

@@ -1,0 +1,40 @@
+"""Loading TensorFlow without the lines it prints before its log level applies."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def native_stderr_held_back() -> Iterator[None]:
+    """Holds back what native code writes to the process's standard error while entered.
+
+    If the block raises, what was held back is written after all.
+    """
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as held:
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            os.dup2(kept, 2)
+            held.seek(0)
+            os.write(2, held.read())
+            raise
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+
+
+def load_tensorflow() -> None:
+    """Imports TensorFlow and Keras; prints nothing unless that fails."""
+    if "tensorflow" in sys.modules:
+        return
+    with native_stderr_held_back():
+        import keras  # noqa: F401
+        import tensorflow  # noqa: F401

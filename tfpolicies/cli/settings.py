@@ -1,0 +1,167 @@
+"""What a training command was asked for, as text that a run folder can keep."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tfpolicies.errors import CheckpointError, ConfigError, UnknownSettingError, near_matches
+
+if TYPE_CHECKING:
+    from tfpolicies.config.algorithm_config import AlgorithmConfig
+
+ALGORITHMS = ("PPO", "PG")
+_ENVS = 8  # stepped together where neither the command nor the table of tuned settings says more
+_WORDS = {"true": True, "false": False, "none": None}  # as a shell user may write them
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSettings:
+    """The settings of one training run; `run.json` holds them.
+
+    Attributes:
+        env: a registered name or `"module:Class"`.
+        algo: one of `ALGORITHMS`.
+        seed: of everything.
+        num_envs: environments stepped together; None: the tuned number, or 8.
+        lr: step size; None: the tuned or the algorithm's own.
+        set: further settings as `"name=value"`, the last one wins.
+        steps: environment steps at which training ends.
+        until: mean return of the last 100 training episodes at which training ends; None: none.
+        eval_every: iterations between evaluations; None: no evaluations.
+        eval_episodes: greedy episodes of an evaluation.
+        keep_best: whether the best checkpoint is kept apart.
+        checkpoint_every: iterations between checkpoints.
+        export: whether the trained policy is exported.
+        play: episodes played with the exported policy; 0: none.
+    """
+
+    env: str
+    algo: str = "PPO"
+    seed: int = 0
+    num_envs: int | None = None
+    lr: float | None = None
+    set: tuple[str, ...] = ()
+    steps: int = 100_000
+    until: float | None = None
+    eval_every: int | None = None
+    eval_episodes: int = 10
+    keep_best: bool = False
+    checkpoint_every: int = 20
+    export: bool = False
+    play: int = 0
+
+    @property
+    def title(self) -> str:
+        """What is trained, for people.
+
+        >>> TrainSettings(env="CartPole-v1").title
+        'PPO on CartPole-v1'
+        """
+        return f"{self.algo} on {self.env}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the settings as JSON can hold them."""
+        return {**dataclasses.asdict(self), "set": list(self.set)}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any], where: str) -> TrainSettings:
+        """Returns what `as_json` gave.
+
+        Args:
+            content: the settings.
+            where: the run, for the message.
+
+        Raises:
+            CheckpointError: if these are no settings of a training run.
+        """
+        try:
+            return cls(**{**content, "set": tuple(content["set"])})
+        except (TypeError, KeyError) as error:
+            raise CheckpointError(
+                f"The settings in {where!r} are not those of `tfpolicies train` ({error}). "
+                "Start a new run."
+            ) from error
+
+    def config(self) -> AlgorithmConfig:
+        """Returns the config of the run: tuned settings, overridden by what was asked for.
+
+        Raises:
+            ConfigError: for an unknown or invalid setting.
+        """
+        import tfpolicies
+        from tfpolicies.algorithms.tuned import tuned_settings
+
+        config: AlgorithmConfig = getattr(tfpolicies, f"{self.algo}Config")()
+        config.environment(self.env).rollouts(num_envs_per_worker=_ENVS)
+        config.update_from_dict(tuned_settings(self.algo, self.env))
+        if self.num_envs is not None:
+            config.rollouts(num_envs_per_worker=self.num_envs)
+        if self.lr is not None:
+            config.training(lr=self.lr)
+        config.debugging(seed=self.seed)
+        config.evaluation(
+            evaluation_interval=self.eval_every,
+            evaluation_duration=self.eval_episodes,
+            evaluation_config={"explore": False},
+        )
+        apply_settings(config, self.set)
+        return config
+
+
+def apply_settings(config: AlgorithmConfig, given: Sequence[str]) -> None:
+    """Changes a config by `"name=value"` texts.
+
+    A value is a Python literal, `inf`, or else a text. `model.fcnet_hiddens=[64,64]` changes one
+    key of a dict.
+
+    Raises:
+        ConfigError: for a text without `=`, and for an unknown or invalid setting.
+
+    >>> from tfpolicies import PPOConfig
+    >>> config = PPOConfig()
+    >>> apply_settings(config, ["clip_param=0.1", "model.fcnet_hiddens=[32]", "inference=tf"])
+    >>> config.clip_param, config.model["fcnet_hiddens"], config.inference
+    (0.1, [32], 'tf')
+    """
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise ConfigError(f"--set takes name=value, such as --set gamma=0.98, got {text!r}.")
+        head, _, key = name.strip().partition(".")
+        parsed = parse_value(value)
+        try:
+            config.update_from_dict({head: {key: parsed} if key else parsed})
+        except UnknownSettingError as error:
+            raise ConfigError(_unknown(config, head, error)) from error
+
+
+def _unknown(config: AlgorithmConfig, name: str, error: UnknownSettingError) -> str:
+    from tfpolicies.models.defaults import MODEL_DEFAULTS
+
+    inside = [f"model.{key}" for key in MODEL_DEFAULTS]
+    if near_matches(name, MODEL_DEFAULTS):
+        return f"--set: {name!r} is no setting.{near_matches(f'model.{name}', inside)}"
+    if near_matches(name, [*config.keys()]):
+        return f"--set: {error}"
+    return f"--set: {error} Settings are {', '.join(sorted(config.keys()))}."
+
+
+def parse_value(text: str) -> Any:
+    """Returns the value that a text on the command line stands for.
+
+    >>> parse_value("[64, 64]"), parse_value("inf"), parse_value("true"), parse_value("adam")
+    ([64, 64], inf, True, 'adam')
+    """
+    text = text.strip()
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    for parse in (ast.literal_eval, float):
+        try:
+            return parse(text)
+        except (ValueError, SyntaxError):
+            continue
+    return text

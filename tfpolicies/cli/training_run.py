@@ -1,0 +1,202 @@
+"""The loop around an `Algorithm`: train, show, checkpoint, resume, keep the best."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tfpolicies.cli.interruption import Interruption
+from tfpolicies.cli.settings import TrainSettings
+from tfpolicies.reporting.console import TrainingProgress
+from tfpolicies.reporting.learning_curve import draw_learning_curve
+from tfpolicies.reporting.progress_csv import ProgressCsv, read_progress
+from tfpolicies.reporting.progress_row import EVALUATION_MEAN, progress_row
+from tfpolicies.reporting.run_folder import RunFolder
+from tfpolicies.reporting.tensorboard_events import EventWriter, event_scalars
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tfpolicies.algorithms.algorithm import Algorithm
+
+TARGET, STEPS, INTERRUPTED = "target", "steps", "interrupted"  # why a training ends
+
+_SECONDS_BETWEEN_CURVES = 15.0
+_SPEED_MEMORY = 0.9  # of the shown speed, an exponential mean over iterations
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands.
+
+    Attributes:
+        env_steps: environment steps so far.
+        mean_return: of the last 100 training episodes; NaN before the first has ended.
+        time_s: seconds of training so far, over all sessions.
+    """
+
+    env_steps: int = 0
+    mean_return: float = math.nan
+    time_s: float = 0.0
+
+    @property
+    def steps_per_s(self) -> float:
+        """Environment steps per second of training."""
+        return self.env_steps / self.time_s if self.time_s else math.nan
+
+
+class TrainingRun:
+    """One training run in its folder; a context manager that closes what it opened.
+
+    Args:
+        run: the folder.
+        settings: what was asked for.
+        console: where progress is shown.
+
+    Raises:
+        ConfigError: for settings that contradict each other.
+        EnvError: for an unknown environment.
+        CheckpointError: if the run has a checkpoint that is damaged.
+    """
+
+    def __init__(self, run: RunFolder, settings: TrainSettings, console: Console) -> None:
+        self.run = run
+        self.settings = settings
+        self.console = console
+        with console.status("building"):
+            self.algorithm = restore_or_build(run, settings)
+        steps = self.algorithm.counters["num_env_steps_sampled"]
+        self._best = best_score(run, settings)
+        self._csv = ProgressCsv(run.progress_csv)
+        self._csv.drop_after(self.algorithm.iteration)
+        self._events = EventWriter(run.events, resume_step=steps)
+        self.progress = _last_progress(run, steps)
+        self._curve_drawn_at = time.monotonic()
+        self._speed = math.nan
+
+    def __enter__(self) -> TrainingRun:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._events.close()
+        self.algorithm.stop()
+
+    def train(self, *, at_least_steps: int = 0) -> str:
+        """Trains until the target, the last step or Ctrl-C, and writes a checkpoint at the end.
+
+        Args:
+            at_least_steps: the target does not count before so many further environment steps.
+
+        Returns:
+            `TARGET`, `STEPS` or `INTERRUPTED`.
+        """
+        settings = self.settings
+        earliest = self.progress.env_steps + at_least_steps
+        shown = TrainingProgress(settings.steps, settings.until, self.console)
+        with Interruption() as interruption, shown:
+            while self.progress.env_steps < settings.steps and not interruption.requested:
+                result = self.algorithm.train()
+                self._record(result)
+                shown.update(self.progress.env_steps, self.progress.mean_return, self._speed)
+                if self._has_reached_target(result) and self.progress.env_steps >= earliest:
+                    return self._finish(TARGET)
+                if self.algorithm.iteration % settings.checkpoint_every == 0:
+                    self.save()
+            return self._finish(INTERRUPTED if interruption.requested else STEPS)
+
+    def save(self) -> None:
+        """Replaces the run's checkpoint, atomically."""
+        self.algorithm.save(latest_checkpoint(self.run))
+
+    def _finish(self, reason: str) -> str:
+        self.save()
+        self._draw_curve()
+        return reason
+
+    def _record(self, result: dict[str, Any]) -> None:
+        row = progress_row(result)
+        if self.settings.keep_best and self._is_best(row):
+            self.algorithm.save(best_checkpoint(self.run))
+        self._csv.append(row)
+        self._events.write_scalars(int(row["env_steps"]), event_scalars(row))
+        self.progress = _progress_of(row)
+        speed = row["steps_per_s"]
+        if math.isfinite(self._speed):
+            speed = _SPEED_MEMORY * self._speed + (1 - _SPEED_MEMORY) * speed
+        self._speed = speed
+        if time.monotonic() - self._curve_drawn_at > _SECONDS_BETWEEN_CURVES:
+            self._draw_curve()
+
+    def _is_best(self, row: dict[str, float]) -> bool:
+        score = _score(row, evaluated=self.settings.eval_every is not None)
+        if not score > self._best:  # NaN is never best
+            return False
+        self._best = score
+        return True
+
+    def _has_reached_target(self, result: dict[str, Any]) -> bool:
+        """Whether as many episodes as the mean is meant for have ended, and it is high enough."""
+        until, wanted = self.settings.until, self.algorithm.config
+        episodes = len(result["hist_stats"]["episode_reward"])
+        if until is None or episodes < wanted.metrics_num_episodes_for_smoothing:
+            return False
+        return result["episode_reward_mean"] >= until
+
+    def _draw_curve(self) -> None:
+        draw_learning_curve(
+            read_progress(self.run.progress_csv),
+            self.run.learning_curve,
+            title=self.settings.title,
+            target=self.settings.until,
+        )
+        self._curve_drawn_at = time.monotonic()
+
+
+def latest_checkpoint(run: RunFolder) -> Path:
+    """Returns the folder of the run's newest checkpoint, which may not be there yet."""
+    return run.checkpoints / "latest"
+
+
+def best_checkpoint(run: RunFolder) -> Path:
+    """Returns the folder of the best checkpoint, which may not be there."""
+    return run.checkpoints / "best"
+
+
+def restore_or_build(run: RunFolder, settings: TrainSettings) -> Algorithm:
+    """Returns the algorithm from the run's newest checkpoint, or a new one if there is none yet."""
+    from tfpolicies.algorithms.algorithm import Algorithm
+
+    folder = latest_checkpoint(run)
+    if folder.exists():
+        return Algorithm.from_checkpoint(folder)
+    algorithm: Algorithm = settings.config().build()
+    return algorithm
+
+
+def best_score(run: RunFolder, settings: TrainSettings) -> float:
+    """Returns the score of the best checkpoint so far, -inf if there is none.
+
+    It is read from the run's CSV, so that a resumed run goes on comparing: evaluations if the run
+    evaluates, else the mean return of training episodes.
+    """
+    if not best_checkpoint(run).exists() or not run.progress_csv.exists():
+        return -math.inf
+    evaluated = settings.eval_every is not None
+    scores = [_score(row, evaluated=evaluated) for row in read_progress(run.progress_csv)]
+    return max((score for score in scores if not math.isnan(score)), default=-math.inf)
+
+
+def _score(row: dict[str, float], *, evaluated: bool) -> float:
+    return row.get(EVALUATION_MEAN if evaluated else "episode_reward_mean", math.nan)
+
+
+def _last_progress(run: RunFolder, env_steps: int) -> Progress:
+    rows = read_progress(run.progress_csv) if env_steps else []
+    return _progress_of(rows[-1]) if rows else Progress(env_steps)
+
+
+def _progress_of(row: dict[str, float]) -> Progress:
+    return Progress(int(row["env_steps"]), row["episode_reward_mean"], row["time_s"])

@@ -1,0 +1,1 @@
+"""The fluent configuration and its frozen, self-checking sections."""

@@ -1,0 +1,119 @@
+"""Code of the user that is called at the documented moments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+class DefaultCallbacks:
+    """Does nothing at every moment; subclass it and override what you need.
+
+    Give the subclass to `AlgorithmConfig.callbacks(...)`. All arguments come by keyword. Methods
+    about single episodes cost time only if they are overridden.
+    """
+
+    def on_algorithm_init(self, *, algorithm: Any) -> None:
+        """Is called when an algorithm is built."""
+
+    def on_create_policy(self, *, policy_id: str, policy: Any) -> None:
+        """Is called when a worker made a policy."""
+
+    def on_sub_environment_created(
+        self, *, worker: Any, sub_environment: Any, env_context: Any, env_index: int
+    ) -> None:
+        """Is called when a worker made an environment."""
+
+    def on_episode_created(
+        self, *, worker: Any, base_env: Any, policies: Any, episode: Any, env_index: int
+    ) -> None:
+        """Is called when an episode is about to begin."""
+
+    def on_episode_start(
+        self, *, worker: Any, base_env: Any, policies: Any, episode: Any, env_index: int
+    ) -> None:
+        """Is called when an episode has its first observation."""
+
+    def on_episode_step(
+        self, *, worker: Any, base_env: Any, policies: Any, episode: Any, env_index: int
+    ) -> None:
+        """Is called after each step of an episode."""
+
+    def on_episode_end(
+        self, *, worker: Any, base_env: Any, policies: Any, episode: Any, env_index: int
+    ) -> None:
+        """Is called when an episode ended."""
+
+    def on_postprocess_trajectory(
+        self,
+        *,
+        worker: Any,
+        episode: Any,
+        agent_id: Any,
+        policy_id: str,
+        policies: Any,
+        postprocessed_batch: Any,
+        original_batches: Mapping[Any, Any],
+    ) -> None:
+        """Is called with each trajectory after its postprocessing."""
+
+    def on_sample_end(self, *, worker: Any, samples: Any) -> None:
+        """Is called with each batch that `sample()` is about to return."""
+
+    def on_learn_on_batch(self, *, policy: Any, train_batch: Any, result: dict[str, Any]) -> None:
+        """Is called before an update; what it writes to `result` becomes `custom_metrics`."""
+
+    def on_train_result(self, *, algorithm: Any, result: dict[str, Any]) -> None:
+        """Is called with the result of each training iteration."""
+
+    def on_evaluate_start(self, *, algorithm: Any) -> None:
+        """Is called before an evaluation."""
+
+    def on_evaluate_end(self, *, algorithm: Any, evaluation_metrics: dict[str, Any]) -> None:
+        """Is called with the result of an evaluation."""
+
+    def on_checkpoint_loaded(self, *, algorithm: Any) -> None:
+        """Is called when an algorithm was restored."""
+
+
+_EPISODE_HOOKS = ("on_episode_created", "on_episode_start", "on_episode_step", "on_episode_end")
+
+
+def overrides(callbacks: DefaultCallbacks, name: str) -> bool:
+    """Whether a subclass of `DefaultCallbacks` overrides the method `name`."""
+    return getattr(type(callbacks), name) is not getattr(DefaultCallbacks, name)
+
+
+def follows_episodes(callbacks: DefaultCallbacks) -> bool:
+    """Whether a method about single episodes is overridden."""
+    return any(overrides(callbacks, name) for name in _EPISODE_HOOKS)
+
+
+def make_multi_callbacks(classes: Sequence[type[DefaultCallbacks]]) -> type[DefaultCallbacks]:
+    """Returns a class whose methods call those of all given classes, in order.
+
+    >>> class Hello(DefaultCallbacks):
+    ...     def on_algorithm_init(self, *, algorithm):
+    ...         print("hello", algorithm)
+    >>> make_multi_callbacks([Hello, Hello])().on_algorithm_init(algorithm="there")
+    hello there
+    hello there
+    """
+    used = [name for name in vars(DefaultCallbacks) if name.startswith("on_")]
+
+    def calls_all(name: str) -> Any:
+        def method(self: Any, **arguments: Any) -> None:
+            for part in self.parts:
+                getattr(part, name)(**arguments)
+
+        return method
+
+    def init(self: Any) -> None:
+        self.parts = [kind() for kind in classes]
+
+    methods = {
+        name: calls_all(name)
+        for name in used
+        if any(getattr(kind, name) is not getattr(DefaultCallbacks, name) for kind in classes)
+    }
+    return type("MultiCallbacks", (DefaultCallbacks,), {"__init__": init, **methods})

@@ -1,0 +1,72 @@
+"""The record that says which policy to make."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+
+from tfpolicies.errors import CheckpointError
+from tfpolicies.storage.json_values import decode_value, encode_value, find_missing
+
+DEFAULT_POLICY_ID = "default_policy"
+
+_FIELDS = ("policy_class", "observation_space", "action_space", "config")
+
+
+@dataclass(frozen=True)
+class PolicySpec:
+    """How to make one policy; what is None is filled in by the worker.
+
+    Attributes:
+        policy_class: the policy's class.
+        observation_space: as the environment has it.
+        action_space: as the environment has it.
+        config: overrides of the worker's config, a dict.
+
+    >>> spec = PolicySpec(None, gym.spaces.Discrete(3), None, {"gamma": 0.9})
+    >>> PolicySpec.deserialize(spec.serialize()) == spec
+    True
+    """
+
+    policy_class: type | None = None
+    observation_space: gym.Space | None = None
+    action_space: gym.Space | None = None
+    config: Any = None
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def serialize(self) -> dict[str, Any]:
+        """Returns the spec as JSON values: the class by its import path, spaces in full."""
+        config = self.config.to_dict() if hasattr(self.config, "to_dict") else self.config
+        values = (self.policy_class, self.observation_space, self.action_space, config)
+        return {name: encode_value(value) for name, value in zip(_FIELDS, values, strict=True)}
+
+    @classmethod
+    def deserialize(
+        cls, spec: Mapping[str, Any], *, known: Mapping[str, Any] | None = None
+    ) -> PolicySpec:
+        """Returns the spec that `serialize` was called on.
+
+        Args:
+            spec: what `serialize` returned.
+            known: import path -> object, for classes and functions outside this package: nothing
+                else that the spec names is imported.
+
+        Raises:
+            CheckpointError: if the spec lacks a field, or names something not in `known`.
+        """
+        lacking = [name for name in _FIELDS if name not in spec]
+        if lacking:
+            raise CheckpointError(f"The policy spec lacks {', '.join(lacking)}.")
+        values = {name: decode_value(spec[name], known=known) for name in _FIELDS}
+        missing = find_missing(values)
+        if missing:
+            names = ", ".join(found.name for found in missing.values())
+            raise CheckpointError(
+                f"The policy spec names {names}, which only the caller can give: "
+                "PolicySpec.deserialize(spec, known={path: object})."
+            )
+        return cls(**values)

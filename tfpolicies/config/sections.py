@@ -1,0 +1,260 @@
+"""The sections of a config: frozen, typed, and checked when they are made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium as gym
+
+from tfpolicies.errors import ConfigError, near_matches
+from tfpolicies.models.defaults import MODEL_DEFAULTS
+
+
+def check(condition: bool, name: str, rule: str, value: Any) -> None:
+    """Raises a `ConfigError` that names the setting, its rule and the value, unless it holds."""
+    if not condition:
+        raise ConfigError(f"{name} must be {rule}, got {value!r}.")
+
+
+def is_number(value: Any) -> bool:
+    """Whether `value` is a real number (and not a bool or NaN)."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+
+
+def is_count(value: Any, least: int = 1) -> bool:
+    """Whether `value` is an integer of at least `least` (and not a bool)."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def check_unit_interval(name: str, value: Any) -> None:
+    """Raises a `ConfigError` unless `value` is a number in [0, 1]."""
+    check(is_number(value) and 0 <= value <= 1, name, "a number in [0, 1]", value)
+
+
+def check_bools(section: Any, *names: str) -> None:
+    """Raises a `ConfigError` unless the settings of these names are True or False."""
+    for name in names:
+        value = getattr(section, name)
+        check(isinstance(value, bool), name, "True or False", value)
+
+
+def check_model(model: Any) -> None:
+    """Raises a `ConfigError` unless `model` is a dict of known settings with sound values."""
+    check(isinstance(model, Mapping), "model", "a dict, a keras.Model or a factory of one", model)
+    for key in model:
+        if key not in MODEL_DEFAULTS:
+            raise ConfigError(
+                f"model[{key!r}] is not a model setting.{near_matches(key, MODEL_DEFAULTS)} "
+                f"Settings are {', '.join(MODEL_DEFAULTS)}; a model of your own goes to "
+                "model={'custom_model': your_model}."
+            )
+    rules: dict[str, tuple[Callable[[Any], bool], str]] = {
+        "fcnet_hiddens": (_is_list_of_counts, "a list of integers >= 1"),
+        "fcnet_activation": (lambda x: x is None or isinstance(x, str), "a Keras activation name"),
+        "vf_share_layers": (lambda x: isinstance(x, bool), "True or False"),
+        "free_log_std": (lambda x: isinstance(x, bool), "True or False"),
+        "ortho_init": (lambda x: isinstance(x, bool), "True or False"),
+        "custom_model": (lambda x: x is None or callable(x), "None, a keras.Model or a factory"),
+        "custom_model_config": (lambda x: isinstance(x, Mapping), "a dict"),
+    }
+    for key, (is_sound, rule) in rules.items():
+        check(key not in model or is_sound(model[key]), f"model[{key!r}]", rule, model.get(key))
+
+
+def _is_list_of_counts(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(is_count(entry) for entry in value)
+
+
+def check_schedule(name: str, value: Any) -> None:
+    """Raises a `ConfigError` unless `value` is None or `[[timestep, value], ...]`, sorted."""
+    if value is None:
+        return
+    rule = "None or a list [[timestep, value], ...] with increasing timesteps"
+    points = value if isinstance(value, list | tuple) else ()
+    pairs = [p for p in points if isinstance(p, list | tuple) and len(p) == 2]
+    check(bool(points) and len(pairs) == len(points), name, rule, value)
+    check(all(is_number(x) for pair in pairs for x in pair), name, rule, value)
+    times = [pair[0] for pair in pairs]
+    check(times == sorted(set(times)), name, rule, value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """What is acted in."""
+
+    env: Any = None  # name, "package.module:Class", environment class or None
+    env_config: Mapping[str, Any] = field(default_factory=dict)  # for the environment's creator
+    observation_space: gym.Space | None = None  # None: the environment's
+    action_space: gym.Space | None = None  # None: the environment's
+    clip_rewards: bool | float | None = None  # True: their sign; x: to [-x, x]
+    normalize_actions: bool = True  # policies act in [-1, 1], mapped to the Box's bounds
+    clip_actions: bool = False  # where not normalised: clipped to the Box's bounds
+    disable_env_checking: bool = False
+
+    def __post_init__(self) -> None:
+        check(isinstance(self.env_config, Mapping), "env_config", "a dict", self.env_config)
+        for name in ("observation_space", "action_space"):
+            space = getattr(self, name)
+            valid = space is None or isinstance(space, gym.Space)
+            check(valid, name, "None or a gymnasium space", space)
+        check_bools(self, "normalize_actions", "clip_actions", "disable_env_checking")
+        clip = self.clip_rewards
+        valid = clip is None or isinstance(clip, bool) or (is_number(clip) and clip > 0)
+        check(valid, "clip_rewards", "None, True, False or a number > 0", clip)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollouts:
+    """How experience is collected."""
+
+    num_rollout_workers: int = 0  # 0: in this process
+    num_envs_per_worker: int = 1  # environments stepped together by a worker
+    rollout_fragment_length: int | str = 200  # rows per environment and sample(), or "auto"
+    batch_mode: str = "truncate_episodes"  # or "complete_episodes"
+    compress_observations: bool | str = False  # True: row by row; "bulk": a column at once
+
+    def __post_init__(self) -> None:
+        workers, envs = self.num_rollout_workers, self.num_envs_per_worker
+        check(is_count(workers, 0), "num_rollout_workers", "an integer >= 0", workers)
+        check(is_count(envs), "num_envs_per_worker", "an integer >= 1", envs)
+        length = self.rollout_fragment_length
+        valid = length == "auto" or is_count(length)
+        check(valid, "rollout_fragment_length", "an integer >= 1 or 'auto'", length)
+        modes = ("truncate_episodes", "complete_episodes")
+        check(self.batch_mode in modes, "batch_mode", f"one of {modes}", self.batch_mode)
+        compress = self.compress_observations
+        check(
+            compress in (True, False, "bulk"), "compress_observations", "a bool, 'bulk'", compress
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """What all algorithms share about learning."""
+
+    gamma: float = 0.99  # discount per environment step, in [0, 1]
+    lr: float = 0.001  # step size of the optimizer, >= 0
+    lr_schedule: Any = None  # [[timestep, lr], ...], piecewise linear
+    grad_clip: float | None = None  # > 0; None: no limit
+    grad_clip_by: str = "global_norm"  # or "norm" (per variable), "value" (per entry)
+    train_batch_size: int = 32  # rows of one training step
+    model: Mapping[str, Any] = field(default_factory=lambda: dict(MODEL_DEFAULTS))
+    optimizer: Mapping[str, Any] = field(default_factory=dict)  # {"type": "adam", "epsilon": ...}
+
+    def __post_init__(self) -> None:
+        check_unit_interval("gamma", self.gamma)
+        check(is_number(self.lr) and self.lr >= 0, "lr", "a number >= 0", self.lr)
+        check_schedule("lr_schedule", self.lr_schedule)
+        clip, by = self.grad_clip, self.grad_clip_by
+        check(clip is None or (is_number(clip) and clip > 0), "grad_clip", "None or > 0", clip)
+        ways = ("global_norm", "norm", "value")
+        check(by in ways, "grad_clip_by", f"one of {ways}", by)
+        size = self.train_batch_size
+        check(is_count(size), "train_batch_size", "an integer >= 1", size)
+        check_model(self.model)
+        optimizer = self.optimizer
+        check(isinstance(optimizer, Mapping), "optimizer", "a dict {'type': ...}", optimizer)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Framework:
+    """How policies run."""
+
+    framework: str = "tf2"
+    eager_tracing: bool = True  # False: untraced, for a debugger
+    inference: str = "auto"  # acting through "tf" or "onnx"; "auto": onnx where it agrees with tf
+    jit_compile: bool | str = "auto"  # learning compiled by XLA
+
+    def __post_init__(self) -> None:
+        check(self.framework == "tf2", "framework", "'tf2'", self.framework)
+        check_bools(self, "eager_tracing")
+        runtimes = ("auto", "tf", "onnx")
+        check(self.inference in runtimes, "inference", f"one of {runtimes}", self.inference)
+        jit = self.jit_compile
+        check(jit in (True, False, "auto"), "jit_compile", "True, False or 'auto'", jit)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exploration:
+    """Whether actions are sampled or greedy."""
+
+    explore: bool = True
+
+    def __post_init__(self) -> None:
+        check_bools(self, "explore")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """How policies are evaluated, on environments of their own."""
+
+    evaluation_interval: int | None = None  # training iterations; None: only by `evaluate()`
+    evaluation_duration: int = 10  # episodes, or time steps
+    evaluation_duration_unit: str = "episodes"  # or "timesteps"
+    evaluation_config: Mapping[str, Any] | None = None  # overrides, e.g. {"explore": False}
+
+    def __post_init__(self) -> None:
+        interval, duration = self.evaluation_interval, self.evaluation_duration
+        valid = interval is None or is_count(interval)
+        check(valid, "evaluation_interval", "None or an integer >= 1", interval)
+        check(is_count(duration), "evaluation_duration", "an integer >= 1", duration)
+        unit, units = self.evaluation_duration_unit, ("episodes", "timesteps")
+        check(unit in units, "evaluation_duration_unit", f"one of {units}", unit)
+        config = self.evaluation_config
+        valid = config is None or isinstance(config, Mapping)
+        check(valid, "evaluation_config", "None or a dict of overrides", config)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Debugging:
+    """What makes runs repeatable and visible."""
+
+    seed: int | None = None  # of everything; None: drawn anew
+    log_level: str = "WARN"  # of the logger "tfpolicies"
+
+    def __post_init__(self) -> None:
+        check(self.seed is None or is_count(self.seed, 0), "seed", "None or an int >= 0", self.seed)
+        levels = ("DEBUG", "INFO", "WARN", "ERROR")
+        check(self.log_level in levels, "log_level", f"one of {levels}", self.log_level)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reporting:
+    """What `train()` reports, and how long one iteration is."""
+
+    metrics_num_episodes_for_smoothing: int = 100  # episodes of the mean return
+    min_time_s_per_iteration: float | None = None  # seconds
+    min_sample_timesteps_per_iteration: int = 0  # environment steps
+
+    def __post_init__(self) -> None:
+        episodes = self.metrics_num_episodes_for_smoothing
+        check(is_count(episodes), "metrics_num_episodes_for_smoothing", "an int >= 1", episodes)
+        seconds = self.min_time_s_per_iteration
+        valid = seconds is None or (is_number(seconds) and seconds >= 0)
+        check(valid, "min_time_s_per_iteration", "None or a number >= 0", seconds)
+        steps = self.min_sample_timesteps_per_iteration
+        check(is_count(steps, 0), "min_sample_timesteps_per_iteration", "an int >= 0", steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpointing:
+    """What happens at a checkpoint."""
+
+    new_episodes_at_checkpoint: bool = False  # start new episodes, so that a resumed run is equal
+
+    def __post_init__(self) -> None:
+        check_bools(self, "new_episodes_at_checkpoint")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Callbacks:
+    """Code of the user that is called at the documented moments."""
+
+    callbacks: Callable[[], Any] | None = None  # a DefaultCallbacks subclass
+
+    def __post_init__(self) -> None:
+        made = self.callbacks
+        check(made is None or callable(made), "callbacks", "a DefaultCallbacks subclass", made)

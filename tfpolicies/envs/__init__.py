@@ -1,0 +1,1 @@
+"""Environments, stepped many at a time behind one interface."""

@@ -1,0 +1,196 @@
+"""Environments from what a config says: a name, an import path, a class or a creator."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.vector import VectorEnv
+
+from tfpolicies.envs.vector import Environments, PlainEnvironments, VectorEnvironments
+from tfpolicies.errors import EnvError, near_matches
+
+
+class EnvContext(dict[str, Any]):
+    """The `env_config` given to an environment's creator, with where it will run.
+
+    Attributes:
+        worker_index: 0 for the worker of this process.
+        vector_index: which of the worker's environments it is.
+        num_workers: remote workers of the run.
+        remote: whether the environment runs in a process of its own.
+        recreated_worker: whether its worker replaces one that died.
+    """
+
+    def __init__(
+        self,
+        env_config: Mapping[str, Any],
+        worker_index: int = 0,
+        vector_index: int = 0,
+        num_workers: int = 0,
+        remote: bool = False,
+        recreated_worker: bool = False,
+    ) -> None:
+        super().__init__(env_config)
+        self.worker_index = worker_index
+        self.vector_index = vector_index
+        self.num_workers = num_workers
+        self.remote = remote
+        self.recreated_worker = recreated_worker
+
+    def copy_with(self, vector_index: int) -> EnvContext:
+        """Returns the context of another environment of the same worker."""
+        return EnvContext(
+            self,
+            self.worker_index,
+            vector_index,
+            self.num_workers,
+            self.remote,
+            self.recreated_worker,
+        )
+
+
+def make_environments(
+    source: Any,
+    num_envs: int,
+    context: EnvContext,
+    on_created: Callable[[Any, EnvContext, int], None] | None = None,
+    *,
+    checked: bool = True,
+) -> Environments:
+    """Makes `num_envs` environments and puts them behind one step.
+
+    Args:
+        source: a name registered with Gymnasium (stepped by its own vector implementation if it
+            has one), `"package.module:Class"`, an environment class (called with the context,
+            unless its constructor takes no argument), or a creator `f(context)`. A class or creator
+            may give a plain environment, and is then called once for each, or a vector environment
+            (EnvPool included), which is taken as it is and decides the number.
+        num_envs: how many are stepped together.
+        context: the context of the first one.
+        on_created: called with each environment, its context and its index.
+        checked: whether Gymnasium's checker watches environments made by name.
+
+    Raises:
+        EnvError: for an unknown name, or if nothing usable is made.
+    """
+    if isinstance(source, str) and not is_import_path(source):
+        made = _by_name(source, num_envs, context, checked=checked)
+    else:
+        made = _by_creator(_resolved(source), source, num_envs, context)
+    if on_created is not None:
+        for i, env in enumerate(made.instances()):
+            on_created(env, context.copy_with(i), i)
+    return made
+
+
+def check_source(name: str) -> None:
+    """Checks that a name is registered or can be imported, without making an environment.
+
+    Raises:
+        EnvError: if it is not.
+    """
+    if is_import_path(name):
+        _resolved(name)
+    else:
+        gym_spec(name)
+
+
+def is_import_path(name: str) -> bool:
+    """Whether a text names something to import rather than a registered environment.
+
+    >>> is_import_path("my.module:Env"), is_import_path("my.module.Env"), is_import_path("ALE/A.B")
+    (True, True, False)
+    """
+    return ":" in name or ("." in name and "/" not in name and name not in gym.registry)
+
+
+def _by_name(name: str, num_envs: int, context: EnvContext, *, checked: bool) -> Environments:
+    try:
+        return _registered(name, num_envs, dict(context), checked=checked)
+    except (gym.error.Error, ImportError) as error:  # a package that it needs is missing, say
+        raise EnvError(f"The environment {name!r} could not be made: {error}") from error
+
+
+def _registered(
+    name: str, num_envs: int, arguments: dict[str, Any], *, checked: bool
+) -> Environments:
+    spec = gym_spec(name)
+    if spec.vector_entry_point is not None and num_envs > 1:
+        try:
+            vector = gym.make_vec(
+                name, num_envs, vectorization_mode="vector_entry_point", **arguments
+            )
+        except TypeError:
+            pass  # the vector implementation knows fewer arguments than the plain one
+        else:
+            return VectorEnvironments(vector)
+    unchecked = {"disable_env_checker": not checked}
+    return PlainEnvironments([gym.make(name, **unchecked, **arguments) for _ in range(num_envs)])
+
+
+def gym_spec(name: str) -> gym.envs.registration.EnvSpec:
+    """Returns the Gymnasium spec of a registered name.
+
+    Raises:
+        EnvError: if the name is not registered; near matches are named.
+    """
+    try:
+        return gym.spec(name)
+    except gym.error.Error as error:
+        known = [*gym.registry, *{spec.name for spec in gym.registry.values()}]
+        raise EnvError(
+            f"No environment {name!r} is registered with Gymnasium."
+            f"{near_matches(name, known)} For one of your own give its class, or "
+            "'package.module:Class'."
+        ) from error
+
+
+def _resolved(source: Any) -> Callable[[EnvContext], Any]:
+    if isinstance(source, str):
+        module_name, _, class_name = (
+            source.partition(":") if ":" in source else source.rpartition(".")
+        )
+        try:
+            source = getattr(importlib.import_module(module_name), class_name)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise EnvError(
+                f"The environment {source!r} could not be imported: {error}. Give "
+                "'package.module:Class' of something importable."
+            ) from error
+    if not callable(source):
+        raise EnvError(
+            "env must be a registered name, 'package.module:Class', an environment class or a "
+            f"creator f(context), got {source!r}."
+        )
+    return source
+
+
+def _by_creator(
+    create: Callable[[EnvContext], Any], source: Any, num_envs: int, context: EnvContext
+) -> Environments:
+    if isinstance(create, type) and not _takes_an_argument(create):
+        kind, create = create, lambda context: kind()
+    first = create(context)
+    if isinstance(first, VectorEnv):
+        return VectorEnvironments(first)
+    if not isinstance(first, gym.Env):
+        raise EnvError(
+            f"{source!r} must give a gymnasium.Env or a gymnasium.vector.VectorEnv, but gave "
+            f"{type(first).__name__}. Subclass gymnasium.Env, or wrap it."
+        )
+    others = [create(context.copy_with(i)) for i in range(1, num_envs)]
+    return PlainEnvironments([first, *others])
+
+
+def _takes_an_argument(kind: type) -> bool:
+    try:
+        inspect.signature(kind).bind(None)
+    except TypeError:
+        return False
+    except ValueError:  # a class whose signature Python cannot tell
+        return True
+    return True

@@ -1,0 +1,308 @@
+"""Many environments behind one step, whatever they are and however they reset.
+
+Three kinds of environments are stepped: plain `gymnasium.Env` instances in a loop of our own,
+Gymnasium vector environments in any of their three autoreset modes, and EnvPool (which is a vector
+environment too). What differs between them ends here:
+
+* A step's `obs` are what the next actions are chosen for.
+* `dead[i]` says that environment i was only being reset in this step (Gymnasium's NEXT_STEP mode):
+  no transition took place.
+* `final` has the last observations of episodes that ended in this step, where `obs` already shows
+  the next episode. In NEXT_STEP mode `obs` itself is the last observation.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
+
+from tfpolicies.errors import EnvError
+
+
+class Step(NamedTuple):
+    """What one step of N environments gave."""
+
+    obs: Any  # batched as the observation space is nested, [N, ...]
+    rewards: np.ndarray  # [N]
+    terminateds: np.ndarray  # bool [N]
+    truncateds: np.ndarray  # bool [N]
+    infos: Any  # a list of dicts, or a vector environment's dict
+    dead: np.ndarray | None  # bool [N]; None: all of them are transitions
+    final: tuple[np.ndarray, Any] | None  # indices [K] and their last observations [K, ...]
+
+
+class Environments(abc.ABC):
+    """N environments that step together.
+
+    Attributes:
+        num_envs: N.
+        observation_space: of one environment.
+        action_space: of one environment.
+    """
+
+    num_envs: int
+    observation_space: gym.Space
+    action_space: gym.Space
+
+    @abc.abstractmethod
+    def reset(self, seeds: Sequence[int] | None) -> Any:
+        """Starts new episodes everywhere; returns the observations, batched."""
+
+    @abc.abstractmethod
+    def step(self, actions: np.ndarray) -> Step:
+        """Steps all environments by actions `[N, ...]` of the action space."""
+
+    @abc.abstractmethod
+    def instances(self) -> list[Any]:
+        """Returns the environments for callers that want to talk to them."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Closes all environments."""
+
+    def get_state(self) -> list[Any] | None:
+        """Returns the state of each environment, or None if one cannot tell it whole.
+
+        An environment tells it by `get_state`. So does a wrapper, for all that it wraps; of
+        wrappers without `get_state` only Gymnasium's time limit and its checks are known.
+        """
+        states = [_state_of(env) for env in self.instances()]
+        return None if any(state is None for state in states) else states
+
+    def set_state(self, states: Sequence[Any]) -> None:
+        """Restores what `get_state` returned."""
+        for env, state in zip(self.instances(), states, strict=True):
+            _restore(env, state)
+
+
+def _state_of(env: Any) -> list[Any] | None:
+    """Returns the states of an environment's layers from the outside in, or None."""
+    if callable(getattr(env, "get_state", None)):
+        return [env.get_state()]
+    if isinstance(env, TimeLimit):
+        own: Any = env._elapsed_steps
+    elif isinstance(env, OrderEnforcing | PassiveEnvChecker):
+        own = None
+    else:
+        return None
+    inner = _state_of(env.env)
+    return None if inner is None else [own, *inner]
+
+
+def _restore(env: Any, layers: Sequence[Any]) -> None:
+    for own in layers[:-1]:
+        if isinstance(env, TimeLimit):
+            env._elapsed_steps = own
+        env = env.env
+    env.set_state(layers[-1])
+
+
+class PlainEnvironments(Environments):
+    """Plain `gymnasium.Env` instances, stepped one after the other and reset at once when done.
+
+    Args:
+        envs: the instances; they share one observation and action space.
+
+    Raises:
+        EnvError: if their spaces differ, or (by `reset`) if an observation is not of its space.
+    """
+
+    def __init__(self, envs: Sequence[gym.Env]) -> None:
+        self.envs = list(envs)
+        self.num_envs = len(self.envs)
+        self.observation_space = self.envs[0].observation_space
+        self.action_space = self.envs[0].action_space
+        for i, env in enumerate(self.envs):
+            for kind in ("observation", "action"):
+                own, first = getattr(env, f"{kind}_space"), getattr(self, f"{kind}_space")
+                if own != first:
+                    raise EnvError(
+                        f"Environment {i} has the {kind} space {own}, but the first one has "
+                        f"{first}; environments of a worker share one."
+                    )
+        self._steps: list[Callable[[Any], Any]] = [env.step for env in self.envs]
+        self._stack = _stacker(self.observation_space, self.num_envs)
+        self._discrete = isinstance(self.action_space, gym.spaces.Discrete)
+        self._dtype = self.action_space.dtype
+
+    def reset(self, seeds: Sequence[int] | None) -> Any:
+        given = [None] * self.num_envs if seeds is None else list(seeds)
+        rows = [env.reset(seed=seed)[0] for env, seed in zip(self.envs, given, strict=True)]
+        for i, row in enumerate(rows):
+            _check_observation(self.observation_space, row, f"observation of environment {i}")
+        return self._stack(rows)
+
+    def step(self, actions: np.ndarray) -> Step:
+        # `tolist` turns an array of ints into ints at once, which beats indexing it N times.
+        if self._discrete:
+            rows = actions.astype(self._dtype, copy=False).tolist()
+        else:
+            rows = list(actions.astype(self._dtype))
+        results = [step(action) for step, action in zip(self._steps, rows, strict=True)]
+        rows_reached, rewards, terminateds, truncateds, infos = zip(*results, strict=True)
+        obs, final = list(rows_reached), None
+        if any(terminateds) or any(truncateds):
+            final = self._reset_ended(obs, terminateds, truncateds)
+        return Step(
+            self._stack(obs),
+            np.array(rewards, np.float32),
+            np.array(terminateds, bool),
+            np.array(truncateds, bool),
+            infos,
+            None,
+            final,
+        )
+
+    def _reset_ended(
+        self, obs: list[Any], terminateds: Sequence[bool], truncateds: Sequence[bool]
+    ) -> tuple[np.ndarray, Any]:
+        """Puts first observations in the place of last ones in `obs`; returns the last ones."""
+        ended = [i for i in range(self.num_envs) if terminateds[i] or truncateds[i]]
+        last = _stacker(self.observation_space, len(ended))([obs[i] for i in ended])
+        for i in ended:
+            obs[i] = self.envs[i].reset()[0]
+        return np.array(ended), last
+
+    def instances(self) -> list[Any]:
+        return list(self.envs)
+
+    def close(self) -> None:
+        for env in self.envs:
+            env.close()
+
+
+def _check_observation(space: gym.Space, obs: Any, what: str) -> None:
+    """Raises an `EnvError` if a part of `obs` is missing or of another shape than its space."""
+    if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
+        parts = space.items() if isinstance(space, gym.spaces.Dict) else enumerate(space)
+        for key, sub in parts:
+            try:
+                part = obs[key]
+            except (KeyError, IndexError, TypeError) as error:
+                raise EnvError(
+                    f"The {what} has no part {key!r}, but its space is {space}. Return what "
+                    "`observation_space.contains` accepts."
+                ) from error
+            _check_observation(sub, part, f"part {key!r} of the {what}")
+    elif np.shape(obs) != (space.shape or ()):
+        raise EnvError(
+            f"The {what} has the shape {np.shape(obs)}, but its space is {space} with the shape "
+            f"{space.shape or ()}. Return what `observation_space.contains` accepts."
+        )
+
+
+def _stacker(space: gym.Space, count: int) -> Callable[[Sequence[Any]], Any]:
+    """Returns a function from `count` observations to a batch of them, in memory of its own."""
+    if isinstance(space, gym.spaces.Dict):
+        parts = {key: _stacker(sub, count) for key, sub in space.items()}
+        return lambda rows: {k: stack([row[k] for row in rows]) for k, stack in parts.items()}
+    if isinstance(space, gym.spaces.Tuple):
+        subs = [_stacker(sub, count) for sub in space]
+        return lambda rows: tuple(stack([row[i] for row in rows]) for i, stack in enumerate(subs))
+    dtype = np.float32 if space.dtype == np.float64 else space.dtype
+    shape = (count, *(space.shape or ()))
+
+    def stack(rows: Sequence[Any]) -> np.ndarray:
+        if len(shape) == 1:
+            return np.array(rows, dtype)
+        return np.concatenate(rows, dtype=dtype, casting="unsafe").reshape(shape)
+
+    return stack
+
+
+class VectorEnvironments(Environments):
+    """A Gymnasium vector environment in any autoreset mode, EnvPool included.
+
+    Args:
+        env: the vector environment.
+    """
+
+    def __init__(self, env: VectorEnv) -> None:
+        self.env = env
+        self.num_envs = env.num_envs
+        self.observation_space = env.single_observation_space
+        self.action_space = env.single_action_space
+        mode = (env.metadata or {}).get("autoreset_mode", AutoresetMode.NEXT_STEP)
+        self.mode = AutoresetMode(mode)
+        self._ended = np.zeros(self.num_envs, bool)
+        self._action_dtype = env.action_space.dtype
+
+    def reset(self, seeds: Sequence[int] | None) -> Any:
+        self._ended = np.zeros(self.num_envs, bool)
+        if seeds is None:
+            return self.env.reset()[0]
+        # One seed for each, or one generator for all of them, or (EnvPool) seeded when made.
+        tries: list[Any] = [list(seeds), seeds[0]]
+        for seed in tries:
+            with contextlib.suppress(TypeError, gym.error.Error):
+                return self.env.reset(seed=seed)[0]
+        return self.env.reset()[0]
+
+    def step(self, actions: np.ndarray) -> Step:
+        actions = actions.astype(self._action_dtype)  # a copy, for the environment to keep
+        obs, rewards, terminateds, truncateds, infos = self.env.step(actions)
+        dead = final = None
+        if self.mode is AutoresetMode.NEXT_STEP:
+            dead = self._ended
+            self._ended = terminateds | truncateds
+        else:
+            ended = terminateds | truncateds
+            if ended.any():
+                obs, final = self._finish(obs, ended, infos)
+        return Step(obs, rewards, terminateds, truncateds, infos, dead, final)
+
+    def _finish(self, obs: Any, ended: np.ndarray, infos: Any) -> tuple[Any, Any]:
+        indices = np.flatnonzero(ended)
+        if self.mode is AutoresetMode.DISABLED:
+            last = _rows(self.observation_space, obs, indices)
+            obs, _ = self.env.reset(options={"reset_mask": ended})
+            return obs, (indices, last)
+        given = infos.get("final_obs")
+        if given is None:
+            raise EnvError(
+                f"{self.env} resets in the same step but its info has no 'final_obs', so the last "
+                "observations of its episodes are lost. Use AutoresetMode.NEXT_STEP."
+            )
+        if isinstance(given, np.ndarray) and given.dtype == object:
+            stack = _stacker(self.observation_space, len(indices))
+            return obs, (indices, stack([given[i] for i in indices]))
+        return obs, (indices, _rows(self.observation_space, given, indices))
+
+    def instances(self) -> list[Any]:
+        return list(getattr(self.env, "envs", None) or [self.env])
+
+    def get_state(self) -> list[Any] | None:
+        if self._tells_its_state():
+            return [self.env.get_state(), self._ended.tolist()]  # type: ignore[attr-defined]
+        if self.mode is AutoresetMode.NEXT_STEP:
+            return None  # the vector environment alone knows which of its parts wait for a reset
+        return super().get_state()
+
+    def set_state(self, states: Sequence[Any]) -> None:
+        if not self._tells_its_state():
+            super().set_state(states)
+            return
+        state, ended = states
+        self.env.set_state(state)  # type: ignore[attr-defined]
+        self._ended = np.array(ended, bool)
+
+    def _tells_its_state(self) -> bool:
+        return callable(getattr(self.env, "get_state", None))
+
+    def close(self) -> None:
+        self.env.close()
+
+
+def _rows(space: gym.Space, batch: Any, indices: np.ndarray) -> Any:
+    if isinstance(space, gym.spaces.Dict):
+        return {key: _rows(sub, batch[key], indices) for key, sub in space.items()}
+    if isinstance(space, gym.spaces.Tuple):
+        return tuple(_rows(sub, batch[i], indices) for i, sub in enumerate(space))
+    return np.array(batch[indices])

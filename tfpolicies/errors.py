@@ -1,0 +1,126 @@
+"""Every error the package raises on purpose.
+
+Each class is also a builtin, so that code which catches the builtin keeps working::
+
+    TfPoliciesError
+    ├── ConfigError (ValueError)              an unknown, contradictory or out-of-range setting
+    │   ├── UnknownSettingError (KeyError, AttributeError)  a setting that does not exist
+    │   └── FrozenConfigError (AttributeError)    a change of a config that is in use
+    ├── SpaceError (ValueError)               a Gymnasium space that cannot be used here
+    │   └── UnsupportedSpaceError
+    ├── ModelError (ValueError)               a Keras model that does not fit the policy
+    ├── ObservationError (ValueError)         observations that do not fit the space
+    ├── WeightsError (ValueError)             weights, gradients or states that do not fit
+    ├── BatchError (ValueError)               a batch that lacks rows, columns or order
+    │   ├── MissingColumnError (KeyError)
+    │   └── BatchUsageError (AssertionError)
+    ├── UsageError (ValueError, AssertionError)   arguments that exclude each other
+    ├── PolicyOwnedError (AttributeError)     traced code that read what belongs to one policy
+    ├── UnknownPolicyError (KeyError)         a policy id that nobody holds
+    ├── EnvError (ValueError)                 an environment that is unknown or breaks its contract
+    ├── CheckpointError (ValueError)          a checkpoint that is missing, foreign or damaged
+    └── ExportError (ValueError)              an artefact that failed or does not agree
+        └── MissingPackageError (RuntimeError)    an export that needs a package not installed
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class TfPoliciesError(Exception):
+    """Base class of all errors raised by tfpolicies."""
+
+
+class ConfigError(TfPoliciesError, ValueError):
+    """A setting is unknown, contradicts another one or is out of its range."""
+
+
+class UnknownSettingError(ConfigError, KeyError, AttributeError):
+    """A config was asked for a setting that it does not have."""
+
+    __str__ = Exception.__str__
+
+
+class FrozenConfigError(ConfigError, AttributeError):
+    """A config was changed after a worker or an algorithm began to use it."""
+
+
+class SpaceError(TfPoliciesError, ValueError):
+    """A Gymnasium space does not fit its use."""
+
+
+class UnsupportedSpaceError(SpaceError):
+    """A kind of Gymnasium space that the package does not handle."""
+
+
+class ModelError(TfPoliciesError, ValueError):
+    """A Keras model does not fit the policy's spaces, or cannot be used here."""
+
+
+class ObservationError(TfPoliciesError, ValueError):
+    """Observations do not fit the observation space."""
+
+
+class WeightsError(TfPoliciesError, ValueError):
+    """Weights, gradients or a state do not fit the policy."""
+
+
+class BatchError(TfPoliciesError, ValueError):
+    """A batch lacks rows or columns, or its parts do not fit together."""
+
+
+class MissingColumnError(BatchError, KeyError):
+    """A batch was asked for a column that it does not hold."""
+
+    __str__ = Exception.__str__  # KeyError would show the message's repr
+
+
+class BatchUsageError(BatchError, AssertionError):
+    """A batch was called in a way that its documentation rules out."""
+
+
+class UsageError(TfPoliciesError, ValueError, AssertionError):
+    """Arguments of one call exclude each other or have the wrong form."""
+
+
+class PolicyOwnedError(TfPoliciesError, AttributeError):
+    """Traced code read something that belongs to one policy and not to its Program."""
+
+
+class UnknownPolicyError(TfPoliciesError, KeyError):
+    """Nobody here holds a policy of that id."""
+
+    __str__ = Exception.__str__
+
+
+class EnvError(TfPoliciesError, ValueError):
+    """An environment is unknown or breaks the contract of its API."""
+
+
+class CheckpointError(TfPoliciesError, ValueError):
+    """A checkpoint is missing, foreign, of another version or damaged."""
+
+
+class ExportError(TfPoliciesError, ValueError):
+    """An exported model could not be written, or does not do what the policy does."""
+
+
+class MissingPackageError(ExportError, RuntimeError):
+    """An export needs a package that is not installed."""
+
+
+def near_matches(name: str, known: Iterable[str], limit: int = 3) -> str:
+    """Returns a hint such as ``" Did you mean 'gamma'?"``, or an empty string.
+
+    >>> near_matches("gama", ["gamma", "lr"])
+    " Did you mean 'gamma'?"
+    >>> near_matches("zzz", ["gamma", "lr"])
+    ''
+    """
+    names = {candidate.lower(): candidate for candidate in known}
+    close = difflib.get_close_matches(str(name).lower(), list(names), n=limit, cutoff=0.6)
+    if not close:
+        return ""
+    return f" Did you mean {' or '.join(repr(names[c]) for c in close)}?"

@@ -1,0 +1,1 @@
+"""Programs with a state, written as SavedModel or ONNX and verified."""

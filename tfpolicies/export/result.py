@@ -1,0 +1,104 @@
+"""What every export shares: a snapshot of the state, the spec file, the result, the errors."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tfpolicies._version import __version__
+from tfpolicies.errors import ExportError
+from tfpolicies.export.serving import NOISE, Port, Serving
+from tfpolicies.export.verify import Parity
+from tfpolicies.program.program import Program
+from tfpolicies.state import PolicyState
+from tfpolicies.storage.spaces_json import encode_space
+
+SPEC_FILE = "policy_spec.json"
+FORMAT = "tfpolicies.policy_spec"
+FORMAT_VERSION = 1
+
+
+class ExportResult(NamedTuple):
+    """What was written and how well it agrees with the policy."""
+
+    path: Path  # the SavedModel's version folder, or the file model.onnx
+    parity: Parity
+
+
+def snapshot(program: Program, state: PolicyState) -> PolicyState:
+    """Returns a copy of a state's variables, which learning on elsewhere does not change."""
+    copy = PolicyState(program.layout, state.hyper, np.random.default_rng(0))
+    with program.lock:
+        for name, segment in state.segments.items():
+            copy.segments[name][...] = segment
+    return copy
+
+
+def write_spec(
+    folder: Path,
+    program: Program,
+    serving: Serving,
+    parity: Parity,
+    *,
+    packages: Sequence[str],
+    **entries: Any,
+) -> None:
+    """Writes `policy_spec.json`: all that a program needs in order to use the export.
+
+    Args:
+        folder: where the file goes.
+        program: gives spaces and policy class.
+        serving: gives inputs and outputs.
+        parity: the result of the verification.
+        packages: modules whose versions are recorded.
+        **entries: what only one kind of export has.
+    """
+    spec = program.spec
+    outputs = [_port_json(port) for port in serving.outputs]
+    versions = {name: importlib.import_module(name).__version__ for name in packages}
+    record: Mapping[str, Any] = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        **entries,
+        "policy_class": spec.policy_class.__name__,
+        "versions": {"tfpolicies": __version__, **versions},
+        "observation_space": encode_space(spec.observation_space),
+        "action_space": encode_space(spec.action_space),
+        "signatures": {
+            name: {"inputs": [_port_json(port) for port in ports], "outputs": outputs}
+            for name, ports in serving.inputs.items()
+        },
+        "noise": {
+            "input": NOISE,
+            "kind": spec.dist_class.noise_kind,
+            "size": spec.dist_class.noise_size,
+        },
+        "parity": parity.to_json(),
+    }
+    (folder / SPEC_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+def _port_json(port: Port) -> dict[str, Any]:
+    record = {"name": port.name, "dtype": port.dtype.name, "shape": [None, *port.shape]}
+    return {**record, "path": list(port.path)} if port.name.startswith("obs") else record
+
+
+@contextlib.contextmanager
+def export_errors(what: str, target: Path) -> Iterator[None]:
+    """Turns whatever goes wrong inside into an `ExportError` that names the target."""
+    try:
+        yield
+    except ExportError:
+        raise
+    except Exception as error:
+        reason = next(iter(str(error).splitlines()), "")
+        raise ExportError(
+            f"The policy could not be exported as {what} to {str(target)!r}, which is as it was "
+            f"before. Reason: {type(error).__name__}: {reason}"
+        ) from error

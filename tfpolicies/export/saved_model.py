@@ -1,0 +1,57 @@
+"""SavedModels in numbered version folders, as TensorFlow Serving wants them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import tensorflow as tf
+
+from tfpolicies.export.result import ExportResult, export_errors, snapshot, write_spec
+from tfpolicies.export.serving import Serving
+from tfpolicies.export.staging import place_version, staging_folder
+from tfpolicies.export.verify import verify_saved_model
+from tfpolicies.program.program import Program
+from tfpolicies.program.runtimes.onnx import quiet_conversion
+from tfpolicies.state import PolicyState
+
+
+def export_saved_model(
+    program: Program, state: PolicyState, export_dir: str | os.PathLike[str]
+) -> ExportResult:
+    """Writes `export_dir/<version>/saved_model.pb` and what belongs to it, verified.
+
+    The version is the next free number, starting at 1. Whoever has TensorFlow can load it; its
+    signatures are described in `tfpolicies.export.serving`.
+
+    Args:
+        program: what the policy shares with its kind.
+        state: what it owns.
+        export_dir: the folder of all versions; made if missing.
+
+    Returns:
+        The version folder and how well it agrees with the policy.
+
+    Raises:
+        ExportError: if it cannot be written or does not do what the policy does; `export_dir` is
+            then as it was.
+    """
+    target = Path(export_dir)
+    state = snapshot(program, state)
+    with export_errors("SavedModel", target), staging_folder(target) as staging:
+        folder = staging / "saved_model"
+        serving = Serving(program, state)
+        with quiet_conversion():
+            tf.saved_model.save(serving.module, str(folder), signatures=serving.signatures)
+        parity = verify_saved_model(folder, program, state)
+        write_spec(
+            folder,
+            program,
+            serving,
+            parity,
+            artefact="saved_model",
+            opset=None,
+            packages=("tensorflow", "keras"),
+        )
+        path = place_version(folder, target)
+    return ExportResult(path, parity)

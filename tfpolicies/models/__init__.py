@@ -1,0 +1,1 @@
+"""What a Program computes with: networks, distributions, preprocessing."""

@@ -1,0 +1,49 @@
+"""Pieces of losses and updates that algorithms share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+
+def masked_mean(values: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
+    """Returns the mean of `values` `[B]` over the rows of weight 1 in `mask` `[B]`."""
+    return tf.reduce_sum(values * mask) / tf.maximum(tf.reduce_sum(mask), 1.0)
+
+
+def explained_variance(targets: tf.Tensor, values: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
+    """Returns 1 - Var[targets - values] / Var[targets] over the rows in `mask`, at least -1."""
+
+    def variance(x: tf.Tensor) -> tf.Tensor:
+        return masked_mean(tf.square(x - masked_mean(x, mask)), mask)
+
+    return tf.maximum(-1.0, 1.0 - variance(targets - values) / (variance(targets) + 1e-6))
+
+
+def clip_gradients(
+    pairs: list[tuple[Any, Any]], limit: tf.Tensor, how: str
+) -> list[tuple[Any, Any]]:
+    """Clips gradients by their global norm, each one's norm, or each entry.
+
+    An infinite limit leaves them as they are, so that "no clipping" needs no code of its own.
+    """
+    gradients = [gradient for gradient, _ in pairs]
+    present = [g for g in gradients if g is not None]
+    if how == "global_norm":
+        norm = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(g)) for g in present]))
+        scales = [_shrink(norm, limit)] * len(gradients)
+    elif how == "norm":
+        norms = [None if g is None else tf.norm(g) for g in gradients]
+        scales = [None if n is None else _shrink(n, limit) for n in norms]
+    else:
+        clipped = [None if g is None else tf.clip_by_value(g, -limit, limit) for g in gradients]
+        return [(g, variable) for g, (_, variable) in zip(clipped, pairs, strict=True)]
+    return [
+        (None if gradient is None else gradient * scale, variable)
+        for (gradient, variable), scale in zip(pairs, scales, strict=True)
+    ]
+
+
+def _shrink(norm: tf.Tensor, limit: tf.Tensor) -> tf.Tensor:
+    return tf.minimum(1.0, limit / tf.maximum(norm, 1e-12))

@@ -1,0 +1,156 @@
+"""Spaces as lists of leaves: the one place that walks nested Gymnasium spaces.
+
+A batch of a `Dict` space is a dict of `[B, ...]` arrays, of a `Tuple` space a tuple of them. Models
+and runtimes see flat lists of arrays instead, one per leaf, in the order of `leaves(space)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import spaces
+
+from tfpolicies.errors import ObservationError, UnsupportedSpaceError
+
+LEAF_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+
+
+class Leaf(NamedTuple):
+    """One array-valued part of a space."""
+
+    path: tuple[str, ...]  # () for a space that is not nested
+    space: spaces.Space
+    shape: tuple[int, ...]  # of one element
+    dtype: np.dtype  # how batches of it travel: float32, uint8 or int64
+
+    def name(self, prefix: str) -> str:
+        """Returns `prefix`, with the path joined by `_` behind it: `obs`, `obs_camera`."""
+        return "_".join((prefix, *self.path))
+
+
+def leaves(space: spaces.Space) -> tuple[Leaf, ...]:
+    """Returns the leaves of `space`; the keys of a Dict are taken in the space's own order.
+
+    Raises:
+        UnsupportedSpaceError: for Text, Graph, Sequence and other spaces without a fixed shape.
+
+    >>> [leaf.name("obs") for leaf in leaves(spaces.Dict(a=spaces.Discrete(2), b=spaces.Box(0, 1)))]
+    ['obs_a', 'obs_b']
+    """
+    return tuple(_walk(space, ()))
+
+
+def _walk(space: spaces.Space, path: tuple[str, ...]) -> list[Leaf]:
+    if isinstance(space, spaces.Dict):
+        return [leaf for key, sub in space.items() for leaf in _walk(sub, (*path, str(key)))]
+    if isinstance(space, spaces.Tuple):
+        return [leaf for i, sub in enumerate(space) for leaf in _walk(sub, (*path, str(i)))]
+    if not isinstance(space, LEAF_SPACES):
+        where = f" at {'/'.join(path)!r}" if path else ""
+        raise UnsupportedSpaceError(
+            f"{type(space).__name__}{where} cannot be used in a policy's space; supported are Box, "
+            "Discrete, MultiDiscrete, MultiBinary, Dict and Tuple. Encode it in the environment, "
+            "for example with a gymnasium.ObservationWrapper."
+        )
+    return [Leaf(path, space, tuple(space.shape or ()), _travel_dtype(space))]
+
+
+def _travel_dtype(space: spaces.Space) -> np.dtype:
+    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        return np.dtype(np.float32)
+    if isinstance(space, spaces.Box) and space.dtype == np.uint8:
+        return np.dtype(np.uint8)
+    return np.dtype(np.int64)
+
+
+def pick(batch: Any, path: tuple[str, ...]) -> Any:
+    """Returns the part of a nested batch that lies at a leaf's path."""
+    for key in path:
+        batch = batch[key] if isinstance(batch, Mapping) else batch[int(key)]
+    return batch
+
+
+def nest(space: spaces.Space, arrays: Sequence[Any]) -> Any:
+    """Puts one array per leaf back into the structure of `space`."""
+    return _nest(space, iter(arrays))
+
+
+def _nest(space: spaces.Space, arrays: Any) -> Any:
+    if isinstance(space, spaces.Dict):
+        return {key: _nest(sub, arrays) for key, sub in space.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_nest(sub, arrays) for sub in space)
+    return next(arrays)
+
+
+def batch_leaves(space_leaves: Sequence[Leaf], batch: Any, argument: str) -> list[np.ndarray]:
+    """Converts a batch to one array `[B, *leaf.shape]` of the leaf's dtype per leaf.
+
+    Lists of rows and other dtypes are accepted; arrays that fit are passed on without a copy.
+
+    Raises:
+        ObservationError: if a leaf is missing, or its shape is not `[B, *leaf.shape]`.
+    """
+    if len(space_leaves) == 1 and not space_leaves[0].path:
+        return [_leaf_array(space_leaves[0], batch, argument)]
+    arrays = []
+    for leaf in space_leaves:
+        try:
+            part = pick(batch, leaf.path)
+        except (KeyError, IndexError, TypeError, ValueError):
+            raise ObservationError(
+                f"{argument} has no part {'/'.join(leaf.path)!r}; the space is nested, so give a "
+                f"dict or tuple of [B, ...] arrays of the same structure, not "
+                f"{type(batch).__name__}."
+            ) from None
+        arrays.append(_leaf_array(leaf, part, leaf.name(argument)))
+    sizes = {len(array) for array in arrays}
+    if len(sizes) > 1:
+        raise ObservationError(f"{argument} has parts of different batch sizes {sorted(sizes)}.")
+    return arrays
+
+
+def _leaf_array(leaf: Leaf, batch: Any, argument: str) -> np.ndarray:
+    fits = type(batch) is np.ndarray and batch.ndim > 0 and batch.dtype == leaf.dtype
+    if fits and batch.shape[1:] == leaf.shape:
+        return batch
+    try:
+        array = np.asarray(batch, leaf.dtype)
+    except (TypeError, ValueError) as error:
+        raise ObservationError(_mismatch(leaf, batch, argument)) from error
+    if array.ndim == 0 or array.shape[1:] != leaf.shape:
+        raise ObservationError(_mismatch(leaf, batch, argument, array.shape))
+    return array
+
+
+def _mismatch(leaf: Leaf, batch: Any, argument: str, shape: tuple[int, ...] | None = None) -> str:
+    wanted = ", ".join(("B", *map(str, leaf.shape)))
+    if isinstance(batch, tuple) and len(batch) == 2 and isinstance(batch[1], dict):
+        return (
+            f"{argument} is a pair (observation, info), as `env.reset()` returns it; unpack it "
+            "first: `obs, info = env.reset()`."
+        )
+    got = f"shape {shape}" if shape is not None else f"a {type(batch).__name__} of ragged rows"
+    hint = ""
+    if shape is not None and tuple(shape) == leaf.shape:
+        hint = " For one observation use `compute_single_action(obs)`, or add a batch axis."
+    return f"{argument} must be an array [{wanted}] of {leaf.dtype}; got {got}.{hint}"
+
+
+def space_key(space: spaces.Space) -> tuple:
+    """Returns a hashable value that is equal for equal spaces."""
+    if isinstance(space, spaces.Dict):
+        return ("Dict", tuple((key, space_key(sub)) for key, sub in space.items()))
+    if isinstance(space, spaces.Tuple):
+        return ("Tuple", tuple(space_key(sub) for sub in space))
+    if isinstance(space, spaces.Box):
+        bounds = (space.low.tobytes(), space.high.tobytes())
+        return ("Box", space.shape, str(space.dtype), *bounds)
+    if isinstance(space, spaces.Discrete):
+        return ("Discrete", int(space.n), int(space.start))
+    if isinstance(space, spaces.MultiDiscrete):
+        sizes = (space.nvec.tobytes(), space.start.tobytes())
+        return ("MultiDiscrete", space.shape, *sizes)
+    return (type(space).__name__, space.shape, str(space.dtype))

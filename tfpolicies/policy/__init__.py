@@ -1,0 +1,1 @@
+"""Policies: handles that act, learn, save and export."""

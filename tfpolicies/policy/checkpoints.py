@@ -1,0 +1,200 @@
+"""Policies as checkpoint folders: what is written, and how a policy is made from it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfpolicies.errors import CheckpointError
+from tfpolicies.models.keras_json import model_from_json, model_to_json
+from tfpolicies.policy.policy import Policy
+from tfpolicies.program.spec import program_fingerprint
+from tfpolicies.storage.checkpoint import (
+    Checkpoint,
+    PolicyPart,
+    read_checkpoint,
+    read_manifest,
+    write_checkpoint,
+)
+from tfpolicies.storage.import_paths import import_path
+from tfpolicies.storage.json_values import Missing, decode_value, encode_value, find_missing
+from tfpolicies.storage.spaces_json import decode_space, encode_space
+
+POLICY_MANIFEST = "policy.json"
+ALGORITHM_MANIFEST = "algorithm.json"
+
+_COUNTERS = ("global_timestep", "num_grad_updates")
+
+
+def policy_part(policy: Any, state: Mapping[str, Any] | None = None) -> PolicyPart:
+    """Returns what a checkpoint holds of a policy: manifest and arrays.
+
+    Args:
+        policy: the policy.
+        state: what `get_state` returned, to be written instead of the present state.
+    """
+    state = policy.get_state() if state is None else state
+    manifest = {
+        "type": "Policy",
+        "policy_class": encode_value(type(policy)),
+        "observation_space": encode_space(policy.observation_space),
+        "action_space": encode_space(policy.action_space),
+        "config": encode_config(policy.config),
+        "policy_id": policy.policy_id,
+        "program": program_fingerprint(policy.program.spec, policy.program.layout.slots),
+        "counters": {name: state[name] for name in _COUNTERS},
+        "hyperparameters": encode_value(state["hyperparameters"]),
+        "rng": encode_value(state["rng"]),
+        "versions": {"tensorflow": tf.__version__, "keras": keras.__version__},
+    }
+    arrays = {"weights": state["weights"], "optimizer": state["_optimizer_variables"]}
+    return PolicyPart(POLICY_MANIFEST, manifest, arrays)
+
+
+def encode_config(config: Mapping[str, Any]) -> Any:
+    """Returns a config as JSON values; a model of Keras's own layers by its architecture."""
+    model = dict(config["model"])
+    custom = model["custom_model"]
+    if isinstance(custom, keras.Model):
+        architecture = model_to_json(custom)
+        if architecture is not None:
+            model["custom_model"] = None
+            return {"settings": encode_value({**config, "model": model}), "keras": architecture}
+    return {"settings": encode_value({**config, "model": model}), "keras": None}
+
+
+def decode_config(
+    record: Mapping[str, Any], overrides: Mapping[str, Any] | None, source: str
+) -> dict[str, Any]:
+    """Inverse of `encode_config`.
+
+    Args:
+        record: what `encode_config` returned.
+        overrides: settings that replace stored ones; `model` is merged.
+        source: the checkpoint, for messages.
+
+    Raises:
+        CheckpointError: if settings that could not be stored are not among the overrides.
+    """
+    config = decode_value(record["settings"])
+    if record["keras"] is not None:
+        config["model"]["custom_model"] = model_from_json(record["keras"])
+    for name, value in (overrides or {}).items():
+        if name == "model" and not isinstance(value, Mapping):
+            value = {"custom_model": value}
+        config[name] = {**config["model"], **value} if name == "model" else value
+    missing = find_missing(config)
+    if missing:
+        names = ", ".join(f"config{place} ({found.name})" for place, found in missing.items())
+        raise CheckpointError(
+            f"{source} was saved with objects that a file cannot hold safely: {names}. Give them "
+            "again: from_checkpoint(path, config={...})."
+        )
+    return config
+
+
+def state_of(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Returns the state, as `set_state` takes it, that a policy's checkpoint holds."""
+    manifest = checkpoint.manifest
+    return {
+        "weights": checkpoint.arrays["weights"],
+        "_optimizer_variables": checkpoint.arrays["optimizer"],
+        **{name: manifest["counters"][name] for name in _COUNTERS},
+        "hyperparameters": decode_value(manifest["hyperparameters"]),
+        "rng": decode_value(manifest["rng"]),
+    }
+
+
+def policy_of(
+    checkpoint: Checkpoint,
+    source: str,
+    policy_class: type[Policy] | None,
+    overrides: Mapping[str, Any] | None,
+) -> Any:
+    """Returns a new policy with the class, spaces, config and state of a checkpoint."""
+    manifest = checkpoint.manifest
+    try:
+        found: Any = _class_of(manifest, source, policy_class)
+        spaces = [decode_space(manifest[f"{kind}_space"]) for kind in ("observation", "action")]
+        config = decode_config(manifest["config"], overrides, source)
+        state = state_of(checkpoint)
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"{source}: its manifest lacks or garbles {error}.") from error
+    policy = found(*spaces, {**config, "__policy_id": manifest["policy_id"]})
+    fingerprint = program_fingerprint(policy.program.spec, policy.program.layout.slots)
+    if fingerprint != manifest["program"]:
+        raise CheckpointError(
+            f"{source} does not fit {found.__name__}: its variables or hyper-parameters are "
+            "others than when it was saved. Load it with the class and model it was saved with."
+        )
+    policy.set_state(state)
+    return policy
+
+
+def _class_of(manifest: Mapping[str, Any], source: str, given: type | None) -> type:
+    stored = manifest["policy_class"]
+    name = stored.get("$import") or stored.get("$unavailable")
+    known = {} if given is None else {import_path(given) or name: given}
+    found = decode_value(stored, known=known)
+    if isinstance(found, Missing):
+        raise CheckpointError(
+            f"{source} holds a policy of the class {name}, which is not one of this package's. "
+            f"Call `{name.rpartition(':')[2]}.from_checkpoint(path)` on your class."
+        )
+    if not (isinstance(found, type) and issubclass(found, Policy)):
+        raise CheckpointError(f"{source}: {name} is no policy class.")
+    return found
+
+
+def write_policy_checkpoint(
+    policy: Any, folder: str | os.PathLike[str], state: Mapping[str, Any] | None
+) -> None:
+    """Writes a policy into a folder, replacing the checkpoint that is there as a whole."""
+    part = policy_part(policy, state)
+    write_checkpoint(folder, part.manifest_name, part.manifest, part.arrays)
+
+
+def path_of(checkpoint: Any) -> Path:
+    """Returns the folder of a checkpoint, given its path or what `Algorithm.save` returned."""
+    found = getattr(checkpoint, "checkpoint", checkpoint)
+    return Path(getattr(found, "path", found))
+
+
+def load_policies(
+    path: str | os.PathLike[str],
+    policy_ids: Sequence[str] | None,
+    policy_class: type[Policy] | None,
+    overrides: Mapping[str, Any] | None,
+) -> Any:
+    """Returns the policy of a policy's checkpoint, or those of an algorithm's by id.
+
+    Raises:
+        CheckpointError: if the checkpoint is missing, damaged or foreign, or if `policy_ids` are
+            given for the checkpoint of a single policy.
+        UnknownPolicyError: if one of `policy_ids` is not in it.
+    """
+    folder = Path(path)
+    if (folder / POLICY_MANIFEST).exists() or not (folder / ALGORITHM_MANIFEST).exists():
+        if policy_ids is not None:
+            read_manifest(folder, POLICY_MANIFEST, kind="Policy")
+            raise CheckpointError(
+                f"{str(folder)!r} is the checkpoint of one policy; leave policy_ids out."
+            )
+        checkpoint = read_checkpoint(folder, POLICY_MANIFEST, kind="Policy")
+        return policy_of(checkpoint, repr(str(folder)), policy_class, overrides)
+    whole = read_checkpoint(
+        folder,
+        ALGORITHM_MANIFEST,
+        kind="Algorithm",
+        groups=[],
+        policies=None if policy_ids is None else list(policy_ids),
+    )
+    return {
+        pid: policy_of(part, f"policy {pid!r} of {str(folder)!r}", policy_class, overrides)
+        for pid, part in whole.policies.items()
+    }

@@ -1,0 +1,65 @@
+"""A sample of many environments at once, before it becomes a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tfpolicies.models.spaces import batch_leaves
+
+
+@dataclass
+class Fragments:
+    """The columns of N environments, T steps each, for postprocessing in one pass.
+
+    Attributes:
+        columns: `[N, T, ...]` arrays by name: rewards, terminateds, truncateds, acting extras.
+        ends: bool `[N, T]`: the step is the last of its trajectory piece (terminated, truncated, or
+            the end of the fragment).
+        policy: whose trajectories these are.
+        open_ends: the places `(n, t)` of ends that are not terminated: two int arrays `[K]`.
+        open_obs: the observation leaves reached by these steps, `[K, ...]` each.
+        added: what postprocessing adds, `[N, T, ...]` arrays by name.
+    """
+
+    columns: Mapping[str, np.ndarray]
+    ends: np.ndarray
+    policy: Any
+    open_ends: tuple[np.ndarray, np.ndarray]
+    open_obs: list[np.ndarray]
+    added: dict[str, np.ndarray] = field(default_factory=dict)
+
+    @classmethod
+    def of_trajectory(cls, policy: Any, batch: Mapping[str, Any]) -> Fragments:
+        """Returns the fragments of one trajectory's batch, whose last row is its end."""
+        rows = len(batch["rewards"])
+        ends = np.zeros((1, rows), bool)
+        ends[0, -1] = True
+        columns = {
+            name: np.asarray(batch[name])[None]
+            for name in ("rewards", "terminateds", "truncateds", "vf_preds")
+            if name in batch
+        }
+        leaves = policy.program.spec.obs_leaves
+        last = [leaf[-1:] for leaf in batch_leaves(leaves, batch["new_obs"], "new_obs")]
+        if batch["terminateds"][-1]:
+            nowhere = np.zeros(0, int)
+            return cls(columns, ends, policy, (nowhere, nowhere), [leaf[:0] for leaf in last])
+        return cls(columns, ends, policy, (np.array([0]), np.array([rows - 1])), last)
+
+    def next_values(self) -> np.ndarray:
+        """Returns the value of the observation that each step reached, float32 `[N, T]`.
+
+        Within a piece it is the next step's `vf_preds`; at an end that is not terminated it is the
+        model's value of the final observation; where the episode terminated it is 0.
+        """
+        values = self.columns["vf_preds"]
+        reached = np.empty_like(values)
+        reached[:, :-1] = values[:, 1:]
+        reached[self.ends] = 0.0
+        if len(self.open_ends[0]):
+            reached[self.open_ends] = self.policy.compute_values(self.open_obs)
+        return reached

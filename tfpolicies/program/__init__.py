@@ -1,0 +1,1 @@
+"""Programs: what policies of one kind share, and the runtimes they run on."""

@@ -1,0 +1,72 @@
+"""Minibatches as index arrays: fixed shapes for XLA, exact rows for the mathematics."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Minibatches(NamedTuple):
+    """The minibatches of an update.
+
+    XLA gives wrong numbers for slices of a dynamic size, so a shorter last minibatch is filled up
+    with row 0 and masked out instead of being cut.
+    """
+
+    rows: np.ndarray  # int32 [K, size]: rows of the batch
+    mask: np.ndarray  # float32 [K, size]: 0 where a row only fills up
+    steps: int  # minibatches to do; the rest of K is padding
+    epochs: int
+    whole: bool  # each epoch is one minibatch of exactly all rows
+
+    @property
+    def size(self) -> int:
+        """Rows of a full minibatch."""
+        return self.rows.shape[1]
+
+    def padded_to(self, capacity: int) -> Minibatches:
+        """Returns the same minibatches in arrays large enough for batches of `capacity` rows."""
+        if self.whole:
+            fill = ((0, 0), (0, capacity - self.size))
+        else:
+            fill = ((0, self.epochs * -(-capacity // self.size) - len(self.rows)), (0, 0))
+        return self._replace(rows=np.pad(self.rows, fill), mask=np.pad(self.mask, fill))
+
+
+def draw_minibatches(
+    rows: int, epochs: int, size: int, rng: np.random.Generator | None
+) -> Minibatches:
+    """Cuts `epochs` passes over `rows` rows into minibatches; each row comes once per epoch.
+
+    Args:
+        rows: rows of the batch, at least 1.
+        epochs: passes over the batch.
+        size: rows of a minibatch; the last one of an epoch may have fewer.
+        rng: shuffles the rows anew for each epoch; None keeps their order.
+
+    >>> draw_minibatches(5, 1, 2, None).rows.tolist()
+    [[0, 1], [2, 3], [4, 0]]
+    >>> draw_minibatches(5, 1, 2, None).mask.tolist()
+    [[1.0, 1.0], [1.0, 1.0], [1.0, 0.0]]
+    """
+    per_epoch = -(-rows // size)
+    index = np.zeros((epochs, per_epoch * size), np.int32)
+    mask = np.zeros((epochs, per_epoch * size), np.float32)
+    for epoch in range(epochs):
+        index[epoch, :rows] = np.arange(rows) if rng is None else rng.permutation(rows)
+    mask[:, :rows] = 1.0
+    steps = epochs * per_epoch
+    shape = (steps, size)
+    return Minibatches(index.reshape(shape), mask.reshape(shape), steps, epochs, size == rows)
+
+
+def padded_rows(rows: int, size: int, capacity: int) -> int:
+    """Returns the rows to pad a batch to, given the capacity of earlier batches.
+
+    Grows at least by doubling, so that few shapes appear however the batches vary.
+    """
+    if rows <= capacity:
+        return capacity
+    whole = -(-rows // size) * size
+    return whole if capacity == 0 else max(whole, 2 * capacity)

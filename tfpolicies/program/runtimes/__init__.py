@@ -1,0 +1,1 @@
+"""The ways a Program runs: traced functions and ONNX Runtime."""

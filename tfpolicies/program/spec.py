@@ -1,0 +1,133 @@
+"""What makes policies be of one kind, and so share a Program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import gymnasium as gym
+
+from tfpolicies.errors import ConfigError
+from tfpolicies.models.action_pipeline import ActionPipeline
+from tfpolicies.models.defaults import MODEL_DEFAULTS
+from tfpolicies.models.distributions import ActionDistribution, DiagGaussian
+from tfpolicies.models.network import ModelSource, fingerprint, model_source
+from tfpolicies.models.spaces import Leaf, leaves, space_key
+
+
+@dataclass(frozen=True, eq=False)
+class ProgramSpec:
+    """The shared part of all policies of one kind.
+
+    Attributes:
+        policy_class: the class whose `loss`, `stats_fn` and so on are traced.
+        observation_space: as the environment has it, possibly nested.
+        action_space: as the environment has it.
+        hyperparameters: names of the real-valued settings, in the order of the state's vector.
+        static: the settings that change code or shapes.
+        source: where networks come from.
+    """
+
+    policy_class: Any
+    observation_space: gym.Space
+    action_space: gym.Space
+    hyperparameters: tuple[str, ...]
+    static: Mapping[str, Any]
+    source: ModelSource
+
+    @classmethod
+    def of(
+        cls,
+        policy_class: Any,
+        observation_space: gym.Space,
+        action_space: gym.Space,
+        config: Mapping[str, Any],
+    ) -> ProgramSpec:
+        """Derives the spec of a policy from its class, spaces and complete config."""
+        static = {key: config[key] for key in policy_class.static_keys}
+        model_config = {**MODEL_DEFAULTS, **config["model"]}
+        dist_class = ActionDistribution.of(action_space)
+        if model_config["free_log_std"] and dist_class.kind is not DiagGaussian:
+            raise ConfigError(
+                f"model['free_log_std'] needs a Box of floats as the action space, got "
+                f"{action_space}. Leave it False."
+            )
+        source = model_source(
+            observation_space,
+            leaves(observation_space),
+            dist_class.num_inputs,
+            model_config,
+            with_value=policy_class.wants_value(static),
+        )
+        return cls(
+            policy_class,
+            observation_space,
+            action_space,
+            tuple(policy_class.hyperparameters),
+            static,
+            source,
+        )
+
+    @cached_property
+    def key(self) -> tuple:
+        """Equal for policies of one kind; the source tells custom models apart, not their names."""
+        model = {k: v for k, v in self.static["model"].items() if k != "custom_model"}
+        return (
+            self.policy_class,
+            space_key(self.observation_space),
+            space_key(self.action_space),
+            fingerprint({**self.static, "model": model}),
+            self.source.key,
+        )
+
+    @cached_property
+    def obs_leaves(self) -> tuple[Leaf, ...]:
+        """The leaves of the observation space."""
+        return leaves(self.observation_space)
+
+    @cached_property
+    def action_leaf(self) -> Leaf:
+        """The only leaf of the action space."""
+        (leaf,) = leaves(self.action_space)
+        return leaf
+
+    @cached_property
+    def dist_class(self) -> ActionDistribution:
+        """The action distribution."""
+        return ActionDistribution.of(self.action_space)
+
+    @cached_property
+    def pipeline(self) -> ActionPipeline:
+        """The way from normalised actions to the environment."""
+        return ActionPipeline(
+            self.action_space, self.static["normalize_actions"], self.static["clip_actions"]
+        )
+
+    @property
+    def with_value(self) -> bool:
+        """Whether policies of the kind estimate values."""
+        return self.policy_class.wants_value(self.static)
+
+    def hyper_values(self, config: Mapping[str, Any]) -> list[float]:
+        """Returns the hyper-parameters of a config as numbers; None means infinite (no limit).
+
+        Raises:
+            ConfigError: if one of them is not a number.
+        """
+        values = []
+        for name in self.hyperparameters:
+            value = config[name]
+            if value is not None and (
+                isinstance(value, bool) or not isinstance(value, int | float)
+            ):
+                raise ConfigError(f"{name} must be a number or None, got {value!r}.")
+            values.append(float("inf") if value is None else float(value))
+        return values
+
+
+def program_fingerprint(spec: ProgramSpec, slots: Sequence[Any]) -> str:
+    """Returns a hash of what a checkpoint must share with a policy to fit it."""
+    shapes = [(slot.key, list(slot.shape), slot.dtype) for slot in slots]
+    return fingerprint([spec.policy_class.__qualname__, list(spec.hyperparameters), shapes])

@@ -1,0 +1,150 @@
+"""What the code of a policy class sees while it is traced for all policies of its kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfpolicies.errors import ConfigError, MissingColumnError, near_matches
+from tfpolicies.models.network import Network, NetworkOutputs
+from tfpolicies.models.spaces import Leaf, batch_leaves, pick
+
+
+class ConfigView(Mapping[str, Any]):
+    """The config inside a traced function: hyper-parameters are tensors, static keys are values.
+
+    Any other key would be baked into code that all policies of the kind share, so it is refused.
+    """
+
+    def __init__(
+        self, names: Sequence[str], hyper: tf.Tensor, static: Mapping[str, Any], owner: str
+    ) -> None:
+        self._tensors = {name: hyper[i] for i, name in enumerate(names)}
+        self._static = static
+        self._owner = owner
+
+    def __getitem__(self, key: str) -> Any:
+        if key in self._tensors:
+            return self._tensors[key]
+        if key in self._static:
+            return self._static[key]
+        known, owner = [*self._tensors, *self._static], self._owner
+        numbers, constants = ", ".join(self._tensors), ", ".join(self._static)
+        raise ConfigError(
+            f"config[{key!r}] cannot be read in traced code of {owner}: only hyper-parameters "
+            f"({numbers}) and static keys ({constants}) are shared by its policies."
+            f"{near_matches(key, known)} Add the key to {owner}.hyperparameters if it is a number "
+            f"that may differ between policies, or to {owner}.static_keys if it changes code or "
+            "shapes."
+        )
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._tensors
+        yield from self._static
+
+    def __len__(self) -> int:
+        return len(self._tensors) + len(self._static)
+
+
+class TrainBatch(dict[str, Any]):
+    """The columns of one minibatch as tensors; remembers which of them were read."""
+
+    is_training = True
+
+    def __init__(self, columns: Mapping[str, Any]) -> None:
+        super().__init__(columns)
+        self.accessed_keys: set[str] = set()
+
+    def __getitem__(self, key: str) -> Any:
+        self.accessed_keys.add(key)
+        try:
+            return super().__getitem__(key)
+        except KeyError:
+            raise MissingColumnError(
+                f"The train batch has no column {key!r}; it has {sorted(self)}."
+                f"{near_matches(key, self)} Columns are added by `postprocess_trajectory`."
+            ) from None
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Returns a column, or `default` where there is none of that name."""
+        return self[key] if key in self else default  # noqa: SIM401
+
+
+class ModelView:
+    """The `model` argument of `loss`: call it on a batch, then ask for the values.
+
+    `model(train_batch)` gives `(dist_inputs [B, n], state)`; `model.value_function()` then gives
+    the values `[B]` of the same call.
+    """
+
+    def __init__(self, network: Network, space_leaves: Sequence[Leaf]) -> None:
+        self._network = network
+        self._leaves = space_leaves
+        self._outputs: NetworkOutputs | None = None
+
+    def __call__(self, batch: Mapping[str, Any], *args: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Runs the model on `batch["obs"]` with `training=True`."""
+        del args  # states and sequence lengths of ported code; this model has none
+        obs = batch["obs"]
+        self._outputs = self._network([pick(obs, x.path) for x in self._leaves], training=True)
+        return self._outputs.dist_inputs, []
+
+    def value_function(self) -> tf.Tensor:
+        """Returns the values `[B]` of the last call."""
+        if self._outputs is None or self._outputs.values is None:
+            reason = "was not called yet" if self._outputs is None else "has no value output"
+            raise ConfigError(
+                f"model.value_function(): the model {reason}. Call `model(train_batch)` first, and "
+                "let the policy class set `needs_value = True`."
+            )
+        return self._outputs.values
+
+    @property
+    def trainable_variables(self) -> list[Any]:
+        """The variables that the loss is differentiated by."""
+        return self._network.model.trainable_variables
+
+
+class TapeOptimizer:
+    """The `optimizer` argument of `compute_gradients_fn` and `apply_gradients_fn`."""
+
+    def __init__(self, tape: tf.GradientTape, optimizer: Any, variables: Sequence[Any]) -> None:
+        self._tape = tape
+        self._optimizer = optimizer
+        self._variables = list(variables)
+
+    def compute_gradients(
+        self, loss: tf.Tensor, variables: Sequence[Any] | None = None
+    ) -> list[tuple[tf.Tensor | None, Any]]:
+        """Returns `(gradient, variable)` pairs; a gradient is None where the loss is constant."""
+        variables = self._variables if variables is None else list(variables)
+        return list(zip(self._tape.gradient(loss, variables), variables, strict=True))
+
+    def apply_gradients(self, pairs: Sequence[tuple[tf.Tensor | None, Any]]) -> None:
+        """Updates the variables."""
+        by_variable = {id(variable): gradient for gradient, variable in pairs}
+        gradients = [
+            tf.zeros_like(v) if by_variable.get(id(v)) is None else by_variable[id(v)]
+            for v in self._variables
+        ]
+        self._optimizer.apply(gradients, self._variables)
+
+
+def nested_rows(space_leaves: Sequence[Leaf], batch: Any, argument: str) -> Any:
+    """Checks a possibly nested column and returns it with leaves of their travel dtype."""
+    arrays = iter(batch_leaves(space_leaves, batch, argument))
+    return _refill(batch, space_leaves, arrays)
+
+
+def _refill(batch: Any, space_leaves: Sequence[Leaf], arrays: Iterator[Any]) -> Any:
+    if len(space_leaves) == 1 and not space_leaves[0].path:
+        return next(arrays)
+    tree: dict[str, Any] = {}
+    for leaf in space_leaves:
+        node = tree
+        for key in leaf.path[:-1]:
+            node = node.setdefault(key, {})
+        node[leaf.path[-1]] = next(arrays)
+    return tree

@@ -1,0 +1,189 @@
+"""What a person sees while a command works: a progress bar and a summary."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+
+from rich.console import Console, Group
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from tfpolicies.errors import UsageError
+
+_SECONDS_BETWEEN_LINES = 10.0
+_REFRESHES_PER_SECOND = 4
+
+
+class TrainingProgress:
+    """Shows how far a training run is: a bar in a terminal, else one plain line per 10 seconds.
+
+    A context manager; outside of it `update` shows nothing. The bar shows the way to `total_steps`
+    or to `target` (from the lowest mean return so far), whichever is nearer. Time left is the time
+    to `total_steps` at the current speed, although a run stops earlier once its target is reached.
+
+    Args:
+        total_steps: environment steps at which training ends, >= 1; None if it is not known.
+        target: mean return at which training ends; None if there is none.
+        console: where to show it; standard output if None.
+        clock: seconds that only grow.
+
+    Raises:
+        UsageError: if `total_steps` is below 1.
+    """
+
+    def __init__(
+        self,
+        total_steps: int | None,
+        target: float | None,
+        console: Console | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if total_steps is not None and total_steps < 1:
+            raise UsageError(f"`total_steps` must be at least 1 or None, got {total_steps!r}.")
+        self._total_steps = total_steps
+        self._target = target
+        self._console = console or Console()
+        self._clock = clock
+        self._progress: Progress | None = None
+        self._unprinted: str | None = None
+        self._next_line_at = -math.inf
+        self._entered = False
+        self._lowest = math.inf  # mean return so far
+
+    def __enter__(self) -> TrainingProgress:
+        self._entered = True
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            self._progress = _bar(self._console)
+            known = self._total_steps is not None or self._target is not None
+            self._task = self._progress.add_task(
+                "training", total=1.0 if known else None, status="waiting for the first steps"
+            )
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._entered = False
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+        self._print_line()
+
+    def update(self, env_steps: int, mean_return: float, steps_per_s: float) -> None:
+        """Shows the state of the run.
+
+        Args:
+            env_steps: environment steps so far, those before a resume included.
+            mean_return: mean return of the last episodes; NaN before the first has ended.
+            steps_per_s: environment steps per second, now.
+        """
+        if not self._entered:
+            return
+        steps = _steps(env_steps, self._total_steps)
+        status = _status(env_steps, mean_return, steps_per_s, self._total_steps, self._target)
+        if self._progress is not None:
+            done = self._share_done(env_steps, mean_return)
+            self._progress.update(self._task, completed=done, status=f"{steps} | {status}")
+            return
+        self._unprinted = f"{steps} | {status}"
+        if self._clock() >= self._next_line_at:
+            self._print_line()
+
+    def _share_done(self, env_steps: int, mean_return: float) -> float:
+        """Returns the way to the nearer end, the last step or the target, in [0, 1]."""
+        steps = env_steps / self._total_steps if self._total_steps else 0.0
+        if self._target is None or not math.isfinite(mean_return):
+            return min(1.0, steps)
+        self._lowest = min(self._lowest, mean_return)
+        way = self._target - self._lowest
+        return min(1.0, max(steps, (mean_return - self._lowest) / way if way > 0 else 1.0))
+
+    def _print_line(self) -> None:
+        if self._unprinted is not None:
+            self._console.print(self._unprinted, markup=False, highlight=False, soft_wrap=True)
+            self._next_line_at = self._clock() + _SECONDS_BETWEEN_LINES
+            self._unprinted = None
+
+
+def summary_table(title: str, entries: Mapping[str, object]) -> Group:
+    """Returns a title above a table of names and values, for `Console.print`.
+
+    Long values such as paths are folded, never cut. Values are shown as they are, floats with up
+    to six digits.
+
+    >>> from rich.console import Console
+    >>> Console(width=40).print(summary_table("Done", {"steps": 61440, "mean return": 481.25}))
+    Done
+    steps        61,440
+    mean return  481.25
+    """
+    table = Table(
+        show_header=False,
+        box=None,
+        padding=(0, 2, 0, 0),
+        pad_edge=False,
+    )
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in entries.items():
+        table.add_row(Text(name), Text(_shown(value)))
+    return Group(Text(title, style="bold"), table)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"
+
+
+def _bar(console: Console) -> Progress:
+    return Progress(
+        BarColumn(bar_width=None),
+        TextColumn("{task.fields[status]}", markup=False),
+        console=console,
+        expand=True,
+        refresh_per_second=_REFRESHES_PER_SECOND,
+    )
+
+
+def _steps(env_steps: int, total: int | None) -> str:
+    return f"{env_steps:,} steps" if total is None else f"{env_steps:,}/{total:,} steps"
+
+
+def _status(
+    env_steps: int, mean_return: float, steps_per_s: float, total: int | None, target: float | None
+) -> str:
+    """Says speed, mean return and time left, whichever are known.
+
+    >>> _status(2_000, 21.2, 1_000.0, 10_000, 475.0)
+    '1,000/s | return 21.2 of 475 | 0:08 left'
+    >>> _status(2_000, float("nan"), float("nan"), None, None)
+    'return -'
+    """
+    moving = math.isfinite(steps_per_s) and steps_per_s > 0
+    parts = [f"{steps_per_s:,.0f}/s"] if moving else []
+    shown_return = f"{mean_return:,.4g}" if math.isfinite(mean_return) else "-"
+    parts += [f"return {shown_return}" + ("" if target is None else f" of {target:,.6g}")]
+    if moving and total is not None:
+        parts += [f"{_clock_time(max(0, total - env_steps) / steps_per_s)} left"]
+    return " | ".join(parts)
+
+
+def _clock_time(seconds: float) -> str:
+    """Returns seconds as `m:ss` or `h:mm:ss`.
+
+    >>> _clock_time(8), _clock_time(3725)
+    ('0:08', '1:02:05')
+    """
+    minutes, second = divmod(round(seconds), 60)
+    hour, minute = divmod(minutes, 60)
+    return f"{hour}:{minute:02}:{second:02}" if hour else f"{minute}:{second:02}"

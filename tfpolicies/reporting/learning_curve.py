@@ -1,0 +1,293 @@
+"""The learning curve as a picture."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tfpolicies.errors import UsageError
+from tfpolicies.reporting.atomic_file import write_atomically
+from tfpolicies.reporting.progress_row import EVALUATION_MEAN, as_number
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_BLUE, _ORANGE, _GREEN = "#1c6dd0", "#e8710a", "#1e8e3e"
+_INK, _GRAY, _GRID = "#202124", "#5f6368", "#e8eaed"
+_BAND_ALPHA = 0.13
+_FEW_POINTS = 25  # up to here each point of the curve gets a dot
+_TICK_STEPS = [1, 2, 2.5, 5, 10]
+_HEADROOM = 0.06  # of the height, above the highest and below the lowest number
+
+
+def draw_learning_curve(
+    progress_rows: Sequence[Mapping[str, float]],
+    png_path: str | PathLike[str],
+    *,
+    title: str,
+    target: float | None = None,
+) -> None:
+    """Draws the mean return against the environment steps and replaces the PNG atomically.
+
+    Shown are the mean of the last 100 episodes as a line, their lowest and highest return as a
+    band, evaluations as points, `target` as a dashed line, and a mark where the mean first reached
+    it. Rows without an episode yet (NaN) are left out; a curve with no point says so. The global
+    state of matplotlib is not touched.
+
+    Args:
+        progress_rows: rows as `read_progress` gives them, in order of `env_steps`.
+        png_path: the picture, 1500 x 825 pixels.
+        title: what is trained, such as `"PPO on CartPole-v1"`.
+        target: the mean return at which training stops, if any.
+
+    Raises:
+        UsageError: if a row lacks `env_steps` or `target` is no finite number.
+    """
+    _check(progress_rows, target)
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    below_head = ConstrainedLayoutEngine(rect=(0.02, 0.01, 0.96, 0.85))
+    figure = Figure(figsize=(10, 5.5), dpi=150, facecolor="white", layout=below_head)
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    _style(axes)
+    axes.set_xlim(0, max([row["env_steps"] for row in progress_rows], default=0) * 1.02 or 1)
+    shown = _draw_returns(axes, progress_rows) + _draw_evaluations(axes, progress_rows)
+    if target is not None:
+        shown.append(_draw_target(axes, target))
+    _fit_height(axes, progress_rows, target)
+    if target is not None:
+        _mark_reached(axes, progress_rows, target)
+    _draw_head(figure, title, shown)
+    png = io.BytesIO()
+    figure.savefig(png, format="png", metadata={"Software": None})
+    write_atomically(Path(png_path), png.getvalue())
+
+
+def _check(rows: Sequence[Mapping[str, float]], target: float | None) -> None:
+    for index, row in enumerate(rows):
+        steps = as_number(row.get("env_steps"))
+        if steps is None or not math.isfinite(steps):
+            raise UsageError(
+                f"`progress_rows[{index}]` must have the number 'env_steps', got {steps!r}. "
+                "Pass the rows of `read_progress`."
+            )
+    number = as_number(target)
+    if target is not None and (number is None or not math.isfinite(number)):
+        raise UsageError(f"`target` must be a finite number or None, got {target!r}.")
+
+
+def _style(axes: Axes) -> None:
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(_GRAY)
+    axes.grid(axis="y", color=_GRID, linewidth=1, linestyle="-")
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=_GRAY, labelsize=10, length=0, pad=6)
+    axes.tick_params(axis="x", length=4)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, steps=_TICK_STEPS, integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=7, steps=_TICK_STEPS))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _number(value)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _number(value)))
+    axes.set_xlabel("training progress (environment steps)", color=_GRAY, size=11, labelpad=8)
+    axes.set_ylabel("return (reward per episode)", color=_GRAY, size=11, labelpad=8)
+
+
+def _draw_returns(axes: Axes, rows: Sequence[Mapping[str, float]]) -> list[Artist]:
+    steps, means = _points(rows, "episode_reward_mean")
+    if not steps:
+        axes.text(
+            0.5,
+            0.45,
+            "no episode has ended yet",
+            transform=axes.transAxes,
+            ha="center",
+            color=_GRAY,
+            size=13,
+        )
+        return []
+    (line,) = axes.plot(
+        steps,
+        means,
+        color=_BLUE,
+        linewidth=2.4,
+        zorder=3,
+        solid_capstyle="round",
+        solid_joinstyle="round",
+        marker="o" if len(steps) <= _FEW_POINTS else "",
+        markersize=5,
+        label="mean of the last 100 episodes",
+    )
+    return [line, *_draw_band(axes, rows)]
+
+
+def _draw_band(axes: Axes, rows: Sequence[Mapping[str, float]]) -> list[Artist]:
+    ends = ("episode_reward_min", "episode_reward_max")
+    banded = [row for row in rows if all(_is_finite(row.get(end)) for end in ends)]
+    if not banded:
+        return []
+    steps = [row["env_steps"] for row in banded]
+    low, high = ([row[end] for row in banded] for end in ends)
+    if len(steps) == 1:  # an area needs two points
+        axes.vlines(steps, low, high, color=_BLUE, alpha=_BAND_ALPHA, linewidth=12, zorder=1)
+    return [
+        axes.fill_between(
+            steps,
+            low,
+            high,
+            color=_BLUE,
+            alpha=_BAND_ALPHA,
+            linewidth=0,
+            zorder=1,
+            label="lowest to highest of them",
+        )
+    ]
+
+
+def _draw_evaluations(axes: Axes, rows: Sequence[Mapping[str, float]]) -> list[Artist]:
+    steps, means = _points(rows, EVALUATION_MEAN)
+    if not steps:
+        return []
+    return list(
+        axes.plot(
+            steps,
+            means,
+            linestyle="none",
+            marker="D",
+            markersize=6.5,
+            color=_ORANGE,
+            markeredgecolor="white",
+            zorder=4,
+            clip_on=False,
+            label="evaluation",
+        )
+    )
+
+
+def _draw_target(axes: Axes, target: float) -> Artist:
+    return axes.axhline(
+        target,
+        color=_GREEN,
+        linewidth=1.6,
+        linestyle=(0, (5, 3)),
+        zorder=2,
+        label=f"target {_number(target)}",
+    )
+
+
+def _fit_height(axes: Axes, rows: Sequence[Mapping[str, float]], target: float | None) -> None:
+    """Fits the y axis to every number drawn, and to zero where that is near or all else is flat."""
+    columns = ("episode_reward_mean", "episode_reward_min", "episode_reward_max", EVALUATION_MEAN)
+    values = [value for name in columns for value in _points(rows, name)[1]]
+    values += [] if target is None else [target]
+    if not values:
+        axes.set_yticks([])
+        return
+    low, high = min(values), max(values)
+    if 0 <= low < high / 2 or low == high:
+        low, high = min(low, 0), max(high, 0)
+    room = _HEADROOM * (high - low) or 1
+    axes.set_ylim(low - (room if low else 0), high + (room if high else room / 2))
+
+
+def _mark_reached(axes: Axes, rows: Sequence[Mapping[str, float]], target: float) -> None:
+    """Marks the first row whose mean return is the target or more."""
+    from matplotlib.patheffects import withStroke
+
+    steps, means = _points(rows, "episode_reward_mean")
+    at = next((index for index, mean in enumerate(means) if mean >= target), None)
+    if at is None:
+        return
+    axes.plot(
+        steps[at],
+        means[at],
+        marker="o",
+        markersize=10,
+        color=_GREEN,
+        markeredgecolor="white",
+        markeredgewidth=1.8,
+        zorder=5,
+        clip_on=False,
+    )
+    low, high = axes.get_ylim()
+    axes.vlines(steps[at], low, means[at], color=_GREEN, linewidth=1.2, linestyle=":", zorder=2)
+    text = f"target reached\nat {_number(steps[at])} steps"
+    seconds = {row["env_steps"]: row.get("time_s") for row in rows}[steps[at]]
+    if seconds is not None and math.isfinite(seconds):
+        text += f"\nafter {_duration(seconds)}"
+    left_half = steps[at] < axes.get_xlim()[1] / 2
+    axes.annotate(
+        text,
+        (steps[at], low + 0.05 * (high - low)),
+        xytext=(10 if left_half else -10, 0),
+        textcoords="offset points",
+        ha="left" if left_half else "right",
+        va="bottom",
+        color=_GREEN,
+        size=11,
+        linespacing=1.35,
+        zorder=6,
+        path_effects=[withStroke(linewidth=3.5, foreground="white", alpha=0.8)],
+    )
+
+
+def _draw_head(figure: Figure, title: str, shown: list[Artist]) -> None:
+    figure.text(
+        0.03, 0.955, title, size=16, weight="bold", color=_INK, va="center", parse_math=False
+    )
+    if shown:
+        figure.legend(
+            handles=shown,
+            loc="center left",
+            bbox_to_anchor=(0.022, 0.89),
+            ncols=len(shown),
+            frameon=False,
+            fontsize=11,
+            labelcolor=_GRAY,
+            handlelength=1.8,
+            columnspacing=2,
+            borderpad=0,
+        )
+
+
+def _points(rows: Sequence[Mapping[str, float]], column: str) -> tuple[list[float], list[float]]:
+    """Returns env steps and values of the rows that hold a finite number in `column`."""
+    kept = [row for row in rows if _is_finite(row.get(column))]
+    return [row["env_steps"] for row in kept], [row[column] for row in kept]
+
+
+def _is_finite(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+def _number(value: float) -> str:
+    """Returns a number with thousands separators.
+
+    >>> _number(20000.0), _number(0.25), _number(-1200)
+    ('20,000', '0.25', '−1,200')
+    """
+    return f"{value:,.10g}".replace("-", "\N{MINUS SIGN}")
+
+
+def _duration(seconds: float) -> str:
+    """Returns seconds as a reader says them.
+
+    >>> _duration(7.4), _duration(75), _duration(3725)
+    ('7 s', '1 min 15 s', '1 h 2 min')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -1,0 +1,155 @@
+"""`progress.csv`: one row per training iteration, on disk as soon as it is known."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Mapping
+from os import PathLike
+from pathlib import Path
+
+from tfpolicies.errors import CheckpointError, UsageError
+from tfpolicies.reporting.atomic_file import write_atomically
+from tfpolicies.reporting.progress_row import FIXED_COLUMNS, as_number
+
+Row = dict[str, float]
+
+
+class ProgressCsv:
+    """Appends rows to a CSV file that is whole and without doubles at every instant.
+
+    No file stays open between rows. Usually a row is one short write at the end of the file; a
+    process killed within it leaves a last line without its end, which the next reader ignores and
+    the next writer removes. Everything else (a new column, rows that a resumed run repeats)
+    replaces the file atomically.
+
+    Args:
+        path: the file; made with the first row if it does not exist.
+    """
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        self.path = Path(path)
+        self._columns: list[str] | None = None  # of the file; None until it has been read
+        self._last_iteration = -math.inf
+
+    def append(self, row: Mapping[str, float]) -> None:
+        """Writes one row; it is with the operating system when the call returns.
+
+        A row whose iteration the file already has takes the place of that row and all later ones,
+        as happens when a run goes on from an older checkpoint. A row with a new column widens the
+        file (older rows have nothing there); a missing column is left empty.
+
+        Args:
+            row: numbers by column, with all of `FIXED_COLUMNS`; see `progress_row`.
+
+        Raises:
+            UsageError: if a fixed column is missing, a value is no single number or `iteration`
+                is no count. The file is then as before.
+            CheckpointError: if the file there is no progress file.
+        """
+        row = _checked(row)
+        if self._columns is None:
+            self._rewrite(_read(self.path))
+        repeated = row["iteration"] <= self._last_iteration
+        widened = not set(row) <= set(self._columns or ())
+        if repeated or widened:
+            kept = [old for old in _read(self.path) if old["iteration"] < row["iteration"]]
+            self._rewrite([*kept, row])
+            return
+        with self.path.open("a", encoding="utf-8", newline="") as file:
+            file.write(_as_text([row], self._columns or []))
+        self._last_iteration = row["iteration"]
+
+    def drop_after(self, iteration: int) -> None:
+        """Removes the rows after `iteration`, which a run resumed there is about to repeat.
+
+        Raises:
+            CheckpointError: if the file there is no progress file.
+        """
+        self._rewrite([row for row in _read(self.path) if row["iteration"] <= iteration])
+
+    def _rewrite(self, rows: list[Row]) -> None:
+        extra = {name for row in rows for name in row} - set(FIXED_COLUMNS)
+        columns = [*FIXED_COLUMNS, *sorted(extra)]
+        text = _as_text([dict(zip(columns, columns, strict=True)), *rows], columns)
+        write_atomically(self.path, text.encode())
+        self._columns = columns
+        self._last_iteration = rows[-1]["iteration"] if rows else -math.inf
+
+
+def read_progress(path: str | PathLike[str]) -> list[Row]:
+    """Reads the rows of a progress file, one `{column: number}` per iteration.
+
+    Every row has every column; what was not written is NaN. Counts are ints, all else floats. A
+    last line that a killed process left unfinished is not there.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        CheckpointError: if it is no progress file or a line in its middle is damaged.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"No progress file at {str(path)!r}. `path` must be the `progress.csv` of a run folder."
+        )
+    rows = _read(path)
+    columns = {name: math.nan for row in rows for name in row}
+    return [{**columns, **row} for row in rows]
+
+
+def _checked(row: Mapping[str, float]) -> Row:
+    missing = [name for name in FIXED_COLUMNS if name not in row]
+    if missing:
+        raise UsageError(
+            f"`row` must have every fixed column, but lacks {missing}. Use `progress_row(result)`."
+        )
+    numbers = {name: as_number(value) for name, value in row.items()}
+    wrong = {name: row[name] for name, number in numbers.items() if number is None}
+    if wrong:
+        raise UsageError(f"`row` must hold single numbers, got {wrong!r}. Leave these out.")
+    if not isinstance(numbers["iteration"], int) or numbers["iteration"] < 0:
+        raise UsageError(f"`row['iteration']` must be a count, got {row['iteration']!r}.")
+    return {name: number for name, number in numbers.items() if number is not None}
+
+
+def _as_text(rows: Iterable[Mapping[str, float | str]], columns: list[str]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _read(path: Path) -> list[Row]:
+    """Returns the whole rows of the file, without empty cells; none if there is no file."""
+    if not path.exists():
+        return []
+    whole, newline, torn = path.read_bytes().rpartition(b"\n")
+    text = (whole if newline else torn).decode("utf-8", errors="replace")
+    lines = list(csv.reader(io.StringIO(text, newline="")))
+    if not lines:
+        return []
+    columns, *lines = lines
+    if tuple(columns[: len(FIXED_COLUMNS)]) != FIXED_COLUMNS:
+        raise CheckpointError(
+            f"{str(path)!r} is no progress file: its first line must begin with "
+            f"{','.join(FIXED_COLUMNS)!r}, got {','.join(columns)[:80]!r}. Move it away."
+        )
+    return [_parsed(path, number, columns, line) for number, line in enumerate(lines, start=2)]
+
+
+def _parsed(path: Path, number: int, columns: list[str], cells: list[str]) -> Row:
+    try:
+        row = {
+            name: int(cell) if cell.isdecimal() else float(cell)
+            for name, cell in zip(columns, cells, strict=True)
+            if cell
+        }
+        if not isinstance(row.get("iteration"), int):
+            raise ValueError("no iteration")
+    except ValueError:
+        raise CheckpointError(
+            f"Line {number} of {str(path)!r} is damaged: it must hold {len(columns)} numbers "
+            f"with an iteration, got {','.join(cells)[:80]!r}. Delete that line."
+        ) from None
+    return row

@@ -1,0 +1,116 @@
+"""One flat row of numbers per training iteration: what CSV, TensorBoard and curve all show."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tfpolicies.errors import UsageError
+
+FIXED_COLUMNS = (
+    "iteration",  # training iterations so far, from 1
+    "env_steps",  # environment steps so far, over all environments
+    "time_s",  # seconds of training so far
+    "steps_per_s",  # environment steps per second in this iteration
+    "episode_reward_mean",  # of the last 100 episodes or more; NaN before the first has ended
+    "episode_reward_min",
+    "episode_reward_max",
+    "episode_len_mean",  # environment steps per episode
+    "episodes",  # episodes ended so far
+)
+EVALUATION_MEAN = "evaluation/episode_reward_mean"  # there in iterations that evaluated
+
+_EVALUATION_KEYS = (
+    "episode_reward_mean",
+    "episode_reward_min",
+    "episode_reward_max",
+    "episode_len_mean",
+)
+
+
+def progress_row(result: Mapping[str, Any]) -> dict[str, float]:
+    """Flattens the result of `Algorithm.train()` into one row of numbers.
+
+    The row has every name of `FIXED_COLUMNS` in their order, then `evaluation/<key>` if the
+    iteration evaluated and `learner/<policy id>/<statistic>`, sorted. A number that the result
+    does not hold is NaN; learner statistics that are not single numbers are left out.
+
+    Raises:
+        UsageError: if `result` lacks `training_iteration` or `num_env_steps_sampled`.
+
+    >>> row = progress_row({"training_iteration": 1, "num_env_steps_sampled": 64,
+    ...                     "info": {"learner": {"default_policy": {"learner_stats": {"kl": .5}}}}})
+    >>> row["env_steps"], row["episode_reward_mean"], row["learner/default_policy/kl"]
+    (64, nan, 0.5)
+    """
+    for key in ("training_iteration", "num_env_steps_sampled"):
+        if as_number(result.get(key)) is None:
+            raise UsageError(
+                f"`result` must hold the number {key!r}, got {result.get(key)!r}. "
+                "Pass what `Algorithm.train()` returned."
+            )
+    fixed = (
+        result["training_iteration"],
+        result["num_env_steps_sampled"],
+        result.get("time_total_s"),
+        _steps_per_second(result),
+        result.get("episode_reward_mean"),
+        result.get("episode_reward_min"),
+        result.get("episode_reward_max"),
+        result.get("episode_len_mean"),
+        result.get("episodes_total"),
+    )
+    row = {name: _or_nan(value) for name, value in zip(FIXED_COLUMNS, fixed, strict=True)}
+    return row | dict(sorted([*_evaluation(result), *_learner_statistics(result)]))
+
+
+def as_number(value: object) -> float | None:
+    """Returns a single real number as int or float, and None for everything else.
+
+    NumPy scalars count, and arrays of no dimension; booleans and text do not.
+
+    >>> as_number(3), as_number("3"), as_number(True)
+    (3, None, None)
+    """
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return None
+    return int(value) if isinstance(value, numbers.Integral) else float(value)
+
+
+def _or_nan(value: object) -> float:
+    number = as_number(value)
+    return math.nan if number is None else number
+
+
+def _steps_per_second(result: Mapping[str, Any]) -> float:
+    steps = as_number(result.get("num_env_steps_sampled_this_iter"))
+    seconds = as_number(result.get("time_this_iter_s"))
+    if steps is None or not seconds:
+        return _or_nan(result.get("num_env_steps_sampled_throughput_per_sec"))
+    return steps / seconds
+
+
+def _evaluation(result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    evaluation = result.get("evaluation") or {}
+    for key in _EVALUATION_KEYS:
+        number = as_number(evaluation.get(key))
+        if number is not None:
+            yield f"evaluation/{key}", number
+
+
+def _learner_statistics(result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    for policy_id, learned in result.get("info", {}).get("learner", {}).items():
+        yield from _flatten(f"learner/{policy_id}", learned.get("learner_stats", {}))
+
+
+def _flatten(prefix: str, statistics: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    for name, value in statistics.items():
+        number = as_number(value)
+        if number is not None:
+            yield f"{prefix}/{name}", number
+        elif isinstance(value, Mapping):
+            yield from _flatten(f"{prefix}/{name}", value)

@@ -1,0 +1,137 @@
+"""TensorBoard event files, written without TensorFlow.
+
+The writer of the package tensorboard opens its files through TensorFlow's file system and so
+imports it; here a plain file takes the records of its `RecordWriter`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+from tfpolicies.errors import UsageError
+from tfpolicies.reporting.progress_row import as_number
+
+_TAGS = {
+    "steps_per_s": "speed/env_steps_per_s",
+    "episode_reward_mean": "episodes/reward_mean",
+    "episode_reward_min": "episodes/reward_min",
+    "episode_reward_max": "episodes/reward_max",
+    "episode_len_mean": "episodes/len_mean",
+    "episodes": "episodes/total",
+}
+
+
+def event_scalars(row: Mapping[str, float]) -> dict[str, float]:
+    """Returns what TensorBoard shows of a progress row: values by tag.
+
+    Tags are grouped by their first part: `episodes/`, `evaluation/`, `learner/<policy id>/`,
+    `speed/`. Means over no episode (NaN) are left out; a NaN of the learner is shown.
+
+    >>> event_scalars({"iteration": 1, "env_steps": 64, "episode_len_mean": 9.5})
+    {'episodes/len_mean': 9.5}
+    """
+    known = {tag: row[name] for name, tag in _TAGS.items() if name in row}
+    grouped = {
+        name.replace("evaluation/episode_", "evaluation/"): value
+        for name, value in row.items()
+        if "/" in name
+    }
+    scalars = {**known, **grouped}
+    return {
+        tag: value
+        for tag, value in scalars.items()
+        if tag.startswith("learner/") or not math.isnan(value)
+    }
+
+
+class EventWriter:
+    """Writes scalars to one new event file; each call is with the operating system at return.
+
+    Every session of a run writes a file of its own, named so that readers take them in order. It
+    begins by telling TensorBoard to forget what earlier sessions wrote after the resumed step, so
+    that no curve has doubles. A record cut by a kill ends the reading of its file only.
+
+    Args:
+        folder: the folder for the event files; made if it does not exist.
+        resume_step: environment steps at the checkpoint the run goes on from; 0 for a new run.
+
+    Raises:
+        UsageError: if `resume_step` is no count.
+    """
+
+    def __init__(self, folder: str | PathLike[str], *, resume_step: int = 0) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        _check_count("resume_step", resume_step)
+        self._event = Event
+        self._file = _next_event_file(Path(folder))
+        self.path = Path(self._file.name)
+        self._records = RecordWriter(self._file)
+        self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
+        restart = SessionLog(status=SessionLog.START)
+        self._write(Event(wall_time=time.time(), step=resume_step + 1, session_log=restart))
+
+    def write_scalars(
+        self, step: int, scalars: Mapping[str, float], *, wall_time: float | None = None
+    ) -> None:
+        """Writes the values of one step.
+
+        Args:
+            step: environment steps so far, the x axis.
+            scalars: values by tag, stored as float32; see `event_scalars`.
+            wall_time: seconds since 1970; now if None.
+
+        Raises:
+            UsageError: if `step` is no count, a value no single number or the writer is closed.
+        """
+        _check_count("step", step)
+        if self._file.closed:
+            raise UsageError("`write_scalars` was called after `close`. Open a new `EventWriter`.")
+        event = self._event(wall_time=time.time() if wall_time is None else wall_time, step=step)
+        for tag, value in scalars.items():
+            number = as_number(value)
+            if number is None:
+                raise UsageError(f"`scalars` must hold single numbers, got {tag!r}: {value!r}.")
+            event.summary.value.add(tag=tag, simple_value=number)
+        self._write(event)
+
+    def close(self) -> None:
+        """Closes the file; closing twice is fine."""
+        self._file.close()
+
+    def __enter__(self) -> EventWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _write(self, event: Any) -> None:
+        self._records.write(event.SerializeToString())
+        self._records.flush()
+
+
+def _check_count(name: str, value: int) -> None:
+    number = as_number(value)
+    if not isinstance(number, int) or number < 0:
+        raise UsageError(f"`{name}` must be a count of environment steps, >= 0, got {value!r}.")
+
+
+def _next_event_file(folder: Path) -> BinaryIO:
+    """Makes the next file of the folder; names hold the second, and sort in order of creation."""
+    folder.mkdir(parents=True, exist_ok=True)
+    prefix = "events.out.tfevents."
+    taken = [path.name.removeprefix(prefix) for path in folder.glob(f"{prefix}*")]
+    newest = max((int(name) for name in taken if name.isdecimal()), default=0)
+    return (folder / f"{prefix}{max(int(time.time()), newest + 1):010d}").open("xb")

@@ -1,0 +1,1 @@
+"""Sampling: from environments to postprocessed batches."""

@@ -1,0 +1,153 @@
+"""Episodes as callbacks and mapping functions see them, and what is reported of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tfpolicies.config.callbacks import DefaultCallbacks
+from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
+
+SINGLE_AGENT = "agent0"
+
+
+@dataclass
+class Episode:
+    """One episode of one environment.
+
+    Attributes:
+        episode_id: a random integer below 10^18.
+        env_index: which environment of the worker.
+        worker: the worker that samples.
+        length: environment steps so far.
+        total_reward: sum of the rewards so far.
+        custom_metrics: numbers of the user's, reported when the episode ends.
+        user_data: anything of the user's, not reported.
+        hist_data: lists of numbers, reported as they are.
+        media: anything, reported as it is.
+    """
+
+    episode_id: int
+    env_index: int
+    worker: Any
+    length: int = 0
+    total_reward: float = 0.0
+    custom_metrics: dict[str, float] = field(default_factory=dict)
+    user_data: dict[str, Any] = field(default_factory=dict)
+    hist_data: dict[str, list[float]] = field(default_factory=dict)
+    media: dict[str, Any] = field(default_factory=dict)
+    last_info: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def agent_rewards(self) -> dict[tuple[Any, str], float]:
+        """The sum of rewards by agent and policy."""
+        return {(SINGLE_AGENT, DEFAULT_POLICY_ID): self.total_reward}
+
+    def policy_for(self, agent_id: Any = SINGLE_AGENT) -> str:
+        """Returns the id of the policy that acts for an agent."""
+        del agent_id
+        return DEFAULT_POLICY_ID
+
+    def get_agents(self) -> list[Any]:
+        """Returns the ids of the agents seen so far."""
+        return [SINGLE_AGENT]
+
+    def last_info_for(self, agent_id: Any = SINGLE_AGENT) -> Mapping[str, Any]:
+        """Returns the last info of an agent."""
+        del agent_id
+        return self.last_info
+
+
+class RolloutMetrics(NamedTuple):
+    """What is reported of one finished episode."""
+
+    episode_length: int = 0
+    episode_reward: float = 0.0
+    agent_rewards: Mapping[tuple[Any, str], float] = {}
+    custom_metrics: Mapping[str, float] = {}
+    perf_stats: Mapping[str, float] = {}
+    hist_data: Mapping[str, list[float]] = {}
+    media: Mapping[str, Any] = {}
+    episode_faulty: bool = False
+    connector_metrics: Mapping[str, float] = {}
+
+
+class EpisodeFollower:
+    """Keeps an `Episode` for each environment and calls the callbacks about episodes.
+
+    It exists only where a callback about single episodes is overridden: it works row by row.
+    """
+
+    def __init__(
+        self, callbacks: DefaultCallbacks, worker: Any, envs: Any, rng: np.random.Generator
+    ) -> None:
+        self._callbacks = callbacks
+        self._worker = worker
+        self._envs = envs
+        self._rng = rng
+        self._episodes: list[Episode] = []
+        self._finished: list[list[Episode]] = [[] for _ in range(envs.num_envs)]
+
+    def start_all(self) -> None:
+        """Begins a new episode in every environment."""
+        self._finished = [[] for _ in range(self._envs.num_envs)]
+        self._episodes = [self._begin(i) for i in range(self._envs.num_envs)]
+
+    def _begin(self, index: int) -> Episode:
+        episode = Episode(int(self._rng.integers(10**18)), index, self._worker)
+        self._call("on_episode_created", episode)
+        self._call("on_episode_start", episode)
+        return episode
+
+    def _call(self, name: str, episode: Episode) -> None:
+        getattr(self._callbacks, name)(
+            worker=self._worker,
+            base_env=self._envs,
+            policies=self._worker.policy_map,
+            episode=episode,
+            env_index=episode.env_index,
+        )
+
+    def step(self, step: Any) -> None:
+        """Takes over one step of all environments."""
+        for i, episode in enumerate(self._episodes):
+            if step.dead is not None and step.dead[i]:
+                continue
+            episode.length += 1
+            episode.total_reward += float(step.rewards[i])
+            info = _info_of(step.infos, i)
+            episode.last_info = info.get("final_info", info)
+            self._call("on_episode_step", episode)
+            if step.terminateds[i] or step.truncateds[i]:
+                self._call("on_episode_end", episode)
+                self._finished[i].append(episode)
+                self._episodes[i] = self._begin(i)
+
+    def complete(self, metrics: RolloutMetrics, env_index: int) -> RolloutMetrics:
+        """Adds what callbacks noted in the oldest finished episode of an environment."""
+        episode = self._finished[env_index].pop(0)
+        return metrics._replace(
+            custom_metrics=episode.custom_metrics,
+            hist_data=episode.hist_data,
+            media=episode.media,
+        )
+
+
+def _info_of(infos: Any, index: int) -> Mapping[str, Any]:
+    """Returns the info of one environment, from a list of them or a vector environment's dict."""
+    if isinstance(infos, Sequence):
+        return infos[index]
+    own: dict[str, Any] = {}
+    for key, values in infos.items():
+        present = infos.get(f"_{key}")
+        is_mask = key.startswith("_") and key[1:] in infos
+        if is_mask or (present is not None and not present[index]):
+            continue
+        if isinstance(values, Mapping):
+            own[key] = _info_of(values, index)
+        elif isinstance(values, np.ndarray) and values.ndim and index < len(values):
+            own[key] = values[index]
+    return own

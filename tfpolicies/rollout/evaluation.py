@@ -1,0 +1,57 @@
+"""Playing whole episodes with a policy, without learning from them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tfpolicies.envs.vector import Environments
+from tfpolicies.models.spaces import batch_leaves, leaves
+from tfpolicies.rollout.episode import RolloutMetrics
+
+
+def play_episodes(
+    policy: Any,
+    envs: Environments,
+    *,
+    seeds: list[int] | None = None,
+    episodes: int | None = None,
+    timesteps: int | None = None,
+) -> list[RolloutMetrics]:
+    """Plays whole episodes and returns their lengths and returns.
+
+    Every environment plays its own share of the episodes or steps, the first ones longer shares of
+    episodes: taking those that end first from all environments would favour short episodes.
+
+    Args:
+        policy: acts; whether it explores is its own config.
+        envs: start new episodes.
+        seeds: one for each environment.
+        episodes: how many to play; or
+        timesteps: how many steps to play at least; an environment begins a new episode as long as
+            it has not done its share, and ends every episode that it began.
+    """
+    space_leaves = leaves(envs.observation_space)
+    obs = batch_leaves(space_leaves, envs.reset(seeds), "the environment's observation")
+    count = envs.num_envs
+    if episodes is not None:
+        shares = np.array([(episodes + count - 1 - i) // count for i in range(count)])
+    else:
+        shares = np.full(count, -(-(timesteps or 0) // count))
+    returns, lengths = np.zeros(count), np.zeros(count, np.int64)
+    played: list[RolloutMetrics] = []
+    done = np.zeros(count, np.int64)  # episodes or steps, as the shares count
+    while (done < shares).any():
+        env_actions, _ = policy.act_columns(obs)
+        step = envs.step(env_actions)
+        obs = batch_leaves(space_leaves, step.obs, "the environment's observation")
+        alive = True if step.dead is None else ~step.dead
+        returns += np.where(alive, step.rewards, 0.0)
+        lengths += alive
+        for i in np.flatnonzero((step.terminateds | step.truncateds) & alive):
+            if done[i] < shares[i]:
+                played.append(RolloutMetrics(int(lengths[i]), float(returns[i])))
+            done[i] += 1 if episodes is not None else lengths[i]
+            returns[i] = lengths[i] = 0
+    return played

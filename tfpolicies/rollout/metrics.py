@@ -1,0 +1,62 @@
+"""Summaries of episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tfpolicies.rollout.episode import RolloutMetrics
+
+_NAN = float("nan")
+
+
+def summarize_episodes(
+    episodes: Sequence[RolloutMetrics], new_episodes: int | None = None
+) -> dict[str, Any]:
+    """Returns means, minima and maxima over episodes; NaN where there are none.
+
+    Args:
+        episodes: those of the smoothing window, oldest first.
+        new_episodes: how many of them are of this iteration; all by default.
+
+    >>> summary = summarize_episodes([RolloutMetrics(3, 2.0), RolloutMetrics(5, 4.0)])
+    >>> summary["episode_reward_mean"], summary["episode_len_mean"], summary["episodes_this_iter"]
+    (3.0, 4.0, 2)
+    """
+    sound = [episode for episode in episodes if not episode.episode_faulty]
+    rewards = [episode.episode_reward for episode in sound]
+    lengths = [episode.episode_length for episode in sound]
+    custom: dict[str, list[float]] = {}
+    for episode in sound:
+        for name, value in episode.custom_metrics.items():
+            custom.setdefault(name, []).append(float(value))
+    return {
+        "episode_reward_max": max(rewards, default=_NAN),
+        "episode_reward_min": min(rewards, default=_NAN),
+        "episode_reward_mean": float(np.mean(rewards)) if rewards else _NAN,
+        "episode_len_mean": float(np.mean(lengths)) if lengths else _NAN,
+        "episodes_this_iter": len(episodes) if new_episodes is None else new_episodes,
+        "num_faulty_episodes": len(episodes) - len(sound),
+        "custom_metrics": _summarize_custom(custom),
+        "hist_stats": {"episode_reward": rewards, "episode_lengths": lengths},
+        "episode_media": _media(sound),
+    }
+
+
+def _summarize_custom(custom: dict[str, list[float]]) -> dict[str, float]:
+    summary = {}
+    for name, values in custom.items():
+        summary[f"{name}_mean"] = float(np.mean(values))
+        summary[f"{name}_min"] = min(values)
+        summary[f"{name}_max"] = max(values)
+    return summary
+
+
+def _media(episodes: Sequence[RolloutMetrics]) -> dict[str, list[Any]]:
+    media: dict[str, list[Any]] = {}
+    for episode in episodes:
+        for name, item in episode.media.items():
+            media.setdefault(name, []).append(item)
+    return media

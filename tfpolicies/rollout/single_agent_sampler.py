@@ -1,0 +1,438 @@
+"""Sampling one policy in many environments: act, step, write columns, cut fragments.
+
+The loop works on all environments at once. Columns are `[N, W, ...]` arrays, environment by
+environment, so that a trajectory's rows are contiguous and a fragment without dead rows is a view.
+What can wait until a fragment is full is done there for all rows together: episode ids, time steps,
+returns, postprocessing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from tfpolicies.batch.sample_batch import SampleBatch, concat_samples
+from tfpolicies.config.callbacks import DefaultCallbacks, follows_episodes, overrides
+from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
+from tfpolicies.envs.vector import Environments, Step
+from tfpolicies.errors import UsageError
+from tfpolicies.models.spaces import Leaf, batch_leaves, leaves, nest
+from tfpolicies.policy.fragments import Fragments
+from tfpolicies.rollout.episode import SINGLE_AGENT, EpisodeFollower, RolloutMetrics
+
+_AGENT_AND_POLICY = (SINGLE_AGENT, DEFAULT_POLICY_ID)
+
+
+class _Buffer:
+    """The rows of N environments that were not handed out yet, up to W steps.
+
+    Attributes:
+        used: steps written.
+        obs: per leaf `[N, W + 1, ...]`: row t is acted on, row t + 1 is reached.
+        columns: `[N, W, ...]` by name.
+        alive: bool `[N, W]`: False for rows that are no transition or were handed out before.
+        finals: last observations of episodes that the environment reset at once:
+            (t, environment indices, leaves).
+    """
+
+    def __init__(self, num_envs: int, width: int, obs_leaves: tuple[Leaf, ...]) -> None:
+        self.num_envs = num_envs
+        self.width = width
+        self.obs_leaves = obs_leaves
+        self.used = 0
+        self.obs = [np.empty((num_envs, width + 1, *x.shape), x.dtype) for x in obs_leaves]
+        self.columns: dict[str, np.ndarray] = {
+            "rewards": np.empty((num_envs, width), np.float32),
+            "terminateds": np.empty((num_envs, width), bool),
+            "truncateds": np.empty((num_envs, width), bool),
+        }
+        self.alive = np.ones((num_envs, width), bool)
+        self.finals: list[tuple[int, np.ndarray, list[np.ndarray]]] = []
+
+    def begin(self, obs: list[np.ndarray]) -> None:
+        """Writes the observations that the first actions are chosen for."""
+        for buffer, leaf in zip(self.obs, obs, strict=True):
+            buffer[:, 0] = leaf
+
+    def add_columns(self, columns: Mapping[str, np.ndarray]) -> None:
+        """Makes room for the columns of acting."""
+        for name, array in columns.items():
+            shape = (self.num_envs, self.width, *array.shape[1:])
+            self.columns[name] = np.empty(shape, array.dtype)
+
+    def moved(self, start: int, width: int) -> _Buffer:
+        """Returns a buffer of another width with the rows from step `start` on."""
+        new = _Buffer(self.num_envs, width, self.obs_leaves)
+        new.add_columns({n: c[:, 0] for n, c in self.columns.items() if n not in new.columns})
+        count = new.used = self.used - start
+        for old_leaf, leaf in zip(self.obs, new.obs, strict=True):
+            leaf[:, : count + 1] = old_leaf[:, start : self.used + 1]
+        for name, column in self.columns.items():
+            new.columns[name][:, :count] = column[:, start : self.used]
+        new.alive[:, :count] = self.alive[:, start : self.used]
+        new.finals = [(t - start, i, x) for t, i, x in self.finals if t >= start]
+        return new
+
+    def reached(self) -> list[np.ndarray]:
+        """Returns per leaf the observation each step reached, `[N, used, ...]`, as copies.
+
+        They must not share memory with `obs`: what is written into one column of a batch would
+        change the other, and the observation that the next action is chosen for.
+        """
+        leaves_reached = [leaf[:, 1 : self.used + 1].copy() for leaf in self.obs]
+        for t, indices, last in self.finals:
+            for leaf, rows in zip(leaves_reached, last, strict=True):
+                leaf[indices, t] = rows
+        return leaves_reached
+
+
+class _Running(NamedTuple):
+    """Where the unfinished episode of each environment stands, `[N]` each."""
+
+    ids: np.ndarray  # int64
+    steps: np.ndarray  # int64, handed out so far
+    returns: np.ndarray  # float64, handed out so far
+
+    @classmethod
+    def start(cls, num_envs: int, rng: np.random.Generator) -> _Running:
+        """Returns the state of new episodes."""
+        ids = rng.integers(10**18, size=num_envs, dtype=np.int64)
+        return cls(ids, np.zeros(num_envs, np.int64), np.zeros(num_envs))
+
+
+class SingleAgentSampler:
+    """Samples batches of one policy from N environments.
+
+    Args:
+        envs: the environments.
+        get_policy: returns the policy that acts.
+        fragment_length: rows that each environment yields per sample.
+        complete_episodes: yield whole episodes, at least `fragment_length * N` rows of them.
+        clip_rewards: None, True (the sign) or a bound; learning sees clipped rewards, metrics raw.
+        rng: draws episode ids.
+        callbacks: the user's.
+        worker: passed to callbacks.
+    """
+
+    def __init__(
+        self,
+        envs: Environments,
+        get_policy: Callable[[], Any],
+        *,
+        fragment_length: int,
+        complete_episodes: bool,
+        clip_rewards: bool | float | None,
+        rng: np.random.Generator,
+        callbacks: DefaultCallbacks,
+        worker: Any,
+    ) -> None:
+        self.envs = envs
+        self._get_policy = get_policy
+        self._length = fragment_length
+        self._complete = complete_episodes
+        self._clip_rewards = clip_rewards
+        self.rng = rng
+        self._callbacks = callbacks
+        self._worker = worker
+        self._leaves = leaves(envs.observation_space)
+        self._follower = (
+            EpisodeFollower(callbacks, worker, envs, rng) if follows_episodes(callbacks) else None
+        )
+        self._buffer: _Buffer | None = None
+        self._running = _Running.start(envs.num_envs, rng)
+        self._next_unroll = 0
+        self.metrics: list[RolloutMetrics] = []
+
+    def reset(self, seeds: list[int] | None) -> None:
+        """Starts new episodes everywhere; rows that were not handed out are dropped."""
+        obs = self.envs.reset(seeds)
+        self._buffer = _Buffer(self.envs.num_envs, self._length, self._leaves)
+        self._buffer.begin(batch_leaves(self._leaves, obs, "the environment's observation"))
+        self._running = _Running.start(self.envs.num_envs, self.rng)
+        if self._follower is not None:
+            self._follower.start_all()
+
+    def sample(self) -> SampleBatch:
+        """Returns the next postprocessed batch.
+
+        Rows are ordered by environment and time; with `truncate_episodes` each environment has
+        exactly `fragment_length` of them.
+        """
+        if self._buffer is None:
+            raise UsageError("sample() needs running episodes; call reset() first.")
+        policy = self._get_policy()
+        buffer = self._collect(policy, self._buffer)
+        taken = self._rows_to_hand_out(buffer)
+        batch = self._to_batch(policy, buffer, taken)
+        self._buffer = self._carry_over(buffer, taken)
+        return batch
+
+    # -- the loop -----------------------------------------------------------------------------
+
+    def _collect(self, policy: Any, buffer: _Buffer) -> _Buffer:
+        act, step_envs, space_leaves = policy.act_columns, self.envs.step, self._leaves
+        follower = self._follower
+        obs = [leaf[:, buffer.used] for leaf in buffer.obs]
+        while not self._is_enough(buffer):
+            if buffer.used == buffer.width:
+                buffer = buffer.moved(0, 2 * buffer.width)
+            t = buffer.used
+            env_actions, columns = act(obs)
+            step = step_envs(env_actions)
+            stored = buffer.columns
+            if t == 0 and "actions" not in stored:
+                buffer.add_columns(columns)
+            for name, column in columns.items():
+                stored[name][:, t] = column
+            stored["rewards"][:, t] = step.rewards
+            stored["terminateds"][:, t] = step.terminateds
+            stored["truncateds"][:, t] = step.truncateds
+            obs = batch_leaves(space_leaves, step.obs, "the environment's observation")
+            for leaf_buffer, leaf in zip(buffer.obs, obs, strict=True):
+                leaf_buffer[:, t + 1] = leaf
+            if step.dead is not None:
+                np.logical_not(step.dead, out=buffer.alive[:, t])
+            if step.final is not None:
+                self._keep_final(buffer, step, t)
+            if follower is not None:
+                follower.step(step)
+            buffer.used = t + 1
+        return buffer
+
+    def _keep_final(self, buffer: _Buffer, step: Step, t: int) -> None:
+        indices, last = step.final  # type: ignore[misc]
+        last_leaves = batch_leaves(self._leaves, last, "the environment's final observation")
+        buffer.finals.append((t, indices, last_leaves))
+
+    def _is_enough(self, buffer: _Buffer) -> bool:
+        used, length = buffer.used, self._length
+        if used < length:
+            return False
+        if self._complete:
+            return bool(_of_finished_episodes(buffer).sum() >= length * buffer.num_envs)
+        return bool(buffer.alive[:, :used].sum(axis=1).min() >= length)
+
+    def _rows_to_hand_out(self, buffer: _Buffer) -> np.ndarray:
+        if self._complete:
+            return _of_finished_episodes(buffer)
+        alive = buffer.alive[:, : buffer.used]
+        return alive & (alive.cumsum(axis=1) <= self._length)
+
+    def _carry_over(self, buffer: _Buffer, taken: np.ndarray) -> _Buffer:
+        buffer.alive[:, : buffer.used] &= ~taken
+        left = buffer.alive[:, : buffer.used].any(axis=0)
+        start = int(left.argmax()) if left.any() else buffer.used
+        return buffer.moved(start, self._length + buffer.used - start)
+
+    # -- from rows to a batch -----------------------------------------------------------------
+
+    def _to_batch(self, policy: Any, buffer: _Buffer, taken: np.ndarray) -> SampleBatch:
+        used = buffer.used
+        whole = bool(taken.all())
+        shape = (1, int(taken.sum())) if self._complete else (buffer.num_envs, self._length)
+
+        env_index, step_index = np.nonzero(taken)
+
+        def cut(column: np.ndarray) -> np.ndarray:
+            if whole and not self._complete:
+                return column[:, :used]
+            count, width, *rest = column.shape
+            # Taking rows by number is several times faster than by a mask.
+            rows_taken = column.reshape(count * width, *rest).take(
+                env_index * width + step_index, axis=0
+            )
+            return rows_taken.reshape(*shape, *rest)
+
+        columns = {name: cut(column) for name, column in buffer.columns.items()}
+        obs = [cut(leaf) for leaf in buffer.obs]
+        new_obs = [cut(leaf) for leaf in buffer.reached()]
+        columns.update(self._episode_columns(columns, taken))
+        columns["rewards"] = self._clipped(columns["rewards"])
+        ends = columns["terminateds"] | columns["truncateds"]
+        ends[:, -1] = True
+        space = self.envs.observation_space
+        rows = shape[0] * shape[1]
+
+        def flat(column: np.ndarray) -> np.ndarray:
+            return column.reshape(rows, *column.shape[2:])
+
+        if not policy.has_own_postprocessing():
+            row, step = np.nonzero(ends & ~columns["terminateds"])
+            open_ends = (row, step)
+            open_obs = [leaf[open_ends] for leaf in new_obs]
+            fragments = Fragments(columns, ends, policy, open_ends, open_obs)
+            policy.postprocess_fragments(fragments)
+            columns.update(fragments.added)
+        flat_obs, flat_new_obs = ([flat(leaf) for leaf in parts] for parts in (obs, new_obs))
+        batch = SampleBatch(
+            {
+                "obs": nest(space, flat_obs),
+                "new_obs": nest(space, flat_new_obs),
+                **{name: flat(column) for name, column in columns.items()},
+            }
+        )
+        batch.num_grad_updates = policy.num_grad_updates
+        if policy.has_own_postprocessing() or overrides(
+            self._callbacks, "on_postprocess_trajectory"
+        ):
+            batch = self._by_trajectory(policy, batch, ends.reshape(-1))
+        return batch
+
+    def _by_trajectory(self, policy: Any, batch: SampleBatch, ends: np.ndarray) -> SampleBatch:
+        """Calls what works on one trajectory at a time, and joins the results."""
+        pieces, start = [], 0
+        for end in (np.flatnonzero(ends) + 1).tolist():
+            piece = original = batch[start:end]
+            if policy.has_own_postprocessing():
+                piece = policy.postprocess_trajectory(piece.copy(shallow=True), {}, None)
+            self._callbacks.on_postprocess_trajectory(
+                worker=self._worker,
+                episode=None,
+                agent_id=SINGLE_AGENT,
+                policy_id=DEFAULT_POLICY_ID,
+                policies=self._worker.policy_map,
+                postprocessed_batch=piece,
+                original_batches={SINGLE_AGENT: (DEFAULT_POLICY_ID, policy, original)},
+            )
+            pieces.append(piece)
+            start = end
+        joined = cast(SampleBatch, concat_samples(pieces))
+        joined.num_grad_updates = batch.num_grad_updates
+        return joined
+
+    def _clipped(self, rewards: np.ndarray) -> np.ndarray:
+        if not self._clip_rewards:
+            return rewards
+        if self._clip_rewards is True:
+            return np.sign(rewards)
+        return np.clip(rewards, -self._clip_rewards, self._clip_rewards)
+
+    def _episode_columns(
+        self, columns: Mapping[str, np.ndarray], taken: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        """Returns ids and time steps of all rows, and books the episodes that ended in them."""
+        done = columns["terminateds"] | columns["truncateds"]
+        count, length = done.shape
+        rewards = columns["rewards"]
+        running = self._running
+        if self._complete:  # only whole episodes: nothing is running at the first row
+            running = _Running.start(1, self.rng)
+        before = np.zeros((count, length), np.int64)  # episodes that ended before the row
+        np.cumsum(done[:, :-1], axis=1, out=before[:, 1:])
+        ids = self.rng.integers(10**18, size=(count, int(before.max(initial=0)) + 2))
+        ids[:, 0] = running.ids
+        rows = np.arange(count)[:, None]
+        index = np.arange(length)
+        first = np.zeros((count, length), np.int64)  # index of the first row of the row's episode
+        first[:, 1:] = np.where(done[:, :-1], index[1:], 0)
+        np.maximum.accumulate(first, axis=1, out=first)
+        t = index - first + np.where(before == 0, running.steps[:, None], 0)
+        total = rewards.cumsum(axis=1, dtype=np.float64)
+        self._book_episodes(done, t, total, running, taken)
+        if not self._complete:
+            self._running = _after(running, done, ids, t, total)
+        pieces = before[:, -1] + 1  # of each row
+        unroll_ids = before + (self._next_unroll + pieces.cumsum() - pieces)[:, None]
+        self._next_unroll += int(pieces.sum())
+        return {
+            "eps_id": ids[rows, before],
+            "unroll_id": unroll_ids,
+            "agent_index": np.zeros((count, length), np.int64),
+            "t": t,
+        }
+
+    def _book_episodes(
+        self,
+        done: np.ndarray,
+        t: np.ndarray,
+        total: np.ndarray,
+        running: _Running,
+        taken: np.ndarray,
+    ) -> None:
+        row, column = np.nonzero(done)
+        if not len(row):
+            return
+        sums = total[row, column]
+        returns = sums + running.returns[row]
+        same = np.flatnonzero(row[1:] == row[:-1]) + 1  # not the first to end in its row
+        returns[same] = sums[same] - sums[same - 1]
+        lengths = t[row, column] + 1
+        values = returns.tolist()
+        rewards = [{_AGENT_AND_POLICY: value} for value in values]
+        metrics = list(map(RolloutMetrics, lengths.tolist(), values, rewards))
+        if self._follower is not None:
+            if self._complete:  # one row of all environments' episodes, one after the other
+                row = np.repeat(np.arange(len(taken)), taken.sum(axis=1))[column]
+            metrics = [
+                self._follower.complete(m, i) for m, i in zip(metrics, row.tolist(), strict=True)
+            ]
+        self.metrics += metrics
+
+    # -- checkpoints --------------------------------------------------------------------------
+
+    def get_state(self) -> dict[str, Any] | None:
+        """Returns what continues the running episodes, or None if that is not possible.
+
+        It is not where an environment cannot tell its state, and where callbacks follow single
+        episodes: what they keep with an episode may be anything.
+        """
+        states = None if self._follower is not None else self.envs.get_state()
+        if states is None or self._buffer is None:
+            return None
+        buffer = self._buffer
+        return {
+            "envs": states,
+            "columns": {name: c[:, : buffer.used].copy() for name, c in buffer.columns.items()},
+            "obs": [leaf[:, : buffer.used + 1].copy() for leaf in buffer.obs],
+            "alive": buffer.alive[:, : buffer.used].copy(),
+            "finals": [(t, i.copy(), [x.copy() for x in last]) for t, i, last in buffer.finals],
+            "running": tuple(part.copy() for part in self._running),
+            "next_unroll": self._next_unroll,
+            "pending": list(self.metrics),
+            "rng": self.rng.bit_generator.state,
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continues where `get_state` was called."""
+        used = state["alive"].shape[1]
+        buffer = _Buffer(self.envs.num_envs, self._length + used, self._leaves)
+        buffer.used = used
+        present = state["columns"]
+        buffer.add_columns({n: np.empty((1, *c.shape[2:]), c.dtype) for n, c in present.items()})
+        for name, column in present.items():
+            buffer.columns[name][:, :used] = column
+        for leaf, saved in zip(buffer.obs, state["obs"], strict=True):
+            leaf[:, : used + 1] = saved
+        buffer.alive[:, :used] = state["alive"]
+        buffer.finals = list(state["finals"])
+        self.envs.set_state(state["envs"])
+        self._buffer = buffer
+        self._running = _Running(*state["running"])
+        self._next_unroll = state["next_unroll"]
+        self.metrics = list(state["pending"])
+        self.rng.bit_generator.state = state["rng"]
+
+
+def _of_finished_episodes(buffer: _Buffer) -> np.ndarray:
+    """Returns bool `[N, used]`: rows to hand out whose episode ended within the buffer."""
+    used = buffer.used
+    done = buffer.columns["terminateds"][:, :used] | buffer.columns["truncateds"][:, :used]
+    alive = buffer.alive[:, :used]
+    ended_later = np.logical_or.accumulate((done & alive)[:, ::-1], axis=1)[:, ::-1]
+    return ended_later & alive
+
+
+def _after(
+    running: _Running, done: np.ndarray, ids: np.ndarray, t: np.ndarray, total: np.ndarray
+) -> _Running:
+    """Returns where the running episodes stand after a fragment `[N, T]`."""
+    count = len(done)
+    rows = np.arange(count)
+    ended = done.sum(axis=1)
+    length = done.shape[1]
+    last_end = length - 1 - done[:, ::-1].argmax(axis=1)
+    sums = np.where(ended > 0, total[:, -1] - total[rows, last_end], running.returns + total[:, -1])
+    steps = np.where(done[:, -1], 0, t[:, -1] + 1)
+    return _Running(ids[rows, ended], steps, sums)

@@ -1,0 +1,1 @@
+"""States on disk: atomic, checksummed folders of JSON and arrays."""

@@ -1,0 +1,374 @@
+"""Checkpoints: folders of one JSON manifest and HDF5 array files, whole at any instant.
+
+One mechanism at two levels. Whatever a manifest lists is named by its content (`weights-<hash>.h5`,
+`policies/main-<hash>/`), so writing the new never touches the old. The manifest is replaced last;
+what no manifest lists is removed after::
+
+    run/checkpoint/
+    ├── algorithm.json                       lists name and checksum of all below
+    ├── counters-03b1e51cc59b8a0f.h5         16 digits of the file's SHA-256
+    └── policies/
+        └── main-9c1f0ab7315d2e44/           16 digits of the SHA-256 of its policy.json
+            ├── policy.json                  a complete checkpoint of its own
+            └── weights-5d41402abc4b2a76.h5
+
+One process writes to a folder at a time; any number may read it meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import stat
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tfpolicies.errors import CheckpointError, UnknownPolicyError
+from tfpolicies.storage.atomic import (
+    is_temporary,
+    make_folder,
+    place_file,
+    remove_file,
+    sync_folder,
+)
+from tfpolicies.storage.hdf5_image import check_arrays, pack_arrays, unpack_arrays
+from tfpolicies.storage.manifest import (
+    ARRAY_FILE,
+    GROUP_NAME,
+    MANIFEST_NAME,
+    POLICIES,
+    POLICY_FOLDER,
+    check_new_manifest,
+    dump_manifest,
+    invalid,
+    parse_manifest,
+    sha256,
+)
+
+# What reading a stranger's JSON file as a manifest may raise.
+_NO_MANIFEST = (OSError, ValueError, RecursionError, AttributeError, TypeError, LookupError)
+
+Arrays = Mapping[str, Mapping[str, np.ndarray]]
+
+
+class PolicyPart(NamedTuple):
+    """A policy's own checkpoint, to be written inside the checkpoint of an algorithm."""
+
+    manifest_name: str  # such as "policy.json"
+    manifest: dict[str, Any]  # JSON values; its "type" says what it is
+    arrays: Arrays  # group -> name -> array
+
+
+class Checkpoint(NamedTuple):
+    """What `read_checkpoint` found, all of it checked."""
+
+    manifest: dict[str, Any]  # the writer's entries and those this module adds
+    arrays: dict[str, dict[str, np.ndarray]]  # group -> name -> array, in the writer's order
+    policies: dict[str, Checkpoint]  # empty in the checkpoint of one policy
+
+
+# Writing ------------------------------------------------------------------------------------------
+
+
+def write_checkpoint(
+    folder: str | os.PathLike[str],
+    manifest_name: str,
+    manifest: dict[str, Any],
+    arrays: Arrays,
+    *,
+    policies: Mapping[str, PolicyPart] | None = None,
+) -> None:
+    """Writes a checkpoint into `folder`, replacing the one that is there as a whole.
+
+    Killed at any instant, it leaves the old or the new checkpoint whole. Array files and policies
+    that have not changed are not written again. Files that this module did not make are never
+    touched, and checkpoints under another manifest name in the same folder stay valid.
+
+    Args:
+        folder: Made if missing, with its parents.
+        manifest_name: Name of the JSON file, such as "policy.json".
+        manifest: JSON values only (see `encode_value` for others), with a "type" such as
+            "Policy". `format_version`, `tfpolicies_version`, `arrays`, `policies` and `checksum`
+            are added.
+        arrays: Group name ("weights", "optimizer") -> array name -> array of bools, integers or
+            floats of any shape. Each group becomes one file.
+        policies: Policy id -> its checkpoint, each written whole to a folder of its own.
+
+    Raises:
+        CheckpointError: if an argument cannot be stored (nothing is written then), or the disk
+            refuses (the checkpoint that was there before is then still whole).
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_checkpoint(
+    ...         folder, "policy.json", {"type": "Policy"}, {"weights": {"bias": np.zeros(2)}}
+    ...     )
+    ...     read_checkpoint(folder, "policy.json", kind="Policy").arrays
+    {'weights': {'bias': array([0., 0.])}}
+    """
+    root, parts = Path(folder), dict(policies or {})
+    whole = PolicyPart(manifest_name, manifest, arrays)
+    for part in (whole, *parts.values()):
+        _check_part(part)
+    for policy_id in parts:
+        if not isinstance(policy_id, str):
+            raise CheckpointError(f"`policies`: an id must be a string, got {policy_id!r}.")
+    with _disk_errors_named(root):
+        listed = {key: _write_policy(root, key, part) for key, part in parts.items()}
+        _write_part(root, *_seal(whole, listed))
+        _remove_unlisted(root)
+
+
+def _write_policy(root: Path, policy_id: str, part: PolicyPart) -> dict[str, Any]:
+    """Writes one policy to the folder named by its content; returns its entry for the manifest."""
+    files, name, text = _seal(part)
+    digest = sha256(text)
+    folder = f"{POLICIES}/{re.sub('[^A-Za-z0-9_.-]', '_', policy_id)[:64]}-{digest[:16]}"
+    _write_part(root / folder, files, name, text)
+    return {"folder": folder, "manifest": name, "type": part.manifest["type"], "sha256": digest}
+
+
+def _write_part(folder: Path, files: dict[str, bytes], name: str, text: bytes) -> None:
+    """The one order of things: first what the manifest lists, then the manifest."""
+    make_folder(folder)
+    for file, image in files.items():
+        place_file(folder / file, image)
+    sync_folder(folder)
+    place_file(folder / name, text)
+    sync_folder(folder)
+
+
+def _seal(
+    part: PolicyPart, policies: dict[str, Any] | None = None
+) -> tuple[dict[str, bytes], str, bytes]:
+    """Returns the array files (name -> bytes), the manifest's name and the manifest's bytes."""
+    files, entries = {}, {}
+    for group, arrays in part.arrays.items():
+        image = pack_arrays(arrays)
+        digest = sha256(image)
+        file = f"{group}-{digest[:16]}.h5"
+        files[file] = image
+        entries[group] = {"file": file, "sha256": digest, "bytes": len(image)}
+    return files, part.manifest_name, dump_manifest(part.manifest, entries, policies or {})
+
+
+def _check_part(part: PolicyPart) -> None:
+    check_new_manifest(part.manifest_name, part.manifest)
+    for group, named in part.arrays.items():
+        if not isinstance(group, str) or not GROUP_NAME.fullmatch(group):
+            raise CheckpointError(
+                f"`arrays`: a group is named by letters, digits and underscores, got {group!r}."
+            )
+        check_arrays(group, named)
+
+
+@contextlib.contextmanager
+def _disk_errors_named(root: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"Checkpoint {str(root)!r} could not be written: {error}. A checkpoint that was there "
+            "before is still whole. Free some space or name another folder, then write again."
+        ) from error
+
+
+# Removing -----------------------------------------------------------------------------------------
+
+
+def _remove_unlisted(folder: Path) -> None:
+    """Removes what this module made in `folder` and no manifest there lists any more."""
+    files, folders = _listed(folder)
+    for path in _entries(folder):
+        stale = ARRAY_FILE.fullmatch(path.name) and path.name not in files
+        if stale or is_temporary(path.name):
+            remove_file(path)
+    for path in _entries(folder / POLICIES):
+        if not POLICY_FOLDER.fullmatch(path.name) or path.is_symlink() or not path.is_dir():
+            continue
+        if f"{POLICIES}/{path.name}" not in folders:
+            _remove_manifest(path)
+        _remove_unlisted(path)
+        _remove_if_empty(path)
+    _remove_if_empty(folder / POLICIES)
+
+
+def _listed(folder: Path) -> tuple[set[str], set[str]]:
+    """Returns the array files and policy folders that the manifests in `folder` list."""
+    files: set[str] = set()
+    folders: set[str] = set()
+    for path in _entries(folder):
+        if not MANIFEST_NAME.fullmatch(path.name) or not path.is_file():
+            continue
+        with contextlib.suppress(*_NO_MANIFEST):
+            manifest = json.loads(path.read_bytes())
+            files |= {entry["file"] for entry in manifest.get("arrays", {}).values()}
+            folders |= {entry["folder"] for entry in manifest.get(POLICIES, {}).values()}
+    return files, folders
+
+
+def _remove_manifest(folder: Path) -> None:
+    """Removes the manifest after whose content `folder` is named; no other JSON file fits."""
+    named = POLICY_FOLDER.fullmatch(folder.name)
+    for path in _entries(folder):
+        if named and MANIFEST_NAME.fullmatch(path.name):
+            with contextlib.suppress(OSError):
+                if sha256(path.read_bytes())[:16] == named[1]:
+                    remove_file(path)
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
+
+
+# Reading ------------------------------------------------------------------------------------------
+
+
+class _VanishedError(CheckpointError):
+    """A listed file is gone: it was lost, or a writer has just replaced the checkpoint."""
+
+
+def read_checkpoint(
+    folder: str | os.PathLike[str],
+    manifest_name: str,
+    *,
+    kind: str,
+    groups: Collection[str] | None = None,
+    policies: Collection[str] | None = None,
+) -> Checkpoint:
+    """Reads the checkpoint in `folder`, checking all it returns.
+
+    Sizes and checksums are compared before HDF5 parses a byte, and no code of the file's choosing
+    runs. A checkpoint that is replaced meanwhile is read whole, old or new.
+
+    Args:
+        folder: Where `write_checkpoint` wrote.
+        manifest_name: Name of the JSON file, such as "policy.json".
+        kind: The "type" that the manifest must have, such as "Policy".
+        groups: Groups of arrays to read of the checkpoint itself; all by default. A name that the
+            checkpoint does not have is left out.
+        policies: Ids of the policies to read; all by default.
+
+    Raises:
+        CheckpointError: if the folder is not found, or something in it is missing, foreign, of
+            another version or damaged. The message names the file and the reason.
+        UnknownPolicyError: if the checkpoint has no policy of one of the ids.
+    """
+    root = Path(folder)
+    seen: bytes | None = None
+    while True:
+        text = _read_manifest_text(root, manifest_name)
+        try:
+            return _load(root, manifest_name, text, kind, groups, policies)
+        except _VanishedError:
+            if text == seen:
+                raise
+            seen = text  # a writer may have come between: ask the manifest once more
+
+
+def read_manifest(
+    folder: str | os.PathLike[str], manifest_name: str, *, kind: str
+) -> dict[str, Any]:
+    """Returns the checked manifest of a checkpoint without opening an array file.
+
+    Raises:
+        CheckpointError: as `read_checkpoint` does.
+    """
+    root = Path(folder)
+    return parse_manifest(root / manifest_name, _read_manifest_text(root, manifest_name), kind)
+
+
+def _load(
+    root: Path,
+    manifest_name: str,
+    text: bytes,
+    kind: str,
+    groups: Collection[str] | None,
+    policies: Collection[str] | None,
+) -> Checkpoint:
+    path = root / manifest_name
+    manifest = parse_manifest(path, text, kind)
+    files, parts = manifest["arrays"], manifest[POLICIES]
+    unknown = sorted(set(policies or ()) - set(parts))
+    if unknown:
+        raise UnknownPolicyError(
+            f"`policies`: the checkpoint {str(root)!r} has no {unknown}; it has {sorted(parts)}."
+        )
+    arrays = {
+        group: _read_arrays(root, entry)
+        for group, entry in files.items()
+        if groups is None or group in groups
+    }
+    read = {
+        policy_id: _read_policy(root, entry)
+        for policy_id, entry in parts.items()
+        if policies is None or policy_id in policies
+    }
+    return Checkpoint(manifest, arrays, read)
+
+
+def _read_manifest_text(root: Path, manifest_name: str) -> bytes:
+    if not root.is_dir():
+        raise CheckpointError(f"Checkpoint {str(root)!r} not found: there is no such folder.")
+    try:
+        return (root / manifest_name).read_bytes()
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"Checkpoint {str(root)!r} does not seem to be valid: it has no {manifest_name}."
+        ) from None
+    except OSError as error:
+        raise invalid(root / manifest_name, f"it cannot be read ({error})") from error
+
+
+def _read_policy(root: Path, entry: dict[str, Any]) -> Checkpoint:
+    folder, name = root / entry["folder"], entry["manifest"]
+    text = _read_file(folder / name)
+    _check_digest(folder / name, text, entry["sha256"])
+    return _load(folder, name, text, entry["type"], None, None)
+
+
+def _read_arrays(root: Path, entry: dict[str, Any]) -> dict[str, np.ndarray]:
+    path = root / entry["file"]
+    image = _read_file(path, size=entry["bytes"])
+    _check_digest(path, image, entry["sha256"])
+    try:
+        return unpack_arrays(image)
+    except CheckpointError as error:
+        raise CheckpointError(f"{str(path)!r} is not an array file: {error}.") from error
+
+
+def _read_file(path: Path, size: int | None = None) -> bytes:
+    try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise CheckpointError(f"{str(path)!r} is not a regular file.")
+        if size is not None and found.st_size != size:
+            raise CheckpointError(
+                f"{str(path)!r} is damaged: it has {found.st_size} bytes, the manifest says {size}."
+            )
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise _VanishedError(f"{str(path)!r} is missing, though the manifest lists it.") from None
+    except OSError as error:
+        raise CheckpointError(f"{str(path)!r} cannot be read: {error}.") from error
+
+
+def _check_digest(path: Path, content: bytes, digest: str) -> None:
+    if sha256(content) != digest:
+        raise CheckpointError(
+            f"{str(path)!r} is damaged: its SHA-256 differs from the one in the manifest. "
+            "Use another checkpoint, or copy the file anew."
+        )

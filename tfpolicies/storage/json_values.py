@@ -1,0 +1,223 @@
+"""Config values as JSON and back, exactly.
+
+What JSON has stays as it is. Everything else becomes an object with one key that starts with `$`:
+
+=================  =================================================================
+`$float`           "inf", "-inf" or "nan"
+`$tuple`, `$set`,  a list of the elements
+`$frozenset`
+`$dict`            a list of pairs: a dict with keys that are no strings, or start with `$`
+`$scalar`          a NumPy scalar: dtype and value
+`$array`           a small NumPy array: dtype, shape and elements
+`$space`           a Gymnasium space
+`$import`          a class or function, by its import path "package.module:qualname"
+`$unavailable`     the name of an object that has no import path, such as a lambda
+=================  =================================================================
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from tfpolicies.errors import CheckpointError, ConfigError
+from tfpolicies.storage.arrays_json import (
+    decode_array,
+    decode_dtype,
+    decode_elements,
+    decode_number,
+    encode_array,
+    encode_number,
+    is_plain_dtype,
+)
+from tfpolicies.storage.import_paths import TRUSTED, Missing, describe, import_path, resolve
+from tfpolicies.storage.spaces_json import decode_space, encode_space
+
+__all__ = ["Missing", "decode_value", "encode_value", "find_missing", "import_path"]
+
+_LookUp = Callable[[str, str], Any]  # tag, name -> the object or a Missing
+_COLLECTIONS: dict[str, type[Any]] = {"$tuple": tuple, "$set": set, "$frozenset": frozenset}
+_TAGS = {kind: tag for tag, kind in _COLLECTIONS.items()}
+
+
+def encode_value(value: Any) -> Any:
+    """Returns `value` as JSON values.
+
+    Warns once, naming them all, if objects in it have no import path: lambdas, functions defined
+    in functions, instances. `decode_value` leaves a `Missing` in their places. An `OrderedDict`
+    becomes a dict.
+
+    Raises:
+        ConfigError: if `value` contains itself or is nested too deeply.
+        UnsupportedSpaceError: if it holds a space that is none of Gymnasium's own.
+
+    >>> encode_value({"lr": 1e-3, "hiddens": (64, 64), 3: float("inf")})
+    {'$dict': [['lr', 0.001], ['hiddens', {'$tuple': [64, 64]}], [3, {'$float': 'inf'}]]}
+    """
+    unavailable: list[str] = []
+    try:
+        record = _encode(value, unavailable)
+    except RecursionError:
+        raise ConfigError(
+            "A value that contains itself, or is nested hundreds of levels deep, cannot be stored."
+        ) from None
+    if unavailable:
+        names = ", ".join(dict.fromkeys(unavailable))
+        warnings.warn(
+            f"These have no import path and are stored by name only: {names}. Loading will ask for "
+            "them as arguments. Define them at the top level of a module to have them found.",
+            UserWarning,
+            stacklevel=2,
+        )
+    return record
+
+
+def decode_value(
+    record: Any, *, known: Mapping[str, Any] | None = None, trusted: Collection[str] = TRUSTED
+) -> Any:
+    """Inverse of `encode_value`.
+
+    An import path is looked up in `known`, then in the `trusted` top-level packages alone, since
+    the file may be a stranger's; elsewhere a `Missing` is left (see `find_missing`). Even a trusted
+    class must be checked to be of the expected base before it is called with values of the file.
+
+    Args:
+        record: What `encode_value` returned, perhaps through a JSON file.
+        known: Import path or stored name -> the object to use for it.
+        trusted: Names of the top-level packages that may be imported.
+
+    Raises:
+        CheckpointError: if `record` is malformed.
+
+    >>> decode_value(encode_value({"shape": (84, 84), "low": np.float32(0.5)}))
+    {'shape': (84, 84), 'low': np.float32(0.5)}
+    >>> decode_value({"$import": "my.module:f"}, known={"my.module:f": len})
+    <built-in function len>
+    """
+    given = known or {}
+
+    def look_up(tag: str, name: str) -> Any:
+        if tag == "$import":
+            return resolve(name, known=given, trusted=trusted)
+        return given.get(name, Missing(name))
+
+    try:
+        return _decode(record, look_up)
+    except RecursionError:
+        raise CheckpointError("The record of a value is nested too deeply.") from None
+
+
+def find_missing(value: Any) -> dict[str, Missing]:
+    """Returns the place of each `Missing` in a decoded value, and the marker; empty if none.
+
+    >>> find_missing({"multi_agent": {"mapping": Missing("train:<lambda>")}, "lr": 0.1})
+    {"['multi_agent']['mapping']": Missing(name='train:<lambda>', importable=False)}
+    """
+    return dict(_walk_missing(value, ""))
+
+
+def _walk_missing(value: Any, place: str) -> Iterator[tuple[str, Missing]]:
+    if isinstance(value, Missing):
+        yield place, value
+    elif isinstance(value, dict):
+        for key, element in value.items():
+            yield from _walk_missing(key, f"{place}.keys()")
+            yield from _walk_missing(element, f"{place}[{key!r}]")
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        for index, element in enumerate(value):
+            yield from _walk_missing(element, f"{place}[{index}]")
+
+
+def _encode(value: Any, unavailable: list[str]) -> Any:
+    kind = type(value)
+    if value is None or kind in (bool, int, float, str):
+        return encode_number(value) if kind is float else value
+    if kind is list:
+        return [_encode(element, unavailable) for element in value]
+    if kind is tuple:
+        return {"$tuple": [_encode(element, unavailable) for element in value]}
+    if kind in (set, frozenset):
+        return {_TAGS[kind]: [_encode(element, unavailable) for element in _ordered(value)]}
+    if kind in (dict, OrderedDict):
+        return _encode_dict(value, unavailable)
+    if isinstance(value, np.generic) and is_plain_dtype(value.dtype):
+        number = encode_number(value.item())
+        return {"$scalar": {"dtype": value.dtype.name, "value": number}}
+    if kind is np.ndarray and is_plain_dtype(value.dtype):
+        return {"$array": encode_array(value)}
+    if isinstance(value, spaces.Space):
+        return {"$space": encode_space(value)}
+    return _encode_object(value, unavailable)
+
+
+def _encode_dict(value: dict[Any, Any], unavailable: list[str]) -> dict[str, Any]:
+    if all(type(key) is str and not key.startswith("$") for key in value):
+        return {key: _encode(element, unavailable) for key, element in value.items()}
+    pairs = value.items()
+    return {"$dict": [[_encode(key, unavailable), _encode(x, unavailable)] for key, x in pairs]}
+
+
+def _encode_object(value: Any, unavailable: list[str]) -> dict[str, str]:
+    if isinstance(value, Missing):
+        return {"$import" if value.importable else "$unavailable": value.name}
+    path = import_path(value)
+    if path is not None:
+        return {"$import": path}
+    name = describe(value)
+    unavailable.append(name)
+    return {"$unavailable": name}
+
+
+def _ordered(elements: Collection[Any]) -> list[Any]:
+    """Returns the elements of a set in an order that is the same in every process."""
+    return sorted(elements, key=lambda element: (type(element).__name__, repr(element)))
+
+
+def _decode(record: Any, look_up: _LookUp) -> Any:
+    if record is None or type(record) in (bool, int, float, str):
+        return record
+    if isinstance(record, list):
+        return [_decode(element, look_up) for element in record]
+    if not isinstance(record, dict):
+        raise CheckpointError(f"The record {record!r} is not made of JSON values.")
+    tags = [key for key in record if isinstance(key, str) and key.startswith("$")]
+    if not tags:
+        return {key: _decode(element, look_up) for key, element in record.items()}
+    if len(record) != 1:
+        raise CheckpointError(f"The record with the keys {list(record)} is malformed.")
+    tag = tags[0]
+    return _decode_tagged(tag, record[tag], look_up)
+
+
+def _decode_tagged(tag: str, content: Any, look_up: _LookUp) -> Any:
+    if tag in _COLLECTIONS and isinstance(content, list):
+        elements = [_decode(element, look_up) for element in content]
+        return _hashable(tag, lambda: _COLLECTIONS[tag](elements))
+    if tag == "$dict" and isinstance(content, list):
+        if any(not isinstance(pair, list) or len(pair) != 2 for pair in content):
+            raise CheckpointError("A $dict record needs a list of pairs.")
+        pairs = [[_decode(part, look_up) for part in pair] for pair in content]
+        return _hashable(tag, lambda: dict(pairs))
+    if tag in ("$import", "$unavailable") and isinstance(content, str):
+        return look_up(tag, content)
+    if tag == "$float":
+        return decode_number({tag: content})
+    if tag == "$array":
+        return decode_array(content)
+    if tag == "$space":
+        return decode_space(content)
+    if tag == "$scalar" and isinstance(content, dict) and set(content) == {"dtype", "value"}:
+        return decode_elements([content["value"]], decode_dtype(content["dtype"]), ())[()]
+    raise CheckpointError(f"A record tagged {tag!r} is unknown or malformed.")
+
+
+def _hashable(tag: str, build: Callable[[], Any]) -> Any:
+    try:
+        return build()
+    except TypeError as error:
+        raise CheckpointError(f"A {tag} record has a key that cannot be one: {error}.") from error

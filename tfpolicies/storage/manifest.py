@@ -1,0 +1,152 @@
+"""The manifest of a checkpoint: its names, its checks, its bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from tfpolicies._version import __version__
+from tfpolicies.errors import CheckpointError
+
+FORMAT_VERSION = 1
+
+POLICIES = "policies"
+_OWN_ENTRIES = ("format_version", "tfpolicies_version", "arrays", POLICIES, "checksum")
+GROUP_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+MANIFEST_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.json")
+ARRAY_FILE = re.compile(r"[A-Za-z][A-Za-z0-9_]*-[0-9a-f]{16}\.h5")
+POLICY_FOLDER = re.compile(r"[A-Za-z0-9_.-]*-([0-9a-f]{16})")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def check_new_manifest(name: str, manifest: dict[str, Any]) -> None:
+    """Checks that `manifest` can be written under `name`.
+
+    Raises:
+        CheckpointError: if the name is no plain JSON file name, "type" is missing, an entry that is
+            added here is taken, or a value would not read back as it is.
+    """
+    if not isinstance(name, str) or not MANIFEST_NAME.fullmatch(name):
+        raise CheckpointError(
+            f"`manifest_name` must be a plain file name ending in .json, got {name!r}."
+        )
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("type"), str):
+        raise CheckpointError(
+            f"`manifest` for {name} must be a dict with a string 'type', got {manifest!r}."
+        )
+    taken = sorted(set(manifest) & set(_OWN_ENTRIES))
+    if taken:
+        raise CheckpointError(f"`manifest` for {name} must not set {taken}: they are added here.")
+    _check_json(name, manifest)
+
+
+def dump_manifest(
+    manifest: dict[str, Any], arrays: dict[str, Any], policies: dict[str, Any]
+) -> bytes:
+    """Returns the file's content: the writer's entries, what they list, and a checksum of all."""
+    versions = {"format_version": FORMAT_VERSION, "tfpolicies_version": __version__}
+    whole = {**manifest, **versions, "arrays": arrays, POLICIES: policies}
+    whole["checksum"] = _checksum(whole)
+    return (json.dumps(whole, indent=2) + "\n").encode()
+
+
+def parse_manifest(path: Path, text: bytes, kind: str) -> dict[str, Any]:
+    """Returns the manifest in `text`, with every entry that lists a file checked.
+
+    Raises:
+        CheckpointError: naming `path` and the first reason: it is not a JSON object, is of another
+            type or version, is damaged, or lists something outside its folder.
+    """
+    try:
+        manifest = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise invalid(path, f"it is not JSON ({error})") from error
+    if not isinstance(manifest, dict):
+        raise invalid(path, f"it holds a JSON {type(manifest).__name__}, not an object")
+    if manifest.get("type") != kind:
+        raise CheckpointError(
+            f"{str(path)!r} has type {manifest.get('type')!r}, but {kind!r} is asked for here. "
+            "Name a checkpoint of that kind."
+        )
+    version = manifest.get("format_version")
+    if type(version) is not int or version != FORMAT_VERSION:
+        raise CheckpointError(
+            f"{str(path)!r} has format version {version!r}, written by tfpolicies "
+            f"{manifest.get('tfpolicies_version')!r}; this is tfpolicies {__version__}, which "
+            f"reads version {FORMAT_VERSION}. Use the tfpolicies that wrote it, or a newer one."
+        )
+    if manifest.get("checksum") != _checksum(manifest):
+        raise invalid(path, "its checksum differs: it was damaged or edited after it was written")
+    for entry in ("arrays", POLICIES):
+        if not isinstance(manifest.get(entry), dict):
+            raise invalid(path, f"its entry {entry!r} is not an object")
+    for group, listed in manifest["arrays"].items():
+        _check_array_entry(path, group, listed)
+    for policy_id, listed in manifest[POLICIES].items():
+        _check_policy_entry(path, policy_id, listed)
+    return manifest
+
+
+def sha256(content: bytes) -> str:
+    """Returns the 64 hexadecimal digits by which files are named and checked."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def invalid(path: Path, reason: str) -> CheckpointError:
+    """Returns the error for a checkpoint that cannot be read at all."""
+    return CheckpointError(f"{str(path)!r} does not seem to be valid: {reason}.")
+
+
+def _check_json(name: str, manifest: dict[str, Any]) -> None:
+    for key, value in manifest.items():
+        try:
+            text = json.dumps({key: value}, allow_nan=False)
+            exact = json.loads(text) == {key: value}
+        except (TypeError, ValueError, RecursionError):
+            exact = False
+        if not exact:
+            raise CheckpointError(
+                f"`manifest` for {name}: entry {key!r} is not made of JSON values alone, or would "
+                "not read back as it is. Pass it through `encode_value(...)`."
+            )
+
+
+def _check_array_entry(path: Path, group: str, entry: Any) -> None:
+    where = f"the entry of array group {group!r}"
+    file, digest, size = _fields(path, where, entry, "file", "sha256", "bytes")
+    if not _is_text(digest, _SHA256) or type(size) is not int or size < 0:
+        raise invalid(path, f"{where} has no proper checksum or size")
+    if not _is_text(file, ARRAY_FILE) or file != f"{group}-{digest[:16]}.h5":
+        raise invalid(path, f"{where} names {file!r}, which is no array file of this folder")
+
+
+def _check_policy_entry(path: Path, policy_id: str, entry: Any) -> None:
+    where = f"the entry of policy {policy_id!r}"
+    folder, name, kind, digest = _fields(path, where, entry, "folder", "manifest", "type", "sha256")
+    if not _is_text(digest, _SHA256) or not isinstance(kind, str):
+        raise invalid(path, f"{where} has no proper checksum or type")
+    parent, _, leaf = folder.rpartition("/") if isinstance(folder, str) else ("", "", "")
+    named = POLICY_FOLDER.fullmatch(leaf)
+    if parent != POLICIES or not named or named[1] != digest[:16]:
+        raise invalid(path, f"{where} names {folder!r}, which is no policy of this folder")
+    if not _is_text(name, MANIFEST_NAME):
+        raise invalid(path, f"{where} names {name!r}, which is no manifest")
+
+
+def _fields(path: Path, where: str, entry: Any, *names: str) -> list[Any]:
+    if not isinstance(entry, dict) or set(entry) != set(names):
+        raise invalid(path, f"{where} is malformed")
+    return [entry[name] for name in names]
+
+
+def _is_text(value: Any, pattern: re.Pattern[str]) -> bool:
+    return isinstance(value, str) and pattern.fullmatch(value) is not None
+
+
+def _checksum(manifest: dict[str, Any]) -> str:
+    """Returns the SHA-256 of all entries but "checksum"; white space does not matter."""
+    entries = {key: value for key, value in manifest.items() if key != "checksum"}
+    return sha256(json.dumps(entries, separators=(",", ":")).encode())
