@@ -737,13 +737,16 @@ def test_a_writer_killed_at_any_instant_leaves_a_whole_checkpoint(tmp_path):
         with subprocess.Popen(command, stdout=subprocess.PIPE) as writer:
             try:
                 writer.stdout.readline()
-                deadline = time.monotonic() + rng.uniform(0.0, 0.08)
-                while time.monotonic() < deadline:
-                    seen.add(value_of(read_algorithm(folder)))  # reads while the other writes
+                before = value = value_of(read_algorithm(folder))
+                give_up = time.monotonic() + 60
+                while value == before and time.monotonic() < give_up:
+                    value = value_of(read_algorithm(folder))  # reads while the other writes
+                time.sleep(rng.uniform(0.0, 0.08))
             finally:
                 writer.kill()
+        assert value != before
         seen.add(value_of(read_algorithm(folder)))
-    assert len(seen) > 3
+    assert len(seen) > 1
     write_algorithm(folder, -1.0)
     assert value_of(read_algorithm(folder)) == -1.0
     assert not [name for name in names(folder) if name.endswith("tfp-tmp")]
