@@ -131,3 +131,15 @@ def _input_names(space_leaves: Sequence[Leaf]) -> list[str]:
         name = re.sub(r"\W", "_", leaf.name("obs"), flags=re.ASCII)
         names.append(f"{name}_{i}" if name in names else name)
     return names
+
+
+def build_model(space_leaves, num_outputs, config, *, with_value, seed, action_leaves=()):
+    return build_mlp(space_leaves, num_outputs, config, with_value=with_value, seed=seed)
+
+
+def memory_of(model):
+    return []
+
+
+def extra_inputs(model):
+    return ()
