@@ -11,6 +11,7 @@ import gymnasium as gym
 
 from tfpolicies.errors import ConfigError, near_matches
 from tfpolicies.models.defaults import MODEL_DEFAULTS
+from tfpolicies.models.settings import model_settings
 
 
 def check(condition: bool, name: str, rule: str, value: Any) -> None:
@@ -44,28 +45,7 @@ def check_bools(section: Any, *names: str) -> None:
 def check_model(model: Any) -> None:
     """Raises a `ConfigError` unless `model` is a dict of known settings with sound values."""
     check(isinstance(model, Mapping), "model", "a dict, a keras.Model or a factory of one", model)
-    for key in model:
-        if key not in MODEL_DEFAULTS:
-            raise ConfigError(
-                f"model[{key!r}] is not a model setting.{near_matches(key, MODEL_DEFAULTS)} "
-                f"Settings are {', '.join(MODEL_DEFAULTS)}; a model of your own goes to "
-                "model={'custom_model': your_model}."
-            )
-    rules: dict[str, tuple[Callable[[Any], bool], str]] = {
-        "fcnet_hiddens": (_is_list_of_counts, "a list of integers >= 1"),
-        "fcnet_activation": (lambda x: x is None or isinstance(x, str), "a Keras activation name"),
-        "vf_share_layers": (lambda x: isinstance(x, bool), "True or False"),
-        "free_log_std": (lambda x: isinstance(x, bool), "True or False"),
-        "ortho_init": (lambda x: isinstance(x, bool), "True or False"),
-        "custom_model": (lambda x: x is None or callable(x), "None, a keras.Model or a factory"),
-        "custom_model_config": (lambda x: isinstance(x, Mapping), "a dict"),
-    }
-    for key, (is_sound, rule) in rules.items():
-        check(key not in model or is_sound(model[key]), f"model[{key!r}]", rule, model.get(key))
-
-
-def _is_list_of_counts(value: Any) -> bool:
-    return isinstance(value, list | tuple) and all(is_count(entry) for entry in value)
+    model_settings(model)
 
 
 def check_schedule(name: str, value: Any) -> None:

@@ -6,6 +6,7 @@ and runtimes see flat lists of arrays instead, one per leaf, in the order of `le
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -180,3 +181,21 @@ def space_key(space: spaces.Space) -> tuple:
         sizes = (space.nvec.tobytes(), space.start.tobytes())
         return ("MultiDiscrete", space.shape, *sizes)
     return (type(space).__name__, space.shape, str(space.dtype))
+
+
+def port_names(space_leaves: Sequence[Leaf], prefix: str) -> list[str]:
+    """Returns one name per leaf for a model's inputs: each only once, of letters, digits and `_`.
+
+    >>> box = spaces.Box(0, 1)
+    >>> port_names(leaves(spaces.Dict({"a_b": box, "a": spaces.Dict(b=box), "c/d": box})), "obs")
+    ['obs_a_b', 'obs_a_b_1', 'obs_c_d']
+    """
+    names: list[str] = []
+    for i, leaf in enumerate(space_leaves):
+        name = re.sub(r"\W", "_", leaf.name(prefix), flags=re.ASCII)
+        if name in names:
+            name = f"{name}_{i}"
+        while name in names:
+            name += "_"
+        names.append(name)
+    return names
