@@ -113,10 +113,10 @@ class Exploration(abc.ABC):
                 "of another `exploration_config`?"
             )
 
-    def on_episode_start(self) -> None:
+    def on_episode_start(self) -> None:  # noqa: B027 - most strategies have nothing to do
         """Is called before the first action of an episode."""
 
-    def on_episode_end(self) -> None:
+    def on_episode_end(self) -> None:  # noqa: B027
         """Is called after the last step of an episode."""
 
 
@@ -191,14 +191,10 @@ def as_schedule(name: str, value: Any, low: float, high: float) -> Callable[[int
             f"got {value!r}."
         )
     last, final = points[-1]
-    return lambda timestep: (
-        float(final) if timestep >= last else piecewise_linear(points, timestep)
-    )
+    return lambda timestep: float(final) if timestep >= last else piecewise_linear(points, timestep)
 
 
-def linear_schedule(
-    first: tuple[int, float], last: tuple[int, float]
-) -> Callable[[int], float]:
+def linear_schedule(first: tuple[int, float], last: tuple[int, float]) -> Callable[[int], float]:
     """Returns the line from one (timestep, number) to another, constant before and after.
 
     >>> linear_schedule((10, 1.0), (20, 0.5))(15)

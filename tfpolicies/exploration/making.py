@@ -93,7 +93,7 @@ def _settings_of(strategy: type[Exploration]) -> list[str]:
     for cls in strategy.__mro__:
         if "__init__" not in vars(cls):
             continue
-        parameters = inspect.signature(cls.__init__).parameters.values()
+        parameters = inspect.signature(vars(cls)["__init__"]).parameters.values()
         names |= {p.name: None for p in parameters if p.kind is p.KEYWORD_ONLY}
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             break

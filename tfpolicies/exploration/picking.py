@@ -15,9 +15,11 @@ import numpy as np
 import tensorflow as tf
 from gymnasium import spaces
 
-from tfpolicies.models.spaces import leaves
+from tfpolicies.models.distributions import MASKED_LOGIT
+from tfpolicies.models.distributions.categorical import cell_sizes
+from tfpolicies.models.spaces import action_leaves, is_float_box
 
-MASKED = float(np.finfo(np.float32).min) / 2
+MASKED = MASKED_LOGIT / 2
 """Logits up to this one belong to masked actions."""
 
 
@@ -54,7 +56,7 @@ class Choices(ActionLeaf):
     is_discrete = True
 
     def __init__(self, space: Any) -> None:
-        self.sizes = _cell_sizes(space)
+        self.sizes = cell_sizes(space)
         super().__init__(tuple(space.shape), len(self.sizes))
         widest = max(self.sizes)
         starts = np.cumsum(self.sizes) - self.sizes
@@ -143,20 +145,18 @@ def pickable_leaves(space: spaces.Space, normalize: bool) -> tuple[ActionLeaf, .
     Raises:
         UnsupportedSpaceError: for spaces that policies cannot use.
     """
-    return tuple(_action_leaf(leaf.space, normalize) for leaf in leaves(space))
+    return tuple(_action_leaf(leaf.space, normalize) for leaf in action_leaves(space))
 
 
 def _action_leaf(space: Any, normalize: bool) -> ActionLeaf:
     if isinstance(space, spaces.MultiBinary):
         return Bits(space)
-    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
+    if is_float_box(space):
         return Continuous(space, normalize)
     return Choices(space)
 
 
-def draw_columns(
-    pickable: Sequence[ActionLeaf], rng: np.random.Generator, out: np.ndarray
-) -> None:
+def draw_columns(pickable: Sequence[ActionLeaf], rng: np.random.Generator, out: np.ndarray) -> None:
     """Draws the noise of random actions into `out`, float32 `[B, sum of num_columns]`."""
     normal = np.concatenate([leaf.normal for leaf in pickable])
     if not normal.any():
@@ -164,16 +164,6 @@ def draw_columns(
         return
     out[:, ~normal] = rng.random((len(out), np.count_nonzero(~normal)), np.float32)
     out[:, normal] = rng.standard_normal((len(out), np.count_nonzero(normal)), np.float32)
-
-
-def _cell_sizes(space: Any) -> tuple[int, ...]:
-    if isinstance(space, spaces.Discrete):
-        return (int(space.n),)
-    if isinstance(space, spaces.MultiDiscrete):
-        return tuple(int(n) for n in space.nvec.ravel())
-    # Python's integers: the width of a Box of int64 does not fit into int64.
-    bounds = zip(space.low.ravel().tolist(), space.high.ravel().tolist(), strict=True)
-    return tuple(int(high) - int(low) + 1 for low, high in bounds)
 
 
 def _inner_float32(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

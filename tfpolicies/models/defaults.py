@@ -12,4 +12,7 @@ MODEL_DEFAULTS: dict[str, Any] = {
     "ortho_init": False,  # orthogonal kernels, gains sqrt(2), 0.01 and 1; else normalised columns
     "custom_model": None,  # a keras.Model, or a factory f(observation_space, num_outputs, **config)
     "custom_model_config": {},  # keyword arguments of the factory
+    # what a Box of floats in the action space gets: None for "diag_gaussian", or
+    # "squashed_gaussian", "deterministic", or a subclass of models.distributions.Distribution
+    "custom_action_dist": None,
 }
