@@ -42,6 +42,11 @@ def leaves(space: spaces.Space) -> tuple[Leaf, ...]:
     return tuple(_walk(space, ()))
 
 
+def has_mask(space: spaces.Space) -> bool:
+    """Whether observations are `{"observations": ..., "action_mask": ...}`."""
+    return isinstance(space, spaces.Dict) and set(space) == {"action_mask", "observations"}
+
+
 def _walk(space: spaces.Space, path: tuple[str, ...]) -> list[Leaf]:
     if isinstance(space, spaces.Dict):
         return [leaf for key, sub in space.items() for leaf in _walk(sub, (*path, str(key)))]
