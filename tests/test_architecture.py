@@ -19,6 +19,7 @@ FLOORS = {
     "reporting": 1,
     "storage": 1,
     "config": 2,
+    "connectors": 2,
     "program": 2,
     "export": 2.5,
     "policy": 3,

@@ -18,6 +18,8 @@ import numpy as np
 import tensorflow as tf
 from gymnasium import spaces
 
+from tfpolicies.models.spaces import half_width_and_middle
+
 
 @dataclass(frozen=True)
 class ActionPipeline:
@@ -44,7 +46,7 @@ class ActionPipeline:
         if not self.is_identity:
             low, high = self.space.low.astype(compute), self.space.high.astype(compute)
             if self.normalize:
-                half_width, middle = _range(low, high)
+                half_width, middle = half_width_and_middle(low, high)
                 actions = actions * half_width + middle
             actions = tf.clip_by_value(actions, low, high)
         return tf.cast(actions, self.space.dtype)
@@ -56,17 +58,7 @@ class ActionPipeline:
         actions = np.asarray(actions)
         if not self.normalize:
             return actions.astype(np.float32)
-        half_width, middle = _range(
+        half_width, middle = half_width_and_middle(
             *(x.astype(np.float64) for x in (self.space.low, self.space.high))
         )
         return ((actions - middle) / half_width).astype(np.float32)
-
-
-def _range(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns half the width and the middle of each component; 1 and 0 where nothing is scaled.
-
-    That is where a bound is missing, and where both are equal: there is only one action then.
-    """
-    scaled = np.isfinite(low) & np.isfinite(high) & (low < high)
-    low, high = np.where(scaled, low, -1), np.where(scaled, high, 1)
-    return high / 2 - low / 2, high / 2 + low / 2
