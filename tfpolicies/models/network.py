@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies.errors import ModelError
-from tfpolicies.models.catalog import build_model, extra_inputs, memory_of
+from tfpolicies.models.catalog import build_model, extra_inputs, initializer_of, memory_of
 from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.filters import normalize
 from tfpolicies.models.ports import SEQ_LENS, InputPorts, Port, model_leaves
@@ -523,13 +523,8 @@ def fresh_weights(model: keras.Model, seed: int, start: Sequence[np.ndarray]) ->
 def _initializers(model: keras.Model) -> dict[int, Any]:
     found: dict[int, Any] = {}
     for layer in model._flatten_layers():
-        try:
-            config = layer.get_config()
-        except NotImplementedError:  # a class of the user's own
-            config = {}
         for variable in layer._trainable_variables + layer._non_trainable_variables:
-            name = f"{variable.name}_initializer"
-            spec = getattr(layer, name, None) or config.get(name)
+            spec = initializer_of(layer, variable)
             if spec is not None:
                 found[id(variable)] = spec
     return found

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 from gymnasium import spaces
 
-from tfpolicies.models.spaces import Leaf, leaves
+from tfpolicies.models.spaces import Leaf, has_mask, leaves
 
 MASK, OBSERVATIONS = "action_mask", "observations"
 SEQ_LENS = "seq_lens"
@@ -39,11 +39,6 @@ class Port(NamedTuple):
     def zeros(self, rows: int) -> np.ndarray:
         """Returns a batch of zeros, `[rows, *shape]`."""
         return np.zeros((rows, *self.shape), self.dtype)
-
-
-def has_mask(space: spaces.Space) -> bool:
-    """Whether observations are `{"observations": ..., "action_mask": ...}`."""
-    return isinstance(space, spaces.Dict) and set(space) == {MASK, OBSERVATIONS}
 
 
 def model_leaves(space: spaces.Space) -> tuple[Leaf, ...]:

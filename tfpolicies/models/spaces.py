@@ -60,6 +60,21 @@ def is_float_box(space: spaces.Space) -> bool:
     return isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating)
 
 
+def has_mask(space: spaces.Space) -> bool:
+    """Whether observations are `{"observations": ..., "action_mask": ...}`."""
+    return isinstance(space, spaces.Dict) and set(space) == {"action_mask", "observations"}
+
+
+def half_width_and_middle(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns what maps [-1, 1] to a Box's bounds; 1 and 0 for components that are not scaled.
+
+    Those are where a bound is missing, and where both are equal: there is only one action then.
+    """
+    scaled = np.isfinite(low) & np.isfinite(high) & (low < high)
+    low, high = np.where(scaled, low, -1), np.where(scaled, high, 1)
+    return high / 2 - low / 2, high / 2 + low / 2
+
+
 def _walk(
     space: spaces.Space, path: tuple[str, ...], dtype: Callable[[Any], Any], wrapper: str
 ) -> list[Leaf]:

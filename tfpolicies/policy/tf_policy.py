@@ -23,14 +23,14 @@ from tfpolicies.errors import (
     SpaceError,
     WeightsError,
 )
-from tfpolicies.exploration import make_exploration
+from tfpolicies.exploration.making import make_exploration
 from tfpolicies.export.onnx_file import export_onnx
 from tfpolicies.export.result import ExportResult
 from tfpolicies.export.saved_model import export_saved_model
-from tfpolicies.models.defaults import MODEL_DEFAULTS
 from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.losses import clip_gradients
 from tfpolicies.models.network import ModelSource, model_source
+from tfpolicies.models.settings import model_settings
 from tfpolicies.models.spaces import nest
 from tfpolicies.policy import checkpoints, learning_batches
 from tfpolicies.policy.acting import Acting
@@ -92,16 +92,15 @@ class TFPolicy(Policy):
         super().__init__(observation_space, action_space, complete)
         self.validate_spaces(observation_space, action_space, complete)
         self.policy_id = identity["__policy_id"]
-        model_config = {**MODEL_DEFAULTS, **complete["model"]}
         self.exploration = make_exploration(
             complete["exploration_config"],
-            type(self).distribution(action_space, model_config),
+            type(self).distribution(action_space, model_settings(complete["model"])),
             worker_index=identity["worker_index"],
             num_workers=complete["num_workers"],
+            normalize_actions=complete["normalize_actions"],
         )
-        spec = ProgramSpec.of(
-            type(self), observation_space, action_space, complete, self.exploration
-        )
+        transform = self.exploration.transform
+        spec = ProgramSpec.of(type(self), observation_space, action_space, complete, transform)
         self.program = Program.of(spec)
         seed = complete["seed"]
         self._state = self.program.new_state(

@@ -11,14 +11,14 @@ from typing import Any
 import gymnasium as gym
 
 from tfpolicies.errors import ConfigError, SpaceError
-from tfpolicies.exploration import Exploration, make_exploration
+from tfpolicies.exploration.transform import Transform
 from tfpolicies.models.action_pipeline import ActionPipeline
-from tfpolicies.models.defaults import MODEL_DEFAULTS
 from tfpolicies.models.distributions import ActionDistribution, DiagGaussian
 from tfpolicies.models.filters import filtered_leaves
 from tfpolicies.models.network import ModelSource, fingerprint
-from tfpolicies.models.ports import MASK, has_mask
-from tfpolicies.models.spaces import Leaf, leaves, space_key
+from tfpolicies.models.ports import MASK
+from tfpolicies.models.settings import model_settings
+from tfpolicies.models.spaces import Leaf, has_mask, leaves, space_key
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +42,7 @@ class ProgramSpec:
     hyperparameters: tuple[str, ...]
     static: Mapping[str, Any]
     dist_class: ActionDistribution
-    explorer: Exploration
+    explorer: Transform
     source: ModelSource
 
     @classmethod
@@ -52,11 +52,11 @@ class ProgramSpec:
         observation_space: gym.Space,
         action_space: gym.Space,
         config: Mapping[str, Any],
-        explorer: Exploration | None = None,
+        explorer: Transform,
     ) -> ProgramSpec:
         """Derives the spec of a policy from its class, spaces and complete config."""
-        static = {key: config[key] for key in policy_class.static_keys}
-        model_config = {**MODEL_DEFAULTS, **config["model"]}
+        model_config = model_settings(config["model"])
+        static = {key: config[key] for key in policy_class.static_keys} | {"model": model_config}
         dist_class = policy_class.distribution(action_space, model_config)
         if model_config["free_log_std"] and set(dist_class.kinds) != {DiagGaussian}:
             raise ConfigError(
@@ -67,8 +67,6 @@ class ProgramSpec:
         source = policy_class.model_source(
             observation_space, dist_class, model_config, with_value=policy_class.wants_value(static)
         )
-        if explorer is None:
-            explorer = make_exploration(config["exploration_config"], dist_class)
         return cls(
             policy_class,
             observation_space,
@@ -125,7 +123,7 @@ class ProgramSpec:
     @property
     def time_steps(self) -> int:
         """The steps of a sequence in learning, for models with a memory."""
-        return int({**MODEL_DEFAULTS, **self.static["model"]}["max_seq_len"])
+        return int(self.static["model"]["max_seq_len"])
 
     def hyper_values(self, config: Mapping[str, Any]) -> list[float]:
         """Returns the hyper-parameters of a config as numbers; None means infinite (no limit).
