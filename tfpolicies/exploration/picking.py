@@ -56,7 +56,7 @@ class Choices(ActionLeaf):
     is_discrete = True
 
     def __init__(self, space: Any) -> None:
-        self.sizes = cell_sizes(space)
+        self.sizes = (int(space.n),) if isinstance(space, spaces.Discrete) else cell_sizes(space)
         super().__init__(tuple(space.shape), len(self.sizes))
         widest = max(self.sizes)
         starts = np.cumsum(self.sizes) - self.sizes
