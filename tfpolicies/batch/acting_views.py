@@ -124,7 +124,8 @@ class ActingViews:
         chosen = slice(None) if rows is None else np.asarray(rows)
 
         def store(past: np.ndarray, value: Any) -> None:
-            past[chosen, :-1] = past[chosen, 1:]
+            if past.shape[1] > 1:
+                past[chosen, :-1] = past[chosen, 1:]
             past[chosen, -1] = value
 
         for source in self.remembered:
