@@ -18,6 +18,8 @@ FLOORS = {
     "models": 1,
     "reporting": 1,
     "storage": 1,
+    "exploration": 1.5,
+    "replay": 1.5,
     "config": 2,
     "connectors": 2,
     "program": 2,
