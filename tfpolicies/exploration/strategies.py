@@ -274,7 +274,7 @@ class OrnsteinUhlenbeckNoise(GaussianNoise):
 
 
 _CHOICES = "Discrete, MultiDiscrete and Boxes of integers"
-_DISCRETE = f"{_CHOICES}, and MultiBinary"
+_DISCRETE = "Discrete, MultiDiscrete, MultiBinary and Boxes of integers"
 
 
 def _require_leaves(

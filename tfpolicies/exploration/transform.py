@@ -25,7 +25,7 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
-from tfpolicies.exploration.picking import MASKED, ActionLeaf, Continuous, draw_columns
+from tfpolicies.exploration.picking import MASKED, ActionLeaf, Continuous
 
 
 class Base(Protocol):
@@ -159,6 +159,7 @@ class Transform:
         self._leaves = leaves
         self._mixed = mixed
         self._sizes = [leaf.num_columns for leaf in leaves]
+        self._normal = np.flatnonzero(np.concatenate([leaf.normal for leaf in leaves]))
         bounds = [(x.low.tobytes(), x.high.tobytes()) for x in leaves if isinstance(x, Continuous)]
         self.key: Hashable = (base.key, mixed and tuple(bounds), mixed)
         self.noise_size = base.noise_size + (1 + sum(self._sizes) if mixed else 0)
@@ -189,8 +190,12 @@ class Transform:
             noise[:, : self._base.noise_size] = base_noise
         if epsilon > 0.0:
             at = self._base.noise_size
-            noise[:, at] = 1.0 - rng.random(rows, np.float32)  # in (0, 1]: 0 means no coin
-            draw_columns(self._leaves, rng, noise[:, at + 1 :])
+            own = rng.random((rows, self.noise_size - at), np.float32)
+            own[:, 0] = 1.0 - own[:, 0]  # the coin, in (0, 1], as 0 means none
+            if len(self._normal):
+                shape = (rows, len(self._normal))
+                own[:, 1 + self._normal] = rng.standard_normal(shape, np.float32)
+            noise[:, at:] = own
         return noise
 
     def apply(
