@@ -76,7 +76,7 @@ class Choices(ActionLeaf):
         valid = self._valid(part.inputs)
         number = tf.reduce_sum(valid, axis=-1)
         rank = tf.minimum(tf.floor(noise * number), number - 1.0)  # the product may round up
-        passed = tf.cumsum(valid, axis=-1) <= rank[..., None]
+        passed = tf.cumsum(valid, axis=-1) <= tf.expand_dims(rank, -1)
         picked = tf.reduce_sum(tf.cast(passed, tf.float32), axis=-1)
         return tf.reshape(tf.cast(picked, tf.int64), [-1, *self.shape])
 
