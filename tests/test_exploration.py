@@ -171,6 +171,19 @@ def test_masked_actions_are_never_picked(kind):
         assert np.isfinite(logp).all()
 
 
+@pytest.mark.parametrize("kind", [*STOCHASTIC, *GREEDY, "SoftQ"])
+def test_rows_in_which_everything_is_masked_do_no_harm(kind):
+    settings = {"temperature": 0.01} if kind == "SoftQ" else {}
+    random = {"random_timesteps": 10} if kind in ("StochasticSampling", "SoftQ") else {}
+    for timestep in (0, 50_000):
+        exploration, dist_class = make(kind, CELLS, **settings, **random)
+        params = exploration.params(timestep, explore=True)
+        (actions,), logp = act(exploration, dist_class, tiled([MASKED_LOGIT] * 9, 50), params)
+        assert (actions >= 0).all()
+        assert (actions < [2, 4, 3]).all()
+        assert np.isfinite(logp).all()
+
+
 @pytest.mark.parametrize(("kind", "space"), CASES, ids=ids(CASES))
 def test_a_restored_state_goes_on_alike(kind, space):
     exploration, dist_class = make(kind, space)
