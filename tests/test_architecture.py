@@ -21,6 +21,7 @@ FLOORS = {
     "exploration": 1.5,
     "replay": 1.5,
     "config": 2,
+    "connectors": 2,
     "program": 2,
     "export": 2.5,
     "policy": 3,

@@ -9,6 +9,7 @@ Each class is also a builtin, so that code which catches the builtin keeps worki
     ├── SpaceError (ValueError)               a Gymnasium space that cannot be used here
     │   └── UnsupportedSpaceError
     ├── ModelError (ValueError)               a Keras model that does not fit the policy
+    │   └── ModelSettingError (ConfigError)       a setting of the `model` config
     ├── ObservationError (ValueError)         observations that do not fit the space
     ├── WeightsError (ValueError)             weights, gradients or states that do not fit
     ├── BatchError (ValueError)               a batch that lacks rows, columns or order
@@ -57,6 +58,10 @@ class UnsupportedSpaceError(SpaceError):
 
 class ModelError(TfPoliciesError, ValueError):
     """A Keras model does not fit the policy's spaces, or cannot be used here."""
+
+
+class ModelSettingError(ModelError, ConfigError):
+    """A setting of the `model` config is unknown, out of its range or contradicts another one."""
 
 
 class ObservationError(TfPoliciesError, ValueError):

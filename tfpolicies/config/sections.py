@@ -11,6 +11,7 @@ import gymnasium as gym
 
 from tfpolicies.errors import ConfigError, near_matches
 from tfpolicies.models.defaults import MODEL_DEFAULTS
+from tfpolicies.models.settings import model_settings
 
 
 def check(condition: bool, name: str, rule: str, value: Any) -> None:
@@ -44,28 +45,7 @@ def check_bools(section: Any, *names: str) -> None:
 def check_model(model: Any) -> None:
     """Raises a `ConfigError` unless `model` is a dict of known settings with sound values."""
     check(isinstance(model, Mapping), "model", "a dict, a keras.Model or a factory of one", model)
-    for key in model:
-        if key not in MODEL_DEFAULTS:
-            raise ConfigError(
-                f"model[{key!r}] is not a model setting.{near_matches(key, MODEL_DEFAULTS)} "
-                f"Settings are {', '.join(MODEL_DEFAULTS)}; a model of your own goes to "
-                "model={'custom_model': your_model}."
-            )
-    rules: dict[str, tuple[Callable[[Any], bool], str]] = {
-        "fcnet_hiddens": (_is_list_of_counts, "a list of integers >= 1"),
-        "fcnet_activation": (lambda x: x is None or isinstance(x, str), "a Keras activation name"),
-        "vf_share_layers": (lambda x: isinstance(x, bool), "True or False"),
-        "free_log_std": (lambda x: isinstance(x, bool), "True or False"),
-        "ortho_init": (lambda x: isinstance(x, bool), "True or False"),
-        "custom_model": (lambda x: x is None or callable(x), "None, a keras.Model or a factory"),
-        "custom_model_config": (lambda x: isinstance(x, Mapping), "a dict"),
-    }
-    for key, (is_sound, rule) in rules.items():
-        check(key not in model or is_sound(model[key]), f"model[{key!r}]", rule, model.get(key))
-
-
-def _is_list_of_counts(value: Any) -> bool:
-    return isinstance(value, list | tuple) and all(is_count(entry) for entry in value)
+    model_settings(model)
 
 
 def check_schedule(name: str, value: Any) -> None:
@@ -106,6 +86,10 @@ class Environment:
         check(valid, "clip_rewards", "None, True, False or a number > 0", clip)
 
 
+MEAN_STD_FILTERS = ("MeanStdFilter", "ConcurrentMeanStdFilter")
+"""Two names of one filter: workers' statistics are always merged."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rollouts:
     """How experience is collected."""
@@ -115,6 +99,7 @@ class Rollouts:
     rollout_fragment_length: int | str = 200  # rows per environment and sample(), or "auto"
     batch_mode: str = "truncate_episodes"  # or "complete_episodes"
     compress_observations: bool | str = False  # True: row by row; "bulk": a column at once
+    observation_filter: str = "NoFilter"  # or "MeanStdFilter": normalised by running statistics
 
     def __post_init__(self) -> None:
         workers, envs = self.num_rollout_workers, self.num_envs_per_worker
@@ -125,6 +110,8 @@ class Rollouts:
         check(valid, "rollout_fragment_length", "an integer >= 1 or 'auto'", length)
         modes = ("truncate_episodes", "complete_episodes")
         check(self.batch_mode in modes, "batch_mode", f"one of {modes}", self.batch_mode)
+        filters, chosen = ("NoFilter", *MEAN_STD_FILTERS), self.observation_filter
+        check(chosen in filters, "observation_filter", f"one of {filters}", chosen)
         compress = self.compress_observations
         check(
             compress in (True, False, "bulk"), "compress_observations", "a bool, 'bulk'", compress
@@ -179,12 +166,17 @@ class Framework:
 
 @dataclass(frozen=True, kw_only=True)
 class Exploration:
-    """Whether actions are sampled or greedy."""
+    """Whether actions are sampled or greedy, and how sampling goes."""
 
     explore: bool = True
+    exploration_config: Mapping[str, Any] = field(
+        default_factory=lambda: {"type": "StochasticSampling"}
+    )
 
     def __post_init__(self) -> None:
         check_bools(self, "explore")
+        given = self.exploration_config
+        check(isinstance(given, Mapping), "exploration_config", "a dict {'type': ...}", given)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,12 @@ import numpy as np
 import tensorflow as tf
 from gymnasium import spaces
 
-from tfpolicies.models.spaces import Leaf, action_leaves, is_float_box
+from tfpolicies.models.spaces import (
+    Leaf,
+    action_leaves,
+    half_width_and_middle,
+    is_float_box,
+)
 
 
 @dataclass(frozen=True)
@@ -116,11 +121,4 @@ def _finite_bounds(space: Any, compute: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _range(space: Any, compute: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Returns half the width and the middle of each component; 1 and 0 where nothing is scaled.
-
-    That is where a bound is missing, and where both are equal: there is only one action then.
-    """
-    low, high = space.low.astype(compute), space.high.astype(compute)
-    scaled = np.isfinite(low) & np.isfinite(high) & (low < high)
-    low, high = np.where(scaled, low, -1), np.where(scaled, high, 1)
-    return high / 2 - low / 2, high / 2 + low / 2
+    return half_width_and_middle(space.low.astype(compute), space.high.astype(compute))

@@ -6,6 +6,7 @@ and runtimes see flat lists of arrays instead, one per leaf, in the order of `le
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -57,6 +58,21 @@ def action_leaves(space: spaces.Space) -> tuple[Leaf, ...]:
 def is_float_box(space: spaces.Space) -> bool:
     """Whether `space` is a Box of floats; other Boxes hold integers."""
     return isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating)
+
+
+def has_mask(space: spaces.Space) -> bool:
+    """Whether observations are `{"observations": ..., "action_mask": ...}`."""
+    return isinstance(space, spaces.Dict) and set(space) == {"action_mask", "observations"}
+
+
+def half_width_and_middle(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns what maps [-1, 1] to a Box's bounds; 1 and 0 for components that are not scaled.
+
+    Those are where a bound is missing, and where both are equal: there is only one action then.
+    """
+    scaled = np.isfinite(low) & np.isfinite(high) & (low < high)
+    low, high = np.where(scaled, low, -1), np.where(scaled, high, 1)
+    return high / 2 - low / 2, high / 2 + low / 2
 
 
 def _walk(
@@ -180,3 +196,21 @@ def space_key(space: spaces.Space) -> tuple:
         sizes = (space.nvec.tobytes(), space.start.tobytes())
         return ("MultiDiscrete", space.shape, *sizes)
     return (type(space).__name__, space.shape, str(space.dtype))
+
+
+def port_names(space_leaves: Sequence[Leaf], prefix: str) -> list[str]:
+    """Returns one name per leaf for a model's inputs: each only once, of letters, digits and `_`.
+
+    >>> box = spaces.Box(0, 1)
+    >>> port_names(leaves(spaces.Dict({"a_b": box, "a": spaces.Dict(b=box), "c/d": box})), "obs")
+    ['obs_a_b', 'obs_a_b_1', 'obs_c_d']
+    """
+    names: list[str] = []
+    for i, leaf in enumerate(space_leaves):
+        name = re.sub(r"\W", "_", leaf.name(prefix), flags=re.ASCII)
+        if name in names:
+            name = f"{name}_{i}"
+        while name in names:
+            name += "_"
+        names.append(name)
+    return names

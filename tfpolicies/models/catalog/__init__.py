@@ -1,0 +1,23 @@
+"""The models a policy gets when the user brings none, built from the `model` config.
+
+`build.py` puts together what the other files know: `initializers.py` (fresh weights), `layers.py`
+(small layers), `encoders.py` (an observation as one vector: MLP and CNN), `recurrent.py` (LSTM and
+GRU), `attention.py` (attention over the last steps), `inspection.py` (what memory a model has).
+"""
+
+from tfpolicies.models.catalog.build import build_mlp, build_model
+from tfpolicies.models.catalog.initializers import NormalizedColumns, initializer_of
+from tfpolicies.models.catalog.inspection import extra_inputs, memory_of
+from tfpolicies.models.catalog.layers import FreeLogStd
+from tfpolicies.models.settings import model_settings
+
+__all__ = [
+    "FreeLogStd",
+    "NormalizedColumns",
+    "build_mlp",
+    "build_model",
+    "extra_inputs",
+    "initializer_of",
+    "memory_of",
+    "model_settings",
+]

@@ -1,0 +1,255 @@
+"""Attention over the last N steps: gated transformer units whose memory is a state.
+
+The unit is GTrXL's (Parisotto et al. 2019, arXiv:1910.06764, section 3.2): layer normalisation
+before each part, GRU-type gates instead of residual sums, and a memory of the unit's own last
+inputs through which no gradient flows. One thing is simpler: positions enter as a learned bias per
+head and distance (Raffel et al. 2020, arXiv:1910.10683, section 2.1; here without buckets) instead
+of Transformer-XL's sinusoids. It is as relative, so that a step counts the same wherever a
+sequence is cut.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras import ops
+
+from tfpolicies.models.catalog.initializers import Kernels
+from tfpolicies.models.catalog.inspection import STATE_IN
+
+
+def attention_core(
+    x: Any, seq_lens: Any, settings: Mapping[str, Any], kernels: Kernels
+) -> tuple[Any, list[Any], list[Any]]:
+    """Puts `attention_num_transformer_units` gated transformer units behind `x`.
+
+    A step attends to itself and the N = `attention_memory_inference` steps before it. The states
+    are the last N inputs of each unit, `[B, N, attention_dim]`, the newest last, and how many of
+    them there are, `[B, 1]`.
+
+    Args:
+        x: sequences `[B, T, F]`.
+        seq_lens: true lengths, `[B]` int32.
+        settings: the complete model config.
+        kernels: gives kernel initializers.
+
+    Returns:
+        The outputs `[B, T, attention_dim]`, the state inputs, and the states after the sequences.
+    """
+    dim, steps = int(settings["attention_dim"]), int(settings["attention_memory_inference"])
+    count = int(settings["attention_num_transformer_units"])
+    shapes = [(steps, dim)] * count + [(1,)]
+    states = [
+        keras.Input(shape, name=f"{STATE_IN}{i}", dtype="float32")
+        for i, shape in enumerate(shapes)
+    ]
+    x = keras.layers.Dense(dim, kernel_initializer=kernels.glorot(), name="embedding")(x)
+    seen, after_filled = Window(steps, name="window")([x, seq_lens, states[-1]])
+    after = []
+    for i, memory in enumerate(states[:-1], start=1):
+        unit = GatedTransformerUnit(
+            heads=int(settings["attention_num_heads"]),
+            head_dim=int(settings["attention_head_dim"]),
+            mlp_dim=int(settings["attention_position_wise_mlp_dim"]),
+            gate_bias=float(settings["attention_init_gru_gate_bias"]),
+            seed=kernels.seed(),
+            name=f"transformer_{i}",
+        )
+        after.append(LastSteps(name=f"memory_{i}")([memory, x, seq_lens]))
+        x = unit([memory, x, seen])
+    return x, states, [*after, after_filled]
+
+
+def _distances(steps: int, time: Any) -> Any:
+    """Returns how far each remembered or current step lies behind each current one: [T, N + T]."""
+    now = steps + ops.arange(time, dtype="int32")
+    return now[:, None] - ops.arange(steps + time, dtype="int32")[None, :]
+
+
+@keras.saving.register_keras_serializable(package="tfpolicies")
+class Window(keras.layers.Layer):
+    """Says which remembered and current steps each current step may look at.
+
+    Args:
+        steps: the number N of remembered steps.
+    """
+
+    def __init__(self, steps: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.steps = steps
+
+    def call(self, inputs: Any) -> Any:
+        """Returns what is seen, bool `[B, T, N + T]`, and the new number of remembered steps.
+
+        Takes sequences `[B, T, F]`, their lengths `[B]` and the number of remembered steps
+        `[B, 1]`.
+        """
+        x, seq_lens, filled = inputs
+        distances = _distances(self.steps, ops.shape(x)[1])[None]
+        slots = ops.arange(self.steps + ops.shape(x)[1], dtype="int32")
+        empty = self.steps - ops.cast(filled, "int32")[:, :, None]
+        seen = (distances >= 0) & (distances <= self.steps) & (slots[None, None] >= empty)
+        lengths = ops.cast(seq_lens, "float32")[:, None]
+        return seen, ops.minimum(filled + lengths, float(self.steps))
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "steps": self.steps}
+
+
+@keras.saving.register_keras_serializable(package="tfpolicies")
+class LastSteps(keras.layers.Layer):
+    """Moves a memory on: the last N steps of memory `[B, N, F]` and sequence `[B, T, F]`.
+
+    Steps of the sequence behind its length do not count.
+    """
+
+    def call(self, inputs: Any) -> Any:
+        memory, x, seq_lens = inputs
+        both = ops.concatenate([memory, x], axis=1)
+        steps = ops.arange(memory.shape[1], dtype="int32")
+        chosen = ops.cast(seq_lens, "int32")[:, None] + steps[None, :]
+        return tf.gather(both, chosen, batch_dims=1)
+
+
+@keras.saving.register_keras_serializable(package="tfpolicies")
+class GatedTransformerUnit(keras.layers.Layer):
+    """One unit of GTrXL: attention, then two dense layers for each step, each behind a gate.
+
+    With E the inputs, M the memory and LN the layer normalisation (arXiv:1910.06764, section 3.2):
+    Y = gate(E, relu(attention(LN([stop_gradient(M), E])))), outputs gate(Y, relu(mlp(LN(Y)))).
+
+    Args:
+        heads: number of attention heads.
+        head_dim: units of each head.
+        mlp_dim: hidden units of the two dense layers.
+        gate_bias: what the gates' biases start with.
+        seed: seeds the initial weights.
+    """
+
+    def __init__(
+        self, heads: int, head_dim: int, mlp_dim: int, gate_bias: float, seed: int, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.heads = heads
+        self.head_dim = head_dim
+        self.mlp_dim = mlp_dim
+        self.gate_bias = gate_bias
+        self.seed = seed
+        self.distance_bias_initializer = keras.initializers.Zeros()
+
+    def build(self, input_shapes: Any) -> None:
+        (_, steps, _), (*_, dim), _ = input_shapes
+        kernels = Kernels(ortho_init=False, seed=self.seed)
+
+        def built(layer: keras.layers.Layer, width: int) -> keras.layers.Layer:
+            layer.build((None, None, width))
+            return layer
+
+        def dense(width: int, units: int, name: str, *, bias: bool = True) -> keras.layers.Dense:
+            kernel = kernels.glorot()
+            return built(
+                keras.layers.Dense(units, use_bias=bias, kernel_initializer=kernel, name=name),
+                width,
+            )
+
+        def norm(name: str) -> keras.layers.Layer:
+            return built(keras.layers.LayerNormalization(epsilon=1e-5, name=name), dim)
+
+        def gate(name: str) -> keras.layers.Layer:
+            return built(GruGate(self.gate_bias, kernels.seed(), name=name), dim)
+
+        inner = self.heads * self.head_dim
+        self.norm_1, self.norm_2 = norm("norm_1"), norm("norm_2")
+        self.query = dense(dim, inner, "query", bias=False)
+        self.keys = dense(dim, inner, "key", bias=False)
+        self.values = dense(dim, inner, "value", bias=False)
+        self.project = dense(inner, dim, "project")
+        self.expand = dense(dim, self.mlp_dim, "expand")
+        self.contract = dense(self.mlp_dim, dim, "contract")
+        self.gate_1, self.gate_2 = gate("gate_1"), gate("gate_2")
+        self.distance_bias = self.add_weight(
+            name="distance_bias",
+            shape=(self.heads, steps + 1),
+            initializer=self.distance_bias_initializer,
+        )
+
+    def call(self, inputs: Any) -> Any:
+        memory, x, seen = inputs
+        both = ops.concatenate([ops.stop_gradient(memory), x], axis=1)
+        attended = self._attend(self.norm_1(both), memory.shape[1], seen)
+        y = self.gate_1([x, ops.relu(self.project(attended))])
+        hidden = ops.relu(self.expand(self.norm_2(y)))
+        return self.gate_2([y, ops.relu(self.contract(hidden))])
+
+    def _attend(self, steps: Any, remembered: int, seen: Any) -> Any:
+        """Lets the current ones of all steps `[B, N + T, F]` look at what is seen."""
+        query = self._split(self.query(steps[:, remembered:]))
+        keys, values = self._split(self.keys(steps)), self._split(self.values(steps))
+        scores = ops.matmul(query, ops.transpose(keys, (0, 1, 3, 2))) / math.sqrt(self.head_dim)
+        batch, time = ops.shape(seen)[:2]
+        distances = ops.clip(_distances(remembered, time), 0, remembered)
+        scores += ops.take(self.distance_bias, distances, axis=1)  # [heads, T, N + T]
+        scores = ops.where(seen[:, None], scores, tf.float32.min)
+        found = ops.matmul(ops.softmax(scores, axis=-1), values)  # [B, heads, T, head_dim]
+        together = (batch, time, self.heads * self.head_dim)
+        return ops.reshape(ops.transpose(found, (0, 2, 1, 3)), together)
+
+    def _split(self, x: Any) -> Any:
+        """Makes `[B, heads, S, head_dim]` of `[B, S, heads * head_dim]`."""
+        batch, steps = ops.shape(x)[:2]
+        x = ops.reshape(x, (batch, steps, self.heads, self.head_dim))
+        return ops.transpose(x, (0, 2, 1, 3))
+
+    def get_config(self) -> dict[str, Any]:
+        names = ("heads", "head_dim", "mlp_dim", "gate_bias", "seed")
+        return {**super().get_config(), **{name: getattr(self, name) for name in names}}
+
+
+@keras.saving.register_keras_serializable(package="tfpolicies")
+class GruGate(keras.layers.Layer):
+    """A gate of GRU type in place of the sum x + y (arXiv:1910.06764, section 3.2).
+
+    r = sigmoid(W_r y + U_r x), z = sigmoid(W_z y + U_z x - bias), h = tanh(W_h y + U_h (r x));
+    outputs (1 - z) x + z h.
+
+    Args:
+        start: what the bias starts with: the larger, the more of x passes.
+        seed: seeds the initial weights.
+    """
+
+    def __init__(self, start: float, seed: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.start = start
+        self.seed = seed
+        kernels = Kernels(ortho_init=False, seed=seed)
+        self.new_kernel_initializer = kernels.glorot()
+        self.gate_kernel_initializer = kernels.glorot()
+        self.kernel_initializer = kernels.glorot()
+        self.bias_initializer = keras.initializers.Constant(start)
+
+    def build(self, input_shape: Any) -> None:
+        dim = input_shape[-1]
+        shapes = {"new_kernel": (dim, 3 * dim), "gate_kernel": (dim, 2 * dim)}
+        shapes |= {"kernel": (dim, dim), "bias": (dim,)}
+        self.new_kernel, self.gate_kernel, self.kernel, self.bias = (
+            self.add_weight(
+                name=name, shape=shape, initializer=getattr(self, f"{name}_initializer")
+            )
+            for name, shape in shapes.items()
+        )
+
+    def call(self, inputs: Any) -> Any:
+        x, y = inputs
+        reset_y, update_y, candidate_y = ops.split(ops.matmul(y, self.new_kernel), 3, axis=-1)
+        reset_x, update_x = ops.split(ops.matmul(x, self.gate_kernel), 2, axis=-1)
+        reset = ops.sigmoid(reset_y + reset_x)
+        update = ops.sigmoid(update_y + update_x - self.bias)
+        candidate = ops.tanh(candidate_y + ops.matmul(reset * x, self.kernel))
+        return (1.0 - update) * x + update * candidate
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "start": self.start, "seed": self.seed}

@@ -1,0 +1,134 @@
+"""Where fresh weights come from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+
+@keras.saving.register_keras_serializable(package="tfpolicies")
+class NormalizedColumns(keras.initializers.Initializer):
+    """Normal weights whose columns are scaled to the L2 norm `norm`.
+
+    Args:
+        norm: the Euclidean norm of each column of a kernel `[in, out]`.
+        seed: an integer; the same seed gives the same weights.
+    """
+
+    def __init__(self, norm: float = 1.0, seed: int | None = None) -> None:
+        self.norm = norm
+        self.seed = seed
+
+    def __call__(self, shape: Sequence[int], dtype: Any = None) -> Any:
+        return keras.ops.convert_to_tensor(self.draw(shape, np.random.default_rng(self.seed)))
+
+    def draw(self, shape: Sequence[int], rng: np.random.Generator) -> np.ndarray:
+        """Draws a kernel with the given generator, float32."""
+        weights = rng.standard_normal(tuple(shape), np.float32)
+        length = np.sqrt(np.square(weights).sum(axis=0, keepdims=True))
+        return (weights * (self.norm / length)).astype(np.float32)
+
+    def get_config(self) -> dict[str, Any]:
+        return {"norm": self.norm, "seed": self.seed}
+
+
+class UnitForgetBias(keras.initializers.Initializer):
+    """The bias of an LSTM cell whose forget gate starts open (Jozefowicz et al. 2015, section 4).
+
+    Keras builds such a bias inside the cell, where nobody can ask for it again.
+
+    Args:
+        others: the initializer of the three other gates.
+    """
+
+    def __init__(self, others: keras.initializers.Initializer) -> None:
+        self.others = others
+
+    def __call__(self, shape: Sequence[int], dtype: Any = None) -> Any:
+        units = shape[0] // 4
+        parts = [
+            self.others((units,), dtype=dtype),
+            keras.ops.ones((units,), dtype=dtype),
+            self.others((2 * units,), dtype=dtype),
+        ]
+        return keras.ops.concatenate(parts)
+
+
+_COLUMN_NORMS = {"hidden": 1.0, "action": 0.01, "value": 0.01}
+_ORTHOGONAL_GAINS = {"hidden": math.sqrt(2.0), "action": 0.01, "value": 1.0}
+
+
+class Kernels:
+    """Hands out the initializers of a model's kernels, each with a seed of its own.
+
+    Args:
+        ortho_init: whether dense layers and convolutions are orthogonal (Saxe et al. 2014,
+            arXiv:1312.6120), with the gains sqrt(2) for hidden layers, 0.01 for the actor's
+            outputs and 1 for the value. Otherwise the columns of dense layers have the norm 1, or
+            0.01 for outputs and values, and convolutions are Glorot-uniform.
+        seed: determines all seeds.
+    """
+
+    def __init__(self, *, ortho_init: bool, seed: int) -> None:
+        self._ortho_init = ortho_init
+        self._rng = np.random.default_rng(seed)
+
+    def dense(self, role: str) -> keras.initializers.Initializer:
+        """Returns the next one for a dense layer: "hidden", "action" or "value"."""
+        if self._ortho_init:
+            return keras.initializers.Orthogonal(_ORTHOGONAL_GAINS[role], seed=self.seed())
+        return NormalizedColumns(_COLUMN_NORMS[role], seed=self.seed())
+
+    def conv(self) -> keras.initializers.Initializer:
+        """Returns the next one for a convolution."""
+        if self._ortho_init:
+            return keras.initializers.Orthogonal(_ORTHOGONAL_GAINS["hidden"], seed=self.seed())
+        return self.glorot()
+
+    def glorot(self) -> keras.initializers.Initializer:
+        """Returns the next Glorot-uniform one."""
+        return keras.initializers.GlorotUniform(seed=self.seed())
+
+    def orthogonal(self) -> keras.initializers.Initializer:
+        """Returns the next orthogonal one, for a recurrent kernel."""
+        return keras.initializers.Orthogonal(seed=self.seed())
+
+    def seed(self) -> int:
+        """Returns the next seed."""
+        return int(self._rng.integers(2**31))
+
+
+def initializer_of(layer: keras.layers.Layer, variable: Any) -> Any:
+    """Returns what a layer draws one of its variables from, or None if it does not say.
+
+    The layer's attribute or config entry `<name>_initializer` is looked up, also under the names
+    that Keras shortens (`recurrent_kernel`: `recurrent_initializer`). The bias of an LSTM cell with
+    `unit_forget_bias` is found to be ones for its forget gate.
+
+    Args:
+        layer: the layer that owns the variable itself (for an LSTM that is its cell).
+        variable: a variable of the layer.
+
+    Returns:
+        A Keras initializer, or the name or config of one; None for counters and other variables
+        that were added without a lasting initializer.
+    """
+    try:
+        config = layer.get_config()
+    except NotImplementedError:  # a class of the user's own
+        config = {}
+    found = None
+    for name in (f"{variable.name}_initializer", _short_name(variable.name)):
+        found = found or getattr(layer, name, None) or config.get(name)
+    if variable.name == "bias" and getattr(layer, "unit_forget_bias", False):
+        return UnitForgetBias(keras.initializers.get(found))
+    return found
+
+
+def _short_name(variable_name: str) -> str:
+    """Returns Keras's name for the initializer of `recurrent_kernel`, `depthwise_kernel`, ..."""
+    return f"{variable_name.removesuffix('_kernel')}_initializer"

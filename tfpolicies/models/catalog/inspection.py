@@ -1,0 +1,99 @@
+"""What memory a Keras model has, and which inputs beside the observation it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+
+from tfpolicies.errors import ModelError
+
+STATE_IN = "state_in_"
+SEQ_LENS = "seq_lens"
+PREV_ACTIONS = "prev_actions"
+PREV_REWARDS = "prev_rewards"
+
+
+def memory_of(model: keras.Model) -> list[tuple[int, ...]]:
+    """Returns the shapes of a model's states, without the batch; [] for a model without memory.
+
+    A functional model has memory if it has inputs named `state_in_0`, `state_in_1`, ...; a
+    subclassed one if it has an attribute `state_shapes`, a list of shapes.
+
+    Raises:
+        ModelError: if the numbering has gaps, or a shape is not known.
+    """
+    named = _named_inputs(model)
+    if named is None:
+        return [_known_shape(model, i, s) for i, s in enumerate(_state_shapes(model))]
+    found = {name: shape for name, shape in named.items() if name.startswith(STATE_IN)}
+    expected = [f"{STATE_IN}{i}" for i in range(len(found))]
+    if set(found) != set(expected):
+        raise ModelError(
+            f"The state inputs of the model {model.name!r} must be named {', '.join(expected)}, "
+            f"got {', '.join(sorted(found))}."
+        )
+    return [_known_shape(model, i, found[name][1:]) for i, name in enumerate(expected)]
+
+
+def extra_inputs(model: keras.Model) -> tuple[str, ...]:
+    """Returns which of `prev_actions[_path]`, `prev_rewards` and `seq_lens` a model takes.
+
+    A functional model says it by the names of its inputs; a subclassed one by its attribute
+    `extra_inputs`, a list of names; one with `state_shapes` takes `seq_lens` anyway.
+
+    Raises:
+        ModelError: if the attribute has another name in it.
+    """
+    named = _named_inputs(model)
+    if named is not None:
+        return tuple(name for name in named if _is_extra(name))
+    names = tuple(getattr(model, "extra_inputs", ()))
+    wrong = [name for name in names if not (isinstance(name, str) and _is_extra(name))]
+    if wrong:
+        raise ModelError(
+            f"extra_inputs of the model {model.name!r} may name {PREV_ACTIONS}, {PREV_REWARDS} and "
+            f"{SEQ_LENS}, got {wrong[0]!r}."
+        )
+    if len(_state_shapes(model)) > 0 and SEQ_LENS not in names:
+        return (*names, SEQ_LENS)
+    return names
+
+
+def _is_extra(name: str) -> bool:
+    is_action = name == PREV_ACTIONS or name.startswith(f"{PREV_ACTIONS}_")
+    return is_action or name in (PREV_REWARDS, SEQ_LENS)
+
+
+def _named_inputs(model: keras.Model) -> dict[str, tuple] | None:
+    """Returns the shapes of a functional model's inputs by name; None for a subclassed model."""
+    if isinstance(model, keras.Sequential):
+        return {}
+    inputs = getattr(model, "inputs", None)
+    if not isinstance(inputs, list | tuple):
+        return None
+    structure = getattr(model, "input", None)
+    if isinstance(structure, Mapping):
+        return {str(key): tuple(tensor.shape) for key, tensor in structure.items()}
+    return {tensor.name: tuple(tensor.shape) for tensor in inputs}
+
+
+def _state_shapes(model: keras.Model) -> list[Any]:
+    shapes = getattr(model, "state_shapes", ())
+    if isinstance(shapes, str) or not hasattr(shapes, "__iter__"):
+        raise ModelError(
+            f"state_shapes of the model {model.name!r} must be a list of shapes such as "
+            f"[(64,), (64,)], got {shapes!r}."
+        )
+    return list(shapes)
+
+
+def _known_shape(model: keras.Model, index: int, shape: Any) -> tuple[int, ...]:
+    sizes = tuple(shape) if hasattr(shape, "__iter__") else (shape,)
+    if not all(isinstance(size, int) and size > 0 for size in sizes):
+        raise ModelError(
+            f"{STATE_IN}{index} of the model {model.name!r} must have a known shape, such as "
+            f"(64,) without the batch, got {sizes}."
+        )
+    return sizes

@@ -1,0 +1,53 @@
+"""Small layers that several models use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras import ops
+
+
+@keras.saving.register_keras_serializable(package="tfpolicies")
+class FreeLogStd(keras.layers.Layer):
+    """Puts a trained vector, the same for every row, behind the means of a Gaussian."""
+
+    def build(self, input_shape: tuple[int | None, ...]) -> None:
+        self.log_std = self.add_weight(
+            name="log_std", shape=(input_shape[-1],), initializer="zeros"
+        )
+
+    def call(self, means: Any) -> Any:
+        rows = ops.zeros_like(means) + self.log_std
+        return ops.concatenate([means, rows], axis=-1)
+
+    def get_config(self) -> dict[str, Any]:
+        return super().get_config()
+
+
+@keras.saving.register_keras_serializable(package="tfpolicies")
+class FoldTime(keras.layers.Layer):
+    """Makes rows `[B * T, ...]` of sequences `[B, T, ...]`."""
+
+    def call(self, sequences: Any) -> Any:
+        return ops.reshape(sequences, (-1, *sequences.shape[2:]))
+
+
+@keras.saving.register_keras_serializable(package="tfpolicies")
+class UnfoldTime(keras.layers.Layer):
+    """Makes sequences `[B, T, F]` of rows `[B * T, F]`, given anything `[B, T, ...]`."""
+
+    def call(self, inputs: Any) -> Any:
+        rows, like = inputs
+        batch, time = ops.shape(like)[:2]
+        return ops.reshape(rows, (batch, time, rows.shape[-1]))
+
+
+@keras.saving.register_keras_serializable(package="tfpolicies")
+class SequenceMask(keras.layers.Layer):
+    """Says which steps of padded sequences are real: bool `[B, T]`, from `[B, T, ...]`, `[B]`."""
+
+    def call(self, inputs: Any) -> Any:
+        sequences, seq_lens = inputs
+        steps = ops.arange(ops.shape(sequences)[1], dtype="int32")
+        return steps[None, :] < ops.cast(seq_lens, "int32")[:, None]

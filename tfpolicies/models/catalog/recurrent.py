@@ -1,0 +1,52 @@
+"""LSTM and GRU over padded sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+
+from tfpolicies.models.catalog.initializers import Kernels
+from tfpolicies.models.catalog.inspection import STATE_IN
+from tfpolicies.models.catalog.layers import SequenceMask
+
+
+def recurrent_core(
+    x: Any, seq_lens: Any, settings: Mapping[str, Any], kernels: Kernels
+) -> tuple[Any, list[Any], list[Any]]:
+    """Puts Keras's LSTM or GRU behind `x`, with `lstm_cell_size` units.
+
+    LSTM: Hochreiter & Schmidhuber 1997, with a forget gate that starts open; states h and c. GRU:
+    Cho et al. 2014 (arXiv:1406.1078) with the reset gate behind the product (Keras's `reset_after`,
+    as cuDNN has it); state h. Steps behind a sequence's length leave the state as it is.
+
+    Args:
+        x: sequences `[B, T, F]`.
+        seq_lens: true lengths, `[B]` int32.
+        settings: the complete model config.
+        kernels: gives kernel initializers.
+
+    Returns:
+        The outputs `[B, T, units]`, the state inputs and the states after the sequences, each
+        `[B, units]`.
+    """
+    units = int(settings["lstm_cell_size"])
+    is_lstm = settings["use_lstm"]
+    kind = keras.layers.LSTM if is_lstm else keras.layers.GRU
+    layer = kind(
+        units,
+        return_sequences=True,
+        return_state=True,
+        use_cudnn=False,  # one code path, which XLA and ONNX know too
+        kernel_initializer=kernels.glorot(),
+        recurrent_initializer=kernels.orthogonal(),
+        name="lstm" if is_lstm else "gru",
+    )
+    states = [
+        keras.Input((units,), name=f"{STATE_IN}{i}", dtype="float32")
+        for i in range(2 if is_lstm else 1)
+    ]
+    mask = SequenceMask(name="mask")([x, seq_lens])
+    outputs, *after = layer(x, initial_state=states, mask=mask)
+    return outputs, states, after
