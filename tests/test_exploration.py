@@ -105,14 +105,13 @@ def test_zero_noise_is_greedy_whatever_the_parameters(kind, space):
     inputs = 3 * random_inputs(dist_class)  # beyond the Box's bounds, too
     greedy = dist_class(tf.constant(inputs)).sample_leaves(tf.zeros([64, dist_class.noise_size]))
     noise = np.zeros((64, exploration.noise_size), np.float32)
-    for explore in (True, False):
-        for timestep in (0, 5_000, 10**7):
-            params = exploration.params(timestep, explore)
-            actions, logp = act(exploration, dist_class, inputs, params, noise=noise)
-            assert logp.shape == (64,)
-            for action, wanted in zip(actions, greedy, strict=True):
-                assert action.dtype == wanted.numpy().dtype
-                np.testing.assert_array_equal(action, wanted)
+    asked = [exploration.params(t, explore) for t in (0, 10**7) for explore in (True, False)]
+    for params in (*asked, np.zeros(exploration.num_params, np.float32)):
+        actions, logp = act(exploration, dist_class, inputs, params, noise=noise)
+        assert logp.shape == (64,)
+        for action, wanted in zip(actions, greedy, strict=True):
+            assert action.dtype == wanted.numpy().dtype
+            np.testing.assert_array_equal(action, wanted)
 
 
 @pytest.mark.parametrize(("kind", "space"), ONNX_CASES, ids=ids(ONNX_CASES))

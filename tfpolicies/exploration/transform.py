@@ -28,6 +28,8 @@ import tensorflow as tf
 from tfpolicies.exploration.picking import ActionLeaf, Continuous
 from tfpolicies.models.distributions import MASKED_LOGIT
 
+MIN_TEMPERATURE = 1e-6
+
 
 class Base(Protocol):
     """How actions are chosen in rows that take no random one."""
@@ -76,7 +78,8 @@ class Sample:
     ) -> tuple[list[tf.Tensor], Any]:
         """Samples."""
         if self._tempered:
-            logits = tf.maximum(distribution.inputs / params[0], MASKED_LOGIT)  # never -inf
+            temperature = tf.maximum(params[0], MIN_TEMPERATURE)
+            logits = tf.maximum(distribution.inputs / temperature, MASKED_LOGIT)  # never -inf
             distribution = self._dist_class(logits)
         return distribution.sample_leaves(noise), distribution
 
