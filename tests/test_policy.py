@@ -28,7 +28,7 @@ SPACES = {
     "discrete": spaces.Discrete(3, start=2),
     "multidiscrete": spaces.MultiDiscrete([2, 3]),
     "multibinary": spaces.MultiBinary(3),
-    "image": spaces.Box(0, 255, (4, 4, 3), np.uint8),
+    "image": spaces.Box(0, 255, (10, 10, 3), np.uint8),
     "dict": spaces.Dict(
         a=OBS, b=spaces.Discrete(2), c=spaces.Tuple([TWO, spaces.Box(0, 1, (2, 2))])
     ),

@@ -144,7 +144,7 @@ class PlainEnvironments(Environments):
         if self._discrete:
             rows = actions.astype(self._dtype, copy=False).tolist()
         else:
-            rows = _rows(_own_copy(self.action_space, actions))
+            rows = _single_actions(_own_copy(self.action_space, actions))
         results = [step(action) for step, action in zip(self._steps, rows, strict=True)]
         rows_reached, rewards, terminateds, truncateds, infos = zip(*results, strict=True)
         obs, final = list(rows_reached), None
@@ -316,11 +316,11 @@ def _own_copy(space: gym.Space, actions: Any) -> Any:
     return actions.astype(space.dtype)
 
 
-def _rows(actions: Any) -> list[Any]:
+def _single_actions(actions: Any) -> list[Any]:
     """Returns the single actions of a possibly nested batch."""
     if isinstance(actions, dict):
-        columns = [_rows(part) for part in actions.values()]
+        columns = [_single_actions(part) for part in actions.values()]
         return [dict(zip(actions, row, strict=True)) for row in zip(*columns, strict=True)]
     if isinstance(actions, tuple):
-        return list(zip(*(_rows(part) for part in actions), strict=True))
+        return list(zip(*(_single_actions(part) for part in actions), strict=True))
     return list(actions)

@@ -113,9 +113,7 @@ def _converted(serving: Serving, signature: str, opset: int) -> bytes:
     import onnx
 
     specs = [port.tensor_spec for port in serving.inputs[signature]]
-    function = tf.function(
-        serving.flat_function(signature), input_signature=specs, autograph=False
-    )
+    function = tf.function(serving.flat_function(signature), input_signature=specs, autograph=False)
     content = convert(function, specs, [port.name for port in serving.outputs], opset)
     model = onnx.load_from_string(content)
     graph = model.graph

@@ -107,14 +107,14 @@ class OnnxPolicy:
         outputs = self.run(leaves, noise, carried)
         self._carried = self.after(outputs)
         actions = self.env_actions(outputs)
-        return _nested(self.spec["action_space"], iter([x[0] for x in actions] if single else actions))
+        return _nested(
+            self.spec["action_space"], iter([x[0] for x in actions] if single else actions)
+        )
 
     def fresh(self, rows: int) -> dict[str, np.ndarray]:
         """Returns what is carried into the first steps of episodes: zeros, by input name."""
         ports = [*self._memory, *self._previous]
-        return {
-            port["name"]: np.zeros((rows, *_row_shape(port)), port["dtype"]) for port in ports
-        }
+        return {port["name"]: np.zeros((rows, *_row_shape(port)), port["dtype"]) for port in ports}
 
     def after(self, outputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Returns what is carried into the next steps, given what `run` returned."""

@@ -332,9 +332,7 @@ def _dist_inputs_of(outputs: Any) -> Any:
     return outputs[0] if isinstance(outputs, list | tuple) and outputs else outputs
 
 
-def check_outputs(
-    model: keras.Model, outputs: Any, num_outputs: int, ports: InputPorts
-) -> None:
+def check_outputs(model: keras.Model, outputs: Any, num_outputs: int, ports: InputPorts) -> None:
     """Checks what a model gave for inputs of zeros.
 
     Raises:

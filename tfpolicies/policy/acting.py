@@ -170,16 +170,15 @@ class Acting:
         found = batch_leaves(spec.action_leaves, actions, "actions")
         for leaf, array in zip(spec.action_leaves, found, strict=True):
             if isinstance(leaf.space, gym.spaces.Discrete):
-                count = int(leaf.space.n)
+                last = np.asarray(leaf.space.n - 1)
             elif isinstance(leaf.space, gym.spaces.MultiDiscrete):
-                count = leaf.space.nvec
+                last = leaf.space.nvec - 1
             else:
                 continue
-            wrong = (array < 0) | (array >= count)
+            wrong = (array < 0) | (array > last)
             if wrong.any():
-                most = count - 1 if isinstance(count, int) else (count - 1).tolist()
                 raise ObservationError(
-                    f"{leaf.name('actions')} must be from 0 to {most} (0-based; actions of the "
+                    f"{leaf.name('actions')} must be from 0 to {last.tolist()} (0-based; actions of the "
                     "environment need actions_normalized=False), got "
                     f"{array[wrong].reshape(-1)[0]}."
                 )
@@ -193,7 +192,7 @@ class Acting:
         """Returns the log-probability of each action, float32 `[N]`; see `TFPolicy`."""
         spec = self.program.spec
         if not normalized:
-            env_leaves = [leaf._replace(dtype=leaf.space.dtype) for leaf in spec.action_leaves]
+            env_leaves = [leaf._replace(dtype=np.dtype(leaf.space.dtype)) for leaf in spec.action_leaves]
             found = batch_leaves(env_leaves, actions, "actions")
             actions = nest(spec.action_space, spec.pipeline.from_env(found))
         checked = self.checked_actions(actions)

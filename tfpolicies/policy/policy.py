@@ -189,9 +189,7 @@ class Policy(abc.ABC):
         """
         del previous
         batch = nest(self.observation_space, obs)
-        actions, after, extras = self.compute_actions(
-            batch, list(states) or None, explore=explore
-        )
+        actions, after, extras = self.compute_actions(batch, list(states) or None, explore=explore)
         found = action_leaves(self.action_space)
         ports = action_ports("actions", found)
         parts = batch_leaves(found, actions, "actions")

@@ -92,9 +92,7 @@ class Memory:
         if rewards:
             kept["prev_rewards"] = self._rewards
         kept |= {f"state_in_{i}": state for i, state in enumerate(self._states)}
-        self._states = [
-            np.array(columns[f"state_out_{i}"]) for i in range(len(self._states))
-        ]
+        self._states = [np.array(columns[f"state_out_{i}"]) for i in range(len(self._states))]
         if self._reads_actions:
             self._actions = [np.array(columns[name]) for name in self._names]
         return for_env, {**columns, **kept}

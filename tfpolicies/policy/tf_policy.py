@@ -42,6 +42,7 @@ from tfpolicies.program.program import Program
 from tfpolicies.program.spec import ProgramSpec
 from tfpolicies.schedules import piecewise_linear
 
+
 class TFPolicy(Policy):
     """A policy with a Keras model; subclasses say what its loss is.
 

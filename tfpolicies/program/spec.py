@@ -146,7 +146,7 @@ def _check_mask(space: gym.Space, dist_class: ActionDistribution) -> None:
     """Checks that a mask has one number for each choice of the action space."""
     if not has_mask(space):
         return
-    size = sum(math.prod(leaf.shape) for leaf in leaves(space[MASK]))  # type: ignore[index]
+    size = sum(math.prod(x.shape) for x in leaves(space) if x.path[0] == MASK)
     if size != dist_class.mask_size:
         raise SpaceError(
             f"observation_space['action_mask'] has {size} numbers, but the action space "

@@ -278,9 +278,7 @@ class SingleAgentSampler:
             row, step = np.nonzero(ends & ~columns["terminateds"])
             open_ends = (row, step)
             after = [*new_obs, *self._remembered(policy, columns, earned)]
-            fragments = Fragments(
-                columns, ends, policy, open_ends, [x[open_ends] for x in after]
-            )
+            fragments = Fragments(columns, ends, policy, open_ends, [x[open_ends] for x in after])
             policy.postprocess_fragments(fragments)
             columns.update(fragments.added)
         flat_obs, flat_new_obs = ([flat(leaf) for leaf in parts] for parts in (obs, new_obs))

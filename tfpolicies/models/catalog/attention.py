@@ -44,8 +44,7 @@ def attention_core(
     count = int(settings["attention_num_transformer_units"])
     shapes = [(steps, dim)] * count + [(1,)]
     states = [
-        keras.Input(shape, name=f"{STATE_IN}{i}", dtype="float32")
-        for i, shape in enumerate(shapes)
+        keras.Input(shape, name=f"{STATE_IN}{i}", dtype="float32") for i, shape in enumerate(shapes)
     ]
     x = keras.layers.Dense(dim, kernel_initializer=kernels.glorot(), name="embedding")(x)
     seen, after_filled = Window(steps, name="window")([x, seq_lens, states[-1]])

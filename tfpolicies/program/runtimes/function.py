@@ -73,9 +73,7 @@ class FlatActing:
         self._act = act
         slots, segments = layout.of(*ACTING), layout.segments(*ACTING)
         self._order = [segments.index(slot.segment) for slot in slots]
-        self._shapes = [
-            [slot.shape for slot in slots if slot.segment == name] for name in segments
-        ]
+        self._shapes = [[slot.shape for slot in slots if slot.segment == name] for name in segments]
 
     def weights(self, flat: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the variables of the network, in the layout's order, from flat segments."""
@@ -202,9 +200,7 @@ class FunctionRuntime:
             )
 
         s = self.signatures
-        return self.trace(
-            learn_epochs, [s.hyper, dict(columns), s.index, s.mask, s.steps], jit=jit
-        )
+        return self.trace(learn_epochs, [s.hyper, dict(columns), s.index, s.mask, s.steps], jit=jit)
 
     def single_learner(self, columns: Mapping[str, Any], *, jit: bool) -> Any:
         """Returns the traced `learn_once` for batches with these columns."""
