@@ -43,9 +43,7 @@ def model_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     settings = {**MODEL_DEFAULTS, **config}
     for key, rule in _RULES.items():
         if not rule.holds(settings[key]):
-            raise ModelSettingError(
-                f"model[{key!r}] must be {rule.words}, got {settings[key]!r}."
-            )
+            raise ModelSettingError(f"model[{key!r}] must be {rule.words}, got {settings[key]!r}.")
     _check_together(settings)
     return settings
 
@@ -144,9 +142,7 @@ _RULES: dict[str, Rule] = {
     "dim": _only(84, f"84: {_ATARI}"),
     "grayscale": _only(False, f"False: {_ATARI}"),
     "zero_mean": _only(True, f"True: {_ATARI}"),
-    "custom_model": Rule(
-        lambda x: x is None or callable(x), "None, a keras.Model or a factory"
-    ),
+    "custom_model": Rule(lambda x: x is None or callable(x), "None, a keras.Model or a factory"),
     "custom_model_config": Rule(lambda x: isinstance(x, Mapping), "a dict"),
     "custom_action_dist": Rule(
         lambda x: x is None, "None: the action space decides about the distribution"
