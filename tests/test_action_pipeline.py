@@ -1,14 +1,18 @@
 """From normalised actions to the environment's: always members of the space, mapped once."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tensorflow as tf
 from gymnasium import spaces
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny import make
 
 from tfpolicies.models.action_pipeline import ActionPipeline
+from tfpolicies.models.distributions import ActionDistribution
+from tfpolicies.models.spaces import nest
 
 BOUNDED = spaces.Box(np.array([0.0, -2.0], np.float32), np.array([10.0, 2.0], np.float32))
 HALF = spaces.Box(
@@ -16,10 +20,30 @@ HALF = spaces.Box(
 )
 
 
+NESTED = spaces.Dict(
+    arm=BOUNDED,
+    keys=spaces.MultiBinary(2),
+    walk=spaces.Tuple(
+        [
+            spaces.Discrete(3, start=-5),
+            spaces.Box(np.array([-1, 3]), np.array([2, 9]), (2,), np.int16),
+        ]
+    ),
+)
+
+
 def to_env(space, actions, *, normalize=True, clip=False):
-    dtype = np.int64 if isinstance(space, spaces.Discrete) else np.float32
+    """Maps a batch of actions of a space that is not nested."""
     pipeline = ActionPipeline(space, normalize, clip)
-    return pipeline.to_env(tf.constant(np.asarray(actions, dtype))).numpy()
+    (leaf,) = pipeline.leaves
+    (mapped,) = pipeline.to_env([tf.constant(np.asarray(actions, leaf.dtype))])
+    return mapped.numpy()
+
+
+def from_env(space, actions, *, normalize=True):
+    """Inverts `to_env`."""
+    (normalised,) = ActionPipeline(space, normalize, False).from_env([np.asarray(actions)])
+    return normalised
 
 
 @pytest.mark.core
@@ -42,7 +66,7 @@ def test_without_normalisation_actions_are_clipped_or_left():
 def test_discrete_actions_begin_at_the_start_of_the_space():
     space = spaces.Discrete(3, start=-1)
     assert to_env(space, [0, 2]).tolist() == [-1, 1]
-    assert ActionPipeline(space, True, False).from_env([-1, 1]).tolist() == [0, 2]
+    assert from_env(space, [-1, 1]).tolist() == [0, 2]
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
@@ -56,24 +80,155 @@ def test_actions_are_members_of_a_box_of_any_float_type(dtype):
 def test_a_box_of_one_point_or_of_all_floats_still_gives_members():
     point = spaces.Box(np.float32(2), np.float32(2), (1,))
     assert to_env(point, [[-1], [5]]).tolist() == [[2], [2]]
-    assert ActionPipeline(point, True, False).from_env([[2.0]]).tolist() == [[2.0]]
+    assert from_env(point, [[2.0]]).tolist() == [[2.0]]
     largest = np.finfo(np.float32).max
     wide = spaces.Box(-largest, largest, (1,))
     assert to_env(wide, [[0], [1], [-2]]).tolist() == [[0], [largest], [-largest]]
+
+
+@pytest.mark.core
+def test_integers_get_the_start_or_the_low_of_their_space_in_its_dtype():
+    cells = spaces.MultiDiscrete([3, 2], start=[-1, 10], dtype=np.int32)
+    assert to_env(cells, [[0, 0], [2, 1]]).tolist() == [[-1, 10], [1, 11]]
+    box = spaces.Box(np.array([250, 3], np.uint8), np.array([255, 4], np.uint8), dtype=np.uint8)
+    assert to_env(box, [[0, 0], [5, 1]]).tolist() == [[250, 3], [255, 4]]
+    top = spaces.Box(2**64 - 3, 2**64 - 1, (1,), np.uint64)
+    assert to_env(top, [[0], [2]]).tolist() == [[2**64 - 3], [2**64 - 1]]
+    flags = spaces.Box(0, 1, (2,), np.bool_)
+    assert to_env(flags, [[0, 1]]).tolist() == [[False, True]]
+    for space, actions in [(cells, [[2, 1]]), (box, [[5, 1]]), (top, [[2]]), (flags, [[0, 1]])]:
+        mapped = to_env(space, actions)
+        assert mapped.dtype == space.dtype
+        back = from_env(space, mapped)
+        assert (back.tolist(), back.dtype) == (actions, np.int64)
+
+
+@pytest.mark.core
+def test_bits_are_taken_as_they_are():
+    space = spaces.MultiBinary((1, 2))
+    mapped = to_env(space, [[[0, 1]]])
+    assert (mapped.tolist(), mapped.dtype) == ([[[0, 1]]], np.int8)
+    assert (from_env(space, mapped).tolist(), from_env(space, mapped).dtype) == (
+        [[[0, 1]]],
+        np.int8,
+    )
+
+
+@pytest.mark.core
+def test_the_leaves_of_a_nested_space_are_mapped_each_by_its_own_rule():
+    pipeline = ActionPipeline(NESTED, normalize=True, clip=False)
+    actions = [np.float32([[1, -1]]), np.int8([[0, 1]]), np.int64([2]), np.int64([[3, 0]])]
+    mapped = [x.numpy() for x in pipeline.to_env([tf.constant(x) for x in actions])]
+    assert [x.tolist() for x in mapped] == [[[10, -2]], [[0, 1]], [-3], [[2, 3]]]
+    assert [x.dtype.name for x in mapped] == ["float32", "int8", "int64", "int16"]
+    again = pipeline.from_env(mapped)
+    assert [x.tolist() for x in again] == [x.tolist() for x in actions]
+    assert [x.dtype for x in again] == [x.dtype for x in actions]
+    raw = dataclasses.replace(pipeline, normalize=False)
+    assert raw.to_env([tf.constant(x) for x in actions])[0].numpy().tolist() == [[1, -1]]
+
+
+@pytest.mark.core
+def test_the_identity_is_known():
+    def same(space, normalize=False, clip=False):
+        return ActionPipeline(space, normalize, clip).is_identity
+
+    assert same(spaces.Discrete(3), normalize=True)
+    assert not same(spaces.Discrete(3, start=1))
+    assert same(spaces.MultiDiscrete([2, 2]))
+    assert not same(spaces.MultiDiscrete([2, 2], start=[0, 1]))
+    assert not same(spaces.MultiDiscrete([2, 2], dtype=np.int32))
+    assert same(spaces.MultiBinary(2), normalize=True)
+    assert same(spaces.Box(0, 3, (2,), np.int64), normalize=True)
+    assert not same(spaces.Box(1, 3, (2,), np.int64))
+    assert not same(spaces.Box(0, 3, (2,), np.uint8))
+    assert same(BOUNDED)
+    assert not same(BOUNDED, normalize=True)
+    assert not same(BOUNDED, clip=True)
+    assert not same(spaces.Box(-1, 1, (2,), np.float64))
+    assert same(spaces.Tuple([spaces.Discrete(2), BOUNDED]))
+    assert not same(spaces.Tuple([spaces.Discrete(2), BOUNDED]), clip=True)
 
 
 FLOATS = st.floats(-1e6, 1e6, width=32, allow_subnormal=False)  # TensorFlow flushes those to 0
 BOUNDS = st.tuples(FLOATS | st.just(-np.inf), FLOATS | st.just(np.inf)).filter(
     lambda b: b[0] < b[1]
 )
+SHAPES = st.sampled_from([(), (1,), (3,), (2, 2)])
 
 
-@given(st.lists(BOUNDS, min_size=1, max_size=3), FLOATS, st.sampled_from([np.float32, np.float64]))
-def test_every_normalised_action_becomes_a_member_of_the_box(bounds, value, dtype):
-    low, high = (np.array(side, dtype) for side in zip(*bounds, strict=True))
-    space = spaces.Box(low, high, dtype=dtype)
-    (action,) = to_env(space, [[value] * len(bounds)])
-    assert action in space
+@st.composite
+def float_boxes(draw):
+    """Boxes of any float type: bounded, half-bounded, unbounded or of one point, cell by cell."""
+    dtype = draw(st.sampled_from([np.float16, np.float32, np.float64]))
+    width = np.dtype(dtype).itemsize * 8
+    number = st.floats(width=width, allow_nan=False, allow_infinity=False, allow_subnormal=False)
+    shape = draw(SHAPES)
+    size = int(np.prod(shape))
+    one = draw(st.lists(number, min_size=size, max_size=size))
+    two = draw(st.lists(number, min_size=size, max_size=size))
+    open_below = draw(st.lists(st.booleans(), min_size=size, max_size=size))
+    open_above = draw(st.lists(st.booleans(), min_size=size, max_size=size))
+    low = np.where(open_below, -np.inf, np.minimum(one, two)).astype(dtype).reshape(shape)
+    high = np.where(open_above, np.inf, np.maximum(one, two)).astype(dtype).reshape(shape)
+    point = draw(st.booleans())
+    return spaces.Box(low, np.where(point & np.isfinite(low), low, high).astype(dtype), dtype=dtype)
+
+
+@st.composite
+def int_boxes(draw):
+    dtype = draw(st.sampled_from([np.int8, np.uint8, np.int16, np.int32, np.int64]))
+    limits = np.iinfo(dtype)
+    low = draw(st.integers(int(limits.min), int(limits.max)))
+    high = draw(st.integers(low, min(low + 20, int(limits.max))))
+    return spaces.Box(low, high, draw(SHAPES), dtype)
+
+
+@st.composite
+def multi_discretes(draw):
+    sizes = draw(st.lists(st.integers(1, 5), min_size=1, max_size=3))
+    start = draw(st.lists(st.integers(-9, 9), min_size=len(sizes), max_size=len(sizes)))
+    return spaces.MultiDiscrete(
+        sizes, start=start, dtype=draw(st.sampled_from([np.int8, np.int64]))
+    )
+
+
+ACTION_SPACES = st.recursive(
+    float_boxes()
+    | int_boxes()
+    | multi_discretes()
+    | st.builds(spaces.Discrete, st.integers(1, 5), start=st.integers(-9, 9))
+    | st.just(spaces.MultiBinary((2, 1))),
+    lambda inner: (
+        st.lists(inner, min_size=1, max_size=3).map(
+            lambda parts: spaces.Dict({f"part_{i}": part for i, part in enumerate(parts)})
+        )
+        | st.lists(inner, min_size=1, max_size=3).map(spaces.Tuple)
+    ),
+    max_leaves=3,
+)
+
+
+@pytest.mark.core
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(ACTION_SPACES, st.booleans(), st.sampled_from([0.0, 1.0, 30.0, 3e38]), st.integers(0, 99))
+def test_every_action_given_to_the_environment_is_in_the_space(space, normalize, scale, seed):
+    dist_class = ActionDistribution.of(space)
+    rng = np.random.default_rng(seed)
+    inputs = tf.constant(rng.normal(size=(4, dist_class.num_inputs)), tf.float32)
+    noise = tf.constant(dist_class.draw_noise(rng, 4))
+    pipeline = ActionPipeline(space, normalize, clip=not normalize)
+    actions = [
+        tf.clip_by_value(action * scale, tf.float32.min, tf.float32.max)
+        if action.dtype == tf.float32
+        else action
+        for action in dist_class(inputs).sample_leaves(noise)
+    ]
+    mapped = [action.numpy() for action in pipeline.to_env(actions)]
+    for row in range(4):
+        action = nest(space, [leaf[row, ...] for leaf in mapped])  # arrays, also of rank 0
+        assert action in space
+    assert all(np.isfinite(leaf).all() for leaf in mapped)
 
 
 @given(st.lists(BOUNDS, min_size=1, max_size=3), st.floats(-1, 1, width=32))
@@ -84,8 +239,7 @@ def test_from_env_inverts_to_env(bounds, value):
         value, np.where(np.isfinite(high), -1, low), np.where(np.isfinite(low), 1, high)
     )
     normalised = np.where(np.isfinite(low) & np.isfinite(high), value, inside)
-    pipeline = ActionPipeline(space, True, False)
-    again = pipeline.from_env(to_env(space, normalised[None]))[0]
+    again = from_env(space, to_env(space, normalised[None]))[0]
     width = np.where(np.isfinite(high - low), high - low, 1.0)
     scale = np.maximum(1.0, np.maximum(np.abs(low), np.abs(high)) / width)
     finite = np.isfinite(scale)

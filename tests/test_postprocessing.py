@@ -12,6 +12,7 @@ from tfpolicies.batch.postprocessing import (
     discount_cumsum,
     discounted_returns,
     generalized_advantages,
+    n_step_returns,
 )
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.errors import BatchError, UsageError
@@ -165,6 +166,45 @@ def test_returns_at_once_equal_one_after_another(data, gamma):
         for i, j in pieces(ends[n]):
             expected = discount_cumsum([*rewards[n, i:j], last_values[n, j - 1]], gamma)[:-1]
             np.testing.assert_allclose(returns[n, i:j], expected, atol=1e-4)
+
+
+@pytest.mark.core
+def test_n_step_returns_stop_at_ends_and_discount_by_the_steps_made():
+    rewards = np.array([[10, 0, 100, 100, 100], [1, 2, 4, 8, 16]], np.float32)
+    ends = np.array([[0, 0, 0, 0, 1], [0, 1, 0, 0, 0]], bool)
+    terminateds = np.array([[0, 0, 0, 0, 1], [0, 0, 0, 0, 0]], bool)
+    sums, reached, discounts = n_step_returns(rewards[:1], ends[:1], terminateds[:1], 3, 0.9)
+    np.testing.assert_allclose(sums, [[91, 171, 271, 190, 100]], rtol=1e-6)
+    assert reached.tolist() == [[2, 3, 4, 4, 4]]
+    np.testing.assert_allclose(discounts, [[0.729, 0.729, 0, 0, 0]], rtol=1e-6)
+    # Truncated at step 1; the fragment's end comes at step 4, in the midst of an episode.
+    sums, reached, discounts = n_step_returns(rewards[1:], ends[1:], terminateds[1:], 3, 0.5)
+    assert sums.tolist() == [[2, 2, 12, 16, 16]]
+    assert reached.tolist() == [[1, 1, 4, 4, 4]]
+    assert discounts.tolist() == [[0.25, 0.5, 0.125, 0.25, 0.5]]
+    assert rewards.tolist() == [[10, 0, 100, 100, 100], [1, 2, 4, 8, 16]]
+    with pytest.raises(UsageError, match="`n` must"):
+        n_step_returns(rewards, ends, terminateds, 0, 0.5)
+    with pytest.raises(BatchError, match=r"\[N, T\]"):
+        n_step_returns(rewards[0], ends[0], terminateds[0], 2, 0.5)
+
+
+@settings(deadline=None)
+@given(fragments(), st.integers(1, 9), st.floats(0.1, 1))
+def test_n_step_returns_of_all_pieces_equal_those_of_each(data, n, gamma):
+    rewards, _, _, terminateds, ends = data
+    sums, reached, discounts = n_step_returns(rewards, ends, terminateds, n, gamma)
+    for row in range(len(rewards)):
+        for i, j in pieces(ends[row]):
+            steps = np.arange(i, j)
+            piece = SampleBatch(
+                rewards=rewards[row, i:j], new_obs=steps, terminateds=terminateds[row, i:j]
+            )
+            adjust_nstep(n, gamma, piece)
+            np.testing.assert_allclose(sums[row, i:j], piece["rewards"], atol=1e-4)
+            assert reached[row, i:j].tolist() == piece["new_obs"].tolist()
+            exact = gamma ** (piece["new_obs"] - steps + 1.0) * ~piece["terminateds"]
+            np.testing.assert_allclose(discounts[row, i:j], exact, rtol=1e-4)
 
 
 def test_returns_read_last_values_only_at_ends_and_change_no_input():

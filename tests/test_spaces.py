@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfpolicies.errors import ObservationError, UnsupportedSpaceError
-from tfpolicies.models.preprocessing import encode_all, encoded_shape
-from tfpolicies.models.spaces import batch_leaves, leaves, nest, pick, space_key
+from tfpolicies.models.preprocessing import encode, encode_action, encode_all, encoded_shape
+from tfpolicies.models.spaces import action_leaves, batch_leaves, leaves, nest, pick, space_key
 
 NESTED = spaces.Dict(
     body=spaces.Tuple([spaces.Discrete(3, start=5), spaces.Box(-1, 1, (2,), np.float64)]),
@@ -40,6 +40,19 @@ def test_leaves_have_the_order_names_shapes_and_dtypes_of_the_space():
 def test_a_space_without_a_fixed_shape_is_refused_and_its_place_named():
     with pytest.raises(UnsupportedSpaceError, match="'talk/0'"):
         leaves(spaces.Dict(talk=spaces.Tuple([spaces.Text(5)])))
+
+
+@pytest.mark.core
+def test_actions_travel_in_dtypes_of_their_own():
+    found = [(leaf.name("actions"), leaf.dtype.name) for leaf in action_leaves(NESTED)]
+    assert found == [
+        ("actions_body_0", "int64"),
+        ("actions_body_1", "float32"),
+        ("actions_camera", "int64"),
+        ("actions_keys", "int8"),
+    ]
+    with pytest.raises(UnsupportedSpaceError, match=r"'talk/0'.*gymnasium\.ActionWrapper"):
+        action_leaves(spaces.Dict(talk=spaces.Tuple([spaces.Text(5)])))
 
 
 @pytest.mark.core
@@ -122,6 +135,46 @@ def test_discrete_parts_are_encoded_one_hot_from_their_start():
     assert encoded[2].numpy().tolist() == [[0, 1, 1, 0], [1, 0, 0, 1]]
     assert encoded[3].numpy().tolist() == [[1, 255], [0, 2]]
     assert {x.dtype.name for x in encoded} == {"float32"}
+
+
+@pytest.mark.core
+def test_images_are_scaled_and_other_numbers_and_bits_kept():
+    image = spaces.Box(0, 255, (1, 2, 3), np.uint8)
+    space = spaces.Dict(
+        bits=spaces.MultiBinary((2, 2)),
+        deep=spaces.Box(-5, 300, (1, 1, 1), np.int32),
+        image=image,
+        line=spaces.Box(0, 255, (2,), np.uint8),
+        video=spaces.Box(0, 255, (1, 1, 1, 1), np.uint8),
+    )
+    rows = {
+        "bits": [[[0, 1], [1, 0]]],
+        "deep": [[[[300]]]],
+        "image": np.array([[[[0, 51, 255], [1, 2, 3]]]], np.uint8),
+        "line": [[7, 255]],
+        "video": [[[[[255]]]]],
+    }
+    parts = leaves(space)
+    encoded = encode_all(parts, batch_leaves(parts, rows, "obs"))
+    assert [encoded_shape(leaf) for leaf in parts] == [leaf.shape for leaf in parts]
+    assert encoded[0].numpy().tolist() == [[[0, 1], [1, 0]]]
+    assert encoded[1].numpy().tolist() == [[[[300]]]]
+    assert encoded[2].numpy().tolist() == (rows["image"].astype(np.float32) / 255).tolist()
+    assert encoded[3].numpy().tolist() == [[7, 255]]
+    assert encoded[4].numpy().tolist() == [[[[[255]]]]]
+    assert {x.dtype.name for x in encoded} == {"float32"}
+    (whole,) = leaves(spaces.MultiBinary(3))
+    assert encode(whole, np.array([[1, 0, 1]])).numpy().tolist() == [[1, 0, 1]]
+
+
+@pytest.mark.core
+def test_actions_are_encoded_from_zero_whatever_the_start():
+    (step,) = action_leaves(spaces.Discrete(3, start=5))
+    assert encode_action(step, np.array([0, 2])).numpy().tolist() == [[1, 0, 0], [0, 0, 1]]
+    (cells,) = action_leaves(spaces.MultiDiscrete([2, 2], start=[1, 0]))
+    assert encode_action(cells, np.array([[0, 1]])).numpy().tolist() == [[1, 0, 0, 1]]
+    (bits,) = action_leaves(spaces.MultiBinary(2))
+    assert encode_action(bits, np.array([[0, 1]], np.int8)).numpy().tolist() == [[0, 1]]
 
 
 SIMPLE = st.sampled_from(

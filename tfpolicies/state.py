@@ -1,6 +1,6 @@
 """What one policy owns, as plain NumPy with a fixed layout.
 
-All variables of one part (`model`, `learner`) and dtype lie end to end in one vector, a *segment*:
+All variables of one part (`model`, `filter`, `target`, `learner`) and dtype lie end to end in one vector, a *segment*:
 loading, saving or stacking a state is a copy of a few segments, however many variables there are.
 """
 
@@ -13,13 +13,17 @@ from typing import NamedTuple
 import numpy as np
 
 
+ACTING = ("model", "filter")
+"""The parts that acting needs; "target" and "learner" are for learning only."""
+
+
 class Slot(NamedTuple):
     """One variable of a state."""
 
     key: str  # canonical: position and role, never an auto-numbered name
     shape: tuple[int, ...]
     dtype: str
-    part: str  # "model": acting needs it; "learner": only learning does
+    part: str  # "model", "filter", "target" or "learner"
 
     @property
     def segment(self) -> str:
@@ -44,13 +48,13 @@ class StateLayout:
             self._places.append((slot, start, stop))
             self.sizes[slot.segment] = stop
 
-    def of(self, part: str) -> tuple[Slot, ...]:
-        """Returns the slots of one part, in order."""
-        return tuple(slot for slot in self.slots if slot.part == part)
+    def of(self, *parts: str) -> tuple[Slot, ...]:
+        """Returns the slots of some parts, in order."""
+        return tuple(slot for slot in self.slots if slot.part in parts)
 
-    def segments(self, part: str) -> list[str]:
-        """Returns the names of one part's segments, in the order of their first slot."""
-        return [name for name in self.sizes if name.startswith(f"{part}/")]
+    def segments(self, *parts: str) -> list[str]:
+        """Returns the names of some parts' segments, in the order of their first slot."""
+        return [name for name in self.sizes if name.partition("/")[0] in parts]
 
     def allocate(self) -> dict[str, np.ndarray]:
         """Returns new segments filled with zeros."""
@@ -94,6 +98,20 @@ class PolicyState:
         """Overwrites the named variables; the caller has checked keys and shapes."""
         for key, value in arrays.items():
             self.arrays[key][...] = value
+        self.version += 1
+
+    def copy_part(self, source: str, target: str, tau: float) -> None:
+        """Moves one part towards another of the same variables: t <- tau s + (1 - tau) t.
+
+        Does nothing where the layout has no `target`. Integer variables are copied.
+        """
+        for name in self.layout.segments(target):
+            kind = name.partition("/")[2]
+            new, old = self.segments[f"{source}/{kind}"], self.segments[name]
+            if tau == 1.0 or old.dtype.kind != "f":
+                old[...] = new
+            else:
+                old += np.float32(tau) * (new - old)
         self.version += 1
 
     def copy_of(self, part: str) -> dict[str, np.ndarray]:

@@ -69,6 +69,7 @@ def _sampler_record(worker: Any) -> tuple[Any, dict[str, np.ndarray]]:
     arrays = {f"columns/{name}": column for name, column in state["columns"].items()}
     arrays |= {f"obs/{i}": leaf for i, leaf in enumerate(state["obs"])}
     arrays |= {f"running/{i}": part for i, part in enumerate(state["running"])}
+    arrays |= {f"memory/{name}": part for name, part in state["memory"].items()}
     arrays["alive"] = state["alive"]
     for k, (_, indices, last) in enumerate(state["finals"]):
         arrays[f"finals/{k}/indices"] = indices
@@ -91,14 +92,15 @@ def _sampler_state(record: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) 
     for k, (t, leaves) in enumerate(record["finals"]):
         last = [arrays[f"finals/{k}/{i}"] for i in range(leaves)]
         finals.append((t, arrays[f"finals/{k}/indices"], last))
-    columns = {
-        name.removeprefix("columns/"): array
-        for name, array in arrays.items()
-        if name.startswith("columns/")
-    }
+
+    def named(prefix: str) -> dict[str, np.ndarray]:
+        found = {k: x for k, x in arrays.items() if k.startswith(prefix)}
+        return {k.removeprefix(prefix): x for k, x in found.items()}
+
     return {
         "envs": decode_value(record["envs"]),
-        "columns": columns,
+        "columns": named("columns/"),
+        "memory": named("memory/"),
         "obs": numbered("obs"),
         "alive": arrays["alive"],
         "finals": finals,

@@ -1,7 +1,8 @@
 """Advantages, returns and n-step rewards of trajectories.
 
 `compute_advantages` and `adjust_nstep` work on the batch of one trajectory.
-`generalized_advantages` and `discounted_returns` do all trajectories of many environments at once.
+`generalized_advantages`, `discounted_returns` and `n_step_returns` do all trajectories of many
+environments at once.
 
 Generalized advantage estimation: Schulman et al. 2016, arXiv:1506.02438, equation 16:
 A_t = sum over k of (gamma * lambda)^k * delta_(t+k), with
@@ -11,7 +12,7 @@ delta_t = r_t + gamma * V(s_(t+1)) - V(s_t).
 from __future__ import annotations
 
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -120,8 +121,7 @@ def adjust_nstep(n_step: int, gamma: float, batch: SampleBatch) -> None:
         UsageError: if `n_step` or `gamma` is out of range.
     """
     _require_unit_interval(gamma=gamma)
-    if n_step < 1:
-        raise UsageError(f"`n_step` must be at least 1, but got {n_step}.")
+    _require_steps("n_step", n_step)
     _require_single_trajectory(batch, "adjust_nstep")
     if n_step == 1 or not batch.count:
         return
@@ -237,6 +237,59 @@ def discounted_returns(
     return np.ascontiguousarray(returns.T)
 
 
+class NStepReturns(NamedTuple):
+    """What n-step transitions of N environments' T steps are made of; all new arrays [N, T]."""
+
+    rewards: np.ndarray  # float32: the discounted sum of the rewards on the way
+    reached: np.ndarray  # int64: the step whose new_obs and terminateds the transition takes
+    discounts: np.ndarray  # float32: of the value of what is reached; 0 where terminated
+
+
+def n_step_returns(
+    rewards: np.ndarray, ends: np.ndarray, terminateds: np.ndarray, n: int, gamma: float
+) -> NStepReturns:
+    """Returns the n-step transitions of N environments' T steps at once.
+
+    The target of a value is then `rewards + discounts * V(new_obs of the step reached)`: Sutton and
+    Barto 2018, equation 7.1. No sum goes beyond the end of its trajectory piece. Near there it has
+    m < n terms, and its discount is gamma^m, which makes the target exact; code that takes
+    gamma^n everywhere is off there.
+
+    Args:
+        rewards: float32 [N, T].
+        ends: bool [N, T], True at the last step of each trajectory piece; the last column always
+            counts as one.
+        terminateds: bool [N, T].
+        n: the number of steps, from 1.
+        gamma: the discount per step, in [0, 1].
+
+    Raises:
+        BatchError: if the arrays are not all [N, T].
+        UsageError: if `n` or `gamma` is out of range.
+
+    >>> rewards = np.array([[10, 0, 100, 100, 100]], np.float32)
+    >>> ends = np.array([[False, False, False, False, True]])
+    >>> n_step_returns(rewards, ends, ends, n=3, gamma=0.9).rewards
+    array([[ 91., 171., 271., 190., 100.]], dtype=float32)
+    """
+    _require_unit_interval(gamma=gamma)
+    _require_steps("n", n)
+    _require_one_shape(rewards=rewards, ends=ends, terminateds=terminateds)
+    num_steps = np.shape(rewards)[1]
+    steps = np.arange(num_steps)
+    end = np.where(ends, steps, num_steps - 1)  # of the piece that each step is in
+    end = np.minimum.accumulate(end[:, ::-1], axis=1)[:, ::-1]
+    reached = np.minimum(steps + (n - 1), end)
+    reward = np.asarray(rewards, np.float32)
+    sums = reward.copy()
+    for k in range(1, min(n, num_steps)):
+        goes_on = reached[:, :-k] >= steps[k:]
+        np.add(sums[:, :-k], np.float32(gamma**k) * reward[:, k:], out=sums[:, :-k], where=goes_on)
+    discounts = np.power(np.float32(gamma), (reached - steps + 1).astype(np.float32))
+    discounts[np.take_along_axis(np.asarray(terminateds, bool), reached, axis=1)] = 0.0
+    return NStepReturns(sums, reached, discounts)
+
+
 def _add_later_rows(rows: np.ndarray, decays: np.ndarray) -> None:
     """Adds `decays[t] * rows[t + 1]` to `rows[t]`, from the last row to the first, in place."""
     scratch = np.empty(rows.shape[1], rows.dtype)
@@ -273,6 +326,11 @@ def _require_unit_interval(**numbers: float) -> None:
     for name, number in numbers.items():
         if not 0 <= number <= 1:
             raise UsageError(f"`{name}` must be from 0 to 1, but got {number!r}.")
+
+
+def _require_steps(name: str, number: int) -> None:
+    if number < 1:
+        raise UsageError(f"`{name}` must be at least 1, but got {number}.")
 
 
 def _require_one_shape(**arrays: Any) -> None:

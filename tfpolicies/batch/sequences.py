@@ -101,7 +101,7 @@ def _chop(
     lengths = seq_lens
     if lengths is None:
         rows = _common_rows([*of_rows, *ids])
-        lengths = _sequence_lengths(ids, rows, max_seq_len)
+        lengths = sequence_lengths(ids, rows, max_seq_len)
     _require_lengths(lengths, _common_rows(of_rows), max_seq_len)
     starts = np.cumsum(lengths, dtype=np.int64) - lengths
     if not states_are_reduced:
@@ -137,7 +137,14 @@ def _common_rows(columns: Sequence[Any]) -> int:
     return counts[0] if counts else 0
 
 
-def _sequence_lengths(ids: Sequence[np.ndarray], rows: int, max_seq_len: int) -> np.ndarray:
+def sequence_lengths(ids: Sequence[np.ndarray], rows: int, max_seq_len: int) -> np.ndarray:
+    """Returns the lengths of the sequences that rows are cut into, int64 `[num_seqs]`.
+
+    Args:
+        ids: int columns `[rows]`; a new sequence begins where one of them changes.
+        rows: how many rows there are.
+        max_seq_len: the most rows of one sequence.
+    """
     if not rows:
         return np.empty(0, np.int64)
     changes = np.zeros(rows, dtype=bool)

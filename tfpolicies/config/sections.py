@@ -86,6 +86,10 @@ class Environment:
         check(valid, "clip_rewards", "None, True, False or a number > 0", clip)
 
 
+MEAN_STD_FILTERS = ("MeanStdFilter", "ConcurrentMeanStdFilter")
+"""Two names of one filter: workers' statistics are always merged."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rollouts:
     """How experience is collected."""
@@ -95,6 +99,7 @@ class Rollouts:
     rollout_fragment_length: int | str = 200  # rows per environment and sample(), or "auto"
     batch_mode: str = "truncate_episodes"  # or "complete_episodes"
     compress_observations: bool | str = False  # True: row by row; "bulk": a column at once
+    observation_filter: str = "NoFilter"  # or "MeanStdFilter": normalised by running statistics
 
     def __post_init__(self) -> None:
         workers, envs = self.num_rollout_workers, self.num_envs_per_worker
@@ -105,6 +110,8 @@ class Rollouts:
         check(valid, "rollout_fragment_length", "an integer >= 1 or 'auto'", length)
         modes = ("truncate_episodes", "complete_episodes")
         check(self.batch_mode in modes, "batch_mode", f"one of {modes}", self.batch_mode)
+        filters, chosen = ("NoFilter", *MEAN_STD_FILTERS), self.observation_filter
+        check(chosen in filters, "observation_filter", f"one of {filters}", chosen)
         compress = self.compress_observations
         check(
             compress in (True, False, "bulk"), "compress_observations", "a bool, 'bulk'", compress
@@ -159,12 +166,17 @@ class Framework:
 
 @dataclass(frozen=True, kw_only=True)
 class Exploration:
-    """Whether actions are sampled or greedy."""
+    """Whether actions are sampled or greedy, and how sampling goes."""
 
     explore: bool = True
+    exploration_config: Mapping[str, Any] = field(
+        default_factory=lambda: {"type": "StochasticSampling"}
+    )
 
     def __post_init__(self) -> None:
         check_bools(self, "explore")
+        given = self.exploration_config
+        check(isinstance(given, Mapping), "exploration_config", "a dict {'type': ...}", given)
 
 
 @dataclass(frozen=True, kw_only=True)

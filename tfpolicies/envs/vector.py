@@ -56,7 +56,7 @@ class Environments(abc.ABC):
         """Starts new episodes everywhere; returns the observations, batched."""
 
     @abc.abstractmethod
-    def step(self, actions: np.ndarray) -> Step:
+    def step(self, actions: Any) -> Step:
         """Steps all environments by actions `[N, ...]` of the action space."""
 
     @abc.abstractmethod
@@ -130,7 +130,7 @@ class PlainEnvironments(Environments):
         self._steps: list[Callable[[Any], Any]] = [env.step for env in self.envs]
         self._stack = _stacker(self.observation_space, self.num_envs)
         self._discrete = isinstance(self.action_space, gym.spaces.Discrete)
-        self._dtype = self.action_space.dtype
+        self._dtype = self.action_space.dtype if self._discrete else None
 
     def reset(self, seeds: Sequence[int] | None) -> Any:
         given = [None] * self.num_envs if seeds is None else list(seeds)
@@ -139,12 +139,12 @@ class PlainEnvironments(Environments):
             _check_observation(self.observation_space, row, f"observation of environment {i}")
         return self._stack(rows)
 
-    def step(self, actions: np.ndarray) -> Step:
+    def step(self, actions: Any) -> Step:
         # `tolist` turns an array of ints into ints at once, which beats indexing it N times.
         if self._discrete:
             rows = actions.astype(self._dtype, copy=False).tolist()
         else:
-            rows = list(actions.astype(self._dtype))
+            rows = _rows(_own_copy(self.action_space, actions))
         results = [step(action) for step, action in zip(self._steps, rows, strict=True)]
         rows_reached, rewards, terminateds, truncateds, infos = zip(*results, strict=True)
         obs, final = list(rows_reached), None
@@ -232,7 +232,6 @@ class VectorEnvironments(Environments):
         mode = (env.metadata or {}).get("autoreset_mode", AutoresetMode.NEXT_STEP)
         self.mode = AutoresetMode(mode)
         self._ended = np.zeros(self.num_envs, bool)
-        self._action_dtype = env.action_space.dtype
 
     def reset(self, seeds: Sequence[int] | None) -> Any:
         self._ended = np.zeros(self.num_envs, bool)
@@ -245,8 +244,8 @@ class VectorEnvironments(Environments):
                 return self.env.reset(seed=seed)[0]
         return self.env.reset()[0]
 
-    def step(self, actions: np.ndarray) -> Step:
-        actions = actions.astype(self._action_dtype)  # a copy, for the environment to keep
+    def step(self, actions: Any) -> Step:
+        actions = _own_copy(self.action_space, actions)
         obs, rewards, terminateds, truncateds, infos = self.env.step(actions)
         dead = final = None
         if self.mode is AutoresetMode.NEXT_STEP:
@@ -306,3 +305,22 @@ def _rows(space: gym.Space, batch: Any, indices: np.ndarray) -> Any:
     if isinstance(space, gym.spaces.Tuple):
         return tuple(_rows(sub, batch[i], indices) for i, sub in enumerate(space))
     return np.array(batch[indices])
+
+
+def _own_copy(space: gym.Space, actions: Any) -> Any:
+    """Returns a batch of actions in the space's dtypes, for the environment to keep."""
+    if isinstance(space, gym.spaces.Dict):
+        return {key: _own_copy(sub, actions[key]) for key, sub in space.items()}
+    if isinstance(space, gym.spaces.Tuple):
+        return tuple(_own_copy(sub, part) for sub, part in zip(space, actions, strict=True))
+    return actions.astype(space.dtype)
+
+
+def _rows(actions: Any) -> list[Any]:
+    """Returns the single actions of a possibly nested batch."""
+    if isinstance(actions, dict):
+        columns = [_rows(part) for part in actions.values()]
+        return [dict(zip(actions, row, strict=True)) for row in zip(*columns, strict=True)]
+    if isinstance(actions, tuple):
+        return list(zip(*(_rows(part) for part in actions), strict=True))
+    return list(actions)

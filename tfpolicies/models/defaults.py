@@ -44,6 +44,8 @@ MODEL_DEFAULTS: dict[str, Any] = {
     # A model of the user's own.
     "custom_model": None,  # a keras.Model, or a factory f(observation_space, num_outputs, **config)
     "custom_model_config": {},  # keyword arguments of the factory
-    "custom_action_dist": None,  # only None: the action space decides
+    # what a Box of floats in the action space gets: None for "diag_gaussian", or
+    # "squashed_gaussian", "deterministic", or a subclass of models.distributions.Distribution
+    "custom_action_dist": None,
     "custom_preprocessor": None,  # only None: wrap the environment, or let the model do it
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,16 +15,30 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies.errors import ModelError
-from tfpolicies.models.catalog import build_mlp
-from tfpolicies.models.preprocessing import encode_all, encoded_shape
+from tfpolicies.models.catalog import build_model, extra_inputs, initializer_of, memory_of
+from tfpolicies.models.distributions import ActionDistribution
+from tfpolicies.models.filters import normalize
+from tfpolicies.models.ports import SEQ_LENS, InputPorts, Port, model_leaves
+from tfpolicies.models.preprocessing import encode, encoded_shape
 from tfpolicies.models.spaces import Leaf
 
 
-class NetworkOutputs(NamedTuple):
-    """What a network computes for a batch."""
+class NetworkInputs(NamedTuple):
+    """What a network is called with; see `InputPorts` for the order."""
 
-    dist_inputs: tf.Tensor  # [B, num_outputs]
-    values: tf.Tensor | None  # [B]
+    obs: Sequence[tf.Tensor]  # each [N, *shape]
+    prev: Sequence[tf.Tensor] = ()  # each [N, *shape]
+    states: Sequence[tf.Tensor] = ()  # each [S, *shape]
+    seq_lens: tf.Tensor | None = None  # int32 [S]; None: all sequences have T steps
+    time_steps: Any = 1  # T, with N = S * T
+
+
+class NetworkOutputs(NamedTuple):
+    """What a network computes for N rows."""
+
+    dist_inputs: tf.Tensor  # [N, num_outputs], masked
+    values: tf.Tensor | None  # [N]
+    states: list[tf.Tensor]  # the memory after each sequence, [S, ...] each
 
 
 @keras.saving.register_keras_serializable(package="tfpolicies")
@@ -41,7 +56,10 @@ class ActorCritic(keras.Model):
         self.critic = critic
 
     def call(self, inputs: Any, training: bool = False) -> tuple[Any, Any]:
-        return self.actor(inputs, training=training), self.critic(inputs, training=training)
+        return (
+            call_model(self.actor, inputs, training=training),
+            call_model(self.critic, inputs, training=training),
+        )
 
     def get_config(self) -> dict[str, Any]:
         parts = {"actor": self.actor, "critic": self.critic}
@@ -66,8 +84,7 @@ class ModelSource(NamedTuple):
 
 def model_source(
     observation_space: gym.Space,
-    space_leaves: Sequence[Leaf],
-    num_outputs: int,
+    dist_class: ActionDistribution,
     config: Mapping[str, Any],
     *,
     with_value: bool,
@@ -75,42 +92,46 @@ def model_source(
     """Resolves the `model` config to a source of networks.
 
     `custom_model` is a `keras.Model` (the template), or a factory
-    `f(observation_space, num_outputs, **custom_model_config) -> keras.Model`, or None for a
-    multi-layer perceptron.
+    `f(observation_space, num_outputs, **custom_model_config) -> keras.Model`, or None for a model
+    of the catalog.
 
     Raises:
         ModelError: if it is none of these.
     """
-    custom = config["custom_model"]
+    custom, num_outputs = config["custom_model"], dist_class.num_inputs
+    space_leaves = model_leaves(observation_space)
 
     def complete(model: keras.Model) -> keras.Model:
-        return _complete(model, space_leaves, num_outputs, config, with_value=with_value)
+        return _complete(model, observation_space, dist_class, config, with_value=with_value)
 
     if custom is None:
-        shapes = tuple(encoded_shape(leaf) for leaf in space_leaves)
+        shapes = tuple((encoded_shape(leaf), leaf.path) for leaf in space_leaves)
         settings = {k: v for k, v in config.items() if not k.startswith("custom_model")}
-        key = ("mlp", shapes, num_outputs, with_value, fingerprint(settings))
+        key = ("catalog", shapes, num_outputs, with_value, fingerprint(settings))
 
         def make(seed: int) -> keras.Model:
-            return build_mlp(space_leaves, num_outputs, config, with_value=with_value, seed=seed)
+            return build_model(
+                space_leaves,
+                num_outputs,
+                config,
+                with_value=with_value,
+                seed=seed,
+                action_leaves=dist_class.leaves,
+            )
 
         return ModelSource(key, make, None)
     value_settings = [config[k] for k in ("fcnet_hiddens", "fcnet_activation", "ortho_init")]
     value_key = (with_value, fingerprint(value_settings))
     if isinstance(custom, keras.Model):
-        return _instance_source(custom, complete, value_key, space_leaves)
+        ports = ports_of(custom, observation_space, dist_class)
+        call_with_zeros(custom, ports)
+        return _instance_source(custom, complete, value_key)
     if callable(custom):
         arguments = dict(config["custom_model_config"])
 
         def make_custom(seed: int) -> keras.Model:
             del seed  # fresh weights are drawn from the layers' own initializers
-            model = custom(observation_space, num_outputs, **arguments)
-            if not isinstance(model, keras.Model):
-                raise ModelError(
-                    f"The factory custom_model={custom!r} must return a keras.Model, but returned "
-                    f"{type(model).__name__}."
-                )
-            return complete(model)
+            return complete(_model_of(custom, observation_space, num_outputs, arguments))
 
         factory_key = ("factory", custom, fingerprint(arguments), num_outputs, *value_key)
         return ModelSource(factory_key, make_custom, None)
@@ -120,13 +141,33 @@ def model_source(
     )
 
 
+def _model_of(factory: Any, space: gym.Space, num_outputs: int, arguments: Any) -> keras.Model:
+    model = factory(space, num_outputs, **arguments)
+    if not isinstance(model, keras.Model):
+        raise ModelError(
+            f"The factory custom_model={factory!r} must return a keras.Model, but returned "
+            f"{type(model).__name__}."
+        )
+    return model
+
+
+def ports_of(
+    model: keras.Model, observation_space: gym.Space, dist_class: ActionDistribution
+) -> InputPorts:
+    """Returns the inputs of a policy with this model: it decides about memory and the rest."""
+    extra = extra_inputs(model)
+    return InputPorts(
+        observation_space,
+        tuple(dist_class.leaves),
+        reads_actions=any(name.startswith("prev_actions") for name in extra),
+        reads_rewards="prev_rewards" in extra,
+        memory=tuple(tuple(shape) for shape in memory_of(model)),
+    )
+
+
 def _instance_source(
-    instance: keras.Model,
-    complete: Callable[[keras.Model], keras.Model],
-    value_key: tuple,
-    space_leaves: Sequence[Leaf],
+    instance: keras.Model, complete: Callable[[keras.Model], keras.Model], value_key: tuple
 ) -> ModelSource:
-    call_with_zeros(instance, space_leaves)
     try:
         config = keras.saving.serialize_keras_object(instance)
         _clone(instance, config)
@@ -192,43 +233,88 @@ def fingerprint(value: Any) -> str:
 
 def _complete(
     model: keras.Model,
-    space_leaves: Sequence[Leaf],
-    num_outputs: int,
+    observation_space: gym.Space,
+    dist_class: ActionDistribution,
     config: Mapping[str, Any],
     *,
     with_value: bool,
 ) -> keras.Model:
     """Builds and checks a user's model, and gives it a critic if one is needed and missing."""
-    outputs = call_with_zeros(model, space_leaves)
+    ports = ports_of(model, observation_space, dist_class)
+    outputs = call_with_zeros(model, ports)
     if with_value and _value_of(outputs) is None:
-        settings = {**config, "free_log_std": False}
-        critic = build_mlp(space_leaves, 1, settings, with_value=False)
+        if ports.memory or ports.prev:
+            raise ModelError(
+                f"The model {model.name!r} has a memory or reads previous actions, so it has to "
+                "estimate the values itself: let it return them as 'vf_preds', of shape "
+                f"{'[B, T, 1]' if ports.memory else '[B, 1]'}."
+            )
+        settings = {**config, "free_log_std": False, "custom_model": None}
+        critic = build_model(model_leaves(observation_space), 1, settings, with_value=False, seed=0)
         model = ActorCritic(model, critic)
-        outputs = call_with_zeros(model, space_leaves)
-    check_outputs(model, outputs, num_outputs)
+        outputs = call_with_zeros(model, ports)
+    check_outputs(model, outputs, dist_class.num_inputs, ports)
     return model
 
 
-def zeros(space_leaves: Sequence[Leaf], rows: int) -> Any:
-    """Returns encoded observations of zeros, as a model takes them."""
-    arrays = [np.zeros((rows, *encoded_shape(leaf)), np.float32) for leaf in space_leaves]
-    return arrays[0] if len(arrays) == 1 else arrays
+_ZERO_ROWS = 2  # sequences, and steps of each, that a model is tried with
 
 
-def call_with_zeros(model: keras.Model, space_leaves: Sequence[Leaf]) -> Any:
-    """Builds a model by calling it on two rows of zeros; returns its outputs.
+def zeros(ports: InputPorts) -> dict[str, np.ndarray]:
+    """Returns inputs of zeros for two rows, or two sequences of two steps, as a model sees them."""
+    rows = (_ZERO_ROWS, _ZERO_ROWS) if ports.is_recurrent else (_ZERO_ROWS,)
+    shapes = {
+        port.name: encoded_shape(leaf)
+        for port, leaf, mask in zip(ports.obs, ports.obs_leaves, ports.is_mask, strict=True)
+        if not mask
+    }
+    for i, port in enumerate(ports.prev):
+        known = i < len(ports.prev) - ports.reads_rewards
+        shapes[port.name] = encoded_shape(ports.action_leaves[i]) if known else (1,)
+    found = {name: np.zeros((*rows, *shape), np.float32) for name, shape in shapes.items()}
+    if ports.is_recurrent:
+        found |= {port.name: port.zeros(_ZERO_ROWS) for port in ports.states}
+        found[SEQ_LENS] = np.full(_ZERO_ROWS, _ZERO_ROWS, np.int32)
+    return found
+
+
+def call_model(model: keras.Model, inputs: Any, *, training: bool = False) -> Any:
+    """Calls a model with inputs by name, in the structure that it takes.
+
+    A single input comes as it is. A functional model made from a list of inputs gets a list, any
+    other model a dict.
+    """
+    if not isinstance(inputs, Mapping):
+        return model(inputs, training=training)
+    structure = getattr(model, "_inputs_struct", None)
+    if isinstance(structure, list | tuple):
+        return model(list(inputs.values()), training=training)
+    if len(inputs) == 1 and not isinstance(structure, Mapping):
+        return model(next(iter(inputs.values())), training=training)
+    return model(dict(inputs), training=training)
+
+
+def call_with_zeros(model: keras.Model, ports: InputPorts) -> Any:
+    """Builds a model by calling it on zeros; returns its outputs.
 
     Raises:
         ModelError: if the model does not take such observations.
     """
-    inputs = zeros(space_leaves, 2)
+    inputs = zeros(ports)
     try:
-        return model(inputs)
+        return call_model(model, inputs)
     except Exception as error:
-        shapes = [f"[B, {', '.join(map(str, encoded_shape(x)))}]" for x in space_leaves]
+        leading = {1: "B", 2: "B, T"}[1 + ports.is_recurrent]
+        shapes = []
+        for name, array in inputs.items():
+            per_sequence = name == SEQ_LENS or name.startswith("state_in_")
+            known = array.shape[1:] if per_sequence else array.shape[1 + ports.is_recurrent :]
+            axes = ["B" if per_sequence else leading, *map(str, known)]
+            shapes.append(f"{name} [{', '.join(axes)}]")
+        what = "a dict of these inputs" if len(shapes) > 1 else "encoded observations of shape"
         raise ModelError(
-            f"The model {model.name!r} could not be called with encoded observations of shape "
-            f"{' and '.join(shapes)} (float32; discrete parts are one-hot): {error}"
+            f"The model {model.name!r} could not be called with {what}: {' and '.join(shapes)} "
+            f"(float32; discrete parts are one-hot): {error}"
         ) from error
 
 
@@ -246,26 +332,44 @@ def _dist_inputs_of(outputs: Any) -> Any:
     return outputs[0] if isinstance(outputs, list | tuple) and outputs else outputs
 
 
-def check_outputs(model: keras.Model, outputs: Any, num_outputs: int) -> None:
-    """Checks what a model gave for two rows.
+def check_outputs(
+    model: keras.Model, outputs: Any, num_outputs: int, ports: InputPorts
+) -> None:
+    """Checks what a model gave for inputs of zeros.
 
     Raises:
         ModelError: naming the shape that was expected and the one that came.
     """
+    rows = (_ZERO_ROWS, _ZERO_ROWS) if ports.is_recurrent else (_ZERO_ROWS,)
+    axes = "B, T" if ports.is_recurrent else "B"
     dist_inputs, values = _dist_inputs_of(outputs), _value_of(outputs)
-    shape = getattr(dist_inputs, "shape", None)
-    if shape is None or tuple(shape) != (2, num_outputs):
-        got = "no such output" if shape is None else f"[B, {', '.join(map(str, shape[1:]))}]"
+
+    def got(x: Any) -> str:
+        shape = getattr(x, "shape", None)
+        if shape is None:
+            return "no such output"
+        return f"[{', '.join([axes, *map(str, tuple(shape)[len(rows) :])])}]"
+
+    if tuple(getattr(dist_inputs, "shape", ())) != (*rows, num_outputs):
         raise ModelError(
             f"The model {model.name!r} must give action-distribution inputs of shape "
-            f"[B, {num_outputs}] (its only output, the first of a pair, or the key "
-            f"'action_dist_inputs' of a dict); got {got}. Give its last layer {num_outputs} units."
+            f"[{axes}, {num_outputs}] (its only output, the first of a pair, or the key "
+            f"'action_dist_inputs' of a dict); got {got(dist_inputs)}. Give its last layer "
+            f"{num_outputs} units."
         )
-    if values is not None and tuple(values.shape) not in ((2, 1), (2,)):
+    if values is not None and tuple(values.shape) not in ((*rows, 1), rows):
         raise ModelError(
             f"The second output of the model {model.name!r} is the value and must have the shape "
-            f"[B, 1] or [B]; got [B, {', '.join(map(str, values.shape[1:]))}]."
+            f"[{axes}, 1] or [{axes}]; got {got(values)}."
         )
+    for i, port in enumerate(ports.states):
+        after = outputs.get(f"state_out_{i}") if isinstance(outputs, Mapping) else None
+        if tuple(getattr(after, "shape", ())) != (_ZERO_ROWS, *port.shape):
+            shape = "no such output" if after is None else f"{tuple(after.shape[1:])}"
+            raise ModelError(
+                f"The model {model.name!r} takes {port.name!r} of shape {port.shape} per sequence, "
+                f"so it must return a dict with 'state_out_{i}' of the same shape; got {shape}."
+            )
     policies = {str(layer.compute_dtype) for layer in _all_layers(model)}
     if policies - {"float32"}:
         raise ModelError(
@@ -275,35 +379,108 @@ def check_outputs(model: keras.Model, outputs: Any, num_outputs: int) -> None:
 
 
 class Network:
-    """A built Keras model, called on encoded leaves, with its own variables or with others.
+    """A built Keras model behind the ports of a policy, with its own variables or with others.
+
+    Outside, everything is rows `[N, ...]`. A model with a memory sees sequences: N = S * T rows are
+    S sequences of T steps, one after the other, and the memory has S rows.
 
     Attributes:
         model: the Keras model.
-        variables: all of its variables, in a fixed order (trainable or not, seed generators too).
+        ports: the inputs.
+        variables: all of its variables in a fixed order: trainable or not, seed generators too,
+            then mean and scale of each filtered observation leaf.
     """
 
-    def __init__(self, model: keras.Model, space_leaves: Sequence[Leaf]) -> None:
+    def __init__(
+        self,
+        model: keras.Model,
+        ports: InputPorts,
+        dist_class: ActionDistribution,
+        filtered: Sequence[int] = (),
+    ) -> None:
         self.model = model
-        self.variables = list(model.variables)
-        self._leaves = tuple(space_leaves)
+        self.ports = ports
+        self._dist_class = dist_class
+        self._leaves = ports.obs_leaves
+        self._names = [port.name for port in ports.obs]
+        self._filtered = tuple(filtered)
+        self.filter_variables = [
+            tf.Variable(start, trainable=False, name=f"{self._names[i]}/{role}")
+            for i in filtered
+            for role, start in _identity_filter(encoded_shape(self._leaves[i]))
+        ]
+        self.variables = [*model.variables, *self.filter_variables]
 
-    def __call__(self, obs: Sequence[tf.Tensor], *, training: bool) -> NetworkOutputs:
-        """Runs the model with its own variables on raw observation leaves."""
-        return self._named(self.model(encode_all(self._leaves, obs), training=training))
+    def __call__(self, inputs: NetworkInputs, *, training: bool) -> NetworkOutputs:
+        """Runs the model with its own variables."""
+        return self._run(inputs, self.filter_variables, training=training)
 
-    def stateless(self, weights: Sequence[tf.Tensor], obs: Sequence[tf.Tensor]) -> NetworkOutputs:
+    def stateless(self, weights: Sequence[tf.Tensor], inputs: NetworkInputs) -> NetworkOutputs:
         """Runs the model with the given weights, in the order of `variables`, for inference."""
         # Unlike `stateless_call`, a call works where the model's `call` takes no `training`.
-        mapping = list(zip(self.variables, weights, strict=True))
+        count = len(self.model.variables)
+        mapping = list(zip(self.model.variables, weights[:count], strict=True))
         with keras.StatelessScope(state_mapping=mapping):
-            return self(obs, training=False)
+            return self._run(inputs, weights[count:], training=False)
 
-    @staticmethod
-    def _named(outputs: Any) -> NetworkOutputs:
-        values = _value_of(outputs)
+    def _run(
+        self, inputs: NetworkInputs, filters: Sequence[Any], *, training: bool
+    ) -> NetworkOutputs:
+        seen = self._encoded(inputs.obs, filters)
+        recurrent = self.ports.is_recurrent
+        if recurrent or self.ports.prev:
+            for port, leaf, x in self._previous(inputs.prev):
+                seen[port.name] = encode(leaf, x) if leaf is not None else x[:, None]
+        if recurrent:
+            seen = {name: _fold(x, inputs.time_steps) for name, x in seen.items()}
+            for port, state in zip(self.ports.states, inputs.states, strict=True):
+                seen[port.name] = state
+            lengths = inputs.seq_lens
+            if lengths is None:
+                lengths = tf.fill([tf.shape(inputs.states[0])[0]], inputs.time_steps)
+            seen[SEQ_LENS] = tf.cast(lengths, tf.int32)
+        outputs = call_model(self.model, seen, training=training)
+        dist_inputs, values = _dist_inputs_of(outputs), _value_of(outputs)
+        states = [outputs[f"state_out_{i}"] for i in range(len(self.ports.states))]
+        if recurrent:
+            dist_inputs = tf.reshape(dist_inputs, [-1, dist_inputs.shape[-1]])
+        masks = [x for x, mask in zip(inputs.obs, self.ports.is_mask, strict=True) if mask]
+        if masks:
+            flat = [tf.reshape(x, [tf.shape(x)[0], math.prod(x.shape[1:])]) for x in masks]
+            mask = flat[0] if len(flat) == 1 else tf.concat(flat, axis=-1)
+            dist_inputs = self._dist_class.masked(dist_inputs, mask)
         if values is not None:
             values = tf.reshape(values, [-1])
-        return NetworkOutputs(_dist_inputs_of(outputs), values)
+        return NetworkOutputs(dist_inputs, values, states)
+
+    def _encoded(self, obs: Sequence[tf.Tensor], filters: Sequence[Any]) -> dict[str, tf.Tensor]:
+        """Returns what the model sees of an observation, by port name."""
+        encoded: dict[int, tf.Tensor] = {
+            i: encode(leaf, x)
+            for i, (leaf, x, mask) in enumerate(
+                zip(self._leaves, obs, self.ports.is_mask, strict=True)
+            )
+            if not mask
+        }
+        for i, mean, scale in zip(self._filtered, filters[::2], filters[1::2], strict=True):
+            encoded[i] = normalize(encoded[i], mean, scale)
+        return {self._names[i]: x for i, x in encoded.items()}
+
+    def _previous(self, prev: Sequence[tf.Tensor]) -> list[tuple[Port, Leaf | None, tf.Tensor]]:
+        count = len(self.ports.prev) - self.ports.reads_rewards
+        found = [*self.ports.action_leaves[:count], *[None] * self.ports.reads_rewards]
+        return list(zip(self.ports.prev, found, prev, strict=True))
+
+
+def _fold(rows: tf.Tensor, time_steps: Any) -> tf.Tensor:
+    """Reshapes rows `[S * T, ...]` to sequences `[S, T, ...]`."""
+    shape = rows.shape[1:]
+    static = time_steps if isinstance(time_steps, int) else None
+    return tf.ensure_shape(tf.reshape(rows, [-1, time_steps, *shape]), [None, static, *shape])
+
+
+def _identity_filter(shape: tuple[int, ...]) -> list[tuple[str, np.ndarray]]:
+    return [("mean", np.zeros(shape, np.float32)), ("scale", np.ones(shape, np.float32))]
 
 
 def variable_keys(variables: Sequence[Any]) -> list[str]:
@@ -346,13 +523,8 @@ def fresh_weights(model: keras.Model, seed: int, start: Sequence[np.ndarray]) ->
 def _initializers(model: keras.Model) -> dict[int, Any]:
     found: dict[int, Any] = {}
     for layer in model._flatten_layers():
-        try:
-            config = layer.get_config()
-        except NotImplementedError:  # a class of the user's own
-            config = {}
         for variable in layer._trainable_variables + layer._non_trainable_variables:
-            name = f"{variable.name}_initializer"
-            spec = getattr(layer, name, None) or config.get(name)
+            spec = initializer_of(layer, variable)
             if spec is not None:
                 found[id(variable)] = spec
     return found

@@ -1,4 +1,4 @@
-"""Observations as a model sees them: floats, with one-hot rows for discrete parts."""
+"""Observations as a model sees them: floats, one-hot rows for discrete parts, images in [0, 1]."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from gymnasium import spaces
 
@@ -22,16 +23,37 @@ def encoded_shape(leaf: Leaf) -> tuple[int, ...]:
 
 
 def encode(leaf: Leaf, batch: tf.Tensor) -> tf.Tensor:
-    """Encodes a batch `[B, *leaf.shape]` as float32 `[B, *encoded_shape(leaf)]`."""
+    """Encodes a batch `[B, *leaf.shape]` as float32 `[B, *encoded_shape(leaf)]`.
+
+    Discrete and MultiDiscrete become one-hot rows, images (a Box of uint8 of rank 3) are divided by
+    255, and every other number or bit is kept as it is.
+    """
     space = leaf.space
-    if isinstance(space, spaces.Discrete):
-        return tf.one_hot(batch - int(space.start), int(space.n), dtype=tf.float32)
-    if isinstance(space, spaces.MultiDiscrete):
-        flat = tf.reshape(batch - space.start, [-1, math.prod(leaf.shape)])
-        sizes = space.nvec.reshape(-1)
-        parts = [tf.one_hot(flat[:, i], int(n), dtype=tf.float32) for i, n in enumerate(sizes)]
-        return tf.concat(parts, axis=-1)
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        return _one_hot(leaf, batch - np.asarray(space.start, np.int64))
+    numbers = tf.cast(batch, tf.float32)
+    return numbers / 255.0 if _is_image(space) else numbers
+
+
+def encode_action(leaf: Leaf, batch: tf.Tensor) -> tf.Tensor:
+    """Encodes actions as `encode` does, but as they travel: counted from 0, whatever the start."""
+    if isinstance(leaf.space, spaces.Discrete | spaces.MultiDiscrete):
+        return _one_hot(leaf, batch)
     return tf.cast(batch, tf.float32)
+
+
+def _one_hot(leaf: Leaf, counted: tf.Tensor) -> tf.Tensor:
+    space: Any = leaf.space
+    if isinstance(space, spaces.Discrete):
+        return tf.one_hot(counted, int(space.n), dtype=tf.float32)
+    flat = tf.reshape(counted, [-1, math.prod(leaf.shape)])
+    sizes = space.nvec.reshape(-1)
+    parts = [tf.one_hot(flat[:, i], int(n), dtype=tf.float32) for i, n in enumerate(sizes)]
+    return tf.concat(parts, axis=-1)
+
+
+def _is_image(space: Any) -> bool:
+    return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3
 
 
 def encode_all(space_leaves: Sequence[Leaf], batches: Sequence[tf.Tensor]) -> Any:

@@ -7,7 +7,7 @@ and runtimes see flat lists of arrays instead, one per leaf, in the order of `le
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ class Leaf(NamedTuple):
     path: tuple[str, ...]  # () for a space that is not nested
     space: spaces.Space
     shape: tuple[int, ...]  # of one element
-    dtype: np.dtype  # how batches of it travel: float32, uint8 or int64
+    dtype: np.dtype  # how batches of it travel: float32, uint8, int64, or int8 for actions
 
     def name(self, prefix: str) -> str:
         """Returns `prefix`, with the path joined by `_` behind it: `obs`, `obs_camera`."""
@@ -40,30 +40,71 @@ def leaves(space: spaces.Space) -> tuple[Leaf, ...]:
     >>> [leaf.name("obs") for leaf in leaves(spaces.Dict(a=spaces.Discrete(2), b=spaces.Box(0, 1)))]
     ['obs_a', 'obs_b']
     """
-    return tuple(_walk(space, ()))
+    return tuple(_walk(space, (), _travel_dtype, "ObservationWrapper"))
 
 
-def _walk(space: spaces.Space, path: tuple[str, ...]) -> list[Leaf]:
-    if isinstance(space, spaces.Dict):
-        return [leaf for key, sub in space.items() for leaf in _walk(sub, (*path, str(key)))]
-    if isinstance(space, spaces.Tuple):
-        return [leaf for i, sub in enumerate(space) for leaf in _walk(sub, (*path, str(i)))]
+def action_leaves(space: spaces.Space) -> tuple[Leaf, ...]:
+    """Returns the leaves of an action space, in the order of `leaves`.
+
+    Only the dtypes differ: actions travel 0-based, as int64, those of MultiBinary as int8 and those
+    of a Box of floats as float32.
+
+    Raises:
+        UnsupportedSpaceError: for Text, Graph, Sequence and other spaces without a fixed shape.
+    """
+    return tuple(_walk(space, (), _action_dtype, "ActionWrapper"))
+
+
+def is_float_box(space: spaces.Space) -> bool:
+    """Whether `space` is a Box of floats; other Boxes hold integers."""
+    return isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating)
+
+
+def has_mask(space: spaces.Space) -> bool:
+    """Whether observations are `{"observations": ..., "action_mask": ...}`."""
+    return isinstance(space, spaces.Dict) and set(space) == {"action_mask", "observations"}
+
+
+def half_width_and_middle(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns what maps [-1, 1] to a Box's bounds; 1 and 0 for components that are not scaled.
+
+    Those are where a bound is missing, and where both are equal: there is only one action then.
+    """
+    scaled = np.isfinite(low) & np.isfinite(high) & (low < high)
+    low, high = np.where(scaled, low, -1), np.where(scaled, high, 1)
+    return high / 2 - low / 2, high / 2 + low / 2
+
+
+def _walk(
+    space: spaces.Space, path: tuple[str, ...], dtype: Callable[[Any], Any], wrapper: str
+) -> list[Leaf]:
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        parts = space.items() if isinstance(space, spaces.Dict) else enumerate(space)
+        return [
+            leaf for key, sub in parts for leaf in _walk(sub, (*path, str(key)), dtype, wrapper)
+        ]
     if not isinstance(space, LEAF_SPACES):
         where = f" at {'/'.join(path)!r}" if path else ""
         raise UnsupportedSpaceError(
             f"{type(space).__name__}{where} cannot be used in a policy's space; supported are Box, "
             "Discrete, MultiDiscrete, MultiBinary, Dict and Tuple. Encode it in the environment, "
-            "for example with a gymnasium.ObservationWrapper."
+            f"for example with a gymnasium.{wrapper}."
         )
-    return [Leaf(path, space, tuple(space.shape or ()), _travel_dtype(space))]
+    return [Leaf(path, space, tuple(space.shape or ()), np.dtype(dtype(space)))]
 
 
-def _travel_dtype(space: spaces.Space) -> np.dtype:
-    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
-        return np.dtype(np.float32)
+def _travel_dtype(space: spaces.Space) -> Any:
+    if is_float_box(space):
+        return np.float32
     if isinstance(space, spaces.Box) and space.dtype == np.uint8:
-        return np.dtype(np.uint8)
-    return np.dtype(np.int64)
+        return np.uint8
+    return np.int64
+
+
+def _action_dtype(space: spaces.Space) -> Any:
+    if is_float_box(space):
+        return np.float32
+    return np.int8 if isinstance(space, spaces.MultiBinary) else np.int64
 
 
 def pick(batch: Any, path: tuple[str, ...]) -> Any:

@@ -21,7 +21,8 @@ class Fragments:
             the end of the fragment).
         policy: whose trajectories these are.
         open_ends: the places `(n, t)` of ends that are not terminated: two int arrays `[K]`.
-        open_obs: the observation leaves reached by these steps, `[K, ...]` each.
+        open_inputs: what acting reads after these steps: the observation leaves reached, the
+            actions and rewards of the steps, the memory; `[K, ...]` each.
         added: what postprocessing adds, `[N, T, ...]` arrays by name.
     """
 
@@ -29,7 +30,7 @@ class Fragments:
     ends: np.ndarray
     policy: Any
     open_ends: tuple[np.ndarray, np.ndarray]
-    open_obs: list[np.ndarray]
+    open_inputs: list[np.ndarray]
     added: dict[str, np.ndarray] = field(default_factory=dict)
 
     @classmethod
@@ -43,8 +44,14 @@ class Fragments:
             for name in ("rewards", "terminateds", "truncateds", "vf_preds")
             if name in batch
         }
-        leaves = policy.program.spec.obs_leaves
-        last = [leaf[-1:] for leaf in batch_leaves(leaves, batch["new_obs"], "new_obs")]
+        ports = policy.program.ports
+        reached = batch_leaves(ports.obs_leaves, batch["new_obs"], "new_obs")
+        if ports.reads_actions:
+            reached += batch_leaves(ports.action_leaves, batch["actions"], "actions")
+        if ports.reads_rewards:
+            reached.append(np.asarray(batch["rewards"], np.float32))
+        reached += [np.asarray(batch[f"state_out_{i}"]) for i in range(len(ports.states))]
+        last = [array[-1:] for array in reached]
         if batch["terminateds"][-1]:
             nowhere = np.zeros(0, int)
             return cls(columns, ends, policy, (nowhere, nowhere), [leaf[:0] for leaf in last])
@@ -61,5 +68,5 @@ class Fragments:
         reached[:, :-1] = values[:, 1:]
         reached[self.ends] = 0.0
         if len(self.open_ends[0]):
-            reached[self.open_ends] = self.policy.compute_values(self.open_obs)
+            reached[self.open_ends] = self.policy.compute_values(self.open_inputs)
         return reached

@@ -11,8 +11,10 @@ import gymnasium as gym
 import numpy as np
 
 from tfpolicies.errors import UsageError
-from tfpolicies.models.spaces import nest
+from tfpolicies.models.ports import action_ports
+from tfpolicies.models.spaces import action_leaves, batch_leaves, nest
 from tfpolicies.policy.fragments import Fragments
+from tfpolicies.policy.session import Session
 
 
 class ActionBatch(NamedTuple):
@@ -163,16 +165,51 @@ class Policy(abc.ABC):
         first = {key: value[0] for key, value in extras.items()}
         return _first_row(actions), [part[0] for part in states], first
 
-    def act_columns(self, obs: Sequence[np.ndarray]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Acts for a sampler, on observation leaves `[B, ...]` that are known to fit.
+    def act_columns(
+        self,
+        obs: Sequence[np.ndarray],
+        previous: Sequence[np.ndarray] = (),
+        states: Sequence[np.ndarray] = (),
+        *,
+        explore: bool | None = None,
+    ) -> tuple[Any, dict[str, np.ndarray]]:
+        """Acts for a sampler, on inputs that are known to fit.
+
+        Args:
+            obs: observation leaves `[N, ...]`.
+            previous: leaves of the previous actions and the previous rewards, as far as the policy
+                reads them.
+            states: the memory, `[N, ...]` each.
+            explore: sample or be greedy; None takes `config["explore"]`.
 
         Returns:
-            Actions for the environment, and the columns to keep of each row: `actions` and extras.
-            The arrays are valid until the next call.
+            Actions for the environment, and the columns to keep of each row: `actions` (one column
+            per leaf), extras, and the new memory `state_out_<i>`. The arrays are valid until the
+            next call.
         """
+        del previous
         batch = nest(self.observation_space, obs)
-        actions, _, extras = self.compute_actions(batch)
-        return np.asarray(actions), {"actions": np.asarray(actions), **extras}
+        actions, after, extras = self.compute_actions(
+            batch, list(states) or None, explore=explore
+        )
+        found = action_leaves(self.action_space)
+        ports = action_ports("actions", found)
+        parts = batch_leaves(found, actions, "actions")
+        columns = {port.name: part for port, part in zip(ports, parts, strict=True)}
+        columns |= {f"state_out_{i}": np.asarray(state) for i, state in enumerate(after)}
+        return actions, {**columns, **extras}
+
+    def reads_previous(self) -> tuple[bool, bool]:
+        """Whether acting reads the previous action, and the previous reward."""
+        return False, False
+
+    def session(self, batch_size: int | None = None) -> Session:
+        """Returns an object that acts step by step and keeps the memory in between.
+
+        Args:
+            batch_size: how many environments act together; None for one, without a batch axis.
+        """
+        return Session(self, batch_size)
 
     def env_action(
         self, action: Any, *, unsquash: bool | None = None, clip: bool | None = None

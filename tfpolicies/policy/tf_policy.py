@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import logging
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,28 +19,28 @@ from tfpolicies.config.sections import is_number
 from tfpolicies.errors import (
     BatchError,
     ConfigError,
-    ObservationError,
     PolicyOwnedError,
     SpaceError,
-    UnsupportedSpaceError,
     WeightsError,
 )
+from tfpolicies.exploration.making import make_exploration
 from tfpolicies.export.onnx_file import export_onnx
 from tfpolicies.export.result import ExportResult
 from tfpolicies.export.saved_model import export_saved_model
+from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.losses import clip_gradients
-from tfpolicies.models.spaces import LEAF_SPACES, batch_leaves
+from tfpolicies.models.network import ModelSource, model_source
+from tfpolicies.models.settings import model_settings
+from tfpolicies.models.spaces import nest
 from tfpolicies.policy import checkpoints, learning_batches
+from tfpolicies.policy.acting import Acting
 from tfpolicies.policy.fragments import Fragments
 from tfpolicies.policy.identity import complete_config, derived_seed
 from tfpolicies.policy.policy import ActionBatch, Policy
 from tfpolicies.program.minibatches import draw_minibatches
-from tfpolicies.program.program import Program, count_rows
+from tfpolicies.program.program import Program
 from tfpolicies.program.spec import ProgramSpec
 from tfpolicies.schedules import piecewise_linear
-
-logger = logging.getLogger("tfpolicies")
-
 
 class TFPolicy(Policy):
     """A policy with a Keras model; subclasses say what its loss is.
@@ -82,6 +80,7 @@ class TFPolicy(Policy):
         "grad_clip_by",
         "normalize_actions",
         "clip_actions",
+        "observation_filter",
         "eager_tracing",
         "jit_compile",
     )
@@ -93,7 +92,15 @@ class TFPolicy(Policy):
         super().__init__(observation_space, action_space, complete)
         self.validate_spaces(observation_space, action_space, complete)
         self.policy_id = identity["__policy_id"]
-        spec = ProgramSpec.of(type(self), observation_space, action_space, complete)
+        self.exploration = make_exploration(
+            complete["exploration_config"],
+            type(self).distribution(action_space, model_settings(complete["model"])),
+            worker_index=identity["worker_index"],
+            num_workers=complete["num_workers"],
+            normalize_actions=complete["normalize_actions"],
+        )
+        transform = self.exploration.transform
+        spec = ProgramSpec.of(type(self), observation_space, action_space, complete, transform)
         self.program = Program.of(spec)
         seed = complete["seed"]
         self._state = self.program.new_state(
@@ -104,7 +111,7 @@ class TFPolicy(Policy):
         )
         made = complete["callbacks"]
         self.callbacks = made() if made is not None else None
-        self._actor: Any = None
+        self._acting = Acting(self.program, self._state, self.exploration, self.config)
         self._buffers: dict[int, dict[str, Any]] = {}
 
     # -- what subclasses say ------------------------------------------------------------------
@@ -144,9 +151,51 @@ class TFPolicy(Policy):
         """Updates the variables with `(gradient, variable)` pairs."""
         optimizer.apply_gradients(grads)
 
+    def extra_action_out_fn(self) -> dict[str, tf.Tensor]:
+        """Returns further outputs of acting, `[N, ...]` each, by name; none by default.
+
+        `self.dist_inputs` `[N, n]` and `self.values` `[N]` (or None) are those of the same call.
+        """
+        return {}
+
+    def extra_learn_fetches_fn(self) -> dict[str, tf.Tensor]:
+        """Returns what `learn_on_batch` gives beside statistics, by name; none by default.
+
+        It runs behind `loss` and may read what that set on `self`, per row too.
+        """
+        return {}
+
+    @classmethod
+    def adds_outputs(cls) -> bool:
+        """Whether the class overrides `extra_action_out_fn`."""
+        return cls.extra_action_out_fn is not TFPolicy.extra_action_out_fn
+
+    @classmethod
+    def distribution(cls, action_space: gym.Space, model_config: Mapping[str, Any]) -> Any:
+        """Returns the action distribution of the class for a space."""
+        return ActionDistribution.of(action_space, model_config["custom_action_dist"])
+
+    @classmethod
+    def model_source(
+        cls,
+        observation_space: gym.Space,
+        dist_class: Any,
+        model_config: Mapping[str, Any],
+        *,
+        with_value: bool,
+    ) -> ModelSource:
+        """Returns where networks come from; a class with another architecture overrides it."""
+        return model_source(observation_space, dist_class, model_config, with_value=with_value)
+
     @classmethod
     def wants_value(cls, static: Mapping[str, Any]) -> bool:
         """Whether the model must estimate values, given the static config."""
+        del static
+        return False
+
+    @classmethod
+    def wants_target(cls, static: Mapping[str, Any]) -> bool:
+        """Whether the policy has a target network, `self.target_model` in `loss`."""
         del static
         return False
 
@@ -178,11 +227,6 @@ class TFPolicy(Policy):
             raise SpaceError(
                 "observation_space and action_space must be Gymnasium spaces, got "
                 f"{observation_space!r} and {action_space!r}."
-            )
-        if not isinstance(action_space, LEAF_SPACES):
-            raise UnsupportedSpaceError(
-                f"{type(action_space).__name__} is not supported as an action space of "
-                f"{type(self).__name__}; use Discrete or Box."
             )
 
     @classmethod
@@ -232,8 +276,7 @@ class TFPolicy(Policy):
     @property
     def inference(self) -> str:
         """The runtime that acts: "onnx" or "tf", with "auto" resolved."""
-        if self._actor is None:
-            self._resolve_inference()
+        _ = self._acting.runner
         return self.config["inference"]
 
     @property
@@ -287,44 +330,57 @@ class TFPolicy(Policy):
         Raises:
             ObservationError: if `obs_batch` does not fit the observation space.
         """
-        obs = batch_leaves(self.program.spec.obs_leaves, obs_batch, "obs_batch")
+        inputs = self._acting.checked_inputs(
+            obs_batch, state_batches, prev_action_batch, prev_reward_batch
+        )
         explore = self.config["explore"] if explore is None else explore
-        outputs = self.act(obs, explore)
-        actions, logp, prob, dist_inputs = (outputs[i].copy() for i in (0, 2, 3, 4))
+        out = self._acting.run(inputs, explore, timestep)
+        logp, prob = out.logp.copy(), out.prob.copy()
         if not explore:
             logp[...], prob[...] = 0.0, 1.0
-        extras = {"action_logp": logp, "action_prob": prob, "action_dist_inputs": dist_inputs}
-        if len(outputs) > 5:
-            extras["vf_preds"] = outputs[5].copy()
-        return ActionBatch(actions, [], extras)
-
-    def act(self, obs: Sequence[np.ndarray], explore: bool) -> list[np.ndarray]:
-        """Acts on checked observation leaves `[B, ...]`, for callers in a loop.
-
-        Returns:
-            `program.output_names` in order: actions, actions for the environment, log-probability,
-            probability, distribution inputs and, if the model has them, values. The arrays are
-            valid until the next call.
-        """
-        rows = len(obs[0])
-        state = self._state
-        state.global_timestep += rows
-        noise = self.program.spec.dist_class.draw_noise(state.rng, rows) if explore else None
-        if self._actor is None:
-            self._resolve_inference()
-        return self._actor.run(state, obs, noise)
-
-    def act_columns(self, obs: Sequence[np.ndarray]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Acts for a sampler; see `Policy.act_columns`."""
-        outputs = self.act(obs, self.config["explore"])
-        columns = {
-            "actions": outputs[0],
-            "action_logp": outputs[2],
-            "action_dist_inputs": outputs[4],
+        extras = {
+            "action_logp": logp,
+            "action_prob": prob,
+            "action_dist_inputs": out.dist_inputs.copy(),
+            **{name: array.copy() for name, array in out.extras.items()},
         }
-        if len(outputs) > 5:
-            columns["vf_preds"] = outputs[5]
-        return outputs[1], columns
+        if out.values is not None:
+            extras["vf_preds"] = out.values.copy()
+        actions = nest(self.action_space, [leaf.copy() for leaf in out.actions])
+        return ActionBatch(actions, [state.copy() for state in out.states], extras)
+
+    def act_columns(
+        self,
+        obs: Sequence[np.ndarray],
+        previous: Sequence[np.ndarray] = (),
+        states: Sequence[np.ndarray] = (),
+        *,
+        explore: bool | None = None,
+    ) -> tuple[Any, dict[str, np.ndarray]]:
+        """Acts for a sampler; see `Policy.act_columns`."""
+        explore = self.config["explore"] if explore is None else explore
+        out = self._acting.run([*obs, *previous, *states], explore)
+        layout = self.program.act_layout
+        columns = {port.name: x for port, x in zip(layout.actions, out.actions, strict=True)}
+        columns["action_logp"] = out.logp
+        columns["action_dist_inputs"] = out.dist_inputs
+        if out.values is not None:
+            columns["vf_preds"] = out.values
+        for port, state in zip(layout.states, out.states, strict=True):
+            columns[port.name] = state
+        return nest(self.action_space, out.env_actions), columns
+
+    def reads_previous(self) -> tuple[bool, bool]:
+        """Whether the model reads the previous action, and the previous reward."""
+        return self.program.ports.reads_actions, self.program.ports.reads_rewards
+
+    def get_initial_state(self) -> list[np.ndarray]:
+        """Returns the memory at the start of an episode: zeros, one array per state tensor."""
+        return [port.zeros(1)[0] for port in self.program.ports.states]
+
+    def get_exploration_state(self) -> dict[str, Any]:
+        """Returns the state of the exploration; `{}` for stochastic sampling."""
+        return self.exploration.state()
 
     def env_action(
         self, action: Any, *, unsquash: bool | None = None, clip: bool | None = None
@@ -336,34 +392,11 @@ class TFPolicy(Policy):
             unsquash: map to the Box's bounds; None takes `config["normalize_actions"]`.
             clip: clip to the Box's bounds; None takes `config["clip_actions"]`.
         """
-        pipeline = self.program.spec.pipeline
-        pipeline = dataclasses.replace(
-            pipeline,
-            normalize=pipeline.normalize if unsquash is None else unsquash,
-            clip=pipeline.clip if clip is None else clip,
-        )
-        (leaf,) = batch_leaves([self.program.spec.action_leaf], np.asarray(action)[None], "action")
-        return pipeline.to_env(tf.constant(leaf)).numpy()[0]
+        return self._acting.env_action(action, unsquash=unsquash, clip=clip)
 
-    def _resolve_inference(self) -> None:
-        wanted = self.config["inference"]
-        if wanted != "tf":
-            try:
-                self._actor = self.program.onnx_actor()
-                self.config["inference"] = "onnx"
-                return
-            except ConfigError as reason:
-                if wanted == "onnx":
-                    raise
-                logger.warning("acting through TensorFlow instead of ONNX Runtime: %s", reason)
-        self._actor = self.program.runtime
-        self.config["inference"] = "tf"
-
-    def compute_values(self, obs: Sequence[np.ndarray]) -> np.ndarray:
-        """Returns the values of checked observation leaves, float32 `[B]`."""
-        if self._actor is None:
-            self._resolve_inference()
-        return self._actor.run(self._state, obs, None)[5].copy()
+    def compute_values(self, inputs: Sequence[np.ndarray]) -> np.ndarray:
+        """Returns the values of checked inputs, one array per input port, float32 `[N]`."""
+        return self._acting.values(inputs)
 
     def compute_log_likelihoods(
         self,
@@ -378,33 +411,24 @@ class TFPolicy(Policy):
         """Returns the log-probability of each action, float32 `[B]`.
 
         Args:
-            actions: `[B, *shape]`.
+            actions: `[B, *shape]`, nested as the action space is.
             obs_batch: the observations they were chosen for.
-            state_batches: accepted; this policy has no memory.
-            prev_action_batch: accepted; this policy does not read them.
-            prev_reward_batch: likewise.
+            state_batches: the memory, for policies that have one.
+            prev_action_batch: the previous actions, for models that read them.
+            prev_reward_batch: the previous rewards, likewise.
             actions_normalized: False if the actions are the environment's.
             in_training: accepted; the result is that of acting.
 
         Raises:
             ObservationError: if the observations or actions do not fit their spaces.
+            UsageError: if the memory, or what else the model reads, is missing.
             BatchError: if there are not as many actions as observations.
         """
-        spec = self.program.spec
-        obs = batch_leaves(spec.obs_leaves, obs_batch, "obs_batch")
-        if not actions_normalized:
-            actions = spec.pipeline.from_env(np.asarray(actions))
-        (checked,) = batch_leaves([spec.action_leaf], actions, "actions")
-        if isinstance(self.action_space, gym.spaces.Discrete):
-            wrong = (checked < 0) | (checked >= self.action_space.n)
-            if wrong.any():
-                raise ObservationError(
-                    f"actions must be from 0 to {self.action_space.n - 1} (0-based; actions of the "
-                    f"environment need actions_normalized=False), got {checked[wrong][0]}."
-                )
-        if len(checked) != len(obs[0]):
-            raise BatchError(f"{len(checked)} actions were given for {len(obs[0])} observations.")
-        return self.program.runtime.log_likelihoods(self._state, obs, checked)
+        del in_training
+        inputs = self._acting.checked_inputs(
+            obs_batch, state_batches, prev_action_batch, prev_reward_batch
+        )
+        return self._acting.log_likelihoods(actions, inputs, normalized=actions_normalized)
 
     # -- learning -----------------------------------------------------------------------------
 
@@ -491,22 +515,43 @@ class TFPolicy(Policy):
         shuffle: bool,
     ) -> dict[str, Any]:
         self.prepare_learning()
+        custom = self._announced(batch)
+        columns = self.program.select_columns(self._learning_columns(batch))
+        result = self._learn_columns(columns, num_epochs, minibatch_size, shuffle=shuffle)
+        sampled_at = getattr(batch, "num_grad_updates", None) or 0
+        result["diff_num_grad_updates_vs_sampler_policy"] -= sampled_at
+        return {**result, "custom_metrics": custom}
+
+    def _announced(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Tells the callbacks of an update; returns the custom metrics they give."""
         custom: dict[str, Any] = {}
         if self.callbacks is not None:
             self.callbacks.on_learn_on_batch(policy=self, train_batch=batch, result=custom)
-        columns = self.program.select_columns(self._learning_columns(batch))
-        rows = count_rows(columns)
+        return custom
+
+    def _learn_columns(
+        self,
+        columns: dict[str, Any],
+        num_epochs: int,
+        minibatch_size: int | None,
+        *,
+        shuffle: bool,
+    ) -> dict[str, Any]:
+        rows = self.program.rows_of(columns)
         before = self._state.num_grad_updates
-        totals = self.program.learn_epochs(
-            self._state, columns, num_epochs, minibatch_size, shuffle=shuffle
-        )
-        sampled_at = getattr(batch, "num_grad_updates", None) or 0
+        fetches: dict[str, Any] = {}
+        if minibatch_size is None and num_epochs == 1 and self.program.signature.fetches:
+            totals, fetches = self.program.learn_once(self._state, columns)
+        else:
+            totals = self.program.learn_epochs(
+                self._state, columns, num_epochs, minibatch_size, shuffle=shuffle
+            )
         return {
             "learner_stats": self._named_stats(totals),
-            "custom_metrics": custom,
             "num_agent_steps_trained": rows,
             "num_grad_updates_lifetime": self._state.num_grad_updates,
-            "diff_num_grad_updates_vs_sampler_policy": float(before - sampled_at),
+            "diff_num_grad_updates_vs_sampler_policy": float(before),
+            **fetches,
         }
 
     def _named_stats(self, totals: Mapping[str, np.ndarray]) -> dict[str, float]:
@@ -532,7 +577,7 @@ class TFPolicy(Policy):
         _ = self.inference
 
     def _learning_columns(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        return learning_batches.with_travel_dtypes(self.program.spec, batch)
+        return learning_batches.learning_columns(self.program, batch)
 
     def compute_gradients(
         self, postprocessed_batch: Mapping[str, Any]
@@ -575,7 +620,7 @@ class TFPolicy(Policy):
     def get_num_samples_loaded_into_buffer(self, buffer_index: int = 0) -> int:
         """Returns the rows of a loaded batch, 0 before loading."""
         columns = self._buffers.get(buffer_index)
-        return 0 if columns is None else count_rows(columns)
+        return 0 if columns is None else self.program.rows_of(columns)
 
     def learn_on_loaded_batch(self, offset: int = 0, buffer_index: int = 0) -> dict[str, Any]:
         """Does one update on rows `[offset, offset + minibatch size)` of a loaded batch.
@@ -597,8 +642,10 @@ class TFPolicy(Policy):
         if size < rows:
             if not 0 <= offset < rows:
                 raise BatchError(f"offset must be in [0, {rows}), got {offset}.")
-            columns = tf.nest.map_structure(lambda x: x[offset : offset + size], columns)
-        return self._learn(columns, 1, None, shuffle=False)
+            items = self.program.items_between(columns, offset, offset + size)
+            columns = tf.nest.map_structure(lambda x: x[items], columns)
+        custom = self._announced(columns)
+        return {**self._learn_columns(columns, 1, None, shuffle=False), "custom_metrics": custom}
 
     # -- trajectories -------------------------------------------------------------------------
 

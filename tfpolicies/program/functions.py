@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfpolicies.models.network import Network
+from tfpolicies.models.network import Network, NetworkInputs, NetworkOutputs
+from tfpolicies.models.ports import SEQ_LENS
+from tfpolicies.models.spaces import nest
 from tfpolicies.program.spec import ProgramSpec
 from tfpolicies.program.view import ConfigView, ModelView, TapeOptimizer, TrainBatch
 
@@ -23,14 +25,37 @@ LOSS_MASK = "loss_mask"
 
 
 class ActOutputs(NamedTuple):
-    """What `act` computes for a batch; `values` is None for models without a value."""
+    """What `act` computes for N rows; `values` is None for models without a value.
 
-    actions: Any  # [B, *shape], normalised
-    env_actions: Any  # [B, *shape], as the environment takes them
-    logp: Any  # [B] float32
-    prob: Any  # [B] float32
-    dist_inputs: Any  # [B, n] float32
-    values: Any  # [B] float32
+    `actions` and `env_actions` have one array per leaf of the action space.
+    """
+
+    actions: Any  # each [N, *shape], normalised
+    env_actions: Any  # each [N, *shape], as the environment takes them
+    logp: Any  # [N] float32
+    prob: Any  # [N] float32
+    dist_inputs: Any  # [N, n] float32
+    values: Any  # [N] float32
+    states: Any  # the memory after each sequence, [S, *shape] float32 each
+    extras: Any  # what `extra_action_out_fn` adds, by name
+
+
+class ActInputs(NamedTuple):
+    """What `act` takes besides the weights."""
+
+    inputs: Any  # one array per port: observations and previous ones [N, ...], memory [S, ...]
+    noise: Any  # [N, noise_size] float32; zeros for the greedy actions
+    params: Any  # [P] float32, of the exploration
+
+
+class Differentiated(NamedTuple):
+    """A loss with its gradients."""
+
+    pairs: list[tuple[tf.Tensor, Any]]  # (gradient, variable)
+    stats: dict[str, tf.Tensor]
+    fetches: dict[str, tf.Tensor]  # what `extra_learn_fetches_fn` adds
+    batch: TrainBatch
+    optimizer: TapeOptimizer
 
 
 class ProgramFunctions:
@@ -40,52 +65,80 @@ class ProgramFunctions:
         spec: what the policies of the kind share.
         network: the resident network.
         optimizer: the Keras optimizer of the network's trainable variables, built.
+        target: the resident target network, of classes that have one.
 
     Attributes:
         traces: how often each function body ran, by name.
     """
 
-    def __init__(self, spec: ProgramSpec, network: Network, optimizer: Any) -> None:
+    def __init__(
+        self, spec: ProgramSpec, network: Network, optimizer: Any, target: Network | None = None
+    ) -> None:
         self.spec = spec
         self.network = network
         self.optimizer = optimizer
+        self.target = target
         self.traces: Counter[str] = Counter()
 
     # -- acting -------------------------------------------------------------------------------
 
     def act(
-        self, weights: Sequence[tf.Tensor], obs: Sequence[tf.Tensor], noise: tf.Tensor
+        self,
+        weights: Sequence[tf.Tensor],
+        given: ActInputs,
+        *,
+        seq_lens: tf.Tensor | None = None,
+        time_steps: Any = 1,
+        explorer: Any = None,
     ) -> ActOutputs:
-        """Chooses actions for observation leaves `[B, ...]`; zero noise gives the greedy ones.
+        """Chooses actions for N rows; zero noise gives the greedy ones.
 
         Each runtime traces it once, and counts that under a name of its own.
+
+        Args:
+            weights: all variables of the network, in order.
+            given: the inputs.
+            seq_lens: int32 `[S]` the steps of each sequence that count; None for all.
+            time_steps: the steps T of each of the S = N / T sequences.
+            explorer: turns noise into actions; None for the configured one.
         """
-        dist_inputs, values = self.network.stateless(weights, obs)
-        distribution = self.spec.dist_class(dist_inputs)
-        actions = distribution.sample(noise)
-        logp = distribution.logp(actions)
-        env_actions = self.spec.pipeline.to_env(actions)
-        if not self.spec.with_value:
-            values = None  # the model may have a value that this policy class does not use
-        return ActOutputs(actions, env_actions, logp, tf.exp(logp), dist_inputs, values)
+        spec = self.spec
+        obs, prev, states = self.network.ports.split(given.inputs)
+        network_inputs = NetworkInputs(obs, prev, states, seq_lens, time_steps)
+        out = self.network.stateless(weights, network_inputs)
+        distribution = spec.dist_class(out.dist_inputs)
+        explorer = spec.explorer if explorer is None else explorer
+        actions, logp = explorer.apply(distribution, given.noise, given.params)
+        env_actions = spec.pipeline.to_env(actions)
+        extras = self._extras(out) if spec.policy_class.adds_outputs() else {}
+        values = out.values if spec.with_value else None
+        return ActOutputs(
+            actions, env_actions, logp, tf.exp(logp), out.dist_inputs, values, out.states, extras
+        )
+
+    def _extras(self, out: NetworkOutputs) -> dict[str, tf.Tensor]:
+        view = self._view(None)
+        view.__dict__.update(dist_inputs=out.dist_inputs, values=out.values)
+        return {name: tf.convert_to_tensor(x) for name, x in view.extra_action_out_fn().items()}
 
     def log_likelihoods(
-        self, weights: Sequence[tf.Tensor], obs: Sequence[tf.Tensor], actions: tf.Tensor
+        self,
+        weights: Sequence[tf.Tensor],
+        inputs: Sequence[tf.Tensor],
+        actions: Sequence[tf.Tensor],
     ) -> tf.Tensor:
-        """Returns the log-probability of normalised actions, float32 `[B]`."""
+        """Returns the log-probability of normalised actions, one leaf each, float32 `[N]`."""
         self.traces["log_likelihoods"] += 1
-        dist_inputs, _ = self.network.stateless(weights, obs)
-        return self.spec.dist_class(dist_inputs).logp(actions)
+        out = self.network.stateless(weights, NetworkInputs(*self.network.ports.split(inputs)))
+        return self.spec.dist_class(out.dist_inputs).logp(nest(self.spec.action_space, actions))
 
     # -- learning -----------------------------------------------------------------------------
 
-    def loss_and_gradients(
-        self, hyper: tf.Tensor, columns: Mapping[str, Any]
-    ) -> tuple[list[tuple[tf.Tensor, Any]], dict[str, tf.Tensor], TrainBatch, TapeOptimizer]:
+    def loss_and_gradients(self, hyper: tf.Tensor, columns: Mapping[str, Any]) -> Differentiated:
         """Runs the policy class's loss on one minibatch and differentiates it."""
         view = self._view(hyper)
         batch = TrainBatch(columns)
-        model = ModelView(self.network, self.spec.obs_leaves)
+        model = self._model_view(self.network)
         variables = self.network.model.trainable_variables
         with tf.GradientTape() as tape:
             loss = view.loss(model, self.spec.dist_class, batch)
@@ -95,26 +148,32 @@ class ProgramFunctions:
         pairs = view.compute_gradients_fn(optimizer, loss)
         stats = {**view.stats_fn(batch), **view.grad_stats_fn(batch, [g for g, _ in pairs])}
         stats = {name: tf.cast(value, tf.float32) for name, value in stats.items()}
-        return pairs, stats, batch, optimizer
+        return Differentiated(pairs, stats, view.extra_learn_fetches_fn(), batch, optimizer)
 
-    def _view(self, hyper: tf.Tensor) -> Any:
+    def _model_view(self, network: Network, *, training: bool = True) -> ModelView:
+        return ModelView(network, self.spec.time_steps, training=training)
+
+    def _view(self, hyper: tf.Tensor | None) -> Any:
         spec = self.spec
         config = ConfigView(
             spec.hyperparameters, hyper, spec.static, owner=spec.policy_class.__name__
         )
-        return spec.policy_class.traced_view(
-            config=config,
-            observation_space=spec.observation_space,
-            action_space=spec.action_space,
-            dist_class=spec.dist_class,
-        )
+        shared = {
+            "config": config,
+            "observation_space": spec.observation_space,
+            "action_space": spec.action_space,
+            "dist_class": spec.dist_class,
+        }
+        if self.target is not None:
+            shared["target_model"] = self._model_view(self.target, training=False)
+        return spec.policy_class.traced_view(**shared)
 
     def learn_step(self, hyper: tf.Tensor, columns: Mapping[str, Any]) -> dict[str, tf.Tensor]:
         """Does one update on one minibatch; returns its statistics."""
         self.optimizer.learning_rate.assign(hyper[self.spec.hyperparameters.index("lr")])
-        pairs, stats, _, optimizer = self.loss_and_gradients(hyper, columns)
-        self._view(hyper).apply_gradients_fn(optimizer, pairs)
-        return stats
+        found = self.loss_and_gradients(hyper, columns)
+        self._view(hyper).apply_gradients_fn(found.optimizer, found.pairs)
+        return found.stats
 
     def learn_epochs(
         self,
@@ -131,8 +190,9 @@ class ProgramFunctions:
 
         Args:
             hyper: the hyper-parameters `[H]`.
-            columns: the whole batch, `[N, ...]` each; N may be padded.
-            index: int32 `[K, mb]`, the rows of each minibatch.
+            columns: the whole batch, `[N, ...]` each; N may be padded. For models with a memory
+                its items are sequences, `[S, T, ...]` each, and `[S, ...]` for the memory.
+            index: int32 `[K, mb]`, the items of each minibatch.
             mask: float32 `[K, mb]`, 0 where a minibatch is shorter than `mb`.
             steps: int32 scalar, at most K; the rest of `index` is padding.
             stat_names: names of the statistics, in the order of the result's columns.
@@ -150,8 +210,7 @@ class ProgramFunctions:
                 rows = tf.boolean_mask(rows, weights > 0)
                 weights = tf.ones_like(rows, tf.float32)
             minibatch = tf.nest.map_structure(lambda column: tf.gather(column, rows), columns)
-            minibatch[LOSS_MASK] = weights
-            stats = self.learn_step(hyper, minibatch)
+            stats = self.learn_step(hyper, self.loss_columns(minibatch, weights))
             now = tf.stack([stats[name] for name in stat_names])
             mean, low, high = totals
             count = tf.cast(step, tf.float32)
@@ -170,14 +229,47 @@ class ProgramFunctions:
     ) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
         """Returns the gradient of each trainable variable, and the statistics; updates nothing."""
         self.traces["gradients"] += 1
-        pairs, stats, _, _ = self.loss_and_gradients(hyper, columns)
-        found = {id(variable): gradient for gradient, variable in pairs}
+        weights = tf.ones([tf.shape(tf.nest.flatten(dict(columns))[0])[0]])
+        result = self.loss_and_gradients(hyper, self.loss_columns(columns, weights))
+        found = {id(variable): gradient for gradient, variable in result.pairs}
         variables = self.network.model.trainable_variables
         gradients = [found.get(id(variable)) for variable in variables]
         return [
             tf.zeros(v.shape) if g is None else tf.convert_to_tensor(g)
             for g, v in zip(gradients, variables, strict=True)
-        ], stats
+        ], result.stats
+
+    def learn_once(
+        self, hyper: tf.Tensor, columns: Mapping[str, Any], mask: tf.Tensor
+    ) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]:
+        """Does one update on all items; returns its statistics and fetches."""
+        self.traces["learn_once"] += 1
+        self.optimizer.learning_rate.assign(hyper[self.spec.hyperparameters.index("lr")])
+        found = self.loss_and_gradients(hyper, self.loss_columns(columns, mask))
+        self._view(hyper).apply_gradients_fn(found.optimizer, found.pairs)
+        return found.stats, dict(found.fetches)
+
+    def loss_columns(self, columns: Mapping[str, Any], weights: tf.Tensor) -> dict[str, Any]:
+        """Returns a minibatch as rows, as the loss takes it, with its `loss_mask`.
+
+        Args:
+            columns: `[mb, ...]` each; sequences `[mb, T, ...]` for models with a memory.
+            weights: float32 `[mb]`, 0 for items that only fill up.
+        """
+        if not self.network.ports.is_recurrent:
+            return {**columns, LOSS_MASK: weights}
+        steps = self.spec.time_steps
+
+        def rows(column: tf.Tensor) -> tf.Tensor:
+            return tf.reshape(column, [-1, *column.shape[2:]])
+
+        found = {
+            name: column if is_per_sequence(name) else tf.nest.map_structure(rows, column)
+            for name, column in columns.items()
+        }
+        valid = tf.sequence_mask(columns[SEQ_LENS], steps, tf.float32)
+        found[LOSS_MASK] = tf.reshape(valid * weights[:, None], [-1])
+        return found
 
     def apply_gradients(self, hyper: tf.Tensor, gradients: Sequence[tf.Tensor]) -> None:
         """Updates the trainable variables with given gradients."""
@@ -213,13 +305,25 @@ class ProgramFunctions:
         return found
 
     def resident_variables(self) -> list[Any]:
-        """Returns all variables of the network, then of the optimizer."""
-        return [*self.network.variables, *self.optimizer.variables]
+        """Returns all variables of the network, its filters, the target and the optimizer."""
+        target = [] if self.target is None else self.target.model.variables
+        return [*self.network.variables, *target, *self.optimizer.variables]
 
     def spec_slots(self) -> list[str]:
         """Returns the segment of each resident variable."""
-        model = [f"model/{_dtype(v)}" for v in self.network.variables]
-        return model + [f"learner/{_dtype(v)}" for v in self.optimizer.variables]
+        network, target = self.network, self.target
+        parts = {
+            "model": network.model.variables,
+            "filter": network.filter_variables,
+            "target": [] if target is None else target.model.variables,
+            "learner": self.optimizer.variables,
+        }
+        return [f"{part}/{_dtype(v)}" for part, found in parts.items() for v in found]
+
+
+def is_per_sequence(name: str) -> bool:
+    """Whether a column has one row per sequence: the memory and the lengths."""
+    return name == SEQ_LENS or name.startswith("state_in_")
 
 
 def unpack(

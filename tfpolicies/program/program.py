@@ -19,18 +19,17 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies.errors import BatchError, ConfigError, MissingColumnError, near_matches
-from tfpolicies.models.network import Network, fresh_weights, variable_keys
-from tfpolicies.program.functions import LOSS_MASK, ProgramFunctions
+from tfpolicies.models.network import Network, fresh_weights, ports_of, variable_keys
+from tfpolicies.models.ports import SEQ_LENS, InputPorts, Port
+from tfpolicies.program.functions import LOSS_MASK, ActInputs, Differentiated, ProgramFunctions
 from tfpolicies.program.minibatches import Minibatches, draw_minibatches, padded_rows
+from tfpolicies.program.outputs import ActLayout
 from tfpolicies.program.runtimes.function import FunctionRuntime
 from tfpolicies.program.runtimes.onnx import OnnxActor, convert
 from tfpolicies.program.spec import ProgramSpec
-from tfpolicies.program.view import TrainBatch
-from tfpolicies.state import PolicyState, Slot, StateLayout
+from tfpolicies.state import ACTING, PolicyState, Slot, StateLayout
 
 logger = logging.getLogger("tfpolicies")
-
-ACT_OUTPUTS = ("actions", "env_actions", "logp", "prob", "dist_inputs", "values")
 
 _registry: weakref.WeakValueDictionary[tuple, Program] = weakref.WeakValueDictionary()
 _registry_lock = threading.Lock()
@@ -41,6 +40,7 @@ class LearnerSignature(NamedTuple):
 
     columns: dict[str, Any]  # tf.TensorSpec (nested for nested columns), by name
     stat_names: tuple[str, ...]
+    fetches: tuple[str, ...]  # names of what `extra_learn_fetches_fn` gives
     masked: bool  # whether the loss reads the row mask, so that minibatches may be padded
 
 
@@ -57,20 +57,22 @@ class Program:
     def __init__(self, spec: ProgramSpec) -> None:
         self.spec = spec
         self.lock = threading.RLock()
-        model = spec.source.make(0)
-        network = Network(model, spec.obs_leaves)
+        network = self._network()
+        target = self._network() if spec.policy_class.wants_target(spec.static) else None
         optimizer = spec.policy_class.make_optimizer(spec.static)
-        optimizer.build(model.trainable_variables)
-        self.functions = ProgramFunctions(spec, network, optimizer)
-        self.layout = StateLayout(_slots(network, optimizer))
+        optimizer.build(network.model.trainable_variables)
+        self.functions = ProgramFunctions(spec, network, optimizer, target)
+        self.layout = StateLayout(_slots(self.functions))
         self._model_start = [np.array(v.numpy()) for v in network.variables]
         self._optimizer_start = [np.array(v.numpy()) for v in optimizer.variables]
+        self.act_layout = ActLayout.of(spec, network.ports.states, self._extra_outputs())
         self.runtime = FunctionRuntime(
-            self.functions, self.layout, traced=spec.static["eager_tracing"]
+            self.functions, self.layout, self.act_layout, traced=spec.static["eager_tracing"]
         )
         self._resident: tuple[weakref.ref[PolicyState], int] | None = None
         self._signature: LearnerSignature | None = None
         self._learners: dict[bool, Any] = {}
+        self._single: Any = None
         self._gradients: Any = None
         self._capacity: dict[tuple[int, int], int] = {}
         self._onnx: OnnxActor | None = None
@@ -87,6 +89,32 @@ class Program:
                 program = _registry[spec.key] = cls(spec)
             return program
 
+    def _network(self) -> Network:
+        spec = self.spec
+        model = spec.source.make(0)
+        ports = ports_of(model, spec.observation_space, spec.dist_class)
+        return Network(model, ports, spec.dist_class, spec.filtered)
+
+    @property
+    def ports(self) -> InputPorts:
+        """The inputs of acting."""
+        return self.functions.network.ports
+
+    def _extra_outputs(self) -> list[Port]:
+        """Returns what `extra_action_out_fn` adds, by running it once on zeros."""
+        spec, network = self.spec, self.functions.network
+        if not spec.policy_class.adds_outputs():
+            return []
+        inputs = [tf.constant(port.zeros(2)) for port in network.ports.all]
+        noise = tf.zeros([2, spec.explorer.noise_size])
+        given = ActInputs(inputs, noise, tf.zeros([spec.explorer.num_params]))
+        weights = [tf.convert_to_tensor(variable) for variable in network.variables]
+        extras = self.functions.act(weights, given).extras
+        return [
+            Port(name, tuple(x.shape[1:]), np.dtype(x.dtype.as_numpy_dtype))
+            for name, x in sorted(extras.items())
+        ]
+
     # -- states -------------------------------------------------------------------------------
 
     def new_state(
@@ -99,15 +127,16 @@ class Program:
         """
         state = PolicyState(self.layout, hyper, np.random.default_rng(rng_seed))
         model = self.functions.network.model
-        values = fresh_weights(model, weight_seed, self._model_start)
+        values = fresh_weights(model, weight_seed, self._model_start[: len(model.variables)])
         if template is not None and template not in self._templates_taken:
             self._templates_taken.add(template)
             for i, variable in enumerate(template.variables):
                 values[i] = np.array(variable.numpy())
-        keys = [slot.key for slot in self.layout.of("model")]
-        state.write(dict(zip(keys, values, strict=True)))
-        keys = [slot.key for slot in self.layout.of("learner")]
-        state.write(dict(zip(keys, self._optimizer_start, strict=True)))
+        values += self._model_start[len(values) :]  # the filters
+        for part, found in ((ACTING, values), (("learner",), self._optimizer_start)):
+            keys = [slot.key for slot in self.layout.of(*part)]
+            state.write(dict(zip(keys, found, strict=True)))
+        state.copy_part("model", "target", 1.0)
         return state
 
     def make_resident(self, state: PolicyState) -> None:
@@ -125,24 +154,9 @@ class Program:
     # -- acting -------------------------------------------------------------------------------
 
     @property
-    def output_names(self) -> tuple[str, ...]:
-        """Names of what acting returns: values only where the network has them."""
-        return ACT_OUTPUTS if self.has_values else ACT_OUTPUTS[:-1]
-
-    @property
     def has_values(self) -> bool:
         """Whether the network estimates values."""
         return self.spec.with_value
-
-    def output_shapes(self) -> list[tuple[str, tuple[int, ...], np.dtype]]:
-        """Returns name, shape without the batch, and dtype of each output of acting."""
-        leaf, floats = self.spec.action_leaf, np.dtype(np.float32)
-        shapes = {"actions": leaf.shape, "env_actions": leaf.shape}
-        shapes["dist_inputs"] = (self.spec.dist_class.num_inputs,)
-        is_float = np.issubdtype(leaf.dtype, np.floating)
-        env_dtype = np.dtype(leaf.space.dtype) if is_float else leaf.dtype
-        kinds = {"actions": leaf.dtype, "env_actions": env_dtype}
-        return [(n, shapes.get(n, ()), kinds.get(n, floats)) for n in self.output_names]
 
     def onnx_actor(self) -> OnnxActor:
         """Returns the converted act function, converting and checking it on first use.
@@ -156,36 +170,35 @@ class Program:
             return self._onnx
 
     def _convert_act(self) -> OnnxActor:
-        spec, slots = self.spec, self.layout.of("model")
+        spec, slots, ports = self.spec, self.layout.of(*ACTING), self.ports.all
         weights = [
             tf.TensorSpec(slot.shape, slot.dtype, name=f"weights_{i}")
             for i, slot in enumerate(slots)
         ]
-        obs = [
-            tf.TensorSpec([None, *leaf.shape], leaf.dtype, name=f"obs_{i}")
-            for i, leaf in enumerate(spec.obs_leaves)
-        ]
-        noise = tf.TensorSpec([None, spec.dist_class.noise_size], tf.float32, name="noise")
+        given = self.runtime.signatures.act
+        named = [port._replace(name=f"input_{i}").tensor_spec for i, port in enumerate(ports)]
+        signature = [*weights, *named, given.noise, given.params]
 
-        def act(*inputs: tf.Tensor) -> list[tf.Tensor]:
+        def act(*tensors: tf.Tensor) -> list[tf.Tensor]:
             self.functions.traces["act (onnx)"] += 1
             count = len(weights)
-            outputs = self.functions.act(inputs[:count], inputs[count:-1], inputs[-1])
-            return [tf.identity(x) for x in outputs if x is not None]
+            *inputs, noise, params = tensors[count:]
+            outputs = self.functions.act(tensors[:count], ActInputs(inputs, noise, params))
+            return [tf.identity(x) for x in self.act_layout.flatten(outputs)]
 
-        signature = [*weights, *obs, noise]
         try:
             model = convert(
                 tf.function(act, input_signature=signature, autograph=False),
                 signature,
-                self.output_names,
+                [port.name for port in self.act_layout.ports()],
             )
             actor = OnnxActor(
                 model,
                 [slot.key for slot in slots],
-                [(leaf.shape, leaf.dtype) for leaf in spec.obs_leaves],
-                spec.dist_class.noise_size,
-                self.output_shapes(),
+                ports,
+                spec.explorer.noise_size,
+                spec.explorer.num_params,
+                self.act_layout,
             )
         except Exception as error:
             raise ConfigError(
@@ -197,20 +210,34 @@ class Program:
 
     def _check_actor(self, actor: OnnxActor) -> None:
         rng = np.random.default_rng(0)
-        state = self.new_state_for_checks()
+        state, explorer = self.new_state_for_checks(), self.spec.explorer
+        params = np.zeros(explorer.num_params, np.float32)
         for rows in (1, 7):
-            obs = [_random_rows(leaf, rows, rng) for leaf in self.spec.obs_leaves]
-            noise = self.spec.dist_class.draw_noise(rng, rows)
-            ours = actor.run(state, obs, noise)
-            wanted = self.runtime.run(state, obs, noise)
-            for name, a, b in zip(self.output_names, ours, wanted, strict=True):
+            inputs = self.random_inputs(rows, rng)
+            noise = explorer.draw_noise(rng, rows, params)
+            ours, wanted = (
+                self.act_layout.flatten(runner.run(state, inputs, noise, params))
+                for runner in (actor, self.runtime)
+            )
+            for port, a, b in zip(self.act_layout.ports(), ours, wanted, strict=True):
                 difference = float(np.max(np.abs(a.astype(np.float64) - b), initial=0.0))
                 scale = max(1.0, float(np.max(np.abs(b), initial=0.0)))
                 if not difference <= 1e-4 * scale:
                     raise ConfigError(
-                        f"ONNX Runtime gives other {name} than TensorFlow for this model (largest "
-                        f"difference {difference:.3g}); use inference='tf' for it."
+                        f"ONNX Runtime gives other {port.name} than TensorFlow for this model "
+                        f"(largest difference {difference:.3g}); use inference='tf' for it."
                     )
+
+    def random_inputs(self, rows: int, rng: np.random.Generator) -> list[np.ndarray]:
+        """Returns inputs of acting that fit the ports; masks allow everything."""
+        ports = self.ports
+        obs = [
+            np.ones((rows, *leaf.shape), leaf.dtype) if mask else _random_rows(leaf, rows, rng)
+            for leaf, mask in zip(ports.obs_leaves, ports.is_mask, strict=True)
+        ]
+        prev = [port.zeros(rows) for port in ports.prev]
+        states = [0.5 * rng.standard_normal((rows, *port.shape)) for port in ports.states]
+        return [*obs, *prev, *(x.astype(np.float32) for x in states)]
 
     def new_state_for_checks(self) -> PolicyState:
         """Returns a state with fresh weights that belongs to no policy."""
@@ -242,10 +269,18 @@ class Program:
             self._resident = None  # layers may update themselves in training mode
             tensors = tf.nest.map_structure(tf.constant, dict(columns))
             rows = len(tf.nest.flatten(tensors)[0])
-            tensors[LOSS_MASK] = tf.ones([rows], tf.float32)
+            rows_of_loss = self.functions.loss_columns(tensors, tf.ones([rows], tf.float32))
             hyper = tf.ones([len(self.spec.hyperparameters)], tf.float32)
-            _, stats, batch, _ = self.functions.loss_and_gradients(hyper, tensors)
-            self._signature = _signature_of(batch, stats)
+            found = self.functions.loss_and_gradients(hyper, rows_of_loss)
+            signature = _signature_of(found, tensors)
+            if self.ports.is_recurrent and not signature.masked:
+                owner = self.spec.policy_class.__name__
+                raise ConfigError(
+                    f"{owner}.loss does not read train_batch[{LOSS_MASK!r}], which a model with a "
+                    "memory needs: its sequences are padded. Use `masked_mean(x, "
+                    f"train_batch[{LOSS_MASK!r}])` for its means."
+                )
+            self._signature = signature
 
     def learn_epochs(
         self,
@@ -269,7 +304,7 @@ class Program:
             `mean`, `min` and `max` of the statistics over the minibatches, each float32 `[S]`.
         """
         rows = count_rows(columns)
-        size = rows if minibatch_size is None else minibatch_size
+        size = rows if minibatch_size is None else self._items(minibatch_size)
         if not self.resolve_jit():  # XLA would compile anew for each smaller size
             size = min(size, rows)
         minibatches = draw_minibatches(rows, num_epochs, size, state.rng if shuffle else None)
@@ -280,6 +315,56 @@ class Program:
             self._read_back(state)
         state.num_grad_updates += minibatches.steps
         return dict(zip(("mean", "min", "max"), totals, strict=True))
+
+    def _items(self, rows: int) -> int:
+        """Returns how many items of a batch have about so many rows: rows, or sequences."""
+        return max(1, rows // self.spec.time_steps) if self.ports.is_recurrent else rows
+
+    def rows_of(self, columns: Mapping[str, Any]) -> int:
+        """Returns the rows of selected columns, without those that only fill up sequences."""
+        items = count_rows(columns)
+        return int(columns[SEQ_LENS].sum()) if self.ports.is_recurrent else items
+
+    def items_between(self, columns: Mapping[str, Any], start: int, stop: int) -> Any:
+        """Returns the index of the rows `[start, stop)`, or of the sequences that begin there."""
+        if not self.ports.is_recurrent:
+            return slice(start, stop)
+        first = np.cumsum(columns[SEQ_LENS]) - columns[SEQ_LENS]
+        return np.flatnonzero((first >= start) & (first < stop))
+
+    def learn_once(
+        self, state: PolicyState, columns: Mapping[str, Any]
+    ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Updates a state by one minibatch of all items; returns its statistics and fetches.
+
+        Fetches of the loss's length come back with one entry per row of the batch.
+        """
+        items, jit = count_rows(columns), self.resolve_jit()
+        width = items
+        if jit:
+            width = padded_rows(items, 1, self._capacity.get((0, 0), 0))
+            self._capacity[0, 0] = width
+        mask = (np.arange(width) < items).astype(np.float32)
+        given = tf.nest.map_structure(tf.constant, _pad(columns, width))
+        with self.lock:
+            self.make_resident(state)
+            self._resident = None
+            if self._single is None:
+                self._single = self.runtime.single_learner(self.signature.columns, jit=jit)
+            stats, fetches = self._single(tf.constant(state.hyper), given, tf.constant(mask))
+            self._read_back(state)
+        state.num_grad_updates += 1
+        values = np.array([float(stats[name]) for name in self.signature.stat_names], np.float32)
+        valid = self._valid_rows(columns, items, width)
+        found = {name: _of_rows(x.numpy(), valid) for name, x in fetches.items()}
+        return dict.fromkeys(("mean", "min", "max"), values), found
+
+    def _valid_rows(self, columns: Mapping[str, Any], items: int, width: int) -> np.ndarray:
+        if not self.ports.is_recurrent:
+            return np.arange(width) < items
+        steps = np.zeros(width, np.int64)
+        steps[:items] = columns[SEQ_LENS]
+        return (np.arange(self.spec.time_steps) < steps[:, None]).reshape(-1)
 
     def _run(
         self,
@@ -363,11 +448,13 @@ class Program:
         With `acting`, the act function is converted for ONNX Runtime while XLA compiles, which
         needs no Python: on two cores the second costs nothing.
         """
+        items = self._items(rows)
         columns = {
-            name: tf.nest.map_structure(lambda s: np.zeros((rows, *s.shape[1:]), s.dtype.name), x)
+            name: tf.nest.map_structure(lambda s: np.zeros((items, *s.shape[1:]), s.dtype.name), x)
             for name, x in self.signature.columns.items()
         }
-        nothing = draw_minibatches(rows, num_epochs, min(minibatch_size, rows), None)
+        size = min(self._items(minibatch_size), items)
+        nothing = draw_minibatches(items, num_epochs, size, None)
         nothing = nothing._replace(steps=0)
         state = self.new_state_for_checks()
         with self.lock, ThreadPoolExecutor(1) as pool:
@@ -385,14 +472,13 @@ class Program:
         self, state: PolicyState, columns: Mapping[str, Any]
     ) -> tuple[list[np.ndarray], dict[str, float]]:
         """Returns the gradients of one batch, in the order of the trainable variables."""
-        rows = count_rows(columns)
+        count_rows(columns)
         with self.lock:
             self.make_resident(state)
             self._resident = None  # layers may update themselves in training mode
             if self._gradients is None:
                 self._gradients = self.runtime.gradient_function(self.signature.columns)
             tensors = tf.nest.map_structure(tf.constant, dict(columns))
-            tensors[LOSS_MASK] = tf.ones([rows], tf.float32)
             gradients, stats = self._gradients(tf.constant(state.hyper), tensors)
         values = {name: float(value) for name, value in stats.items()}
         return [g.numpy() for g in gradients], values
@@ -444,30 +530,38 @@ def count_rows(columns: Mapping[str, Any]) -> int:
     return found.pop()
 
 
-def _slots(network: Network, optimizer: Any) -> list[Slot]:
-    keys = variable_keys(network.variables)
-    slots = [
-        Slot(key, tuple(v.shape), tf.as_dtype(v.dtype).name, "model")
-        for key, v in zip(keys, network.variables, strict=True)
-    ]
+def _slots(functions: ProgramFunctions) -> list[Slot]:
+    network, target, optimizer = functions.network, functions.target, functions.optimizer
+    keys = variable_keys(network.model.variables)
+    slots = [_slot(v, key, "model") for key, v in zip(keys, network.model.variables, strict=True)]
+    for variable in network.filter_variables:
+        slots.append(_slot(variable, f"filter/{variable.name.partition(':')[0]}", "filter"))
+    if target is not None:
+        pairs = zip(keys, target.model.variables, strict=True)
+        slots += [_slot(v, f"target/{key}", "target") for key, v in pairs]
     for i, variable in enumerate(optimizer.variables):
         role = variable.path.rpartition("/")[2]
         if i >= 2:  # a slot of a weight: its name repeats the weight's auto-numbered one
             role = role.rpartition("_")[2]
-        key = f"optimizer/{i:03d}_{role}"
-        dtype = tf.as_dtype(variable.dtype).name
-        slots.append(Slot(key, tuple(variable.shape), dtype, "learner"))
+        slots.append(_slot(variable, f"optimizer/{i:03d}_{role}", "learner"))
     return slots
 
 
-def _signature_of(batch: TrainBatch, stats: Mapping[str, Any]) -> LearnerSignature:
-    columns = {
+def _slot(variable: Any, key: str, part: str) -> Slot:
+    return Slot(key, tuple(variable.shape), tf.as_dtype(variable.dtype).name, part)
+
+
+def _signature_of(found: Differentiated, columns: Mapping[str, Any]) -> LearnerSignature:
+    read = found.batch.accessed_keys
+    specs = {
         name: tf.nest.map_structure(
-            lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), dict.__getitem__(batch, name)
+            lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), columns[name]
         )
-        for name in sorted(batch.accessed_keys - {LOSS_MASK})
+        for name in sorted(read - {LOSS_MASK})
     }
-    return LearnerSignature(columns, tuple(sorted(stats)), LOSS_MASK in batch.accessed_keys)
+    return LearnerSignature(
+        specs, tuple(sorted(found.stats)), tuple(sorted(found.fetches)), LOSS_MASK in read
+    )
 
 
 def _fit(name: str, spec: Any, column: Any) -> Any:
@@ -492,6 +586,10 @@ def _pad(columns: Mapping[str, Any], capacity: int) -> dict[str, Any]:
         return padded
 
     return tf.nest.map_structure(pad, dict(columns))
+
+
+def _of_rows(array: np.ndarray, valid: np.ndarray) -> np.ndarray:
+    return array[valid] if array.shape[:1] == valid.shape else array
 
 
 def _random_rows(leaf: Any, rows: int, rng: np.random.Generator) -> np.ndarray:

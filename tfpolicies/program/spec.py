@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,12 +10,15 @@ from typing import Any
 
 import gymnasium as gym
 
-from tfpolicies.errors import ConfigError
+from tfpolicies.errors import ConfigError, SpaceError
+from tfpolicies.exploration.transform import Transform
 from tfpolicies.models.action_pipeline import ActionPipeline
-from tfpolicies.models.defaults import MODEL_DEFAULTS
 from tfpolicies.models.distributions import ActionDistribution, DiagGaussian
-from tfpolicies.models.network import ModelSource, fingerprint, model_source
-from tfpolicies.models.spaces import Leaf, leaves, space_key
+from tfpolicies.models.filters import filtered_leaves
+from tfpolicies.models.network import ModelSource, fingerprint
+from tfpolicies.models.ports import MASK
+from tfpolicies.models.settings import model_settings
+from tfpolicies.models.spaces import Leaf, has_mask, leaves, space_key
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,9 +28,11 @@ class ProgramSpec:
     Attributes:
         policy_class: the class whose `loss`, `stats_fn` and so on are traced.
         observation_space: as the environment has it, possibly nested.
-        action_space: as the environment has it.
+        action_space: likewise.
         hyperparameters: names of the real-valued settings, in the order of the state's vector.
         static: the settings that change code or shapes.
+        dist_class: the action distribution.
+        explorer: how noise becomes actions.
         source: where networks come from.
     """
 
@@ -35,6 +41,8 @@ class ProgramSpec:
     action_space: gym.Space
     hyperparameters: tuple[str, ...]
     static: Mapping[str, Any]
+    dist_class: ActionDistribution
+    explorer: Transform
     source: ModelSource
 
     @classmethod
@@ -44,22 +52,20 @@ class ProgramSpec:
         observation_space: gym.Space,
         action_space: gym.Space,
         config: Mapping[str, Any],
+        explorer: Transform,
     ) -> ProgramSpec:
         """Derives the spec of a policy from its class, spaces and complete config."""
-        static = {key: config[key] for key in policy_class.static_keys}
-        model_config = {**MODEL_DEFAULTS, **config["model"]}
-        dist_class = ActionDistribution.of(action_space)
-        if model_config["free_log_std"] and dist_class.kind is not DiagGaussian:
+        model_config = model_settings(config["model"])
+        static = {key: config[key] for key in policy_class.static_keys} | {"model": model_config}
+        dist_class = policy_class.distribution(action_space, model_config)
+        if model_config["free_log_std"] and set(dist_class.kinds) != {DiagGaussian}:
             raise ConfigError(
                 f"model['free_log_std'] needs a Box of floats as the action space, got "
                 f"{action_space}. Leave it False."
             )
-        source = model_source(
-            observation_space,
-            leaves(observation_space),
-            dist_class.num_inputs,
-            model_config,
-            with_value=policy_class.wants_value(static),
+        _check_mask(observation_space, dist_class)
+        source = policy_class.model_source(
+            observation_space, dist_class, model_config, with_value=policy_class.wants_value(static)
         )
         return cls(
             policy_class,
@@ -67,6 +73,8 @@ class ProgramSpec:
             action_space,
             tuple(policy_class.hyperparameters),
             static,
+            dist_class,
+            explorer,
             source,
         )
 
@@ -79,24 +87,26 @@ class ProgramSpec:
             space_key(self.observation_space),
             space_key(self.action_space),
             fingerprint({**self.static, "model": model}),
+            self.explorer.key,
             self.source.key,
         )
 
     @cached_property
     def obs_leaves(self) -> tuple[Leaf, ...]:
-        """The leaves of the observation space."""
+        """The leaves of the observation space, masks included."""
         return leaves(self.observation_space)
 
     @cached_property
-    def action_leaf(self) -> Leaf:
-        """The only leaf of the action space."""
-        (leaf,) = leaves(self.action_space)
-        return leaf
+    def action_leaves(self) -> tuple[Leaf, ...]:
+        """The leaves of the action space."""
+        return tuple(self.dist_class.leaves)
 
     @cached_property
-    def dist_class(self) -> ActionDistribution:
-        """The action distribution."""
-        return ActionDistribution.of(self.action_space)
+    def filtered(self) -> tuple[int, ...]:
+        """Which observation leaves are normalised by running statistics."""
+        if self.static["observation_filter"] == "NoFilter":
+            return ()
+        return filtered_leaves(self.observation_space)
 
     @cached_property
     def pipeline(self) -> ActionPipeline:
@@ -109,6 +119,11 @@ class ProgramSpec:
     def with_value(self) -> bool:
         """Whether policies of the kind estimate values."""
         return self.policy_class.wants_value(self.static)
+
+    @property
+    def time_steps(self) -> int:
+        """The steps of a sequence in learning, for models with a memory."""
+        return int(self.static["model"]["max_seq_len"])
 
     def hyper_values(self, config: Mapping[str, Any]) -> list[float]:
         """Returns the hyper-parameters of a config as numbers; None means infinite (no limit).
@@ -125,6 +140,19 @@ class ProgramSpec:
                 raise ConfigError(f"{name} must be a number or None, got {value!r}.")
             values.append(float("inf") if value is None else float(value))
         return values
+
+
+def _check_mask(space: gym.Space, dist_class: ActionDistribution) -> None:
+    """Checks that a mask has one number for each choice of the action space."""
+    if not has_mask(space):
+        return
+    size = sum(math.prod(leaf.shape) for leaf in leaves(space[MASK]))  # type: ignore[index]
+    if size != dist_class.mask_size:
+        raise SpaceError(
+            f"observation_space['action_mask'] has {size} numbers, but the action space "
+            f"{dist_class.space} has {dist_class.mask_size} choices that can be masked. Give one "
+            "number per choice, in the order of the action space's leaves; 0 forbids it."
+        )
 
 
 def program_fingerprint(spec: ProgramSpec, slots: Sequence[Any]) -> str:

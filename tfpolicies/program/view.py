@@ -8,7 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfpolicies.errors import ConfigError, MissingColumnError, near_matches
-from tfpolicies.models.network import Network, NetworkOutputs
+from tfpolicies.models.network import Network, NetworkInputs, NetworkOutputs
+from tfpolicies.models.ports import SEQ_LENS
 from tfpolicies.models.spaces import Leaf, batch_leaves, pick
 
 
@@ -19,9 +20,9 @@ class ConfigView(Mapping[str, Any]):
     """
 
     def __init__(
-        self, names: Sequence[str], hyper: tf.Tensor, static: Mapping[str, Any], owner: str
+        self, names: Sequence[str], hyper: tf.Tensor | None, static: Mapping[str, Any], owner: str
     ) -> None:
-        self._tensors = {name: hyper[i] for i, name in enumerate(names)}
+        self._tensors = {} if hyper is None else {name: hyper[i] for i, name in enumerate(names)}
         self._static = static
         self._owner = owner
 
@@ -75,21 +76,49 @@ class TrainBatch(dict[str, Any]):
 class ModelView:
     """The `model` argument of `loss`: call it on a batch, then ask for the values.
 
-    `model(train_batch)` gives `(dist_inputs [B, n], state)`; `model.value_function()` then gives
-    the values `[B]` of the same call.
+    `model(train_batch)` gives `(dist_inputs [N, n], state)`; `model.value_function()` then gives
+    the values `[N]` of the same call.
+
+    Args:
+        network: what runs.
+        time_steps: the steps of each sequence, for models with a memory.
+        training: whether layers such as Dropout are in training mode.
     """
 
-    def __init__(self, network: Network, space_leaves: Sequence[Leaf]) -> None:
+    def __init__(self, network: Network, time_steps: int, *, training: bool) -> None:
         self._network = network
-        self._leaves = space_leaves
+        self._time_steps = time_steps
+        self._training = training
         self._outputs: NetworkOutputs | None = None
 
-    def __call__(self, batch: Mapping[str, Any], *args: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Runs the model on `batch["obs"]` with `training=True`."""
-        del args  # states and sequence lengths of ported code; this model has none
+    def __call__(
+        self, batch: Mapping[str, Any], state: Any = None, seq_lens: Any = None
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Runs the model on `batch["obs"]` and what else it reads of the batch.
+
+        Args:
+            batch: columns as rows `[N, ...]`.
+            state: the memory `[S, ...]`; the batch's `state_in_*` by default.
+            seq_lens: int `[S]`; the batch's own by default.
+        """
+        ports = self._network.ports
         obs = batch["obs"]
-        self._outputs = self._network([pick(obs, x.path) for x in self._leaves], training=True)
-        return self._outputs.dist_inputs, []
+        prev: list[Any] = []
+        if ports.reads_actions:
+            column = batch["prev_actions"]
+            prev += [pick(column, leaf.path) for leaf in ports.action_leaves]
+        if ports.reads_rewards:
+            prev.append(batch["prev_rewards"])
+        steps: Any = 1
+        if ports.is_recurrent:
+            state = state or [batch[port.name] for port in ports.states]
+            seq_lens = batch[SEQ_LENS] if seq_lens is None else seq_lens
+            steps = self._time_steps
+        inputs = NetworkInputs(
+            [pick(obs, leaf.path) for leaf in ports.obs_leaves], prev, state or [], seq_lens, steps
+        )
+        self._outputs = self._network(inputs, training=self._training)
+        return self._outputs.dist_inputs, self._outputs.states
 
     def value_function(self) -> tf.Tensor:
         """Returns the values `[B]` of the last call."""

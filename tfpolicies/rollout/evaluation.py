@@ -8,6 +8,7 @@ import numpy as np
 
 from tfpolicies.envs.vector import Environments
 from tfpolicies.models.spaces import batch_leaves, leaves
+from tfpolicies.policy.session import Memory
 from tfpolicies.rollout.episode import RolloutMetrics
 
 
@@ -41,10 +42,15 @@ def play_episodes(
         shares = np.full(count, -(-(timesteps or 0) // count))
     returns, lengths = np.zeros(count), np.zeros(count, np.int64)
     played: list[RolloutMetrics] = []
+    memory = Memory(policy, count)
     done = np.zeros(count, np.int64)  # episodes or steps, as the shares count
     while (done < shares).any():
-        env_actions, _ = policy.act_columns(obs)
+        env_actions, _ = memory.act(obs)
         step = envs.step(env_actions)
+        if memory.is_needed:
+            memory.rewarded(step.rewards)
+            ended = step.terminateds | step.truncateds
+            memory.forget(ended if step.dead is None else ended | step.dead)
         obs = batch_leaves(space_leaves, step.obs, "the environment's observation")
         alive = True if step.dead is None else ~step.dead
         returns += np.where(alive, step.rewards, 0.0)

@@ -18,8 +18,11 @@ from tfpolicies.config.callbacks import DefaultCallbacks, follows_episodes, over
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 from tfpolicies.envs.vector import Environments, Step
 from tfpolicies.errors import UsageError
-from tfpolicies.models.spaces import Leaf, batch_leaves, leaves, nest
+from tfpolicies.models.ports import action_ports
+from tfpolicies.models.spaces import Leaf, action_leaves, batch_leaves, leaves, nest
 from tfpolicies.policy.fragments import Fragments
+from tfpolicies.policy.learning_batches import in_sequences
+from tfpolicies.policy.session import Memory
 from tfpolicies.rollout.episode import SINGLE_AGENT, EpisodeFollower, RolloutMetrics
 
 _AGENT_AND_POLICY = (SINGLE_AGENT, DEFAULT_POLICY_ID)
@@ -140,7 +143,9 @@ class SingleAgentSampler:
         self._follower = (
             EpisodeFollower(callbacks, worker, envs, rng) if follows_episodes(callbacks) else None
         )
+        self._actions = action_ports("actions", action_leaves(envs.action_space))
         self._buffer: _Buffer | None = None
+        self._memory: Memory | None = None
         self._running = _Running.start(envs.num_envs, rng)
         self._next_unroll = 0
         self.metrics: list[RolloutMetrics] = []
@@ -151,6 +156,7 @@ class SingleAgentSampler:
         self._buffer = _Buffer(self.envs.num_envs, self._length, self._leaves)
         self._buffer.begin(batch_leaves(self._leaves, obs, "the environment's observation"))
         self._running = _Running.start(self.envs.num_envs, self.rng)
+        self._memory = None
         if self._follower is not None:
             self._follower.start_all()
 
@@ -172,7 +178,8 @@ class SingleAgentSampler:
     # -- the loop -----------------------------------------------------------------------------
 
     def _collect(self, policy: Any, buffer: _Buffer) -> _Buffer:
-        act, step_envs, space_leaves = policy.act_columns, self.envs.step, self._leaves
+        memory = self._memory_of(policy)
+        act, step_envs, space_leaves = memory.act, self.envs.step, self._leaves
         follower = self._follower
         obs = [leaf[:, buffer.used] for leaf in buffer.obs]
         while not self._is_enough(buffer):
@@ -192,6 +199,10 @@ class SingleAgentSampler:
             obs = batch_leaves(space_leaves, step.obs, "the environment's observation")
             for leaf_buffer, leaf in zip(buffer.obs, obs, strict=True):
                 leaf_buffer[:, t + 1] = leaf
+            if memory.is_needed:
+                memory.rewarded(step.rewards)
+                ended = step.terminateds | step.truncateds
+                memory.forget(ended if step.dead is None else ended | step.dead)
             if step.dead is not None:
                 np.logical_not(step.dead, out=buffer.alive[:, t])
             if step.final is not None:
@@ -200,6 +211,11 @@ class SingleAgentSampler:
                 follower.step(step)
             buffer.used = t + 1
         return buffer
+
+    def _memory_of(self, policy: Any) -> Memory:
+        if self._memory is None or self._memory.policy is not policy:
+            self._memory = Memory(policy, self.envs.num_envs)
+        return self._memory
 
     def _keep_final(self, buffer: _Buffer, step: Step, t: int) -> None:
         indices, last = step.final  # type: ignore[misc]
@@ -249,10 +265,10 @@ class SingleAgentSampler:
         obs = [cut(leaf) for leaf in buffer.obs]
         new_obs = [cut(leaf) for leaf in buffer.reached()]
         columns.update(self._episode_columns(columns, taken))
-        columns["rewards"] = self._clipped(columns["rewards"])
+        earned = columns["rewards"]
+        columns["rewards"] = self._clipped(earned)
         ends = columns["terminateds"] | columns["truncateds"]
         ends[:, -1] = True
-        space = self.envs.observation_space
         rows = shape[0] * shape[1]
 
         def flat(column: np.ndarray) -> np.ndarray:
@@ -261,16 +277,19 @@ class SingleAgentSampler:
         if not policy.has_own_postprocessing():
             row, step = np.nonzero(ends & ~columns["terminateds"])
             open_ends = (row, step)
-            open_obs = [leaf[open_ends] for leaf in new_obs]
-            fragments = Fragments(columns, ends, policy, open_ends, open_obs)
+            after = [*new_obs, *self._remembered(policy, columns, earned)]
+            fragments = Fragments(
+                columns, ends, policy, open_ends, [x[open_ends] for x in after]
+            )
             policy.postprocess_fragments(fragments)
             columns.update(fragments.added)
         flat_obs, flat_new_obs = ([flat(leaf) for leaf in parts] for parts in (obs, new_obs))
+        space = self.envs.observation_space
         batch = SampleBatch(
             {
                 "obs": nest(space, flat_obs),
                 "new_obs": nest(space, flat_new_obs),
-                **{name: flat(column) for name, column in columns.items()},
+                **self._nested_actions({name: flat(column) for name, column in columns.items()}),
             }
         )
         batch.num_grad_updates = policy.num_grad_updates
@@ -278,7 +297,28 @@ class SingleAgentSampler:
             self._callbacks, "on_postprocess_trajectory"
         ):
             batch = self._by_trajectory(policy, batch, ends.reshape(-1))
-        return batch
+        return in_sequences(batch, policy) if policy.is_recurrent() else batch
+
+    def _remembered(
+        self, policy: Any, columns: Mapping[str, np.ndarray], rewards: np.ndarray
+    ) -> list[np.ndarray]:
+        """Returns what acting reads after each step, besides the observation, `[N, T, ...]`."""
+        reads_actions, reads_rewards = policy.reads_previous()
+        names = [port.name for port in self._actions] if reads_actions else []
+        states = [name for name in columns if name.startswith("state_out_")]
+        found = [columns[name] for name in names]
+        return found + [rewards] * reads_rewards + [columns[name] for name in states]
+
+    def _nested_actions(self, columns: dict[str, Any]) -> dict[str, Any]:
+        """Joins the columns of action leaves to one that is nested as the action space is."""
+        if len(self._actions) == 1 and not self._actions[0].path:
+            return columns
+        names = [port.name for port in self._actions]
+        for prefix in ("", "prev_"):
+            if prefix + names[0] in columns:
+                parts = [columns.pop(prefix + name) for name in names]
+                columns[f"{prefix}actions"] = nest(self.envs.action_space, parts)
+        return columns
 
     def _by_trajectory(self, policy: Any, batch: SampleBatch, ends: np.ndarray) -> SampleBatch:
         """Calls what works on one trajectory at a time, and joins the results."""
@@ -392,6 +432,7 @@ class SingleAgentSampler:
             "next_unroll": self._next_unroll,
             "pending": list(self.metrics),
             "rng": self.rng.bit_generator.state,
+            "memory": self._memory_of(self._get_policy()).get_state(),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -409,6 +450,8 @@ class SingleAgentSampler:
         buffer.finals = list(state["finals"])
         self.envs.set_state(state["envs"])
         self._buffer = buffer
+        self._memory = None
+        self._memory_of(self._get_policy()).set_state(state["memory"])
         self._running = _Running(*state["running"])
         self._next_unroll = state["next_unroll"]
         self.metrics = list(state["pending"])

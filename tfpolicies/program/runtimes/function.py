@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfpolicies.program.functions import LOSS_MASK, ProgramFunctions, unpack
-from tfpolicies.state import PolicyState, StateLayout
+from tfpolicies.program.functions import ActInputs, ActOutputs, ProgramFunctions, unpack
+from tfpolicies.program.outputs import ActLayout
+from tfpolicies.state import ACTING, PolicyState, StateLayout
 
 
 class _Traced:
@@ -35,6 +36,67 @@ class _Traced:
         return (self._concrete or self.trace())(*inputs)
 
 
+class Signatures:
+    """What the functions of a Program take, as `tf.TensorSpec`s; the same for every runtime."""
+
+    def __init__(self, functions: ProgramFunctions, layout: StateLayout) -> None:
+        spec, ports = functions.spec, functions.network.ports
+        self.segments = {
+            name: tf.TensorSpec([n], name.split("/")[1]) for name, n in layout.sizes.items()
+        }
+        self.acting_segments = [self.segments[name] for name in layout.segments(*ACTING)]
+        explorer = spec.explorer
+        self.act = ActInputs(
+            [port.tensor_spec for port in ports.all],
+            tf.TensorSpec([None, explorer.noise_size], tf.float32, name="noise"),
+            tf.TensorSpec([explorer.num_params], tf.float32, name="params"),
+        )
+        self.actions = [
+            tf.TensorSpec([None, *leaf.shape], leaf.dtype) for leaf in spec.action_leaves
+        ]
+        self.hyper = tf.TensorSpec([len(spec.hyperparameters)], tf.float32)
+        trainable = functions.network.model.trainable_variables
+        self.gradients = [tf.TensorSpec(v.shape, v.dtype) for v in trainable]
+        self.index = tf.TensorSpec([None, None], tf.int32)
+        self.mask = tf.TensorSpec([None, None], tf.float32)
+        self.steps = tf.TensorSpec([], tf.int32)
+
+
+class FlatActing:
+    """Acting with the weights as flat segments and with few outputs, as runtimes want it.
+
+    Each output of a traced function costs microseconds, so floats travel as one `[N, k]`.
+    """
+
+    def __init__(self, functions: ProgramFunctions, layout: StateLayout, act: ActLayout) -> None:
+        self.functions = functions
+        self._act = act
+        slots, segments = layout.of(*ACTING), layout.segments(*ACTING)
+        self._order = [segments.index(slot.segment) for slot in slots]
+        self._shapes = [
+            [slot.shape for slot in slots if slot.segment == name] for name in segments
+        ]
+
+    def weights(self, flat: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the variables of the network, in the layout's order, from flat segments."""
+        parts = [iter(found) for found in unpack(flat, self._shapes)]
+        return [next(parts[which]) for which in self._order]
+
+    def many(self, flat: Sequence[tf.Tensor], given: ActInputs) -> Any:
+        """Acts on any number of rows."""
+        self.functions.traces["act"] += 1
+        return self._act.pack(self.functions.act(self.weights(flat), given))
+
+    def one(self, flat: Sequence[tf.Tensor], given: ActInputs) -> Any:
+        """Acts on one row, for XLA."""
+        self.functions.traces["act (one row)"] += 1
+        return self._act.pack(self.functions.act(self.weights(flat), given))
+
+    def log_likelihoods(self, flat: Sequence[tf.Tensor], inputs: Any, actions: Any) -> tf.Tensor:
+        """Returns the log-probability of normalised actions, `[N]`."""
+        return self.functions.log_likelihoods(self.weights(flat), inputs, actions)
+
+
 class FunctionRuntime:
     """Runs the functions of one Program, eagerly outside and traced inside.
 
@@ -44,123 +106,81 @@ class FunctionRuntime:
     Args:
         functions: the Program's functions over the resident variables.
         layout: the layout of the states that are loaded.
+        act: the outputs of acting.
         traced: whether to trace.
     """
 
-    def __init__(self, functions: ProgramFunctions, layout: StateLayout, *, traced: bool) -> None:
+    def __init__(
+        self, functions: ProgramFunctions, layout: StateLayout, act: ActLayout, *, traced: bool
+    ) -> None:
         self.functions = functions
-        self.layout = layout
         self.traced = traced
-        self._model_segments = layout.segments("model")
-        slots = layout.of("model")
-        self._model_order = [self._model_segments.index(slot.segment) for slot in slots]
-        self._model_shapes = [
-            [slot.shape for slot in slots if slot.segment == name] for name in self._model_segments
-        ]
-        spec = functions.spec
-        flat = [
-            tf.TensorSpec([layout.sizes[name]], name.split("/")[1]) for name in self._model_segments
-        ]
-        obs = [tf.TensorSpec([None, *x.shape], x.dtype) for x in spec.obs_leaves]
-        noise = tf.TensorSpec([None, spec.dist_class.noise_size], tf.float32)
-        leaf = spec.action_leaf
-        actions = tf.TensorSpec([None, *leaf.shape], leaf.dtype)
-        whole = {name: tf.TensorSpec([n], name.split("/")[1]) for name, n in layout.sizes.items()}
-        hyper = tf.TensorSpec([len(spec.hyperparameters)], tf.float32)
-        gradients = [tf.TensorSpec(v.shape, v.dtype) for v in self._trainable()]
-        self._act = self.trace(self._act_flat, [flat, obs, noise])
+        self._act_layout = act
+        self._segments = layout.segments(*ACTING)
+        flat = FlatActing(functions, layout, act)
+        self.signatures = signatures = Signatures(functions, layout)
+        weights = signatures.acting_segments
+        self._act = self.trace(flat.many, [weights, signatures.act])
         # One row costs less than dispatching its few dozen operations: XLA runs them as one.
         self._act_one: Any = None
-        if traced and spec.static["jit_compile"] is not False:
-            one = [tf.TensorSpec([1, *x.shape[1:]], x.dtype) for x in (*obs, noise)]
-            self._act_one = self.trace(self._act_row, [flat, one[:-1], one[-1]], jit=True)
-        self._log_likelihoods = self.trace(self._log_likelihoods_flat, [flat, obs, actions])
-        self._load = self.trace(functions.load, [whole])
+        if traced and functions.spec.static["jit_compile"] is not False:
+            one = tf.nest.map_structure(_one_row, signatures.act._replace(params=[]))
+            one = one._replace(params=signatures.act.params)
+            self._act_one = self.trace(flat.one, [weights, one], jit=True)
+        inputs = signatures.act.inputs
+        self._log_likelihoods = self.trace(
+            flat.log_likelihoods, [weights, inputs, signatures.actions]
+        )
+        self._load = self.trace(functions.load, [signatures.segments])
         self._read = self.trace(functions.read, [])
-        self._apply = self.trace(functions.apply_gradients, [hyper, gradients])
+        self._apply = self.trace(
+            functions.apply_gradients, [signatures.hyper, signatures.gradients]
+        )
         self._weights: tuple[PolicyState, int, list[tf.Tensor]] | None = None
 
     def trace(self, function: Any, signature: Sequence[Any], *, jit: bool = False) -> Any:
         """Returns `function` as a traced function of exactly this signature."""
         return _Traced(function, signature, jit=jit) if self.traced else function
 
-    def _trainable(self) -> list[Any]:
-        return self.functions.network.model.trainable_variables
-
-    def _weights_of(self, flat: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns the variables of the model, in the layout's order, from its flat segments."""
-        parts = [iter(found) for found in unpack(flat, self._model_shapes)]
-        return [next(parts[which]) for which in self._model_order]
-
-    def _act_flat(self, flat: Sequence[tf.Tensor], obs: Any, noise: tf.Tensor) -> Any:
-        self.functions.traces["act"] += 1
-        return self._act_packed(flat, obs, noise)
-
-    def _act_row(self, flat: Sequence[tf.Tensor], obs: Any, noise: tf.Tensor) -> Any:
-        self.functions.traces["act (one row)"] += 1
-        return self._act_packed(flat, obs, noise)
-
-    def _act_packed(
-        self, flat: Sequence[tf.Tensor], obs: Any, noise: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor | None, tf.Tensor]:
-        """Returns actions, those for the environment if they differ, and all floats in one.
-
-        Each output of a traced function costs microseconds, so floats travel as one `[B, k]`.
-        """
-        outputs = self.functions.act(self._weights_of(flat), obs, noise)
-        floats = [outputs.logp[:, None], outputs.prob[:, None], outputs.dist_inputs]
-        if outputs.values is not None:
-            floats.append(outputs.values[:, None])
-        same = self.functions.spec.pipeline.is_identity
-        env_actions = None if same else outputs.env_actions
-        return outputs.actions, env_actions, tf.concat(floats, axis=1)
-
-    def _log_likelihoods_flat(self, flat: Sequence[tf.Tensor], obs: Any, actions: Any) -> Any:
-        return self.functions.log_likelihoods(self._weights_of(flat), obs, actions)
-
     # -- acting -------------------------------------------------------------------------------
 
     def run(
-        self, state: PolicyState, obs: Sequence[np.ndarray], noise: np.ndarray | None
-    ) -> list[np.ndarray]:
-        """Acts for `state` on observation leaves `[B, ...]`; `noise=None` is greedy.
+        self,
+        state: PolicyState,
+        inputs: Sequence[np.ndarray],
+        noise: np.ndarray,
+        params: np.ndarray,
+    ) -> ActOutputs:
+        """Acts for `state`; see `ActInputs`. Returns NumPy arrays."""
+        given = ActInputs([tf.constant(x) for x in inputs], tf.constant(noise), tf.constant(params))
+        packed = self._run_act(self._flat_weights(state), given, rows=len(noise))
+        return self._act_layout.unpack([x.numpy() for x in packed])
 
-        Returns the outputs of `act` that exist, in the order of `ActOutputs`.
-        """
-        if noise is None:
-            size = self.functions.spec.dist_class.noise_size
-            noise = np.zeros((len(obs[0]), size), np.float32)
-        inputs = self._flat_weights(state), [tf.constant(x) for x in obs], tf.constant(noise)
-        actions, env_actions, floats = self._run_act(inputs, rows=len(noise))
-        chosen, numbers = actions.numpy(), floats.numpy()
-        for_env = chosen if env_actions is None else env_actions.numpy()
-        found = [chosen, for_env, numbers[:, 0], numbers[:, 1]]
-        if not self.functions.spec.with_value:
-            return [*found, numbers[:, 2:]]
-        return [*found, numbers[:, 2:-1], numbers[:, -1]]
-
-    def _run_act(self, inputs: Any, *, rows: int) -> Any:
+    def _run_act(self, flat: Any, given: ActInputs, *, rows: int) -> Any:
         if rows != 1 or self._act_one is None:
-            return self._act(*inputs)
+            return self._act(flat, given)
         try:
-            return self._act_one(*inputs)
+            return self._act_one(flat, given)
         except tf.errors.OpError:  # XLA does not know one of the model's operations
             self._act_one = None
-            return self._act(*inputs)
+            return self._act(flat, given)
 
     def log_likelihoods(
-        self, state: PolicyState, obs: Sequence[np.ndarray], actions: np.ndarray
+        self,
+        state: PolicyState,
+        inputs: Sequence[np.ndarray],
+        actions: Sequence[np.ndarray],
     ) -> np.ndarray:
-        """Returns the log-probability of normalised actions, float32 `[B]`."""
+        """Returns the log-probability of normalised actions, one leaf each, float32 `[N]`."""
         flat = self._flat_weights(state)
-        obs_tensors = [tf.constant(x) for x in obs]
-        return self._log_likelihoods(flat, obs_tensors, tf.constant(actions)).numpy()
+        tensors = [[tf.constant(x) for x in part] for part in (inputs, actions)]
+        return self._log_likelihoods(flat, *tensors).numpy()
 
     def _flat_weights(self, state: PolicyState) -> list[tf.Tensor]:
         known = self._weights
         if known is not None and known[0] is state and known[1] == state.version:
             return known[2]
-        flat = [tf.constant(state.segments[name]) for name in self._model_segments]
+        flat = [tf.constant(state.segments[name]) for name in self._segments]
         self._weights = (state, state.version, flat)
         return flat
 
@@ -181,17 +201,20 @@ class FunctionRuntime:
                 hyper, columns, index, mask, steps, stat_names=stat_names, exact_rows=exact_rows
             )
 
-        hyper = tf.TensorSpec([len(self.functions.spec.hyperparameters)], tf.float32)
-        index, mask = (tf.TensorSpec([None, None], dtype) for dtype in (tf.int32, tf.float32))
-        signature = [hyper, dict(columns), index, mask, tf.TensorSpec([], tf.int32)]
-        return self.trace(learn_epochs, signature, jit=jit)
+        s = self.signatures
+        return self.trace(
+            learn_epochs, [s.hyper, dict(columns), s.index, s.mask, s.steps], jit=jit
+        )
+
+    def single_learner(self, columns: Mapping[str, Any], *, jit: bool) -> Any:
+        """Returns the traced `learn_once` for batches with these columns."""
+        mask = tf.TensorSpec([None], tf.float32)
+        signature = [self.signatures.hyper, dict(columns), mask]
+        return self.trace(self.functions.learn_once, signature, jit=jit)
 
     def gradient_function(self, columns: Mapping[str, Any]) -> Any:
-        """Returns the traced `gradients` for batches with these columns and a loss mask."""
-        hyper = tf.TensorSpec([len(self.functions.spec.hyperparameters)], tf.float32)
-        mask = tf.TensorSpec([None], tf.float32)
-        signature = [hyper, {**columns, LOSS_MASK: mask}]
-        return self.trace(self.functions.gradients, signature)
+        """Returns the traced `gradients` for batches with these columns."""
+        return self.trace(self.functions.gradients, [self.signatures.hyper, dict(columns)])
 
     def apply_gradients(self, hyper: np.ndarray, gradients: Sequence[np.ndarray]) -> None:
         """Updates the resident variables with given gradients."""
@@ -206,3 +229,7 @@ class FunctionRuntime:
         for name, values in self._read().items():
             state.segments[name][...] = values.numpy()
         state.version += 1
+
+
+def _one_row(spec: tf.TensorSpec) -> tf.TensorSpec:
+    return tf.TensorSpec([1, *spec.shape[1:]], spec.dtype)

@@ -11,6 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tfpolicies.models.ports import Port
+from tfpolicies.program.functions import ActOutputs
+from tfpolicies.program.outputs import ActLayout
+
 OPSET = 18
 _MAX_BINDINGS = 16  # batch sizes kept bound at once
 
@@ -19,29 +23,33 @@ class _Binding(NamedTuple):
     """One batch size, bound: ONNX Runtime keeps output buffers, so each size has its own."""
 
     io: Any
-    obs: list[np.ndarray]
+    inputs: list[np.ndarray]
     noise: np.ndarray
-    outputs: list[np.ndarray]
+    params: np.ndarray
+    outputs: ActOutputs
 
 
 class OnnxActor:
     """Runs a converted act function on one thread, with inputs and outputs bound to NumPy memory.
 
     Args:
-        model: the serialised ONNX model, as `convert_act` gives it.
+        model: the serialised ONNX model, as `convert` gives it, with inputs `weights_<i>`,
+            `input_<i>`, `noise` and `params`.
         weight_keys: the state's key of each weight input, in order.
-        obs: shape (without the batch) and dtype of each observation leaf.
+        ports: the inputs of acting.
         noise_size: columns of the noise.
-        outputs: name, shape (without the batch) and dtype of each output.
+        num_params: parameters of the exploration.
+        act: the outputs.
     """
 
     def __init__(
         self,
         model: bytes,
         weight_keys: Sequence[str],
-        obs: Sequence[tuple[tuple[int, ...], np.dtype]],
+        ports: Sequence[Port],
         noise_size: int,
-        outputs: Sequence[tuple[str, tuple[int, ...], np.dtype]],
+        num_params: int,
+        act: ActLayout,
     ) -> None:
         import onnxruntime
 
@@ -52,42 +60,47 @@ class OnnxActor:
         self._session = onnxruntime.InferenceSession(
             model, options, providers=["CPUExecutionProvider"]
         )
-        present = {node.name for node in self._session.get_inputs()}
+        self._present = {node.name for node in self._session.get_inputs()}
         self._weights = [
             (name, key)
             for name, key in ((f"weights_{i}", key) for i, key in enumerate(weight_keys))
-            if name in present
+            if name in self._present
         ]
-        self._noise_bound = "noise" in present
-        self._obs = [(f"obs_{i}", shape, dtype) for i, (shape, dtype) in enumerate(obs)]
-        self._obs_bound = [name in present for name, _, _ in self._obs]
+        self._ports = list(ports)
         self._noise_size = noise_size
-        self._outputs = list(outputs)
+        self._num_params = num_params
+        self._act = act
         self._bindings: OrderedDict[int, _Binding] = OrderedDict()
         self._bound_state: Any = None
 
     def run(
-        self, state: Any, obs: Sequence[np.ndarray], noise: np.ndarray | None
-    ) -> list[np.ndarray]:
-        """Acts for `state` on observation leaves `[B, ...]`; `noise=None` is greedy.
+        self,
+        state: Any,
+        inputs: Sequence[np.ndarray],
+        noise: np.ndarray | None,
+        params: np.ndarray,
+    ) -> ActOutputs:
+        """Acts for `state`; see `ActInputs`; `noise=None` is zeros.
 
         Returns the output buffers of this batch size: valid until the next call of the same size.
         """
         if self._bound_state is not state:
             self._bindings.clear()
             self._bound_state = state
-        size = len(obs[0])
-        if size == 0:  # ONNX Runtime mistakes the shapes of empty results
-            return [np.zeros((0, *shape), dtype) for _, shape, dtype in self._outputs]
+        size = len(inputs[0])
         binding = self._bindings.get(size)
         if binding is None:
+            if size == 0:  # ONNX Runtime mistakes the shapes of empty results
+                return self._act.unflatten([port.zeros(0) for port in self._act.ports()])
             binding = self._bind(state, size)
-        for buffer, leaf in zip(binding.obs, obs, strict=True):
-            buffer[...] = leaf
+        for buffer, array in zip(binding.inputs, inputs, strict=True):
+            buffer[...] = array
         if noise is None:
             binding.noise.fill(0.0)
         else:
             binding.noise[...] = noise
+        if self._num_params:
+            binding.params[...] = params
         self._session.run_with_iobinding(binding.io)
         return binding.outputs
 
@@ -95,23 +108,31 @@ class OnnxActor:
         io = self._session.io_binding()
         for name, key in self._weights:
             io.bind_cpu_input(name, state.arrays[key])
-        obs = [np.zeros((size, *shape), dtype) for _, shape, dtype in self._obs]
-        for (name, _, _), array, bound in zip(self._obs, obs, self._obs_bound, strict=True):
-            if bound:
+
+        def bound(name: str, array: np.ndarray) -> np.ndarray:
+            if name in self._present:
                 io.bind_cpu_input(name, array)
-        noise = np.zeros((size, self._noise_size), np.float32)
-        if self._noise_bound:
-            io.bind_cpu_input("noise", noise)
+            return array
+
+        inputs = [bound(f"input_{i}", p.zeros(size)) for i, p in enumerate(self._ports)]
+        noise = bound("noise", np.zeros((size, self._noise_size), np.float32))
+        params = bound("params", np.zeros(self._num_params, np.float32))
         outputs = []
-        for name, shape, dtype in self._outputs:
-            array = np.zeros((size, *shape), dtype)
+        for port in self._act.ports():
+            array = port.zeros(size)
             io.bind_output(
-                name, "cpu", 0, element_type=dtype, shape=array.shape, buffer_ptr=array.ctypes.data
+                port.name,
+                "cpu",
+                0,
+                element_type=port.dtype,
+                shape=array.shape,
+                buffer_ptr=array.ctypes.data,
             )
             outputs.append(array)
         if len(self._bindings) >= _MAX_BINDINGS:
             self._bindings.popitem(last=False)
-        binding = self._bindings[size] = _Binding(io, obs, noise, outputs)
+        binding = _Binding(io, inputs, noise, params, self._act.unflatten(outputs))
+        self._bindings[size] = binding
         return binding
 
 

@@ -1,0 +1,384 @@
+"""Filters: running statistics that are frozen while acting, and merged without counting twice."""
+
+import pickle
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from gymnasium import spaces
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tfpolicies.errors import ConfigError, ObservationError, WeightsError
+from tfpolicies.models.filters import (
+    MeanStdFilter,
+    RewardFilter,
+    filtered_leaves,
+    make_filter,
+    normalize,
+)
+from tfpolicies.models.running_stat import RunningStat
+from tfpolicies.models.spaces import batch_leaves, leaves
+
+LINE = spaces.Box(-100.0, 100.0, (1,), np.float32)
+PLANE = spaces.Box(-100.0, 100.0, (2,), np.float32)
+
+
+def column(*values):
+    return np.array(values, np.float32)[:, None]
+
+
+def seen(*values, flush=True):
+    """Returns a filter of one number that has seen the given ones."""
+    line = MeanStdFilter(LINE)
+    line.observe([column(*values)])
+    if flush:
+        line.flush()
+    return line
+
+
+def applied(line, *values):
+    ((mean, scale),) = line.tensors()
+    return normalize(tf.constant(column(*values)), mean, scale).numpy()[:, 0].tolist()
+
+
+# -- RunningStat ------------------------------------------------------------------------------
+
+
+@pytest.mark.core
+def test_mean_and_variance_of_hand_made_numbers():
+    stat = RunningStat((2,))
+    stat.push_batch([[1.0, 10.0]])
+    assert (stat.count, stat.mean.tolist(), stat.std.tolist()) == (1, [1, 10], [0, 0])
+    stat.push_batch(np.array([[2, 10], [6, 10]]))
+    assert stat.count == 3
+    assert stat.mean.tolist() == [3, 10]
+    assert stat.m2.tolist() == [14, 0]
+    assert stat.var.tolist() == [7, 0]
+    assert stat.mean.dtype == stat.m2.dtype == np.float64
+
+
+@given(st.integers(0, 2**31), st.lists(st.integers(0, 9), min_size=1, max_size=5))
+def test_pushing_pieces_and_merging_agree_with_numpy(seed, sizes):
+    pieces = [np.random.default_rng(seed + i).normal(3, 2, (n, 2, 3)) for i, n in enumerate(sizes)]
+    everything = np.concatenate(pieces)
+    pushed, merged = RunningStat((2, 3)), RunningStat((2, 3))
+    for piece in pieces:
+        pushed.push_batch(piece)
+        other = RunningStat((2, 3))
+        other.push_batch(piece)
+        merged.merge(other)
+    for stat in (pushed, merged):
+        assert stat.count == len(everything)
+        if len(everything) > 1:
+            np.testing.assert_allclose(stat.mean, everything.mean(0), rtol=1e-12, atol=1e-12)
+            np.testing.assert_allclose(stat.var, everything.var(0, ddof=1), rtol=1e-11)
+
+
+@pytest.mark.core
+def test_a_large_offset_costs_no_digits_of_the_spread():
+    rng = np.random.default_rng(0)
+    spread = rng.integers(-8, 9, (20_000, 1)) / 16  # exact beside 1e8
+    stat = RunningStat((1,))
+    for piece in np.split(spread + 1e8, 100):
+        stat.push_batch(piece)
+    np.testing.assert_allclose(stat.mean - 1e8, spread.mean(0), atol=1e-7)
+    np.testing.assert_allclose(stat.var, spread.var(0, ddof=1), rtol=1e-9)
+
+
+def test_a_batch_that_does_not_fit_changes_nothing():
+    stat = RunningStat((2,))
+    stat.push_batch([[1.0, 2.0]])
+    for wrong in ([1.0, 2.0], [[1.0]], 3.0):
+        with pytest.raises(ObservationError, match=r"shape \[B, 2\]"):
+            stat.push_batch(wrong)
+    for wrong in (np.nan, np.inf, 1e300):
+        with pytest.raises(ObservationError, match="finite"):
+            stat.push_batch([[0.0, wrong], [0.0, -wrong]])
+    with pytest.raises(ObservationError, match="one shape"):
+        stat.merge(RunningStat((3,)))
+    stat.push_batch(np.zeros((0, 2)))
+    assert stat.count == 1
+    assert stat.mean.tolist() == [1, 2]
+
+
+# -- which leaves, which names ----------------------------------------------------------------
+
+
+@pytest.mark.core
+def test_boxes_of_numbers_are_filtered_and_the_rest_is_not():
+    space = spaces.Dict(
+        image=spaces.Box(0, 255, (4, 4, 3), np.uint8),
+        kind=spaces.Discrete(3),
+        counts=spaces.Box(0, 9, (2,), np.int32),
+        flags=spaces.MultiBinary(2),
+        speed=spaces.Box(-1, 1, (), np.float64),
+    )
+    names = [leaf.name("obs") for leaf in leaves(space)]
+    assert [names[i] for i in filtered_leaves(space)] == ["obs_counts", "obs_speed"]
+    assert filtered_leaves(spaces.Discrete(3)) == ()
+
+
+def test_an_action_mask_is_never_filtered():
+    mask = spaces.Box(0, 1, (2,), np.float32)
+    masked = spaces.Dict(action_mask=mask, observations=LINE)
+    assert filtered_leaves(masked) == (1,)
+    assert filtered_leaves(spaces.Dict(action_mask=mask, other=LINE)) == (0, 1)
+
+
+def test_filters_are_chosen_by_name():
+    assert make_filter("NoFilter", LINE).tensors() == ()
+    for name in ("MeanStdFilter", "ConcurrentMeanStdFilter"):
+        assert make_filter(name, LINE).filtered == (0,)
+    with pytest.raises(ConfigError, match=r"callable.*cannot be exported"):
+        make_filter(lambda shape: None, LINE)
+    with pytest.raises(ConfigError, match="Did you mean 'MeanStdFilter'"):
+        make_filter("MeanStdFiltr", LINE)
+    with pytest.raises(ConfigError, match="got None"):
+        make_filter(None, LINE)
+
+
+# -- MeanStdFilter ----------------------------------------------------------------------------
+
+
+@pytest.mark.core
+def test_observations_are_scaled_by_the_running_mean_and_the_unbiased_std():
+    assert np.round(applied(seen(0, 1, 2, 3), 3, 1.5), 4).tolist() == [1.1619, 0]
+
+
+def test_fewer_than_two_observations_change_nothing():
+    assert applied(MeanStdFilter(LINE), 5) == [5]
+    assert applied(seen(7), 5) == [5]
+
+
+def test_values_are_clipped_and_a_constant_component_becomes_zero():
+    assert applied(seen(-1, 1), 999, -999) == [10, -10]
+    assert applied(seen(*[0.1] * 7), 0.1) == [0]
+    assert normalize(tf.constant([[50.0]]), 0.0, 1.0, None).numpy().tolist() == [[50]]
+
+
+@pytest.mark.core
+def test_the_numbers_of_acting_are_frozen_until_the_flush():
+    line = seen(0, 2)
+    before = line.tensors()
+    line.observe([column(100)])
+    assert line.tensors() is before
+    assert line.pending_count == 1
+    line.flush()
+    assert line.pending_count == 0
+    assert line.tensors()[0].mean.tolist() == [34]
+    assert before[0].mean.tolist() == [1]
+    with pytest.raises(ValueError, match="read-only"):
+        before[0].mean[0] = 9
+
+
+def test_leaves_are_observed_each_for_itself():
+    space = spaces.Dict(a=spaces.Box(0, 9, (2,), np.int64), k=spaces.Discrete(2), z=LINE)
+    nested = MeanStdFilter(space)
+    obs = {"a": [[1, 5], [3, 5]], "k": [0, 1], "z": [[0.5], [1.5]]}
+    nested.observe(batch_leaves(leaves(space), obs, "obs"))
+    nested.flush()
+    first, second = nested.tensors()
+    assert first.mean.tolist() == [2, 5]
+    assert second.mean.tolist() == [1]
+    np.testing.assert_allclose(second.scale, [2**0.5], rtol=1e-6)
+    assert {array.dtype for pair in nested.tensors() for array in pair} == {np.dtype(np.float32)}
+
+
+def test_a_bad_leaf_is_named_and_no_leaf_has_changed():
+    space = spaces.Dict(a=LINE, b=LINE)
+    nested = MeanStdFilter(space)
+    with pytest.raises(ObservationError, match=r"obs_b: .*finite"):
+        nested.observe([column(1), column(np.nan)])
+    with pytest.raises(ObservationError, match="one array per leaf"):
+        nested.observe([column(1)])
+    assert nested.pending_count == 0
+
+
+# -- merging ----------------------------------------------------------------------------------
+
+
+@pytest.mark.core
+def test_changes_of_another_filter_are_added_once():
+    first, second = seen(1, 2, 3, 4), seen(5, 6, 7, 8, flush=False)
+    first.apply_changes(second)
+    (stat,) = first.statistics
+    assert (stat.count, stat.mean.tolist()) == (8, [4.5])
+    assert second.pending_count == 4
+
+
+@given(st.integers(0, 2**31), st.integers(1, 4), st.integers(1, 4))
+def test_workers_and_their_center_agree_with_numpy_in_every_round(seed, workers, rounds):
+    rng = np.random.default_rng(seed)
+    center, filters, everything = MeanStdFilter(PLANE), [], []
+    filters = [center.snapshot() for _ in range(workers)]
+    for _ in range(rounds):
+        for one in filters:
+            rows = rng.normal(size=(rng.integers(0, 5), 2))
+            one.observe([rows])
+            everything.append(rows)
+        for change in [one.snapshot(flush=True) for one in filters]:
+            center.apply_changes(change)
+        late = rng.normal(size=(1, 2))  # observed between the collection and the return
+        filters[0].observe([late])
+        everything.append(late)
+        for one in filters:
+            one.sync(center)
+    filters[0].flush()
+    (stat,) = filters[0].statistics
+    rows = np.concatenate(everything)
+    assert stat.count == len(rows)
+    np.testing.assert_allclose(stat.mean, rows.mean(0), atol=1e-12)
+    np.testing.assert_allclose(stat.m2, ((rows - rows.mean(0)) ** 2).sum(0), atol=1e-10)
+
+
+def test_a_worker_that_gets_nothing_back_keeps_its_own_statistics():
+    worker = seen(1, 3, flush=False)
+    assert worker.snapshot(flush=True).pending_count == 2
+    assert worker.pending_count == 0
+    assert worker.tensors()[0].mean.tolist() == [2]
+    assert worker.snapshot(flush=True).pending_count == 0
+
+
+def test_a_snapshot_is_independent():
+    line = seen(0, 2)
+    copy = line.snapshot()
+    line.observe([column(5)])
+    line.flush()
+    assert copy.tensors()[0].mean.tolist() == [1]
+    copy.observe([column(0)])
+    assert line.pending_count == 0
+
+
+def test_filters_of_other_shapes_are_not_merged():
+    for other in (MeanStdFilter(PLANE), RewardFilter()):
+        for use in ("apply_changes", "sync"):
+            with pytest.raises(WeightsError, match="one kind and shape"):
+                getattr(MeanStdFilter(LINE), use)(other)
+
+
+def test_threads_may_observe_at_once():
+    line = MeanStdFilter(LINE)
+
+    def work(value):
+        for _ in range(200):
+            line.observe([column(value)])
+            line.flush()
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (stat,) = line.statistics
+    assert stat.count == 800
+    np.testing.assert_allclose(stat.mean, [1.5], atol=1e-12)
+    np.testing.assert_allclose(stat.m2, [1000], rtol=1e-12)
+
+
+# -- states -----------------------------------------------------------------------------------
+
+
+@pytest.mark.core
+def test_a_state_restores_statistics_and_pending_elements():
+    line = seen(0, 2)
+    line.observe([column(100)])
+    state = line.get_state()
+    again = MeanStdFilter(LINE)
+    again.set_state(state)
+    assert applied(again, 3) == applied(line, 3)
+    again.flush()
+    assert again.tensors()[0].mean.tolist() == [34]
+    assert line.get_state()["pending/0/count"] == 1
+    assert {array.dtype for array in state.values()} == {np.dtype(np.float64)}
+    pickled = pickle.loads(pickle.dumps(line))  # as workers exchange them
+    assert pickled.pending_count == 1
+    assert applied(pickled, 3) == applied(line, 3)
+
+
+def test_a_state_that_does_not_fit_changes_nothing():
+    line = seen(0, 2)
+    good = line.get_state()
+    bad = [
+        None,
+        {},
+        {**good, "frozen/0/mean": np.zeros(2)},
+        {**good, "frozen/0/m2": np.array([np.nan])},
+        {**good, "pending/0/m2": np.array([-1.0])},
+        {**good, "pending/0/count": "many"},
+    ]
+    for state in bad:
+        with pytest.raises(WeightsError, match="state of a filter"):
+            line.set_state(state)
+    assert line.tensors()[0].mean.tolist() == [1]
+
+
+# -- RewardFilter -----------------------------------------------------------------------------
+
+
+@pytest.mark.core
+def test_rewards_are_scaled_but_keep_their_sign():
+    rewards = RewardFilter()
+    rewards.observe(np.array([[-2.0, 0.0], [2.0, 0.0]]))
+    assert rewards([4, -1]).tolist() == [4, -1]  # frozen
+    rewards.flush()
+    scale = (8 / 3) ** -0.5
+    np.testing.assert_allclose(rewards([[4], [-1]]), [[4 * scale], [-scale]], rtol=1e-6)
+    assert rewards([99])[0] == 10
+    assert rewards([1]).dtype == np.float32
+
+
+def test_the_mean_of_rewards_is_subtracted_on_demand():
+    rewards = RewardFilter(demean=True, clip=None)
+    rewards.observe([98, 100, 102])
+    rewards.flush()
+    assert rewards([100, 200]).tolist() == [0, 50]
+
+
+def test_rewards_that_do_not_vary_are_left_alone():
+    rewards = RewardFilter()
+    rewards.observe(np.full(50, 0.1))
+    rewards.flush()
+    np.testing.assert_array_equal(rewards([0.1]), np.float32([0.1]))
+    with pytest.raises(ConfigError, match="`clip`"):
+        RewardFilter(clip=0)
+
+
+def test_a_reward_filter_has_a_state_and_merges():
+    first, second = RewardFilter(), RewardFilter()
+    first.observe([1, 2])
+    first.flush()
+    second.observe([5])
+    with pytest.raises(ObservationError, match=r"rewards: .*finite"):
+        second.observe([np.nan])
+    first.apply_changes(second.snapshot(flush=True))
+    again = RewardFilter()
+    again.set_state(first.get_state())
+    assert again([3]) == first([3])
+    assert again.statistics[0].count == 3
+
+
+# -- exports ----------------------------------------------------------------------------------
+
+
+@pytest.mark.core
+def test_the_tensor_function_runs_in_onnx_runtime():
+    onnxruntime = pytest.importorskip("onnxruntime")
+    from tfpolicies.program.runtimes.onnx import convert
+
+    function = tf.function(lambda x, mean, scale: (normalize(x, mean, scale),))
+    row = tf.TensorSpec([2], tf.float32)
+    signature = [
+        tf.TensorSpec([None, 2], tf.float32, name="x"),
+        *(tf.TensorSpec(row.shape, row.dtype, name=name) for name in ("mean", "scale")),
+    ]
+    model = convert(function, signature, ["normalised"])
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    plane = MeanStdFilter(PLANE)
+    plane.observe([np.random.default_rng(0).normal(5, 2, (50, 2))])
+    plane.flush()
+    ((mean, scale),) = plane.tensors()
+    x = np.array([[5, 6], [99, -99], [4, 5]], np.float32)
+    (found,) = session.run(None, {"x": x, "mean": mean, "scale": scale})
+    np.testing.assert_allclose(found, normalize(tf.constant(x), mean, scale), atol=1e-6)

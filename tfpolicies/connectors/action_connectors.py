@@ -1,0 +1,84 @@
+"""Connectors for actions: from what a policy computes to members of the action space."""
+
+from __future__ import annotations
+
+import abc
+
+import numpy as np
+from gymnasium import spaces
+
+from tfpolicies.connectors.connector import ActionConnector, ActionStep, register_connector
+from tfpolicies.errors import UsageError
+from tfpolicies.models.spaces import Leaf, half_width_and_middle, leaves, nest, pick
+
+
+class _LeafwiseActions(ActionConnector):
+    """An action connector that treats each leaf of the action space for itself."""
+
+    def __call__(self, step: ActionStep) -> ActionStep:
+        arrays = []
+        for leaf in leaves(self.space):
+            try:
+                actions = np.asarray(pick(step.actions, leaf.path))
+            except (KeyError, IndexError, TypeError, ValueError) as error:
+                raise UsageError(_mismatch(leaf, type(step.actions).__name__)) from error
+            if actions.shape[1:] != leaf.shape or actions.ndim == 0:
+                raise UsageError(_mismatch(leaf, f"shape {actions.shape}"))
+            arrays.append(self._mapped(leaf, actions))
+        return step._replace(actions=nest(self.space, arrays))
+
+    @abc.abstractmethod
+    def _mapped(self, leaf: Leaf, actions: np.ndarray) -> np.ndarray:
+        """Returns the actions `[N, *leaf.shape]` of one leaf as they go on."""
+
+
+@register_connector
+class ClipActions(_LeafwiseActions):
+    """Clips float Boxes of actions to their bounds; other leaves pass."""
+
+    def _mapped(self, leaf: Leaf, actions: np.ndarray) -> np.ndarray:
+        if not _is_float_box(leaf.space):
+            return actions
+        return _clipped(leaf.space, actions)
+
+
+@register_connector
+class UnsquashActions(_LeafwiseActions):
+    """Maps normalised actions into the action space, as a policy with `normalize_actions` does.
+
+    Float Boxes: [-1, 1] becomes [low, high] where both bounds are finite, and all is clipped to the
+    bounds that exist. Discrete and MultiDiscrete: `start` is added. Boxes of integers: `low` is
+    added where it is finite.
+    """
+
+    def _mapped(self, leaf: Leaf, actions: np.ndarray) -> np.ndarray:
+        space = leaf.space
+        if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+            return actions + space.start
+        if not isinstance(space, spaces.Box):
+            return actions
+        if not _is_float_box(space):
+            low = np.where(space.bounded_below, space.low, 0)
+            return (actions + low).astype(space.dtype, copy=False)
+        bounds = (space.low.astype(np.float64), space.high.astype(np.float64))
+        half_width, middle = half_width_and_middle(*bounds)
+        return _clipped(space, actions * half_width + middle)
+
+
+def _is_float_box(space: spaces.Space) -> bool:
+    return isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating)
+
+
+def _clipped(space: spaces.Space, actions: np.ndarray) -> np.ndarray:
+    """Casts to the space's own dtype before clipping, so that rounding leaves no bound."""
+    box: spaces.Box = space  # type: ignore[assignment]
+    return np.clip(actions.astype(box.dtype, copy=False), box.low, box.high)
+
+
+def _mismatch(leaf: Leaf, got: str) -> str:
+    wanted = ", ".join(("N", *map(str, leaf.shape)))
+    where = f" at {'/'.join(leaf.path)!r}" if leaf.path else ""
+    return (
+        f"Actions must be nested as the action space, with arrays [{wanted}]{where}, but got "
+        f"{got}. Give one action a batch axis."
+    )

@@ -1,0 +1,195 @@
+"""Connectors for observations and rewards that remember nothing."""
+
+from __future__ import annotations
+
+import abc
+import math
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from tfpolicies.connectors.connector import AgentConnector, AgentStep, register_connector
+from tfpolicies.errors import ConfigError, ObservationError
+from tfpolicies.models.spaces import Leaf, batch_leaves, has_mask, leaves, nest
+
+
+class ObservationConnector(AgentConnector):
+    """An agent connector that changes observations alone, and leaves an action mask as it is.
+
+    Of a space with a mask, a subclass sees what lies below `observations`.
+    """
+
+    def observation_space(self, space: spaces.Space) -> spaces.Space:
+        if not has_mask(space):
+            return self._seen_space(space)
+        parts = [
+            (key, self._seen_space(part) if key == "observations" else part)
+            for key, part in space.items()  # type: ignore[attr-defined]
+        ]
+        return spaces.Dict(parts)
+
+    def __call__(self, step: AgentStep) -> AgentStep:
+        space, obs = self.space, step.obs
+        arrays = batch_leaves(leaves(space), obs, "obs")
+        if not has_mask(space):
+            return step._replace(obs=self._seen(space, arrays, step))
+        nested = nest(space, arrays)
+        inner = space["observations"]  # type: ignore[index]
+        below = batch_leaves(leaves(inner), nested["observations"], "obs")
+        return step._replace(obs={**nested, "observations": self._seen(inner, below, step)})
+
+    @abc.abstractmethod
+    def _seen_space(self, space: spaces.Space) -> spaces.Space:
+        """Returns the space of what comes out for observations of `space`."""
+
+    @abc.abstractmethod
+    def _seen(self, space: spaces.Space, arrays: list[np.ndarray], step: AgentStep) -> Any:
+        """Returns what comes out, given one array `[N, *leaf.shape]` per leaf of `space`."""
+
+
+def map_boxes(space: spaces.Space, function: Any) -> spaces.Space:
+    """Returns `space` with `function` applied to each Box in it."""
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict([(key, map_boxes(part, function)) for key, part in space.items()])
+    if isinstance(space, spaces.Tuple):
+        return spaces.Tuple([map_boxes(part, function) for part in space])
+    return function(space) if isinstance(space, spaces.Box) else space
+
+
+@register_connector
+class ClipReward(AgentConnector):
+    """Clips rewards, or replaces them by their sign.
+
+    Args:
+        sign: whether rewards become -1, 0 or 1.
+        limit: otherwise, the largest magnitude of a reward, above 0.
+
+    Raises:
+        ConfigError: unless exactly one of both is given.
+
+    >>> step = AgentStep(np.zeros((2, 1)), np.arange(2), np.array([-3.0, 0.5]))
+    >>> ClipReward(limit=1.0)(step).rewards
+    array([-1. ,  0.5])
+    """
+
+    def __init__(self, sign: bool = False, limit: float | None = None) -> None:
+        if not isinstance(sign, bool) or not (limit is None or _is_number(limit)):
+            raise ConfigError(
+                f"ClipReward takes a bool and a number, but got sign={sign!r}, limit={limit!r}."
+            )
+        if sign == (limit is not None) or (limit is not None and limit <= 0):
+            raise ConfigError(
+                "ClipReward needs either `sign=True` or a `limit` above 0, but got "
+                f"sign={sign!r}, limit={limit!r}."
+            )
+        self.sign = sign
+        self.limit = limit
+
+    def params(self) -> dict[str, Any]:
+        return {"sign": self.sign, "limit": self.limit}
+
+    def __call__(self, step: AgentStep) -> AgentStep:
+        if step.rewards is None:
+            return step
+        if self.limit is None:
+            return step._replace(rewards=np.sign(step.rewards))
+        return step._replace(rewards=np.clip(step.rewards, -self.limit, self.limit))
+
+
+@register_connector
+class ClipObservations(ObservationConnector):
+    """Clips the Boxes of floats in observations; other leaves pass.
+
+    Args:
+        low: the least value.
+        high: the largest value, above `low`.
+
+    Raises:
+        ConfigError: if these are not finite numbers in that order.
+    """
+
+    def __init__(self, low: float, high: float) -> None:
+        if not (_is_number(low) and _is_number(high) and low < high):
+            raise ConfigError(
+                "ClipObservations needs finite numbers `low` < `high`, but got "
+                f"low={low!r}, high={high!r}."
+            )
+        self.low = low
+        self.high = high
+
+    def params(self) -> dict[str, Any]:
+        return {"low": self.low, "high": self.high}
+
+    def _seen_space(self, space: spaces.Space) -> spaces.Space:
+        return map_boxes(space, self._clipped_box)
+
+    def _clipped_box(self, box: spaces.Box) -> spaces.Box:
+        if not np.issubdtype(box.dtype, np.floating):
+            return box
+        low, high = (np.clip(bound, self.low, self.high) for bound in (box.low, box.high))
+        return spaces.Box(low, high, dtype=box.dtype)
+
+    def _seen(self, space: spaces.Space, arrays: list[np.ndarray], step: AgentStep) -> Any:
+        clipped = [
+            np.clip(array, self.low, self.high) if array.dtype == np.float32 else array
+            for array in arrays
+        ]
+        return nest(space, clipped)
+
+
+@register_connector
+class FlattenObservations(ObservationConnector):
+    """Makes one float32 vector of an observation: its leaves one after another.
+
+    Discrete leaves become one-hot, MultiDiscrete ones several one-hots; the rest is cast. A value
+    outside its discrete space is an ObservationError.
+    """
+
+    def _seen_space(self, space: spaces.Space) -> spaces.Space:
+        bounds = [_flat_bounds(leaf) for leaf in leaves(space)]
+        low, high = (np.concatenate(side) for side in zip(*bounds, strict=True))
+        return spaces.Box(low, high, dtype=np.float32)
+
+    def _seen(self, space: spaces.Space, arrays: list[np.ndarray], step: AgentStep) -> Any:
+        parts = [_flat(leaf, array) for leaf, array in zip(leaves(space), arrays, strict=True)]
+        return np.concatenate(parts, axis=1)
+
+
+def _one_hot_sizes(leaf: Leaf) -> np.ndarray | None:
+    """Returns the sizes and beginnings `[2, parts]` of a discrete leaf's one-hots."""
+    space = leaf.space
+    if isinstance(space, spaces.Discrete):
+        return np.array([[space.n], [space.start]], np.int64)
+    if isinstance(space, spaces.MultiDiscrete):
+        return np.stack([space.nvec.ravel(), space.start.ravel()]).astype(np.int64)
+    return None
+
+
+def _flat_bounds(leaf: Leaf) -> tuple[np.ndarray, np.ndarray]:
+    sizes = _one_hot_sizes(leaf)
+    if sizes is None and isinstance(leaf.space, spaces.Box):
+        return leaf.space.low.ravel().astype("f4"), leaf.space.high.ravel().astype("f4")
+    width = math.prod(leaf.shape) if sizes is None else int(sizes[0].sum())
+    return np.zeros(width, np.float32), np.ones(width, np.float32)
+
+
+def _flat(leaf: Leaf, batch: np.ndarray) -> np.ndarray:
+    rows = len(batch)
+    sizes = _one_hot_sizes(leaf)
+    if sizes is None:
+        return batch.reshape(rows, math.prod(leaf.shape)).astype(np.float32, copy=False)
+    counts, starts = sizes
+    values = batch.reshape(rows, len(counts)) - starts
+    if rows and ((values < 0) | (values >= counts)).any():
+        raise ObservationError(
+            f"{leaf.name('obs')} must hold members of {leaf.space}, but got values from "
+            f"{batch.min()} to {batch.max()}. Correct the space or the environment."
+        )
+    flat = np.zeros((rows, counts.sum()), np.float32)
+    np.put_along_axis(flat, values + np.cumsum(counts) - counts, 1.0, axis=1)
+    return flat
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

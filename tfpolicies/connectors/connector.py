@@ -1,0 +1,193 @@
+"""`Connector`: one step of preprocessing between an environment and a policy, and their registry.
+
+Connectors work on the rows of all environments at once: arrays `[N, ...]`, with the environment
+(and the agent) of each row. Their states are JSON and hold arguments, never data: what a connector
+remembers of running episodes is dropped by `reset`.
+"""
+
+from __future__ import annotations
+
+import abc
+import inspect
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from gymnasium import spaces
+
+from tfpolicies.errors import ConfigError, UsageError, near_matches
+
+
+class AgentStep(NamedTuple):
+    """What agents see after a step, one row per agent."""
+
+    obs: Any  # [N, *shape], nested as the observation space
+    env_ids: np.ndarray  # int [N], from 0
+    rewards: np.ndarray | None = None  # float [N]; None where there are none yet
+    agents: np.ndarray | None = None  # int [N], from 0: the agent's index in its episode; None: 0
+
+
+class ActionStep(NamedTuple):
+    """What agents do, one row per agent."""
+
+    actions: Any  # [N, *shape], nested as the action space
+    env_ids: np.ndarray  # int [N], from 0
+    agents: np.ndarray | None = None  # int [N], from 0; None: 0
+
+
+class Connector(abc.ABC):
+    """One step between an environment and a policy.
+
+    A subclass takes JSON values as keyword arguments, and gives them back by `params`. To be
+    restored it must be registered: decorate it with `register_connector`.
+    """
+
+    _space: spaces.Space | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the connector's class."""
+        return type(self).__name__
+
+    @property
+    def space(self) -> spaces.Space:
+        """The observation or action space of the rows that come in.
+
+        Raises:
+            UsageError: before `connect`.
+        """
+        if self._space is None:
+            raise UsageError(
+                f"{self.name} does not know its space yet. Call `connect(space)`; a pipeline does "
+                "it for its connectors."
+            )
+        return self._space
+
+    def connect(self, space: spaces.Space) -> spaces.Space:
+        """Makes the connector ready for rows of `space`, and forgets all running episodes.
+
+        Args:
+            space: an agent connector's observation space before it, or the action space.
+
+        Returns:
+            The space of the rows that it gives.
+
+        Raises:
+            SpaceError: if the connector cannot be used for the space.
+        """
+        result = self.output_space(space)
+        self._space = space
+        return result
+
+    def output_space(self, space: spaces.Space) -> spaces.Space:
+        """Returns the space of the rows that are given for rows of `space`; nothing changes."""
+        return space
+
+    @abc.abstractmethod
+    def __call__(self, step: Any) -> Any:
+        """Returns the step with its rows changed; the arrays that came in are never written."""
+
+    def reset(self, env_ids: Any) -> None:  # noqa: B027 - most connectors remember nothing
+        """Forgets what is remembered of the episodes that run in some environments.
+
+        Args:
+            env_ids: one environment's id, or several, int `[K]`; unknown ones are ignored.
+        """
+
+    def params(self) -> dict[str, Any]:
+        """Returns the constructor's arguments, as JSON values."""
+        return {}
+
+    def to_state(self) -> list[Any]:
+        """Returns `[name, params]`, JSON values that `restore` takes."""
+        return [self.name, self.params()]
+
+    @classmethod
+    def from_params(cls, params: Any) -> Connector:
+        """Returns a new connector with the given arguments.
+
+        Raises:
+            ConfigError: if they are not this class's arguments.
+        """
+        known = list(inspect.signature(cls).parameters)
+        if not isinstance(params, Mapping) or not set(params) <= set(known):
+            raise ConfigError(
+                f"The state of {cls.__name__} must be a dict with keys of {known}, but got "
+                f"{params!r}. Restore what `to_state` returned."
+            )
+        try:
+            return cls(**params)
+        except TypeError as error:
+            raise ConfigError(
+                f"{cls.__name__} cannot be made of {dict(params)!r}: {error}. Restore what "
+                "`to_state` returned."
+            ) from error
+
+    def __repr__(self) -> str:
+        arguments = ", ".join(f"{key}={value!r}" for key, value in self.params().items())
+        return f"{self.name}({arguments})"
+
+
+class AgentConnector(Connector):
+    """A connector between an environment's output and a policy's input."""
+
+    @abc.abstractmethod
+    def __call__(self, step: AgentStep) -> AgentStep: ...
+
+    def observation_space(self, space: spaces.Space) -> spaces.Space:
+        """Returns the space of the observations that a policy behind the connector sees."""
+        return space
+
+    def output_space(self, space: spaces.Space) -> spaces.Space:
+        return self.observation_space(space)
+
+
+class ActionConnector(Connector):
+    """A connector between a policy's actions and the environment, whose space they end up in."""
+
+    @abc.abstractmethod
+    def __call__(self, step: ActionStep) -> ActionStep: ...
+
+
+_Class = TypeVar("_Class", bound=type[Connector])
+_REGISTRY: dict[str, type[Connector]] = {}
+
+
+def register_connector(cls: _Class) -> _Class:
+    """Makes a connector class known by its name, so that states of it can be restored.
+
+    Returns:
+        The class itself, so that this can decorate it.
+
+    Raises:
+        UsageError: if another class has that name, or it is no connector.
+    """
+    if not (isinstance(cls, type) and issubclass(cls, Connector)):
+        raise UsageError(f"Only subclasses of Connector can be registered, but got {cls!r}.")
+    other = _REGISTRY.get(cls.__name__, cls)
+    if other.__module__ != cls.__module__ or other.__qualname__ != cls.__qualname__:
+        raise UsageError(
+            f"The connector {cls.__name__!r} is registered already, as "
+            f"{other.__module__}.{other.__qualname__}. Rename the new class."
+        )
+    _REGISTRY[cls.__name__] = cls
+    return cls
+
+
+def restore(name: Any, state: Any) -> Connector:
+    """Returns a new connector, not connected yet, from what `to_state` returned.
+
+    Args:
+        name: of a registered class.
+        state: its params.
+
+    Raises:
+        ConfigError: if the name is unknown or the state is not one of that class.
+    """
+    if not isinstance(name, str) or name not in _REGISTRY:
+        hint = near_matches(name, _REGISTRY) if isinstance(name, str) else ""
+        raise ConfigError(
+            f"There is no connector {name!r}; known are {sorted(_REGISTRY)}.{hint} Import the "
+            "module that defines it, decorated with `@register_connector`."
+        )
+    return _REGISTRY[name].from_params(state)

@@ -1,0 +1,164 @@
+"""The last observations of each agent as one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from tfpolicies.connectors.agent_connectors import ObservationConnector, map_boxes
+from tfpolicies.connectors.connector import AgentStep, register_connector
+from tfpolicies.errors import ConfigError, UsageError
+from tfpolicies.models.spaces import leaves, nest
+
+_AGENT_BITS = 20  # a row's key is env_id * 2^20 + agent
+_LIMITS = {"env_ids": 1 << 42, "agents": 1 << _AGENT_BITS}
+
+
+@register_connector
+class FrameStack(ObservationConnector):
+    """Shows the last `num_frames` observations as one, the oldest first.
+
+    Boxes of one, three or more dimensions are joined along the last axis: `[84, 84, 1]` becomes
+    `[84, 84, 4]`, `[3]` becomes `[12]`. Boxes of none or two dimensions get a new last axis:
+    `[84, 84]` becomes `[84, 84, 4]`. Other leaves pass. Before an episode's beginning, its first
+    observation is repeated.
+
+    Each call stores one observation of each agent whose row is given. An episode's last observation
+    goes through before `reset` of its environment, and the next one's first after it.
+
+    Args:
+        num_frames: how many observations are seen, from 1.
+
+    Raises:
+        ConfigError: if that is no whole number from 1.
+    """
+
+    def __init__(self, num_frames: int) -> None:
+        if not isinstance(num_frames, int) or isinstance(num_frames, bool) or num_frames < 1:
+            raise ConfigError(
+                f"`num_frames` must be a whole number from 1, but got {num_frames!r}."
+            )
+        self.num_frames = num_frames
+        self._rows = _RowKeys()
+        self._stacks: dict[int, np.ndarray] = {}
+
+    def params(self) -> dict[str, Any]:
+        return {"num_frames": self.num_frames}
+
+    def connect(self, space: spaces.Space) -> spaces.Space:
+        result = super().connect(space)
+        self._rows = _RowKeys()
+        self._stacks = {}
+        return result
+
+    def reset(self, env_ids: Any) -> None:
+        self._rows.drop(env_ids)
+
+    def _seen_space(self, space: spaces.Space) -> spaces.Space:
+        return map_boxes(space, self._stacked_box)
+
+    def _stacked_box(self, box: spaces.Box) -> spaces.Box:
+        low, high = (
+            np.concatenate([_with_frame_axis(bound[None])[0]] * self.num_frames, axis=-1)
+            for bound in (box.low, box.high)
+        )
+        return spaces.Box(low, high, dtype=box.dtype)
+
+    def _seen(self, space: spaces.Space, arrays: list[np.ndarray], step: AgentStep) -> Any:
+        slots, new = self._rows.find(step.env_ids, step.agents, len(arrays[0]))
+        stacked = [
+            self._push(i, _with_frame_axis(array), slots, new)
+            if isinstance(leaf.space, spaces.Box)
+            else array
+            for i, (leaf, array) in enumerate(zip(leaves(space), arrays, strict=True))
+        ]
+        return nest(space, stacked)
+
+    def _push(
+        self, index: int, frames: np.ndarray, slots: np.ndarray, new: np.ndarray
+    ) -> np.ndarray:
+        """Appends one frame `[N, ..., c]` per slot; returns the stacks `[N, ..., c * frames]`."""
+        width = frames.shape[-1]
+        stacks = self._stacks.get(index)
+        if stacks is None or len(stacks) < self._rows.capacity:
+            shape = (self._rows.capacity, *frames.shape[1:-1], width * self.num_frames)
+            grown = np.zeros(shape, frames.dtype)
+            if stacks is not None:
+                grown[: len(stacks)] = stacks
+            stacks = self._stacks[index] = grown
+        result = np.concatenate([stacks[slots][..., width:], frames], axis=-1)
+        if len(new):
+            result[new] = np.concatenate([frames[new]] * self.num_frames, axis=-1)
+        stacks[slots] = result
+        return result
+
+
+def _with_frame_axis(frames: np.ndarray) -> np.ndarray:
+    """Returns frames `[N, *shape]` with an axis to join them along."""
+    return frames[..., None] if frames.ndim in (1, 3) else frames
+
+
+class _RowKeys:
+    """Which slot belongs to which agent of which environment, without a Python loop over rows.
+
+    Attributes:
+        capacity: slots that were ever in use.
+    """
+
+    def __init__(self) -> None:
+        self.capacity = 0
+        self._keys = np.empty(0, np.int64)  # sorted
+        self._slots = np.empty(0, np.int64)  # of each key
+        self._free = np.empty(0, np.int64)
+        self._last: tuple[np.ndarray, np.ndarray] | None = None  # keys, slots of the last call
+
+    def find(self, env_ids: Any, agents: Any, rows: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the slot of each row, and which rows have a new one (their indices)."""
+        keys = _ids("env_ids", env_ids, rows) << _AGENT_BITS
+        if agents is not None:
+            keys = keys | _ids("agents", agents, rows)
+        if self._last is not None and np.array_equal(keys, self._last[0]):
+            return self._last[1], np.empty(0, np.int64)
+        if len(np.unique(keys)) < rows:
+            raise UsageError(
+                "Each row must be another agent or environment, but `env_ids` and `agents` have "
+                "the same pair twice. Give one row per agent."
+            )
+        new = np.flatnonzero(~np.isin(keys, self._keys))
+        if len(new):
+            self._add(keys[new])
+        slots = self._slots[np.searchsorted(self._keys, keys)]
+        self._last = (keys, slots)
+        return slots, new
+
+    def drop(self, env_ids: Any) -> None:
+        """Frees the slots of all agents of some environments."""
+        gone = np.isin(self._keys >> _AGENT_BITS, np.asarray(env_ids))
+        if gone.any():
+            self._free = np.concatenate([self._free, self._slots[gone]])
+            self._keys, self._slots = self._keys[~gone], self._slots[~gone]
+            self._last = None
+
+    def _add(self, keys: np.ndarray) -> None:
+        missing = max(len(keys) - len(self._free), 0)
+        fresh = np.arange(self.capacity, self.capacity + missing)
+        free = np.concatenate([self._free, fresh])
+        self.capacity += missing
+        slots, self._free = free[: len(keys)], free[len(keys) :]
+        joined = np.concatenate([self._keys, keys])
+        order = np.argsort(joined)
+        self._keys = joined[order]
+        self._slots = np.concatenate([self._slots, slots])[order]
+
+
+def _ids(name: str, values: Any, rows: int) -> np.ndarray:
+    ids = np.asarray(values)
+    fits = ids.shape == (rows,) and (ids.dtype.kind in "iu" or rows == 0)
+    if not fits or (rows and (ids.min() < 0 or ids.max() >= _LIMITS[name])):
+        raise UsageError(
+            f"`{name}` must be whole numbers [{rows}] from 0 to below {_LIMITS[name]}, one per "
+            f"row, but got {values!r}. Number them in the order of their first appearance."
+        )
+    return ids.astype(np.int64, copy=False)

@@ -1,0 +1,254 @@
+"""Connectors in a row, timed, and the pair of rows that a policy has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from time import perf_counter
+from typing import Any, ClassVar, TypeVar
+
+from gymnasium import spaces
+
+from tfpolicies.connectors.connector import (
+    ActionConnector,
+    ActionStep,
+    AgentConnector,
+    AgentStep,
+    Connector,
+    register_connector,
+    restore,
+)
+from tfpolicies.errors import ConfigError, UsageError
+
+_Pipeline = TypeVar("_Pipeline", bound="ConnectorPipeline")
+
+
+class _Timer:
+    """Seconds and calls of one connector."""
+
+    __slots__ = ("calls", "seconds")
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.calls = 0
+
+
+class ConnectorPipeline(Connector):
+    """Connectors that are called one after another.
+
+    A pipeline holds at most one connector of each name. A change that fails leaves it as it was;
+    one that succeeds connects the connectors anew, so that they forget the running episodes.
+
+    Args:
+        connectors: in the order of their calls.
+
+    Raises:
+        UsageError: for a connector of the wrong kind, or two of one name.
+    """
+
+    kind: ClassVar[type[Connector]]
+
+    def __init__(self, connectors: Iterable[Connector] = ()) -> None:
+        self._connectors: tuple[Connector, ...] = ()
+        self._timers: dict[str, _Timer] = {}
+        self._replace(tuple(connectors))
+
+    def connect(self, space: spaces.Space) -> spaces.Space:
+        result = self.output_space(space)
+        self._space = space
+        for connector in self._connectors:
+            space = connector.connect(space)
+        return result
+
+    def output_space(self, space: spaces.Space) -> spaces.Space:
+        for connector in self._connectors:
+            space = connector.output_space(space)
+        return space
+
+    def __call__(self, step: Any) -> Any:
+        for connector, timer in zip(self._connectors, self._timers.values(), strict=True):
+            start = perf_counter()
+            step = connector(step)
+            timer.seconds += perf_counter() - start
+            timer.calls += 1
+        return step
+
+    def reset(self, env_ids: Any) -> None:
+        for connector in self._connectors:
+            connector.reset(env_ids)
+
+    @property
+    def timers(self) -> dict[str, float]:
+        """The mean time of each connector in milliseconds, by its name with `_ms`; 0 if unused."""
+        return {
+            f"{name}_ms": 1e3 * timer.seconds / max(timer.calls, 1)
+            for name, timer in self._timers.items()
+        }
+
+    def append(self, connector: Connector) -> None:
+        """Puts a connector at the end."""
+        self.insert(len(self), connector)
+
+    def prepend(self, connector: Connector) -> None:
+        """Puts a connector at the beginning."""
+        self.insert(0, connector)
+
+    def insert(self, index: int, connector: Connector) -> None:
+        """Puts a connector in front of the one that is at `index` now."""
+        connectors = list(self._connectors)
+        connectors.insert(index, connector)
+        self._replace(tuple(connectors))
+
+    def insert_before(self, name: str, connector: Connector) -> None:
+        """Puts a connector in front of the one called `name`.
+
+        Raises:
+            UsageError: if there is none.
+        """
+        self.insert(self._index(name), connector)
+
+    def insert_after(self, name: str, connector: Connector) -> None:
+        """Puts a connector behind the one called `name`.
+
+        Raises:
+            UsageError: if there is none.
+        """
+        self.insert(self._index(name) + 1, connector)
+
+    def remove(self, name: str) -> None:
+        """Takes the connector called `name` out.
+
+        Raises:
+            UsageError: if there is none.
+        """
+        index = self._index(name)
+        self._replace(self._connectors[:index] + self._connectors[index + 1 :])
+
+    def __getitem__(self, key: int | str) -> Connector:
+        return self._connectors[self._index(key) if isinstance(key, str) else key]
+
+    def __len__(self) -> int:
+        return len(self._connectors)
+
+    def __iter__(self) -> Iterator[Connector]:
+        return iter(self._connectors)
+
+    def params(self) -> dict[str, Any]:
+        return {"connectors": [connector.to_state() for connector in self._connectors]}
+
+    @classmethod
+    def from_params(cls: type[_Pipeline], params: Any) -> _Pipeline:
+        fits = isinstance(params, Mapping) and set(params) == {"connectors"}
+        states = params["connectors"] if fits else None
+        if not isinstance(states, list) or not all(map(_is_state, states)):
+            raise ConfigError(
+                f"The state of {cls.__name__} must be {{'connectors': [[name, params], ...]}}, "
+                f"but got {params!r}. Restore what `to_state` returned."
+            )
+        try:
+            return cls([restore(name, state) for name, state in states])
+        except UsageError as error:
+            raise ConfigError(f"The state of {cls.__name__} cannot be used: {error}") from error
+
+    def __repr__(self) -> str:
+        return f"{self.name}({list(self._connectors)})"
+
+    def _index(self, name: str) -> int:
+        names = [connector.name for connector in self._connectors]
+        if name not in names:
+            raise UsageError(f"{self.name} holds no connector {name!r}, only {names}.")
+        return names.index(name)
+
+    def _replace(self, connectors: tuple[Connector, ...]) -> None:
+        for connector in connectors:
+            if not isinstance(connector, self.kind) or isinstance(connector, ConnectorPipeline):
+                raise UsageError(
+                    f"{self.name} takes objects of subclasses of {self.kind.__name__}, but got "
+                    f"{connector!r}."
+                )
+        names = [connector.name for connector in connectors]
+        if len(set(names)) < len(names):
+            raise UsageError(
+                f"{self.name} holds one connector of each name, but got {names}. Remove one, or "
+                "subclass it under another name."
+            )
+        if self._space is not None:
+            space = self._space
+            for connector in connectors:  # may refuse, and then nothing has changed
+                space = connector.output_space(space)
+        self._connectors = connectors
+        self._timers = {name: self._timers.get(name, _Timer()) for name in names}
+        if self._space is not None:
+            self.connect(self._space)
+
+
+@register_connector
+class AgentConnectorPipeline(ConnectorPipeline):
+    """What is done to observations and rewards before a policy sees them."""
+
+    kind = AgentConnector
+
+    def observation_space(self, space: spaces.Space) -> spaces.Space:
+        """Returns the space of the observations that the policy sees."""
+        return self.output_space(space)
+
+    def __call__(self, step: AgentStep) -> AgentStep:
+        return super().__call__(step)
+
+
+@register_connector
+class ActionConnectorPipeline(ConnectorPipeline):
+    """What is done to a policy's actions before the environment gets them."""
+
+    kind = ActionConnector
+
+    def __call__(self, step: ActionStep) -> ActionStep:
+        return super().__call__(step)
+
+
+def connector_metrics(
+    agent: AgentConnectorPipeline | None, action: ActionConnectorPipeline | None
+) -> dict[str, dict[str, float]]:
+    """Returns the mean times in milliseconds, as `Policy.get_connector_metrics` reports them.
+
+    >>> connector_metrics(None, None)
+    {'agent_connectors': {}, 'action_connectors': {}}
+    """
+    return {
+        "agent_connectors": {} if agent is None else agent.timers,
+        "action_connectors": {} if action is None else action.timers,
+    }
+
+
+def pipelines_to_state(
+    agent: AgentConnectorPipeline | None, action: ActionConnectorPipeline | None
+) -> dict[str, Any]:
+    """Returns the JSON state of both pipelines: `connector_configs` of a policy's state."""
+    pipelines = {"agent": agent, "action": action}
+    return {key: pipe.to_state() for key, pipe in pipelines.items() if pipe is not None}
+
+
+def pipelines_from_state(
+    state: Any,
+) -> tuple[AgentConnectorPipeline | None, ActionConnectorPipeline | None]:
+    """Inverse of `pipelines_to_state`; the pipelines are not connected yet.
+
+    Raises:
+        ConfigError: if the state is malformed.
+    """
+    kinds: dict[str, type[ConnectorPipeline]] = {
+        "agent": AgentConnectorPipeline,
+        "action": ActionConnectorPipeline,
+    }
+    found: dict[str, Any] = {}
+    for key, entry in state.items() if isinstance(state, Mapping) else [(None, state)]:
+        if key not in kinds or not _is_state(entry) or entry[0] != kinds[key].__name__:
+            raise ConfigError(
+                "`connector_configs` must be {'agent': ['AgentConnectorPipeline', params], "
+                f"'action': ['ActionConnectorPipeline', params]}}, but got {state!r}."
+            )
+        found[key] = restore(*entry)
+    return found.get("agent"), found.get("action")
+
+
+def _is_state(entry: Any) -> bool:
+    return isinstance(entry, list | tuple) and len(entry) == 2

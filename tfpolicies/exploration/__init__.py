@@ -1,0 +1,1 @@
+"""Strategies that turn a policy's distribution and noise into actions."""

@@ -1,0 +1,239 @@
+"""What every exploration strategy is: a shared transform, and numbers that belong to one policy."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfpolicies.errors import ConfigError, WeightsError
+from tfpolicies.exploration.picking import ActionLeaf, pickable_leaves
+from tfpolicies.exploration.transform import Transform
+from tfpolicies.schedules import piecewise_linear
+
+
+class Setting(NamedTuple):
+    """Where a strategy is used."""
+
+    dist_class: Any  # the policy's action distribution
+    make: Callable[[Any, Setting], Exploration]  # a part of a strategy from its config
+    worker_index: int = 0  # 0: the local worker
+    num_workers: int = 0  # without the local one
+    normalize_actions: bool = False  # a policy's own actions are in [-1, 1] where bounded
+
+    @property
+    def leaves(self) -> tuple[ActionLeaf, ...]:
+        """What exploration must know of each leaf of the action space."""
+        return pickable_leaves(self.dist_class.space, self.normalize_actions)
+
+
+class Exploration(abc.ABC):
+    """A strategy of one policy.
+
+    The tensor code (`apply`) and the sizes are those of `transform`, which knows no numbers of the
+    policy: policies whose transforms have the same `key` share one Program, and any of them may
+    apply the noise and parameters of another. Everything else belongs to the policy.
+
+    A strategy of your own is a subclass whose constructor takes a `Setting` and, as keywords, what
+    users may set in `exploration_config`.
+
+    Args:
+        transform: the shared part.
+
+    Attributes:
+        transform: the shared part.
+        needs_complete_episodes: whether `batch_mode` must be "complete_episodes".
+    """
+
+    needs_complete_episodes = False
+
+    def __init__(self, transform: Transform) -> None:
+        self.transform = transform
+
+    # -- shared by the policies of one Program ---------------------------------------------------
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for strategies whose `apply` compiles to the same code."""
+        return self.transform.key
+
+    @property
+    def noise_size(self) -> int:
+        """How many columns the whole noise of a call has."""
+        return self.transform.noise_size
+
+    @property
+    def num_params(self) -> int:
+        """How many float32 parameters there are."""
+        return self.transform.num_params
+
+    def apply(
+        self, distribution: Any, noise: tf.Tensor, params: tf.Tensor
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """Returns actions, a tensor per leaf, and log-probabilities; see `Transform.apply`."""
+        return self.transform.apply(distribution, noise, params)
+
+    # -- owned by one policy ---------------------------------------------------------------------
+
+    def draw_noise(self, rng: np.random.Generator, rows: int, params: np.ndarray) -> np.ndarray:
+        """Draws the noise of one call for B rows, float32 `[B, noise_size]`.
+
+        Args:
+            rng: the policy's generator.
+            rows: B.
+            params: what `params` gave for this call.
+        """
+        return self.transform.draw_noise(rng, rows, params)
+
+    @abc.abstractmethod
+    def params(self, timestep: int, explore: bool) -> np.ndarray:
+        """Returns the parameters of the next call, float32 `[num_params]`.
+
+        Args:
+            timestep: rows acted on so far.
+            explore: False if the actions are to be greedy; the noise is then zero, too.
+        """
+
+    def state(self) -> dict[str, Any]:
+        """Returns what must be kept to go on later: JSON values and arrays."""
+        return {}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Puts back what `state` returned.
+
+        Raises:
+            WeightsError: if `state` is that of another strategy. Nothing is changed then.
+        """
+        if state:
+            raise WeightsError(
+                f"{type(self).__name__} has no state, but got one with {list(state)}. Is it that "
+                "of another `exploration_config`?"
+            )
+
+    def on_episode_start(self) -> None:  # noqa: B027 - most strategies have nothing to do
+        """Is called before the first action of an episode."""
+
+    def on_episode_end(self) -> None:  # noqa: B027
+        """Is called after the last step of an episode."""
+
+
+class Scheduled(Exploration):
+    """A strategy that one number steers, which depends on the time step.
+
+    Args:
+        transform: the shared part.
+        schedule: from the time step to the number.
+    """
+
+    state_name: str
+    """What the number is called in the state."""
+
+    def __init__(self, transform: Transform, schedule: Callable[[int], float]) -> None:
+        super().__init__(transform)
+        self._schedule = schedule
+        self.last_timestep = 0
+
+    def value(self, timestep: int) -> float:
+        """Returns the number at a time step, which becomes the last one seen."""
+        self.last_timestep = int(timestep)
+        return self._schedule(self.last_timestep)
+
+    @property
+    def current(self) -> float:
+        """The number at the last time step seen."""
+        return self._schedule(self.last_timestep)
+
+    def state(self) -> dict[str, Any]:
+        return {self.state_name: self.current, "last_timestep": self.last_timestep}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        require_state(self, state, "last_timestep")
+        self.last_timestep = int(state["last_timestep"])
+
+
+def require_state(exploration: Exploration, state: Mapping[str, Any], *keys: str) -> None:
+    """Raises a `WeightsError` unless `state` has all of `keys`."""
+    missing = [key for key in keys if key not in state]
+    if missing:
+        raise WeightsError(
+            f"The state of {type(exploration).__name__} needs {missing}, but this one has "
+            f"{list(state)}. Is it that of another `exploration_config`?"
+        )
+
+
+def as_schedule(name: str, value: Any, low: float, high: float) -> Callable[[int], float]:
+    """Returns a function from the time step to a number in [low, high].
+
+    Args:
+        name: the setting's name, for errors.
+        value: a number; a list `[[timestep, number], ...]` with increasing time steps, between
+            which the number changes linearly; or a function of the time step, whose results are
+            clipped to the range.
+        low: the least number allowed.
+        high: the largest one.
+
+    Raises:
+        ConfigError: if `value` is none of these, or out of range.
+
+    >>> as_schedule("epsilon_schedule", [[0, 1.0], [100, 0.0]], 0.0, 1.0)(25)
+    0.75
+    """
+    if callable(value):
+        return lambda timestep: min(max(float(value(timestep)), low), high)
+    points = [[0, value]] if is_number(value) else value
+    if not _are_points(points) or not all(low <= number <= high for _, number in points):
+        raise ConfigError(
+            f"`{name}` must be numbers from {low} to {high}: one, a list "
+            f"[[timestep, number], ...] with increasing timesteps, or a function of the timestep; "
+            f"got {value!r}."
+        )
+    last, final = points[-1]
+    return lambda timestep: float(final) if timestep >= last else piecewise_linear(points, timestep)
+
+
+def linear_schedule(first: tuple[int, float], last: tuple[int, float]) -> Callable[[int], float]:
+    """Returns the line from one (timestep, number) to another, constant before and after.
+
+    >>> linear_schedule((10, 1.0), (20, 0.5))(15)
+    0.75
+    """
+    (start, initial), (stop, final) = first, last
+    slope = (final - initial) / max(stop - start, 1)
+
+    def number(timestep: int) -> float:
+        if timestep >= stop:
+            return float(final)
+        return float(initial + slope * max(timestep - start, 0))
+
+    return number
+
+
+def is_number(value: Any) -> bool:
+    """Whether `value` is a finite real number (and no bool)."""
+    is_real = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    return is_real and bool(np.isfinite(value))
+
+
+def require_number(name: str, value: Any, low: float = 0.0, high: float = float("inf")) -> None:
+    """Raises a `ConfigError` unless `value` is a number in [low, high]."""
+    if not is_number(value) or not low <= value <= high:
+        raise ConfigError(f"`{name}` must be a number from {low} to {high}, but got {value!r}.")
+
+
+def require_steps(name: str, value: Any) -> None:
+    """Raises a `ConfigError` unless `value` is a whole number of time steps, from 0."""
+    if not is_number(value) or value != int(value) or value < 0:
+        raise ConfigError(f"`{name}` must be a whole number from 0, but got {value!r}.")
+
+
+def _are_points(points: Any) -> bool:
+    if not isinstance(points, Sequence) or isinstance(points, str) or not points:
+        return False
+    pairs = all(isinstance(point, Sequence) and len(point) == 2 for point in points)
+    if not pairs or not all(is_number(number) for point in points for number in point):
+        return False
+    times = [point[0] for point in points]
+    return times == sorted(set(times))

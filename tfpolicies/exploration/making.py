@@ -1,0 +1,125 @@
+"""From `exploration_config` to a strategy."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from tfpolicies.errors import ConfigError, near_matches
+from tfpolicies.exploration.exploration import Exploration, Setting
+from tfpolicies.exploration.parameter_noise import ParameterNoise
+from tfpolicies.exploration.strategies import (
+    EpsilonGreedy,
+    GaussianNoise,
+    OrnsteinUhlenbeckNoise,
+    PerWorkerEpsilonGreedy,
+    Random,
+    SoftQ,
+    StochasticSampling,
+)
+
+STRATEGIES: dict[str, type[Exploration]] = {
+    strategy.__name__: strategy
+    for strategy in (
+        StochasticSampling,
+        Random,
+        EpsilonGreedy,
+        PerWorkerEpsilonGreedy,
+        SoftQ,
+        GaussianNoise,
+        OrnsteinUhlenbeckNoise,
+        ParameterNoise,
+    )
+}
+
+
+def make_exploration(
+    config: Mapping[str, Any] | None,
+    dist_class: Any,
+    *,
+    worker_index: int = 0,
+    num_workers: int = 0,
+    normalize_actions: bool = False,
+) -> Exploration:
+    """Makes the strategy that `exploration_config` describes.
+
+    Args:
+        config: `{"type": ..., **settings}`. The type is a name of `STRATEGIES`, a subclass of
+            `Exploration` or where one is imported from, "package.module.Class". None, or no type,
+            means StochasticSampling.
+        dist_class: the policy's `ActionDistribution`.
+        worker_index: of the worker that acts; 0 is the local one.
+        num_workers: how many there are besides the local one.
+        normalize_actions: whether the policy's own actions are in [-1, 1] where a Box is bounded,
+            so that random and clipped ones must be, too.
+
+    Raises:
+        ConfigError: if the type or a setting is unknown or out of range, or does not support the
+            action space.
+
+    >>> from gymnasium import spaces
+    >>> from tfpolicies.models.distributions import ActionDistribution
+    >>> dist_class = ActionDistribution.of(spaces.Discrete(3))
+    >>> greedy = make_exploration({"type": "EpsilonGreedy", "epsilon_timesteps": 100}, dist_class)
+    >>> greedy.noise_size, greedy.params(timestep=50, explore=True)
+    (2, array([0.525], dtype=float32))
+    """
+    return _make(config, Setting(dist_class, _make, worker_index, num_workers, normalize_actions))
+
+
+def _make(config: Any, setting: Setting) -> Exploration:
+    if config is not None and not isinstance(config, Mapping):
+        raise ConfigError(
+            f"`exploration_config` must be a dict {{'type': ..., **settings}}, got {config!r}."
+        )
+    settings = dict(config or {})
+    strategy = _strategy(settings.pop("type", None) or StochasticSampling)
+    known = _settings_of(strategy)
+    unknown = [name for name in settings if name not in known]
+    if unknown:
+        raise ConfigError(
+            f"{unknown[0]!r} is not a setting of {strategy.__name__}."
+            f"{near_matches(unknown[0], known)} In `exploration_config` it has "
+            f"{', '.join(known) if known else 'none'}."
+        )
+    return strategy(setting, **settings)  # type: ignore[arg-type]
+
+
+def _settings_of(strategy: type[Exploration]) -> list[str]:
+    """Returns the keywords of the constructor; where it hands on any, its base's too."""
+    names: dict[str, None] = {}
+    for cls in strategy.__mro__:
+        if "__init__" not in vars(cls):
+            continue
+        parameters = inspect.signature(vars(cls)["__init__"]).parameters.values()
+        names |= {p.name: None for p in parameters if p.kind is p.KEYWORD_ONLY}
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            break
+    return list(names)
+
+
+def _strategy(kind: Any) -> type[Exploration]:
+    found = kind
+    if isinstance(kind, str):
+        found = STRATEGIES.get(kind) or _imported(kind)
+    if not isinstance(found, type) or not issubclass(found, Exploration):
+        names = ", ".join(STRATEGIES)
+        raise ConfigError(
+            f"exploration_config['type'] is {kind!r}, which is no strategy."
+            f"{near_matches(str(kind), STRATEGIES)} There are {names}; one of your own is a "
+            "subclass of tfpolicies.exploration.exploration.Exploration, or where it is imported "
+            "from: 'package.module.Class'."
+        )
+    return found
+
+
+def _imported(path: str) -> Any:
+    module, _, name = path.replace(":", ".").rpartition(".")
+    if not module:
+        return None
+    try:
+        return getattr(importlib.import_module(module), name, None)
+    except ImportError:
+        return None

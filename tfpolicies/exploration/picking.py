@@ -1,0 +1,175 @@
+"""What exploration must know of each leaf of an action space: how to pick uniformly, what to clip.
+
+A random pick is made from numbers of noise, a few columns per leaf, and never picks what a mask
+forbids: an action whose logit is at most half of the smallest float32.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from gymnasium import spaces
+
+from tfpolicies.models.distributions import MASKED_LOGIT
+from tfpolicies.models.distributions.categorical import cell_sizes
+from tfpolicies.models.spaces import action_leaves, is_float_box
+
+MASKED = MASKED_LOGIT / 2
+"""Logits up to this one belong to masked actions."""
+
+
+class ActionLeaf(abc.ABC):
+    """One leaf of an action space.
+
+    Attributes:
+        shape: of one action.
+        num_columns: how many numbers of noise a random action takes.
+        normal: bool `[num_columns]`, which of them are standard normal; the others are uniform in
+            [0, 1).
+    """
+
+    is_discrete: bool
+
+    def __init__(self, shape: tuple[int, ...], num_columns: int) -> None:
+        self.shape = shape
+        self.num_columns = num_columns
+        self.normal = np.zeros(num_columns, bool)
+
+    @abc.abstractmethod
+    def pick(self, part: Any, noise: tf.Tensor) -> tf.Tensor:
+        """Returns random valid actions: int64 or float32 `[B, *shape]`.
+
+        Args:
+            part: the leaf's distribution, whose inputs are logits where the leaf is discrete.
+            noise: float32 `[B, num_columns]`.
+        """
+
+
+class Choices(ActionLeaf):
+    """A Discrete, MultiDiscrete or integer Box: one of n actions in each cell, 0-based."""
+
+    is_discrete = True
+
+    def __init__(self, space: Any) -> None:
+        self.sizes = cell_sizes(space)
+        super().__init__(tuple(space.shape), len(self.sizes))
+        widest = max(self.sizes)
+        starts = np.cumsum(self.sizes) - self.sizes
+        columns = starts[:, None] + np.arange(widest)
+        self._exists = np.arange(widest) < np.array(self.sizes)[:, None]
+        self._columns = np.where(self._exists, columns, 0)
+
+    def _valid(self, logits: tf.Tensor) -> tf.Tensor:
+        """Returns 1.0 for each action that may be picked, float32 `[B, cells, most actions]`."""
+        allowed = tf.cast(logits > MASKED, tf.float32)
+        if self._exists.all():
+            return tf.reshape(allowed, [-1, *self._exists.shape])
+        flat = tf.gather(allowed, self._columns.ravel(), axis=-1)
+        return tf.reshape(flat, [-1, *self._exists.shape]) * self._exists.astype(np.float32)
+
+    def pick(self, part: Any, noise: tf.Tensor) -> tf.Tensor:
+        """Picks the valid action of rank floor(noise * number of valid ones); 0 if none is."""
+        valid = self._valid(part.inputs)
+        number = tf.reduce_sum(valid, axis=-1)
+        rank = tf.minimum(tf.floor(noise * number), number - 1.0)  # the product may round up
+        passed = tf.cumsum(valid, axis=-1) <= rank[..., None]
+        picked = tf.reduce_sum(tf.cast(passed, tf.float32), axis=-1)
+        return tf.reshape(tf.cast(picked, tf.int64), [-1, *self.shape])
+
+
+class Bits(ActionLeaf):
+    """A MultiBinary: fair coins; a masked bit stays 0."""
+
+    is_discrete = True
+
+    def __init__(self, space: Any) -> None:
+        super().__init__(tuple(space.shape), math.prod(space.shape))
+
+    def pick(self, part: Any, noise: tf.Tensor) -> tf.Tensor:
+        ones = tf.logical_and(noise >= 0.5, part.inputs > MASKED)
+        return tf.reshape(tf.cast(ones, tf.int64), [-1, *self.shape])
+
+
+class Continuous(ActionLeaf):
+    """A Box of floats: uniform where both bounds are finite, otherwise normal.
+
+    Args:
+        space: the Box.
+        normalize: whether a policy's own actions have the range [-1, 1] where both are finite.
+
+    Attributes:
+        low: float32 `[k]`, the lower bounds of a policy's own actions, -inf where there are none.
+        high: the upper ones.
+        width: float32 `[k]`, high - low, or 1 where that is not finite.
+    """
+
+    is_discrete = False
+
+    def __init__(self, space: Any, normalize: bool) -> None:
+        super().__init__(tuple(space.shape), math.prod(space.shape))
+        low, high = _inner_float32(space.low.ravel(), space.high.ravel())
+        bounded = np.isfinite(low) & np.isfinite(high)
+        scaled = bounded & (low < high) & normalize
+        self.low = np.where(scaled, np.float32(-1), low)
+        self.high = np.where(scaled, np.float32(1), high)
+        with np.errstate(over="ignore"):
+            width = self.high - self.low
+        self.width = np.where(np.isfinite(width), width, np.float32(1))
+        self.normal = ~bounded
+
+    def pick(self, part: Any, noise: tf.Tensor) -> tf.Tensor:
+        del part
+        low, high = np.where(self.normal, 0, self.low), np.where(self.normal, 0, self.high)
+        within = low * (1.0 - noise) + high * noise  # high - low may overflow
+        if self.normal.any():
+            within = tf.where(self.normal, noise, within)
+        return tf.reshape(self.clip(within), [-1, *self.shape])
+
+    def clip(self, flat: tf.Tensor) -> tf.Tensor:
+        """Clips actions `[B, k]` to the bounds."""
+        return tf.minimum(tf.maximum(flat, self.low), self.high)
+
+
+def pickable_leaves(space: spaces.Space, normalize: bool) -> tuple[ActionLeaf, ...]:
+    """Returns what exploration must know of each leaf of `space`, in their order.
+
+    Args:
+        space: the action space, which may be nested.
+        normalize: whether the policy's own actions are in [-1, 1] where a Box is bounded.
+
+    Raises:
+        UnsupportedSpaceError: for spaces that policies cannot use.
+    """
+    return tuple(_action_leaf(leaf.space, normalize) for leaf in action_leaves(space))
+
+
+def _action_leaf(space: Any, normalize: bool) -> ActionLeaf:
+    if isinstance(space, spaces.MultiBinary):
+        return Bits(space)
+    if is_float_box(space):
+        return Continuous(space, normalize)
+    return Choices(space)
+
+
+def draw_columns(pickable: Sequence[ActionLeaf], rng: np.random.Generator, out: np.ndarray) -> None:
+    """Draws the noise of random actions into `out`, float32 `[B, sum of num_columns]`."""
+    normal = np.concatenate([leaf.normal for leaf in pickable])
+    if not normal.any():
+        out[...] = rng.random(out.shape, np.float32)
+        return
+    out[:, ~normal] = rng.random((len(out), np.count_nonzero(~normal)), np.float32)
+    out[:, normal] = rng.standard_normal((len(out), np.count_nonzero(normal)), np.float32)
+
+
+def _inner_float32(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rounds float64 bounds to float32 numbers that are not outside them."""
+    with np.errstate(over="ignore"):
+        low32, high32 = low.astype(np.float32), high.astype(np.float32)
+    low32 = np.where(low32 < low, np.nextafter(low32, np.float32(np.inf)), low32)
+    high32 = np.where(high32 > high, np.nextafter(high32, np.float32(-np.inf)), high32)
+    return low32, high32

@@ -1,0 +1,288 @@
+"""The strategies that act by noise; `parameter_noise.py` has the one that disturbs weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from tfpolicies.errors import ConfigError, WeightsError
+from tfpolicies.exploration.exploration import (
+    Exploration,
+    Scheduled,
+    Setting,
+    as_schedule,
+    linear_schedule,
+    require_number,
+    require_state,
+    require_steps,
+)
+from tfpolicies.exploration.picking import ActionLeaf, Choices, Continuous
+from tfpolicies.exploration.transform import Disturb, Greedy, Sample, Transform
+
+_INF = float("inf")
+
+
+class StochasticSampling(Exploration):
+    """Samples the distribution.
+
+    Args:
+        setting: where the strategy is used.
+        random_timesteps: before this time step, actions are uniform over the space (standard
+            normal where a Box is unbounded); 0 and any other number make two kinds of Programs.
+
+    Raises:
+        ConfigError: if an argument is out of range.
+    """
+
+    _temperature: float | None = None  # a subclass may divide the logits
+
+    def __init__(self, setting: Setting, *, random_timesteps: int = 0) -> None:
+        require_steps("random_timesteps", random_timesteps)
+        self._random_timesteps = int(random_timesteps)
+        base = Sample(setting.dist_class, tempered=self._temperature is not None)
+        super().__init__(Transform(base, setting.leaves, mixed=random_timesteps > 0))
+
+    def params(self, timestep: int, explore: bool) -> np.ndarray:
+        numbers = [float(explore and timestep < self._random_timesteps)]
+        if not self._random_timesteps:
+            numbers = []
+        if self._temperature is not None:
+            numbers.append(self._temperature)
+        return np.array(numbers, np.float32)
+
+
+class SoftQ(StochasticSampling):
+    """Samples the softmax of logits (or Q-values) divided by a temperature.
+
+    Log-probabilities are those of that softmax. Sutton and Barto 2018, section 2.8.
+
+    Args:
+        setting: where the strategy is used; its spaces must be Discrete, MultiDiscrete, Boxes of
+            integers, or Dicts and Tuples of them.
+        temperature: > 0; 1 leaves the logits as they are.
+        random_timesteps: as in `StochasticSampling`.
+
+    Raises:
+        ConfigError: if an argument is out of range, or the action space does not fit.
+    """
+
+    def __init__(
+        self, setting: Setting, *, temperature: float = 1.0, random_timesteps: int = 0
+    ) -> None:
+        _require_leaves(self, setting, lambda leaf: isinstance(leaf, Choices), _CHOICES)
+        require_number("temperature", temperature, 1e-6)
+        self._temperature = float(temperature)
+        super().__init__(setting, random_timesteps=random_timesteps)
+
+
+class Random(Exploration):
+    """Picks actions uniformly from the space; standard normal ones where a Box is unbounded."""
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(Transform(Greedy(), setting.leaves, mixed=True))
+
+    def params(self, timestep: int, explore: bool) -> np.ndarray:
+        return np.array([float(explore)], np.float32)
+
+
+class EpsilonGreedy(Scheduled):
+    """Takes the greedy action, or with probability epsilon, for each row anew, a random valid one.
+
+    Mnih et al. 2015 (doi:10.1038/nature14236).
+
+    Args:
+        setting: where the strategy is used; its spaces must be discrete.
+        initial_epsilon: the probability before `warmup_timesteps`.
+        final_epsilon: the probability in the end.
+        warmup_timesteps: how long it stays at `initial_epsilon`.
+        epsilon_timesteps: how long it then takes to become `final_epsilon`, linearly.
+        epsilon_schedule: used instead of the four: a number, `[[timestep, epsilon], ...]` or a
+            function of the time step.
+
+    Raises:
+        ConfigError: if an argument is out of range, or the action space does not fit.
+    """
+
+    state_name = "cur_epsilon"
+
+    def __init__(
+        self,
+        setting: Setting,
+        *,
+        initial_epsilon: float = 1.0,
+        final_epsilon: float = 0.05,
+        warmup_timesteps: int = 0,
+        epsilon_timesteps: int = 100_000,
+        epsilon_schedule: Any = None,
+    ) -> None:
+        _require_leaves(self, setting, lambda leaf: leaf.is_discrete, _DISCRETE)
+        require_number("initial_epsilon", initial_epsilon, 0.0, 1.0)
+        require_number("final_epsilon", final_epsilon, 0.0, 1.0)
+        require_steps("warmup_timesteps", warmup_timesteps)
+        require_steps("epsilon_timesteps", epsilon_timesteps)
+        stop = warmup_timesteps + epsilon_timesteps
+        schedule = linear_schedule((warmup_timesteps, initial_epsilon), (stop, final_epsilon))
+        if epsilon_schedule is not None:
+            schedule = as_schedule("epsilon_schedule", epsilon_schedule, 0.0, 1.0)
+        super().__init__(Transform(Greedy(), setting.leaves, mixed=True), schedule)
+
+    def params(self, timestep: int, explore: bool) -> np.ndarray:
+        epsilon = self.value(timestep)
+        return np.array([epsilon if explore else 0.0], np.float32)
+
+
+class PerWorkerEpsilonGreedy(EpsilonGreedy):
+    """Gives each worker an epsilon of its own, which stays: Horgan et al. 2018, section 4.1.
+
+    Worker i of N has epsilon 0.4^(1 + 7 (i - 1) / (N - 1)) (arXiv:1803.00933). The local worker is
+    greedy; if there are no others, it is as in `EpsilonGreedy`, with the arguments given there.
+    """
+
+    def __init__(self, setting: Setting, **settings: Any) -> None:
+        index, workers = setting.worker_index, setting.num_workers
+        if workers > 0:
+            exponent = 1 + 7 * (index - 1) / max(workers - 1, 1)
+            settings = {**settings, "epsilon_schedule": 0.4**exponent if index > 0 else 0.0}
+        super().__init__(setting, **settings)
+
+
+class GaussianNoise(Scheduled):
+    """Adds normal noise to the greedy action, and clips the sum to the bounds.
+
+    Fujimoto et al. 2018 (arXiv:1802.09477), section 6.1.
+
+    Args:
+        setting: where the strategy is used; its spaces must be Boxes of floats.
+        random_timesteps: before this time step, actions are uniform over the space.
+        stddev: of the noise, where the scale is 1, for actions as the policy computes them.
+        initial_scale: the scale at `random_timesteps`.
+        final_scale: the scale in the end.
+        scale_timesteps: how long it takes to become `final_scale`, linearly.
+        scale_schedule: used instead of the three: a number, `[[timestep, scale], ...]` or a
+            function of the time step.
+
+    Raises:
+        ConfigError: if an argument is out of range, or the action space does not fit.
+    """
+
+    state_name = "cur_scale"
+
+    def __init__(
+        self,
+        setting: Setting,
+        *,
+        random_timesteps: int = 1000,
+        stddev: float = 0.1,
+        initial_scale: float = 1.0,
+        final_scale: float = 0.02,
+        scale_timesteps: int = 10_000,
+        scale_schedule: Any = None,
+    ) -> None:
+        leaves = setting.leaves
+        boxes = [leaf for leaf in leaves if isinstance(leaf, Continuous)]
+        _require_leaves(self, setting, lambda leaf: not leaf.is_discrete, "Boxes of floats")
+        require_steps("random_timesteps", random_timesteps)
+        require_number("stddev", stddev)
+        require_number("initial_scale", initial_scale)
+        require_number("final_scale", final_scale)
+        require_steps("scale_timesteps", scale_timesteps)
+        stop = random_timesteps + scale_timesteps
+        schedule = linear_schedule((random_timesteps, initial_scale), (stop, final_scale))
+        if scale_schedule is not None:
+            schedule = as_schedule("scale_schedule", scale_schedule, 0.0, _INF)
+        self.stddev = float(stddev)
+        self._random_timesteps = int(random_timesteps)
+        super().__init__(Transform(Disturb(boxes), leaves, mixed=True), schedule)
+
+    def params(self, timestep: int, explore: bool) -> np.ndarray:
+        scale = self.value(timestep) * self.stddev
+        is_random = float(explore and timestep < self._random_timesteps)
+        return np.array([is_random, scale], np.float32)
+
+
+class OrnsteinUhlenbeckNoise(GaussianNoise):
+    """Adds noise that wanders: one state for all rows, which takes a step with every call.
+
+    A call first does state += -theta * state + sigma * N(0, 1), then disturbs the greedy actions of
+    all its rows by scale * base_scale * state * (high - low), the last factor being 1 where a
+    bound is missing. The state goes on from episode to episode. Lillicrap et al. 2016
+    (arXiv:1509.02971), section 7.
+
+    Args:
+        setting: where the strategy is used; its spaces must be Boxes of floats.
+        ou_theta: how fast the state returns to 0, in [0, 1].
+        ou_sigma: the standard deviation of a step.
+        ou_base_scale: a factor of all noise.
+        **settings: those of `GaussianNoise`, without `stddev`.
+
+    Raises:
+        ConfigError: if an argument is out of range, or the action space does not fit.
+    """
+
+    def __init__(
+        self,
+        setting: Setting,
+        *,
+        ou_theta: float = 0.15,
+        ou_sigma: float = 0.2,
+        ou_base_scale: float = 0.1,
+        random_timesteps: int = 1000,
+        initial_scale: float = 1.0,
+        final_scale: float = 0.02,
+        scale_timesteps: int = 10_000,
+        scale_schedule: Any = None,
+    ) -> None:
+        require_number("ou_theta", ou_theta, 0.0, 1.0)
+        require_number("ou_sigma", ou_sigma)
+        require_number("ou_base_scale", ou_base_scale)
+        super().__init__(
+            setting,
+            random_timesteps=random_timesteps,
+            stddev=ou_base_scale,
+            initial_scale=initial_scale,
+            final_scale=final_scale,
+            scale_timesteps=scale_timesteps,
+            scale_schedule=scale_schedule,
+        )
+        self._theta, self.ou_sigma = float(ou_theta), float(ou_sigma)
+        boxes = [leaf for leaf in setting.leaves if isinstance(leaf, Continuous)]
+        self._width = np.concatenate([leaf.width for leaf in boxes])
+        self._ou_state = np.zeros(len(self._width), np.float32)
+
+    def draw_noise(self, rng: np.random.Generator, rows: int, params: np.ndarray) -> np.ndarray:
+        step = self.ou_sigma * rng.standard_normal(len(self._ou_state), np.float32)
+        self._ou_state += step - self._theta * self._ou_state
+        noise = np.ones((rows, 1 + len(self._ou_state)), np.float32)
+        noise[:, 1:] = self._ou_state * self._width
+        return self.transform.draw_noise(rng, rows, params, base_noise=noise)
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "ou_state": self._ou_state.copy()}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        require_state(self, state, "last_timestep", "ou_state")
+        ou_state = np.array(state["ou_state"], np.float32).ravel()
+        if ou_state.shape != self._ou_state.shape:
+            raise WeightsError(
+                f"`ou_state` must have {len(self._ou_state)} numbers, one per component of the "
+                f"action, but has {len(ou_state)}. Is it that of another action space?"
+            )
+        super().set_state(state)
+        self._ou_state = ou_state
+
+
+_CHOICES = "Discrete, MultiDiscrete and Boxes of integers"
+_DISCRETE = f"{_CHOICES}, and MultiBinary"
+
+
+def _require_leaves(
+    strategy: Exploration, setting: Setting, fits: Callable[[ActionLeaf], bool], supported: str
+) -> None:
+    if not all(fits(leaf) for leaf in setting.leaves):
+        raise ConfigError(
+            f"{type(strategy).__name__} supports the action spaces {supported}, and Dicts and "
+            f"Tuples of them, but got {setting.dist_class.space}. Choose another `type` in "
+            "`exploration_config`; StochasticSampling takes any space."
+        )

@@ -1,0 +1,249 @@
+"""The shared part of exploration: pure tensor code from a distribution and noise to actions.
+
+A transform has a *base*, which chooses actions, and may be *mixed*: each row then takes a uniformly
+random action instead with probability epsilon. All strategies are one of three bases, mixed or
+not, so that many of them share one Program:
+
+=================  =======  ======================================================
+base               mixed    strategies
+=================  =======  ======================================================
+`Sample`           no       StochasticSampling, SoftQ
+`Sample`           yes      the same with `random_timesteps` (epsilon is 1, later 0)
+`Greedy`           yes      EpsilonGreedy, PerWorkerEpsilonGreedy, Random (epsilon is 1)
+`Disturb`          yes      GaussianNoise, OrnsteinUhlenbeckNoise
+=================  =======  ======================================================
+
+Zero noise always gives the greedy action, exactly, whatever the parameters are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from tfpolicies.exploration.picking import MASKED, ActionLeaf, Continuous, draw_columns
+
+
+class Base(Protocol):
+    """How actions are chosen in rows that take no random one."""
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for equal code, given the same action distribution."""
+
+    @property
+    def noise_size(self) -> int:
+        """How many columns of noise it takes."""
+
+    @property
+    def num_params(self) -> int:
+        """How many parameters it takes."""
+
+    def draw(self, rng: np.random.Generator, rows: int) -> np.ndarray:
+        """Draws its noise, float32 `[B, noise_size]`."""
+
+    def choose(
+        self, distribution: Any, noise: tf.Tensor, params: tf.Tensor
+    ) -> tuple[list[tf.Tensor], Any]:
+        """Returns an action tensor per leaf, and the distribution they follow or None."""
+
+
+class Sample:
+    """Samples of the distribution, its logits divided by a temperature if `tempered`.
+
+    Its only parameter, if tempered, is the temperature.
+    """
+
+    def __init__(self, dist_class: Any, tempered: bool = False) -> None:
+        self._dist_class = dist_class
+        self._tempered = tempered
+        self.key = ("sample", tempered)
+        self.noise_size: int = dist_class.noise_size
+        self.num_params = int(tempered)
+
+    def draw(self, rng: np.random.Generator, rows: int) -> np.ndarray:
+        """Draws the distribution's own noise."""
+        noise: np.ndarray = self._dist_class.draw_noise(rng, rows)
+        return noise
+
+    def choose(
+        self, distribution: Any, noise: tf.Tensor, params: tf.Tensor
+    ) -> tuple[list[tf.Tensor], Any]:
+        """Samples."""
+        if self._tempered:
+            logits = distribution.inputs
+            masked = logits <= MASKED  # divided, it might be -inf, and NaN in log-probabilities
+            distribution = self._dist_class(tf.where(masked, logits, logits / params[0]))
+        return distribution.sample_leaves(noise), distribution
+
+
+class Greedy:
+    """The mode of the distribution."""
+
+    key = ("greedy",)
+    noise_size = 0
+    num_params = 0
+
+    def draw(self, rng: np.random.Generator, rows: int) -> np.ndarray:
+        """Draws nothing."""
+        del rng
+        return np.zeros((rows, 0), np.float32)
+
+    def choose(
+        self, distribution: Any, noise: tf.Tensor, params: tf.Tensor
+    ) -> tuple[list[tf.Tensor], Any]:
+        """Takes the mode."""
+        del noise, params
+        return _greedy(distribution), None
+
+
+class Disturb:
+    """The mode plus scaled noise, clipped to the bounds. Its only parameter is the scale.
+
+    The first column of noise is 1, so that zero noise leaves the mode as it is, not even clipped;
+    the others are added to the components of all leaves, in their order.
+    """
+
+    num_params = 1
+
+    def __init__(self, leaves: Sequence[Continuous]) -> None:
+        self._leaves = leaves
+        self._sizes = [math.prod(leaf.shape) for leaf in leaves]
+        bounds = tuple((leaf.low.tobytes(), leaf.high.tobytes()) for leaf in leaves)
+        self.key = ("disturb", bounds)
+        self.noise_size = 1 + sum(self._sizes)
+
+    def draw(self, rng: np.random.Generator, rows: int) -> np.ndarray:
+        """Draws standard normal noise."""
+        noise = np.ones((rows, self.noise_size), np.float32)
+        noise[:, 1:] = rng.standard_normal((rows, self.noise_size - 1), np.float32)
+        return noise
+
+    def choose(
+        self, distribution: Any, noise: tf.Tensor, params: tf.Tensor
+    ) -> tuple[list[tf.Tensor], Any]:
+        """Adds the noise."""
+        gate = noise[:, :1] > 0.0
+        parts = tf.split(noise[:, 1:] * params[0], self._sizes, axis=-1)
+        actions = []
+        for leaf, mode, part in zip(self._leaves, _greedy(distribution), parts, strict=True):
+            flat = tf.reshape(mode, [-1, math.prod(leaf.shape)])
+            flat = tf.where(gate, leaf.clip(flat + part), flat)
+            actions.append(tf.reshape(flat, [-1, *leaf.shape]))
+        return actions, None
+
+
+class Transform:
+    """What all policies of one Program share of their exploration.
+
+    Args:
+        base: how actions are chosen.
+        leaves: the leaves of the action space.
+        mixed: whether rows may take random actions instead. The first parameter is then epsilon,
+            the probability of that; the base's follow.
+
+    Attributes:
+        key: hashable, equal for transforms that compile to the same code, given the same class,
+            spaces and distribution.
+        noise_size: columns of the whole noise: the base's, then, if mixed, a coin and what random
+            actions take.
+        num_params: float32 parameters.
+    """
+
+    def __init__(self, base: Base, leaves: Sequence[ActionLeaf], mixed: bool) -> None:
+        self._base = base
+        self._leaves = leaves
+        self._mixed = mixed
+        self._sizes = [leaf.num_columns for leaf in leaves]
+        bounds = [(x.low.tobytes(), x.high.tobytes()) for x in leaves if isinstance(x, Continuous)]
+        self.key: Hashable = (base.key, mixed and tuple(bounds), mixed)
+        self.noise_size = base.noise_size + (1 + sum(self._sizes) if mixed else 0)
+        self.num_params = base.num_params + int(mixed)
+
+    def draw_noise(
+        self,
+        rng: np.random.Generator,
+        rows: int,
+        params: np.ndarray,
+        base_noise: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """Draws the noise of one call, float32 `[B, noise_size]`, not more than `params` call for.
+
+        Args:
+            rng: the policy's generator.
+            rows: B.
+            params: float32 `[num_params]`.
+            base_noise: `[B, base.noise_size]`, used instead of drawing the base's part.
+        """
+        epsilon = float(params[0]) if self._mixed else 0.0
+        if base_noise is None and epsilon < 1.0:
+            base_noise = self._base.draw(rng, rows)
+        if not self._mixed and base_noise is not None:
+            return base_noise
+        noise = np.zeros((rows, self.noise_size), np.float32)
+        if base_noise is not None:
+            noise[:, : self._base.noise_size] = base_noise
+        if epsilon > 0.0:
+            at = self._base.noise_size
+            noise[:, at] = 1.0 - rng.random(rows, np.float32)  # in (0, 1]: 0 means no coin
+            draw_columns(self._leaves, rng, noise[:, at + 1 :])
+        return noise
+
+    def apply(
+        self, distribution: Any, noise: tf.Tensor, params: tf.Tensor
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """Returns an action tensor `[B, *shape]` per leaf, and their log-probabilities `[B]`.
+
+        Log-probabilities are those of the sampled distribution, also for random actions; 0 where
+        the base is no distribution. Zero noise gives the greedy actions.
+
+        Args:
+            distribution: `[B]` distributions, with `inputs`, `sample_leaves`, `logp_leaves`, and
+                `parts` if the action space is nested.
+            noise: float32 `[B, noise_size]`.
+            params: float32 `[num_params]`.
+        """
+        base_params = params[1:] if self._mixed else params
+        base_noise = noise[:, : self._base.noise_size] if self._mixed else noise
+        actions, sampled = self._base.choose(distribution, base_noise, base_params)
+        if self._mixed:
+            explores = noise[:, self._base.noise_size] > 1.0 - params[0]
+            actions = self._mix(distribution, actions, explores, noise)
+        if sampled is None:
+            return actions, tf.zeros([tf.shape(distribution.inputs)[0]], tf.float32)
+        if not self._mixed:
+            return actions, sampled.sampled_logp(base_noise)
+        exact = sampled.sampled_logp(base_noise)
+        return actions, tf.where(explores, sampled.logp_leaves(actions), exact)
+
+    def _mix(
+        self,
+        distribution: Any,
+        actions: Sequence[tf.Tensor],
+        explores: tf.Tensor,
+        noise: tf.Tensor,
+    ) -> list[tf.Tensor]:
+        columns = tf.split(noise[:, self._base.noise_size + 1 :], self._sizes, axis=-1)
+        mixed = []
+        for leaf, part, action, own in zip(
+            self._leaves, parts_of(distribution), actions, columns, strict=True
+        ):
+            picked = leaf.pick(part, own)
+            chosen = tf.reshape(explores, [-1] + [1] * len(leaf.shape))
+            # ONNX Runtime's Where knows int64, but not every integer.
+            both = tf.where(chosen, picked, tf.cast(action, picked.dtype))
+            mixed.append(tf.cast(both, action.dtype))
+        return mixed
+
+
+def parts_of(distribution: Any) -> list[Any]:
+    """Returns the distribution of each leaf of the action space."""
+    return list(getattr(distribution, "parts", [distribution]))
+
+
+def _greedy(distribution: Any) -> list[tf.Tensor]:
+    return [part.deterministic_sample() for part in parts_of(distribution)]

@@ -1,0 +1,203 @@
+"""Which distribution an action space gets, and the sizes that follow from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from gymnasium import spaces
+
+from tfpolicies.errors import ConfigError, SpaceError, UnsupportedSpaceError, near_matches
+from tfpolicies.models.distributions import noise
+from tfpolicies.models.distributions.base import MASKED_LOGIT, Distribution
+from tfpolicies.models.distributions.bernoulli import Bernoulli
+from tfpolicies.models.distributions.categorical import Categorical, MultiCategorical, cell_sizes
+from tfpolicies.models.distributions.gaussian import Deterministic, DiagGaussian, SquashedGaussian
+from tfpolicies.models.distributions.product import Product, split_columns
+from tfpolicies.models.spaces import Leaf, action_leaves, is_float_box
+
+MAX_BOX_LOGITS = 10_000
+BOX_DISTRIBUTIONS: dict[str, type[Distribution]] = {
+    "diag_gaussian": DiagGaussian,
+    "squashed_gaussian": SquashedGaussian,
+    "deterministic": Deterministic,
+}
+"""What a Box of floats can be given by name."""
+
+
+@dataclass(frozen=True)
+class ActionDistribution:
+    """The distribution of one action space: `dist_class(inputs)` gives those of a batch.
+
+    Attributes:
+        space: the action space; a Dict or Tuple gives a `Product`.
+        kinds: the distribution class of each leaf.
+
+    >>> dist_class = ActionDistribution.of(spaces.Tuple([spaces.Discrete(3), spaces.Box(-1, 1)]))
+    >>> dist_class.num_inputs, dist_class.noise_blocks, dist_class.mask_size
+    (5, (('gumbel', 3), ('normal', 1)), 3)
+    """
+
+    space: spaces.Space
+    kinds: tuple[type[Distribution], ...]
+
+    @classmethod
+    def of(
+        cls, space: spaces.Space, custom: str | type[Distribution] | None = None
+    ) -> ActionDistribution:
+        """Returns the distribution of `space`.
+
+        Args:
+            space: the action space. Discrete gets Categorical, MultiDiscrete and a Box of integers
+                MultiCategorical, MultiBinary Bernoulli, a Box of floats DiagGaussian.
+            custom: what a Box of floats gets instead, wherever one is in `space`:
+                "squashed_gaussian", "deterministic", "diag_gaussian" or a subclass of
+                `Distribution`. Other leaves take no notice.
+
+        Raises:
+            UnsupportedSpaceError: if a leaf has none, or is a Box of too many integers.
+            ConfigError: if `custom` is none of these.
+        """
+        box_kind = _box_kind(custom)
+        kinds = tuple(_kind(leaf, box_kind) for leaf in action_leaves(space))
+        if not kinds:
+            raise UnsupportedSpaceError(f"The action space {space} is empty: there is no action.")
+        return cls(space, kinds)
+
+    def __call__(self, inputs: tf.Tensor, model: Any = None) -> Any:
+        """Builds the distributions of a batch: a `Distribution`, of nested spaces a `Product`.
+
+        Args:
+            inputs: `[B, num_inputs]` float32.
+            model: accepted for ported code, and unused.
+        """
+        del model
+        if self._is_nested:
+            return Product(inputs, self.space, self.leaves, self.kinds)
+        return self.kinds[0](inputs, self.space)
+
+    @cached_property
+    def leaves(self) -> tuple[Leaf, ...]:
+        """The action space's leaves, in the order of inputs, noise and masks."""
+        return action_leaves(self.space)
+
+    @cached_property
+    def num_inputs(self) -> int:
+        """How many numbers a model must compute per row."""
+        return sum(self._input_sizes)
+
+    @cached_property
+    def noise_blocks(self) -> noise.NoiseBlocks:
+        """Kind and columns of each block of the noise, from left to right.
+
+        Neighbours of one kind are one block; nothing is listed for leaves without noise.
+        """
+        return noise.merge(
+            [(kind.noise_kind, kind.noise_size(leaf.space)) for kind, leaf in self._pairs]
+        )
+
+    @cached_property
+    def noise_size(self) -> int:
+        """How many numbers of noise a row takes."""
+        return sum(size for _, size in self.noise_blocks)
+
+    @cached_property
+    def mask_size(self) -> int:
+        """How many logits of a row a mask may forbid; those of a Box of floats do not count."""
+        return sum(self._mask_sizes)
+
+    def draw_noise(self, rng: np.random.Generator, batch_size: int) -> np.ndarray:
+        """Draws the noise for `batch_size` rows, block by block, float32 `[B, noise_size]`."""
+        return noise.draw(self.noise_blocks, rng, batch_size)
+
+    def masked(self, inputs: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
+        """Replaces the logits of forbidden actions by `MASKED_LOGIT`.
+
+        A row in which everything is forbidden counts as one in which nothing is preferred. A
+        forbidden bit of a MultiBinary stays 0.
+
+        Args:
+            inputs: `[B, num_inputs]` float32.
+            mask: `[B, mask_size]` of any dtype, 0 or False where an action is forbidden.
+
+        Raises:
+            SpaceError: if the mask has another width.
+        """
+        if mask.shape[-1] != self.mask_size:
+            raise SpaceError(
+                f"An action mask for {self.space} must be [B, {self.mask_size}], one number per "
+                f"maskable action; got the shape {tuple(mask.shape)}."
+            )
+        allowed = tf.cast(mask, tf.bool)
+        if self.mask_size == self.num_inputs:
+            return tf.where(allowed, inputs, MASKED_LOGIT)
+        parts = zip(
+            split_columns(inputs, self._input_sizes),
+            split_columns(allowed, self._mask_sizes),
+            self._mask_sizes,
+            strict=True,
+        )
+        return tf.concat(
+            [tf.where(ok, part, MASKED_LOGIT) if size else part for part, ok, size in parts],
+            axis=-1,
+        )
+
+    @property
+    def _is_nested(self) -> bool:
+        return isinstance(self.space, spaces.Dict | spaces.Tuple)
+
+    @property
+    def _pairs(self) -> Sequence[tuple[type[Distribution], Leaf]]:
+        return list(zip(self.kinds, self.leaves, strict=True))
+
+    @cached_property
+    def _input_sizes(self) -> list[int]:
+        return [kind.num_inputs(leaf.space) for kind, leaf in self._pairs]
+
+    @cached_property
+    def _mask_sizes(self) -> list[int]:
+        return [kind.mask_size(leaf.space) for kind, leaf in self._pairs]
+
+
+def _box_kind(custom: Any) -> type[Distribution]:
+    if custom is None:
+        return DiagGaussian
+    if isinstance(custom, str) and custom in BOX_DISTRIBUTIONS:
+        return BOX_DISTRIBUTIONS[custom]
+    if not (isinstance(custom, type) and issubclass(custom, Distribution)):
+        hint = near_matches(custom, BOX_DISTRIBUTIONS) if isinstance(custom, str) else ""
+        raise ConfigError(
+            f"model['custom_action_dist'] must be None, one of {sorted(BOX_DISTRIBUTIONS)} or a "
+            f"subclass of tfpolicies.models.distributions.Distribution; got {custom!r}.{hint}"
+        )
+    if custom.noise_kind not in noise.NOISE_KINDS:
+        raise ConfigError(
+            f"{custom.__name__}.noise_kind must be one of {sorted(noise.NOISE_KINDS)}; got "
+            f"{custom.noise_kind!r}."
+        )
+    return custom
+
+
+def _kind(leaf: Leaf, box_kind: type[Distribution]) -> type[Distribution]:
+    if isinstance(leaf.space, spaces.Discrete):
+        return Categorical
+    if isinstance(leaf.space, spaces.MultiDiscrete):
+        return MultiCategorical
+    if isinstance(leaf.space, spaces.MultiBinary):
+        return Bernoulli
+    if is_float_box(leaf.space):
+        return box_kind
+    logits = sum(cell_sizes(leaf.space))
+    if logits > MAX_BOX_LOGITS:
+        where = f" at {'/'.join(leaf.path)!r}" if leaf.path else ""
+        raise UnsupportedSpaceError(
+            f"The Box of integers {leaf.space}{where} has {logits} possible values, counted over "
+            f"all cells, and each needs a logit; at most {MAX_BOX_LOGITS} are supported. Narrow "
+            "its bounds, or let the environment take a Box of floats and round, for example with "
+            "a gymnasium.ActionWrapper."
+        )
+    return MultiCategorical

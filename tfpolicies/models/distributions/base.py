@@ -1,0 +1,100 @@
+"""What every action distribution can do."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import tensorflow as tf
+from gymnasium import spaces
+
+MASKED_LOGIT = float(np.finfo(np.float32).min)
+"""What a mask writes over the logit of a forbidden action: finite, so that no NaN can arise."""
+
+IMPOSSIBLE_LOG_PROB = -1e9
+"""The least log-probability: 0 after Exp, and sums over cells and rows of it stay finite."""
+
+
+class Distribution(abc.ABC):
+    """A batch of distributions over the actions of one leaf space.
+
+    A subclass says what it needs for a space (`num_inputs`, `noise_kind`, `noise_size`,
+    `mask_size`) and fills in the mathematics. Zero noise must give the mode.
+
+    Args:
+        inputs: `[B, num_inputs]` float32, as the model computed them.
+        space: the action space.
+
+    Attributes:
+        noise_kind: the name of the noise's distribution, "gumbel", "normal" or "logistic".
+    """
+
+    noise_kind: ClassVar[str] = "normal"
+
+    def __init__(self, inputs: tf.Tensor, space: spaces.Space) -> None:
+        self.inputs = inputs
+        self.space: Any = space
+
+    @staticmethod
+    @abc.abstractmethod
+    def num_inputs(space: spaces.Space) -> int:
+        """Returns how many numbers a model must compute per row."""
+
+    @staticmethod
+    @abc.abstractmethod
+    def noise_size(space: spaces.Space) -> int:
+        """Returns how many numbers of noise a row takes."""
+
+    @staticmethod
+    def mask_size(space: spaces.Space) -> int:
+        """Returns how many inputs are logits that a mask may forbid: all of them or none."""
+        del space
+        return 0
+
+    @abc.abstractmethod
+    def sample(self, noise: tf.Tensor) -> Any:
+        """Turns noise `[B, noise_size]` into actions `[B, *shape]`; zero noise into the mode."""
+
+    @abc.abstractmethod
+    def logp(self, actions: Any) -> tf.Tensor:
+        """Returns the log-probability (density) of `actions`, float32 `[B]`."""
+
+    @abc.abstractmethod
+    def entropy(self) -> tf.Tensor:
+        """Returns the entropy in nats, float32 `[B]`."""
+
+    @abc.abstractmethod
+    def kl(self, other: Any) -> tf.Tensor:
+        """Returns KL(self || other) in nats, float32 `[B]`; `other` is of the same kind."""
+
+    def deterministic_sample(self) -> Any:
+        """Returns the mode, `[B, *shape]`."""
+        return self.sample(tf.zeros([tf.shape(self.inputs)[0], self.noise_size(self.space)]))
+
+    def sampled_logp(self, noise: tf.Tensor) -> tf.Tensor:
+        """Returns the log-probability of `sample(noise)`, float32 `[B]`.
+
+        It is differentiable in the inputs on the way through the sample, too, and exact where the
+        action itself has lost digits.
+        """
+        return self.logp(self.sample(noise))
+
+    def valid_mask(self) -> tf.Tensor:
+        """Returns which maskable logits are not masked, bool `[B, mask_size]`."""
+        return self.inputs[:, : self.mask_size(self.space)] > MASKED_LOGIT / 2
+
+    def sample_leaves(self, noise: tf.Tensor) -> list[tf.Tensor]:
+        """Does what `sample` does, with one tensor per leaf of the space."""
+        return [self.sample(noise)]
+
+    def logp_leaves(self, actions: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Does what `logp` does, for actions with one tensor per leaf of the space."""
+        (action,) = actions
+        return self.logp(action)
+
+
+def softplus(x: tf.Tensor) -> tf.Tensor:
+    """Returns log(1 + exp(x)) for any x, without overflow; its gradient is exact at 0, too."""
+    return 0.5 * (x + tf.abs(x)) + tf.math.log(1.0 + tf.exp(-tf.abs(x)))

@@ -1,0 +1,149 @@
+"""Choices among finitely many actions: one choice, or one per cell of an array."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+from gymnasium import spaces
+
+from tfpolicies.models.distributions.base import IMPOSSIBLE_LOG_PROB, Distribution
+
+
+class Categorical(Distribution):
+    """One of n actions, from n logits. Gumbel noise, Maddison et al. 2014 (arXiv:1411.0030).
+
+    Actions are 0-based int64; the environment's `start` is added behind the policy.
+    """
+
+    noise_kind = "gumbel"
+
+    @staticmethod
+    def num_inputs(space: Any) -> int:
+        return int(space.n)
+
+    noise_size = num_inputs
+    mask_size = num_inputs
+
+    def sample(self, noise: tf.Tensor) -> tf.Tensor:
+        return tf.argmax(self.inputs + noise, axis=-1, output_type=tf.int64)
+
+    def logp(self, actions: tf.Tensor) -> tf.Tensor:
+        return _chosen(_log_probs(self.inputs), actions)
+
+    def entropy(self) -> tf.Tensor:
+        return _entropy(_log_probs(self.inputs))
+
+    def kl(self, other: Distribution) -> tf.Tensor:
+        return _kl(_log_probs(self.inputs), _log_probs(other.inputs))
+
+
+class MultiCategorical(Distribution):
+    """An independent choice in each cell of a MultiDiscrete or an integer Box.
+
+    The logits of a cell follow those of the cell before it, cells in C order. An integer Box has
+    `high - low + 1` actions in a cell. Actions `[B, *shape]` are 0-based int64; `start` or `low`
+    are added behind the policy. Log-probabilities, entropies and divergences are sums over cells.
+    """
+
+    noise_kind = "gumbel"
+
+    @staticmethod
+    def num_inputs(space: Any) -> int:
+        return sum(cell_sizes(space))
+
+    noise_size = num_inputs
+    mask_size = num_inputs
+
+    def sample(self, noise: tf.Tensor) -> tf.Tensor:
+        groups = _groups(cell_sizes(self.space))
+        disturbed = self.inputs + noise
+        chosen = [tf.argmax(group.of(disturbed), -1, output_type=tf.int64) for group in groups]
+        if len(groups) > 1:
+            order = np.argsort(np.concatenate([group.cells for group in groups]))
+            chosen = [tf.gather(tf.concat(chosen, axis=-1), order, axis=-1)]
+        return tf.reshape(chosen[0], [-1, *self.space.shape])
+
+    def logp(self, actions: tf.Tensor) -> tf.Tensor:
+        sizes = cell_sizes(self.space)
+        flat = tf.reshape(actions, [-1, len(sizes)])
+        terms = [
+            _chosen(log_probs, tf.gather(flat, group.cells, axis=-1))
+            for group, log_probs in zip(_groups(sizes), self._log_probs(), strict=True)
+        ]
+        return _total(terms)
+
+    def entropy(self) -> tf.Tensor:
+        return _total([_entropy(log_probs) for log_probs in self._log_probs()])
+
+    def kl(self, other: MultiCategorical) -> tf.Tensor:
+        pairs = zip(self._log_probs(), other._log_probs(), strict=True)
+        return _total([_kl(log_p, log_q) for log_p, log_q in pairs])
+
+    def _log_probs(self) -> list[tf.Tensor]:
+        """Returns `[B, cells, n]` for each group of cells that have n actions."""
+        groups = _groups(cell_sizes(self.space))
+        return [_log_probs(group.of(self.inputs)) for group in groups]
+
+
+def cell_sizes(space: Any) -> tuple[int, ...]:
+    """Returns the number of actions in each cell of a MultiDiscrete or integer Box, in C order."""
+    if isinstance(space, spaces.MultiDiscrete):
+        return tuple(int(n) for n in space.nvec.reshape(-1))
+    # Python's integers: the width of a Box of int64 does not fit into int64.
+    bounds = zip(space.low.reshape(-1).tolist(), space.high.reshape(-1).tolist(), strict=True)
+    return tuple(int(high) - int(low) + 1 for low, high in bounds)
+
+
+class _Group(NamedTuple):
+    """The cells that have the same number of actions."""
+
+    size: int  # actions of each cell
+    cells: np.ndarray  # [C] positions among all cells
+    columns: np.ndarray | None  # [C * size] their logits' columns; None if these are all, in order
+
+    def of(self, logits: tf.Tensor) -> tf.Tensor:
+        """Returns the group's part of `[B, all logits]` as `[B, C, size]`."""
+        if self.columns is not None:
+            logits = tf.gather(logits, self.columns, axis=-1)
+        return tf.reshape(logits, [-1, len(self.cells), self.size])
+
+
+@lru_cache(maxsize=256)
+def _groups(sizes: tuple[int, ...]) -> tuple[_Group, ...]:
+    """Groups cells by size, so that a thousand of them take no more operations than one."""
+    distinct = sorted(set(sizes))
+    if len(distinct) == 1:
+        return (_Group(distinct[0], np.arange(len(sizes)), None),)
+    all_sizes = np.array(sizes)
+    first = np.cumsum(all_sizes) - all_sizes
+    groups = []
+    for size in distinct:
+        (cells,) = np.nonzero(all_sizes == size)
+        columns = (first[cells, None] + np.arange(size)).reshape(-1)
+        groups.append(_Group(size, cells, columns))
+    return tuple(groups)
+
+
+def _log_probs(logits: tf.Tensor) -> tf.Tensor:
+    return tf.maximum(tf.nn.log_softmax(logits, axis=-1), IMPOSSIBLE_LOG_PROB)
+
+
+def _chosen(log_probs: tf.Tensor, actions: tf.Tensor) -> tf.Tensor:
+    choice = tf.one_hot(tf.cast(actions, tf.int32), log_probs.shape[-1])
+    return tf.reduce_sum(log_probs * choice, axis=-1)
+
+
+def _entropy(log_probs: tf.Tensor) -> tf.Tensor:
+    return -tf.reduce_sum(tf.exp(log_probs) * log_probs, axis=-1)
+
+
+def _kl(log_p: tf.Tensor, log_q: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_sum(tf.exp(log_p) * (log_p - log_q), axis=-1)
+
+
+def _total(terms: list[tf.Tensor]) -> tf.Tensor:
+    """Sums terms `[B, cells of a group]` over all cells."""
+    return tf.add_n([tf.reduce_sum(term, axis=-1) for term in terms])

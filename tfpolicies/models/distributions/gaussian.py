@@ -1,0 +1,153 @@
+"""Distributions over the vectors of a Box of floats."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import tensorflow as tf
+
+from tfpolicies.errors import ConfigError
+from tfpolicies.models.distributions.base import Distribution
+
+LOG_STD_RANGE = (-5.0, 2.0)  # of SquashedGaussian
+_HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+
+
+class DiagGaussian(Distribution):
+    """Independent normals, from k means and k logarithms of standard deviations, concatenated.
+
+    An action of shape `shape` has k = prod(shape) components; its density is their product.
+    """
+
+    @staticmethod
+    def num_inputs(space: Any) -> int:
+        return 2 * math.prod(space.shape)
+
+    @staticmethod
+    def noise_size(space: Any) -> int:
+        return math.prod(space.shape)
+
+    def sample(self, noise: tf.Tensor) -> tf.Tensor:
+        mean, log_std = _parts(self.inputs)
+        return tf.reshape(mean + tf.exp(log_std) * noise, [-1, *self.space.shape])
+
+    def logp(self, actions: tf.Tensor) -> tf.Tensor:
+        mean, log_std = _parts(self.inputs)
+        z = (_flat(actions, mean) - mean) * tf.exp(-log_std)
+        return tf.reduce_sum(_log_density(z, log_std), axis=-1)
+
+    def entropy(self) -> tf.Tensor:
+        _, log_std = _parts(self.inputs)
+        return tf.reduce_sum(log_std + (_HALF_LOG_2PI + 0.5), axis=-1)
+
+    def kl(self, other: Distribution) -> tf.Tensor:
+        mean, log_std = _parts(self.inputs)
+        other_mean, other_log_std = _parts(other.inputs)
+        variance_ratio = tf.exp(2.0 * (log_std - other_log_std))
+        distance = tf.square((mean - other_mean) * tf.exp(-other_log_std))
+        terms = other_log_std - log_std + 0.5 * (variance_ratio + distance - 1.0)
+        return tf.reduce_sum(terms, axis=-1)
+
+
+class SquashedGaussian(Distribution):
+    """A DiagGaussian put through tanh: actions in [-1, 1]. Haarnoja et al. 2018, appendix C.
+
+    Inputs are k means and k logarithms of standard deviations (arXiv:1801.01290); the latter are
+    clipped to [-5, 2]. There is no closed form of the entropy nor of divergences.
+    """
+
+    @staticmethod
+    def num_inputs(space: Any) -> int:
+        return 2 * math.prod(space.shape)
+
+    @staticmethod
+    def noise_size(space: Any) -> int:
+        return math.prod(space.shape)
+
+    def sample(self, noise: tf.Tensor) -> tf.Tensor:
+        mean, log_std = self._clipped_parts()
+        return tf.reshape(tf.tanh(mean + tf.exp(log_std) * noise), [-1, *self.space.shape])
+
+    def logp(self, actions: tf.Tensor) -> tf.Tensor:
+        """Returns the log-density of `actions`, which count as at most 1 - 1e-6 in size."""
+        mean, log_std = self._clipped_parts()
+        flat = tf.clip_by_value(_flat(actions, mean), -1.0 + 1e-6, 1.0 - 1e-6)
+        u = 0.5 * (tf.math.log(1.0 + flat) - tf.math.log(1.0 - flat))  # atanh
+        z = (u - mean) * tf.exp(-log_std)
+        return tf.reduce_sum(_log_density(z, log_std) - _log_tanh_slope(u), axis=-1)
+
+    def sampled_logp(self, noise: tf.Tensor) -> tf.Tensor:
+        mean, log_std = self._clipped_parts()
+        u = mean + tf.exp(log_std) * noise
+        return tf.reduce_sum(_log_density(noise, log_std) - _log_tanh_slope(u), axis=-1)
+
+    def entropy(self) -> tf.Tensor:
+        """Raises ConfigError: there is no closed form."""
+        raise _no_closed_form("entropy")
+
+    def kl(self, other: Distribution) -> tf.Tensor:
+        """Raises ConfigError: there is no closed form."""
+        raise _no_closed_form("KL divergence")
+
+    def _clipped_parts(self) -> tuple[tf.Tensor, tf.Tensor]:
+        mean, log_std = _parts(self.inputs)
+        return mean, tf.clip_by_value(log_std, *LOG_STD_RANGE)
+
+
+class Deterministic(Distribution):
+    """The model's outputs are the actions, and certain: log-probability and entropy are 0."""
+
+    @staticmethod
+    def num_inputs(space: Any) -> int:
+        return math.prod(space.shape)
+
+    @staticmethod
+    def noise_size(space: Any) -> int:
+        del space
+        return 0
+
+    def sample(self, noise: tf.Tensor) -> tf.Tensor:
+        del noise
+        return tf.reshape(self.inputs, [-1, *self.space.shape])
+
+    def logp(self, actions: tf.Tensor) -> tf.Tensor:
+        del actions
+        return self._zeros()
+
+    def entropy(self) -> tf.Tensor:
+        return self._zeros()
+
+    def kl(self, other: Distribution) -> tf.Tensor:
+        del other
+        return self._zeros()
+
+    def _zeros(self) -> tf.Tensor:
+        return tf.zeros([tf.shape(self.inputs)[0]], tf.float32)
+
+
+def _parts(inputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    mean, log_std = tf.split(inputs, 2, axis=-1)
+    return mean, log_std
+
+
+def _flat(actions: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
+    return tf.reshape(tf.cast(actions, tf.float32), tf.shape(like))
+
+
+def _log_density(z: tf.Tensor, log_std: tf.Tensor) -> tf.Tensor:
+    """Returns the log-density of normals at `z` standard deviations from their means."""
+    return -(0.5 * z * z + log_std + _HALF_LOG_2PI)
+
+
+def _log_tanh_slope(u: tf.Tensor) -> tf.Tensor:
+    """Returns log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)), which is even in u."""
+    size = tf.abs(u)
+    return 2.0 * (math.log(2.0) - size - tf.math.log(1.0 + tf.exp(-2.0 * size)))
+
+
+def _no_closed_form(quantity: str) -> ConfigError:
+    return ConfigError(
+        f"SquashedGaussian has no {quantity} in closed form. Estimate it from samples with "
+        "`sampled_logp(noise)`, or use 'diag_gaussian' as model['custom_action_dist']."
+    )

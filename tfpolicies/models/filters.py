@@ -1,0 +1,204 @@
+"""Filters: observations and rewards on the scale of their running mean and standard deviation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from gymnasium import spaces
+
+from tfpolicies.errors import ConfigError, ObservationError, near_matches
+from tfpolicies.models.running_filter import RunningFilter, Scaling
+from tfpolicies.models.running_stat import RunningStat
+from tfpolicies.models.spaces import has_mask, leaves
+
+CLIP = 10.0  # normalised values are clipped to +-CLIP
+FILTERS = ("NoFilter", "MeanStdFilter", "ConcurrentMeanStdFilter")
+
+_EPSILON = 1e-8
+
+
+def normalize(x: tf.Tensor, mean: Any, scale: Any, clip: float | None = CLIP) -> tf.Tensor:
+    """Returns `(x - mean) * scale`, clipped to `[-clip, clip]` unless `clip` is None.
+
+    Args:
+        x: float32 `[B, *shape]`.
+        mean: float32 `[*shape]`.
+        scale: float32 `[*shape]`.
+        clip: the largest magnitude of a result.
+    """
+    scaled = (x - mean) * scale
+    return scaled if clip is None else tf.clip_by_value(scaled, -clip, clip)
+
+
+def filtered_leaves(observation_space: spaces.Space) -> tuple[int, ...]:
+    """Returns which of `leaves(observation_space)` a MeanStdFilter normalises: Boxes of numbers.
+
+    Images (uint8), discrete leaves and an action mask are seen as they are.
+
+    >>> filtered_leaves(spaces.Dict(n=spaces.Discrete(2), x=spaces.Box(-1, 1, (3,))))
+    (1,)
+    """
+    masked = has_mask(observation_space)
+    return tuple(
+        i
+        for i, leaf in enumerate(leaves(observation_space))
+        if isinstance(leaf.space, spaces.Box)
+        and leaf.dtype != np.uint8
+        and leaf.space.dtype != bool
+        and not (masked and leaf.path[0] == "action_mask")
+    )
+
+
+def make_filter(name: Any, observation_space: spaces.Space) -> MeanStdFilter:
+    """Returns the filter that the setting `observation_filter` names.
+
+    `"NoFilter"` gives a filter that normalises no leaf; `"ConcurrentMeanStdFilter"` is
+    `"MeanStdFilter"`, which may always be used by several threads.
+
+    Raises:
+        ConfigError: for any other name, or a callable.
+    """
+    require_filter_name(name)
+    return MeanStdFilter(observation_space, () if name == "NoFilter" else None)
+
+
+def require_filter_name(name: Any) -> None:
+    """Checks a value of the setting `observation_filter`.
+
+    Raises:
+        ConfigError: if it is none of `FILTERS`.
+    """
+    if isinstance(name, str) and name in FILTERS:
+        return
+    if callable(name):
+        raise ConfigError(
+            f"`observation_filter` must be one of {list(FILTERS)}, but got the callable {name!r}: "
+            "Python code cannot be exported with the policy. Put it into a layer of the "
+            "model, an agent connector or a gymnasium.ObservationWrapper."
+        )
+    hint = near_matches(name, FILTERS) if isinstance(name, str) else ""
+    raise ConfigError(
+        f"`observation_filter` must be one of {list(FILTERS)}, but got {name!r}.{hint}"
+    )
+
+
+class MeanStdFilter(RunningFilter):
+    """Observations with mean 0 and standard deviation 1, leaf by leaf and component by component.
+
+    The numbers are those of `normalize`: the running mean, and 1 / (std + 1e-8) with the unbiased
+    std; 0 and 1 while there are fewer than two observations.
+
+    Args:
+        observation_space: as the environment has it, possibly nested.
+        filtered: which of its leaves to normalise; those of `filtered_leaves` if None.
+
+    Attributes:
+        filtered: the indices of the normalised leaves.
+
+    >>> two = MeanStdFilter(spaces.Box(-9, 9, (1,)))
+    >>> two.observe([np.array([[0.0], [1.0], [2.0], [3.0]])])
+    >>> two.flush()
+    >>> two.tensors()[0]
+    Scaling(mean=array([1.5], dtype=float32), scale=array([0.7745967], dtype=float32))
+    """
+
+    def __init__(
+        self, observation_space: spaces.Space, filtered: Sequence[int] | None = None
+    ) -> None:
+        if filtered is None:
+            filtered = filtered_leaves(observation_space)
+        self.filtered = tuple(filtered)
+        self._leaves = leaves(observation_space)
+        super().__init__([self._leaves[i].shape for i in self.filtered])
+
+    def observe(self, batches: Sequence[np.ndarray]) -> None:
+        """Adds observations to the pending ones; what `tensors` returns stays as it is.
+
+        One call with all rows of a fragment is cheaper than one per step. Evaluation never calls
+        this.
+
+        Args:
+            batches: one array `[B, *leaf.shape]` per leaf of the space, in the order of `leaves`;
+                the leaves that are not filtered are not read.
+
+        Raises:
+            ObservationError: if shapes differ or values are not finite; nothing has changed then.
+        """
+        if len(batches) != len(self._leaves):
+            raise ObservationError(
+                f"A filter observes one array per leaf of the space, so {len(self._leaves)}, but "
+                f"got {len(batches)}. Use `batch_leaves(leaves(space), obs, 'obs')`."
+            )
+        self._observe([batches[i] for i in self.filtered])
+
+    def tensors(self) -> tuple[Scaling, ...]:
+        """Returns mean and scale of each filtered leaf: inputs of acting and learning.
+
+        They stay the same arrays until `flush`, `apply_changes`, `sync` or `set_state`, which
+        replace them and never write into them.
+        """
+        return self._scalings
+
+    def _scaling(self, stat: RunningStat) -> Scaling:
+        if stat.count < 2:
+            return Scaling.of(np.zeros(stat.shape), np.ones(stat.shape))
+        return Scaling.of(stat.mean, 1.0 / (stat.std + _EPSILON))
+
+    def _label(self, index: int) -> str:
+        return self._leaves[self.filtered[index]].name("obs")
+
+
+class RewardFilter(RunningFilter):
+    """Rewards with standard deviation 1, for learning.
+
+    They keep their sign: no mean is subtracted unless `demean`, which would change what is best
+    where episodes differ in length. Rewards that do not vary (a std below a millionth of their
+    mean) are not scaled.
+
+    Args:
+        demean: whether to subtract the running mean, too.
+        clip: the largest magnitude of a scaled reward, above 0; None for no limit.
+
+    Raises:
+        ConfigError: if `clip` is not above 0.
+
+    >>> rewards = RewardFilter()
+    >>> rewards.observe([-2.0, 0.0, 2.0])
+    >>> rewards.flush()
+    >>> rewards([-2.0, 1.0, 100.0])
+    array([-1. ,  0.5, 10. ], dtype=float32)
+    """
+
+    def __init__(self, *, demean: bool = False, clip: float | None = CLIP) -> None:
+        if clip is not None and not clip > 0:
+            raise ConfigError(
+                f"`clip` of a RewardFilter must be above 0, but got {clip!r}. Use None for none."
+            )
+        self.demean = demean
+        self.clip = clip
+        super().__init__([()])
+
+    def observe(self, rewards: Any) -> None:
+        """Adds raw rewards, of any shape, to the pending ones.
+
+        Raises:
+            ObservationError: if one of them is not finite; nothing has changed then.
+        """
+        self._observe([np.ravel(rewards)])
+
+    def __call__(self, rewards: Any) -> np.ndarray:
+        """Returns scaled rewards, float32, of the same shape, by the frozen statistics."""
+        ((mean, scale),) = self._scalings
+        scaled = (np.asarray(rewards, np.float32) - mean) * scale
+        return scaled if self.clip is None else np.clip(scaled, -self.clip, self.clip)
+
+    def _scaling(self, stat: RunningStat) -> Scaling:
+        varies = stat.count >= 2 and bool(stat.std > 1e-6 * abs(stat.mean))
+        scale = 1.0 / (stat.std + _EPSILON) if varies else np.ones(())
+        return Scaling.of(stat.mean if self.demean else np.zeros(()), scale)
+
+    def _label(self, index: int) -> str:
+        return "rewards"

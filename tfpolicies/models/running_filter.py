@@ -1,0 +1,214 @@
+"""What all filters share: statistics that are frozen while acting, and merged without recounting.
+
+A filter acts with *frozen* numbers. What is observed meanwhile is *pending*, and joins the
+statistics when `flush` says so: acting, learning and every export of one iteration see the same
+numbers. Of N workers and one central filter, an iteration is::
+
+    changes = [worker.snapshot(flush=True) for worker in workers]
+    for change in changes:
+        central.apply_changes(change)
+    for worker in workers:
+        worker.sync(central)
+
+Each observation is counted once: a snapshot with `flush=True` takes the pending ones along, and the
+original moves them into its own statistics, which `sync` then replaces.
+"""
+
+from __future__ import annotations
+
+import abc
+import copy
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn, TypeVar
+
+import numpy as np
+
+from tfpolicies.errors import ObservationError, WeightsError
+from tfpolicies.models.running_stat import RunningStat
+
+_FIELDS = ("count", "mean", "m2")
+_Filter = TypeVar("_Filter", bound="RunningFilter")
+
+
+class Scaling(NamedTuple):
+    """The frozen numbers of one leaf; both float32 `[*shape]`, read-only."""
+
+    mean: np.ndarray
+    scale: np.ndarray
+
+    @classmethod
+    def of(cls, mean: Any, scale: Any) -> Scaling:
+        """Returns read-only float32 copies of two arrays of one shape."""
+        arrays = [np.array(array, np.float32) for array in (mean, scale)]
+        for array in arrays:
+            array.flags.writeable = False
+        return cls(*arrays)
+
+
+class RunningFilter(abc.ABC):
+    """Frozen and pending statistics of several quantities: what all filters share.
+
+    Several threads may use one filter. Copies, pickled ones too, are independent.
+
+    Args:
+        shapes: of one element of each quantity.
+    """
+
+    def __init__(self, shapes: Sequence[tuple[int, ...]]) -> None:
+        self._lock = threading.Lock()
+        self._frozen = [RunningStat(shape) for shape in shapes]
+        self._pending = [RunningStat(shape) for shape in shapes]
+        self._refresh()
+
+    @property
+    def statistics(self) -> tuple[RunningStat, ...]:
+        """Copies of the frozen statistics, one per quantity."""
+        with self._lock:
+            return tuple(stat.copy() for stat in self._frozen)
+
+    @property
+    def pending_count(self) -> int:
+        """How many elements wait for `flush`."""
+        return int(self._pending[0].count) if self._pending else 0
+
+    def flush(self) -> None:
+        """Moves the pending elements into the statistics."""
+        with self._lock:
+            self._flush()
+
+    def snapshot(self: _Filter, *, flush: bool = False) -> _Filter:
+        """Returns an independent copy, pending elements included.
+
+        Args:
+            flush: whether the original flushes then, so that the next snapshot holds none of the
+                elements that this one has pending. `apply_changes` needs such snapshots.
+        """
+        with self._lock:
+            new = copy.deepcopy(self)
+            if flush:
+                self._flush()
+        return new
+
+    def apply_changes(self, other: RunningFilter) -> None:
+        """Adds the *pending* elements of `other` to the statistics; `other` stays as it is.
+
+        Raises:
+            WeightsError: if `other` has other quantities.
+        """
+        self._require_same(other)
+        with other._lock:
+            changes = [stat.copy() for stat in other._pending]
+        with self._lock:
+            for stat, change in zip(self._frozen, changes, strict=True):
+                stat.merge(change)
+            self._refresh()
+
+    def sync(self, other: RunningFilter) -> None:
+        """Takes over the statistics of `other`; its own pending elements stay pending.
+
+        Raises:
+            WeightsError: if `other` has other quantities.
+        """
+        self._require_same(other)
+        frozen = list(other.statistics)
+        with self._lock:
+            self._frozen = frozen
+            self._refresh()
+
+    def get_state(self) -> dict[str, np.ndarray]:
+        """Returns statistics and pending elements as new float64 arrays.
+
+        The keys are `frozen/<i>/count`, `/mean`, `/m2` and `pending/<i>/...` for quantity i.
+        """
+        with self._lock:
+            return {
+                f"{kind}/{i}/{field}": np.array(getattr(stat, field), np.float64)
+                for kind, stats in (("frozen", self._frozen), ("pending", self._pending))
+                for i, stat in enumerate(stats)
+                for field in _FIELDS
+            }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Restores what `get_state` returned.
+
+        Raises:
+            WeightsError: if keys, shapes or numbers do not fit; nothing has changed then.
+        """
+        wanted = self.get_state()
+        if not isinstance(state, Mapping) or set(state) != set(wanted):
+            keys = sorted(state) if isinstance(state, Mapping) else type(state).__name__
+            _refuse_state(f"the keys {sorted(wanted)}", keys)
+        shapes = [stat.shape for stat in self._frozen]
+        frozen, pending = (
+            [_restored(state, f"{kind}/{i}", shape) for i, shape in enumerate(shapes)]
+            for kind in ("frozen", "pending")
+        )
+        with self._lock:
+            self._frozen, self._pending = frozen, pending
+            self._refresh()
+
+    def _flush(self) -> None:
+        for stat, change in zip(self._frozen, self._pending, strict=True):
+            stat.merge(change)
+        self._pending = [RunningStat(stat.shape) for stat in self._frozen]
+        self._refresh()
+
+    def _observe(self, batches: Sequence[Any]) -> None:
+        """Adds one batch per quantity to the pending elements: all of them or none."""
+        changes = [RunningStat(stat.shape) for stat in self._pending]
+        for i, (change, batch) in enumerate(zip(changes, batches, strict=True)):
+            try:
+                change.push_batch(batch)
+            except ObservationError as error:
+                raise ObservationError(f"{self._label(i)}: {error}") from error
+        with self._lock:
+            for stat, change in zip(self._pending, changes, strict=True):
+                stat.merge(change)
+
+    def _require_same(self, other: RunningFilter) -> None:
+        mine = [stat.shape for stat in self._frozen]
+        theirs = [stat.shape for stat in other._frozen]
+        if type(other) is not type(self) or mine != theirs:
+            raise WeightsError(
+                f"Filters can be merged if they are of one kind and shape, but {type(other)} of "
+                f"shapes {theirs} was given to {type(self)} of shapes {mine}. Build both "
+                "for one observation space and one `observation_filter`."
+            )
+
+    def _refresh(self) -> None:
+        self._scalings = tuple(self._scaling(stat) for stat in self._frozen)
+
+    @abc.abstractmethod
+    def _scaling(self, stat: RunningStat) -> Scaling:
+        """Returns the numbers to act with, given the frozen statistics of one quantity."""
+
+    @abc.abstractmethod
+    def _label(self, index: int) -> str:
+        """Returns the name of a quantity, for messages."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _lock=threading.Lock())
+
+
+def _restored(state: Mapping[str, Any], prefix: str, shape: tuple[int, ...]) -> RunningStat:
+    stat = RunningStat(shape)
+    for field, wanted in zip(_FIELDS, ((), shape, shape), strict=True):
+        array = np.asarray(state[f"{prefix}/{field}"])
+        if array.shape != wanted or array.dtype.kind not in "fiu" or not np.isfinite(array).all():
+            _refuse_state(f"finite numbers {wanted} as {prefix}/{field}", array)
+        if field != "mean" and (array < 0).any():
+            _refuse_state(f"numbers from 0 as {prefix}/{field}", array)
+        value = array.astype(np.float64)
+        setattr(stat, field, float(value) if field == "count" else value)
+    return stat
+
+
+def _refuse_state(rule: str, value: Any) -> NoReturn:
+    raise WeightsError(
+        f"The state of a filter must have {rule}, but got {value!r}. Restore a state that "
+        "`get_state` of a filter for the same space returned."
+    )

@@ -1,0 +1,233 @@
+"""How a policy with a Program acts: inputs are checked, the runtime runs, counters count."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import tensorflow as tf
+
+from tfpolicies.errors import BatchError, ConfigError, ObservationError, UsageError
+from tfpolicies.models.spaces import batch_leaves, nest
+from tfpolicies.program.functions import ActOutputs
+from tfpolicies.program.program import Program
+from tfpolicies.state import PolicyState
+
+logger = logging.getLogger("tfpolicies")
+
+
+class Acting:
+    """Runs the act function of a Program for one policy.
+
+    Args:
+        program: what the policy shares with its kind.
+        state: what it owns.
+        exploration: its exploration.
+        config: its settings; "auto" inference is resolved in it on first use.
+    """
+
+    def __init__(
+        self, program: Program, state: PolicyState, exploration: Any, config: dict[str, Any]
+    ) -> None:
+        self.program = program
+        self.state = state
+        self.exploration = exploration
+        self.config = config
+        self._runner: Any = None
+        self._no_params = np.zeros(0, np.float32)
+
+    @property
+    def runner(self) -> Any:
+        """The runtime that acts."""
+        if self._runner is None:
+            self._runner = self._resolved()
+        return self._runner
+
+    def _resolved(self) -> Any:
+        wanted = self.config["inference"]
+        if wanted != "tf":
+            try:
+                actor = self.program.onnx_actor()
+                self.config["inference"] = "onnx"
+                return actor
+            except ConfigError as reason:
+                if wanted == "onnx":
+                    raise
+                logger.warning("acting through TensorFlow instead of ONNX Runtime: %s", reason)
+        self.config["inference"] = "tf"
+        return self.program.runtime
+
+    def run(
+        self, inputs: Sequence[np.ndarray], explore: bool, timestep: int | None = None
+    ) -> ActOutputs:
+        """Acts on checked inputs, one array per port; counts the rows.
+
+        Returns:
+            Arrays that are valid until the next call.
+        """
+        rows = len(inputs[0])
+        state, explorer = self.state, self.exploration
+        if explorer.num_params:
+            now = state.global_timestep if timestep is None else timestep
+            params = explorer.params(now, explore)
+        else:
+            params = self._no_params
+        state.global_timestep += rows
+        if explore:
+            noise = explorer.draw_noise(state.rng, rows, params)
+        else:
+            noise = np.zeros((rows, explorer.noise_size), np.float32)
+        return self.runner.run(state, inputs, noise, params)
+
+    def values(self, inputs: Sequence[np.ndarray]) -> np.ndarray:
+        """Returns the values of checked inputs, float32 `[N]`; counts nothing."""
+        explorer = self.exploration
+        noise = np.zeros((len(inputs[0]), explorer.noise_size), np.float32)
+        params = np.zeros(explorer.num_params, np.float32)
+        return self.runner.run(self.state, inputs, noise, params).values.copy()
+
+    # -- checks -------------------------------------------------------------------------------
+
+    def checked_inputs(
+        self,
+        obs_batch: Any,
+        state_batches: Sequence[Any] | None = None,
+        prev_action_batch: Any = None,
+        prev_reward_batch: Any = None,
+    ) -> list[np.ndarray]:
+        """Returns one array per input port.
+
+        Raises:
+            ObservationError: if the observations do not fit their space.
+            UsageError: if the memory, or the previous actions or rewards that the model reads,
+                are missing or do not fit.
+        """
+        ports = self.program.ports
+        inputs = batch_leaves(ports.obs_leaves, obs_batch, "obs_batch")
+        if ports.prev:
+            inputs = inputs + self._previous(prev_action_batch, prev_reward_batch)
+        if ports.is_recurrent:
+            inputs = inputs + self._memory(state_batches, len(inputs[0]))
+        elif state_batches is not None and len(state_batches):
+            raise UsageError(
+                f"state_batches has {len(state_batches)} arrays, but this policy has no memory; "
+                "leave it out."
+            )
+        sizes = sorted({len(array) for array in inputs})
+        if len(sizes) > 1:
+            raise UsageError(
+                f"Observations, memory and previous actions and rewards need the same number of "
+                f"rows, but have {sizes}."
+            )
+        return inputs
+
+    def _previous(self, actions: Any, rewards: Any) -> list[np.ndarray]:
+        ports, found = self.program.ports, []
+        if ports.reads_actions:
+            if actions is None:
+                raise UsageError(_missing("prev_action_batch", "the previous actions", "action"))
+            found += batch_leaves(ports.action_leaves, actions, "prev_action_batch")
+        if ports.reads_rewards:
+            if rewards is None:
+                raise UsageError(_missing("prev_reward_batch", "the previous rewards", "reward"))
+            found.append(np.asarray(rewards, np.float32).reshape(-1))
+        return found
+
+    def _memory(self, states: Sequence[Any] | None, rows: int) -> list[np.ndarray]:
+        ports = self.program.ports.states
+        if states is None or len(states) != len(ports):
+            given = "none" if states is None else len(states)
+            raise UsageError(
+                f"This policy has a memory of {len(ports)} arrays, but state_batches has {given}. "
+                "Let `session = policy.session()` keep it and call `session.act(obs)`; or pass it "
+                "by hand: `state = policy.get_initial_state()`, then `action, state, _ = "
+                "policy.compute_single_action(obs, state)`; for a batch of B rows, arrays "
+                "[B, *shape] as `state_batches`."
+            )
+        found = []
+        for i, (port, array) in enumerate(zip(ports, states, strict=True)):
+            converted = np.asarray(array, np.float32)
+            if converted.shape != (rows, *port.shape):
+                wanted = ", ".join(map(str, (rows, *port.shape)))
+                raise UsageError(
+                    f"state_batches[{i}] must have the shape [{wanted}], got "
+                    f"{list(converted.shape)}; `policy.get_initial_state()` gives one row."
+                )
+            found.append(converted)
+        return found
+
+    def checked_actions(self, actions: Any) -> list[np.ndarray]:
+        """Returns normalised actions as one array per leaf.
+
+        Raises:
+            ObservationError: if they do not fit the action space.
+        """
+        spec = self.program.spec
+        found = batch_leaves(spec.action_leaves, actions, "actions")
+        for leaf, array in zip(spec.action_leaves, found, strict=True):
+            if isinstance(leaf.space, gym.spaces.Discrete):
+                count = int(leaf.space.n)
+            elif isinstance(leaf.space, gym.spaces.MultiDiscrete):
+                count = leaf.space.nvec
+            else:
+                continue
+            wrong = (array < 0) | (array >= count)
+            if wrong.any():
+                most = count - 1 if isinstance(count, int) else (count - 1).tolist()
+                raise ObservationError(
+                    f"{leaf.name('actions')} must be from 0 to {most} (0-based; actions of the "
+                    "environment need actions_normalized=False), got "
+                    f"{array[wrong].reshape(-1)[0]}."
+                )
+        return found
+
+    # -- other questions ----------------------------------------------------------------------
+
+    def log_likelihoods(
+        self, actions: Any, inputs: Sequence[np.ndarray], *, normalized: bool
+    ) -> np.ndarray:
+        """Returns the log-probability of each action, float32 `[N]`; see `TFPolicy`."""
+        spec = self.program.spec
+        if not normalized:
+            env_leaves = [leaf._replace(dtype=leaf.space.dtype) for leaf in spec.action_leaves]
+            found = batch_leaves(env_leaves, actions, "actions")
+            actions = nest(spec.action_space, spec.pipeline.from_env(found))
+        checked = self.checked_actions(actions)
+        if len(checked[0]) != len(inputs[0]):
+            raise BatchError(
+                f"{len(checked[0])} actions were given for {len(inputs[0])} observations."
+            )
+        return self.program.runtime.log_likelihoods(self.state, inputs, checked)
+
+    def env_action(self, action: Any, *, unsquash: bool | None, clip: bool | None) -> Any:
+        """Returns one normalised action as the environment takes it; see `Policy.env_action`."""
+        spec = self.program.spec
+        pipeline = dataclasses.replace(
+            spec.pipeline,
+            normalize=spec.pipeline.normalize if unsquash is None else unsquash,
+            clip=spec.pipeline.clip if clip is None else clip,
+        )
+        rows = _with_rows(action)
+        found = batch_leaves(spec.action_leaves, rows, "action")
+        mapped = pipeline.to_env([tf.constant(leaf) for leaf in found])
+        return nest(spec.action_space, [x.numpy()[0] for x in mapped])
+
+
+def _with_rows(action: Any) -> Any:
+    if isinstance(action, dict):
+        return {key: _with_rows(part) for key, part in action.items()}
+    if isinstance(action, tuple):
+        return tuple(_with_rows(part) for part in action)
+    return np.asarray(action)[None]
+
+
+def _missing(argument: str, what: str, name: str) -> str:
+    return (
+        f"The model reads {what}, but {argument} is missing. Let `session = policy.session()` keep "
+        f"them; or pass `prev_{name}=...` to compute_single_action, with zeros at the start of an "
+        "episode."
+    )

@@ -1,0 +1,138 @@
+"""Acting by hand, step by step: an object that keeps what the policy must remember."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tfpolicies.models.ports import action_ports
+from tfpolicies.models.spaces import action_leaves, batch_leaves, leaves
+
+
+class Session:
+    """Acts in one environment, or in B of them, and keeps memory, previous actions and rewards.
+
+    A policy without a memory can be used in the same way, so code that plays need not know.
+
+    Args:
+        policy: acts.
+        batch_size: how many environments act together; None for one, without a batch axis.
+    """
+
+    def __init__(self, policy: Any, batch_size: int | None = None) -> None:
+        self.policy = policy
+        self.batch_size = batch_size
+        self._leaves = leaves(policy.observation_space)
+        self.reset()
+
+    def reset(self, rows: Any = None) -> None:
+        """Starts new episodes: everywhere, or in the environments of a bool or index array."""
+        if rows is None:
+            self.memory = Memory(self.policy, self.batch_size or 1)
+        else:
+            self.memory.forget(rows)
+
+    def act(self, obs: Any, reward: Any = None, explore: bool | None = None) -> Any:
+        """Returns the action for an observation, ready for the environment.
+
+        Args:
+            obs: one observation, or a batch `[B, ...]` with a batch size.
+            reward: what the last action earned, a number or `[B]`; for models that read it.
+            explore: sample or be greedy; None takes the policy's config.
+
+        Raises:
+            ObservationError: if the observation does not fit the space.
+        """
+        single = self.batch_size is None
+        batch = _with_rows(obs) if single else obs
+        found = batch_leaves(self._leaves, batch, "obs")
+        if reward is not None:
+            self.memory.rewarded(np.asarray(reward, np.float32).reshape(-1))
+        actions, _ = self.memory.act(found, explore)
+        return _first(actions) if single else actions
+
+
+class Memory:
+    """What N environments' episodes carry from step to step; the samplers' side of a `Session`.
+
+    Attributes:
+        is_needed: whether the policy remembers anything at all.
+    """
+
+    def __init__(self, policy: Any, rows: int) -> None:
+        self.policy = policy
+        self._states = [
+            np.zeros((rows, *np.shape(state)), np.float32) for state in policy.get_initial_state()
+        ]
+        self._reads_actions, self._reads_rewards = policy.reads_previous()
+        read = action_leaves(policy.action_space) if self._reads_actions else ()
+        self._names = [port.name for port in action_ports("actions", read)]
+        self._actions = [np.zeros((rows, *leaf.shape), leaf.dtype) for leaf in read]
+        self._rewards = np.zeros(rows, np.float32)
+        self.is_needed = bool(self._states) or self._reads_actions or self._reads_rewards
+
+    def act(
+        self, obs: Sequence[np.ndarray], explore: bool | None = None
+    ) -> tuple[Any, dict[str, np.ndarray]]:
+        """Acts on checked observation leaves `[N, ...]` and remembers.
+
+        Returns:
+            Actions for the environments, and the columns to keep of each row.
+        """
+        if not self.is_needed:
+            return self.policy.act_columns(obs, explore=explore)
+        actions = self._actions if self._reads_actions else []
+        rewards = [self._rewards] if self._reads_rewards else []
+        for_env, columns = self.policy.act_columns(
+            obs, (*actions, *rewards), self._states, explore=explore
+        )
+        kept = {f"prev_{name}": x for name, x in zip(self._names, actions, strict=False)}
+        if rewards:
+            kept["prev_rewards"] = self._rewards
+        kept |= {f"state_in_{i}": state for i, state in enumerate(self._states)}
+        self._states = [
+            np.array(columns[f"state_out_{i}"]) for i in range(len(self._states))
+        ]
+        if self._reads_actions:
+            self._actions = [np.array(columns[name]) for name in self._names]
+        return for_env, {**columns, **kept}
+
+    def rewarded(self, rewards: np.ndarray) -> None:
+        """Takes down the rewards `[N]` of the last actions."""
+        self._rewards = np.array(rewards, np.float32)
+
+    def forget(self, rows: Any) -> None:
+        """Starts new episodes in the environments of a bool or index array."""
+        for array in (*self._states, *self._actions, self._rewards):
+            array[rows] = 0
+
+    def get_state(self) -> dict[str, np.ndarray]:
+        """Returns everything that is remembered, as copies, by name."""
+        named = {f"state_{i}": x for i, x in enumerate(self._states)}
+        named |= {f"action_{i}": x for i, x in enumerate(self._actions)}
+        named["rewards"] = self._rewards
+        return {name: array.copy() for name, array in named.items()}
+
+    def set_state(self, state: dict[str, np.ndarray]) -> None:
+        """Restores what `get_state` returned."""
+        self._states = [np.array(state[f"state_{i}"]) for i in range(len(self._states))]
+        self._actions = [np.array(state[f"action_{i}"]) for i in range(len(self._actions))]
+        self._rewards = np.array(state["rewards"])
+
+
+def _with_rows(obs: Any) -> Any:
+    if isinstance(obs, dict):
+        return {key: _with_rows(part) for key, part in obs.items()}
+    if isinstance(obs, tuple):
+        return tuple(_with_rows(part) for part in obs)
+    return np.asarray(obs)[None]
+
+
+def _first(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _first(part) for key, part in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_first(part) for part in value)
+    return value[0]

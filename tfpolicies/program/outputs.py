@@ -1,0 +1,121 @@
+"""The outputs of acting: their names, shapes and dtypes, and how they travel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfpolicies.models.ports import Port, action_ports
+from tfpolicies.program.functions import ActOutputs
+
+_FLOAT = np.dtype(np.float32)
+
+
+class ActLayout(NamedTuple):
+    """What acting of one Program gives.
+
+    Attributes:
+        actions: a port per leaf of the action space, normalised.
+        env_actions: the same as the environment takes them.
+        num_inputs: columns of the distribution's inputs.
+        with_value: whether values are estimated.
+        states: the memory, one port per tensor.
+        extras: what the policy class adds.
+        same: whether the environment takes the policy's actions as they are.
+    """
+
+    actions: tuple[Port, ...]
+    env_actions: tuple[Port, ...]
+    num_inputs: int
+    with_value: bool
+    states: tuple[Port, ...]
+    extras: tuple[Port, ...]
+    same: bool
+
+    @classmethod
+    def of(cls, spec: Any, states: Sequence[Port], extras: Sequence[Port]) -> ActLayout:
+        """Returns the layout of a kind of policies.
+
+        Args:
+            spec: the `ProgramSpec`.
+            states: the input ports of the memory.
+            extras: what the policy class adds.
+        """
+        env_actions = action_ports("env_actions", spec.action_leaves)
+        env_actions = tuple(
+            port._replace(dtype=np.dtype(leaf.space.dtype))
+            for port, leaf in zip(env_actions, spec.action_leaves, strict=True)
+        )
+        return cls(
+            action_ports("actions", spec.action_leaves),
+            env_actions,
+            spec.dist_class.num_inputs,
+            spec.with_value,
+            tuple(p._replace(name=p.name.replace("_in_", "_out_")) for p in states),
+            tuple(extras),
+            spec.pipeline.is_identity,
+        )
+
+    def ports(self) -> list[Port]:
+        """Returns all outputs in order, as `flatten` gives them."""
+        fixed = [Port("logp", (), _FLOAT), Port("prob", (), _FLOAT)]
+        fixed.append(Port("dist_inputs", (self.num_inputs,), _FLOAT))
+        values = [Port("values", (), _FLOAT)] if self.with_value else []
+        return [*self.actions, *self.env_actions, *fixed, *values, *self.states, *self.extras]
+
+    def flatten(self, outputs: ActOutputs) -> list[Any]:
+        """Returns the outputs in the order of `ports`."""
+        floats = [outputs.logp, outputs.prob, outputs.dist_inputs]
+        values = [] if outputs.values is None else [outputs.values]
+        extras = [outputs.extras[port.name] for port in self.extras]
+        head = [*outputs.actions, *outputs.env_actions]
+        return [*head, *floats, *values, *outputs.states, *extras]
+
+    def unflatten(self, arrays: Sequence[Any]) -> ActOutputs:
+        """Inverts `flatten`."""
+        rest = list(arrays)
+
+        def take(count: int) -> list[Any]:
+            taken, rest[:count] = rest[:count], []
+            return taken
+
+        actions, env_actions = take(len(self.actions)), take(len(self.actions))
+        logp, prob, dist_inputs = take(3)
+        values = take(1)[0] if self.with_value else None
+        states = take(len(self.states))
+        extras = {port.name: x for port, x in zip(self.extras, rest, strict=True)}
+        return ActOutputs(actions, env_actions, logp, prob, dist_inputs, values, states, extras)
+
+    def pack(self, outputs: ActOutputs) -> list[tf.Tensor]:
+        """Returns few tensors: actions, those of the environment if they differ, all floats."""
+        floats = [outputs.logp[:, None], outputs.prob[:, None], outputs.dist_inputs]
+        if self.with_value:
+            floats.append(outputs.values[:, None])
+        extras = [outputs.extras[port.name] for port in self.extras]
+        env_actions = [] if self.same else outputs.env_actions
+        packed = [*outputs.actions, *env_actions, tf.concat(floats, axis=1)]
+        return [*packed, *outputs.states, *extras]
+
+    def unpack(self, arrays: Sequence[np.ndarray]) -> ActOutputs:
+        """Inverts `pack`, on NumPy arrays."""
+        count = len(self.actions)
+        actions, start = list(arrays[:count]), count
+        env_actions = actions
+        if not self.same:
+            env_actions, start = list(arrays[count : 2 * count]), 2 * count
+        floats = arrays[start]
+        stop = start + 1 + len(self.states)
+        values = floats[:, -1] if self.with_value else None
+        return ActOutputs(
+            actions,
+            env_actions,
+            floats[:, 0],
+            floats[:, 1],
+            floats[:, 2 : 2 + self.num_inputs],
+            values,
+            list(arrays[start + 1 : stop]),
+            {port.name: x for port, x in zip(self.extras, arrays[stop:], strict=True)},
+        )

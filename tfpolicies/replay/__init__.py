@@ -1,0 +1,1 @@
+"""Experience kept for learning more than once."""

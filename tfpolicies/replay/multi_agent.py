@@ -1,0 +1,127 @@
+"""Replay for many policies, and what a policy asks of whoever replays to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from tfpolicies.batch.multi_agent_batch import MultiAgentBatch
+from tfpolicies.batch.sample_batch import SampleBatch
+from tfpolicies.errors import BatchError, UnknownPolicyError, near_matches
+from tfpolicies.replay.ring_buffer import ReplayBuffer
+
+
+class ReplayActor(Protocol):
+    """What `policy.learn_on_batch_from_replay_buffer(replay_actor, policy_id)` learns from.
+
+    Both buffers are such actors; so is any object of yours with this one method.
+    """
+
+    def replay(self, policy_id: str) -> SampleBatch | None:
+        """Returns one train batch of the policy's rows, or None if there are too few yet."""
+
+
+class MultiAgentReplayBuffer:
+    """One `ReplayBuffer` per policy id, made when the policy's first rows arrive.
+
+    Args:
+        capacity: rows kept per policy.
+        seed: of all buffers' generators; each policy's also depends on its id, so that it does
+            not matter who comes first. None draws one.
+        train_batch_size: how many rows `replay` returns.
+        learning_starts: how many rows of a policy must have been added before it returns any.
+
+    Attributes:
+        buffers: the buffer of each policy id; delete an entry to forget a policy's rows.
+
+    Raises:
+        ConfigError: if an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        seed: int | None = None,
+        *,
+        train_batch_size: int = 32,
+        learning_starts: int = 0,
+    ) -> None:
+        self._settings = {"train_batch_size": train_batch_size, "learning_starts": learning_starts}
+        ReplayBuffer(capacity, **self._settings)  # checks the arguments, and allocates nothing
+        self.capacity = capacity
+        self._entropy = np.random.SeedSequence(seed).entropy
+        self.buffers: dict[str, ReplayBuffer] = {}
+
+    def __len__(self) -> int:
+        return sum(len(buffer) for buffer in self.buffers.values())
+
+    @property
+    def num_added(self) -> int:
+        """How many rows of all policies were ever added."""
+        return sum(buffer.num_added for buffer in self.buffers.values())
+
+    def add(self, batch: SampleBatch | MultiAgentBatch) -> None:
+        """Copies each policy's rows into its buffer; a SampleBatch is the default policy's.
+
+        Raises:
+            BatchError: as `ReplayBuffer.add` does, naming the policy. Nothing is changed then.
+        """
+        parts = batch.as_multi_agent().policy_batches
+        new = {pid: self._new_buffer(pid) for pid in parts if pid not in self.buffers}
+        buffers = {**self.buffers, **new}
+        for policy_id, part in parts.items():
+            try:
+                buffers[policy_id].checked(part)
+            except BatchError as error:
+                raise BatchError(f"Policy {policy_id!r}: {error}") from error
+        for policy_id, part in parts.items():
+            buffers[policy_id].add(part)
+        self.buffers.update(new)
+
+    def sample(self, num_items: int, policy_id: str) -> SampleBatch:
+        """Returns `num_items` rows of one policy; see `ReplayBuffer.sample`.
+
+        Raises:
+            UnknownPolicyError: if no rows of this policy were added.
+            UsageError: if `num_items` is no count.
+        """
+        if policy_id not in self.buffers:
+            raise UnknownPolicyError(
+                f"No rows of a policy {policy_id!r} were added; there are rows of "
+                f"{list(self.buffers)}.{near_matches(policy_id, self.buffers)} Call `add` first, "
+                "or use `replay`, which returns None until there are enough rows."
+            )
+        return self.buffers[policy_id].sample(num_items)
+
+    def replay(self, policy_id: str) -> SampleBatch | None:
+        """Returns one train batch of a policy, or None before there are enough of its rows."""
+        buffer = self.buffers.get(policy_id)
+        return None if buffer is None else buffer.replay()
+
+    def stats(self) -> dict[str, dict[str, int]]:
+        """Returns `ReplayBuffer.stats` by policy id."""
+        return {policy_id: buffer.stats() for policy_id, buffer in self.buffers.items()}
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns the state of each buffer by policy id, and the seed: JSON values and arrays."""
+        states = {policy_id: buffer.get_state() for policy_id, buffer in self.buffers.items()}
+        return {"entropy": self._entropy, "buffers": states}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Puts back what `get_state` returned.
+
+        Raises:
+            CheckpointError: as `ReplayBuffer.set_state` does. Nothing is changed then.
+        """
+        buffers = {}
+        for policy_id, buffer_state in state["buffers"].items():
+            buffers[policy_id] = self._new_buffer(policy_id)
+            buffers[policy_id].set_state(buffer_state)
+        self._entropy = state["entropy"]
+        self.buffers = buffers
+
+    def _new_buffer(self, policy_id: str) -> ReplayBuffer:
+        seed = np.random.SeedSequence([self._entropy, *policy_id.encode()])
+        return ReplayBuffer(self.capacity, seed, **self._settings)
