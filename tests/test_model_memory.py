@@ -10,6 +10,7 @@ from gymnasium import spaces
 from tfpolicies.errors import ModelError
 from tfpolicies.models.catalog import build_model, extra_inputs, memory_of
 from tfpolicies.models.catalog.attention import GruGate
+from tfpolicies.models.network import fresh_weights
 from tfpolicies.models.spaces import leaves
 from tfpolicies.program.runtimes.onnx import convert
 
@@ -58,7 +59,7 @@ def used_state(model, rows, seed=3):
     """Returns states as they are in the middle of episodes; the counts of attention are 0 to 3."""
     rng = np.random.default_rng(seed)
     states = [rng.normal(size=(rows, *s)).astype(np.float32) for s in memory_of(model)]
-    if "count" in str(states) or memory_of(model)[-1] == (1,):
+    if memory_of(model)[-1] == (1,):
         states[-1] = (np.arange(rows, dtype=np.float32) % 4)[:, None]
     return states
 
@@ -190,12 +191,27 @@ def test_images_and_nested_observations_are_encoded_before_the_memory():
 def test_gaussians_may_have_a_trained_deviation_behind_the_memory():
     config = {**SMALL, "use_gru": True, "free_log_std": True}
     model = build_model(leaves(VECTOR), 4, config, with_value=False)
-    outputs = model(
-        {name: tf.zeros((2, 3, *x.shape[2:])) for name, x in model.input.items() if name == "obs"}
-        | {"state_in_0": tf.zeros((2, 4)), "seq_lens": [3, 3]}
-    )
+    inputs = {"obs": tf.ones((2, 3, 3)), "state_in_0": tf.zeros((2, 4))}
+    outputs = model({**inputs, "seq_lens": tf.constant([3, 3])})
+    assert sorted(outputs) == ["action_dist_inputs", "state_out_0"]
     assert outputs["action_dist_inputs"].shape == (2, 3, 4)
-    assert "vf_preds" not in outputs
+    assert not np.any(outputs["action_dist_inputs"][:, :, 2:])
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("kind", KINDS)
+def test_fresh_weights_have_the_scale_and_the_biases_of_a_new_model(kind):
+    model = model_of(kind, varied=False, lstm_cell_size=32, attention_dim=32)
+    start = [variable.numpy() for variable in model.variables]
+    drawn = fresh_weights(model, 5, [np.full_like(x, 7) for x in start])
+    for variable, first, fresh in zip(model.variables, start, drawn, strict=True):
+        if variable.name == "seed_generator_state":
+            continue
+        if first.std() > 0 and variable.name != "bias":  # random: other numbers of the same size
+            assert not np.array_equal(first, fresh), variable.path
+            np.testing.assert_allclose(fresh.std(), first.std(), rtol=0.5, err_msg=variable.path)
+        else:
+            np.testing.assert_array_equal(fresh, first, err_msg=variable.path)
 
 
 # -- what they compute ----------------------------------------------------------------------------

@@ -33,7 +33,7 @@ REFUSED = {
     "zero_mean": [False, "AtariPreprocessing"],
     "custom_model": ["a string", r"keras\.Model or a factory"],
     "custom_model_config": [[], "a dict"],
-    "custom_action_dist": ["mine", "None"],
+    "custom_action_dist": [3, "subclass of models"],
     "custom_preprocessor": ["mine", "ObservationWrapper"],
 }
 
