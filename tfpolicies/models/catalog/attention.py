@@ -240,8 +240,12 @@ class GruGate(keras.layers.Layer):
 
     def build(self, input_shape: Any) -> None:
         dim = input_shape[-1]
-        shapes = {"new_kernel": (dim, 3 * dim), "gate_kernel": (dim, 2 * dim)}
-        shapes |= {"kernel": (dim, dim), "bias": (dim,)}
+        shapes: dict[str, tuple[int, ...]] = {
+            "new_kernel": (dim, 3 * dim),
+            "gate_kernel": (dim, 2 * dim),
+            "kernel": (dim, dim),
+            "bias": (dim,),
+        }
         self.new_kernel, self.gate_kernel, self.kernel, self.bias = (
             self.add_weight(
                 name=name, shape=shape, initializer=getattr(self, f"{name}_initializer")
