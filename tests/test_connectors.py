@@ -235,7 +235,8 @@ def test_normalised_actions_are_mapped_into_the_space():
     actions = np.array([[-1, -1], [0, 0], [1, 1], [-7, 7]], np.float32)
     found = unsquash(ActionStep(actions, np.arange(4))).actions
     assert found.tolist() == [[0, -2], [5, 0], [10, 2], [0, 2]]
-    expected = ActionPipeline(BOUNDED, normalize=True, clip=False).to_env(tf.constant(actions))
+    pipeline = ActionPipeline(BOUNDED, normalize=True, clip=False)
+    (expected,) = pipeline.to_env([tf.constant(actions)])
     np.testing.assert_array_equal(found, expected)
 
 

@@ -9,7 +9,14 @@ from gymnasium import spaces
 
 from tfpolicies.connectors.connector import ActionConnector, ActionStep, register_connector
 from tfpolicies.errors import UsageError
-from tfpolicies.models.spaces import Leaf, half_width_and_middle, leaves, nest, pick
+from tfpolicies.models.spaces import (
+    Leaf,
+    half_width_and_middle,
+    is_float_box,
+    leaves,
+    nest,
+    pick,
+)
 
 
 class _LeafwiseActions(ActionConnector):
@@ -37,7 +44,7 @@ class ClipActions(_LeafwiseActions):
     """Clips float Boxes of actions to their bounds; other leaves pass."""
 
     def _mapped(self, leaf: Leaf, actions: np.ndarray) -> np.ndarray:
-        if not _is_float_box(leaf.space):
+        if not is_float_box(leaf.space):
             return actions
         return _clipped(leaf.space, actions)
 
@@ -57,16 +64,12 @@ class UnsquashActions(_LeafwiseActions):
             return actions + space.start
         if not isinstance(space, spaces.Box):
             return actions
-        if not _is_float_box(space):
+        if not is_float_box(space):
             low = np.where(space.bounded_below, space.low, 0)
             return (actions + low).astype(space.dtype, copy=False)
         bounds = (space.low.astype(np.float64), space.high.astype(np.float64))
         half_width, middle = half_width_and_middle(*bounds)
         return _clipped(space, actions * half_width + middle)
-
-
-def _is_float_box(space: spaces.Space) -> bool:
-    return isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating)
 
 
 def _clipped(space: spaces.Space, actions: np.ndarray) -> np.ndarray:

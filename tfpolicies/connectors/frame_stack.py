@@ -88,7 +88,12 @@ class FrameStack(ObservationConnector):
             if stacks is not None:
                 grown[: len(stacks)] = stacks
             stacks = self._stacks[index] = grown
-        result = np.concatenate([stacks[slots][..., width:], frames], axis=-1)
+        before = stacks.take(slots, axis=0)
+        result = np.empty_like(before)
+        # One shift of the whole memory is many times faster than one for each pixel. What it
+        # moves across pixels is overwritten by the newest frame.
+        result.reshape(-1)[:-width] = before.reshape(-1)[width:]
+        result[..., -width:] = frames
         if len(new):
             result[new] = np.concatenate([frames[new]] * self.num_frames, axis=-1)
         stacks[slots] = result
@@ -121,12 +126,14 @@ class _RowKeys:
             keys = keys | _ids("agents", agents, rows)
         if self._last is not None and np.array_equal(keys, self._last[0]):
             return self._last[1], np.empty(0, np.int64)
-        if len(np.unique(keys)) < rows:
+        ordered = np.sort(keys)
+        if (ordered[1:] == ordered[:-1]).any():
             raise UsageError(
                 "Each row must be another agent or environment, but `env_ids` and `agents` have "
                 "the same pair twice. Give one row per agent."
             )
-        new = np.flatnonzero(~np.isin(keys, self._keys))
+        known = np.append(self._keys, -1)  # -1: no key, for those beyond the last
+        new = np.flatnonzero(known[np.searchsorted(self._keys, keys)] != keys)
         if len(new):
             self._add(keys[new])
         slots = self._slots[np.searchsorted(self._keys, keys)]

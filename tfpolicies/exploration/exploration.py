@@ -151,6 +151,8 @@ class Scheduled(Exploration):
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         require_state(self, state, "last_timestep")
+        if not is_number(state["last_timestep"]):
+            raise WeightsError(f"`last_timestep` must be a number, got {state['last_timestep']!r}.")
         self.last_timestep = int(state["last_timestep"])
 
 

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfpolicies.errors import ConfigError
+from tfpolicies.errors import ConfigError, WeightsError
 from tfpolicies.exploration.exploration import (
     Exploration,
     Setting,
+    is_number,
     require_number,
     require_state,
     require_steps,
@@ -177,6 +178,8 @@ class ParameterNoise(Exploration):
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         require_state(self, state, "cur_stddev", "sub_exploration")
+        if not is_number(state["cur_stddev"]):
+            raise WeightsError(f"`cur_stddev` must be a number, got {state['cur_stddev']!r}.")
         self.sub_exploration.set_state(state["sub_exploration"])
         self.stddev = float(state["cur_stddev"])
         self.wants_perturbation = True

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -56,7 +55,7 @@ class Choices(ActionLeaf):
     is_discrete = True
 
     def __init__(self, space: Any) -> None:
-        self.sizes = cell_sizes(space)
+        self.sizes = (int(space.n),) if isinstance(space, spaces.Discrete) else cell_sizes(space)
         super().__init__(tuple(space.shape), len(self.sizes))
         widest = max(self.sizes)
         starts = np.cumsum(self.sizes) - self.sizes
@@ -77,7 +76,7 @@ class Choices(ActionLeaf):
         valid = self._valid(part.inputs)
         number = tf.reduce_sum(valid, axis=-1)
         rank = tf.minimum(tf.floor(noise * number), number - 1.0)  # the product may round up
-        passed = tf.cumsum(valid, axis=-1) <= rank[..., None]
+        passed = tf.cumsum(valid, axis=-1) <= tf.expand_dims(rank, -1)
         picked = tf.reduce_sum(tf.cast(passed, tf.float32), axis=-1)
         return tf.reshape(tf.cast(picked, tf.int64), [-1, *self.shape])
 
@@ -154,16 +153,6 @@ def _action_leaf(space: Any, normalize: bool) -> ActionLeaf:
     if is_float_box(space):
         return Continuous(space, normalize)
     return Choices(space)
-
-
-def draw_columns(pickable: Sequence[ActionLeaf], rng: np.random.Generator, out: np.ndarray) -> None:
-    """Draws the noise of random actions into `out`, float32 `[B, sum of num_columns]`."""
-    normal = np.concatenate([leaf.normal for leaf in pickable])
-    if not normal.any():
-        out[...] = rng.random(out.shape, np.float32)
-        return
-    out[:, ~normal] = rng.random((len(out), np.count_nonzero(~normal)), np.float32)
-    out[:, normal] = rng.standard_normal((len(out), np.count_nonzero(normal)), np.float32)
 
 
 def _inner_float32(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

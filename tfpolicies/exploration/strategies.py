@@ -19,7 +19,7 @@ from tfpolicies.exploration.exploration import (
     require_steps,
 )
 from tfpolicies.exploration.picking import ActionLeaf, Choices, Continuous
-from tfpolicies.exploration.transform import Disturb, Greedy, Sample, Transform
+from tfpolicies.exploration.transform import MIN_TEMPERATURE, Disturb, Greedy, Sample, Transform
 
 _INF = float("inf")
 
@@ -61,7 +61,7 @@ class SoftQ(StochasticSampling):
     Args:
         setting: where the strategy is used; its spaces must be Discrete, MultiDiscrete, Boxes of
             integers, or Dicts and Tuples of them.
-        temperature: > 0; 1 leaves the logits as they are.
+        temperature: from 1e-6; 1 leaves the logits as they are.
         random_timesteps: as in `StochasticSampling`.
 
     Raises:
@@ -72,7 +72,7 @@ class SoftQ(StochasticSampling):
         self, setting: Setting, *, temperature: float = 1.0, random_timesteps: int = 0
     ) -> None:
         _require_leaves(self, setting, lambda leaf: isinstance(leaf, Choices), _CHOICES)
-        require_number("temperature", temperature, 1e-6)
+        require_number("temperature", temperature, MIN_TEMPERATURE)
         self._temperature = float(temperature)
         super().__init__(setting, random_timesteps=random_timesteps)
 
@@ -274,7 +274,7 @@ class OrnsteinUhlenbeckNoise(GaussianNoise):
 
 
 _CHOICES = "Discrete, MultiDiscrete and Boxes of integers"
-_DISCRETE = f"{_CHOICES}, and MultiBinary"
+_DISCRETE = "Discrete, MultiDiscrete, MultiBinary and Boxes of integers"
 
 
 def _require_leaves(

@@ -25,7 +25,10 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
-from tfpolicies.exploration.picking import MASKED, ActionLeaf, Continuous, draw_columns
+from tfpolicies.exploration.picking import ActionLeaf, Continuous
+from tfpolicies.models.distributions import MASKED_LOGIT
+
+MIN_TEMPERATURE = 1e-6
 
 
 class Base(Protocol):
@@ -75,9 +78,9 @@ class Sample:
     ) -> tuple[list[tf.Tensor], Any]:
         """Samples."""
         if self._tempered:
-            logits = distribution.inputs
-            masked = logits <= MASKED  # divided, it might be -inf, and NaN in log-probabilities
-            distribution = self._dist_class(tf.where(masked, logits, logits / params[0]))
+            temperature = tf.maximum(params[0], MIN_TEMPERATURE)
+            logits = tf.maximum(distribution.inputs / temperature, MASKED_LOGIT)  # never -inf
+            distribution = self._dist_class(logits)
         return distribution.sample_leaves(noise), distribution
 
 
@@ -159,6 +162,7 @@ class Transform:
         self._leaves = leaves
         self._mixed = mixed
         self._sizes = [leaf.num_columns for leaf in leaves]
+        self._normal = np.flatnonzero(np.concatenate([leaf.normal for leaf in leaves]))
         bounds = [(x.low.tobytes(), x.high.tobytes()) for x in leaves if isinstance(x, Continuous)]
         self.key: Hashable = (base.key, mixed and tuple(bounds), mixed)
         self.noise_size = base.noise_size + (1 + sum(self._sizes) if mixed else 0)
@@ -189,8 +193,12 @@ class Transform:
             noise[:, : self._base.noise_size] = base_noise
         if epsilon > 0.0:
             at = self._base.noise_size
-            noise[:, at] = 1.0 - rng.random(rows, np.float32)  # in (0, 1]: 0 means no coin
-            draw_columns(self._leaves, rng, noise[:, at + 1 :])
+            own = rng.random((rows, self.noise_size - at), np.float32)
+            own[:, 0] = 1.0 - own[:, 0]  # the coin, in (0, 1], as 0 means none
+            if len(self._normal):
+                shape = (rows, len(self._normal))
+                own[:, 1 + self._normal] = rng.standard_normal(shape, np.float32)
+            noise[:, at:] = own
         return noise
 
     def apply(
@@ -207,16 +215,21 @@ class Transform:
             noise: float32 `[B, noise_size]`.
             params: float32 `[num_params]`.
         """
-        base_params = params[1:] if self._mixed else params
-        base_noise = noise[:, : self._base.noise_size] if self._mixed else noise
-        actions, sampled = self._base.choose(distribution, base_noise, base_params)
-        if self._mixed:
-            explores = noise[:, self._base.noise_size] > 1.0 - params[0]
-            actions = self._mix(distribution, actions, explores, noise)
-        if sampled is None:
-            return actions, tf.zeros([tf.shape(distribution.inputs)[0]], tf.float32)
         if not self._mixed:
-            return actions, sampled.sampled_logp(base_noise)
+            actions, sampled = self._base.choose(distribution, noise, params)
+            if sampled is None:
+                return actions, tf.zeros([tf.shape(noise)[0]], tf.float32)
+            return actions, sampled.sampled_logp(noise)
+        base_noise, coin, columns = tf.split(
+            noise, [self._base.noise_size, 1, sum(self._sizes)], axis=-1
+        )
+        epsilon, base_params = tf.split(params, [1, self._base.num_params])
+        actions, sampled = self._base.choose(distribution, base_noise, base_params)
+        coin = tf.squeeze(coin, axis=-1)
+        explores = coin > 1.0 - epsilon
+        actions = self._mix(distribution, actions, explores, columns)
+        if sampled is None:
+            return actions, tf.minimum(coin, 0.0)  # zeros: coins are not negative
         exact = sampled.sampled_logp(base_noise)
         return actions, tf.where(explores, sampled.logp_leaves(actions), exact)
 
@@ -225,18 +238,22 @@ class Transform:
         distribution: Any,
         actions: Sequence[tf.Tensor],
         explores: tf.Tensor,
-        noise: tf.Tensor,
+        columns: tf.Tensor,
     ) -> list[tf.Tensor]:
-        columns = tf.split(noise[:, self._base.noise_size + 1 :], self._sizes, axis=-1)
+        """Replaces the actions of the rows that explore, `[B]`, by random ones."""
+        own = tf.split(columns, self._sizes, axis=-1) if len(self._sizes) > 1 else [columns]
         mixed = []
-        for leaf, part, action, own in zip(
-            self._leaves, parts_of(distribution), actions, columns, strict=True
+        for leaf, part, action, noise in zip(
+            self._leaves, parts_of(distribution), actions, own, strict=True
         ):
-            picked = leaf.pick(part, own)
-            chosen = tf.reshape(explores, [-1] + [1] * len(leaf.shape))
-            # ONNX Runtime's Where knows int64, but not every integer.
-            both = tf.where(chosen, picked, tf.cast(action, picked.dtype))
-            mixed.append(tf.cast(both, action.dtype))
+            picked = leaf.pick(part, noise)
+            chosen = tf.reshape(explores, [-1] + [1] * len(leaf.shape)) if leaf.shape else explores
+            if leaf.is_discrete:  # exact for integers, and half the operations of `where` in ONNX
+                difference = picked - tf.cast(action, picked.dtype)
+                action += tf.cast(tf.cast(chosen, picked.dtype) * difference, action.dtype)
+            else:
+                action = tf.where(chosen, picked, action)
+            mixed.append(action)
         return mixed
 
 

@@ -20,7 +20,7 @@ from tfpolicies.export.result import (
     snapshot,
     write_spec,
 )
-from tfpolicies.export.serving import GREEDY, Port, Serving
+from tfpolicies.export.serving import GREEDY, Serving, ServingPort
 from tfpolicies.export.staging import place_files, staging_folder
 from tfpolicies.export.verify import ONNX_FILES, verify_onnx
 from tfpolicies.program.program import Program
@@ -113,7 +113,9 @@ def _converted(serving: Serving, signature: str, opset: int) -> bytes:
     import onnx
 
     specs = [port.tensor_spec for port in serving.inputs[signature]]
-    function = tf.function(serving.flat_function(signature), input_signature=specs)
+    function = tf.function(
+        serving.flat_function(signature), input_signature=specs, autograph=False
+    )
     content = convert(function, specs, [port.name for port in serving.outputs], opset)
     model = onnx.load_from_string(content)
     graph = model.graph
@@ -127,8 +129,9 @@ def _converted(serving: Serving, signature: str, opset: int) -> bytes:
     return model.SerializeToString()
 
 
-def _value_info(port: Port) -> Any:
+def _value_info(port: ServingPort) -> Any:
     import onnx
 
-    kind = onnx.helper.np_dtype_to_tensor_dtype(port.dtype)
-    return onnx.helper.make_tensor_value_info(port.name, kind, ["batch", *port.shape])
+    kind = onnx.helper.np_dtype_to_tensor_dtype(port.port.dtype)
+    axes = ["batch", "time"][: port.axes]
+    return onnx.helper.make_tensor_value_info(port.name, kind, [*axes, *port.port.shape])

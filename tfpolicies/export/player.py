@@ -27,6 +27,8 @@ import gymnasium as gym
 import numpy as np
 import onnxruntime
 
+_OBSERVED = ("obs", "action_mask")
+_NORMALIZED = "actions_normalized"
 NOT_NEEDED = ("tensorflow", "keras", "tfpolicies")
 
 
@@ -70,36 +72,100 @@ class OnnxPolicy:
         ports = self.spec["signatures"][signature]
         self._inputs = [port for port in ports["inputs"] if port["name"] != "noise"]
         self._outputs = [port["name"] for port in ports["outputs"]]
+        self._observed = [port for port in self._inputs if port["name"].startswith(_OBSERVED)]
+        self._memory = [port for port in self._inputs if port["name"].startswith("state_in_")]
+        self._previous = [port for port in self._inputs if port["name"].startswith("prev_")]
+        self._actions = [
+            port
+            for port in ports["outputs"]
+            if port["name"].startswith("actions") and not port["name"].startswith(_NORMALIZED)
+        ]
         self.sample = sample
         self._rng = np.random.default_rng(seed)
-        self._action_dtype = np.dtype(self.spec["action_space"]["dtype"])
+        self._carried: dict[str, np.ndarray] = {}
 
-    def act(self, obs: Any) -> Any:
+    def reset(self) -> None:
+        """Forgets the running episodes, for policies that remember."""
+        self._carried = {}
+
+    def act(self, obs: Any, reward: Any = 0.0) -> Any:
         """Returns the action for one observation, or `[B, ...]` for a batch `[B, ...]` of them.
 
-        Observations are nested as the environment's space is; actions are ready for it.
+        Observations are nested as the environment's space is; actions are ready for it. A policy
+        with a memory keeps it from call to call; call `reset` before a new episode.
+
+        Args:
+            obs: what the environment shows.
+            reward: what the last action earned, for policies that read it.
         """
         leaves, single = self._leaves(obs)
-        noise = self.draw_noise(self._rng, len(leaves[0])) if self.sample else None
-        actions = self.run(leaves, noise)["actions"].astype(self._action_dtype, copy=False)
-        return actions[0] if single else actions
+        rows = len(leaves[0])
+        noise = self.draw_noise(self._rng, rows) if self.sample else None
+        carried = self._carried or self.fresh(rows)
+        if "prev_rewards" in carried:
+            carried["prev_rewards"] = np.broadcast_to(np.float32(reward), (rows,)).copy()
+        outputs = self.run(leaves, noise, carried)
+        self._carried = self.after(outputs)
+        actions = self.env_actions(outputs)
+        return _nested(self.spec["action_space"], iter([x[0] for x in actions] if single else actions))
+
+    def fresh(self, rows: int) -> dict[str, np.ndarray]:
+        """Returns what is carried into the first steps of episodes: zeros, by input name."""
+        ports = [*self._memory, *self._previous]
+        return {
+            port["name"]: np.zeros((rows, *_row_shape(port)), port["dtype"]) for port in ports
+        }
+
+    def after(self, outputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Returns what is carried into the next steps, given what `run` returned."""
+        carried = {
+            port["name"]: outputs[port["name"].replace("_in_", "_out_")] for port in self._memory
+        }
+        for port in self._previous:
+            name = port["name"].replace("prev_actions", "actions_normalized")
+            rows = len(outputs[self._outputs[0]])
+            carried[port["name"]] = outputs[name] if name in outputs else np.zeros(rows, np.float32)
+        return carried
+
+    def env_actions(self, outputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """Returns the actions for the environment, one array `[B, ...]` per leaf."""
+        return [outputs[port["name"]] for port in self._actions]
+
+    def nested_action(self, leaves: Sequence[Any]) -> Any:
+        """Returns one action in the structure of the environment's space."""
+        return _nested(self.spec["action_space"], iter(leaves))
 
     def draw_noise(self, rng: np.random.Generator, rows: int) -> np.ndarray:
         """Draws the noise of `rows` actions, float32 `[rows, size]`."""
-        size = (rows, self.spec["noise"]["size"])
-        if self.spec["noise"]["kind"] == "normal":
-            return rng.standard_normal(size, np.float32)
-        tiny = np.finfo(np.float32).tiny
-        return -np.log(np.maximum(rng.standard_exponential(size, np.float32), tiny))
+        blocks = [_NOISE[kind](rng, (rows, size)) for kind, size in self.spec["noise"]["blocks"]]
+        return np.concatenate([np.zeros((rows, 0), np.float32), *blocks], axis=1)
 
     def run(
-        self, leaves: Sequence[np.ndarray], noise: np.ndarray | None = None
+        self,
+        leaves: Sequence[np.ndarray],
+        noise: np.ndarray | None = None,
+        carried: Mapping[str, np.ndarray] | None = None,
     ) -> dict[str, np.ndarray]:
-        """Returns all outputs by name for a batch, one array `[B, ...]` per observation leaf."""
-        feed = {port["name"]: x for port, x in zip(self._inputs, leaves, strict=True)}
+        """Returns all outputs of one step by name, one row per environment.
+
+        Args:
+            leaves: one array `[B, ...]` per observation leaf.
+            noise: `[B, size]`, or None for the greedy actions.
+            carried: what `fresh` or `after` returned, for policies that remember.
+        """
+        rows = len(leaves[0])
+        feed = {port["name"]: x for port, x in zip(self._observed, leaves, strict=True)}
+        feed |= self.fresh(rows) if carried is None else carried
         if noise is not None:
             feed["noise"] = noise
-        return dict(zip(self._outputs, self._session.run(self._outputs, feed), strict=True))
+        if self._memory:  # one step of each sequence
+            per_sequence = {port["name"] for port in self._memory}
+            feed = {k: x if k in per_sequence else x[:, None] for k, x in feed.items()}
+            feed["seq_lens"] = np.ones(rows, np.int32)
+        outputs = dict(zip(self._outputs, self._session.run(self._outputs, feed), strict=True))
+        if not self._memory:
+            return outputs
+        return {k: x if k.startswith("state_out_") else x[:, 0] for k, x in outputs.items()}
 
     def batch(self, observations: Sequence[Any]) -> list[np.ndarray]:
         """Stacks single observations to one array `[B, ...]` per leaf."""
@@ -109,9 +175,9 @@ class OnnxPolicy:
     def _leaves(self, obs: Any) -> tuple[list[np.ndarray], bool]:
         """Returns a batch per leaf, and whether `obs` was a single observation."""
         leaves, single = [], []
-        for port in self._inputs:
+        for port in self._observed:
             array = np.asarray(_pick(obs, port["path"]), port["dtype"])
-            shape = tuple(port["shape"][1:])
+            shape = _row_shape(port)
             single.append(array.shape == shape)
             array = array[None] if single[-1] else array
             if array.shape[1:] != shape:
@@ -125,11 +191,40 @@ class OnnxPolicy:
         return leaves, single[0]
 
 
+def _row_shape(port: Mapping[str, Any]) -> tuple[int, ...]:
+    return tuple(size for size in port["shape"] if not isinstance(size, str))
+
+
+def _gumbel(rng: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
+    tiny = np.finfo(np.float32).tiny
+    return -np.log(np.maximum(rng.standard_exponential(size, np.float32), tiny))
+
+
+def _logistic(rng: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
+    return rng.logistic(size=size).astype(np.float32)
+
+
+def _normal(rng: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
+    return rng.standard_normal(size, np.float32)
+
+
+_NOISE = {"gumbel": _gumbel, "normal": _normal, "logistic": _logistic}
+
+
+def _nested(space: Mapping[str, Any], leaves: Any) -> Any:
+    """Puts one value per leaf into the structure of a space's record."""
+    if space["type"] == "Dict":
+        return {key: _nested(sub, leaves) for key, sub in space["spaces"]}
+    if space["type"] == "Tuple":
+        return tuple(_nested(sub, leaves) for sub in space["spaces"])
+    return next(leaves)
+
+
 def _read_spec(path: Path) -> dict[str, Any]:
     spec = json.loads(path.read_text(encoding="utf-8"))
     kind, version = spec.get("format"), spec.get("format_version")
-    if kind != "tfpolicies.policy_spec" or version != 1 or spec.get("artefact") != "onnx":
-        raise ValueError(f"{path} does not describe an ONNX export of version 1.")
+    if kind != "tfpolicies.policy_spec" or version != 2 or spec.get("artefact") != "onnx":
+        raise ValueError(f"{path} does not describe an ONNX export of version 2.")
     return spec
 
 
@@ -153,7 +248,10 @@ class _Seat:
     A seat plays its episodes to their ends, so short episodes count no more than long ones.
     """
 
-    def __init__(self, env: gym.Env, episodes: Sequence[int], seed: int) -> None:
+    def __init__(
+        self, policy: OnnxPolicy, env: gym.Env, episodes: Sequence[int], seed: int
+    ) -> None:
+        self._policy = policy
         self.env = env
         self.finished: dict[int, tuple[float, int]] = {}
         self._left = list(reversed(episodes))
@@ -165,10 +263,14 @@ class _Seat:
         self.rng = np.random.default_rng([self._seed, self.episode])
         self.obs, _ = self.env.reset(seed=self._seed + self.episode)
         self._return, self._length = 0.0, 0
+        self.carried = {name: x[0] for name, x in self._policy.fresh(1).items()}
 
-    def step(self, action: Any) -> bool:
+    def step(self, action: Any, carried: dict[str, Any]) -> bool:
         """Does one step; returns whether there is more to play."""
         self.obs, reward, terminated, truncated, _ = self.env.step(action)
+        if "prev_rewards" in carried:
+            carried["prev_rewards"] = np.float32(reward)
+        self.carried = carried
         self._return += float(reward)
         self._length += 1
         if not (terminated or truncated):
@@ -214,7 +316,7 @@ def play(
     config = {**(env_config or {}), **({"render_mode": "human"} if render else {})}
     envs = [make_env(env, config) for _ in range(count)]
     try:
-        seats = [_Seat(e, range(i, episodes, count), seed) for i, e in enumerate(envs)]
+        seats = [_Seat(policy, e, range(i, episodes, count), seed) for i, e in enumerate(envs)]
         _play_to_the_end(policy, seats)
     finally:
         for made in envs:
@@ -232,15 +334,24 @@ def make_env(env: str, env_config: Mapping[str, Any]) -> gym.Env:
 
 
 def _play_to_the_end(policy: OnnxPolicy, seats: Sequence[_Seat]) -> None:
-    dtype = policy._action_dtype
     active = list(seats)
     while active:
         noise = None
         if policy.sample:
             noise = np.concatenate([policy.draw_noise(seat.rng, 1) for seat in active])
-        outputs = policy.run(policy.batch([seat.obs for seat in active]), noise)
-        actions = outputs["actions"].astype(dtype, copy=False)
-        active = [seat for seat, action in zip(active, actions, strict=True) if seat.step(action)]
+        carried = {
+            name: np.stack([seat.carried[name] for seat in active]) for name in active[0].carried
+        }
+        outputs = policy.run(policy.batch([seat.obs for seat in active]), noise, carried)
+        leaves, after = policy.env_actions(outputs), policy.after(outputs)
+        active = [
+            seat
+            for i, seat in enumerate(active)
+            if seat.step(
+                policy.nested_action([leaf[i] for leaf in leaves]),
+                {name: x[i] for name, x in after.items()},
+            )
+        ]
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -13,7 +13,7 @@ import numpy as np
 
 from tfpolicies._version import __version__
 from tfpolicies.errors import ExportError
-from tfpolicies.export.serving import NOISE, Port, Serving
+from tfpolicies.export.serving import NOISE, Serving, ServingPort
 from tfpolicies.export.verify import Parity
 from tfpolicies.program.program import Program
 from tfpolicies.state import PolicyState
@@ -21,7 +21,7 @@ from tfpolicies.storage.spaces_json import encode_space
 
 SPEC_FILE = "policy_spec.json"
 FORMAT = "tfpolicies.policy_spec"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 class ExportResult(NamedTuple):
@@ -76,7 +76,7 @@ def write_spec(
         },
         "noise": {
             "input": NOISE,
-            "kind": spec.dist_class.noise_kind,
+            "blocks": [list(block) for block in spec.dist_class.noise_blocks],
             "size": spec.dist_class.noise_size,
         },
         "parity": parity.to_json(),
@@ -84,9 +84,14 @@ def write_spec(
     (folder / SPEC_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
-def _port_json(port: Port) -> dict[str, Any]:
-    record = {"name": port.name, "dtype": port.dtype.name, "shape": [None, *port.shape]}
-    return {**record, "path": list(port.path)} if port.name.startswith("obs") else record
+def _port_json(serving_port: ServingPort) -> dict[str, Any]:
+    port, axes = serving_port
+    record = {
+        "name": port.name,
+        "dtype": port.dtype.name,
+        "shape": [*["batch", "time"][:axes], *port.shape],
+    }
+    return {**record, "path": list(port.path)}
 
 
 @contextlib.contextmanager

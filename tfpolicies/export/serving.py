@@ -1,18 +1,23 @@
 """The serving function: acting with the weights, preprocessing and action pipeline inside.
 
-An export has two signatures. `serving_default` takes observations and is greedy; `sample` also
-takes `noise` `[B, noise_size]` and turns it into sampled actions. Both give, by name:
+An export has two signatures. `serving_default` is greedy; `sample` also takes `noise`
+`[B, noise_size]` and turns it into actions of the policy's distribution. Inputs are the ports of
+the policy: `obs` or `obs_<path>`, `action_mask`, `prev_actions`, `prev_rewards`. Both give, by name:
 
-* `actions` `[B, *shape]`: ready for the environment;
+* `actions` `[B, *shape]`: ready for the environment (`actions_<path>` per leaf of a nested space);
 * `actions_normalized` `[B, *shape]`: as `compute_actions` gives them;
 * `action_logp` `[B]`: the log-probability of these actions;
 * `action_dist_inputs` `[B, n]`: what the action distribution is made of;
-* `vf_preds` `[B]`: values, where the model estimates them.
+* `vf_preds` `[B]`: values, where the model estimates them;
+* what the policy class adds.
+
+A policy with a memory takes and gives sequences, `[B, T, ...]` each, with any B and T; also
+`state_in_<i>` `[B, *shape]` and `seq_lens` `[B]` int32, the steps of each sequence that count; and
+gives `state_out_<i>` `[B, *shape]`, the memory after them.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -20,35 +25,40 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies.errors import ExportError
+from tfpolicies.exploration.making import make_exploration
+from tfpolicies.models.ports import SEQ_LENS, Port
+from tfpolicies.program.functions import ActInputs, ActOutputs
 from tfpolicies.program.program import Program
-from tfpolicies.state import PolicyState
+from tfpolicies.state import ACTING, PolicyState
 
 _PYTHON_OPERATIONS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
 GREEDY, SAMPLE = "serving_default", "sample"
 NOISE = "noise"
 
-OUTPUT_FIELDS = {
-    "actions": "env_actions",
-    "actions_normalized": "actions",
-    "action_logp": "logp",
-    "action_dist_inputs": "dist_inputs",
-    "vf_preds": "values",
+_NAMES = {
+    "logp": "action_logp",
+    "dist_inputs": "action_dist_inputs",
+    "values": "vf_preds",
 }
-"""The field of `ActOutputs` behind each output."""
+"""What outputs of acting are called in an export, where it is something else."""
 
 
-class Port(NamedTuple):
+class ServingPort(NamedTuple):
     """One input or output of a signature."""
 
-    name: str
-    shape: tuple[int, ...]  # without the batch
-    dtype: np.dtype
-    path: tuple[str, ...]  # where an observation's leaf lies in its space; () elsewhere
+    port: Port
+    axes: int  # how many dynamic axes lead: 1 for [B, ...], 2 for [B, T, ...]
+
+    @property
+    def name(self) -> str:
+        """The name in the signature."""
+        return self.port.name
 
     @property
     def tensor_spec(self) -> tf.TensorSpec:
-        """The tensor with its dynamic batch."""
-        return tf.TensorSpec([None, *self.shape], self.dtype, name=self.name)
+        """The tensor with its dynamic axes."""
+        shape = [None] * self.axes + list(self.port.shape)
+        return tf.TensorSpec(shape, self.port.dtype, name=self.name)
 
 
 class Serving:
@@ -65,24 +75,22 @@ class Serving:
         outputs: the ports that both signatures give.
 
     Raises:
-        ExportError: if two parts of the observation space would have the same input name, or
-            the model runs Python code.
+        ExportError: if the model runs Python code.
     """
 
     def __init__(self, program: Program, state: PolicyState) -> None:
-        self._functions = program.functions
+        self._program = program
         self.module = tf.Module(name="policy")
         self.module.weights = [
-            tf.Variable(state.arrays[slot.key], name=re.sub(r"[^\w/]", "_", slot.key))
-            for slot in program.layout.of("model")
+            tf.Variable(state.arrays[slot.key], name=_plain(slot.key))
+            for slot in program.layout.of(*ACTING)
         ]
-        obs = observation_ports(program)
-        noise = Port(NOISE, (program.spec.dist_class.noise_size,), np.dtype(np.float32), ())
-        self.inputs = {GREEDY: obs, SAMPLE: [*obs, noise]}
-        known = {name: (shape, dtype) for name, shape, dtype in program.output_shapes()}
-        self.outputs = [
-            Port(name, *known[field], ()) for name, field in OUTPUT_FIELDS.items() if field in known
-        ]
+        self.explorer = serving_explorer(program)
+        self.inputs = {GREEDY: input_ports(program)}
+        rows = 1 + program.ports.is_recurrent
+        noise = Port(NOISE, (self.explorer.noise_size,), np.dtype(np.float32))
+        self.inputs[SAMPLE] = [*self.inputs[GREEDY], ServingPort(noise, rows)]
+        self.outputs = output_ports(program)
         with program.lock:
             self.signatures = {name: self._traced(name) for name in self.inputs}
         for name, function in self.signatures.items():
@@ -90,7 +98,7 @@ class Serving:
 
     def _traced(self, signature: str) -> Any:
         ports = self.inputs[signature]
-        function = tf.function(self._by_name(signature))
+        function = tf.function(self._by_name(signature), autograph=False)
         return function.get_concrete_function(**{port.name: port.tensor_spec for port in ports})
 
     def _by_name(self, signature: str) -> Callable[..., dict[str, tf.Tensor]]:
@@ -105,38 +113,101 @@ class Serving:
 
     def flat_function(self, signature: str) -> Callable[..., list[tf.Tensor]]:
         """Returns a signature's function with its ports as positions instead of names."""
+        ports = self.inputs[signature]
 
         def serve(*tensors: tf.Tensor) -> list[tf.Tensor]:
-            if signature == SAMPLE:
-                *obs, noise = tensors
-            else:
-                obs = list(tensors)
-                size = self.inputs[SAMPLE][-1].shape[0]
-                noise = tf.zeros([tf.shape(obs[0])[0], size], tf.float32)
-            weights = [variable.read_value() for variable in self.module.weights]
-            acted = self._functions.act(weights, obs, noise)._asdict()
-            return [tf.identity(acted[OUTPUT_FIELDS[port.name]]) for port in self.outputs]
+            given = {port.name: x for port, x in zip(ports, tensors, strict=True)}
+            outputs = self._act(given)
+            found = self._program.act_layout.flatten(outputs)
+            renamed = served_outputs(self._program, found)
+            leading = tf.shape(tensors[0])[:2]
+            return [
+                tf.identity(_unfolded(renamed[port.name], leading) if port.axes == 2 else x)
+                for port, x in ((port, renamed[port.name]) for port in self.outputs)
+            ]
 
         return serve
 
+    def _act(self, given: dict[str, tf.Tensor]) -> ActOutputs:
+        ports = self._program.ports
+        weights = [variable.read_value() for variable in self.module.weights]
+        first = given[ports.all[0].name]
+        steps: Any = 1
+        if ports.is_recurrent:
+            steps = tf.shape(first)[1]
+            given = {
+                port.name: _rows(given[port.name]) if port.axes == 2 else given[port.name]
+                for port in (*self.inputs[SAMPLE],)
+                if port.name in given
+            }
+        inputs = [given[port.name] for port in ports.all]
+        noise = given.get(NOISE)
+        if noise is None:
+            noise = tf.zeros([tf.shape(inputs[0])[0], self.explorer.noise_size], tf.float32)
+        params = tf.zeros([self.explorer.num_params], tf.float32)
+        return self._program.functions.act(
+            weights,
+            ActInputs(inputs, noise, params),
+            seq_lens=given.get(SEQ_LENS),
+            time_steps=steps,
+            explorer=self.explorer,
+        )
 
-def observation_ports(program: Program) -> list[Port]:
-    """Returns the input of each leaf of the observation space: `obs`, or `obs_<path>`.
 
-    Raises:
-        ExportError: if two leaves would have the same name.
-    """
-    ports: dict[str, Port] = {}
-    for leaf in program.spec.obs_leaves:
-        name = re.sub(r"\W", "_", leaf.name("obs"), flags=re.ASCII)
-        if name in ports:
-            raise ExportError(
-                f"The parts {'/'.join(ports[name].path)!r} and {'/'.join(leaf.path)!r} of the "
-                f"observation space would both be the input {name!r} of the export. Rename one of "
-                "the keys in the environment."
-            )
-        ports[name] = Port(name, leaf.shape, leaf.dtype, leaf.path)
-    return list(ports.values())
+def serving_explorer(program: Program) -> Any:
+    """Returns what turns noise into actions in an export: plain sampling."""
+    return make_exploration(None, program.spec.dist_class).transform
+
+
+def input_ports(program: Program) -> list[ServingPort]:
+    """Returns the inputs of `serving_default`."""
+    ports = program.ports
+    if not ports.is_recurrent:
+        return [ServingPort(port, 1) for port in ports.all]
+    rows = [ServingPort(port, 2) for port in (*ports.obs, *ports.prev)]
+    lengths = ServingPort(Port(SEQ_LENS, (), np.dtype(np.int32)), 1)
+    return [*rows, *(ServingPort(port, 1) for port in ports.states), lengths]
+
+
+def output_ports(program: Program) -> list[ServingPort]:
+    """Returns the outputs of both signatures."""
+    layout = program.act_layout
+    per_row = 1 + program.ports.is_recurrent
+    found = []
+    for port in layout.ports():
+        if port.name != "prob":
+            axes = 1 if port in layout.states else per_row
+            found.append(ServingPort(port._replace(name=_served_name(program, port)), axes))
+    return found
+
+
+def served_outputs(program: Program, outputs: list[Any]) -> dict[str, Any]:
+    """Returns flat outputs of acting by the names they have in an export."""
+    ports = program.act_layout.ports()
+    pairs = zip(ports, outputs, strict=True)
+    return {_served_name(program, port): x for port, x in pairs if port.name != "prob"}
+
+
+def _served_name(program: Program, port: Port) -> str:
+    layout = program.act_layout
+    if port in layout.env_actions:
+        return port.name.replace("env_actions", "actions", 1)
+    if port in layout.actions:
+        return port.name.replace("actions", "actions_normalized", 1)
+    return _NAMES.get(port.name, port.name)
+
+
+def _rows(x: tf.Tensor) -> tf.Tensor:
+    """Reshapes `[B, T, ...]` to `[B * T, ...]`."""
+    return tf.ensure_shape(tf.reshape(x, [-1, *x.shape[2:]]), [None, *x.shape[2:]])
+
+
+def _unfolded(x: tf.Tensor, leading: tf.Tensor) -> tf.Tensor:
+    return tf.reshape(x, tf.concat([leading, tf.constant(x.shape[1:], tf.int32)], axis=0))
+
+
+def _plain(key: str) -> str:
+    return "".join(c if c.isalnum() or c in "_/" else "_" for c in key)
 
 
 def _refuse_python(signature: str, graph: Any) -> None:

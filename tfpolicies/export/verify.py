@@ -1,15 +1,22 @@
 """Verification: a written artefact is run and compared with the policy it came from.
 
+The comparison has three steps, each against the policy's own code, so that rounding in one of them
+is not mistaken for an error of the next:
+
+1. distribution inputs, values, memory and extras are those that the policy computes, step by step
+   where it has a memory;
+2. normalised actions and their log-probability are what the distribution makes of the artefact's
+   inputs and of the noise;
+3. the environment's actions are what the action pipeline makes of the artefact's normalised ones.
+
 Two programs that compute the same in another order differ by rounding, which the comparison has to
 allow for, and nothing else. A difference counts relative to `max(1, |x|)`, |x| being the largest of
 its column; where x is computed from larger numbers (an action from its mean and noise, a
-log-probability from logits), relative to those. Greedy and sampled choices must be equal, except
-where the two best differ by rounding only.
+log-probability from logits), relative to those. Integers must be equal.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,17 +26,28 @@ import tensorflow as tf
 from gymnasium import spaces
 
 from tfpolicies.errors import ExportError
-from tfpolicies.export.serving import GREEDY, NOISE, OUTPUT_FIELDS, SAMPLE, observation_ports
+from tfpolicies.export.serving import (
+    GREEDY,
+    NOISE,
+    SAMPLE,
+    ServingPort,
+    input_ports,
+    output_ports,
+    served_outputs,
+    serving_explorer,
+)
+from tfpolicies.models.distributions import MASKED_LOGIT
+from tfpolicies.models.ports import SEQ_LENS, InputPorts
 from tfpolicies.models.spaces import Leaf
 from tfpolicies.program.program import Program
-from tfpolicies.state import PolicyState
+from tfpolicies.state import ACTING, PolicyState
 
 ONNX_FILES = {GREEDY: "model.onnx", SAMPLE: "model_sample.onnx"}
 OBSERVATIONS = 1000
 TOLERANCE = 1e-5
 _SEED = 0
-_OF_ACTIONS = ("actions", "actions_normalized", "action_logp")
 _WIDE = 1e4  # bounds further apart than this are not taken as a range to draw from
+_SEQUENCES = ((1, 1), (3, 7), (16, 12))  # sequences and steps that a memory is tried with
 
 Runner = Callable[[str, dict[str, np.ndarray]], Mapping[str, np.ndarray]]
 Arrays = dict[str, np.ndarray]
@@ -47,7 +65,7 @@ class Parity(NamedTuple):
 
     observations: int  # per signature
     largest_difference: float  # over all outputs and signatures, as the tolerance counts it
-    near_ties: int  # choices that differ because the two best are equal up to rounding
+    near_ties: int  # greedy choices that differ because the two best are equal up to rounding
     differences: dict[str, dict[str, Difference]]  # the largest per signature and output
 
     def to_json(self) -> dict[str, Any]:
@@ -119,164 +137,269 @@ def verify(
     Raises:
         ExportError: naming the output that differs and by how much.
     """
-    for slot in program.layout.of("model"):
+    for slot in program.layout.of(*ACTING):
         if not np.isfinite(state.arrays[slot.key]).all():
             raise ExportError(
                 f"The weight {slot.key!r} of the policy is not finite: the policy has diverged in "
                 "training, and is not exported. Restore an earlier checkpoint."
             )
-    differences, near_ties = {}, 0
+    differences: dict[str, dict[str, Difference]] = {}
+    other_choices = rows = 0
     for signature in (GREEDY, SAMPLE):
-        ours, reference, noise = _run_both(run, program, state, observations, signature)
-        differences[signature], ties = _compare(signature, program, ours, reference, noise)
-        near_ties += ties
+        trials = [*_trials(run, program, state, observations, signature)]
+        other_choices += sum(trial.other_choices for trial in trials)
+        rows = sum(trial.rows for trial in trials)
+        joined: dict[str, Difference] = {}
+        for trial in trials:
+            for name, found in trial.differences.items():
+                before = joined.get(name, Difference(0.0, 0.0))
+                joined[name] = Difference(*map(max, before, found))
+        differences[signature] = joined
     largest = max(x.relative for found in differences.values() for x in found.values())
-    return Parity(observations, largest, near_ties, differences)
+    return Parity(rows, largest, other_choices, differences)
 
 
-def _run_both(
+class _Trial(NamedTuple):
+    """What one batch showed."""
+
+    rows: int
+    other_choices: int
+    differences: dict[str, Difference]
+
+
+def _trials(
     run: Runner, program: Program, state: PolicyState, observations: int, signature: str
-) -> tuple[Arrays, Arrays, np.ndarray]:
-    """Returns the artefact's outputs, the policy's and the noise, for all observations."""
+) -> Iterator[_Trial]:
     rng = np.random.default_rng(_SEED)
-    dist_class = program.spec.dist_class
-    names = [port.name for port in observation_ports(program)]
-    ours, reference, noises = [], [], []
-    for rows in _chunk_sizes(observations):
-        obs = random_observations(program.spec.obs_leaves, rows, rng)
-        inputs = dict(zip(names, obs, strict=True))
-        noise = np.zeros((rows, dist_class.noise_size), np.float32)
-        if signature == SAMPLE:
-            inputs[NOISE] = noise = dist_class.draw_noise(rng, rows)
-        wanted = dict(
-            zip(program.output_names, program.runtime.run(state, obs, noise), strict=True)
-        )
-        wanted = {name: wanted[field] for name, field in OUTPUT_FIELDS.items() if field in wanted}
-        try:
-            outputs = dict(run(signature, inputs))
-        except Exception as error:
-            raise ExportError(
-                f"The exported signature {signature!r} does not run on {rows} observations: "
-                f"{type(error).__name__}: {error}"
-            ) from error
-        _check_form(signature, outputs, wanted)
-        ours.append(outputs)
-        reference.append(wanted)
-        noises.append(noise)
-    return _joined(ours), _joined(reference), np.concatenate(noises)
+    sizes = _SEQUENCES if program.ports.is_recurrent else [(n, 1) for n in _chunks(observations)]
+    for count, steps in sizes:
+        inputs = random_inputs(program.ports, count, steps, rng)
+        lengths = np.full(count, steps, np.int32)
+        if program.ports.is_recurrent:
+            lengths[1:] = rng.integers(1, steps + 1, count - 1)
+        yield _tried(run, signature, program, state, inputs, lengths, rng)
 
 
-def _joined(parts: Sequence[Arrays]) -> Arrays:
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-
-def _check_form(signature: str, ours: Arrays, reference: Arrays) -> None:
-    if set(ours) != set(reference):
+def _tried(
+    run: Runner,
+    signature: str,
+    program: Program,
+    state: PolicyState,
+    inputs: list[np.ndarray],
+    lengths: np.ndarray,
+    rng: np.random.Generator,
+) -> _Trial:
+    recurrent, explorer = program.ports.is_recurrent, serving_explorer(program)
+    count, steps = len(lengths), inputs[0].shape[1]
+    valid = np.arange(steps) < lengths[:, None]
+    noise = np.zeros((count, steps, explorer.noise_size), np.float32)
+    params = np.zeros(explorer.num_params, np.float32)
+    if signature == SAMPLE:
+        drawn = explorer.draw_noise(rng, count * steps, params)
+        noise = drawn.reshape(count, steps, -1)
+    given = {p.name: x for p, x in zip(program.ports.all, inputs, strict=True)}
+    if not recurrent:
+        given = {name: x[:, 0] for name, x in given.items()}
+    else:
+        given[SEQ_LENS] = lengths
+    if signature == SAMPLE:
+        given[NOISE] = noise if recurrent else noise[:, 0]
+    try:
+        outputs = {name: np.asarray(x) for name, x in run(signature, given).items()}
+    except Exception as error:
         raise ExportError(
-            f"The exported signature {signature!r} gives {sorted(ours)}, but should give "
-            f"{sorted(reference)}."
+            f"The exported signature {signature!r} does not run on {count} x {steps} observations: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    ports = output_ports(program)
+    _check_form(signature, outputs, ports, count, steps)
+    ours = {p.name: outputs[p.name][valid] if p.axes == 2 else outputs[p.name] for p in ports}
+    wanted = _reference(program, state, inputs, lengths)
+    wanted = {p.name: wanted[p.name][valid] if p.axes == 2 else wanted[p.name] for p in ports}
+    return _compared(signature, program, ours, wanted, noise[valid], explorer)
+
+
+def _reference(
+    program: Program, state: PolicyState, inputs: Sequence[np.ndarray], lengths: np.ndarray
+) -> Arrays:
+    """Returns what the policy computes greedily, `[B, T, ...]`; `[B, ...]` without a memory."""
+    obs, prev, memory = program.ports.split(inputs)
+    explorer = program.spec.explorer
+    noise = np.zeros((len(lengths), explorer.noise_size), np.float32)
+    params = np.zeros(explorer.num_params, np.float32)
+    found = []
+    for t in range(inputs[0].shape[1]):
+        rows = [x[:, t] for x in (*obs, *prev)]
+        acted = program.runtime.run(state, [*rows, *memory], noise, params)
+        outputs = program.act_layout.flatten(acted)
+        found.append(served_outputs(program, [np.array(x) for x in outputs]))
+        going = t < lengths
+        memory = [
+            np.where(going.reshape(-1, *[1] * (old.ndim - 1)), new, old)
+            for old, new in zip(memory, acted.states, strict=True)
+        ]
+    if not program.ports.is_recurrent:
+        return found[0]
+    stacked = {name: np.stack([each[name] for each in found], axis=1) for name in found[0]}
+    return {**stacked, **{f"state_out_{i}": x for i, x in enumerate(memory)}}
+
+
+def _check_form(
+    signature: str, ours: Arrays, ports: Sequence[ServingPort], count: int, steps: int
+) -> None:
+    names = sorted(port.name for port in ports)
+    if sorted(ours) != names:
+        raise ExportError(
+            f"The exported signature {signature!r} gives {sorted(ours)}, but should give {names}."
         )
-    for name, wanted in reference.items():
-        form, expected = (f"{x.dtype}{list(x.shape)}" for x in (ours[name], wanted))
+    for port in ports:
+        shape = [count, steps][: port.axes] + list(port.port.shape)
+        form, expected = f"{ours[port.name].dtype}{list(ours[port.name].shape)}", None
+        expected = f"{port.port.dtype}{shape}"
         if form != expected:
             raise ExportError(
-                f"The exported signature {signature!r} gives {name} as {form}, not {expected}."
+                f"The exported signature {signature!r} gives {port.name} as {form}, not {expected}."
             )
 
 
-def _compare(
-    signature: str, program: Program, ours: Arrays, reference: Arrays, noise: np.ndarray
-) -> tuple[dict[str, Difference], int]:
-    """Returns the largest difference per output, and the number of near-ties."""
-    discrete = isinstance(program.spec.action_space, spaces.Discrete)
-    same = np.ones(len(noise), bool)
-    if discrete:
-        same = _equal_choices(signature, ours, reference, noise)
-    scales = _scales(program.spec, reference, noise)
-    differences = {}
-    for name, wanted in reference.items():
-        rows = same if name in _OF_ACTIONS else slice(None)
-        given, wanted, scale = ours[name][rows], wanted[rows], scales[name][rows]
-        finite = np.isfinite(wanted)
-        if not np.array_equal(given[~finite], wanted[~finite], equal_nan=True):
+def _compared(
+    signature: str, program: Program, ours: Arrays, wanted: Arrays, noise: np.ndarray, explorer: Any
+) -> _Trial:
+    layout, spec = program.act_layout, program.spec
+    found: dict[str, Difference] = {}
+
+    def compare(name: str, given: np.ndarray, right: np.ndarray, scale: np.ndarray) -> None:
+        found[name] = _difference(signature, name, given, right, scale)
+
+    inputs = ours["action_dist_inputs"]
+    derived = {port.name for port in _action_outputs(program)} | {"action_logp"}
+    for name in ours:
+        if name not in derived:
+            compare(name, ours[name], wanted[name], _sizes(wanted[name]))
+    distribution = spec.dist_class(tf.constant(inputs))
+    params = tf.zeros([explorer.num_params], tf.float32)
+    actions, logp = explorer.apply(distribution, tf.constant(noise), params)
+    width = _row_sizes(inputs, noise)
+    compare("action_logp", ours["action_logp"], logp.numpy(), width)
+    served = _action_outputs(program)
+    for_env, normalized = served[: len(layout.actions)], served[len(layout.actions) :]
+    own = [ours[port.name] for port in normalized]
+    other = np.zeros(len(noise), bool)
+    for port, given, right in zip(normalized, own, actions, strict=True):
+        scale = np.maximum(width.reshape(-1, *[1] * (given.ndim - 1)), np.abs(right.numpy()))
+        compare(port.name, given, right.numpy(), scale)
+        if given.dtype.kind != "f" and signature == GREEDY:
+            changed = given != wanted[port.name]
+            other |= changed.reshape(len(noise), -1).any(axis=1)
+    mapped = spec.pipeline.to_env([tf.constant(leaf) for leaf in own])
+    for port, right in zip(for_env, mapped, strict=True):
+        compare(port.name, ours[port.name], right.numpy(), _sizes(right.numpy()))
+    return _Trial(len(noise), int(other.sum()), found)
+
+
+def _action_outputs(program: Program) -> list[Any]:
+    """Returns the ports of the environment's actions, then those of the normalised ones."""
+    layout, ports = program.act_layout, [port.port for port in output_ports(program)]
+    count = len(layout.actions)
+    return [*ports[count : 2 * count], *ports[:count]]
+
+
+def _difference(
+    signature: str, name: str, given: np.ndarray, right: np.ndarray, scale: np.ndarray
+) -> Difference:
+    """Returns the largest difference of one output.
+
+    Raises:
+        ExportError: if it is larger than allowed.
+    """
+    if given.dtype.kind != "f":
+        if not np.array_equal(given, right):
             raise ExportError(
-                f"The exported signature {signature!r} gives other {name} than the policy where "
-                "the policy's are not finite. The export was refused."
+                f"The exported signature {signature!r} gives other {name} than the policy in "
+                f"{int((given != right).sum())} of {given.size} places. The export was refused."
             )
-        error = np.abs(given[finite].astype(np.float64) - wanted[finite])
-        relative = float(np.max(error / scale[finite], initial=0.0))
-        if not relative <= TOLERANCE:
-            raise ExportError(
-                f"The exported signature {signature!r} gives other {name} than the policy: the "
-                f"largest relative difference is {relative:.3g}, allowed is {TOLERANCE:g}. "
-                "The export was refused."
-            )
-        differences[name] = Difference(float(np.max(error, initial=0.0)), relative)
-    return differences, int((~same).sum())
-
-
-def _equal_choices(
-    signature: str, ours: Arrays, reference: Arrays, noise: np.ndarray
-) -> np.ndarray:
-    """Returns which rows `[B]` chose the same; other rows must be near-ties."""
-    scores = reference["action_dist_inputs"].astype(np.float64) + noise
-    wanted, chosen = reference["actions_normalized"], ours["actions_normalized"]
-    same = chosen == wanted
-    rows = np.arange(len(scores))
-    gaps = scores[rows, wanted] - scores[rows, np.clip(chosen, 0, scores.shape[1] - 1)]
-    wrong = ~same & ~(gaps <= 2 * TOLERANCE * np.maximum(1.0, np.abs(scores).max(axis=-1)))
-    if wrong.any():
+        return Difference(0.0, 0.0)
+    plain = np.isfinite(right) & (right > MASKED_LOGIT / 2)
+    if not np.array_equal(given[~plain], right[~plain], equal_nan=True):
         raise ExportError(
-            f"The exported signature {signature!r} chooses another action than the policy for "
-            f"{int(wrong.sum())} of {len(wrong)} observations. The export was refused."
+            f"The exported signature {signature!r} gives other {name} than the policy where the "
+            "policy's are masked or not finite. The export was refused."
         )
-    return same
+    error = np.abs(given[plain].astype(np.float64) - right[plain])
+    relative = float(np.max(error / scale[plain], initial=0.0))
+    if not relative <= TOLERANCE:
+        raise ExportError(
+            f"The exported signature {signature!r} gives other {name} than the policy: the largest "
+            f"relative difference is {relative:.3g}, allowed is {TOLERANCE:g}. The export was "
+            "refused."
+        )
+    return Difference(float(np.max(error, initial=0.0)), relative)
 
 
-def _scales(spec: Any, reference: Arrays, noise: np.ndarray) -> Arrays:
-    """Returns what the differences of each output count relative to, in the output's shape."""
-    with np.errstate(all="ignore"):
-        scales = {name: _sizes(x) for name, x in reference.items()}
-        inputs = reference["action_dist_inputs"].astype(np.float64)
-        if isinstance(spec.action_space, spaces.Discrete):
-            scales["action_logp"] = np.maximum(
-                scales["action_logp"], scales["action_dist_inputs"].max(axis=-1)
-            )
-        else:
-            mean, log_std = np.split(inputs, 2, axis=-1)
-            std = np.exp(log_std)
-            # exp turns the absolute error of log_std into a relative one of std
-            terms = np.maximum(_sizes(mean), std * np.abs(noise) * _sizes(log_std))
-            shape = reference["actions"].shape
-            scales["actions_normalized"] = terms.reshape(shape)
-            scales["actions"] = terms.reshape(shape) * _half_widths(spec)
-            scales["actions"] = np.maximum(scales["actions"], np.abs(reference["actions"]))
-            # (action - mean) / std loses what the action lost by rounding, times 1 / std
-            lost = np.sum(np.abs(noise) * terms / std + np.abs(log_std), axis=-1)
-            scales["action_logp"] = np.maximum(scales["action_logp"], lost)
-    return {name: np.nan_to_num(x, nan=1.0, posinf=np.inf) for name, x in scales.items()}
+def _plain(array: np.ndarray) -> np.ndarray:
+    """Returns |x| in double precision, 0 where x is masked or not finite."""
+    plain = np.isfinite(array) & (array > MASKED_LOGIT / 2)
+    return np.where(plain, np.abs(array.astype(np.float64)), 0.0)
 
 
 def _sizes(array: np.ndarray) -> np.ndarray:
     """Returns max(1, |x|) `[B, ...]`, with |x| the largest of each column among all rows."""
-    finite = np.where(np.isfinite(array), np.abs(array.astype(np.float64)), 0.0)
-    return np.broadcast_to(np.maximum(1.0, finite.max(axis=0)), array.shape)
+    if array.dtype.kind != "f":
+        return np.ones(array.shape)
+    largest = _plain(array).max(axis=0, initial=0.0)
+    return np.broadcast_to(np.maximum(1.0, largest), array.shape)
 
 
-def _half_widths(spec: Any) -> np.ndarray:
-    """Returns by how much the action pipeline stretches each component."""
-    space = spec.action_space
-    widths = space.high.astype(np.float64) / 2 - space.low.astype(np.float64) / 2
-    bounded = np.isfinite(space.low) & np.isfinite(space.high)
-    return np.where(bounded & spec.pipeline.normalize, np.maximum(widths, 1.0), 1.0)
+def _row_sizes(inputs: np.ndarray, noise: np.ndarray) -> np.ndarray:
+    """Returns how large the numbers are that the actions of each row are made of, `[B]`."""
+    largest = _plain(inputs).max(axis=1, initial=0.0)
+    drawn = np.square(_plain(noise)).sum(axis=1) if noise.size else 0.0
+    return np.maximum.reduce([np.ones(len(inputs)), largest, drawn * np.ones(len(inputs))])
 
 
-def _chunk_sizes(rows: int) -> Iterator[int]:
-    for size in itertools.chain((1, 7), itertools.repeat(248)):
-        if rows <= 0:
-            return
+def _chunks(rows: int) -> Iterator[int]:
+    size = 1
+    while rows > 0:
         yield min(size, rows)
         rows -= size
+        size = {1: 7, 7: 248}.get(size, 248)
+
+
+def random_inputs(
+    ports: InputPorts, count: int, steps: int, rng: np.random.Generator
+) -> list[np.ndarray]:
+    """Draws inputs of acting: `[count, steps, ...]` per row port, `[count, ...]` of the memory.
+
+    Masks allow about two of three choices.
+    """
+    rows = count * steps
+    drawn = random_observations(ports.obs_leaves, rows, rng)
+    for i, mask in enumerate(ports.is_mask):
+        if mask:
+            drawn[i] = (rng.random(drawn[i].shape) < 0.67).astype(drawn[i].dtype)
+    if ports.reads_actions:
+        drawn += [_random_action(leaf, rows, rng) for leaf in ports.action_leaves]
+    if ports.reads_rewards:
+        drawn.append(rng.standard_normal(rows).astype(np.float32))
+    found = [x.reshape(count, steps, *x.shape[1:]) for x in drawn]
+    memory = [0.5 * rng.standard_normal((count, *port.shape)) for port in ports.states]
+    return [*found, *(x.astype(np.float32) for x in memory)]
+
+
+def _random_action(leaf: Leaf, rows: int, rng: np.random.Generator) -> np.ndarray:
+    """Draws normalised actions."""
+    space: Any = leaf.space
+    size = (rows, *leaf.shape)
+    if isinstance(space, spaces.Discrete):
+        return rng.integers(int(space.n), size=size)
+    if isinstance(space, spaces.MultiDiscrete):
+        return rng.integers(space.nvec, size=size)
+    if isinstance(space, spaces.MultiBinary):
+        return rng.integers(2, size=size).astype(leaf.dtype)
+    if leaf.dtype.kind != "f":
+        width = space.high.astype(np.int64) - space.low.astype(np.int64)
+        return rng.integers(width + 1, size=size)
+    return rng.uniform(-1.0, 1.0, size).astype(leaf.dtype)
 
 
 def random_observations(

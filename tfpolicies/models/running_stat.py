@@ -71,10 +71,11 @@ class RunningStat:
             return
         count = float(len(rows))
         with np.errstate(invalid="ignore", over="ignore"):
-            mean = rows.mean(axis=0, dtype=np.float64)
-            deviations = rows - mean  # float64
+            deviations = rows.astype(np.float64)
+            mean = deviations.mean(axis=0)
+            deviations -= mean
             rest = deviations.sum(axis=0)
-            m2 = np.square(deviations).sum(axis=0) - np.square(rest) / count
+            m2 = np.einsum("b...,b...->...", deviations, deviations) - np.square(rest) / count
         if not np.isfinite(m2).all():
             raise ObservationError(
                 "A running mean takes finite values, but the batch has NaN, infinity or numbers "

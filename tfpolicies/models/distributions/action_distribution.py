@@ -127,7 +127,7 @@ class ActionDistribution:
         Raises:
             SpaceError: if the mask has another width.
         """
-        if mask.shape[-1] != self.mask_size:
+        if mask.shape[-1] not in (None, self.mask_size):
             raise SpaceError(
                 f"An action mask for {self.space} must be [B, {self.mask_size}], one number per "
                 f"maskable action; got the shape {tuple(mask.shape)}."

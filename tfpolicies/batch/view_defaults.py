@@ -1,0 +1,74 @@
+"""The view requirements that a policy has unless its model or its loss asks for others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from tfpolicies.batch.layout import INFOS, STATE_IN, STATE_OUT
+from tfpolicies.batch.sample_batch import SampleBatch
+from tfpolicies.batch.view_requirement import ViewRequirement
+
+
+def default_view_requirements(
+    observation_space: gymnasium.Space, action_space: gymnasium.Space
+) -> dict[str, ViewRequirement]:
+    """Returns the columns of a policy without a memory, by name.
+
+    Acting may read what is known before the action: observations, ids, `t`, and the previous action
+    and reward. Training may read all but `infos`.
+    """
+
+    def seen_later(data_col: str | None = None, **arguments: object) -> ViewRequirement:
+        return ViewRequirement(data_col, used_for_compute_actions=False, **arguments)  # type: ignore[arg-type]
+
+    whole = spaces.Box(np.iinfo(np.int64).min, np.iinfo(np.int64).max, (), np.int64)
+    flag = spaces.Discrete(2)
+    batch = SampleBatch
+    return {
+        batch.OBS: ViewRequirement(space=observation_space),
+        batch.NEXT_OBS: seen_later(batch.OBS, space=observation_space, shift=1),
+        batch.ACTIONS: seen_later(space=action_space),
+        batch.PREV_ACTIONS: ViewRequirement(batch.ACTIONS, space=action_space, shift=-1),
+        batch.REWARDS: seen_later(),
+        batch.PREV_REWARDS: ViewRequirement(batch.REWARDS, shift=-1),
+        batch.TERMINATEDS: seen_later(space=flag),
+        batch.TRUNCATEDS: seen_later(space=flag),
+        INFOS: seen_later(used_for_training=False),
+        batch.EPS_ID: ViewRequirement(space=whole),
+        batch.UNROLL_ID: ViewRequirement(space=whole),
+        batch.AGENT_INDEX: ViewRequirement(space=whole),
+        batch.T: ViewRequirement(space=whole),
+    }
+
+
+def with_memory(
+    requirements: Mapping[str, ViewRequirement],
+    initial_state: Sequence[np.ndarray],
+    *,
+    max_seq_len: int,
+    shift: int | str | Sequence[int] = -1,
+) -> dict[str, ViewRequirement]:
+    """Returns `requirements` with `state_in_i` and `state_out_i` for each tensor of a memory.
+
+    Those that `requirements` has already are kept.
+
+    Args:
+        requirements: for example those of `default_view_requirements`.
+        initial_state: one array per state tensor, without a batch axis, as
+            `policy.get_initial_state()` gives it; for its shape and dtype.
+        max_seq_len: the rows of a sequence: training sees one `state_in_i` for each.
+        shift: which of the earlier `state_out_i` is `state_in_i`: -1 for a recurrent model, a range
+            such as `"-50:-1"` for attention over the last 50.
+    """
+    added = {}
+    for i, state in enumerate(map(np.asarray, initial_state)):
+        space = spaces.Box(-np.inf, np.inf, state.shape, state.dtype.type)
+        added[f"{STATE_IN}{i}"] = ViewRequirement(
+            f"{STATE_OUT}{i}", space=space, shift=shift, batch_repeat_value=max_seq_len
+        )
+        added[f"{STATE_OUT}{i}"] = ViewRequirement(space=space, used_for_compute_actions=False)
+    return {**requirements, **{k: v for k, v in added.items() if k not in requirements}}
