@@ -9,7 +9,7 @@ from typing import Any
 
 import gymnasium as gym
 
-from tfpolicies.errors import ConfigError, near_matches
+from tfpolicies.errors import ConfigError
 from tfpolicies.models.defaults import MODEL_DEFAULTS
 from tfpolicies.models.settings import model_settings
 

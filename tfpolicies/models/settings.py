@@ -145,7 +145,8 @@ _RULES: dict[str, Rule] = {
     "custom_model": Rule(lambda x: x is None or callable(x), "None, a keras.Model or a factory"),
     "custom_model_config": Rule(lambda x: isinstance(x, Mapping), "a dict"),
     "custom_action_dist": Rule(
-        lambda x: x is None, "None: the action space decides about the distribution"
+        lambda x: x is None or isinstance(x, str | type),
+        "None, the name of a distribution or a subclass of models.distributions.Distribution",
     ),
     "custom_preprocessor": Rule(
         lambda x: x is None,

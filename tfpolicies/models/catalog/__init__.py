@@ -5,7 +5,7 @@
 GRU), `attention.py` (attention over the last steps), `inspection.py` (what memory a model has).
 """
 
-from tfpolicies.models.catalog.build import build_mlp, build_model
+from tfpolicies.models.catalog.build import build_model
 from tfpolicies.models.catalog.initializers import NormalizedColumns, initializer_of
 from tfpolicies.models.catalog.inspection import extra_inputs, memory_of
 from tfpolicies.models.catalog.layers import FreeLogStd
@@ -14,7 +14,6 @@ from tfpolicies.models.settings import model_settings
 __all__ = [
     "FreeLogStd",
     "NormalizedColumns",
-    "build_mlp",
     "build_model",
     "extra_inputs",
     "initializer_of",

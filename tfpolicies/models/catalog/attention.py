@@ -63,6 +63,15 @@ def attention_core(
     return x, states, [*after, after_filled]
 
 
+def _rows(x: Any) -> Any:
+    return ops.reshape(x, (-1, x.shape[-1]))
+
+
+def _unfold(rows: Any, like: Any) -> Any:
+    batch, time = ops.shape(like)[:2]
+    return ops.reshape(rows, (batch, time, rows.shape[-1]))
+
+
 def _distances(steps: int, time: Any) -> Any:
     """Returns how far each remembered or current step lies behind each current one: [T, N + T]."""
     now = steps + ops.arange(time, dtype="int32")
@@ -140,8 +149,8 @@ class GatedTransformerUnit(keras.layers.Layer):
         self.seed = seed
         self.distance_bias_initializer = keras.initializers.Zeros()
 
-    def build(self, input_shapes: Any) -> None:
-        (_, steps, _), (*_, dim), _ = input_shapes
+    def build(self, input_shape: Any) -> None:
+        (_, steps, _), (*_, dim), _ = input_shape
         kernels = Kernels(ortho_init=False, seed=self.seed)
 
         def built(layer: keras.layers.Layer, width: int) -> keras.layers.Layer:
@@ -177,31 +186,30 @@ class GatedTransformerUnit(keras.layers.Layer):
         )
 
     def call(self, inputs: Any) -> Any:
+        # Dense layers work on rows: on three axes each of them would fold and unfold for itself.
         memory, x, seen = inputs
-        both = ops.concatenate([ops.stop_gradient(memory), x], axis=1)
-        attended = self._attend(self.norm_1(both), memory.shape[1], seen)
-        y = self.gate_1([x, ops.relu(self.project(attended))])
+        both = self.norm_1(ops.concatenate([ops.stop_gradient(memory), x], axis=1))
+        rows = _rows(x)
+        attended = self._attend(both, memory.shape[1], seen)
+        y = self.gate_1([rows, ops.relu(self.project(_rows(attended)))])
         hidden = ops.relu(self.expand(self.norm_2(y)))
-        return self.gate_2([y, ops.relu(self.contract(hidden))])
+        return _unfold(self.gate_2([y, ops.relu(self.contract(hidden))]), x)
 
     def _attend(self, steps: Any, remembered: int, seen: Any) -> Any:
         """Lets the current ones of all steps `[B, N + T, F]` look at what is seen."""
-        query = self._split(self.query(steps[:, remembered:]))
-        keys, values = self._split(self.keys(steps)), self._split(self.values(steps))
+        query = self._heads(self.query, steps[:, remembered:])
+        keys, values = self._heads(self.keys, steps), self._heads(self.values, steps)
         scores = ops.matmul(query, ops.transpose(keys, (0, 1, 3, 2))) / math.sqrt(self.head_dim)
-        batch, time = ops.shape(seen)[:2]
-        distances = ops.clip(_distances(remembered, time), 0, remembered)
+        distances = ops.clip(_distances(remembered, ops.shape(seen)[1]), 0, remembered)
         scores += ops.take(self.distance_bias, distances, axis=1)  # [heads, T, N + T]
         scores = ops.where(seen[:, None], scores, tf.float32.min)
         found = ops.matmul(ops.softmax(scores, axis=-1), values)  # [B, heads, T, head_dim]
-        together = (batch, time, self.heads * self.head_dim)
-        return ops.reshape(ops.transpose(found, (0, 2, 1, 3)), together)
+        return ops.concatenate(ops.unstack(found, self.heads, axis=1), axis=-1)
 
-    def _split(self, x: Any) -> Any:
-        """Makes `[B, heads, S, head_dim]` of `[B, S, heads * head_dim]`."""
-        batch, steps = ops.shape(x)[:2]
-        x = ops.reshape(x, (batch, steps, self.heads, self.head_dim))
-        return ops.transpose(x, (0, 2, 1, 3))
+    def _heads(self, layer: keras.layers.Layer, steps: Any) -> Any:
+        """Projects `[B, S, F]` to `[B, heads, S, head_dim]`."""
+        projected = _unfold(layer(_rows(steps)), steps)
+        return ops.stack(ops.split(projected, self.heads, axis=-1), axis=1)
 
     def get_config(self) -> dict[str, Any]:
         names = ("heads", "head_dim", "mlp_dim", "gate_bias", "seed")
@@ -232,8 +240,12 @@ class GruGate(keras.layers.Layer):
 
     def build(self, input_shape: Any) -> None:
         dim = input_shape[-1]
-        shapes = {"new_kernel": (dim, 3 * dim), "gate_kernel": (dim, 2 * dim)}
-        shapes |= {"kernel": (dim, dim), "bias": (dim,)}
+        shapes: dict[str, tuple[int, ...]] = {
+            "new_kernel": (dim, 3 * dim),
+            "gate_kernel": (dim, 2 * dim),
+            "kernel": (dim, dim),
+            "bias": (dim,),
+        }
         self.new_kernel, self.gate_kernel, self.kernel, self.bias = (
             self.add_weight(
                 name=name, shape=shape, initializer=getattr(self, f"{name}_initializer")

@@ -68,25 +68,6 @@ def build_model(
     return keras.Model(inputs if is_nested else inputs["obs"], outputs, name="policy")
 
 
-def build_mlp(
-    space_leaves: Sequence[Leaf],
-    num_outputs: int,
-    config: Mapping[str, Any],
-    *,
-    with_value: bool,
-    seed: int = 0,
-) -> keras.Model:
-    """Builds a model without memory that takes the leaves of a nested space as a list."""
-    settings = model_settings({**config, "custom_model": None, "conv_filters": []})
-    kernels = Kernels(ortho_init=settings["ortho_init"], seed=seed)
-    names = port_names(space_leaves, "obs")
-    inputs = _row_inputs(space_leaves, names)
-    encoder = Encoder(space_leaves, names, settings, kernels)
-    outputs = _feedforward(encoder, inputs, num_outputs, settings, with_value=with_value)
-    given = list(inputs.values())
-    return keras.Model(given[0] if len(given) == 1 else given, outputs, name="policy")
-
-
 def _row_inputs(space_leaves: Sequence[Leaf], names: Sequence[str]) -> Named:
     return {
         name: keras.Input(encoded_shape(leaf), name=name, dtype="float32")

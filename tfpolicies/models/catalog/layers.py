@@ -12,6 +12,10 @@ from keras import ops
 class FreeLogStd(keras.layers.Layer):
     """Puts a trained vector, the same for every row, behind the means of a Gaussian."""
 
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.supports_masking = True  # the outputs of recurrent layers carry a mask along
+
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         self.log_std = self.add_weight(
             name="log_std", shape=(input_shape[-1],), initializer="zeros"

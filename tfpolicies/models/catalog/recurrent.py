@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
@@ -10,6 +11,42 @@ import keras
 from tfpolicies.models.catalog.initializers import Kernels
 from tfpolicies.models.catalog.inspection import STATE_IN
 from tfpolicies.models.catalog.layers import SequenceMask
+
+
+@keras.saving.register_keras_serializable(package="tfpolicies")
+class LSTM(keras.layers.LSTM):
+    """Keras's LSTM, without a loop where there is only one step.
+
+    A step costs ONNX Runtime half the time without it. Longer sequences keep the loop: unrolled,
+    20 steps take XLA six times as long to compile and run no faster.
+    """
+
+    def inner_loop(
+        self, sequences: Any, initial_state: Any, mask: Any, training: bool = False
+    ) -> Any:
+        with _single_step_unrolled(self, sequences):
+            return super().inner_loop(sequences, initial_state, mask, training=training)
+
+
+@keras.saving.register_keras_serializable(package="tfpolicies")
+class GRU(keras.layers.GRU):
+    """Keras's GRU, without a loop where there is only one step (as in `LSTM`)."""
+
+    def inner_loop(
+        self, sequences: Any, initial_state: Any, mask: Any, training: bool = False
+    ) -> Any:
+        with _single_step_unrolled(self, sequences):
+            return super().inner_loop(sequences, initial_state, mask, training=training)
+
+
+@contextlib.contextmanager
+def _single_step_unrolled(layer: keras.layers.RNN, sequences: Any) -> Iterator[None]:
+    before = layer.unroll
+    layer.unroll = before or sequences.shape[1] == 1
+    try:
+        yield
+    finally:
+        layer.unroll = before
 
 
 def recurrent_core(
@@ -33,8 +70,7 @@ def recurrent_core(
     """
     units = int(settings["lstm_cell_size"])
     is_lstm = settings["use_lstm"]
-    kind = keras.layers.LSTM if is_lstm else keras.layers.GRU
-    layer = kind(
+    layer = (LSTM if is_lstm else GRU)(
         units,
         return_sequences=True,
         return_state=True,
