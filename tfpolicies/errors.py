@@ -9,6 +9,8 @@ Each class is also a builtin, so that code which catches the builtin keeps worki
     ├── SpaceError (ValueError)               a Gymnasium space that cannot be used here
     │   └── UnsupportedSpaceError
     ├── ModelError (ValueError)               a Keras model that does not fit the policy
+    ├── ModelImportError (ValueError)         a file of weights that is damaged or does not fit
+    │   └── MissingModelFileError (FileNotFoundError)
     ├── ObservationError (ValueError)         observations that do not fit the space
     ├── WeightsError (ValueError)             weights, gradients or states that do not fit
     ├── BatchError (ValueError)               a batch that lacks rows, columns or order
@@ -57,6 +59,14 @@ class UnsupportedSpaceError(SpaceError):
 
 class ModelError(TfPoliciesError, ValueError):
     """A Keras model does not fit the policy's spaces, or cannot be used here."""
+
+
+class ModelImportError(TfPoliciesError, ValueError):
+    """A file of Keras weights is damaged, of no known kind, or does not fit the model."""
+
+
+class MissingModelFileError(ModelImportError, FileNotFoundError):
+    """There is no file to import weights from."""
 
 
 class ObservationError(TfPoliciesError, ValueError):
