@@ -74,6 +74,8 @@ def fuzz_h5(count: int, seed: int, kinds: tuple[str, ...] = KINDS) -> FuzzResult
         images = {kind: sample_file(model, kind, Path(folder)) for kind in kinds}
         path = Path(folder) / "damaged"
         for kind in kinds:
+            path.write_bytes(images[kind])  # sound: loads, and imports what zipfile imports late
+            match_weights(read_keras_weights(path), model, keys, path)
             for number in range(count):
                 rng = random.Random(f"{seed} {kind} {number}")
                 path.write_bytes(_mutated(images[kind], rng))
@@ -145,10 +147,10 @@ def write_keras2(path: Path, model: keras.Model, *, whole: bool) -> None:
 
 
 def _keras2_scope(layer: keras.layers.Layer, variable: Any) -> str:
-    owner = variable.path.split("/")[-2]
-    return (
-        owner if owner == layer.name or isinstance(layer, keras.Model) else f"{layer.name}/{owner}"
-    )
+    scopes = variable.path.split("/")[:-1]
+    if isinstance(layer, keras.Model):
+        return scopes[-1]
+    return "/".join(scopes[scopes.index(layer.name) :])
 
 
 def _config_with_lambda() -> dict[str, Any]:

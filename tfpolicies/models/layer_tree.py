@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -146,5 +147,7 @@ def _listed(key: str, container: Any) -> Iterator[tuple[str, Any]]:
             yield name, item
 
 
-def _of_every_layer() -> set[str]:
-    return {*dir(keras.layers.Layer()), "_functional", "_operations", "operations"}
+@functools.cache
+def _of_every_layer() -> frozenset[str]:
+    named = keras.layers.Layer(name="any")  # a name of its own: Keras counts those it makes up
+    return frozenset(dir(named)) | {"_functional", "_operations", "operations"}

@@ -139,9 +139,10 @@ class _Matcher:
         return self._pairs
 
     def _take(self, pairs: Sequence[_Pair]) -> None:
+        known = {id(pair.source) for pair in self._pairs}
+        self._pairs += [pair for pair in pairs if id(pair.source) not in known]
         self._sources = _without(self._sources, [pair.source for pair in pairs])
         self._targets = _without(self._targets, [pair.target for pair in pairs])
-        self._pairs += pairs
 
     # By name
 
@@ -170,29 +171,39 @@ class _Matcher:
     # By the place Keras saves a layer under
 
     def _by_place(self) -> None:
-        anchor = next((layer.path for layer in self._sources if layer.path), None)
+        anchor = next((layer.path for layer in self._all_sources if layer.path), None)
         if anchor is None or not self._kind.startswith("keras3"):
             return
-        paths = [owner.path for owner in self._targets if owner.path is not None]
+        paths = [owner.path for owner in self._all_targets if owner.path is not None]
         prefixes = [path[: len(path) - len(anchor)] for path in paths if _is_end(anchor, path)]
-        fitting = [pairs for prefix in prefixes if (pairs := self._under(prefix))]
-        if len(fitting) == 1 and (self._allow_missing or len(fitting[0]) == len(self._targets)):
+        fitting = [pairs for prefix in prefixes if (pairs := self._under(prefix)) is not None]
+        complete = len(self._all_sources) == len(self._all_targets)
+        if len(fitting) == 1 and (self._allow_missing or complete):
             self._take(fitting[0])
 
     def _under(self, prefix: str) -> list[_Pair] | None:
-        """Returns a pair for each source if all of them lie under `prefix`, else None."""
-        places = {owner.path: owner for owner in self._targets}
+        """Returns a new pair for each source if all of them lie under `prefix`, else None."""
+        places = {owner.path: owner for owner in self._all_targets}
         pairs = []
-        for layer in self._sources:
+        for layer in self._all_sources:
             owner = places.get((prefix + layer.path).rstrip("/"))
-            if owner is None or _alignment(layer, owner) is None:
+            if owner is None or not self._fits(layer, owner):
                 return None
             pairs.append(_Pair(layer, owner, "order" if layer.class_name else "name"))
-        return pairs
+        return pairs if len({id(pair.target) for pair in pairs}) == len(pairs) else None
+
+    def _fits(self, layer: LayerWeights, owner: Owner) -> bool:
+        """Says whether the shapes fit and no pair made before is torn apart."""
+        for pair in self._pairs:
+            if pair.source is layer or pair.target is owner:
+                return pair.source is layer and pair.target is owner
+        return _alignment(layer, owner) is not None
 
     # By order
 
     def _by_order(self) -> None:
+        if not self._sources and (self._allow_missing or not self._targets):
+            return
         for sources, targets in self._ordered_groups():
             if self._allow_missing:
                 self._take(self._only_embedding(sources, targets))
@@ -208,11 +219,14 @@ class _Matcher:
 
     def _ordered_groups(self) -> Iterator[tuple[list[LayerWeights], list[Owner]]]:
         """Yields layers of the file whose order is known, and those of the model they may fit."""
-        if len({layer.sequence for layer in self._sources}) <= 1:
-            yield self._sources, self._targets
+        all_sources, all_targets = self._sources, self._targets
+        if self._allow_missing:  # pairs made before tell where in the model a file belongs
+            all_sources, all_targets = self._all_sources, self._all_targets
+        if len({layer.sequence for layer in all_sources}) <= 1:
+            yield all_sources, all_targets
             return
         sequences: dict[tuple, set[str]] = {}
-        for layer in self._sources:
+        for layer in all_sources:
             sequences.setdefault(tuple(layer.shapes), set()).add(layer.sequence)
 
         def group(shapes: Sequence[tuple[int, ...]], path: str | None) -> tuple:
@@ -220,12 +234,12 @@ class _Matcher:
             return (*shapes, place_of(path or "").role if shared else "")
 
         groups: dict[tuple, list[LayerWeights]] = {}
-        for layer in self._sources:
+        for layer in all_sources:
             groups.setdefault(group(layer.shapes, layer.path), []).append(layer)
         for key, layers in groups.items():
             if len({layer.sequence for layer in layers}) > 1:
                 raise self._ambiguous(layers[0])
-            yield layers, [t for t in self._targets if group(t.shapes, t.path) == key]
+            yield layers, [t for t in all_targets if group(t.shapes, t.path) == key]
 
     def _only_embedding(self, sources: list[LayerWeights], targets: list[Owner]) -> list[_Pair]:
         """Pairs layers with some of the model's, in order, if that can be done in one way only."""
@@ -239,7 +253,7 @@ class _Matcher:
     def _embedding(self, sources: list[LayerWeights], targets: list[Owner]) -> list[Owner]:
         left, found = iter(targets), []
         for layer in sources:
-            owner = next((t for t in left if _alignment(layer, t) is not None), None)
+            owner = next((t for t in left if self._fits(layer, t)), None)
             if owner is None:
                 raise self._no_place(layer)
             found.append(owner)

@@ -26,6 +26,7 @@ _CONTINUATION, _SYMBOL_TABLE, _LINK, _LINK_INFO, _EXTERNAL = 0x10, 0x11, 0x06, 0
 _COMPACT, _CONTIGUOUS, _CHUNKED = 0, 1, 2
 _MAX_NAME = 1024  # bytes of a layer's or weight's name
 _MAX_RANK = 16
+_LOOK = 64  # what one look at the image costs, in bytes, besides those it reads
 _REWRITE = "load it with Keras and save its weights again"
 
 # (size, precision, exponent at, exponent bits, mantissa at, mantissa bits, bias) -> NumPy
@@ -91,7 +92,7 @@ class Hdf5Image:
         Raises:
             Hdf5Error: if they are not in the image, or too many have been asked for.
         """
-        self._charge(size + 8)
+        self._charge(size + _LOOK)
         if at + size > len(self._image):
             raise Hdf5Error(f"it points to byte {at + size}, but has {len(self._image)}")
         return self._image[at : at + size]
@@ -295,7 +296,10 @@ def _entries(image: Hdf5Image, table: int, names: bytes) -> Iterator[tuple[str, 
         end = names.find(b"\0", start, start + _MAX_NAME)
         if end < 0:
             raise Hdf5Error("the name of a member has no end")
-        yield _name(names[start:end]), address
+        name = _name(names[start:end])
+        if not name or "/" in name:
+            raise Hdf5Error(f"a member of a group has the impossible name {name!r}")
+        yield name, address
 
 
 def _attribute(message: _Message) -> tuple[bytes, tuple[int, bytes, bytes, bytes]]:
