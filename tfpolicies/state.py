@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-
 ACTING = ("model", "filter")
 """The parts that acting needs; "target" and "learner" are for learning only."""
 

@@ -31,7 +31,6 @@ from tfpolicies.export.serving import (
     NOISE,
     SAMPLE,
     ServingPort,
-    input_ports,
     output_ports,
     served_outputs,
     serving_explorer,

@@ -192,7 +192,9 @@ class Acting:
         """Returns the log-probability of each action, float32 `[N]`; see `TFPolicy`."""
         spec = self.program.spec
         if not normalized:
-            env_leaves = [leaf._replace(dtype=np.dtype(leaf.space.dtype)) for leaf in spec.action_leaves]
+            env_leaves = [
+                leaf._replace(dtype=np.dtype(leaf.space.dtype)) for leaf in spec.action_leaves
+            ]
             found = batch_leaves(env_leaves, actions, "actions")
             actions = nest(spec.action_space, spec.pipeline.from_env(found))
         checked = self.checked_actions(actions)

@@ -1,0 +1,222 @@
+"""Keras files are read layer by layer; what is hostile or damaged is refused."""
+
+import io
+import zipfile
+
+import h5py
+import keras
+import numpy as np
+import pytest
+
+from benchmarks.fuzz_files import KINDS, fuzz_h5, sample_file, sample_model
+from tfpolicies.errors import ModelImportError, TfPoliciesError
+from tfpolicies.storage.keras_h5 import read_keras_weights
+
+# Keras's own saving does not know NumPy's newer protocol.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """One file of each kind, of the same model."""
+    folder = tmp_path_factory.mktemp("files")
+    model = sample_model()
+    made = {}
+    for kind in KINDS:
+        made[kind] = folder / kind.replace(" ", "_")
+        made[kind].write_bytes(sample_file(model, kind, folder))
+    return made
+
+
+def hdf5(path, write):
+    with h5py.File(path, "w") as file:
+        write(file)
+    return path
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_kind_is_told_by_the_content(files, kind):
+    weights = read_keras_weights(files[kind])
+
+    assert weights.kind == kind
+    assert sorted(layer.shapes[0] for layer in weights.layers) == [(3,), (3, 4), (4, 2), (4, 12)]
+    assert all(w.array.dtype == np.float32 for layer in weights.layers for w in layer.weights)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_layers_come_in_the_order_of_the_model(files, kind):
+    names = [layer.name.split("/")[-1] for layer in read_keras_weights(files[kind]).layers]
+
+    assert [name.rstrip("_0123456789") for name in names] == [
+        *("lstm_cell", "batch_normalization", "dense", "logits")
+    ]
+
+
+def test_layers_of_one_class_come_by_number_not_by_alphabet(tmp_path):
+    layers = [keras.layers.Dense(n, name=f"fc{n}") for n in range(1, 13)]
+    model = keras.Sequential([keras.Input((1,)), *layers])
+    model.save_weights(tmp_path / "x.weights.h5")
+
+    names = [layer.name for layer in read_keras_weights(tmp_path / "x.weights.h5").layers]
+
+    assert names == [f"fc{n}" for n in range(1, 13)]
+
+
+def test_many_weights_in_one_group_come_by_number(tmp_path):
+    def write(file):
+        group = file.create_group("layers/wide/vars")
+        for i in range(300):  # more than one node of the tree of names
+            group[str(i)] = np.full((2,), i, ">f8")
+
+    (layer,) = read_keras_weights(hdf5(tmp_path / "x", write)).layers
+
+    assert [weight.array[0] for weight in layer.weights] == list(range(300))
+    assert layer.weights[0].array.dtype.isnative
+
+
+def test_a_list_of_names_that_keras_cut_into_pieces_is_joined(tmp_path):
+    def write(file):
+        file.attrs["layer_names0"] = np.asarray([b"one"])
+        file.attrs["layer_names1"] = np.asarray([b"two"])
+        for name in ("one", "two"):
+            file.create_group(name).attrs["weight_names"] = np.asarray([b"w:0"])
+            file[name]["w:0"] = np.float32(1)
+
+    assert [x.name for x in read_keras_weights(hdf5(tmp_path / "x", write)).layers] == [
+        "one",
+        "two",
+    ]
+
+
+@pytest.mark.core
+def test_a_missing_file_is_both_ours_and_a_file_not_found_error(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no file '.*nowhere") as caught:
+        read_keras_weights(tmp_path / "nowhere.h5")
+
+    assert isinstance(caught.value, TfPoliciesError)
+    assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_truncated_file_is_refused(files, kind, tmp_path):
+    content = files[kind].read_bytes()
+    path = tmp_path / "short"
+    for size in (0, 1, 7, 8, 50, 96, 1000, len(content) // 2, len(content) - 100):
+        path.write_bytes(content[:size])
+        with pytest.raises(ModelImportError, match="short"):
+            read_keras_weights(path)
+
+
+@pytest.mark.core
+def test_folders_and_other_files_are_refused(tmp_path):
+    (tmp_path / "text").write_text("weights")
+    np.savez(tmp_path / "x.npz", a=np.ones(2))
+
+    for name in (".", "text", "x.npz"):
+        with pytest.raises(ModelImportError):
+            read_keras_weights(tmp_path / name)
+    with pytest.raises(ModelImportError, match="cannot be read"):
+        read_keras_weights("a\0b")
+
+
+def _vars(file):
+    return file.create_group("layers/dense/vars")
+
+
+def _chunked(file):
+    _vars(file).create_dataset("0", data=np.ones((8, 8)), chunks=(2, 2), compression="gzip")
+
+
+def _soft(file):
+    _vars(file)["0"] = h5py.SoftLink("/elsewhere")
+
+
+def _external(file):
+    _vars(file)["0"] = h5py.ExternalLink("/etc/passwd", "/")
+
+
+def _outside(file):
+    _vars(file).create_dataset("0", (8,), "f4", external=[("/etc/passwd", 0, 32)])
+
+
+def _objects(file):
+    _vars(file).create_dataset("0", data=["text"], dtype=h5py.string_dtype())
+
+
+def _huge(file):
+    _vars(file).create_dataset("0", (1 << 40,), "f4")
+
+
+def _circle(file):
+    layer = _vars(file).parent
+    layer["again"] = file["layers"]
+
+
+def _shared(file):
+    group = _vars(file)
+    group["0"] = np.ones(4000, np.float32)
+    for i in range(1, 500):
+        group[str(i)] = group["0"]
+
+
+def _empty(file):
+    _vars(file)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    "write", [_chunked, _soft, _external, _outside, _objects, _huge, _circle, _shared, _empty]
+)
+def test_what_keras_never_writes_is_refused(write, tmp_path):
+    path = hdf5(tmp_path / "x.weights.h5", write)
+
+    with pytest.raises(ModelImportError, match=r"x\.weights\.h5"):
+        read_keras_weights(path)
+
+
+@pytest.mark.parametrize("libver", ["latest", "v110"])
+def test_the_newer_format_is_refused_with_a_way_out(libver, tmp_path):
+    with h5py.File(tmp_path / "x", "w", libver=libver) as file:
+        _vars(file)["0"] = np.ones(2)
+
+    with pytest.raises(ModelImportError, match="save its weights again"):
+        read_keras_weights(tmp_path / "x")
+
+
+@pytest.mark.core
+def test_an_archive_that_unfolds_without_limit_is_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "x.keras", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("config.json", "{}")
+        archive.writestr("model.weights.h5", b"\x89HDF\r\n\x1a\n" + bytes(50_000_000))
+
+    with pytest.raises(ModelImportError, match="unfolds"):
+        read_keras_weights(tmp_path / "x.keras")
+
+
+def test_an_archive_needs_each_part_once_and_a_config_that_is_json(files, tmp_path):
+    with zipfile.ZipFile(io.BytesIO(files["keras3 archive"].read_bytes())) as sound:
+        weights = sound.read("model.weights.h5")
+    path = tmp_path / "x.keras"
+    for config in ("{", "[" * 100_000, '{"config": ' * 5000, "\ud800".encode("utf-8", "replace")):
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("model.weights.h5", weights)
+            archive.writestr("config.json", config)
+        with pytest.raises(ModelImportError):
+            read_keras_weights(path)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("config.json", "{}")
+    with pytest.raises(ModelImportError, match=r"0 files 'model\.weights\.h5'"):
+        read_keras_weights(path)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_damaged_files_load_right_or_are_refused(kind):
+    result = fuzz_h5(300, seed=7, kinds=(kind,))
+
+    assert result.other == []
+    assert result.loaded + result.refused == 300
+    assert result.loaded > 30
+    assert result.refused > 100

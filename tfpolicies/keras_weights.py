@@ -1,0 +1,118 @@
+"""The weights of a Keras model as plain arrays, layer by layer, whatever file they came from."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+
+class NamedArray(NamedTuple):
+    """One weight: its name in the file (`kernel`, or `0` where the file only counts) and value."""
+
+    name: str
+    array: np.ndarray
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """The weights that one layer owns itself; a sub-layer (the cell of an LSTM) is one of its own.
+
+    Attributes:
+        name: the layer's name below its model, such as `dense_3` or `lstm/lstm_cell`; where the
+            file has none, its `path`.
+        class_name: its class in snake case (`dense`), or None where the file does not tell.
+        weights: its arrays, in the layer's order.
+        path: where Keras 3 files it, such as `layers/dense_1`; empty for Keras 2.
+        is_named: whether `name` is the layer's own.
+        sequence: layers of one sequence are in the model's order; nothing is known about the order
+            of layers of different ones.
+    """
+
+    name: str
+    class_name: str | None
+    weights: list[NamedArray]
+    path: str = ""
+    is_named: bool = True
+    sequence: str = ""
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shapes of its arrays, in order."""
+        return [weight.array.shape for weight in self.weights]
+
+
+@dataclass(frozen=True)
+class KerasWeights:
+    """What a file of Keras weights holds.
+
+    Attributes:
+        kind: "keras3 weights", "keras3 archive", "keras2 weights" or "keras2 model".
+        layers: the layers that own weights; random seeds and optimizer slots are left out.
+    """
+
+    kind: str
+    layers: list[LayerWeights]
+
+
+class Place(NamedTuple):
+    """What the path of a layer in a Keras 3 file tells about it.
+
+    Attributes:
+        sequence: the path without the numbers that count layers of one class; layers that share
+            it are numbered in the model's order.
+        role: the part of it that does not depend on where the model itself is.
+        class_name: the class in snake case, or None where the path has only names of attributes.
+    """
+
+    sequence: str
+    role: str
+    class_name: str | None
+
+
+def place_of(path: str) -> Place:
+    """Returns what a path tells.
+
+    >>> place_of("layers/dense_12")
+    Place(sequence='layers/dense', role='dense', class_name='dense')
+    >>> place_of("actor/layers/lstm_1/cell")
+    Place(sequence='actor/layers/lstm/cell', role='lstm/cell', class_name='lstm')
+    >>> place_of("first_1")
+    Place(sequence='first_1', role='first_1', class_name=None)
+    """
+    parts = path.split("/")
+    for i in range(1, len(parts)):
+        if parts[i - 1] == "layers":
+            parts[i] = split_number(parts[i])[0]
+    inner = len(parts) - parts[::-1].index("layers") if "layers" in parts else 0
+    class_name = parts[inner] if 0 < inner < len(parts) else None
+    return Place("/".join(parts), "/".join(parts[inner:]), class_name)
+
+
+def split_number(name: str) -> tuple[str, int]:
+    """Splits the number off a name; sorted by it, `dense_2` comes before `dense_10`.
+
+    >>> split_number("dense_12"), split_number("dense")
+    (('dense', 12), ('dense', 0))
+    """
+    stem, _, digits = name.rpartition("_")
+    if stem and len(digits) < 10 and digits.isascii() and digits.isdigit():
+        return stem, int(digits)
+    return name, 0
+
+
+def natural_order(path: str) -> list[tuple[str, int]]:
+    """Returns a key that sorts paths part by part and numbers by value."""
+    return [split_number(part) for part in path.split("/")]
+
+
+def snake_case(class_name: str) -> str:
+    """Returns how Keras calls a class in its files.
+
+    >>> snake_case("Conv2D"), snake_case("LSTM"), snake_case("BatchNormalization")
+    ('conv2d', 'lstm', 'batch_normalization')
+    """
+    words = re.sub(r"(?<=.)(?=[A-Z][a-z])|(?<=[a-z])(?=[A-Z])", "_", re.sub(r"\W", "", class_name))
+    return words.lower()

@@ -1,0 +1,153 @@
+"""The layers of a Keras model that own variables: their names, and where Keras saves them."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import keras
+
+from tfpolicies.keras_weights import snake_case
+
+_SEED = "seed_generator_state"
+
+
+class Owner(NamedTuple):
+    """A layer and the variables that it owns itself; the cell of an LSTM is one of its own.
+
+    Attributes:
+        name: names of the layers around it and its own, the model's left out: `lstm/lstm_cell`.
+        path: where Keras 3 saves it, such as `layers/lstm/cell`; None if that is not known.
+        made_up: for each part of the name, whether Keras made it up.
+        positions: where in `model.variables` its variables are, in the order Keras saves them.
+        roles: their names, such as `kernel`.
+        shapes: their shapes.
+    """
+
+    name: str
+    path: str | None
+    made_up: tuple[bool, ...]
+    positions: tuple[int, ...]
+    roles: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+
+class _Visit(NamedTuple):
+    layer: Any
+    path: str
+    names: tuple[str, ...]
+    made_up: tuple[bool, ...]
+
+
+def owners_of(model: keras.Model) -> list[Owner]:
+    """Returns the owners of all variables but seeds, in the order of `model.variables`.
+
+    Each variable is in one of them. The model must be built.
+    """
+    positions = {id(variable): i for i, variable in enumerate(model.variables)}
+    owners = []
+    for visit in _visits(model):
+        layer = visit.layer
+        own = [
+            v
+            for v in layer._trainable_variables + layer._non_trainable_variables
+            if id(v) in positions
+        ]
+        if own:
+            taken = tuple(positions.pop(id(v)) for v in own)
+            name = "/".join(visit.names)
+            owners.append(_owner(name, visit.path, visit.made_up, taken, own))
+    for variable in model.variables:  # kept where Keras's saving does not look either
+        if id(variable) in positions and variable.name != _SEED:
+            name = variable.path.rpartition("/")[0]
+            owners.append(
+                _owner(
+                    name,
+                    None,
+                    (True,) * name.count("/") + (True,),
+                    (positions[id(variable)],),
+                    [variable],
+                )
+            )
+    return sorted(owners, key=lambda owner: min(owner.positions))
+
+
+def _owner(
+    name: str,
+    path: str | None,
+    made_up: tuple[bool, ...],
+    positions: tuple[int, ...],
+    variables: list[Any],
+) -> Owner:
+    roles = tuple(variable.name for variable in variables)
+    return Owner(name, path, made_up, positions, roles, tuple(tuple(v.shape) for v in variables))
+
+
+def _visits(model: keras.Model) -> Iterator[_Visit]:
+    """Yields each layer once, by the first path on which Keras's saving comes to it."""
+    seen: set[int] = set()
+    pending = [_Visit(model, "", (), ())]
+    while pending:
+        visit = pending.pop()
+        if id(visit.layer) in seen:
+            continue
+        seen.add(id(visit.layer))
+        yield visit
+        children = []
+        for key, child in _children(visit.layer):
+            made_up = isinstance(visit.layer, keras.Model) and _is_made_up(child)
+            children.append(
+                _Visit(
+                    child,
+                    f"{visit.path}/{key}".lstrip("/"),
+                    (*visit.names, child.name),
+                    (*visit.made_up, made_up),
+                )
+            )
+        pending += reversed(children)
+
+
+def _is_made_up(layer: keras.layers.Layer) -> bool:
+    return bool(re.fullmatch(rf"{snake_case(type(layer).__name__)}(_\d+)?", layer.name))
+
+
+def _children(layer: Any) -> Iterator[tuple[str, Any]]:
+    """Yields the layers in the attributes of a layer, under the keys that Keras gives them."""
+    ordered = hasattr(layer, "_operations") or isinstance(layer, keras.Sequential)
+    if ordered:
+        yield from _listed("layers", layer.layers)
+    attributes = {k: v for k, v in vars(layer).items() if k not in _of_every_layer()}
+    if isinstance(layer, keras.Model) and not ordered:
+        attributes["layers"] = layer.layers
+    for key in sorted(attributes, key=lambda name: (name.startswith("_"), name)):
+        value = attributes[key]
+        if isinstance(value, keras.layers.Layer):
+            yield key, value
+        elif isinstance(value, list | tuple | dict):
+            yield from _listed(key, value)
+
+
+def _listed(key: str, container: Any) -> Iterator[tuple[str, Any]]:
+    """Yields the layers of a list, numbered by class."""
+    used: dict[str, int] = {}
+    for item in container.values() if isinstance(container, dict) else container:
+        if isinstance(item, keras.layers.Layer):
+            kind = snake_case(type(item).__name__)
+        elif isinstance(item, list | tuple | dict):
+            kind = "container"
+        else:
+            continue
+        number = used[kind] = used.get(kind, -1) + 1
+        name = f"{key}/{kind}_{number}" if number else f"{key}/{kind}"
+        if kind == "container":
+            yield from _listed(name, item)
+        else:
+            yield name, item
+
+
+@functools.cache
+def _of_every_layer() -> frozenset[str]:
+    named = keras.layers.Layer(name="any")  # a name of its own: Keras counts those it makes up
+    return frozenset(dir(named)) | {"_functional", "_operations", "operations"}

@@ -1,0 +1,385 @@
+"""Which array of a Keras file belongs into which variable of a model.
+
+Names that people gave are believed first, then the places that Keras saves layers under, then the
+order of layers. Whatever is not unambiguous is an error: a policy with a wrong layer still acts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import PurePath
+from typing import Any, NamedTuple, TypeVar
+
+import keras
+import numpy as np
+
+from tfpolicies.errors import ModelImportError, near_matches
+from tfpolicies.keras_weights import KerasWeights, LayerWeights, place_of
+from tfpolicies.models.layer_tree import Owner, owners_of
+
+_NEAR = 3  # layers of either side that an error lists before and after the one it is about
+
+
+class MappedWeight(NamedTuple):
+    """One line of the report."""
+
+    layer: str  # the layer's name in the file
+    weight: str  # the weight's name or number in the file
+    variable: str  # the key of the policy's variable
+    how: str  # "name" or "order"
+    shape: tuple[int, ...]
+
+
+class MappingReport(tuple[MappedWeight, ...]):
+    """All weights that were mapped; `str()` is a table."""
+
+    def __str__(self) -> str:
+        """Returns one line per weight."""
+        rows = [("file", "policy", "by", "shape")]
+        for entry in self:
+            where = f"{entry.layer}/{entry.weight}".lstrip("/")
+            rows.append((where, entry.variable, entry.how, str(entry.shape)))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return "\n".join(
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        )
+
+
+class WeightMapping(NamedTuple):
+    """What `match_weights` found.
+
+    Attributes:
+        arrays: key of a variable -> its new value, of the variable's shape and dtype.
+        report: where each of them came from.
+    """
+
+    arrays: dict[str, np.ndarray]
+    report: MappingReport
+
+
+class _Pair(NamedTuple):
+    source: LayerWeights
+    target: Owner
+    how: str
+
+
+def match_weights(
+    source: KerasWeights,
+    model: keras.Model,
+    keys: Sequence[str],
+    file: str | PurePath,
+    *,
+    allow_missing: bool = False,
+) -> WeightMapping:
+    """Finds the variable of `model` for each weight of a file. Changes nothing.
+
+    1. Layers of the same name and shapes belong together, wherever in the model they are. A name
+       that Keras made up (`dense_3`) depends on what else a process has built, so such names count
+       only if those of file and model agree completely.
+    2. A Keras 3 file is laid out like the model it was saved from: layers that lie at the same
+       places of `model`, or of one part of it, belong together.
+    3. What is left is paired in the order of the model, shapes being equal. Where a file does not
+       tell the order (Keras 3 weights, between layers of different classes), only layers of one
+       class are paired so, or of shapes that no other class has.
+
+    Inside a layer weights go by name where both sides have the same names, else by order. Seeds of
+    random generators stay as they are. float16, float64 and integers are cast to the dtype of
+    the variable.
+
+    Args:
+        source: What `read_keras_weights` returned.
+        model: The built model.
+        keys: A key for each of `model.variables`, in that order.
+        file: The file's name, for messages.
+        allow_missing: Accept a file that has no weights for some layers of the model (a plain
+            classifier for a policy that has a critic, too); they are left out of the result. Every
+            layer of the file must still have its place, by a name that somebody gave, by its
+            place, or in the only order that fits.
+
+    Raises:
+        ModelImportError: if a layer of the file has no place or not only one, a layer of the model
+            gets no weights, shapes differ, or a weight is NaN, infinite or out of the range of
+            its variable. The message names the file, the layers and both shapes.
+    """
+    matcher = _Matcher(source, owners_of(model), str(file), allow_missing)
+    pairs = matcher.pairs()
+    arrays: dict[str, np.ndarray] = {}
+    report: list[MappedWeight] = []
+    for layer, target, how in pairs:
+        for index, position in zip(_alignment(layer, target) or (), target.positions, strict=True):
+            name, array = layer.weights[index]
+            variable = model.variables[position]
+            arrays[keys[position]] = _cast(array, variable, f"{layer.name}/{name}", str(file))
+            report.append(MappedWeight(layer.name, name, keys[position], how, array.shape))
+    order = {key: number for number, key in enumerate(keys)}
+    report.sort(key=lambda entry: order[entry.variable])
+    return WeightMapping(
+        {entry.variable: arrays[entry.variable] for entry in report}, MappingReport(report)
+    )
+
+
+class _Matcher:
+    """One run of the three rules; each takes away what it has paired."""
+
+    def __init__(
+        self, source: KerasWeights, targets: list[Owner], file: str, allow_missing: bool
+    ) -> None:
+        self._kind = source.kind
+        self._all_sources, self._all_targets = source.layers, targets
+        self._sources, self._targets = list(source.layers), list(targets)
+        self._file, self._allow_missing = file, allow_missing
+        self._pairs: list[_Pair] = []
+
+    def pairs(self) -> list[_Pair]:
+        self._by_name()
+        self._by_place()
+        self._by_order()
+        return self._pairs
+
+    def _take(self, pairs: Sequence[_Pair]) -> None:
+        known = {id(pair.source) for pair in self._pairs}
+        self._pairs += [pair for pair in pairs if id(pair.source) not in known]
+        self._sources = _without(self._sources, [pair.source for pair in pairs])
+        self._targets = _without(self._targets, [pair.target for pair in pairs])
+
+    # By name
+
+    def _by_name(self) -> None:
+        named = [_Pair(*pair, "name") for pair in self._same_names()]
+        given = [pair for pair in named if _is_given(pair)]
+        for pair in given:
+            if _alignment(pair.source, pair.target) is None:
+                raise self._mismatch(pair.source, pair.target)
+        complete = len(named) == len(self._sources) == len(self._targets)
+        fits = all(_alignment(pair.source, pair.target) is not None for pair in named)
+        self._take(named if complete and fits else given)
+
+    def _same_names(self) -> list[tuple[LayerWeights, Owner]]:
+        """Returns layers of the same name: all of it, or else its end, if that fits only one."""
+        found: list[tuple[LayerWeights, Owner]] = []
+        for same in (_is_equal, _is_end_of_either):
+            sources = _without(self._sources, [layer for layer, _ in found])
+            targets = _without(self._targets, [owner for _, owner in found])
+            named = [layer for layer in sources if layer.is_named]
+            hits = [(s, t) for s in named for t in targets if same(s.name, t.name)]
+            layers, owners = Counter(id(s) for s, _ in hits), Counter(id(t) for _, t in hits)
+            found += [(s, t) for s, t in hits if layers[id(s)] == owners[id(t)] == 1]
+        return found
+
+    # By the place Keras saves a layer under
+
+    def _by_place(self) -> None:
+        anchor = next((layer.path for layer in self._all_sources if layer.path), None)
+        if anchor is None or not self._kind.startswith("keras3"):
+            return
+        paths = [owner.path for owner in self._all_targets if owner.path is not None]
+        prefixes = [path[: len(path) - len(anchor)] for path in paths if _is_end(anchor, path)]
+        fitting = [pairs for prefix in prefixes if (pairs := self._under(prefix)) is not None]
+        complete = len(self._all_sources) == len(self._all_targets)
+        if len(fitting) == 1 and (self._allow_missing or complete):
+            self._take(fitting[0])
+
+    def _under(self, prefix: str) -> list[_Pair] | None:
+        """Returns a new pair for each source if all of them lie under `prefix`, else None."""
+        places = {owner.path: owner for owner in self._all_targets}
+        pairs = []
+        for layer in self._all_sources:
+            owner = places.get((prefix + layer.path).rstrip("/"))
+            if owner is None or not self._fits(layer, owner):
+                return None
+            pairs.append(_Pair(layer, owner, "order" if layer.class_name else "name"))
+        return pairs if len({id(pair.target) for pair in pairs}) == len(pairs) else None
+
+    def _fits(self, layer: LayerWeights, owner: Owner) -> bool:
+        """Says whether the shapes fit and no pair made before is torn apart."""
+        for pair in self._pairs:
+            if pair.source is layer or pair.target is owner:
+                return pair.source is layer and pair.target is owner
+        return _alignment(layer, owner) is not None
+
+    # By order
+
+    def _by_order(self) -> None:
+        if not self._sources and (self._allow_missing or not self._targets):
+            return
+        for sources, targets in self._ordered_groups():
+            if self._allow_missing:
+                self._take(self._only_embedding(sources, targets))
+                continue
+            for layer, owner in zip(sources, targets, strict=False):
+                if _alignment(layer, owner) is None:
+                    raise self._mismatch(layer, owner)
+                self._take([_Pair(layer, owner, "order")])
+        if self._sources:
+            raise self._no_place(self._sources[0])
+        if self._targets and not self._allow_missing:
+            raise self._no_weights(self._targets[0])
+
+    def _ordered_groups(self) -> Iterator[tuple[list[LayerWeights], list[Owner]]]:
+        """Yields layers of the file whose order is known, and those of the model they may fit."""
+        all_sources, all_targets = self._sources, self._targets
+        if self._allow_missing:  # pairs made before tell where in the model a file belongs
+            all_sources, all_targets = self._all_sources, self._all_targets
+        if len({layer.sequence for layer in all_sources}) <= 1:
+            yield all_sources, all_targets
+            return
+        sequences: dict[tuple, set[str]] = {}
+        for layer in all_sources:
+            sequences.setdefault(tuple(layer.shapes), set()).add(layer.sequence)
+
+        def group(shapes: Sequence[tuple[int, ...]], path: str | None) -> tuple:
+            shared = len(sequences.get(tuple(shapes), ())) > 1
+            return (*shapes, place_of(path or "").role if shared else "")
+
+        groups: dict[tuple, list[LayerWeights]] = {}
+        for layer in all_sources:
+            groups.setdefault(group(layer.shapes, layer.path), []).append(layer)
+        for key, layers in groups.items():
+            if len({layer.sequence for layer in layers}) > 1:
+                raise self._ambiguous(layers[0])
+            yield layers, [t for t in all_targets if group(t.shapes, t.path) == key]
+
+    def _only_embedding(self, sources: list[LayerWeights], targets: list[Owner]) -> list[_Pair]:
+        """Pairs layers with some of the model's, in order, if that can be done in one way only."""
+        first = self._embedding(sources, targets)
+        last = self._embedding(sources[::-1], targets[::-1])[::-1]
+        for layer, one, other in zip(sources, first, last, strict=True):
+            if one is not other:
+                raise self._ambiguous(layer)
+        return [_Pair(s, t, "order") for s, t in zip(sources, first, strict=True)]
+
+    def _embedding(self, sources: list[LayerWeights], targets: list[Owner]) -> list[Owner]:
+        left, found = iter(targets), []
+        for layer in sources:
+            owner = next((t for t in left if self._fits(layer, t)), None)
+            if owner is None:
+                raise self._no_place(layer)
+            found.append(owner)
+        return found
+
+    # Errors
+
+    def _mismatch(self, layer: LayerWeights, owner: Owner) -> ModelImportError:
+        return self._error(
+            f"its layer {_called(layer.name)} has weights of shapes {_list(layer.shapes)}, but the "
+            f"model's layer {_called(owner.name)}, which {_reason(layer, owner)}, takes "
+            f"{_list(owner.shapes)}",
+            layer,
+            owner,
+        )
+
+    def _no_place(self, layer: LayerWeights) -> ModelImportError:
+        hint = near_matches(layer.name, [owner.name for owner in self._all_targets])
+        return self._error(
+            f"its layer {_called(layer.name)} with weights of shapes {_list(layer.shapes)} fits no "
+            f"layer of the model that is left (left: {_layers(self._targets)}).{hint}",
+            layer,
+            None,
+        )
+
+    def _no_weights(self, owner: Owner) -> ModelImportError:
+        return self._error(
+            f"it has no weights of shapes {_list(owner.shapes)} for the model's layer "
+            f"{_called(owner.name)} (`allow_missing=True` would leave such layers as they are)",
+            None,
+            owner,
+        )
+
+    def _ambiguous(self, layer: LayerWeights) -> ModelImportError:
+        return self._error(
+            f"its layer {_called(layer.name)} with weights of shapes {_list(layer.shapes)} fits "
+            "more than one layer of the model, and neither names nor order tell which. Give the "
+            "layers names of your own, or save a .keras file",
+            layer,
+            None,
+        )
+
+    def _error(
+        self, problem: str, layer: LayerWeights | None, owner: Owner | None
+    ) -> ModelImportError:
+        sources, targets = self._all_sources, self._all_targets
+        return ModelImportError(
+            f"`import_file`: {self._file!r} ({self._kind}) does not fit the model: {problem}. The "
+            f"file has {len(sources)} layers with weights: {_layers(_around(sources, layer))}; the "
+            f"model has {len(targets)}: {_layers(_around(targets, owner))}. Nothing was imported."
+        )
+
+
+def _alignment(layer: LayerWeights, owner: Owner) -> list[int] | None:
+    """Returns which weight of `layer` goes to each variable of `owner`; None if they do not fit."""
+    names = [weight.name for weight in layer.weights]
+    if len(names) != len(owner.roles):
+        return None
+    order = list(range(len(names)))
+    if set(names) == set(owner.roles) and len(set(names)) == len(names):
+        order = [names.index(role) for role in owner.roles]
+    elif set(names) & set(owner.roles):  # gamma here, beta there
+        return None
+    fits = [layer.shapes[i] for i in order] == list(owner.shapes)
+    return order if fits else None
+
+
+def _cast(array: np.ndarray, variable: Any, what: str, file: str) -> np.ndarray:
+    dtype = np.dtype(str(variable.dtype))
+    if not np.isfinite(array).all():
+        problem = "has values that are NaN or infinite"
+    else:
+        with np.errstate(over="ignore", invalid="ignore"):
+            cast = array.astype(dtype)
+        both_float = dtype.kind == array.dtype.kind == "f"
+        if np.isfinite(cast).all() if both_float else np.array_equal(cast, array):
+            return cast
+        problem = f"has {array.dtype} values that {dtype} cannot hold"
+    raise ModelImportError(
+        f"`import_file`: in {file!r} the weight {what!r} {problem}. Nothing was imported."
+    )
+
+
+def _is_given(pair: _Pair) -> bool:
+    """Says whether somebody chose the parts of the name that are the same on both sides."""
+    parts = min(len(pair.source.name.split("/")), len(pair.target.made_up))
+    return not any(pair.target.made_up[len(pair.target.made_up) - parts :])
+
+
+def _is_equal(one: str, other: str) -> bool:
+    return one == other
+
+
+def _is_end(short: str, long: str) -> bool:
+    return short == long or (short != "" and long.endswith(f"/{short}"))
+
+
+def _is_end_of_either(one: str, other: str) -> bool:
+    return _is_end(one, other) or _is_end(other, one)
+
+
+_Item = TypeVar("_Item")
+
+
+def _without(items: Sequence[_Item], taken: Sequence[_Item]) -> list[_Item]:
+    ids = {id(item) for item in taken}
+    return [item for item in items if id(item) not in ids]
+
+
+def _around(items: Sequence[_Item], item: _Item | None) -> Sequence[_Item]:
+    at = next((i for i, other in enumerate(items) if other is item), 0)
+    return items[max(0, at - _NEAR) : at + _NEAR + 1]
+
+
+def _reason(layer: LayerWeights, owner: Owner) -> str:
+    same = layer.is_named and _is_end_of_either(layer.name, owner.name)
+    return "has the same name" if same else "is the next in order"
+
+
+def _called(name: str) -> str:
+    return repr(name) if name else "'' (the model itself)"
+
+
+def _list(shapes: Sequence[tuple[int, ...]]) -> str:
+    return " ".join(str(tuple(shape)) for shape in shapes)
+
+
+def _layers(layers: Sequence[LayerWeights | Owner]) -> str:
+    return ", ".join(f"{_called(x.name)} {_list(x.shapes)}" for x in layers) or "none"

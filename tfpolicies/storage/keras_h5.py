@@ -1,0 +1,389 @@
+"""Reads the weights out of what Keras 2 and 3 save, running nothing that the file holds.
+
+Four kinds of file, told apart by their content:
+
+* "keras3 weights": `model.save_weights("x.weights.h5")`. Groups follow the objects of the model:
+  `layers/dense_1/vars/0`. The number counts layers of one class; HDF5 lists them alphabetically.
+* "keras3 archive": `model.save("x.keras")`, a zip with such a file and the model's config.
+* "keras2 weights" and "keras2 model": `.h5` files with the attributes `layer_names` and
+  `weight_names`, as Keras 2 and the legacy writer of Keras 3 make them.
+
+Of a config only names, classes and the order of layers are looked at. No class is looked up, no
+Lambda is decoded, no pickle is opened.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import stat
+import zipfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tfpolicies.errors import MissingModelFileError, ModelImportError
+from tfpolicies.keras_weights import (
+    KerasWeights,
+    LayerWeights,
+    NamedArray,
+    natural_order,
+    place_of,
+    snake_case,
+    split_number,
+)
+from tfpolicies.storage.hdf5_reader import SIGNATURE, Hdf5Error, Hdf5Image, Hdf5Object
+
+_ARCHIVE_WEIGHTS, _ARCHIVE_CONFIG = "model.weights.h5", "config.json"
+_MAX_INFLATION = 100  # times the size in the archive, to which a part of it may unfold
+_MAX_DEPTH = 32  # of groups in groups
+_MAX_PATH = 1024  # characters
+_NO_WEIGHTS = {"optimizer", "metrics", "_metrics", "_loss_tracker", "_compile_metrics"}
+_SEED = re.compile(r"_?(random_|seed_)generator(_state)?(_\d+)?")
+
+
+def read_keras_weights(path: str | os.PathLike[str]) -> KerasWeights:
+    """Reads the weights of a Keras 2 or 3 file, layer by layer.
+
+    Work and memory are bounded by a small multiple of the file's size (in an archive, of
+    100 times its size), whatever the file says about itself.
+
+    Args:
+        path: A file of one of the four kinds; the name does not matter.
+
+    Returns:
+        The layers that own weights, each array a copy in native byte order. Optimizer slots,
+        metrics and seeds of random generators are left out.
+
+    Raises:
+        MissingModelFileError: if there is no such file; also a FileNotFoundError.
+        ModelImportError: if it is of another kind, damaged or uses what Keras does not; the
+            message names the file and, where there is one, the layer.
+    """
+    file = Path(path)
+    content = _content(file)
+    try:
+        if content.startswith(SIGNATURE):
+            return _read_hdf5(content)
+        if content.startswith(b"PK\x03\x04"):
+            return _read_archive(content)
+    except (Hdf5Error, RecursionError) as error:
+        raise ModelImportError(
+            f"`import_file`: {str(file)!r} cannot be read as Keras weights: {error}. Nothing was "
+            "imported."
+        ) from error
+    raise ModelImportError(
+        f"`import_file`: {str(file)!r} is neither HDF5 nor a .keras archive. Give a file "
+        "written by Keras: .weights.h5, .keras or .h5."
+    )
+
+
+def _content(file: Path) -> bytes:
+    try:
+        if not stat.S_ISREG(file.stat().st_mode):
+            raise ModelImportError(
+                f"`import_file`: {str(file)!r} is not a regular file. Give a file written by Keras."
+            )
+        return file.read_bytes()
+    except FileNotFoundError:
+        raise MissingModelFileError(
+            f"`import_file`: there is no file {str(file)!r}. Check the path."
+        ) from None
+    except (OSError, ValueError, MemoryError) as error:  # ValueError: a NUL in the path
+        if isinstance(error, ModelImportError):
+            raise
+        raise ModelImportError(f"`import_file`: {str(file)!r} cannot be read: {error}.") from error
+
+
+# HDF5 ---------------------------------------------------------------------------------------------
+
+
+class _Tree:
+    """Groups of an image, each parsed once, and by path."""
+
+    def __init__(self, image: bytes) -> None:
+        self.root = Hdf5Image(image).root
+        self._groups: dict[int, tuple[Hdf5Object, dict[str, int]]] = {}
+
+    def members(self, group: Hdf5Object) -> dict[str, int]:
+        if group.address not in self._groups:
+            self._groups[group.address] = group, group.members()
+        return self._groups[group.address][1]
+
+    def child(self, group: Hdf5Object, name: str) -> Hdf5Object:
+        address = self.members(group).get(name)
+        if address is None:
+            raise Hdf5Error(f"it has no {name!r} where its attributes say there is one")
+        known = self._groups.get(address)
+        return known[0] if known else group.open(address)
+
+    def find(self, group: Hdf5Object, path: str) -> Hdf5Object:
+        for name in path.split("/"):
+            group = self.child(group, name)
+        return group
+
+
+def _read_hdf5(content: bytes) -> KerasWeights:
+    tree = _Tree(content)
+    if _names(tree.root, "layer_names") is not None:
+        return KerasWeights("keras2 weights", _keras2_layers(tree, tree.root))
+    if "model_weights" in tree.members(tree.root):
+        weights = tree.child(tree.root, "model_weights")
+        return KerasWeights("keras2 model", _keras2_layers(tree, weights))
+    return KerasWeights("keras3 weights", _keras3_layers(tree))
+
+
+def _array(source: Hdf5Object, where: str) -> NamedArray:
+    name = where.rpartition("/")[2].removesuffix(":0")
+    try:
+        return NamedArray(name, source.array())
+    except Hdf5Error as error:
+        raise Hdf5Error(f"the weight {where!r}: {error}") from error
+
+
+# Keras 2 ------------------------------------------------------------------------------------------
+
+
+def _keras2_layers(tree: _Tree, group: Hdf5Object) -> list[LayerWeights]:
+    names = _names(group, "layer_names")
+    if names is None:
+        raise Hdf5Error("its group 'model_weights' has no list of layers")
+    if len(set(names)) != len(names):
+        raise Hdf5Error("its list of layers names one twice")
+    layers = [layer for name in names for layer in _keras2_owners(tree, group, name, name)]
+    if "top_level_model_weights" in tree.members(group):
+        layers += _keras2_owners(tree, group, "top_level_model_weights", "")
+    if not layers:
+        raise Hdf5Error("it holds no weights")
+    return layers
+
+
+def _keras2_owners(
+    tree: _Tree, parent: Hdf5Object, group_name: str, layer: str
+) -> Iterator[LayerWeights]:
+    """Yields the owners of a layer's weights, which are told by the names of the weights."""
+    group = tree.find(parent, group_name)
+    names = _names(group, "weight_names")
+    if names is None:
+        raise Hdf5Error(f"the layer {group_name!r} has no list of weights")
+    if len(set(names)) != len(names):
+        raise Hdf5Error(f"the layer {group_name!r} lists a weight twice")
+    owners: dict[str, list[NamedArray]] = {}
+    for name in names:
+        owner = _keras2_owner(layer, name)
+        if not _SEED.fullmatch(name.rpartition("/")[2].removesuffix(":0")):
+            owners.setdefault(owner, []).append(_array(tree.find(group, name), name))
+    for owner, weights in owners.items():
+        yield LayerWeights(owner, None, weights)
+
+
+def _keras2_owner(layer: str, weight: str) -> str:
+    """Returns the name of the owner of a weight below its model.
+
+    >>> _keras2_owner("lstm", "lstm/lstm_cell/kernel:0")
+    'lstm/lstm_cell'
+    >>> _keras2_owner("dense", "my_model/dense/kernel:0"), _keras2_owner("inner", "dense/kernel:0")
+    ('dense', 'inner/dense')
+    """
+    scopes = weight.split("/")[:-1]
+    if not layer:
+        return ""
+    if layer in scopes:
+        scopes = scopes[len(scopes) - scopes[::-1].index(layer) :]
+    return "/".join([layer, *scopes])
+
+
+def _names(group: Hdf5Object, attribute: str) -> list[str] | None:
+    """Returns a list of names, which Keras cuts into numbered pieces if it is long."""
+    whole = group.strings(attribute)
+    if whole is not None:
+        return whole
+    pieces: list[str] = []
+    number = 0
+    while (piece := group.strings(f"{attribute}{number}")) is not None:
+        pieces += piece
+        number += 1
+    return pieces if number else None
+
+
+# Keras 3 ------------------------------------------------------------------------------------------
+
+
+def _keras3_layers(tree: _Tree) -> list[LayerWeights]:
+    layers = list(_walk(tree, tree.root, (), (), named=True, above={tree.root.address}))
+    if not layers:
+        raise Hdf5Error("it holds no weights of a Keras model")
+    return layers
+
+
+def _walk(
+    tree: _Tree,
+    group: Hdf5Object,
+    path: tuple[str, ...],
+    names: tuple[str, ...],
+    *,
+    named: bool,
+    above: set[int],
+) -> Iterator[LayerWeights]:
+    """Yields the owners of weights in and below a group.
+
+    Args:
+        tree: The groups.
+        group: The group of an object or of a list of objects.
+        path: Its path.
+        names: The names of the layers around it, the model excepted.
+        named: Whether all of them have told their name.
+        above: Addresses of all groups visited, none of which may come again.
+    """
+    if len(path) > _MAX_DEPTH or sum(map(len, path + names)) > _MAX_PATH:
+        raise Hdf5Error(f"its groups are nested deeper than {_MAX_DEPTH}, or have long names")
+    members = tree.members(group)
+    own = tree.child(group, "vars") if "vars" in members else None
+    if own is not None and path:
+        told = own.strings("name")
+        named = named and bool(told)
+        names += tuple(told or ())[:1]
+    if own is not None:
+        inner = tree.members(own)
+        where = "/".join(path)
+        weights = [
+            _array(tree.child(own, key), f"{where}/vars/{key}") for key in sorted(inner, key=_vars)
+        ]
+        if weights:
+            yield _keras3_owner("/".join(path), "/".join(names), weights, named=named)
+    for key in sorted(members, key=split_number):
+        child = tree.child(group, key) if key != "vars" else None
+        if child is None or (not path and key in _NO_WEIGHTS) or _SEED.fullmatch(key):
+            continue
+        if not child.is_group:
+            raise Hdf5Error(f"{'/'.join((*path, key))!r} is a weight outside of any layer")
+        if child.address in above:
+            raise Hdf5Error(f"the group {'/'.join((*path, key))!r} is in it twice")
+        above.add(child.address)
+        key = "layers" if key == "_layer_checkpoint_dependencies" else key
+        yield from _walk(tree, child, (*path, key), names, named=named, above=above)
+
+
+def _vars(key: str) -> tuple[int, str]:
+    return (int(key), "") if re.fullmatch(r"\d{1,9}", key) else (1 << 32, key)
+
+
+def _keras3_owner(path: str, name: str, weights: list[NamedArray], *, named: bool) -> LayerWeights:
+    place = place_of(path)
+    return LayerWeights(
+        name=name if named else path,
+        class_name=place.class_name,
+        weights=weights,
+        path=path,
+        is_named=named,
+        sequence=place.sequence,
+    )
+
+
+# .keras archives ----------------------------------------------------------------------------------
+
+
+class _Configured(NamedTuple):
+    """A layer that the config of a model lists."""
+
+    position: int  # in the model's order, layers of inner models included
+    name: str  # below the model
+
+
+def _read_archive(content: bytes) -> KerasWeights:
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            weights = _member(archive, _ARCHIVE_WEIGHTS)
+            config = _member(archive, _ARCHIVE_CONFIG)
+        configured = dict(_configured(json.loads(config), budget=len(config)))
+    except Hdf5Error:
+        raise
+    except (
+        *(zipfile.BadZipFile, zlib.error, EOFError, OSError, MemoryError, RecursionError),
+        *(NotImplementedError, RuntimeError, ValueError, LookupError, OverflowError, TypeError),
+    ) as error:  # a damaged archive makes zipfile raise any of them
+        raise Hdf5Error(f"the archive is damaged ({error})") from error
+    if not weights.startswith(SIGNATURE):
+        raise Hdf5Error(f"its {_ARCHIVE_WEIGHTS} is no HDF5")
+    layers = _keras3_layers(_Tree(weights))
+    return KerasWeights("keras3 archive", _in_order(layers, configured))
+
+
+def _member(archive: zipfile.ZipFile, name: str) -> bytes:
+    """Returns one file of an archive, if it is there once and no bomb."""
+    found = [info for info in archive.infolist() if info.filename == name]
+    if len(found) != 1:
+        raise Hdf5Error(f"the archive has {len(found)} files {name!r}")
+    info = found[0]
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or info.flag_bits & 1:
+        raise Hdf5Error(f"{name!r} is encrypted or compressed in a way that Keras does not use")
+    if info.file_size > info.compress_size * _MAX_INFLATION + 1024:
+        raise Hdf5Error(f"{name!r} unfolds from {info.compress_size} to {info.file_size} bytes")
+    with archive.open(info) as file:
+        return file.read(info.file_size)
+
+
+def _configured(model: Any, budget: int) -> Iterator[tuple[str, _Configured]]:
+    """Yields path and place of each layer in the config of a Sequential or functional model.
+
+    Paths and names together must not be longer than `budget`; in honest configs they are not.
+    """
+    pending: list[tuple[str, str, Any]] = [("", "", model)]  # a stack: depth first
+    position = 0
+    while pending:
+        path, name, record = pending.pop()
+        if path:
+            yield path, _Configured(position, name)
+            position += 1
+        used: dict[str, int] = {}
+        inner = []
+        for layer in _inner_layers(record):
+            kind = snake_case(str(layer.get("class_name")))
+            number = used[kind] = used.get(kind, -1) + 1
+            key = f"{kind}_{number}" if number else kind
+            below = str(_config(layer).get("name"))
+            budget -= len(path) + len(name) + len(key) + len(below)
+            if budget < 0:
+                raise Hdf5Error(f"the names in its {_ARCHIVE_CONFIG} are too long")
+            inner.append((f"{path}/layers/{key}".lstrip("/"), f"{name}/{below}".lstrip("/"), layer))
+        pending += reversed(inner)
+
+
+def _config(record: Any) -> dict[str, Any]:
+    config = record.get("config") if isinstance(record, dict) else None
+    return config if isinstance(config, dict) else {}
+
+
+def _inner_layers(record: Any) -> list[dict[str, Any]]:
+    layers = _config(record).get("layers")
+    return (
+        [layer for layer in layers if isinstance(layer, dict)] if isinstance(layers, list) else []
+    )
+
+
+def _in_order(layers: list[LayerWeights], configured: dict[str, _Configured]) -> list[LayerWeights]:
+    """Puts layers into the order of the model's config, where it lists all of them."""
+    found = []
+    for layer in layers:
+        place, rest = _place(layer.path, configured)
+        if place is None:
+            return layers
+        named = layer
+        if not layer.is_named and not rest:
+            named = replace(layer, name=place.name, is_named=True)
+        found.append((place.position, natural_order(layer.path), replace(named, sequence=rest)))
+    return [layer for _, _, layer in sorted(found, key=lambda entry: entry[:2])]
+
+
+def _place(path: str, configured: dict[str, _Configured]) -> tuple[_Configured | None, str]:
+    """Returns the innermost configured layer around a path, and the rest of the path."""
+    parts = path.split("/")
+    for cut in range(len(parts), 0, -1):
+        place = configured.get("/".join(parts[:cut]))
+        if place is not None:
+            return place, "/".join(parts[cut:])
+    return None, path
