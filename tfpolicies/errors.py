@@ -9,12 +9,11 @@ Each class is also a builtin, so that code which catches the builtin keeps worki
     ├── SpaceError (ValueError)               a Gymnasium space that cannot be used here
     │   └── UnsupportedSpaceError
     ├── ModelError (ValueError)               a Keras model that does not fit the policy
-<<<<<<< HEAD
     │   └── ModelSettingError (ConfigError)       a setting of the `model` config
-=======
+
+
     ├── ModelImportError (ValueError)         a file of weights that is damaged or does not fit
     │   └── MissingModelFileError (FileNotFoundError)
->>>>>>> h5
     ├── ObservationError (ValueError)         observations that do not fit the space
     ├── WeightsError (ValueError)             weights, gradients or states that do not fit
     ├── BatchError (ValueError)               a batch that lacks rows, columns or order
@@ -65,17 +64,16 @@ class ModelError(TfPoliciesError, ValueError):
     """A Keras model does not fit the policy's spaces, or cannot be used here."""
 
 
-<<<<<<< HEAD
 class ModelSettingError(ModelError, ConfigError):
     """A setting of the `model` config is unknown, out of its range or contradicts another one."""
-=======
+
+
 class ModelImportError(TfPoliciesError, ValueError):
     """A file of Keras weights is damaged, of no known kind, or does not fit the model."""
 
 
 class MissingModelFileError(ModelImportError, FileNotFoundError):
     """There is no file to import weights from."""
->>>>>>> h5
 
 
 class ObservationError(TfPoliciesError, ValueError):

@@ -1,7 +1,8 @@
 """What one policy owns, as plain NumPy with a fixed layout.
 
 All variables of one part (`model`, `filter`, `target`, `learner`) and dtype lie end to end in one
-vector, a *segment*: loading, saving or stacking a state is a copy of a few segments, however many variables there are.
+vector, a *segment*: loading, saving or stacking a state is a copy of a few segments, however many
+variables there are.
 """
 
 from __future__ import annotations

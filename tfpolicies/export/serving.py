@@ -2,7 +2,7 @@
 
 An export has two signatures. `serving_default` is greedy; `sample` also takes `noise`
 `[B, noise_size]` and turns it into actions of the policy's distribution. Inputs are the ports of
-the policy: `obs` or `obs_<path>`, `action_mask`, `prev_actions`, `prev_rewards`. Both give, by name:
+the policy: `obs` or `obs_<path>`, `action_mask`, `prev_actions`, `prev_rewards`. Both give:
 
 * `actions` `[B, *shape]`: ready for the environment (`actions_<path>` per leaf of a nested space);
 * `actions_normalized` `[B, *shape]`: as `compute_actions` gives them;
