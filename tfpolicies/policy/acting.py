@@ -178,7 +178,7 @@ class Acting:
             wrong = (array < 0) | (array > last)
             if wrong.any():
                 raise ObservationError(
-                    f"{leaf.name('actions')} must be from 0 to {last.tolist()} (0-based; actions of "
+                    f"{leaf.name('actions')} must be from 0 to {last.tolist()} (0-based; those of "
                     "the environment need actions_normalized=False), got "
                     f"{array[wrong].reshape(-1)[0]}."
                 )
