@@ -161,6 +161,19 @@ def test_made_up_names_of_another_process_do_not_shift_layers(tmp_path):
     assert {entry.how for entry in mapping.report} == {"order"}
 
 
+def test_the_place_in_a_keras_3_file_counts_more_than_made_up_names(tmp_path):
+    def make(first, second):
+        names = (first, second)
+        return keras.Sequential([keras.Input((4,)), *[L.Dense(4, name=name) for name in names]])
+
+    original, model = numbered(make("dense_7", "dense_8")), make("dense_8", "dense_7")
+
+    mapping = mapped(written(original, tmp_path, "weights"), model)
+
+    assert_same(mapping, model, original)
+    assert {entry.how for entry in mapping.report} == {"order"}
+
+
 @pytest.mark.core
 def test_given_names_go_before_order():
     one, two = np.full((4, 4), 1.0), np.full((4, 4), 2.0)

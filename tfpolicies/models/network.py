@@ -19,7 +19,7 @@ from tfpolicies.models.catalog import build_model, extra_inputs, initializer_of,
 from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.filters import normalize
 from tfpolicies.models.ports import SEQ_LENS, InputPorts, Port, model_leaves
-from tfpolicies.models.preprocessing import encode, encoded_shape
+from tfpolicies.models.preprocessing import encode, encode_action, encoded_shape
 from tfpolicies.models.spaces import Leaf
 
 
@@ -281,14 +281,17 @@ def zeros(ports: InputPorts) -> dict[str, np.ndarray]:
 def call_model(model: keras.Model, inputs: Any, *, training: bool = False) -> Any:
     """Calls a model with inputs by name, in the structure that it takes.
 
-    A single input comes as it is. A functional model made from a list of inputs gets a list, any
-    other model a dict.
+    A single input comes as it is. A functional model made from a list of inputs gets a list (by
+    the names of its inputs if they are those of the ports, else in the ports' order), any other
+    model a dict.
     """
     if not isinstance(inputs, Mapping):
         return model(inputs, training=training)
     structure = getattr(model, "_inputs_struct", None)
     if isinstance(structure, list | tuple):
-        return model(list(inputs.values()), training=training)
+        named = [tensor.name for tensor in structure]
+        ordered = [inputs[n] for n in named] if set(named) == set(inputs) else inputs.values()
+        return model(list(ordered), training=training)
     if len(inputs) == 1 and not isinstance(structure, Mapping):
         return model(next(iter(inputs.values())), training=training)
     return model(dict(inputs), training=training)
@@ -428,7 +431,7 @@ class Network:
         recurrent = self.ports.is_recurrent
         if recurrent or self.ports.prev:
             for port, leaf, x in self._previous(inputs.prev):
-                seen[port.name] = encode(leaf, x) if leaf is not None else x[:, None]
+                seen[port.name] = encode_action(leaf, x) if leaf is not None else x[:, None]
         if recurrent:
             seen = {name: _fold(x, inputs.time_steps) for name, x in seen.items()}
             for port, state in zip(self.ports.states, inputs.states, strict=True):

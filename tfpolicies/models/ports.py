@@ -7,7 +7,6 @@ Runtimes, samplers and exports all use these names and this order.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 from gymnasium import spaces
 
-from tfpolicies.models.spaces import Leaf, has_mask, leaves
+from tfpolicies.models.spaces import Leaf, has_mask, leaves, port_names
 
 MASK, OBSERVATIONS = "action_mask", "observations"
 SEQ_LENS = "seq_lens"
@@ -85,12 +84,16 @@ class InputPorts:
     @cached_property
     def obs(self) -> tuple[Port, ...]:
         """One port per observation leaf."""
-        return _leaf_ports(
-            self.obs_leaves,
-            [
-                (MASK, leaf.path[1:]) if mask else ("obs", leaf.path[has_mask(self.space) :])
-                for leaf, mask in zip(self.obs_leaves, self.is_mask, strict=True)
-            ],
+        names = iter(port_names(model_leaves(self.space), "obs"))
+        masks = [
+            leaf._replace(path=leaf.path[1:])
+            for leaf, mask in zip(self.obs_leaves, self.is_mask, strict=True)
+            if mask
+        ]
+        mask_names = iter(port_names(masks, MASK))
+        return tuple(
+            Port(next(mask_names if mask else names), leaf.shape, leaf.dtype, leaf.path)
+            for leaf, mask in zip(self.obs_leaves, self.is_mask, strict=True)
         )
 
     @cached_property
@@ -98,8 +101,7 @@ class InputPorts:
         """The previous action's leaves and the previous reward, where the model reads them."""
         ports: tuple[Port, ...] = ()
         if self.reads_actions:
-            names = [("prev_actions", leaf.path) for leaf in self.action_leaves]
-            ports = _leaf_ports(self.action_leaves, names)
+            ports = action_ports("prev_actions", self.action_leaves)
         if self.reads_rewards:
             ports += (Port("prev_rewards", (), np.dtype(np.float32)),)
         return ports
@@ -128,16 +130,8 @@ class InputPorts:
 
 def action_ports(prefix: str, action_leaves: Sequence[Leaf]) -> tuple[Port, ...]:
     """Returns one port per action leaf: `prefix`, or `prefix_<path>`."""
-    return _leaf_ports(action_leaves, [(prefix, leaf.path) for leaf in action_leaves])
-
-
-def _leaf_ports(
-    space_leaves: Sequence[Leaf], named: Sequence[tuple[str, tuple[str, ...]]]
-) -> tuple[Port, ...]:
-    """Makes ports with names that Keras and TensorFlow take, each only once."""
-    ports: dict[str, Port] = {}
-    for i, (leaf, (prefix, path)) in enumerate(zip(space_leaves, named, strict=True)):
-        name = re.sub(r"\W", "_", "_".join((prefix, *path)), flags=re.ASCII)
-        name = f"{name}_{i}" if name in ports else name
-        ports[name] = Port(name, leaf.shape, leaf.dtype, leaf.path)
-    return tuple(ports.values())
+    names = port_names(action_leaves, prefix)
+    return tuple(
+        Port(name, leaf.shape, leaf.dtype, leaf.path)
+        for name, leaf in zip(names, action_leaves, strict=True)
+    )

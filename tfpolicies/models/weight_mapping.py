@@ -75,12 +75,12 @@ def match_weights(
 ) -> WeightMapping:
     """Finds the variable of `model` for each weight of a file. Changes nothing.
 
-    1. Layers of the same name and shapes belong together, wherever in the model they are. A name
-       that Keras made up (`dense_3`) depends on what else a process has built, so such names count
-       only if those of file and model agree completely.
+    1. Layers of the same given name belong together, wherever in the model they are.
     2. A Keras 3 file is laid out like the model it was saved from: layers that lie at the same
        places of `model`, or of one part of it, belong together.
-    3. What is left is paired in the order of the model, shapes being equal. Where a file does not
+    3. Names that Keras made up (`dense_3`) depend on what else a process has built; they count
+       only if those that are left in file and model are all the same, shapes included.
+    4. What is left is paired in the order of the model, shapes being equal. Where a file does not
        tell the order (Keras 3 weights, between layers of different classes), only layers of one
        class are paired so, or of shapes that no other class has.
 
@@ -121,7 +121,7 @@ def match_weights(
 
 
 class _Matcher:
-    """One run of the three rules; each takes away what it has paired."""
+    """One run of the four rules; each takes away what it has paired."""
 
     def __init__(
         self, source: KerasWeights, targets: list[Owner], file: str, allow_missing: bool
@@ -133,8 +133,9 @@ class _Matcher:
         self._pairs: list[_Pair] = []
 
     def pairs(self) -> list[_Pair]:
-        self._by_name()
+        self._by_given_name()
         self._by_place()
+        self._by_every_name()
         self._by_order()
         return self._pairs
 
@@ -146,26 +147,29 @@ class _Matcher:
 
     # By name
 
-    def _by_name(self) -> None:
-        named = [_Pair(*pair, "name") for pair in self._same_names()]
-        given = [pair for pair in named if _is_given(pair)]
+    def _by_given_name(self) -> None:
+        given = [pair for pair in self._same_names() if _is_given(pair)]
         for pair in given:
             if _alignment(pair.source, pair.target) is None:
                 raise self._mismatch(pair.source, pair.target)
-        complete = len(named) == len(self._sources) == len(self._targets)
-        fits = all(_alignment(pair.source, pair.target) is not None for pair in named)
-        self._take(named if complete and fits else given)
+        self._take(given)
 
-    def _same_names(self) -> list[tuple[LayerWeights, Owner]]:
+    def _by_every_name(self) -> None:
+        named = self._same_names()
+        complete = len(named) == len(self._sources) == len(self._targets)
+        if complete and all(self._fits(pair.source, pair.target) for pair in named):
+            self._take(named)
+
+    def _same_names(self) -> list[_Pair]:
         """Returns layers of the same name: all of it, or else its end, if that fits only one."""
-        found: list[tuple[LayerWeights, Owner]] = []
+        found: list[_Pair] = []
         for same in (_is_equal, _is_end_of_either):
-            sources = _without(self._sources, [layer for layer, _ in found])
-            targets = _without(self._targets, [owner for _, owner in found])
+            sources = _without(self._sources, [pair.source for pair in found])
+            targets = _without(self._targets, [pair.target for pair in found])
             named = [layer for layer in sources if layer.is_named]
             hits = [(s, t) for s in named for t in targets if same(s.name, t.name)]
             layers, owners = Counter(id(s) for s, _ in hits), Counter(id(t) for _, t in hits)
-            found += [(s, t) for s, t in hits if layers[id(s)] == owners[id(t)] == 1]
+            found += [_Pair(s, t, "name") for s, t in hits if layers[id(s)] == owners[id(t)] == 1]
         return found
 
     # By the place Keras saves a layer under
@@ -189,7 +193,8 @@ class _Matcher:
             owner = places.get((prefix + layer.path).rstrip("/"))
             if owner is None or not self._fits(layer, owner):
                 return None
-            pairs.append(_Pair(layer, owner, "order" if layer.class_name else "name"))
+            counted = layer.class_name and not _is_same(layer, owner)
+            pairs.append(_Pair(layer, owner, "order" if counted else "name"))
         return pairs if len({id(pair.target) for pair in pairs}) == len(pairs) else None
 
     def _fits(self, layer: LayerWeights, owner: Owner) -> bool:
@@ -274,7 +279,7 @@ class _Matcher:
         hint = near_matches(layer.name, [owner.name for owner in self._all_targets])
         return self._error(
             f"its layer {_called(layer.name)} with weights of shapes {_list(layer.shapes)} fits no "
-            f"layer of the model that is left (left: {_layers(self._targets)}).{hint}",
+            f"layer of the model that is left (left: {_layers(self._targets[: 2 * _NEAR])}).{hint}",
             layer,
             None,
         )
@@ -369,8 +374,11 @@ def _around(items: Sequence[_Item], item: _Item | None) -> Sequence[_Item]:
 
 
 def _reason(layer: LayerWeights, owner: Owner) -> str:
-    same = layer.is_named and _is_end_of_either(layer.name, owner.name)
-    return "has the same name" if same else "is the next in order"
+    return "has the same name" if _is_same(layer, owner) else "is the next in order"
+
+
+def _is_same(layer: LayerWeights, owner: Owner) -> bool:
+    return layer.is_named and _is_end_of_either(layer.name, owner.name)
 
 
 def _called(name: str) -> str:

@@ -178,8 +178,8 @@ class Acting:
             wrong = (array < 0) | (array > last)
             if wrong.any():
                 raise ObservationError(
-                    f"{leaf.name('actions')} must be from 0 to {last.tolist()} (0-based; actions "
-                    "of the environment need actions_normalized=False), got "
+                    f"{leaf.name('actions')} must be from 0 to {last.tolist()} (0-based; those of "
+                    "the environment need actions_normalized=False), got "
                     f"{array[wrong].reshape(-1)[0]}."
                 )
         return found

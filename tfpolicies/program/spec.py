@@ -58,7 +58,7 @@ class ProgramSpec:
         model_config = model_settings(config["model"])
         static = {key: config[key] for key in policy_class.static_keys} | {"model": model_config}
         dist_class = policy_class.distribution(action_space, model_config)
-        if model_config["free_log_std"] and set(dist_class.kinds) != {DiagGaussian}:
+        if model_config["free_log_std"] and dist_class.kinds != (DiagGaussian,):
             raise ConfigError(
                 f"model['free_log_std'] needs a Box of floats as the action space, got "
                 f"{action_space}. Leave it False."
