@@ -16,7 +16,13 @@ from tfpolicies.errors import (
 )
 
 # A given dict is merged over the present one, if True also the dicts in it.
-_MERGED = {"env_config": True, "model": False, "optimizer": False, "evaluation_config": False}
+_MERGED = {
+    "env_config": True,
+    "model": False,
+    "optimizer": False,
+    "evaluation_config": False,
+    "tf_session_args": False,
+}
 
 _ALIASES = {
     "lambda": "lambda_",

@@ -24,6 +24,7 @@ class PolicyKind(Policy):
     """
 
     config_class: type[AlgorithmConfig] = AlgorithmConfig
+    runtime: str = "function"  # traced functions; "session": graph mode
     hyperparameters: tuple[str, ...] = ("lr", "gamma", "grad_clip")
     static_keys: tuple[str, ...] = (
         "model",
