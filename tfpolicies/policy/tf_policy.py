@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfpolicies.batch.leaves import map_leaves
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.callbacks import overrides
@@ -30,7 +31,6 @@ from tfpolicies.export.saved_model import export_saved_model
 from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.losses import clip_gradients
 from tfpolicies.models.network import ModelSource, model_source
-from tfpolicies.models.settings import model_settings
 from tfpolicies.models.spaces import nest
 from tfpolicies.policy import checkpoints, learning_batches
 from tfpolicies.policy.acting import Acting
@@ -39,7 +39,7 @@ from tfpolicies.policy.identity import complete_config, derived_seed
 from tfpolicies.policy.policy import ActionBatch, Policy
 from tfpolicies.program.minibatches import draw_minibatches
 from tfpolicies.program.program import Program
-from tfpolicies.program.spec import ProgramSpec
+from tfpolicies.program.spec import ProgramSpec, static_settings
 from tfpolicies.schedules import piecewise_linear
 
 
@@ -95,7 +95,7 @@ class TFPolicy(Policy):
         self.policy_id = identity["__policy_id"]
         self.exploration = make_exploration(
             complete["exploration_config"],
-            type(self).distribution(action_space, model_settings(complete["model"])),
+            type(self).distribution(action_space, static_settings(type(self), complete)),
             worker_index=identity["worker_index"],
             num_workers=complete["num_workers"],
             normalize_actions=complete["normalize_actions"],
@@ -172,21 +172,28 @@ class TFPolicy(Policy):
         return cls.extra_action_out_fn is not TFPolicy.extra_action_out_fn
 
     @classmethod
-    def distribution(cls, action_space: gym.Space, model_config: Mapping[str, Any]) -> Any:
-        """Returns the action distribution of the class for a space."""
-        return ActionDistribution.of(action_space, model_config["custom_action_dist"])
+    def distribution(cls, action_space: gym.Space, static: Mapping[str, Any]) -> Any:
+        """Returns the action distribution of the class for a space, given the static config."""
+        return ActionDistribution.of(action_space, static["model"]["custom_action_dist"])
 
     @classmethod
     def model_source(
         cls,
         observation_space: gym.Space,
         dist_class: Any,
-        model_config: Mapping[str, Any],
+        static: Mapping[str, Any],
         *,
         with_value: bool,
     ) -> ModelSource:
-        """Returns where networks come from; a class with another architecture overrides it."""
-        return model_source(observation_space, dist_class, model_config, with_value=with_value)
+        """Returns where networks come from; a class with another architecture overrides it.
+
+        Args:
+            observation_space: as the environment has it.
+            dist_class: what `distribution` gave; `num_inputs` is the width of the outputs.
+            static: the static config; `static["model"]` is complete.
+            with_value: what `wants_value` gave.
+        """
+        return model_source(observation_space, dist_class, static["model"], with_value=with_value)
 
     @classmethod
     def wants_value(cls, static: Mapping[str, Any]) -> bool:
@@ -669,6 +676,10 @@ class TFPolicy(Policy):
         self.postprocess_fragments(fragments)
         for name, column in fragments.added.items():
             sample_batch[name] = column[0]
+        if fragments.reached is not None:
+            rows = fragments.reached[0]
+            reached = map_leaves(lambda leaf: leaf[rows], sample_batch[SampleBatch.NEXT_OBS])
+            sample_batch[SampleBatch.NEXT_OBS] = reached
         return sample_batch
 
     # -- weights and state --------------------------------------------------------------------
@@ -678,7 +689,7 @@ class TFPolicy(Policy):
         return self._state.copy_of("model")
 
     def set_weights(self, weights: Mapping[str, Any] | Sequence[Any]) -> None:
-        """Overwrites the model's variables.
+        """Overwrites the model's variables; a target network becomes equal to the model.
 
         Args:
             weights: a dict as `get_weights` returns it, matched by key; or, if its keys are others,
@@ -688,6 +699,7 @@ class TFPolicy(Policy):
             WeightsError: if number or shapes differ; nothing is changed then.
         """
         self._state.write(self._matched(weights, "model", "weights"))
+        self._state.copy_part("model", "target", 1.0)
 
     def _matched(self, values: Any, part: str, argument: str) -> dict[str, np.ndarray]:
         slots = self.program.layout.of(part)
@@ -737,12 +749,14 @@ class TFPolicy(Policy):
     def get_state(self) -> dict[str, Any]:
         """Returns everything that `set_state` restores, as copies.
 
-        Keys: `weights`, `_optimizer_variables`, `global_timestep`, `num_grad_updates`,
-        `hyperparameters`, `rng` (the generator's state) and `policy_spec`.
+        Keys: `weights`, `target_weights` (empty without a target network),
+        `_optimizer_variables`, `global_timestep`, `num_grad_updates`, `hyperparameters`, `rng` (the
+        generator's state) and `policy_spec`.
         """
         names = self.program.spec.hyperparameters
         return {
             "weights": self.get_weights(),
+            "target_weights": self._state.copy_of("target"),
             "_optimizer_variables": self._state.copy_of("learner"),
             "global_timestep": self._state.global_timestep,
             "num_grad_updates": self._state.num_grad_updates,
@@ -784,6 +798,9 @@ class TFPolicy(Policy):
         """
         _ = state["global_timestep"]
         arrays = self._matched(state["weights"], "model", "state['weights']")
+        target = state.get("target_weights") or list(arrays.values())
+        if self.program.layout.of("target"):
+            arrays.update(self._matched(target, "target", "state['target_weights']"))
         slots = state.get("_optimizer_variables")
         if slots is not None:
             arrays.update(self._matched(slots, "learner", "state['_optimizer_variables']"))
