@@ -576,6 +576,12 @@ class TFPolicy(Policy):
         if not self.program.is_discovered:
             self.program.discover(self._learning_columns(learning_batches.dummy_batch(self)))
 
+    @property
+    def loss_columns(self) -> tuple[str, ...]:
+        """The names of the columns that the loss reads."""
+        self.prepare_learning()
+        return tuple(self.program.signature.columns)
+
     def warm_up(self, rows: int, num_epochs: int, minibatch_size: int) -> None:
         """Traces and compiles acting and learning for batches of `rows`; changes no numbers."""
         self.prepare_learning()
