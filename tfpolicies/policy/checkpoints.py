@@ -53,6 +53,8 @@ def policy_part(policy: Any, state: Mapping[str, Any] | None = None) -> PolicyPa
         "versions": {"tensorflow": tf.__version__, "keras": keras.__version__},
     }
     arrays = {"weights": state["weights"], "optimizer": state["_optimizer_variables"]}
+    if state.get("target_weights"):
+        arrays["target"] = state["target_weights"]
     return PolicyPart(POLICY_MANIFEST, manifest, arrays)
 
 
@@ -103,6 +105,7 @@ def state_of(checkpoint: Checkpoint) -> dict[str, Any]:
     manifest = checkpoint.manifest
     return {
         "weights": checkpoint.arrays["weights"],
+        "target_weights": checkpoint.arrays.get("target", {}),
         "_optimizer_variables": checkpoint.arrays["optimizer"],
         **{name: manifest["counters"][name] for name in _COUNTERS},
         "hyperparameters": decode_value(manifest["hyperparameters"]),

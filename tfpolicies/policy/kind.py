@@ -92,21 +92,28 @@ class PolicyKind(Policy):
         return cls.extra_action_out_fn is not PolicyKind.extra_action_out_fn
 
     @classmethod
-    def distribution(cls, action_space: gym.Space, model_config: Mapping[str, Any]) -> Any:
-        """Returns the action distribution of the class for a space."""
-        return ActionDistribution.of(action_space, model_config["custom_action_dist"])
+    def distribution(cls, action_space: gym.Space, static: Mapping[str, Any]) -> Any:
+        """Returns the action distribution of the class for a space, given the static config."""
+        return ActionDistribution.of(action_space, static["model"]["custom_action_dist"])
 
     @classmethod
     def model_source(
         cls,
         observation_space: gym.Space,
         dist_class: Any,
-        model_config: Mapping[str, Any],
+        static: Mapping[str, Any],
         *,
         with_value: bool,
     ) -> ModelSource:
-        """Returns where networks come from; a class with another architecture overrides it."""
-        return model_source(observation_space, dist_class, model_config, with_value=with_value)
+        """Returns where networks come from; a class with another architecture overrides it.
+
+        Args:
+            observation_space: as the environment has it.
+            dist_class: what `distribution` gave; `num_inputs` is the width of the outputs.
+            static: the static config; `static["model"]` is complete.
+            with_value: what `wants_value` gave.
+        """
+        return model_source(observation_space, dist_class, static["model"], with_value=with_value)
 
     @classmethod
     def wants_value(cls, static: Mapping[str, Any]) -> bool:

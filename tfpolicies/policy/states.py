@@ -58,6 +58,7 @@ def state_of(program: Program, state: PolicyState) -> dict[str, Any]:
     names = program.spec.hyperparameters
     return {
         "weights": state.copy_of("model"),
+        "target_weights": state.copy_of("target"),
         "_optimizer_variables": state.copy_of("learner"),
         "global_timestep": state.global_timestep,
         "num_grad_updates": state.num_grad_updates,
@@ -78,6 +79,9 @@ def checked_state(
     _ = given["global_timestep"]
     layout, names = program.layout, program.spec.hyperparameters
     arrays = matched(layout, given["weights"], "model", "state['weights']")
+    if layout.of("target"):
+        target = given.get("target_weights") or list(arrays.values())
+        arrays.update(matched(layout, target, "target", "state['target_weights']"))
     slots = given.get("_optimizer_variables")
     if slots is not None:
         arrays.update(matched(layout, slots, "learner", "state['_optimizer_variables']"))

@@ -10,6 +10,7 @@ import gymnasium as gym
 import keras
 import numpy as np
 
+from tfpolicies.batch.leaves import map_leaves
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.config.read_only import copied
 from tfpolicies.config.sections import is_number
@@ -22,7 +23,6 @@ from tfpolicies.exploration.making import make_exploration
 from tfpolicies.export.onnx_file import export_onnx
 from tfpolicies.export.result import ExportResult
 from tfpolicies.export.saved_model import export_saved_model
-from tfpolicies.models.settings import model_settings
 from tfpolicies.models.spaces import nest
 from tfpolicies.policy import checkpoints, states
 from tfpolicies.policy.acting import Acting
@@ -33,7 +33,7 @@ from tfpolicies.policy.learning import Learning
 from tfpolicies.policy.policy import ActionBatch
 from tfpolicies.program.program import Program
 from tfpolicies.program.runtimes.session import session_creator
-from tfpolicies.program.spec import ProgramSpec
+from tfpolicies.program.spec import ProgramSpec, static_settings
 from tfpolicies.schedules import piecewise_linear
 
 
@@ -77,7 +77,7 @@ class TFPolicy(PolicyKind):
         self.policy_id = identity["__policy_id"]
         self.exploration = make_exploration(
             complete["exploration_config"],
-            type(self).distribution(action_space, model_settings(complete["model"])),
+            type(self).distribution(action_space, static_settings(type(self), complete)),
             worker_index=identity["worker_index"],
             num_workers=complete["num_workers"],
             normalize_actions=complete["normalize_actions"],
@@ -343,6 +343,12 @@ class TFPolicy(PolicyKind):
         """Returns hyper-parameters in force, by the names they have in `learner_stats`."""
         return {"cur_lr": self.hyper("lr")}
 
+    @property
+    def loss_columns(self) -> tuple[str, ...]:
+        """The names of the columns that the loss reads."""
+        self.prepare_learning()
+        return tuple(self.program.signature.columns)
+
     def prepare_learning(self) -> None:
         """Runs the loss once on a small batch of zeros, if no policy of the kind did."""
         self._learning.prepare()
@@ -413,6 +419,10 @@ class TFPolicy(PolicyKind):
         self.postprocess_fragments(fragments)
         for name, column in fragments.added.items():
             sample_batch[name] = column[0]
+        if fragments.reached is not None:
+            rows = fragments.reached[0]
+            reached = map_leaves(lambda leaf: leaf[rows], sample_batch[SampleBatch.NEXT_OBS])
+            sample_batch[SampleBatch.NEXT_OBS] = reached
         return sample_batch
 
     # -- weights and state --------------------------------------------------------------------
@@ -422,7 +432,7 @@ class TFPolicy(PolicyKind):
         return self._state.copy_of("model")
 
     def set_weights(self, weights: Mapping[str, Any] | Sequence[Any]) -> None:
-        """Overwrites the model's variables.
+        """Overwrites the model's variables; a target network becomes equal to the model.
 
         Args:
             weights: a dict as `get_weights` returns it, matched by key; or, if its keys are others,
@@ -432,6 +442,7 @@ class TFPolicy(PolicyKind):
             WeightsError: if number or shapes differ; nothing is changed then.
         """
         self._state.write(states.matched(self.program.layout, weights, "model", "weights"))
+        self._state.copy_part("model", "target", 1.0)
 
     def hyper(self, name: str) -> float:
         """Returns the value in force of a hyper-parameter."""
@@ -453,7 +464,7 @@ class TFPolicy(PolicyKind):
     def get_state(self) -> dict[str, Any]:
         """Returns everything that `set_state` restores, as copies.
 
-        Keys: `weights`, `_optimizer_variables`, `global_timestep`, `num_grad_updates`,
+        Keys: `weights`, `target_weights` (empty without a target network), `_optimizer_variables`, `global_timestep`, `num_grad_updates`,
         `hyperparameters`, `rng` (the generator's state) and `policy_spec`.
         """
         return {
