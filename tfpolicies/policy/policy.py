@@ -301,7 +301,7 @@ class Policy(abc.ABC):
         """Returns the TensorFlow session of a graph-mode policy, None for others."""
         return None
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most policies hold nothing
         """Gives back what the policy holds outside of Python's memory; here nothing."""
 
     def get_host(self) -> str:

@@ -464,8 +464,9 @@ class TFPolicy(PolicyKind):
     def get_state(self) -> dict[str, Any]:
         """Returns everything that `set_state` restores, as copies.
 
-        Keys: `weights`, `target_weights` (empty without a target network), `_optimizer_variables`, `global_timestep`, `num_grad_updates`,
-        `hyperparameters`, `rng` (the generator's state) and `policy_spec`.
+        Keys: `weights`, `target_weights` (empty without a target network),
+        `_optimizer_variables`, `global_timestep`, `num_grad_updates`, `hyperparameters`, `rng` (the
+        generator's state) and `policy_spec`.
         """
         return {
             **states.state_of(self.program, self._state),

@@ -30,7 +30,7 @@ SESSION_ARGS: dict[str, Any] = {
     "device_count": {"CPU": 1},
     "allow_soft_placement": True,
 }
-"""The fields of a session's `tf.compat.v1.ConfigProto` where `tf_session_args` says nothing else."""
+"""The fields of a session's `tf.compat.v1.ConfigProto` that `tf_session_args` leaves open."""
 
 
 def session_creator(session_args: Mapping[str, Any]) -> Callable[[], Any]:
