@@ -67,6 +67,7 @@ class Algorithm:
         self.worker = RolloutWorker(
             config=config, default_policy_class=self.default_policy_class(config)
         )
+        self.worker.flushes_filters = False
         self.evaluation_worker: RolloutWorker | None = None
         self.iteration = 0
         self.counters = {
@@ -210,6 +211,7 @@ class Algorithm:
                 "num_grad_updates_per_policy": updates,
             }
         )
+        self.worker.flush_filters()
         return learner
 
     def _result(
@@ -277,7 +279,7 @@ class Algorithm:
         self.callbacks.on_evaluate_start(algorithm=self)
         worker = self._evaluation()
         for policy_id, policy in self.worker.policy_map.items():
-            worker.get_policy(policy_id).set_weights(policy.get_weights())
+            worker.get_policy(policy_id).act_like(policy)
         by_episodes = self.config.evaluation_duration_unit == "episodes"
         played: list[RolloutMetrics] = []
         remaining = self.config.evaluation_duration if duration_fn is None else duration_fn(0)
