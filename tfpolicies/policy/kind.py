@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import keras
@@ -24,6 +24,8 @@ class PolicyKind(Policy):
     """
 
     config_class: type[AlgorithmConfig] = AlgorithmConfig
+    state_aliases: ClassVar[dict[str, str]] = {}
+    """Keys of a state, and the hyper-parameters that stand under them instead of their names."""
     hyperparameters: tuple[str, ...] = ("lr", "gamma", "grad_clip")
     static_keys: tuple[str, ...] = (
         "model",
@@ -86,26 +88,38 @@ class PolicyKind(Policy):
         return {}
 
     @classmethod
+    def has_loss(cls) -> bool:
+        """Whether the class says how it learns."""
+        return cls.loss is not PolicyKind.loss
+
+    @classmethod
     def adds_outputs(cls) -> bool:
         """Whether the class overrides `extra_action_out_fn`."""
         return cls.extra_action_out_fn is not PolicyKind.extra_action_out_fn
 
     @classmethod
-    def distribution(cls, action_space: gym.Space, model_config: Mapping[str, Any]) -> Any:
-        """Returns the action distribution of the class for a space."""
-        return ActionDistribution.of(action_space, model_config["custom_action_dist"])
+    def distribution(cls, action_space: gym.Space, static: Mapping[str, Any]) -> Any:
+        """Returns the action distribution of the class for a space, given the static config."""
+        return ActionDistribution.of(action_space, static["model"]["custom_action_dist"])
 
     @classmethod
     def model_source(
         cls,
         observation_space: gym.Space,
         dist_class: Any,
-        model_config: Mapping[str, Any],
+        static: Mapping[str, Any],
         *,
         with_value: bool,
     ) -> ModelSource:
-        """Returns where networks come from; a class with another architecture overrides it."""
-        return model_source(observation_space, dist_class, model_config, with_value=with_value)
+        """Returns where networks come from; a class with another architecture overrides it.
+
+        Args:
+            observation_space: as the environment has it.
+            dist_class: what `distribution` gave; `num_inputs` is the width of the outputs.
+            static: the static config; `static["model"]` is complete.
+            with_value: what `wants_value` gave.
+        """
+        return model_source(observation_space, dist_class, static["model"], with_value=with_value)
 
     @classmethod
     def wants_value(cls, static: Mapping[str, Any]) -> bool:

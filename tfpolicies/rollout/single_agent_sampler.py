@@ -281,6 +281,9 @@ class SingleAgentSampler:
             fragments = Fragments(columns, ends, policy, open_ends, [x[open_ends] for x in after])
             policy.postprocess_fragments(fragments)
             columns.update(fragments.added)
+            if fragments.reached is not None:
+                later = (np.arange(shape[0])[:, None], fragments.reached)
+                new_obs = [leaf[later] for leaf in new_obs]
         flat_obs, flat_new_obs = ([flat(leaf) for leaf in parts] for parts in (obs, new_obs))
         space = self.envs.observation_space
         batch = SampleBatch(
