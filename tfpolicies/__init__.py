@@ -12,8 +12,8 @@ from tfpolicies._version import __version__
 
 if TYPE_CHECKING:
     from tfpolicies.algorithms.algorithm import Algorithm
-    from tfpolicies.algorithms.pg import PG, PGConfig, PGTF2Policy, PGTFPolicy
-    from tfpolicies.algorithms.ppo import PPO, PPOConfig, PPOTF2Policy
+    from tfpolicies.algorithms.pg import PG, PGConfig, PGTF1Policy, PGTF2Policy, PGTFPolicy
+    from tfpolicies.algorithms.ppo import PPO, PPOConfig, PPOTF1Policy, PPOTF2Policy
     from tfpolicies.batch.multi_agent_batch import MultiAgentBatch
     from tfpolicies.batch.postprocessing import compute_advantages
     from tfpolicies.batch.sample_batch import SampleBatch, concat_samples
@@ -33,10 +33,12 @@ _HOMES = {
     "MultiAgentBatch": "tfpolicies.batch.multi_agent_batch",
     "PG": "tfpolicies.algorithms.pg",
     "PGConfig": "tfpolicies.algorithms.pg",
+    "PGTF1Policy": "tfpolicies.algorithms.pg",
     "PGTF2Policy": "tfpolicies.algorithms.pg",
     "PGTFPolicy": "tfpolicies.algorithms.pg",
     "PPO": "tfpolicies.algorithms.ppo",
     "PPOConfig": "tfpolicies.algorithms.ppo",
+    "PPOTF1Policy": "tfpolicies.algorithms.ppo",
     "PPOTF2Policy": "tfpolicies.algorithms.ppo",
     "Policy": "tfpolicies.policy.policy",
     "PolicySpec": "tfpolicies.config.policy_spec",
@@ -57,9 +59,11 @@ __all__ = [
     "DefaultCallbacks",
     "MultiAgentBatch",
     "PGConfig",
+    "PGTF1Policy",
     "PGTF2Policy",
     "PGTFPolicy",
     "PPOConfig",
+    "PPOTF1Policy",
     "PPOTF2Policy",
     "Policy",
     "PolicySpec",

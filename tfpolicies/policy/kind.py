@@ -26,6 +26,7 @@ class PolicyKind(Policy):
     config_class: type[AlgorithmConfig] = AlgorithmConfig
     state_aliases: ClassVar[dict[str, str]] = {}
     """Keys of a state, and the hyper-parameters that stand under them instead of their names."""
+    runtime: str = "function"  # traced functions; "session": graph mode
     hyperparameters: tuple[str, ...] = ("lr", "gamma", "grad_clip")
     static_keys: tuple[str, ...] = (
         "model",

@@ -33,6 +33,7 @@ from tfpolicies.policy.policy import ActionBatch
 from tfpolicies.policy.states import Owned, matched
 from tfpolicies.policy.views import read_views
 from tfpolicies.program.program import Program
+from tfpolicies.program.runtimes.session import session_creator
 from tfpolicies.program.spec import ProgramSpec, static_settings
 from tfpolicies.schedules import piecewise_linear
 from tfpolicies.storage.keras_h5 import read_keras_weights
@@ -60,7 +61,8 @@ class TFPolicy(PolicyKind):
         observation_space: of the environment, possibly nested.
         action_space: of the environment.
         config: a dict or an `AlgorithmConfig`; what is missing comes from `config_class`. The keys
-            `__policy_id` and `worker_index` seed weights and noise together with `seed`.
+            `__policy_id` and `worker_index` seed weights and noise together with `seed`;
+            `__session_creator` makes the session in graph mode, with the graph as default.
 
     Raises:
         ConfigError: for an unknown or invalid setting.
@@ -71,7 +73,7 @@ class TFPolicy(PolicyKind):
     def __init__(
         self, observation_space: gym.Space, action_space: gym.Space, config: Any = None
     ) -> None:
-        complete, identity = complete_config(type(self).config_class, config)
+        complete, identity = complete_config(type(self), config)
         super().__init__(observation_space, action_space, complete)
         self.validate_spaces(observation_space, action_space, complete)
         self.policy_id = identity["__policy_id"]
@@ -94,6 +96,8 @@ class TFPolicy(PolicyKind):
         )
         made = complete["callbacks"]
         self.callbacks = made() if made is not None else None
+        create = identity["__session_creator"] or session_creator(complete["tf_session_args"])
+        self.program.runtime.open_sessions_with(self._state, create)
         self._acting = Acting(self.program, self._state, self.exploration, self.config)
         self._learning = Learning(self, self.program, self._state)
         self.filter = MeanStdFilter(observation_space, spec.filtered) if spec.filtered else None
@@ -110,7 +114,7 @@ class TFPolicy(PolicyKind):
 
     @property
     def framework(self) -> str:
-        """The framework of the config, `"tf2"`."""
+        """`"tf"` for policies in graph mode, otherwise `"tf2"`."""
         return self.config["framework"]
 
     @property
@@ -145,10 +149,7 @@ class TFPolicy(PolicyKind):
     @property
     def model(self) -> keras.Model:
         """The Keras model with this policy's weights in it; read it, do not write through it."""
-        program = self.program
-        with program.lock:
-            program.make_resident(self._state)
-            return program.functions.network.model
+        return self.program.model_of(self._state)
 
     def make_rl_module(self) -> keras.Model:
         """Returns the policy's Keras model: here the model is the module; see `model`."""
@@ -165,6 +166,17 @@ class TFPolicy(PolicyKind):
         for variable, value in zip(model.variables, self.get_weights().values(), strict=True):
             variable.assign(value)
         return model
+
+    def get_session(self) -> Any:
+        """Returns the policy's `tf.compat.v1.Session` in graph mode, otherwise None.
+
+        The session has the policy's variables; what is changed in them by hand is not kept.
+        """
+        return self.program.runtime.session(self._state)
+
+    def close(self) -> None:
+        """Closes the session, if the policy has one; a later use opens a new one."""
+        self.program.runtime.close(self._state)
 
     def has_own_postprocessing(self) -> bool:
         """Whether a subclass overrides `postprocess_trajectory`."""
@@ -344,6 +356,12 @@ class TFPolicy(PolicyKind):
     def hyper_stats(self) -> dict[str, float]:
         """Returns hyper-parameters in force, by the names they have in `learner_stats`."""
         return {"cur_lr": self.hyper("lr")}
+
+    @property
+    def loss_columns(self) -> tuple[str, ...]:
+        """The names of the columns that the loss reads."""
+        self.prepare_learning()
+        return tuple(self.program.signature.columns)
 
     def prepare_learning(self) -> None:
         """Runs the loss once on a small batch of zeros, if no policy of the kind did."""
