@@ -252,9 +252,10 @@ class Checkpointing:
     """What happens at a checkpoint."""
 
     new_episodes_at_checkpoint: bool = False  # start new episodes, so that a resumed run is equal
+    export_native_model_files: bool = False  # a SavedModel beside each checkpoint of a policy
 
     def __post_init__(self) -> None:
-        check_bools(self, "new_episodes_at_checkpoint")
+        check_bools(self, "new_episodes_at_checkpoint", "export_native_model_files")
 
 
 @dataclass(frozen=True, kw_only=True)
