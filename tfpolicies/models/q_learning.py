@@ -24,8 +24,8 @@ def td_targets(rewards: Any, discounts: Any, next_values: Any, chooser: Any) -> 
     """Returns r + discount * Q'(s', argmax chooser), `[B]`.
 
     Mnih et al. 2015 (doi:10.1038/nature14236) with Q' as the chooser; double Q-learning, van
-    Hasselt et al. 2016 (arXiv:1509.06461), equation 4, with the online network. Where a mask forbids
-    every action in s', nothing comes after it.
+    Hasselt et al. 2016 (arXiv:1509.06461), equation 4, with the online network. Where a mask
+    forbids every action in s', nothing comes after it.
 
     Args:
         rewards: `[B]`.
