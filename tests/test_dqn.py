@@ -426,12 +426,8 @@ def test_a_fragment_must_not_be_shorter_than_n_step():
 def test_defaults_are_those_of_the_contract():
     config = DQNConfig()
     assert (config.lr, config.train_batch_size, config.grad_clip) == (5e-4, 32, 40)
-    assert (config.n_step, config.double_q, config.dueling, config.hiddens) == (
-        1,
-        True,
-        True,
-        [256],
-    )
+    assert (config.n_step, config.double_q, config.dueling) == (1, True, True)
+    assert (config.hiddens, config.training_intensity) == ([256], None)
     assert (config.target_network_update_freq, config.tau, config.adam_epsilon) == (500, 1.0, 1e-8)
     assert config.num_steps_sampled_before_learning_starts == 1000
     assert config.min_sample_timesteps_per_iteration == 1000

@@ -72,6 +72,12 @@ class PGTF2Policy(TFPolicy):
 PGTFPolicy = PGTF2Policy
 
 
+class PGTF1Policy(PGTF2Policy):
+    """The policy gradient in graph mode, in a `tf.Graph` and its own session."""
+
+    runtime = "session"
+
+
 class PG(Algorithm):
     """The training loop of PG: one update per batch of fresh trajectories."""
 
@@ -80,5 +86,4 @@ class PG(Algorithm):
     @classmethod
     def default_policy_class(cls, config: AlgorithmConfig) -> type[TFPolicy]:
         """Returns the class of policies that name none."""
-        del config
-        return PGTF2Policy
+        return PGTF1Policy if config.framework_str == "tf" else PGTF2Policy

@@ -251,6 +251,12 @@ class PPOTF2Policy(PPOTFPolicy):
     """
 
 
+class PPOTF1Policy(PPOTFPolicy):
+    """PPO in graph mode: the mathematics of `PPOTF2Policy` in a `tf.Graph` and its own session."""
+
+    runtime = "session"
+
+
 class PPO(Algorithm):
     """The training loop of PPO; made by `PPOConfig().build()`."""
 
@@ -259,8 +265,7 @@ class PPO(Algorithm):
     @classmethod
     def default_policy_class(cls, config: AlgorithmConfig) -> type[TFPolicy]:
         """Returns the class of policies that name none."""
-        del config
-        return PPOTF2Policy
+        return PPOTF1Policy if config.framework_str == "tf" else PPOTF2Policy
 
     def training_step(self) -> dict[str, Any]:
         """Samples one train batch and updates each policy on its part of it."""

@@ -21,6 +21,7 @@ _MERGED = {
     "model": False,
     "optimizer": False,
     "evaluation_config": False,
+    "tf_session_args": False,
     "exploration_config": False,
     "replay_buffer_config": False,
 }

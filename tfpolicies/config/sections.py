@@ -150,13 +150,26 @@ class Training:
 class Framework:
     """How policies run."""
 
-    framework: str = "tf2"
+    framework: str = "tf2"  # traced functions; "tf": graph mode, where no policy class is named
     eager_tracing: bool = True  # False: untraced, for a debugger
     inference: str = "auto"  # acting through "tf" or "onnx"; "auto": onnx where it agrees with tf
     jit_compile: bool | str = "auto"  # learning compiled by XLA
+    tf_session_args: Mapping[str, Any] = field(
+        default_factory=lambda: {
+            "intra_op_parallelism_threads": 2,
+            "inter_op_parallelism_threads": 2,
+            "gpu_options": {"allow_growth": True},
+            "log_device_placement": False,
+            "device_count": {"CPU": 1},
+            "allow_soft_placement": True,
+        }
+    )  # of sessions in graph mode: fields of tf.compat.v1.ConfigProto
 
     def __post_init__(self) -> None:
-        check(self.framework == "tf2", "framework", "'tf2'", self.framework)
+        frameworks = ("tf", "tf2")
+        check(self.framework in frameworks, "framework", f"one of {frameworks}", self.framework)
+        arguments = self.tf_session_args
+        check(isinstance(arguments, Mapping), "tf_session_args", "a dict", arguments)
         check_bools(self, "eager_tracing")
         runtimes = ("auto", "tf", "onnx")
         check(self.inference in runtimes, "inference", f"one of {runtimes}", self.inference)

@@ -301,6 +301,9 @@ class Policy(abc.ABC):
         """Returns the TensorFlow session of a graph-mode policy, None for others."""
         return None
 
+    def close(self) -> None:  # noqa: B027 - most policies hold nothing
+        """Gives back what the policy holds outside of Python's memory; here nothing."""
+
     def get_host(self) -> str:
         """Returns the computer's network name, "" if it has none."""
         return socket.gethostname()

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfpolicies.models.network import Network, NetworkInputs, NetworkOutputs
+from tfpolicies.models.network import Network, NetworkInputs, NetworkOutputs, ports_of
 from tfpolicies.models.ports import SEQ_LENS
 from tfpolicies.models.spaces import nest
 from tfpolicies.program.spec import ProgramSpec
@@ -79,6 +79,15 @@ class ProgramFunctions:
         self.optimizer = optimizer
         self.target = target
         self.traces: Counter[str] = Counter()
+
+    @classmethod
+    def of(cls, spec: ProgramSpec) -> ProgramFunctions:
+        """Returns the functions over new variables, in the present eager context or graph."""
+        network = _network(spec)
+        target = _network(spec) if spec.policy_class.wants_target(spec.static) else None
+        optimizer = spec.policy_class.make_optimizer(spec.static)
+        optimizer.build(network.model.trainable_variables)
+        return cls(spec, network, optimizer, target)
 
     # -- acting -------------------------------------------------------------------------------
 
@@ -319,6 +328,12 @@ class ProgramFunctions:
             "learner": self.optimizer.variables,
         }
         return [f"{part}/{_dtype(v)}" for part, found in parts.items() for v in found]
+
+
+def _network(spec: ProgramSpec) -> Network:
+    model = spec.source.make(0)
+    ports = ports_of(model, spec.observation_space, spec.dist_class)
+    return Network(model, ports, spec.dist_class, spec.filtered)
 
 
 def is_per_sequence(name: str) -> bool:
