@@ -230,10 +230,10 @@ class DQNTFPolicy(TFPolicy):
             ModelError: for a model of the user's that has a memory or reads previous actions.
         """
         config = static["model"]
-        for key in ("use_lstm", "use_gru", "use_attention", "no_final_linear"):
-            if config[key]:
+        for name in ("use_lstm", "use_gru", "use_attention", "no_final_linear"):
+            if config[name]:
                 raise ConfigError(
-                    f"model[{key!r}] must be False for {cls.__name__}: replayed rows are single "
+                    f"model[{name!r}] must be False for {cls.__name__}: replayed rows are single "
                     "transitions, and the values come from linear layers of their own."
                 )
         if config["custom_model"] is not None:
@@ -410,6 +410,12 @@ class DQNTF2Policy(DQNTFPolicy):
     """
 
 
+class DQNTF1Policy(DQNTFPolicy):
+    """DQN in graph mode, in a `tf.Graph` and its own session."""
+
+    runtime = "session"
+
+
 class DQN(Algorithm):
     """The training loop of DQN; made by `DQNConfig().build()`.
 
@@ -426,8 +432,7 @@ class DQN(Algorithm):
     @classmethod
     def default_policy_class(cls, config: AlgorithmConfig) -> type[TFPolicy]:
         """Returns the class of policies that name none."""
-        del config
-        return DQNTF2Policy
+        return DQNTF1Policy if config.framework_str == "tf" else DQNTF2Policy
 
     def setup(self) -> None:
         """Makes the replay buffer."""
