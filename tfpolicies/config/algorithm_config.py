@@ -23,7 +23,11 @@ _MERGED = {
     "evaluation_config": False,
     "tf_session_args": False,
     "local_tf_session_args": False,
+    "exploration_config": False,
+    "replay_buffer_config": False,
 }
+
+_TYPED = ("exploration_config", "replay_buffer_config")  # another "type" drops the other keys
 
 _ALIASES = {
     "lambda": "lambda_",
@@ -164,7 +168,11 @@ class AlgorithmConfig:
             if known == "evaluation_config" and isinstance(value, AlgorithmConfig):
                 value = value._changed()
             if known in _MERGED and isinstance(value, Mapping):
-                value = merged(getattr(part, known) or {}, value, deep=_MERGED[known])
+                present = getattr(part, known) or {}
+                kind = present.get("type")
+                if known in _TYPED and value.get("type", kind) != kind:
+                    present = {}  # its settings are of another type
+                value = merged(present, value, deep=_MERGED[known])
             given[known] = copied(value)
         if given:
             self._check_not_frozen(", ".join(given))

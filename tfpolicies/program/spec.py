@@ -55,17 +55,16 @@ class ProgramSpec:
         explorer: Transform,
     ) -> ProgramSpec:
         """Derives the spec of a policy from its class, spaces and complete config."""
-        model_config = model_settings(config["model"])
-        static = {key: config[key] for key in policy_class.static_keys} | {"model": model_config}
-        dist_class = policy_class.distribution(action_space, model_config)
-        if model_config["free_log_std"] and dist_class.kinds != (DiagGaussian,):
+        static = static_settings(policy_class, config)
+        dist_class = policy_class.distribution(action_space, static)
+        if static["model"]["free_log_std"] and dist_class.kinds != (DiagGaussian,):
             raise ConfigError(
                 f"model['free_log_std'] needs a Box of floats as the action space, got "
                 f"{action_space}. Leave it False."
             )
         _check_mask(observation_space, dist_class)
         source = policy_class.model_source(
-            observation_space, dist_class, model_config, with_value=policy_class.wants_value(static)
+            observation_space, dist_class, static, with_value=policy_class.wants_value(static)
         )
         return cls(
             policy_class,
@@ -140,6 +139,16 @@ class ProgramSpec:
                 raise ConfigError(f"{name} must be a number or None, got {value!r}.")
             values.append(float("inf") if value is None else float(value))
         return values
+
+
+def static_settings(policy_class: Any, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of a complete config that change code or shapes, the model's complete.
+
+    Raises:
+        ModelSettingError: if a setting of the model is wrong.
+    """
+    static = {key: config[key] for key in policy_class.static_keys}
+    return static | {"model": model_settings(config["model"])}
 
 
 def _check_mask(space: gym.Space, dist_class: ActionDistribution) -> None:
