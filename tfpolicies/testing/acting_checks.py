@@ -13,7 +13,16 @@ from tfpolicies.models.distributions import SquashedGaussian
 from tfpolicies.models.spaces import Leaf, batch_leaves, is_float_box, nest
 from tfpolicies.program.functions import ActInputs
 from tfpolicies.testing.report import Broken, NotApplicable
-from tfpolicies.testing.subject import ROWS, Subject, act, all_same, choices, flat, random_masks, same
+from tfpolicies.testing.subject import (
+    ROWS,
+    Subject,
+    act,
+    all_same,
+    choices,
+    flat,
+    random_masks,
+    same,
+)
 
 _FLOATS = ("action_logp", "action_prob", "vf_preds", "action_dist_inputs")
 _DRAWS, _AT_ONCE = 10_000, 500
@@ -408,12 +417,12 @@ def log_likelihoods(subject: Subject) -> str:
             policy.env_action(nest(policy.action_space, [x[row] for x in leaves]))
             for row in range(ROWS)
         ]
-        parts = [[_by_leaf(subject, row)[leaf.name("actions")] for row in by_row]
-                 for leaf in subject.leaves]
+        parts = [
+            [_by_leaf(subject, row)[leaf.name("actions")] for row in by_row]
+            for leaf in subject.leaves
+        ]
         env_actions = nest(policy.action_space, [np.stack(part) for part in parts])
         found = policy.compute_log_likelihoods(env_actions, actions_normalized=False, **given)
         expected = "actions_normalized=False to take the environment's actions"
         all_same({"logp": found}, {"logp": wanted}, expected, advice, tolerance=tolerance)
     return f"largest difference {worst:.1e}"
-
-

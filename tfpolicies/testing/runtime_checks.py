@@ -30,8 +30,11 @@ def traces(subject: Subject) -> str:
     for rows in (2, 2 * ROWS + 1):
         _use_all(subject, policy, rows)
     _use_all(subject, subject.twin(), ROWS)
-    grown = {name: f"{before.get(name, 0)} -> {n}" for name, n in counts.items()
-             if n != before.get(name, 0)}
+    grown = {
+        name: f"{before.get(name, 0)} -> {n}"
+        for name, n in counts.items()
+        if n != before.get(name, 0)
+    }
     if grown:
         raise Broken(
             "every function to be traced once, whatever the batch size and the policy",
@@ -109,8 +112,9 @@ def graph_twin(policy: Any) -> Any:
     found = getattr(importlib.import_module(cls.__module__), name, None)
     if found is None:
         return None
-    config = {k: v for k, v in policy.get_state()["policy_spec"]["config"].items()
-              if k != "framework"}
+    config = {
+        k: v for k, v in policy.get_state()["policy_spec"]["config"].items() if k != "framework"
+    }
     made = found(policy.observation_space, policy.action_space, config)
     made.set_state(policy.get_state())
     return made
