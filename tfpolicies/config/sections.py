@@ -167,12 +167,14 @@ class Framework:
             "allow_soft_placement": True,
         }
     )  # of sessions in graph mode: fields of tf.compat.v1.ConfigProto
+    local_tf_session_args: Mapping[str, Any] = field(default_factory=dict)  # on top, this process
 
     def __post_init__(self) -> None:
         frameworks = ("tf", "tf2")
         check(self.framework in frameworks, "framework", f"one of {frameworks}", self.framework)
-        arguments = self.tf_session_args
-        check(isinstance(arguments, Mapping), "tf_session_args", "a dict", arguments)
+        for name in ("tf_session_args", "local_tf_session_args"):
+            value = getattr(self, name)
+            check(isinstance(value, Mapping), name, "a dict of ConfigProto's fields", value)
         check_bools(self, "eager_tracing")
         runtimes = ("auto", "tf", "onnx")
         check(self.inference in runtimes, "inference", f"one of {runtimes}", self.inference)

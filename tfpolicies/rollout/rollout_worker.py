@@ -166,6 +166,7 @@ class RolloutWorker:
         if issubclass(policy_class, TFPolicy):
             settings = self.config.settings_for(policy_class.config_class)
             settings |= {"__policy_id": policy_id, "worker_index": self.worker_index}
+            settings.pop("framework", None)  # it chooses the class of policies that name none
         else:
             settings = self.config.to_dict()
         settings.update(spec.config or {})
