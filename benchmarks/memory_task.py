@@ -2,9 +2,9 @@
 
     python -m benchmarks.memory_task --seeds 3
 
-The pole's and the cart's velocities are hidden, so a policy must remember the last positions. PPO
-with an LSTM trains until the mean return of the last 100 episodes is at least 400, in graph mode and
-with traced functions; steps and wall-clock time are printed.
+The velocities of cart and pole are hidden, so a policy must remember the last positions. PPO with
+an LSTM trains until the mean return of the last 100 episodes is at least 400, with traced functions
+and in graph mode; steps and wall-clock time are printed.
 """
 
 from __future__ import annotations
