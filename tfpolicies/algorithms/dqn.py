@@ -230,10 +230,10 @@ class DQNTFPolicy(TFPolicy):
             ModelError: for a model of the user's that has a memory or reads previous actions.
         """
         config = static["model"]
-        for key in ("use_lstm", "use_gru", "use_attention", "no_final_linear"):
-            if config[key]:
+        for name in ("use_lstm", "use_gru", "use_attention", "no_final_linear"):
+            if config[name]:
                 raise ConfigError(
-                    f"model[{key!r}] must be False for {cls.__name__}: replayed rows are single "
+                    f"model[{name!r}] must be False for {cls.__name__}: replayed rows are single "
                     "transitions, and the values come from linear layers of their own."
                 )
         if config["custom_model"] is not None:
