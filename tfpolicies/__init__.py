@@ -12,6 +12,7 @@ from tfpolicies._version import __version__
 
 if TYPE_CHECKING:
     from tfpolicies.algorithms.algorithm import Algorithm
+    from tfpolicies.algorithms.dqn import DQN, DQNConfig, DQNTF1Policy, DQNTF2Policy, DQNTFPolicy
     from tfpolicies.algorithms.pg import PG, PGConfig, PGTF1Policy, PGTF2Policy, PGTFPolicy
     from tfpolicies.algorithms.ppo import PPO, PPOConfig, PPOTF1Policy, PPOTF2Policy
     from tfpolicies.batch.multi_agent_batch import MultiAgentBatch
@@ -29,6 +30,11 @@ _HOMES = {
     "Algorithm": "tfpolicies.algorithms.algorithm",
     "AlgorithmConfig": "tfpolicies.config.algorithm_config",
     "DEFAULT_POLICY_ID": "tfpolicies.config.policy_spec",
+    "DQN": "tfpolicies.algorithms.dqn",
+    "DQNConfig": "tfpolicies.algorithms.dqn",
+    "DQNTF1Policy": "tfpolicies.algorithms.dqn",
+    "DQNTF2Policy": "tfpolicies.algorithms.dqn",
+    "DQNTFPolicy": "tfpolicies.algorithms.dqn",
     "DefaultCallbacks": "tfpolicies.config.callbacks",
     "MultiAgentBatch": "tfpolicies.batch.multi_agent_batch",
     "PG": "tfpolicies.algorithms.pg",
@@ -52,10 +58,15 @@ _HOMES = {
 
 __all__ = [
     "DEFAULT_POLICY_ID",
+    "DQN",
     "PG",
     "PPO",
     "Algorithm",
     "AlgorithmConfig",
+    "DQNConfig",
+    "DQNTF1Policy",
+    "DQNTF2Policy",
+    "DQNTFPolicy",
     "DefaultCallbacks",
     "MultiAgentBatch",
     "PGConfig",

@@ -23,8 +23,9 @@ Each class is also a builtin, so that code which catches the builtin keeps worki
     ├── UnknownPolicyError (KeyError)         a policy id that nobody holds
     ├── EnvError (ValueError)                 an environment that is unknown or breaks its contract
     ├── CheckpointError (ValueError)          a checkpoint that is missing, foreign or damaged
-    └── ExportError (ValueError)              an artefact that failed or does not agree
-        └── MissingPackageError (RuntimeError)    an export that needs a package not installed
+    ├── ExportError (ValueError)              an artefact that failed or does not agree
+    │   └── MissingPackageError (RuntimeError)    an export that needs a package not installed
+    └── PolicyCheckError (AssertionError)     a policy that breaks the contract of policies
 """
 
 from __future__ import annotations
@@ -129,6 +130,10 @@ class ExportError(TfPoliciesError, ValueError):
 
 class MissingPackageError(ExportError, RuntimeError):
     """An export needs a package that is not installed."""
+
+
+class PolicyCheckError(TfPoliciesError, AssertionError):
+    """A policy breaks the contract that `tfpolicies.testing.check_policy` holds it to."""
 
 
 def near_matches(name: str, known: Iterable[str], limit: int = 3) -> str:

@@ -410,6 +410,12 @@ class DQNTF2Policy(DQNTFPolicy):
     """
 
 
+class DQNTF1Policy(DQNTFPolicy):
+    """DQN in graph mode, in a `tf.Graph` and its own session."""
+
+    runtime = "session"
+
+
 class DQN(Algorithm):
     """The training loop of DQN; made by `DQNConfig().build()`.
 
@@ -426,8 +432,7 @@ class DQN(Algorithm):
     @classmethod
     def default_policy_class(cls, config: AlgorithmConfig) -> type[TFPolicy]:
         """Returns the class of policies that name none."""
-        del config
-        return DQNTF2Policy
+        return DQNTF1Policy if config.framework_str == "tf" else DQNTF2Policy
 
     def setup(self) -> None:
         """Makes the replay buffer."""

@@ -32,6 +32,7 @@ _GROUPS = {
     "weights": "weights",
     "target_weights": "target",
     "filter": "filter",
+    "reward_filter": "reward_filter",
     "_optimizer_variables": "optimizer",
 }
 """Keys of a state that hold arrays by name, and their groups of array files."""

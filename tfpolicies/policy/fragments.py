@@ -24,8 +24,8 @@ class Fragments:
         open_inputs: what acting reads after these steps: the observation leaves reached, the
             actions and rewards of the steps, the memory; `[K, ...]` each.
         added: what postprocessing adds, `[N, T, ...]` arrays by name; it may replace columns.
-        reached: int `[N, T]`, set by postprocessing where a row's `new_obs` is to be that of a
-            later step; None where each keeps its own.
+        reached: int `[N, T]`, set by postprocessing: the step whose `new_obs` each row takes; None
+            where each keeps its own.
     """
 
     columns: Mapping[str, np.ndarray]

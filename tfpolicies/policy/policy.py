@@ -247,6 +247,34 @@ class Policy(abc.ABC):
         del unsquash, clip
         return action
 
+    # -- what samplers tell -------------------------------------------------------------------
+
+    follows_episodes = False
+    """Whether `next_episode` must be called when an episode ends."""
+
+    def next_episode(self) -> None:  # noqa: B027 - most policies act alike in every episode
+        """Is called where an episode ended and the next one begins."""
+
+    def observe(self, obs: Sequence[np.ndarray], columns: Mapping[str, np.ndarray]) -> None:
+        """Takes in the rows of a sample before anything is made of them; does nothing here.
+
+        Args:
+            obs: observation leaves, `[N, T, ...]` each.
+            columns: the other columns, `[N, T, ...]` each; rewards are the environment's.
+        """
+        del obs, columns
+
+    def scaled_rewards(self, rewards: np.ndarray) -> np.ndarray:
+        """Returns rewards as learning is to see them; here as they are."""
+        return rewards
+
+    def act_like(self, other: Policy) -> None:
+        """Takes over from a policy of the same kind all that acting depends on."""
+        self.set_weights(other.get_weights())
+
+    def flush_filters(self) -> None:  # noqa: B027
+        """Lets running statistics take effect, between two rounds of training."""
+
     # -- trajectories -------------------------------------------------------------------------
 
     def has_own_postprocessing(self) -> bool:

@@ -11,6 +11,7 @@ import numpy as np
 from tfpolicies.errors import WeightsError
 from tfpolicies.exploration.exploration import Exploration
 from tfpolicies.models.filters import MeanStdFilter
+from tfpolicies.models.running_filter import RunningFilter
 from tfpolicies.program.program import Program
 from tfpolicies.state import PolicyState, StateLayout
 
@@ -72,7 +73,8 @@ class Owned:
         program: what the policy shares with its kind.
         state: its variables, hyper-parameters, generator and counters.
         exploration: its exploration.
-        observation_filter: its running statistics of observations, if it has a filter.
+        filters: its running statistics, by the key of a state: `filter` of observations,
+            `reward_filter` of rewards.
         aliases: by the key of a state, the hyper-parameter that stands under it.
     """
 
@@ -81,13 +83,13 @@ class Owned:
         program: Program,
         state: PolicyState,
         exploration: Exploration,
-        observation_filter: MeanStdFilter | None,
+        filters: Mapping[str, RunningFilter],
         aliases: Mapping[str, str],
     ) -> None:
         self.program = program
         self.state = state
         self.exploration = exploration
-        self.filter = observation_filter
+        self.filters = filters
         self.aliases = aliases
 
     def get(self) -> dict[str, Any]:
@@ -98,8 +100,7 @@ class Owned:
         found: dict[str, Any] = {"weights": state.copy_of("model")}
         if layout.of("target"):
             found["target_weights"] = state.copy_of("target")
-        if self.filter is not None:
-            found["filter"] = self.filter.get_state()
+        found |= {name: running.get_state() for name, running in self.filters.items()}
         found |= {key: hyper.pop(name) for key, name in self.aliases.items()}
         return {
             **found,
@@ -127,8 +128,9 @@ class Owned:
             shared = self.exploration.transform
             trial = copy.deepcopy(self.exploration, {id(shared): shared})
             trial.set_state(given["_exploration_state"])
-        if self.filter is not None and "filter" in given:
-            self.filter.snapshot().set_state(given["filter"])
+        for name, running in self.filters.items():
+            if name in given:
+                running.snapshot().set_state(given[name])
         _check_generator(state.rng, given.get("rng"))
         timestep, updates = map(int, counters)
         return Checked(self._arrays(given), self._hyper(given), timestep, updates)
@@ -168,27 +170,26 @@ class Owned:
         checked, state = self.checked(given), self.state
         if "_exploration_state" in given:
             self.exploration.set_state(given["_exploration_state"])
-        if self.filter is not None and "filter" in given:
-            self.filter.set_state(given["filter"])
+        for name, running in self.filters.items():
+            if name in given:
+                running.set_state(given[name])
         if given.get("rng") is not None:
             state.rng.bit_generator.state = given["rng"]
         state.write(checked.arrays)
-        self.apply_filter()
+        observed = self.filters.get("filter")
+        if isinstance(observed, MeanStdFilter):
+            self.apply_filter(observed)
         state.hyper[...] = checked.hyper
         state.global_timestep = checked.global_timestep
         state.num_grad_updates = checked.num_grad_updates
 
-    def apply_filter(self) -> None:
-        """Writes the filter's frozen statistics to where acting and learning read them."""
-        if self.filter is not None:
-            frozen = [array for scaling in self.filter.tensors() for array in scaling]
-            slots = self.program.layout.of("filter")
-            self.state.write(
-                {
-                    slot.key: array.reshape(slot.shape)
-                    for slot, array in zip(slots, frozen, strict=True)
-                }
-            )
+    def apply_filter(self, observed: MeanStdFilter) -> None:
+        """Writes a filter's frozen statistics to where acting and learning read them."""
+        frozen = [array for scaling in observed.tensors() for array in scaling]
+        slots = self.program.layout.of("filter")
+        self.state.write(
+            {slot.key: x.reshape(slot.shape) for slot, x in zip(slots, frozen, strict=True)}
+        )
 
 
 def _check_generator(rng: np.random.Generator, given: Any) -> None:
