@@ -27,6 +27,7 @@ FLOORS = {
     "export": 2.5,
     "policy": 3,
     "rollout": 4,
+    "testing": 4,
     "algorithms": 5,
     "cli": 6,
     "__main__": 7,

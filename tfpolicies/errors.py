@@ -10,8 +10,6 @@ Each class is also a builtin, so that code which catches the builtin keeps worki
     │   └── UnsupportedSpaceError
     ├── ModelError (ValueError)               a Keras model that does not fit the policy
     │   └── ModelSettingError (ConfigError)       a setting of the `model` config
-
-
     ├── ModelImportError (ValueError)         a file of weights that is damaged or does not fit
     │   └── MissingModelFileError (FileNotFoundError)
     ├── ObservationError (ValueError)         observations that do not fit the space
@@ -20,12 +18,14 @@ Each class is also a builtin, so that code which catches the builtin keeps worki
     │   ├── MissingColumnError (KeyError)
     │   └── BatchUsageError (AssertionError)
     ├── UsageError (ValueError, AssertionError)   arguments that exclude each other
+    ├── NotOfferedError (NotImplementedError)     a method that this class of policies lacks
     ├── PolicyOwnedError (AttributeError)     traced code that read what belongs to one policy
     ├── UnknownPolicyError (KeyError)         a policy id that nobody holds
     ├── EnvError (ValueError)                 an environment that is unknown or breaks its contract
     ├── CheckpointError (ValueError)          a checkpoint that is missing, foreign or damaged
-    └── ExportError (ValueError)              an artefact that failed or does not agree
-        └── MissingPackageError (RuntimeError)    an export that needs a package not installed
+    ├── ExportError (ValueError)              an artefact that failed or does not agree
+    │   └── MissingPackageError (RuntimeError)    an export that needs a package not installed
+    └── PolicyCheckError (AssertionError)     a policy that breaks the contract of policies
 """
 
 from __future__ import annotations
@@ -102,6 +102,10 @@ class UsageError(TfPoliciesError, ValueError, AssertionError):
     """Arguments of one call exclude each other or have the wrong form."""
 
 
+class NotOfferedError(TfPoliciesError, NotImplementedError):
+    """A method that another class of policies has was called on one that lacks it."""
+
+
 class PolicyOwnedError(TfPoliciesError, AttributeError):
     """Traced code read something that belongs to one policy and not to its Program."""
 
@@ -126,6 +130,10 @@ class ExportError(TfPoliciesError, ValueError):
 
 class MissingPackageError(ExportError, RuntimeError):
     """An export needs a package that is not installed."""
+
+
+class PolicyCheckError(TfPoliciesError, AssertionError):
+    """A policy breaks the contract that `tfpolicies.testing.check_policy` holds it to."""
 
 
 def near_matches(name: str, known: Iterable[str], limit: int = 3) -> str:

@@ -64,9 +64,8 @@ class Algorithm:
         logger.setLevel(config.log_level if config.log_level != "WARN" else logging.WARNING)
         made = config["callbacks"]
         self.callbacks: DefaultCallbacks = DefaultCallbacks() if made is None else made()
-        self.worker = RolloutWorker(
-            config=config, default_policy_class=self.default_policy_class(config)
-        )
+        self.worker = self._local_worker(config)
+        self.worker.flushes_filters = False
         self.evaluation_worker: RolloutWorker | None = None
         self.iteration = 0
         self.counters = {
@@ -88,6 +87,15 @@ class Algorithm:
         self._record_resolved()
         self._announce()
         self.callbacks.on_algorithm_init(algorithm=self)
+
+    def _local_worker(self, config: AlgorithmConfig) -> RolloutWorker:
+        """Returns a worker in this process; its sessions may have settings of their own."""
+        default_class, given = self.default_policy_class(config), config
+        if config.local_tf_session_args:
+            given = config.copy(copy_frozen=False)
+            given.framework(tf_session_args=config.local_tf_session_args)
+            config.freeze()
+        return RolloutWorker(config=given, default_policy_class=default_class)
 
     # -- what subclasses say ------------------------------------------------------------------
 
@@ -210,6 +218,7 @@ class Algorithm:
                 "num_grad_updates_per_policy": updates,
             }
         )
+        self.worker.flush_filters()
         return learner
 
     def _result(
@@ -277,7 +286,7 @@ class Algorithm:
         self.callbacks.on_evaluate_start(algorithm=self)
         worker = self._evaluation()
         for policy_id, policy in self.worker.policy_map.items():
-            worker.get_policy(policy_id).set_weights(policy.get_weights())
+            worker.get_policy(policy_id).act_like(policy)
         by_episodes = self.config.evaluation_duration_unit == "episodes"
         played: list[RolloutMetrics] = []
         remaining = self.config.evaluation_duration if duration_fn is None else duration_fn(0)
@@ -317,9 +326,7 @@ class Algorithm:
             by_episodes = config.evaluation_duration_unit == "episodes"
             envs = config.evaluation_duration // (1 if by_episodes else _STEPS_PER_EVALUATION_ENV)
             config.rollouts(num_envs_per_worker=max(1, min(envs, _EVALUATION_ENVS)))
-            self.evaluation_worker = RolloutWorker(
-                config=config, default_policy_class=self.default_policy_class(config)
-            )
+            self.evaluation_worker = self._local_worker(config)
         return self.evaluation_worker
 
     # -- policies and actions -----------------------------------------------------------------

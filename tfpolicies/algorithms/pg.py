@@ -42,8 +42,8 @@ class PGConfig(AlgorithmConfig):
         self.rollouts(rollout_fragment_length="auto", batch_mode="complete_episodes")
 
 
-class PGTF2Policy(TFPolicy):
-    """The policy gradient on traced TensorFlow functions."""
+class PGPolicy(TFPolicy):
+    """The mathematics of the policy gradient, for any runtime."""
 
     config_class = PGConfig
 
@@ -69,11 +69,15 @@ class PGTF2Policy(TFPolicy):
         )
 
 
+class PGTF2Policy(PGPolicy):
+    """The policy gradient on traced TensorFlow functions."""
+
+
 PGTFPolicy = PGTF2Policy
 
 
-class PGTF1Policy(PGTF2Policy):
-    """The policy gradient in graph mode, in a `tf.Graph` and its own session."""
+class PGTF1Policy(PGPolicy):
+    """The policy gradient in graph mode: a `tf.Graph` and a session of its own."""
 
     runtime = "session"
 

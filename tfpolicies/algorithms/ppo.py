@@ -139,6 +139,7 @@ class PPOTFPolicy(TFPolicy):
         "kl_target",
     )
     static_keys = (*TFPolicy.static_keys, "use_critic", "use_gae")
+    state_aliases = {"current_kl_coeff": "kl_coeff"}
 
     @classmethod
     def wants_value(cls, static: Mapping[str, Any]) -> bool:

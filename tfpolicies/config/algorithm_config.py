@@ -22,6 +22,7 @@ _MERGED = {
     "optimizer": False,
     "evaluation_config": False,
     "tf_session_args": False,
+    "local_tf_session_args": False,
     "exploration_config": False,
     "replay_buffer_config": False,
 }

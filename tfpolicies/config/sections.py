@@ -100,6 +100,7 @@ class Rollouts:
     batch_mode: str = "truncate_episodes"  # or "complete_episodes"
     compress_observations: bool | str = False  # True: row by row; "bulk": a column at once
     observation_filter: str = "NoFilter"  # or "MeanStdFilter": normalised by running statistics
+    reward_filter: str = "NoFilter"  # or "MeanStdFilter": learned from at a running scale
 
     def __post_init__(self) -> None:
         workers, envs = self.num_rollout_workers, self.num_envs_per_worker
@@ -112,6 +113,8 @@ class Rollouts:
         check(self.batch_mode in modes, "batch_mode", f"one of {modes}", self.batch_mode)
         filters, chosen = ("NoFilter", *MEAN_STD_FILTERS), self.observation_filter
         check(chosen in filters, "observation_filter", f"one of {filters}", chosen)
+        scaled = self.reward_filter
+        check(scaled in filters, "reward_filter", f"one of {filters}", scaled)
         compress = self.compress_observations
         check(
             compress in (True, False, "bulk"), "compress_observations", "a bool, 'bulk'", compress
@@ -164,12 +167,14 @@ class Framework:
             "allow_soft_placement": True,
         }
     )  # of sessions in graph mode: fields of tf.compat.v1.ConfigProto
+    local_tf_session_args: Mapping[str, Any] = field(default_factory=dict)  # on top, this process
 
     def __post_init__(self) -> None:
         frameworks = ("tf", "tf2")
         check(self.framework in frameworks, "framework", f"one of {frameworks}", self.framework)
-        arguments = self.tf_session_args
-        check(isinstance(arguments, Mapping), "tf_session_args", "a dict", arguments)
+        for name in ("tf_session_args", "local_tf_session_args"):
+            value = getattr(self, name)
+            check(isinstance(value, Mapping), name, "a dict of ConfigProto's fields", value)
         check_bools(self, "eager_tracing")
         runtimes = ("auto", "tf", "onnx")
         check(self.inference in runtimes, "inference", f"one of {runtimes}", self.inference)
@@ -249,9 +254,10 @@ class Checkpointing:
     """What happens at a checkpoint."""
 
     new_episodes_at_checkpoint: bool = False  # start new episodes, so that a resumed run is equal
+    export_native_model_files: bool = False  # a SavedModel beside each checkpoint of a policy
 
     def __post_init__(self) -> None:
-        check_bools(self, "new_episodes_at_checkpoint")
+        check_bools(self, "new_episodes_at_checkpoint", "export_native_model_files")
 
 
 @dataclass(frozen=True, kw_only=True)

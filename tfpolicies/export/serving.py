@@ -203,7 +203,7 @@ def _rows(x: tf.Tensor) -> tf.Tensor:
 
 
 def _unfolded(x: tf.Tensor, leading: tf.Tensor) -> tf.Tensor:
-    return tf.reshape(x, tf.concat([leading, tf.constant(x.shape[1:], tf.int32)], axis=0))
+    return tf.reshape(x, tf.concat([leading, tf.constant(x.shape[1:].as_list(), tf.int32)], axis=0))
 
 
 def _plain(key: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import keras
@@ -24,6 +24,8 @@ class PolicyKind(Policy):
     """
 
     config_class: type[AlgorithmConfig] = AlgorithmConfig
+    state_aliases: ClassVar[dict[str, str]] = {}
+    """Keys of a state, and the hyper-parameters that stand under them instead of their names."""
     runtime: str = "function"  # traced functions; "session": graph mode
     hyperparameters: tuple[str, ...] = ("lr", "gamma", "grad_clip")
     static_keys: tuple[str, ...] = (
@@ -85,6 +87,11 @@ class PolicyKind(Policy):
         It runs behind `loss` and may read what that set on `self`, per row too.
         """
         return {}
+
+    @classmethod
+    def has_loss(cls) -> bool:
+        """Whether the class says how it learns."""
+        return cls.loss is not PolicyKind.loss
 
     @classmethod
     def adds_outputs(cls) -> bool:

@@ -13,6 +13,7 @@ from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.config.callbacks import overrides
 from tfpolicies.errors import BatchError, WeightsError
 from tfpolicies.policy.learning_batches import dummy_batch, learning_columns
+from tfpolicies.policy.policy import require_loaded
 from tfpolicies.program.minibatches import draw_minibatches
 from tfpolicies.program.program import Program
 from tfpolicies.state import PolicyState
@@ -148,16 +149,10 @@ class Learning:
         Raises:
             BatchError: if no batch is loaded, or `offset` lies behind its end.
         """
-        columns = self._buffers.get(buffer_index)
-        if columns is None:
-            raise BatchError(
-                f"Buffer {buffer_index} is empty: you must call load_batch_into_buffer before "
-                "learn_on_loaded_batch."
-            )
         rows = self.rows_loaded(buffer_index)
+        require_loaded(rows, offset if size < rows else 0, buffer_index)
+        columns = self._buffers[buffer_index]
         if size < rows:
-            if not 0 <= offset < rows:
-                raise BatchError(f"offset must be in [0, {rows}), got {offset}.")
             items = self.program.items_between(columns, offset, offset + size)
             columns = tf.nest.map_structure(lambda x: x[items], columns)
         custom = self._announced(columns)

@@ -12,29 +12,33 @@ import numpy as np
 
 from tfpolicies.batch.leaves import map_leaves
 from tfpolicies.batch.sample_batch import SampleBatch
-from tfpolicies.config.read_only import copied
 from tfpolicies.config.sections import is_number
 from tfpolicies.errors import (
     BatchError,
     ConfigError,
-    WeightsError,
+    UsageError,
 )
 from tfpolicies.exploration.making import make_exploration
 from tfpolicies.export.onnx_file import export_onnx
 from tfpolicies.export.result import ExportResult
 from tfpolicies.export.saved_model import export_saved_model
+from tfpolicies.models.filters import MeanStdFilter, RewardFilter
 from tfpolicies.models.spaces import nest
-from tfpolicies.policy import checkpoints, states
+from tfpolicies.models.weight_mapping import MappingReport, match_weights
 from tfpolicies.policy.acting import Acting
 from tfpolicies.policy.fragments import Fragments
 from tfpolicies.policy.identity import complete_config, derived_seed
 from tfpolicies.policy.kind import PolicyKind
 from tfpolicies.policy.learning import Learning
 from tfpolicies.policy.policy import ActionBatch
+from tfpolicies.policy.states import Owned, matched
+from tfpolicies.policy.views import read_views
 from tfpolicies.program.program import Program
 from tfpolicies.program.runtimes.session import session_creator
 from tfpolicies.program.spec import ProgramSpec, static_settings
 from tfpolicies.schedules import piecewise_linear
+from tfpolicies.state import ACTING
+from tfpolicies.storage.keras_h5 import read_keras_weights
 
 
 class TFPolicy(PolicyKind):
@@ -98,6 +102,17 @@ class TFPolicy(PolicyKind):
         self.program.runtime.open_sessions_with(self._state, create)
         self._acting = Acting(self.program, self._state, self.exploration, self.config)
         self._learning = Learning(self, self.program, self._state)
+        self.filter = MeanStdFilter(observation_space, spec.filtered) if spec.filtered else None
+        scaled = complete["reward_filter"] != "NoFilter"
+        self.reward_filter = RewardFilter() if scaled else None
+        filters = {"filter": self.filter, "reward_filter": self.reward_filter}
+        self._owned = Owned(
+            self.program,
+            self._state,
+            self.exploration,
+            {name: found for name, found in filters.items() if found is not None},
+            self.state_aliases,
+        )
 
     # -- facts --------------------------------------------------------------------------------
 
@@ -116,10 +131,18 @@ class TFPolicy(PolicyKind):
         """Rows acted on so far, or what `on_global_var_update` said last."""
         return self._state.global_timestep
 
+    @global_timestep.setter
+    def global_timestep(self, value: int) -> None:
+        self._state.global_timestep = value
+
     @property
     def num_grad_updates(self) -> int:
         """Minibatch updates done so far."""
         return self._state.num_grad_updates
+
+    @num_grad_updates.setter
+    def num_grad_updates(self, value: int) -> None:
+        self._state.num_grad_updates = value
 
     @property
     def generator(self) -> np.random.Generator:
@@ -138,7 +161,7 @@ class TFPolicy(PolicyKind):
         return self.program.model_of(self._state)
 
     def make_rl_module(self) -> keras.Model:
-        """Returns the policy's Keras model: here the model is the module."""
+        """Returns the policy's Keras model: here the model is the module; see `model`."""
         return self.model
 
     def to_keras(self) -> keras.Model:
@@ -395,8 +418,18 @@ class TFPolicy(PolicyKind):
         Raises:
             BatchError: if no batch is loaded, or `offset` lies behind its end.
         """
-        size = self.config.get("sgd_minibatch_size") or self.config["train_batch_size"]
-        return self._learning.loaded(offset, buffer_index, size)
+        return self._learning.loaded(offset, buffer_index, self._minibatch_size())
+
+    def init_view_requirements(self) -> None:
+        """Adds requirements for the columns that this policy reads; those there already are kept.
+
+        A small batch of zeros is postprocessed and, if the class has a loss, learned from without
+        an update: columns that acting does not read are not used for it, likewise for training, and
+        what nobody reads is left out.
+        """
+        given = dict(self._views or {})
+        super().init_view_requirements()
+        self._views = {**read_views(self, self._views or {}), **given}
 
     # -- trajectories -------------------------------------------------------------------------
 
@@ -441,7 +474,7 @@ class TFPolicy(PolicyKind):
         Raises:
             WeightsError: if number or shapes differ; nothing is changed then.
         """
-        self._state.write(states.matched(self.program.layout, weights, "model", "weights"))
+        self._state.write(matched(self.program.layout, weights, "model", "weights"))
         self._state.copy_part("model", "target", 1.0)
 
     def hyper(self, name: str) -> float:
@@ -464,109 +497,86 @@ class TFPolicy(PolicyKind):
     def get_state(self) -> dict[str, Any]:
         """Returns everything that `set_state` restores, as copies.
 
-        Keys: `weights`, `target_weights` (empty without a target network),
-        `_optimizer_variables`, `global_timestep`, `num_grad_updates`, `hyperparameters`, `rng` (the
-        generator's state) and `policy_spec`.
+        Keys: `weights`; `target_weights` with a target network; `filter`, the running statistics of
+        observations, with a filter; `_optimizer_variables`; `_exploration_state`;
+        `global_timestep`; `num_grad_updates`; `hyperparameters`, those of `state_aliases` under
+        their aliases; `rng`, the generator's state; `connector_configs` with connectors; and
+        `policy_spec`.
         """
-        return {
-            **states.state_of(self.program, self._state),
-            "policy_spec": {
-                "policy_class": type(self),
-                "observation_space": self.observation_space,
-                "action_space": self.action_space,
-                "config": copied(self.config),
-            },
-        }
+        return {**super().get_state(), **self._owned.get()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restores what `get_state` returned; everything is checked before anything changes.
 
-        `policy_spec` is not applied: a policy keeps its spaces and config.
+        The policy keeps its own spaces and config, whatever `policy_spec` says: config and Program
+        belong together. `from_state` makes a policy of the state's config.
 
         Raises:
             KeyError: if `weights` or `global_timestep` is missing.
-            WeightsError: if an array does not fit.
+            WeightsError: if a part does not fit; nothing is changed then.
+            ConfigError: if the connectors' state is malformed; likewise.
         """
-        states.restore_state(self.program, self._state, state)
+        self.check_state(state)
+        self._owned.restore(state)
+        self.restore_connectors(state)
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Checks that a state fits, and changes nothing.
+        """Checks that a state fits, and changes nothing; see `set_state` for the errors."""
+        self._owned.checked(state)
+        super().check_state(state)
 
-        Raises:
-            KeyError: if `weights` or `global_timestep` is missing.
-            WeightsError: if an array does not fit.
+    @property
+    def follows_episodes(self) -> bool:  # type: ignore[override]
+        """Whether the exploration acts alike for a whole episode, as parameter noise does."""
+        return self.exploration.needs_complete_episodes
+
+    def next_episode(self) -> None:
+        """Tells the exploration that an episode ended and the next one begins."""
+        self.exploration.on_episode_end()
+        self.exploration.on_episode_start()
+
+    def observe(self, obs: Sequence[np.ndarray], columns: Mapping[str, np.ndarray]) -> None:
+        """Takes the rows of a sample into the filters, from their next flush on."""
+        rows = [leaf.reshape(-1, *leaf.shape[2:]) for leaf in obs]
+        if self.filter is not None:
+            self.filter.observe(rows)
+        if self.reward_filter is not None:
+            self.reward_filter.observe(columns["rewards"])
+        if self.follows_episodes:
+            ports = self.program.ports
+            more = [columns[port.name] for port in (*ports.prev, *ports.states)]
+            more.append(columns["action_dist_inputs"])
+            *others, disturbed = (x.reshape(-1, *x.shape[2:]) for x in more)
+            self.exploration.adapt(self._acting.dist_inputs([*rows, *others]), disturbed)
+
+    def scaled_rewards(self, rewards: np.ndarray) -> np.ndarray:
+        """Returns rewards at the running scale of the reward filter, if there is one."""
+        return rewards if self.reward_filter is None else self.reward_filter(rewards)
+
+    def flush_filters(self) -> None:
+        """Lets what was observed take effect: in acting, in learning, in exports."""
+        if self.reward_filter is not None:
+            self.reward_filter.flush()
+        if self.filter is not None and self.filter.pending_count:
+            self.filter.flush()
+            self.apply_filter()
+
+    def act_like(self, other: Any) -> None:
+        """Takes over weights, filter and time step of a policy of the same kind."""
+        if not isinstance(other, TFPolicy):
+            raise UsageError(f"{self!r} cannot act like {other!r}, which is of another kind.")
+        for part in ACTING:
+            self._state.write(other._state.copy_of(part))
+        self._state.copy_part("model", "target", 1.0)
+        self._state.global_timestep = other.global_timestep
+
+    def apply_filter(self) -> None:
+        """Acts and learns with `filter`'s present statistics from now on; call it after a change.
+
+        Does nothing for a policy without a filter.
         """
-        states.checked_state(self.program, self._state, state)
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> TFPolicy:
-        """Returns a new policy of the class, spaces and config in a state of `get_state`.
-
-        Raises:
-            WeightsError: if the state has no `policy_spec`.
-        """
-        spec = state.get("policy_spec")
-        if spec is None:
-            raise WeightsError(
-                "No `policy_spec` key in the state; only a state of `get_state()` makes a policy."
-            )
-        policy_class = spec["policy_class"]
-        policy = policy_class(spec["observation_space"], spec["action_space"], spec["config"])
-        policy.set_state(state)
-        return policy
-
-    def export_checkpoint(
-        self,
-        export_dir: str | os.PathLike[str],
-        filename_prefix: Any = None,
-        *,
-        policy_state: Mapping[str, Any] | None = None,
-        checkpoint_format: str = "json",
-    ) -> None:
-        """Writes a checkpoint into a folder: `policy.json` and HDF5 files, no pickle.
-
-        Killed at any instant, it leaves the folder's old or new checkpoint whole.
-
-        Args:
-            export_dir: the folder, made if it is missing.
-            filename_prefix: must be None.
-            policy_state: a state of `get_state` to write instead of the present one.
-            checkpoint_format: "json", the only one.
-
-        Raises:
-            ConfigError: for another format, or a `filename_prefix`.
-            CheckpointError: if it cannot be written.
-        """
-        if filename_prefix is not None:
-            raise ConfigError("filename_prefix is no longer used; name the folder instead.")
-        if checkpoint_format != "json":
-            raise ConfigError(f"checkpoint_format must be 'json', got {checkpoint_format!r}.")
-        checkpoints.write_policy_checkpoint(self, export_dir, policy_state)
-
-    @classmethod
-    def from_checkpoint(
-        cls,
-        checkpoint: str | os.PathLike[str],
-        policy_ids: Sequence[str] | None = None,
-        *,
-        config: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Returns the policy of a checkpoint, or the policies of an algorithm's checkpoint by id.
-
-        Nothing in the file is executed. A class of your own is found by calling this on it; what a
-        file cannot hold (a callback class, a model with layers of your own) is given in `config`.
-
-        Args:
-            checkpoint: the folder, or what `Algorithm.save` returned.
-            policy_ids: of an algorithm's checkpoint, only these.
-            config: settings that replace stored ones.
-
-        Raises:
-            CheckpointError: if it is missing, damaged or foreign; the message names the file.
-            UnknownPolicyError: if one of `policy_ids` is not in it.
-        """
-        path = checkpoints.path_of(checkpoint)
-        return checkpoints.load_policies(path, policy_ids, cls, config)
+        if self.filter is not None:
+            self._owned.apply_filter(self.filter)
 
     # -- export -------------------------------------------------------------------------------
 
@@ -595,16 +605,44 @@ class TFPolicy(PolicyKind):
             return export_onnx(self.program, self._state, export_dir)
         return export_onnx(self.program, self._state, export_dir, opset=onnx)
 
+    def import_model_from_h5(
+        self, import_file: str | os.PathLike[str], *, allow_missing: bool = False
+    ) -> MappingReport:
+        """Takes over the weights of a Keras file: `.h5`, `.weights.h5` or `.keras`.
+
+        Layers are matched by their names, else by their places and order; a target network becomes
+        equal to the model. The optimizer keeps its state.
+
+        Args:
+            import_file: what Keras 2 or Keras 3 saved. Nothing in it is executed.
+            allow_missing: accept a file without weights for some layers of the model, which keep
+                theirs: a plain classifier for a policy that has a critic, too.
+
+        Returns:
+            Which array of the file went where; `print` it.
+
+        Raises:
+            MissingModelFileError: if there is no such file; also a FileNotFoundError.
+            ModelImportError: if it is damaged or does not fit; nothing is changed then.
+        """
+        keys = [slot.key for slot in self.program.layout.of("model")]
+        source = read_keras_weights(import_file)
+        model = self.program.functions.network.model
+        found = match_weights(
+            source, model, keys, os.fspath(import_file), allow_missing=allow_missing
+        )
+        self._state.write(found.arrays)
+        self._state.copy_part("model", "target", 1.0)
+        return found.report
+
     def on_global_var_update(self, global_vars: Mapping[str, Any]) -> None:
         """Takes over the run's counters and moves schedules to its time step.
 
         Args:
             global_vars: `timestep`, and `num_grad_updates` if it is to change.
         """
-        self._state.global_timestep = int(global_vars["timestep"])
-        if global_vars.get("num_grad_updates") is not None:
-            self._state.num_grad_updates = int(global_vars["num_grad_updates"])
-        self.update_schedules(self._state.global_timestep)
+        super().on_global_var_update(global_vars)
+        self.update_schedules(self.global_timestep)
 
     def update_schedules(self, timestep: int) -> None:
         """Sets each hyper-parameter that has a `<name>_schedule` to its value at `timestep`.

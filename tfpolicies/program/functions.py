@@ -358,4 +358,4 @@ def _dtype(variable: Any) -> str:
 
 
 def _tf_variable(variable: Any) -> Any:
-    return variable.value if hasattr(variable, "value") else variable
+    return variable if isinstance(variable, tf.Variable) else variable.value

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.core.protobuf import config_pb2
 
 from tfpolicies.errors import ConfigError, ModelError
 from tfpolicies.program.functions import ActInputs, ActOutputs, ProgramFunctions
@@ -22,19 +23,12 @@ from tfpolicies.program.outputs import ActLayout
 from tfpolicies.program.runtimes.runtime import FlatActing, Resident, Runtime
 from tfpolicies.state import PolicyState, StateLayout
 
-SESSION_ARGS: dict[str, Any] = {
-    "intra_op_parallelism_threads": 2,
-    "inter_op_parallelism_threads": 2,
-    "gpu_options": {"allow_growth": True},
-    "log_device_placement": False,
-    "device_count": {"CPU": 1},
-    "allow_soft_placement": True,
-}
-"""The fields of a session's `tf.compat.v1.ConfigProto` that `tf_session_args` leaves open."""
-
 
 def session_creator(session_args: Mapping[str, Any]) -> Callable[[], Any]:
-    """Returns what makes a session on the default graph with these fields of a `ConfigProto`.
+    """Returns what makes a session on the default graph.
+
+    Args:
+        session_args: fields of its `tf.compat.v1.ConfigProto`.
 
     Sessions share a pool of threads of their own: TensorFlow's global one would keep, for the whole
     process, the size that its first session asked for.
@@ -66,13 +60,12 @@ class _GraphFunction:
         self._function = function
         self._signature = list(signature)
         self._jit = jit
-        self.feeds: list[Any] = []
-        self.fetches: list[Any] = []
+        self.options: Any = None
         self._structure: Any = None
 
     def trace(self) -> None:
         """Puts the function into the graph if it is not there yet."""
-        if self.fetches:
+        if self.options is not None:
             return
         with self._graph.as_default():
             given = tf.nest.map_structure(
@@ -81,8 +74,9 @@ class _GraphFunction:
             # A function orders its assignments by itself, which a plain v1 graph does not.
             function = tf.function(self._run, jit_compile=self._jit or None, autograph=False)
             self._structure = function(*given)
-            self.feeds = tf.nest.flatten(given)
-            self.fetches = tf.nest.flatten(self._structure)
+            self.options = _callable_options(
+                tf.nest.flatten(given), tf.nest.flatten(self._structure)
+            )
 
     def _run(self, *given: Any) -> Any:
         found = self._function(*given)
@@ -91,6 +85,14 @@ class _GraphFunction:
     def nested(self, arrays: Sequence[np.ndarray]) -> Any:
         """Returns flat results in the structure that the function gives."""
         return tf.nest.pack_sequence_as(self._structure, arrays)
+
+
+def _callable_options(feeds: Sequence[Any], fetches: Sequence[Any]) -> Any:
+    options = config_pb2.CallableOptions()
+    options.feed.extend(tensor.name for tensor in feeds)
+    options.fetch.extend(tensor.name for tensor in fetches)
+    options.run_options.inter_op_thread_pool = -1  # in the caller's thread: nothing to wake up
+    return options
 
 
 class _PolicySession:
@@ -129,7 +131,8 @@ class _PolicySession:
         """Runs a function that was traced on flat inputs; returns its flat results."""
         call = self._callables.get(function)
         if call is None:
-            call = self.opened().make_callable(function.fetches, function.feeds)
+            # `make_callable` takes ten times as long per call as this, which is under it.
+            call = self.opened()._make_callable_from_options(function.options)
             self._callables[function] = call
         return call(*arrays)
 
@@ -182,6 +185,12 @@ class SessionRuntime(Runtime):
         flat, signatures = FlatActing(in_graph, layout, act), self.signatures
         given = signatures.act
         self._act = self._function(lambda *x: flat.many(None, ActInputs(*x)), given)
+        self._act_one: Any = None
+        if functions.spec.static["jit_compile"] is not False:
+            one_row = signatures.one_row
+            self._act_one = self._function(
+                lambda *x: flat.one(None, ActInputs(*x)), one_row, jit=True
+            )
         self._log_likelihoods = self._function(
             lambda *x: flat.log_likelihoods(None, *x), [given.inputs, signatures.actions]
         )
@@ -213,7 +222,7 @@ class SessionRuntime(Runtime):
 
     def _held(self, state: PolicyState) -> _PolicySession:
         if state not in self._sessions:
-            self.open_sessions_with(state, session_creator(SESSION_ARGS))
+            self.open_sessions_with(state, session_creator({}))
         return self._sessions[state]
 
     def _loaded(self, state: PolicyState) -> _PolicySession:
@@ -232,7 +241,13 @@ class SessionRuntime(Runtime):
         params: np.ndarray,
     ) -> ActOutputs:
         """Acts for `state`; see `ActInputs`. Returns NumPy arrays."""
-        return self._act_layout.unpack(self._called(self._act, state, [*inputs, noise, params]))
+        given = [*inputs, noise, params]
+        if len(noise) == 1 and self._act_one is not None:
+            try:
+                return self._act_layout.unpack(self._called(self._act_one, state, given))
+            except tf.errors.OpError:  # XLA does not know one of the model's operations
+                self._act_one = None
+        return self._act_layout.unpack(self._called(self._act, state, given))
 
     def log_likelihoods(
         self,
@@ -245,7 +260,7 @@ class SessionRuntime(Runtime):
 
     def _called(self, function: Any, state: PolicyState, arrays: Sequence[Any]) -> list[np.ndarray]:
         held = self._loaded(state)
-        if not function.fetches:
+        if function.options is None:
             with self._lock:
                 function.trace()
         return held.run(function, arrays)

@@ -1,0 +1,7 @@
+"""What users need to test policies of their own: `check_policy`, batches, environments."""
+
+from tfpolicies.testing.batches import random_batch
+from tfpolicies.testing.checking import check_policy
+from tfpolicies.testing.report import CheckReport, CheckResult
+
+__all__ = ["CheckReport", "CheckResult", "check_policy", "random_batch"]

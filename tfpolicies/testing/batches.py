@@ -1,0 +1,101 @@
+"""Training batches without an environment: a policy acts on random observations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tfpolicies.batch.sample_batch import SampleBatch, concat_samples
+from tfpolicies.errors import UsageError
+from tfpolicies.export.verify import random_inputs
+from tfpolicies.models.ports import action_ports
+from tfpolicies.models.spaces import action_leaves, nest
+from tfpolicies.policy.policy import Policy
+from tfpolicies.policy.session import Memory
+from tfpolicies.testing.subject import ports_of, random_masks
+
+
+def random_batch(policy: Policy, rows: int, *, length: int = 25, seed: int = 0) -> SampleBatch:
+    """Returns a batch to train on, as a sampler would give it for random observations.
+
+    Trajectories of `length` steps (the last one may be shorter) end alternately by termination and
+    by truncation. The policy explores, keeps its memory from step to step, and postprocesses each
+    trajectory. Acting counts as it does in a rollout: the generator and the time step move on.
+
+    Args:
+        policy: any policy.
+        rows: of the batch, at least 1.
+        length: of the trajectories.
+        seed: of observations and rewards.
+
+    Raises:
+        UsageError: if `rows` or `length` is below 1.
+
+    >>> import gymnasium as gym
+    >>> from tfpolicies import Policy
+    >>> class Zeros(Policy):
+    ...     def compute_actions(self, obs_batch, state_batches=None, **kwargs):
+    ...         return np.zeros(len(obs_batch), int), [], {}
+    >>> policy = Zeros(gym.spaces.Box(-1, 1, (3,)), gym.spaces.Discrete(2), {})
+    >>> batch = random_batch(policy, 30)
+    >>> batch.count, batch["obs"].shape, batch["truncateds"].nonzero()[0]
+    (30, (30, 3), array([29]))
+    """
+    if rows < 1 or length < 1:
+        raise UsageError(f"rows and length must be at least 1, got {rows} and {length}.")
+    rng = np.random.default_rng(seed)
+    length = min(length, rows)
+    count = -(-rows // length)
+    rewards = rng.standard_normal((count, length)).astype(np.float32)
+    columns = {**_acted(policy, rewards, rng), "rewards": rewards}
+    pieces, left = [], rows
+    for i in range(count):
+        steps = min(length, left)
+        left -= steps
+        ends = np.arange(steps) == steps - 1
+        piece = SampleBatch(_rows(columns, i, steps))
+        piece["terminateds"] = ends & (i % 2 == 0)
+        piece["truncateds"] = ends & (i % 2 == 1)
+        piece["t"] = np.arange(steps)
+        piece["eps_id"] = piece["unroll_id"] = np.full(steps, i)
+        piece["agent_index"] = np.zeros(steps, np.int64)
+        pieces.append(policy.postprocess_trajectory(piece, {}, None))
+    return concat_samples(pieces)  # type: ignore[return-value]
+
+
+def _acted(policy: Policy, rewards: np.ndarray, rng: np.random.Generator) -> dict[str, Any]:
+    """Acts in N environments for T steps that earn `rewards` `[N, T]`; returns the columns."""
+    count, length = rewards.shape
+    ports, found = ports_of(policy), action_leaves(policy.action_space)
+    shown = random_inputs(ports, count, length + 1, rng)[: len(ports.obs)]
+    masks = random_masks(ports, found, count * (length + 1), rng)
+    start = 0
+    for i, is_mask in enumerate(ports.is_mask):
+        if is_mask:
+            width = int(np.prod(shown[i].shape[2:]))
+            part = masks[:, start : start + width]
+            shown[i], start = part.reshape(shown[i].shape).astype(shown[i].dtype), start + width
+    memory, steps = Memory(policy, count), []
+    for t in range(length):
+        _, columns = memory.act([leaf[:, t] for leaf in shown], explore=True)
+        memory.rewarded(rewards[:, t])
+        steps.append({name: np.array(column) for name, column in columns.items()})
+    stacked = {name: np.stack([step[name] for step in steps], axis=1) for name in steps[0]}
+    names = [port.name for port in action_ports("actions", found)]
+    for prefix in ("", "prev_"):
+        if prefix + names[0] in stacked:
+            parts = [stacked.pop(prefix + name) for name in names]
+            stacked[f"{prefix}actions"] = nest(policy.action_space, parts)
+    stacked["obs"] = nest(policy.observation_space, [leaf[:, :-1] for leaf in shown])
+    stacked["new_obs"] = nest(policy.observation_space, [leaf[:, 1:] for leaf in shown])
+    return stacked
+
+
+def _rows(column: Any, i: int, steps: int) -> Any:
+    """Returns the first steps of environment `i`, of nested columns `[N, T, ...]`."""
+    if isinstance(column, dict):
+        return {key: _rows(part, i, steps) for key, part in column.items()}
+    if isinstance(column, tuple):
+        return tuple(_rows(part, i, steps) for part in column)
+    return column[i, :steps].copy()

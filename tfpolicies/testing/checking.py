@@ -1,0 +1,128 @@
+"""`check_policy`: the contract of policies as a list of named checks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tfpolicies.errors import UsageError, near_matches
+from tfpolicies.policy.policy import Policy
+from tfpolicies.testing import acting_checks, learning_checks, runtime_checks, state_checks
+from tfpolicies.testing.report import (
+    FAILED,
+    NOT_APPLICABLE,
+    PASSED,
+    Broken,
+    CheckReport,
+    CheckResult,
+    NotApplicable,
+)
+from tfpolicies.testing.subject import Subject
+
+CHECKS: dict[str, Callable[[Subject], str]] = {
+    check.__name__: check
+    for check in (
+        acting_checks.outputs,
+        acting_checks.action_space,
+        acting_checks.batch_invariance,
+        acting_checks.determinism,
+        acting_checks.memory,
+        acting_checks.masks,
+        acting_checks.log_likelihoods,
+        state_checks.aliasing,
+        state_checks.state,
+        state_checks.checkpoint,
+        learning_checks.learning,
+        learning_checks.gradients,
+        learning_checks.learner,
+        runtime_checks.traces,
+        runtime_checks.runtimes,
+        runtime_checks.exports,
+        state_checks.untouched,
+    )
+}
+"""Every check by name, in the order in which they run."""
+
+
+def check_policy(
+    policy: Policy,
+    *,
+    checks: Sequence[str] | None = None,
+    exports: bool = True,
+    rows: int = 48,
+    seed: int = 0,
+) -> CheckReport:
+    """Holds a policy, the package's or one of yours, to the contract of policies.
+
+    Actions lie in their space, rows do not influence each other, memory continues, masks are never
+    violated, nothing is aliased, states and checkpoints restore everything, seeds decide, updates
+    are finite, runtimes and exports agree, and nothing is traced twice; `CHECKS` has one function
+    for each, whose docstring says what it asks for. Whatever a policy does not have (a memory, a
+    mask, a Keras model) is reported as not applicable.
+
+    The policy itself is left as it was: checks act and learn on twins of it. Those of a hand-written
+    policy are made by `copy.deepcopy` and `set_state(get_state())`.
+
+    Args:
+        policy: any policy.
+        checks: names of `CHECKS` to run; None for all.
+        exports: whether the policy is exported as SavedModel and ONNX, which takes seconds.
+        rows: of the batches that are learned from.
+        seed: of all random inputs.
+
+    Returns:
+        The outcome of each check; `print` it.
+
+    Raises:
+        PolicyCheckError: after all checks, if some failed: which, what was expected, what was seen,
+            and the next step. It is an AssertionError, too.
+        UsageError: for an unknown name in `checks`.
+
+    >>> import gymnasium as gym, numpy as np
+    >>> class Zeros(Policy):
+    ...     def compute_actions(self, obs_batch, state_batches=None, **kwargs):
+    ...         return np.zeros(len(obs_batch), int), [], {}
+    >>> policy = Zeros(gym.spaces.Box(-1, 1, (3,)), gym.spaces.Discrete(2), {})
+    >>> print(check_policy(policy, checks=["action_space", "batch_invariance", "memory"]))
+    check_policy: Zeros
+    action_space: passed (104 actions)
+    batch_invariance: passed (largest difference 0.0e+00)
+    memory: not applicable because the policy has no memory
+    """
+    names = list(CHECKS) if checks is None else list(checks)
+    for name in names:
+        if name not in CHECKS:
+            raise UsageError(
+                f"checks has {name!r}, which is no check.{near_matches(name, CHECKS)} There are "
+                f"{', '.join(CHECKS)}."
+            )
+    subject = Subject(policy, rows=rows, seed=seed, exports=exports)
+    report = CheckReport(repr(policy), tuple(_result(name, subject) for name in names))
+    report.raise_failures()
+    return report
+
+
+def _result(name: str, subject: Subject) -> CheckResult:
+    try:
+        return CheckResult(name, PASSED, CHECKS[name](subject))
+    except NotApplicable as reason:
+        return CheckResult(name, NOT_APPLICABLE, str(reason))
+    except Broken as failure:
+        return CheckResult(name, FAILED, str(failure))
+    except Exception as error:
+        return CheckResult(name, FAILED, _unexpected(error))
+
+
+def _unexpected(error: Any) -> str:
+    trace = error.__traceback__
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    code = trace.tb_frame.f_code
+    where = f"{code.co_filename}:{trace.tb_lineno} in {code.co_name}"
+    return str(
+        Broken(
+            "no error",
+            f"{type(error).__name__}: {error}",
+            f"Look at {where}, where it was raised.",
+        )
+    )

@@ -1,0 +1,156 @@
+"""Small environments for tests of policies: each asks for one ability, and fast.
+
+They follow Gymnasium's API and are called with keyword settings.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from tfpolicies.errors import EnvError
+
+
+class MemoryEnv(gym.Env):
+    """Shows a cue at the first step and asks for it at the last one; needs a memory.
+
+    An observation is `[cue one-hot (cues), asked]`; between the first step and the last one it is
+    zeros. The answer earns 1 if it is the cue, and ends the episode; other actions earn nothing.
+    Without a memory no policy earns more than `1 / cues` on average.
+
+    Args:
+        cues: how many there are.
+        delay: steps between the cue and the question.
+
+    >>> env = MemoryEnv(cues=2, delay=1)
+    >>> cue = env.reset(seed=0)[0][:2].argmax()
+    >>> env.step(0)[0], env.step(0)[0]
+    (array([0., 0., 0.], dtype=float32), array([0., 0., 1.], dtype=float32))
+    >>> env.step(cue)[1:4]
+    (1.0, True, False)
+    """
+
+    def __init__(self, cues: int = 2, delay: int = 3) -> None:
+        if cues < 2 or delay < 0:
+            raise EnvError(f"cues must be at least 2 and delay at least 0, got {cues} and {delay}.")
+        self.observation_space: spaces.Space = spaces.Box(0.0, 1.0, (cues + 1,), np.float32)
+        self.action_space: spaces.Space = spaces.Discrete(cues)
+        self._cues, self._delay = cues, delay
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
+        """Starts an episode with a cue drawn at random."""
+        super().reset(seed=seed)
+        self._now, self._cue = 0, int(self.np_random.integers(self._cues))
+        return self._observation(), {}
+
+    def _observation(self) -> np.ndarray:
+        shown = np.zeros(self._cues + 1, np.float32)
+        if self._now == 0:
+            shown[self._cue] = 1.0
+        shown[-1] = float(self._now == self._delay + 1)
+        return shown
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+        """Waits, or takes the answer if it was asked for."""
+        asked = self._now == self._delay + 1
+        reward = float(asked and int(action) == self._cue)
+        self._now += 1
+        return self._observation(), reward, asked, False, {}
+
+
+class MaskedEnv(gym.Env):
+    """Allows some actions at each step, drawn at random; any other one ends the episode.
+
+    Observations are `{"observations": [step / length], "action_mask": [actions]}`. An allowed
+    action earns 1; a forbidden one earns -1 and terminates, so `length` is the best return, and a
+    policy that respects masks always gets it.
+
+    Args:
+        actions: how many there are.
+        length: steps of an episode.
+
+    >>> env = MaskedEnv(actions=3, length=2)
+    >>> mask = env.reset(seed=1)[0]["action_mask"]
+    >>> mask, env.step(int(mask.argmin()))[1:4]
+    (array([0, 1, 1], dtype=int8), (-1.0, True, False))
+    """
+
+    def __init__(self, actions: int = 4, length: int = 10) -> None:
+        if actions < 2 or length < 1:
+            raise EnvError(
+                f"actions must be at least 2 and length at least 1, got {actions} and {length}."
+            )
+        box = spaces.Box(0.0, 1.0, (1,), np.float32)
+        mask = spaces.Box(0, 1, (actions,), np.int8)
+        self.observation_space: spaces.Space = spaces.Dict(observations=box, action_mask=mask)
+        self.action_space: spaces.Space = spaces.Discrete(actions)
+        self._length = length
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
+        """Starts an episode."""
+        super().reset(seed=seed)
+        self._now = 0
+        return self._observation(), {}
+
+    def _observation(self) -> dict[str, np.ndarray]:
+        count = int(self.action_space.n)  # type: ignore[attr-defined]
+        self._mask = (self.np_random.random(count) < 0.5).astype(np.int8)
+        self._mask[self.np_random.integers(count)] = 1
+        now = np.array([self._now / self._length], np.float32)
+        return {"observations": now, "action_mask": self._mask.copy()}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+        """Takes an action and draws the next mask."""
+        allowed = bool(self._mask[int(action)])
+        self._now += 1
+        over = not allowed or self._now == self._length
+        return self._observation(), 1.0 if allowed else -1.0, over, False, {}
+
+
+class RandomEnv(gym.Env):
+    """Has any spaces: observations and rewards are drawn at random, actions are checked.
+
+    Episodes of `length` steps end alternately by termination and by truncation.
+
+    Args:
+        observation_space: of the observations.
+        action_space: of the actions.
+        length: steps of an episode.
+
+    Raises:
+        EnvError: by `step`, for an action outside `action_space`.
+
+    >>> env = RandomEnv(spaces.Dict(a=spaces.Discrete(3)), spaces.Box(0, 1, (2,)), length=1)
+    >>> obs, _ = env.reset(seed=0)
+    >>> env.observation_space.contains(obs), env.step(np.zeros(2, np.float32))[2:4]
+    (True, (True, False))
+    """
+
+    def __init__(
+        self, observation_space: spaces.Space, action_space: spaces.Space, length: int = 10
+    ) -> None:
+        self.observation_space = observation_space
+        self.action_space = action_space
+        self._length = length
+        self._episode = -1
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
+        """Starts an episode."""
+        super().reset(seed=seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
+        self._now, self._episode = 0, self._episode + 1
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+        """Checks the action and draws what comes next."""
+        if not self.action_space.contains(action):
+            raise EnvError(f"The action {action!r} is not in {self.action_space}.")
+        self._now += 1
+        over = self._now >= self._length
+        cut = over and self._episode % 2 == 1
+        reward = float(self.np_random.standard_normal())
+        return self.observation_space.sample(), reward, over and not cut, cut, {}

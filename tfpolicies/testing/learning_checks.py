@@ -1,0 +1,116 @@
+"""Checks of learning: weights move, stay finite, and move the same way every time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfpolicies.policy.learning_batches import learning_columns
+from tfpolicies.program.functions import LOSS_MASK
+from tfpolicies.program.view import ModelView
+from tfpolicies.testing.batches import random_batch
+from tfpolicies.testing.report import Broken, NotApplicable
+from tfpolicies.testing.subject import Subject, all_same, arrays_in, same
+
+
+def learning(subject: Subject) -> str:
+    """An update changes the weights, keeps them finite, counts, and is the same every time."""
+    subject.needs_learning()
+    policy, twin = subject.twin(), subject.twin()
+    batch = random_batch(policy, subject.rows, seed=subject.seed)
+    random_batch(twin, subject.rows, seed=subject.seed)
+    before, updates = arrays_in(policy.get_weights()), policy.num_grad_updates
+    result = policy.learn_on_batch(batch)
+    twin.learn_on_batch(batch)
+    after = arrays_in(policy.get_weights())
+    moved = [name for name in after if not np.array_equal(after[name], before.get(name))]
+    if after and not moved:
+        raise Broken(
+            "learn_on_batch to change at least one weight",
+            f"the same {len(after)} weights",
+            "Check that the loss depends on the weights, that the learning rate is not 0, and "
+            "that gradients reach the variables.",
+        )
+    for name, array in {**after, **_numbers(result)}.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise Broken(
+                "weights and statistics to stay finite",
+                f"{array[~np.isfinite(array)].reshape(-1)[0]} in {name}",
+                "Look for a logarithm of 0, a division by 0 or an exponential of something large "
+                "in the loss; lower lr or set grad_clip.",
+            )
+    advice = "Let nothing but the state and the batch decide an update: seed what is random."
+    expected = "two policies in one state to learn the same from one batch"
+    all_same(arrays_in(twin.get_weights()), after, expected, advice)
+    if subject.is_tf and policy.num_grad_updates != updates + 1:
+        raise Broken(
+            "one update to raise num_grad_updates by 1",
+            f"{policy.num_grad_updates - updates}",
+            "Call `super().learn_on_batch` exactly once in an override.",
+        )
+    return f"{len(moved)} of {len(after)} weights moved"
+
+
+def _numbers(result: Any) -> dict[str, np.ndarray]:
+    stats = result.get("learner_stats", {}) if isinstance(result, dict) else {}
+    return {f"learner_stats/{name}": np.asarray(x) for name, x in stats.items()}
+
+
+def gradients(subject: Subject) -> str:
+    """`compute_gradients` gives a finite gradient per trainable variable and changes nothing."""
+    subject.needs_tf("compute_gradients needs a Keras model")
+    subject.needs_learning()
+    policy = subject.twin()
+    batch = random_batch(policy, subject.rows, seed=subject.seed)
+    before = arrays_in(policy.get_state())
+    found, _ = policy.compute_gradients(batch)
+    all_same(
+        arrays_in(policy.get_state()),
+        before,
+        "compute_gradients to change nothing",
+        "Apply gradients in `apply_gradients` only.",
+        tolerance=0.0,
+    )
+    shapes = [tuple(x.shape) for x in policy.model.trainable_variables]
+    if [x.shape for x in found] != shapes or not all(np.isfinite(x).all() for x in found):
+        raise Broken(
+            f"finite gradients of the shapes {shapes}",
+            f"{[x.shape for x in found]}, finite: {[bool(np.isfinite(x).all()) for x in found]}",
+            "Return a (gradient, variable) pair for each variable in `compute_gradients_fn`.",
+        )
+    return ""
+
+
+def learner(subject: Subject) -> str:
+    """The learner computes for each row of a batch what acting computed when it was sampled."""
+    subject.needs_tf("a learner's view of a batch needs a Keras model")
+    subject.needs_learning()
+    policy = subject.twin()
+    program, network = policy.program, policy.program.functions.network
+    batch = random_batch(policy, subject.rows, seed=subject.seed)
+    if "action_dist_inputs" not in batch:
+        raise NotApplicable("the batch has no action_dist_inputs")
+    columns = tf.nest.map_structure(tf.constant, dict(learning_columns(program, batch)))
+    items = len(tf.nest.flatten(columns)[0])
+    rows = program.functions.loss_columns(columns, tf.ones([items]))
+    with program.lock:
+        _ = policy.model  # loads the weights
+        view = ModelView(network, program.spec.time_steps, training=False)
+        dist_inputs, _ = view(rows)
+        values = view.value_function() if program.has_values else None
+    valid = rows[LOSS_MASK].numpy() > 0
+    expected = "the learner to compute what acting computed for the same rows"
+    advice = (
+        "Rebuild each row's inputs in the batch as acting had them: memory at the beginning of "
+        "each sequence, previous actions and rewards, masks, filters."
+    )
+    name = "action_dist_inputs"
+    worst = same(name, dist_inputs.numpy()[valid], batch[name], expected, advice, tolerance=1e-4)
+    if values is not None and "vf_preds" in batch:
+        ours = values.numpy()[valid]
+        worst = max(
+            worst, same("vf_preds", ours, batch["vf_preds"], expected, advice, tolerance=1e-4)
+        )
+    return f"largest difference {worst:.1e}"

@@ -1,0 +1,72 @@
+"""What `check_policy` found: one result per check, and how a check says that it fails."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tfpolicies.errors import PolicyCheckError
+
+PASSED, FAILED, NOT_APPLICABLE = "passed", "failed", "not applicable"
+
+
+class CheckResult(NamedTuple):
+    """The outcome of one check."""
+
+    check: str  # its name
+    outcome: str  # "passed", "failed" or "not applicable"
+    note: str  # what failed, why it does not apply, or a figure of interest
+
+    def __str__(self) -> str:
+        if self.outcome == NOT_APPLICABLE:
+            return f"{self.check}: not applicable because {self.note}"
+        if self.outcome == FAILED:
+            return f"{self.check}: {self.note}"
+        return f"{self.check}: passed{f' ({self.note})' if self.note else ''}"
+
+
+class CheckReport(NamedTuple):
+    """The outcomes of all checks of one policy; `print(report)` gives a line per check."""
+
+    policy: str
+    results: tuple[CheckResult, ...]
+
+    @property
+    def failures(self) -> tuple[CheckResult, ...]:
+        """The checks that failed."""
+        return tuple(result for result in self.results if result.outcome == FAILED)
+
+    @property
+    def passed(self) -> tuple[str, ...]:
+        """The names of the checks that passed."""
+        return tuple(result.check for result in self.results if result.outcome == PASSED)
+
+    def __str__(self) -> str:
+        return "\n".join([f"check_policy: {self.policy}", *map(str, self.results)])
+
+    def raise_failures(self) -> None:
+        """Raises one error that lists all failures; does nothing where there are none.
+
+        Raises:
+            PolicyCheckError: naming each check, what it expected, what it saw and what to do.
+        """
+        if self.failures:
+            count, of = len(self.failures), len(self.results)
+            listed = "\n\n".join(map(str, self.failures))
+            raise PolicyCheckError(f"{self.policy} fails {count} of {of} checks.\n\n{listed}")
+
+
+class Broken(Exception):
+    """Ends a check: the policy breaks the contract.
+
+    Args:
+        expected: what the contract asks for.
+        got: the values that were seen.
+        advice: the next step.
+    """
+
+    def __init__(self, expected: str, got: str, advice: str) -> None:
+        super().__init__(f"expected {expected}\n    got: {got}\n    next step: {advice}")
+
+
+class NotApplicable(Exception):
+    """Ends a check: it makes no sense for this policy; the message is the reason."""

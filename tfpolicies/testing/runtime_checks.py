@@ -1,0 +1,183 @@
+"""Checks across runtimes: traced functions, ONNX Runtime, graph mode and exports agree."""
+
+from __future__ import annotations
+
+import importlib
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfpolicies.errors import ConfigError
+from tfpolicies.models.spaces import nest
+from tfpolicies.testing.batches import random_batch
+from tfpolicies.testing.report import Broken, NotApplicable
+from tfpolicies.testing.subject import ROWS, Subject, act, all_same, flat
+
+_STEPS = 5
+
+
+def traces(subject: Subject) -> str:
+    """Other batch sizes, other policies of the kind and other numbers trace nothing anew."""
+    subject.needs_tf("traces are counted by a Program")
+    policy = subject.twin()
+    if not policy.config["eager_tracing"]:
+        raise NotApplicable("eager_tracing=False runs everything untraced")
+    counts = policy.program.functions.traces
+    _use_all(subject, policy, ROWS)
+    before = dict(counts)
+    for rows in (2, 2 * ROWS + 1):
+        _use_all(subject, policy, rows)
+    _use_all(subject, subject.twin(), ROWS)
+    grown = {
+        name: f"{before.get(name, 0)} -> {n}"
+        for name, n in counts.items()
+        if n != before.get(name, 0)
+    }
+    if grown:
+        raise Broken(
+            "every function to be traced once, whatever the batch size and the policy",
+            f"more traces of {grown}",
+            "Use the Program's functions as they are; keep batch sizes and numbers of one policy "
+            "out of traced code.",
+        )
+    return ", ".join(f"{name}: {n}" for name, n in sorted(counts.items()))
+
+
+def _use_all(subject: Subject, policy: Any, rows: int) -> None:
+    inputs = subject.inputs(rows, subject.rng())
+    for explore in (True, False):
+        act(policy, subject.ports, inputs, explore)
+    if subject.learns:
+        batch = random_batch(policy, rows, seed=subject.seed)
+        policy.compute_gradients(batch)
+        policy.learn_on_batch(batch)
+
+
+def runtimes(subject: Subject) -> str:
+    """ONNX Runtime and graph mode give what the traced functions give, from the same noise."""
+    subject.needs_tf("runtimes run a Program")
+    policy, rng = subject.twin(), subject.rng()
+    program, explorer = policy.program, policy.program.spec.explorer
+    notes = []
+    advice = (
+        "Use operations that convert exactly (see docs/models.md); or set inference='tf' where "
+        "only acting through TensorFlow will do."
+    )
+    if policy.config["inference"] == "tf":
+        notes.append("onnx not compared: inference='tf'")
+    else:
+        worst, actor = 0.0, _onnx_actor(program)
+        names = [port.name for port in program.act_layout.ports()]
+        own = policy.generator
+        for rows in (1, ROWS):
+            inputs = subject.inputs(rows, rng)
+            params = policy.exploration.params(policy.global_timestep, True)
+            noise = explorer.draw_noise(own, rows, params)
+            found = []
+            for runner in (actor, program.runtime):
+                acted = runner.run(policy._state, inputs, noise, params)
+                arrays = [np.array(x) for x in program.act_layout.flatten(acted)]
+                found.append(dict(zip(names, arrays, strict=True)))
+            expected = f"ONNX Runtime to act as TensorFlow does on {rows} rows"
+            worst = max(worst, all_same(*found, expected, advice))
+        notes.append(f"onnx: {worst:.1e}")
+    graph = graph_twin(policy)
+    if graph is not None:
+        notes.append(f"{type(graph).__name__}: {_compare_twins(subject, policy, graph):.1e}")
+    return ", ".join(notes)
+
+
+def _onnx_actor(program: Any) -> Any:
+    try:
+        return program.onnx_actor()
+    except ConfigError as error:
+        raise Broken(
+            "the policy to act in ONNX Runtime",
+            str(error),
+            "Change the operations that it names, or set inference='tf' in the config.",
+        ) from error
+
+
+def graph_twin(policy: Any) -> Any:
+    """Returns the graph-mode policy in the same state, or None if the class has no such twin.
+
+    The twin of `XTF2Policy` is the class `XTF1Policy` of the same module.
+    """
+    cls = type(policy)
+    if "TF2Policy" not in cls.__name__:
+        return None
+    name = cls.__name__.replace("TF2Policy", "TF1Policy")
+    found = getattr(importlib.import_module(cls.__module__), name, None)
+    if found is None:
+        return None
+    config = {
+        k: v for k, v in policy.get_state()["policy_spec"]["config"].items() if k != "framework"
+    }
+    made = found(policy.observation_space, policy.action_space, config)
+    made.set_state(policy.get_state())
+    return made
+
+
+def _compare_twins(subject: Subject, policy: Any, twin: Any) -> float:
+    """Lets both act and learn from the same state; returns the largest difference."""
+    inputs, worst = subject.inputs(ROWS, subject.rng()), 0.0
+    policy.set_state(twin.get_state())
+    advice = "Give both classes one implementation; they may differ in their runtime alone."
+    for when in ("at once", "after an update"):
+        for explore in (False, True):
+            ours, wanted = (
+                flat(each, subject.leaves, act(each, subject.ports, inputs, explore))
+                for each in (twin, policy)
+            )
+            expected = f"{type(twin).__name__} to act as {type(policy).__name__} does {when}"
+            worst = max(worst, all_same(ours, wanted, expected, advice, tolerance=1e-4))
+        if when == "at once" and subject.learns:
+            for each in (policy, twin):
+                each.learn_on_batch(random_batch(each, subject.rows, seed=subject.seed))
+    return worst
+
+
+def exports(subject: Subject) -> str:
+    """SavedModel and ONNX exports verify themselves, and the ONNX player acts like the policy."""
+    if not subject.exports:
+        raise NotApplicable("exports=False")
+    subject.needs_tf("export_model needs a Keras model")
+    policy = subject.twin()
+    with tempfile.TemporaryDirectory() as folder:
+        saved = policy.export_model(Path(folder) / "saved")
+        onnx = policy.export_model(Path(folder) / "onnx", onnx=True)
+        _check_player(subject, policy, onnx.path)
+    worst = max(saved.parity.largest_difference, onnx.parity.largest_difference)
+    return f"largest difference {worst:.1e}"
+
+
+def _check_player(subject: Subject, policy: Any, path: Path) -> None:
+    """Plays an episode-like sequence by the exported player and by a `Session`."""
+    from tfpolicies.export.player import OnnxPolicy
+
+    player, session, rng = OnnxPolicy(path), policy.session(3), subject.rng()
+    reward = np.zeros(3, np.float32)
+    for _ in range(_STEPS):
+        inputs = subject.inputs(3, rng)[: len(subject.ports.obs)]
+        obs = nest(policy.observation_space, inputs)
+        ours, wanted = (
+            dict(enumerate(_leaves(acted)))
+            for acted in (player.act(obs, reward), session.act(obs, reward, explore=False))
+        )
+        all_same(
+            {f"actions[{i}]": x for i, x in ours.items()},
+            {f"actions[{i}]": x for i, x in wanted.items()},
+            "the exported player to act as the policy's Session does",
+            "Report it: the export passed its own verification.",
+        )
+        reward = rng.standard_normal(3).astype(np.float32)
+
+
+def _leaves(value: Any) -> list[np.ndarray]:
+    if isinstance(value, dict):
+        return [x for part in value.values() for x in _leaves(part)]
+    if isinstance(value, tuple):
+        return [x for part in value for x in _leaves(part)]
+    return [np.asarray(value)]

@@ -1,0 +1,162 @@
+"""Checks of what a policy owns: no aliasing, and round trips through states and checkpoints."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfpolicies.testing.batches import random_batch
+from tfpolicies.testing.report import NotApplicable
+from tfpolicies.testing.subject import ROWS, Subject, act, all_same, arrays_in, flat
+
+_ALIASING = "Copy arrays where they enter and leave the policy: `np.array(x)`."
+
+
+def aliasing(subject: Subject) -> str:
+    """Arrays that went in or came out can be overwritten without any effect on the policy."""
+    policy, rng = subject.twin(), subject.rng()
+    inputs, others = subject.inputs(ROWS, rng), subject.inputs(ROWS, rng)
+    given = copy.deepcopy(inputs)
+    acted = act(policy, subject.ports, inputs, explore=False)
+    named = flat(policy, subject.leaves, acted)
+    wanted = copy.deepcopy(named)
+    act(policy, subject.ports, others, explore=True)
+    _unchanged(named, wanted, "what compute_actions returned to stay as it is at the next call")
+    shown = dict(zip(map(str, subject.ports.all), inputs, strict=True))
+    kept = dict(zip(map(str, subject.ports.all), given, strict=True))
+    _unchanged(shown, kept, "compute_actions to leave its arguments alone")
+
+    def acts_as_before(what: str) -> None:
+        again = flat(policy, subject.leaves, act(policy, subject.ports, given, explore=False))
+        expected = f"the same actions after {what} overwritten with other numbers"
+        all_same(again, wanted, expected, _ALIASING, tolerance=0.0)
+
+    _scribble(named)
+    acts_as_before("the arrays that compute_actions returned were")
+    for getter, setter in (("get_weights", "set_weights"), ("get_state", "set_state")):
+        taken = getattr(policy, getter)()
+        before = copy.deepcopy(taken)
+        _scribble(arrays_in(taken))
+        now = arrays_in(getattr(policy, getter)())
+        _unchanged(now, arrays_in(before), f"{getter} to return copies")
+        passed = copy.deepcopy(before)
+        getattr(policy, setter)(passed)
+        _unchanged(arrays_in(passed), arrays_in(before), f"{setter} to leave its argument alone")
+        _scribble(arrays_in(passed))
+        now = arrays_in(getattr(policy, getter)())
+        _unchanged(now, arrays_in(before), f"{setter} to copy its argument")
+        acts_as_before(f"the arrays of {getter} and {setter} were")
+    if subject.learns:
+        batch = random_batch(policy, subject.rows, seed=subject.seed)
+        before = copy.deepcopy(arrays_in(dict(batch)))
+        policy.learn_on_batch(batch)
+        now = arrays_in(dict(batch))
+        _unchanged(now, before, "learn_on_batch to leave the columns of its batch alone")
+    return ""
+
+
+def _unchanged(now: dict[str, Any], before: dict[str, Any], expected: str) -> None:
+    all_same(now, before, expected, _ALIASING, tolerance=0.0)
+
+
+def _scribble(arrays: dict[str, np.ndarray]) -> None:
+    """Overwrites all arrays that can be written to."""
+    for array in arrays.values():
+        if array.flags.writeable and array.ndim:
+            array[...] = 1 if array.dtype.kind in "iub" else 77.0
+
+
+def state(subject: Subject) -> str:
+    """`get_state` and `set_state` carry everything: a twin acts and learns as the original does."""
+    policy = subject.twin()
+    _move_on(subject, policy)
+    taken = policy.get_state()
+    twin = subject.twin()
+    twin.set_state(copy.deepcopy(taken))
+    advice = (
+        "Let `get_state` return all that acting and learning depend on (weights, optimizer, "
+        "counters, generator), and `set_state` restore all of it."
+    )
+    _equal_states(twin, taken, "set_state(get_state()) to restore the whole state", advice)
+    weights = arrays_in(policy.get_weights())
+    twin.set_weights(policy.get_weights())
+    expected = "set_weights(get_weights()) to change nothing"
+    all_same(arrays_in(twin.get_weights()), weights, expected, advice, tolerance=0.0)
+    _go_on_alike(subject, policy, twin, "a policy that took over the state", advice)
+    return f"{len(arrays_in(taken))} entries"
+
+
+def checkpoint(subject: Subject) -> str:
+    """A policy that was saved and loaded acts and learns as if it had never been away."""
+    policy = subject.twin()
+    if not hasattr(policy, "export_checkpoint"):
+        raise NotApplicable("the policy has no export_checkpoint")
+    _move_on(subject, policy)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "policy"
+        policy.export_checkpoint(str(path))
+        loaded = type(policy).from_checkpoint(str(path), config=_not_stored(policy.config))
+    advice = (
+        "Let `get_state` return all that a checkpoint must hold; what a file cannot hold, such as "
+        "a model's own class, must be importable or given to from_checkpoint(path, config=...)."
+    )
+    expected = "from_checkpoint to restore what export_checkpoint saved"
+    _equal_states(loaded, policy.get_state(), expected, advice)
+    _go_on_alike(subject, policy, loaded, "a policy from a checkpoint", advice)
+    return ""
+
+
+def _not_stored(config: Any) -> dict[str, Any]:
+    """Returns the settings that a file may not hold: models and callables."""
+    names = ("custom_model", "custom_action_dist")
+    model = {name: config["model"][name] for name in names if config["model"][name] is not None}
+    return {"model": model} if model else {}
+
+
+def _move_on(subject: Subject, policy: Any) -> None:
+    """Brings a policy into a state that no new policy has."""
+    act(policy, subject.ports, subject.inputs(3, subject.rng()), explore=True)
+    if subject.learns:
+        policy.learn_on_batch(random_batch(policy, subject.rows, seed=subject.seed))
+
+
+def _equal_states(policy: Any, wanted: Any, expected: str, advice: str) -> None:
+    ours = arrays_in(policy.get_state())
+    all_same(ours, arrays_in(wanted), expected, advice, tolerance=0.0)
+
+
+def _go_on_alike(subject: Subject, policy: Any, twin: Any, who: str, advice: str) -> None:
+    """Lets both act and learn once more and compares them."""
+    inputs = subject.inputs(ROWS, subject.rng())
+
+    def compare(when: str) -> None:
+        wanted, ours = (
+            flat(each, subject.leaves, act(each, subject.ports, inputs, explore=True))
+            for each in (policy, twin)
+        )
+        all_same(ours, wanted, f"{who} to explore as the original {when}", advice)
+
+    compare("at once")
+    if subject.learns:
+        batches = [random_batch(each, subject.rows, seed=subject.seed) for each in (policy, twin)]
+        for each, batch in zip((policy, twin), batches, strict=True):
+            each.learn_on_batch(batch)
+        compare("after one more update")
+
+
+def untouched(subject: Subject) -> str:
+    """All checks left the policy as it was: weights, optimizer, generator and counters."""
+    now = arrays_in(subject.original.get_state())
+    all_same(
+        now,
+        arrays_in(subject.state),
+        "a policy to change only when it acts or learns itself",
+        "Something of this policy is shared with its twins: keep nothing mutable on the class or "
+        "in a module.",
+        tolerance=0.0,
+    )
+    return ""

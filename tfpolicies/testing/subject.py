@@ -1,0 +1,251 @@
+"""A policy under test: twins of it to try things on, and inputs to try them with."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from tfpolicies.export.verify import random_inputs
+from tfpolicies.models.distributions.categorical import cell_sizes
+from tfpolicies.models.ports import InputPorts
+from tfpolicies.models.spaces import Leaf, action_leaves, batch_leaves, is_float_box, nest
+from tfpolicies.policy.policy import ActionBatch, Policy
+from tfpolicies.policy.tf_policy import TFPolicy
+from tfpolicies.testing.report import Broken, NotApplicable
+
+ROWS = 12  # of most batches that checks act on
+
+
+class Subject:
+    """The policy that is checked; checks act and learn on its twins only.
+
+    Args:
+        policy: whose contract is checked; it is never touched.
+        rows: of training batches.
+        seed: of all random inputs.
+        exports: whether artefacts may be written and run.
+
+    Attributes:
+        original: the policy; checks do not touch it.
+        state: what `policy.get_state()` gave, as a copy of our own.
+        ports: the inputs of acting.
+        leaves: the leaves of the action space.
+    """
+
+    def __init__(self, policy: Policy, *, rows: int, seed: int, exports: bool) -> None:
+        self.original = policy
+        self.rows = rows
+        self.seed = seed
+        self.exports = exports
+        self.is_tf = isinstance(policy, TFPolicy)
+        self.state = copy.deepcopy(policy.get_state())
+        self.leaves = action_leaves(policy.action_space)
+        self.ports = ports_of(policy)
+
+    def twin(self) -> Any:
+        """Returns another policy in the state that the checked one was given in."""
+        return twin_of(self.original, self.state)
+
+    def rng(self) -> np.random.Generator:
+        """Returns a new generator, the same for each check."""
+        return np.random.default_rng(self.seed)
+
+    def inputs(self, rows: int, rng: np.random.Generator) -> list[np.ndarray]:
+        """Draws inputs of acting, one array `[rows, ...]` per port."""
+        drawn = random_inputs(self.ports, rows, 1, rng)
+        per_row = len(self.ports.all) - len(self.ports.states)
+        found = [x[:, 0] for x in drawn[:per_row]] + drawn[per_row:]
+        return self.with_masks(found, random_masks(self.ports, self.leaves, rows, rng))
+
+    def with_masks(self, inputs: Sequence[np.ndarray], mask: np.ndarray) -> list[np.ndarray]:
+        """Returns inputs with other masks, given as one array `[rows, choices]`."""
+        found, start = list(inputs), 0
+        for i, is_mask in enumerate(self.ports.is_mask):
+            if is_mask:
+                stop = start + int(np.prod(found[i].shape[1:]))
+                part = mask[:, start:stop].reshape(found[i].shape)
+                found[i], start = part.astype(found[i].dtype), stop
+        return found
+
+    def needs_tf(self, what: str) -> None:
+        """Ends a check that only policies with a Program can be held to."""
+        if not self.is_tf:
+            raise NotApplicable(f"{what}, and a hand-written policy has none")
+
+    @property
+    def learns(self) -> bool:
+        """Whether the policy's class says how it learns."""
+        cls: Any = type(self.original)
+        own = cls.learn_on_batch not in (Policy.learn_on_batch, TFPolicy.learn_on_batch)
+        return own or (self.is_tf and cls.loss is not TFPolicy.loss)
+
+    def needs_learning(self) -> None:
+        """Ends a check of learning for policies that only act."""
+        if not self.learns:
+            raise NotApplicable("the policy does not learn")
+
+
+def ports_of(policy: Policy) -> InputPorts:
+    """Returns the inputs of acting of any policy, hand-written or not."""
+    return InputPorts(
+        policy.observation_space,
+        action_leaves(policy.action_space),
+        *policy.reads_previous(),
+        tuple(np.shape(part) for part in policy.get_initial_state()),
+    )
+
+
+def twin_of(policy: Any, state: Any) -> Any:
+    """Returns another policy with a state.
+
+    A `TFPolicy` is made by `from_state`; a hand-written one is copied, which a class can refine by
+    `__deepcopy__`.
+    """
+    state = copy.deepcopy(state)
+    if isinstance(policy, TFPolicy):
+        return type(policy).from_state(state)
+    made = copy.deepcopy(policy)
+    made.set_state(state)
+    return made
+
+
+def act(policy: Any, ports: InputPorts, inputs: Sequence[np.ndarray], explore: bool) -> ActionBatch:
+    """Calls `compute_actions` with one array per port."""
+    obs, prev, states = ports.split(inputs)
+    rewards = prev.pop() if ports.reads_rewards else None
+    return policy.compute_actions(
+        nest(policy.observation_space, obs),
+        states or None,
+        prev_action_batch=nest(policy.action_space, prev) if prev else None,
+        prev_reward_batch=rewards,
+        explore=explore,
+    )
+
+
+def flat(
+    policy: Any, leaves: Sequence[Leaf], acted: ActionBatch, *, convert: bool = True
+) -> dict[str, np.ndarray]:
+    """Returns everything that acting gave as arrays by name."""
+    actions = acted.actions
+    found = batch_leaves(leaves, actions, "actions") if convert else _raw_leaves(leaves, actions)
+    named = {leaf.name("actions"): x for leaf, x in zip(leaves, found, strict=True)}
+    named |= {f"state_out_{i}": np.asarray(x) for i, x in enumerate(acted.state_outs)}
+    return {**named, **{name: np.asarray(x) for name, x in acted.extras.items()}}
+
+
+def _raw_leaves(leaves: Sequence[Leaf], actions: Any) -> list[np.ndarray]:
+    found = []
+    for leaf in leaves:
+        part = actions
+        for key in leaf.path:
+            part = part[key] if isinstance(part, dict) else part[int(key)]
+        found.append(np.asarray(part))
+    return found
+
+
+def random_masks(
+    ports: InputPorts, leaves: Sequence[Leaf], rows: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Draws masks `[rows, choices]` that leave something to choose everywhere.
+
+    About a third of the choices are forbidden; in every fourth row a single one is allowed in each
+    cell, and in the row after it every one.
+    """
+    if not any(ports.is_mask):
+        return np.ones((rows, 0), bool)
+    parts = []
+    for size in choices(leaves):
+        allowed = rng.random((rows, size)) < 0.67
+        allowed[0::4] = False
+        allowed[1::4] = True
+        allowed[np.arange(rows), rng.integers(size, size=rows)] = True
+        parts.append(allowed)
+    return np.concatenate(parts, axis=1)
+
+
+def choices(leaves: Sequence[Leaf]) -> Iterator[int]:
+    """Yields how many choices a mask has for each cell of an action space; a bit counts as one."""
+    for leaf in leaves:
+        if isinstance(leaf.space, spaces.Discrete):
+            yield int(leaf.space.n)
+        elif isinstance(leaf.space, spaces.MultiBinary):
+            yield from [1] * int(np.prod(leaf.shape))
+        elif not is_float_box(leaf.space):
+            yield from cell_sizes(leaf.space)
+
+
+def same(
+    name: str, ours: Any, wanted: Any, expected: str, advice: str, *, tolerance: float = 1e-5
+) -> float:
+    """Compares two arrays, relative to `max(1, |x|)` of each column; returns the difference.
+
+    Raises:
+        Broken: if they differ, naming the place.
+    """
+    ours, wanted = np.asarray(ours), np.asarray(wanted)
+    if ours.shape != wanted.shape or ours.dtype != wanted.dtype:
+        got = f"{ours.dtype}{list(ours.shape)} and {wanted.dtype}{list(wanted.shape)}"
+        raise Broken(expected, f"{name} as {got}", advice)
+    if not ours.size:
+        return 0.0
+    if ours.dtype.kind not in "fc":
+        error, allowed = (ours != wanted).astype(float), 0.0
+    else:
+        equal = ours == wanted  # infinities, and the numbers that a mask writes, included
+        with np.errstate(invalid="ignore", over="ignore"):
+            size = np.where(np.isfinite(wanted) & (np.abs(wanted) < 1e30), np.abs(wanted), 0.0)
+            scale = np.maximum(1.0, size.max(axis=0, initial=0.0))
+            error = np.abs(ours.astype(np.float64) - wanted) / scale
+        error, allowed = np.where(equal, 0.0, np.where(np.isnan(error), np.inf, error)), tolerance
+    worst = float(error.max())
+    if worst > allowed:
+        place = np.unravel_index(int(error.argmax()), error.shape)
+        at = ", ".join(map(str, map(int, place)))
+        values = f"{ours[place]!s} and {wanted[place]!s}"
+        raise Broken(expected, f"{name}[{at}] is {values}", advice)
+    return worst
+
+
+def all_same(
+    ours: dict[str, np.ndarray],
+    wanted: dict[str, np.ndarray],
+    expected: str,
+    advice: str,
+    *,
+    tolerance: float = 1e-5,
+) -> float:
+    """Compares arrays by name; returns the largest difference.
+
+    Raises:
+        Broken: if names or arrays differ.
+    """
+    if set(ours) != set(wanted):
+        raise Broken(expected, f"the names {sorted(ours)} and {sorted(wanted)}", advice)
+    return max(
+        (same(n, x, wanted[n], expected, advice, tolerance=tolerance) for n, x in ours.items()),
+        default=0.0,
+    )
+
+
+def arrays_in(value: Any, path: str = "") -> dict[str, np.ndarray]:
+    """Returns all numbers and arrays in nested dicts and sequences, by path.
+
+    >>> arrays_in({"weights": {"a": np.ones(2)}, "steps": 3})
+    {'weights/a': array([1., 1.]), 'steps': array(3)}
+    """
+    if isinstance(value, dict):
+        parts = [(str(key), part) for key, part in value.items() if key != "policy_spec"]
+    elif isinstance(value, list | tuple):
+        parts = [(str(i), part) for i, part in enumerate(value)]
+    else:
+        is_number = isinstance(value, int | float | np.ndarray | np.generic)
+        fits = is_number and not (isinstance(value, int) and abs(value) >= 2**63)
+        return {path: np.asarray(value if fits else str(value))}
+    found: dict[str, np.ndarray] = {}
+    for key, part in parts:
+        found |= arrays_in(part, f"{path}/{key}" if path else key)
+    return found
