@@ -6,7 +6,7 @@ import pytest
 from gymnasium import spaces
 from tiny import OBS, PLANE, TWO, assert_equal, make, rows_of, trajectory
 
-from tfpolicies import DQNConfig, DQNTF2Policy, SampleBatch
+from tfpolicies import DQNConfig, DQNTF1Policy, DQNTF2Policy, SampleBatch
 from tfpolicies.errors import (
     ConfigError,
     MissingColumnError,
@@ -335,6 +335,26 @@ def test_epsilon_follows_the_timestep_that_is_given():
     np.testing.assert_array_equal(out.actions, greedy)
     assert (out.extras["action_logp"] == 0).all()
     assert (out.extras["action_prob"] == 1).all()
+
+
+@pytest.mark.core
+def test_graph_mode_computes_the_same():
+    settings = {"tau": 0.5, "lr": 0.01}
+    traced, graph = dqn(**settings), make(DQNTF1Policy, model={"fcnet_hiddens": [4]}, hiddens=[3],
+                                          **settings)  # fmt: skip
+    batch = transitions(traced, 12)
+    columns = ("obs", "actions", "rewards", "new_obs", "terminateds", "weights")
+    seen = []
+    for policy in (traced, graph):
+        policy.learn_epochs(batch, 1, 4, shuffle=False)
+        policy.update_target()
+        errors = policy.learn_on_batch(batch)["td_error"]
+        again = policy.compute_td_error(*(batch[name] for name in columns))
+        again = policy.compute_td_error(*(batch[name] for name in columns))
+        target = policy.get_state()["target_weights"]
+        seen.append([errors, again, q_of(policy, batch["obs"]), *target.values()])
+    for a, b in zip(*seen, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
 
 
 # -- models and exports ---------------------------------------------------------------------------
