@@ -160,5 +160,3 @@ def untouched(subject: Subject) -> str:
         tolerance=0.0,
     )
     return ""
-
-
