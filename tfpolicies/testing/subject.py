@@ -117,13 +117,14 @@ def act(policy: Any, ports: InputPorts, inputs: Sequence[np.ndarray], explore: b
     """Calls `compute_actions` with one array per port."""
     obs, prev, states = ports.split(inputs)
     rewards = prev.pop() if ports.reads_rewards else None
-    return policy.compute_actions(
+    acted = policy.compute_actions(
         nest(policy.observation_space, obs),
         states or None,
         prev_action_batch=nest(policy.action_space, prev) if prev else None,
         prev_reward_batch=rewards,
         explore=explore,
     )
+    return ActionBatch(*acted)
 
 
 def flat(
