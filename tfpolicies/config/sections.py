@@ -155,6 +155,7 @@ class Framework:
 
     framework: str = "tf2"  # traced functions; "tf": graph mode, where no policy class is named
     eager_tracing: bool = True  # False: untraced, for a debugger
+    eager_max_retraces: int | None = 20  # of each function; more are an error; None: no limit
     inference: str = "auto"  # acting through "tf" or "onnx"; "auto": onnx where it agrees with tf
     jit_compile: bool | str = "auto"  # learning compiled by XLA
     tf_session_args: Mapping[str, Any] = field(
@@ -176,10 +177,25 @@ class Framework:
             value = getattr(self, name)
             check(isinstance(value, Mapping), name, "a dict of ConfigProto's fields", value)
         check_bools(self, "eager_tracing")
+        limit = self.eager_max_retraces
+        valid = limit is None or is_count(limit, 0)
+        check(valid, "eager_max_retraces", "None or an integer >= 0", limit)
         runtimes = ("auto", "tf", "onnx")
         check(self.inference in runtimes, "inference", f"one of {runtimes}", self.inference)
         jit = self.jit_compile
         check(jit in (True, False, "auto"), "jit_compile", "True, False or 'auto'", jit)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resources:
+    """What hardware is used."""
+
+    num_gpus: float = 0  # 1: the learner is on a GPU, if there is one
+
+    def __post_init__(self) -> None:
+        rule = "0 or 1 (a learner uses one GPU at most), or a share between"
+        valid = is_number(self.num_gpus) and 0 <= self.num_gpus <= 1
+        check(valid, "num_gpus", rule, self.num_gpus)
 
 
 @dataclass(frozen=True, kw_only=True)
