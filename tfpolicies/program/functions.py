@@ -85,6 +85,8 @@ class ProgramFunctions:
         """Returns the functions over new variables, in the present eager context or graph."""
         network = _network(spec)
         target = _network(spec) if spec.policy_class.wants_target(spec.static) else None
+        if target is not None:
+            target.filter_variables = network.filter_variables  # what normalises is one
         optimizer = spec.policy_class.make_optimizer(spec.static)
         optimizer.build(network.model.trainable_variables)
         return cls(spec, network, optimizer, target)
