@@ -66,6 +66,12 @@ class TFPolicy(PolicyKind):
             `__policy_id` and `worker_index` seed weights and noise together with `seed`;
             `__session_creator` makes the session in graph mode, with the graph as default.
 
+    Attributes:
+        dist_class: the action distribution class: `dist_class(dist_inputs)`.
+        exploration: how noise becomes actions, and the numbers that steer it.
+        filter: the running statistics of observations; None without `observation_filter`.
+        program: what policies of this kind share.
+
     Raises:
         ConfigError: for an unknown or invalid setting.
         SpaceError: for a space that cannot be used.
@@ -88,6 +94,7 @@ class TFPolicy(PolicyKind):
         )
         transform = self.exploration.transform
         spec = ProgramSpec.of(type(self), observation_space, action_space, complete, transform)
+        self.dist_class = spec.dist_class
         self.program = Program.of(spec)
         seed = complete["seed"]
         self._state = self.program.new_state(
@@ -115,11 +122,6 @@ class TFPolicy(PolicyKind):
         )
 
     # -- facts --------------------------------------------------------------------------------
-
-    @property
-    def dist_class(self) -> Any:
-        """The action distribution class: `dist_class(dist_inputs)`."""
-        return self.program.spec.dist_class
 
     @property
     def framework(self) -> str:

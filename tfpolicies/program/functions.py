@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfpolicies.models.network import Network, NetworkInputs, NetworkOutputs, ports_of
+from tfpolicies.models.network import Network, ports_of
 from tfpolicies.models.ports import SEQ_LENS
 from tfpolicies.models.spaces import nest
+from tfpolicies.program.acting_view import ActingView
 from tfpolicies.program.spec import ProgramSpec
-from tfpolicies.program.view import ConfigView, ModelView, TapeOptimizer, TrainBatch
+from tfpolicies.program.view import ModelView, TapeOptimizer, TrainBatch
 
 LOSS_MASK = "loss_mask"
 """Column of 0/1 row weights: a loss that reads it may run on padded minibatches."""
@@ -87,7 +88,7 @@ class ProgramFunctions:
         target = _network(spec) if spec.policy_class.wants_target(spec.static) else None
         if target is not None:
             target.filter_variables = network.filter_variables  # what normalises is one
-        optimizer = spec.policy_class.make_optimizer(spec.static)
+        optimizer = spec.view().optimizer()
         optimizer.build(network.model.trainable_variables)
         return cls(spec, network, optimizer, target)
 
@@ -114,23 +115,26 @@ class ProgramFunctions:
             explorer: turns noise into actions; None for the configured one.
         """
         spec = self.spec
-        obs, prev, states = self.network.ports.split(given.inputs)
-        network_inputs = NetworkInputs(obs, prev, states, seq_lens, time_steps)
-        out = self.network.stateless(weights, network_inputs)
-        distribution = spec.dist_class(out.dist_inputs)
-        explorer = spec.explorer if explorer is None else explorer
-        actions, logp = explorer.apply(distribution, given.noise, given.params)
-        env_actions = spec.pipeline.to_env(actions)
-        extras = self._extras(out) if spec.policy_class.adds_outputs() else {}
-        values = out.values if spec.with_value else None
-        return ActOutputs(
-            actions, env_actions, logp, tf.exp(logp), out.dist_inputs, values, out.states, extras
-        )
-
-    def _extras(self, out: NetworkOutputs) -> dict[str, tf.Tensor]:
+        acting = ActingView(spec, self.network, weights, given.inputs, seq_lens, time_steps)
         view = self._view(None)
-        view.__dict__.update(dist_inputs=out.dist_inputs, values=out.values)
-        return {name: tf.convert_to_tensor(x) for name, x in view.extra_action_out_fn().items()}
+        chosen = acting.choose(
+            view,
+            noise=given.noise,
+            params=given.params,
+            explorer=spec.explorer if explorer is None else explorer,
+        )
+        env_actions = spec.pipeline.to_env(chosen.actions)
+        values = acting.values() if spec.with_value else None
+        extras: dict[str, tf.Tensor] = {}
+        if spec.policy_class.overrides("extra_action_out_fn"):
+            view.__dict__.update(dist_inputs=chosen.dist_inputs, values=values)
+            found = view.extra_action_out_fn()
+            extras = {name: tf.convert_to_tensor(x) for name, x in found.items()}
+        logp, states = chosen.logp, chosen.states
+        prob = tf.exp(logp)
+        return ActOutputs(
+            chosen.actions, env_actions, logp, prob, chosen.dist_inputs, values, states, extras
+        )
 
     def log_likelihoods(
         self,
@@ -138,10 +142,14 @@ class ProgramFunctions:
         inputs: Sequence[tf.Tensor],
         actions: Sequence[tf.Tensor],
     ) -> tf.Tensor:
-        """Returns the log-probability of normalised actions, one leaf each, float32 `[N]`."""
+        """Returns the log-probability of normalised actions, one leaf each, float32 `[N]`.
+
+        Raises:
+            ConfigError: if the class says how actions are sampled, but not from what distribution.
+        """
         self.traces["log_likelihoods"] += 1
-        out = self.network.stateless(weights, NetworkInputs(*self.network.ports.split(inputs)))
-        return self.spec.dist_class(out.dist_inputs).logp(nest(self.spec.action_space, actions))
+        acting = ActingView(self.spec, self.network, weights, inputs)
+        return acting.distribution(self._view(None)).logp(nest(self.spec.action_space, actions))
 
     # -- learning -----------------------------------------------------------------------------
 
@@ -165,19 +173,10 @@ class ProgramFunctions:
         return ModelView(network, self.spec.time_steps, training=training)
 
     def _view(self, hyper: tf.Tensor | None) -> Any:
-        spec = self.spec
-        config = ConfigView(
-            spec.hyperparameters, hyper, spec.static, owner=spec.policy_class.__name__
-        )
-        shared = {
-            "config": config,
-            "observation_space": spec.observation_space,
-            "action_space": spec.action_space,
-            "dist_class": spec.dist_class,
-        }
+        more = {}
         if self.target is not None:
-            shared["target_model"] = self._model_view(self.target, training=False)
-        return spec.policy_class.traced_view(**shared)
+            more["target_model"] = self._model_view(self.target, training=False)
+        return self.spec.view(hyper, **more)
 
     def learn_step(self, hyper: tf.Tensor, columns: Mapping[str, Any]) -> dict[str, tf.Tensor]:
         """Does one update on one minibatch; returns its statistics."""
