@@ -1,6 +1,7 @@
 """Stable-Baselines3's DQN (torch, CPU, one thread) in its own interpreter.
 
-Run by `benchmarks.dqn`; by hand: `SB3_PYTHON benchmarks/peer_sb3_dqn.py learning --settings '{...}'`.
+Run by `benchmarks.dqn`; by hand: `SB3_PYTHON benchmarks/peer_sb3_dqn.py learning --settings
+'{...}'`.
 """
 
 import time
