@@ -43,7 +43,7 @@ class Contestant:
     @property
     def is_ours(self) -> bool:
         """Whether this is a way of tfpolicies."""
-        return self.script == "ours.py"
+        return self.script.startswith("ours")
 
 
 @dataclass(frozen=True)

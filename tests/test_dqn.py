@@ -13,6 +13,7 @@ from tfpolicies.errors import (
     ModelError,
     UnsupportedSpaceError,
 )
+from tfpolicies.testing import check_policy
 
 LOWEST = np.finfo(np.float32).min
 MASKED = spaces.Dict(observations=OBS, action_mask=spaces.MultiBinary(3))
@@ -55,7 +56,7 @@ def other_target(policy, scale=1):
 
 
 def same(policy):
-    names = ("dueling", "double_q", "hiddens", "n_step", "td_error_loss_fn", "gamma")
+    names = ("dueling", "double_q", "hiddens", "n_step", "observation_filter", "gamma")
     return {name: policy.config[name] for name in names}
 
 
@@ -286,6 +287,23 @@ def test_a_checkpoint_holds_the_target(tmp_path):
     assert_equal(loaded.get_weights(), policy.get_weights())
 
 
+def test_online_and_target_network_see_observations_through_one_filter():
+    policy = dqn(observation_filter="MeanStdFilter")
+    twin = other_target(policy)
+    rows = 50 + 9 * rows_of(OBS, 100)
+    for each in (policy, twin):
+        each.filter.observe([rows])
+        each.flush_filters()
+    batch = transitions(policy, 9)
+    batch["obs"], batch["new_obs"] = rows[:9], rows[1:10]
+    chosen = q_of(policy, batch["obs"])[np.arange(9), batch["actions"]]
+    wanted = chosen - wanted_targets(policy, twin, batch, policy.hyper("gamma"))
+    columns = ("obs", "actions", "rewards", "new_obs", "terminateds")
+    found = policy.compute_td_error(*(batch[name] for name in columns))
+    np.testing.assert_allclose(found, wanted, atol=1e-4)
+    np.testing.assert_allclose(policy.learn_on_batch(batch)["td_error"], wanted, atol=1e-4)
+
+
 # -- learning -------------------------------------------------------------------------------------
 
 
@@ -355,6 +373,11 @@ def test_graph_mode_computes_the_same():
         seen.append([errors, again, q_of(policy, batch["obs"]), *target.values()])
     for a, b in zip(*seen, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+@pytest.mark.core
+def test_it_keeps_the_contract_of_policies():
+    check_policy(dqn(), exports=False)
 
 
 # -- models and exports ---------------------------------------------------------------------------
