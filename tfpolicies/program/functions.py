@@ -93,23 +93,15 @@ class ProgramFunctions:
     @classmethod
     def of(cls, spec: ProgramSpec) -> ProgramFunctions:
         """Returns the functions over new variables, in the present eager context or graph."""
-<<<<<<< HEAD
         device = learner_device(spec.static["num_gpus"])
         with placed(device):
             network = _network(spec)
             target = _network(spec) if spec.policy_class.wants_target(spec.static) else None
+            if target is not None:
+                target.filter_variables = network.filter_variables  # what normalises is one
             optimizer = spec.view().optimizer()
             optimizer.build(network.model.trainable_variables)
         return cls(spec, network, optimizer, target, device)
-=======
-        network = _network(spec)
-        target = _network(spec) if spec.policy_class.wants_target(spec.static) else None
-        if target is not None:
-            target.filter_variables = network.filter_variables  # what normalises is one
-        optimizer = spec.view().optimizer()
-        optimizer.build(network.model.trainable_variables)
-        return cls(spec, network, optimizer, target)
->>>>>>> dqn
 
     # -- acting -------------------------------------------------------------------------------
 
