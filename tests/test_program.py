@@ -270,9 +270,9 @@ def test_batches_below_a_minibatch_need_no_compilation_of_their_own():
     compiled.prepare_learning()
     learner, shapes = compiled.program._learner(True), set()
 
-    def spy(*inputs):
+    def spy(state, *inputs):
         shapes.add(str([x.shape for x in tf.nest.flatten(inputs)]))
-        return learner(*inputs)
+        return learner(state, *inputs)
 
     compiled.program._learners[True] = spy
     for rows in (40, 7, 3, 33, 12):

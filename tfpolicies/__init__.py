@@ -12,8 +12,9 @@ from tfpolicies._version import __version__
 
 if TYPE_CHECKING:
     from tfpolicies.algorithms.algorithm import Algorithm
-    from tfpolicies.algorithms.pg import PG, PGConfig, PGTF2Policy, PGTFPolicy
-    from tfpolicies.algorithms.ppo import PPO, PPOConfig, PPOTF2Policy
+    from tfpolicies.algorithms.dqn import DQN, DQNConfig, DQNTF1Policy, DQNTF2Policy, DQNTFPolicy
+    from tfpolicies.algorithms.pg import PG, PGConfig, PGTF1Policy, PGTF2Policy, PGTFPolicy
+    from tfpolicies.algorithms.ppo import PPO, PPOConfig, PPOTF1Policy, PPOTF2Policy
     from tfpolicies.batch.multi_agent_batch import MultiAgentBatch
     from tfpolicies.batch.postprocessing import compute_advantages
     from tfpolicies.batch.sample_batch import SampleBatch, concat_samples
@@ -29,14 +30,21 @@ _HOMES = {
     "Algorithm": "tfpolicies.algorithms.algorithm",
     "AlgorithmConfig": "tfpolicies.config.algorithm_config",
     "DEFAULT_POLICY_ID": "tfpolicies.config.policy_spec",
+    "DQN": "tfpolicies.algorithms.dqn",
+    "DQNConfig": "tfpolicies.algorithms.dqn",
+    "DQNTF1Policy": "tfpolicies.algorithms.dqn",
+    "DQNTF2Policy": "tfpolicies.algorithms.dqn",
+    "DQNTFPolicy": "tfpolicies.algorithms.dqn",
     "DefaultCallbacks": "tfpolicies.config.callbacks",
     "MultiAgentBatch": "tfpolicies.batch.multi_agent_batch",
     "PG": "tfpolicies.algorithms.pg",
     "PGConfig": "tfpolicies.algorithms.pg",
+    "PGTF1Policy": "tfpolicies.algorithms.pg",
     "PGTF2Policy": "tfpolicies.algorithms.pg",
     "PGTFPolicy": "tfpolicies.algorithms.pg",
     "PPO": "tfpolicies.algorithms.ppo",
     "PPOConfig": "tfpolicies.algorithms.ppo",
+    "PPOTF1Policy": "tfpolicies.algorithms.ppo",
     "PPOTF2Policy": "tfpolicies.algorithms.ppo",
     "Policy": "tfpolicies.policy.policy",
     "PolicySpec": "tfpolicies.config.policy_spec",
@@ -50,16 +58,23 @@ _HOMES = {
 
 __all__ = [
     "DEFAULT_POLICY_ID",
+    "DQN",
     "PG",
     "PPO",
     "Algorithm",
     "AlgorithmConfig",
+    "DQNConfig",
+    "DQNTF1Policy",
+    "DQNTF2Policy",
+    "DQNTFPolicy",
     "DefaultCallbacks",
     "MultiAgentBatch",
     "PGConfig",
+    "PGTF1Policy",
     "PGTF2Policy",
     "PGTFPolicy",
     "PPOConfig",
+    "PPOTF1Policy",
     "PPOTF2Policy",
     "Policy",
     "PolicySpec",

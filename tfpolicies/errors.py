@@ -10,8 +10,6 @@ Each class is also a builtin, so that code which catches the builtin keeps worki
     │   └── UnsupportedSpaceError
     ├── ModelError (ValueError)               a Keras model that does not fit the policy
     │   └── ModelSettingError (ConfigError)       a setting of the `model` config
-
-
     ├── ModelImportError (ValueError)         a file of weights that is damaged or does not fit
     │   └── MissingModelFileError (FileNotFoundError)
     ├── ObservationError (ValueError)         observations that do not fit the space
@@ -20,7 +18,9 @@ Each class is also a builtin, so that code which catches the builtin keeps worki
     │   ├── MissingColumnError (KeyError)
     │   └── BatchUsageError (AssertionError)
     ├── UsageError (ValueError, AssertionError)   arguments that exclude each other
+    ├── NotOfferedError (NotImplementedError)     a method that this class of policies lacks
     ├── PolicyOwnedError (AttributeError)     traced code that read what belongs to one policy
+    ├── RetraceError (RuntimeError)           a function that is traced over and over
     ├── UnknownPolicyError (KeyError)         a policy id that nobody holds
     ├── EnvError (ValueError)                 an environment that is unknown or breaks its contract
     ├── CheckpointError (ValueError)          a checkpoint that is missing, foreign or damaged
@@ -103,8 +103,16 @@ class UsageError(TfPoliciesError, ValueError, AssertionError):
     """Arguments of one call exclude each other or have the wrong form."""
 
 
+class NotOfferedError(TfPoliciesError, NotImplementedError):
+    """A method that another class of policies has was called on one that lacks it."""
+
+
 class PolicyOwnedError(TfPoliciesError, AttributeError):
     """Traced code read something that belongs to one policy and not to its Program."""
+
+
+class RetraceError(TfPoliciesError, RuntimeError):
+    """A function was traced more often than `eager_max_retraces` allows."""
 
 
 class UnknownPolicyError(TfPoliciesError, KeyError):

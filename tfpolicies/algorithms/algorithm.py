@@ -64,9 +64,8 @@ class Algorithm:
         logger.setLevel(config.log_level if config.log_level != "WARN" else logging.WARNING)
         made = config["callbacks"]
         self.callbacks: DefaultCallbacks = DefaultCallbacks() if made is None else made()
-        self.worker = RolloutWorker(
-            config=config, default_policy_class=self.default_policy_class(config)
-        )
+        self.worker = self._local_worker(config)
+        self.worker.flushes_filters = False
         self.evaluation_worker: RolloutWorker | None = None
         self.iteration = 0
         self.counters = {
@@ -83,10 +82,20 @@ class Algorithm:
         self._timers: dict[str, float] = {}
         self._stopped = False
         self._last_result: dict[str, Any] = {}
+        self.setup()
         self.warm_up()
         self._record_resolved()
         self._announce()
         self.callbacks.on_algorithm_init(algorithm=self)
+
+    def _local_worker(self, config: AlgorithmConfig) -> RolloutWorker:
+        """Returns a worker in this process; its sessions may have settings of their own."""
+        default_class, given = self.default_policy_class(config), config
+        if config.local_tf_session_args:
+            given = config.copy(copy_frozen=False)
+            given.framework(tf_session_args=config.local_tf_session_args)
+            config.freeze()
+        return RolloutWorker(config=given, default_policy_class=default_class)
 
     # -- what subclasses say ------------------------------------------------------------------
 
@@ -100,6 +109,9 @@ class Algorithm:
         raise ConfigError(
             f"{cls.__name__} has no policy class; override `default_policy_class(config)`."
         )
+
+    def setup(self) -> None:
+        """Makes what a subclass keeps beside policies; called once, when those are made."""
 
     def training_step(self) -> dict[str, Any]:
         """Does one step of training and returns the learner's results by policy id."""
@@ -119,10 +131,14 @@ class Algorithm:
 
     def sample_train_batch(self) -> dict[str, SampleBatch]:
         """Samples at least `train_batch_size` rows; returns them by policy id."""
+        return self.sample_rows(self.config.train_batch_size)
+
+    def sample_rows(self, least: int) -> dict[str, SampleBatch]:
+        """Samples whole fragments until there are at least `least` rows, by policy id."""
         started = time.perf_counter()
         batches: list[SampleBatch] = []
         rows = 0
-        while rows < self.config.train_batch_size:
+        while rows < least:
             batches.append(self.worker.sample().decompress_if_needed())
             rows += batches[-1].env_steps()
         batch = cast(SampleBatch, concat_samples(batches))
@@ -133,9 +149,13 @@ class Algorithm:
 
     def expected_train_batch_rows(self) -> int:
         """Returns the rows that `sample_train_batch` gives when episodes do not decide."""
-        envs = self._num_envs()
-        rows = self.config.fragment_length(envs) * envs
+        rows = self.expected_rows_per_sample()
         return -(-self.config.train_batch_size // rows) * rows
+
+    def expected_rows_per_sample(self) -> int:
+        """Returns the rows of one fragment of each environment."""
+        envs = self._num_envs()
+        return self.config.fragment_length(envs) * envs
 
     def _num_envs(self) -> int:
         """Returns how many environments are stepped; a vector environment decides it itself."""
@@ -198,6 +218,7 @@ class Algorithm:
                 "num_grad_updates_per_policy": updates,
             }
         )
+        self.worker.flush_filters()
         return learner
 
     def _result(
@@ -265,7 +286,7 @@ class Algorithm:
         self.callbacks.on_evaluate_start(algorithm=self)
         worker = self._evaluation()
         for policy_id, policy in self.worker.policy_map.items():
-            worker.get_policy(policy_id).set_weights(policy.get_weights())
+            worker.get_policy(policy_id).act_like(policy)
         by_episodes = self.config.evaluation_duration_unit == "episodes"
         played: list[RolloutMetrics] = []
         remaining = self.config.evaluation_duration if duration_fn is None else duration_fn(0)
@@ -305,9 +326,7 @@ class Algorithm:
             by_episodes = config.evaluation_duration_unit == "episodes"
             envs = config.evaluation_duration // (1 if by_episodes else _STEPS_PER_EVALUATION_ENV)
             config.rollouts(num_envs_per_worker=max(1, min(envs, _EVALUATION_ENVS)))
-            self.evaluation_worker = RolloutWorker(
-                config=config, default_policy_class=self.default_policy_class(config)
-            )
+            self.evaluation_worker = self._local_worker(config)
         return self.evaluation_worker
 
     # -- policies and actions -----------------------------------------------------------------
@@ -487,6 +506,17 @@ class Algorithm:
         self._episodes.extend(RolloutMetrics(*pair) for pair in progress["episodes"])
         self._episodes_total = progress["episodes_total"]
         self._time_total = progress["time_total_s"]
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Returns what a subclass adds to checkpoints: JSON values and arrays, nested in dicts."""
+        return {}
+
+    def set_extra_state(self, state: Mapping[str, Any]) -> None:
+        """Restores what `get_extra_state` returned.
+
+        Raises:
+            CheckpointError: if it does not fit; nothing is changed then.
+        """
 
     def restore_evaluation(self, seeds_used: int, rng: np.random.Generator) -> None:
         """Lets evaluations continue with the seeds and noise of a checkpoint."""

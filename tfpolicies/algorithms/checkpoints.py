@@ -18,6 +18,7 @@ from tfpolicies.policy.checkpoints import (
     state_of,
 )
 from tfpolicies.rollout.episode import RolloutMetrics
+from tfpolicies.storage.array_places import put_arrays, take_arrays
 from tfpolicies.storage.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from tfpolicies.storage.generator_json import decode_generator, encode_generator
 from tfpolicies.storage.import_paths import import_path
@@ -41,6 +42,8 @@ def write_algorithm(algorithm: Any, folder: str | os.PathLike[str]) -> None:
     """Writes an algorithm with its policies into a folder, replacing the checkpoint there."""
     worker = algorithm.worker
     sampler_state, sampler_arrays = _sampler_record(worker)
+    extra_arrays: dict[str, np.ndarray] = {}
+    extra = take_arrays(algorithm.get_extra_state(), extra_arrays)
     manifest = {
         "type": "Algorithm",
         "algorithm_class": encode_value(type(algorithm)),
@@ -53,9 +56,11 @@ def write_algorithm(algorithm: Any, folder: str | os.PathLike[str]) -> None:
             "sampler": sampler_state,
         },
         "evaluation": _evaluation_record(algorithm.evaluation_worker),
+        "extra": encode_value(extra),
     }
     policies = {pid: policy_part(policy) for pid, policy in worker.policy_map.items()}
-    arrays = {"sampler": sampler_arrays} if sampler_arrays else {}
+    groups = {"sampler": sampler_arrays, "extra": extra_arrays}
+    arrays = {name: group for name, group in groups.items() if group}
     write_checkpoint(folder, ALGORITHM_MANIFEST, manifest, arrays, policies=policies)
 
 
@@ -149,10 +154,12 @@ def restore_algorithm(algorithm: Any, checkpoint: Checkpoint, source: str) -> No
         if record["sampler"] is not None:
             sampler = _sampler_state(record["sampler"], checkpoint.arrays["sampler"])
             sampler["rng"] = rng.bit_generator.state
+        extra = put_arrays(decode_value(manifest["extra"]), checkpoint.arrays.get("extra", {}))
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{source}: its manifest lacks or garbles {error}.") from error
     for pid, state in states.items():
         worker.get_policy(pid).check_state(state)
+    algorithm.set_extra_state(extra)
     for pid, state in states.items():
         worker.get_policy(pid).set_state(state)
     algorithm.set_progress(progress)

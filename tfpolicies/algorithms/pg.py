@@ -42,8 +42,8 @@ class PGConfig(AlgorithmConfig):
         self.rollouts(rollout_fragment_length="auto", batch_mode="complete_episodes")
 
 
-class PGTF2Policy(TFPolicy):
-    """The policy gradient on traced TensorFlow functions."""
+class PGPolicy(TFPolicy):
+    """The mathematics of the policy gradient, for any runtime."""
 
     config_class = PGConfig
 
@@ -69,7 +69,17 @@ class PGTF2Policy(TFPolicy):
         )
 
 
+class PGTF2Policy(PGPolicy):
+    """The policy gradient on traced TensorFlow functions."""
+
+
 PGTFPolicy = PGTF2Policy
+
+
+class PGTF1Policy(PGPolicy):
+    """The policy gradient in graph mode: a `tf.Graph` and a session of its own."""
+
+    runtime = "session"
 
 
 class PG(Algorithm):
@@ -80,5 +90,4 @@ class PG(Algorithm):
     @classmethod
     def default_policy_class(cls, config: AlgorithmConfig) -> type[TFPolicy]:
         """Returns the class of policies that name none."""
-        del config
-        return PGTF2Policy
+        return PGTF1Policy if config.framework_str == "tf" else PGTF2Policy

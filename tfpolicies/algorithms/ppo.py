@@ -139,6 +139,7 @@ class PPOTFPolicy(TFPolicy):
         "kl_target",
     )
     static_keys = (*TFPolicy.static_keys, "use_critic", "use_gae")
+    state_aliases = {"current_kl_coeff": "kl_coeff"}
 
     @classmethod
     def wants_value(cls, static: Mapping[str, Any]) -> bool:
@@ -251,6 +252,12 @@ class PPOTF2Policy(PPOTFPolicy):
     """
 
 
+class PPOTF1Policy(PPOTFPolicy):
+    """PPO in graph mode: the mathematics of `PPOTF2Policy` in a `tf.Graph` and its own session."""
+
+    runtime = "session"
+
+
 class PPO(Algorithm):
     """The training loop of PPO; made by `PPOConfig().build()`."""
 
@@ -259,8 +266,7 @@ class PPO(Algorithm):
     @classmethod
     def default_policy_class(cls, config: AlgorithmConfig) -> type[TFPolicy]:
         """Returns the class of policies that name none."""
-        del config
-        return PPOTF2Policy
+        return PPOTF1Policy if config.framework_str == "tf" else PPOTF2Policy
 
     def training_step(self) -> dict[str, Any]:
         """Samples one train batch and updates each policy on its part of it."""

@@ -16,7 +16,18 @@ from tfpolicies.errors import (
 )
 
 # A given dict is merged over the present one, if True also the dicts in it.
-_MERGED = {"env_config": True, "model": False, "optimizer": False, "evaluation_config": False}
+_MERGED = {
+    "env_config": True,
+    "model": False,
+    "optimizer": False,
+    "evaluation_config": False,
+    "tf_session_args": False,
+    "local_tf_session_args": False,
+    "exploration_config": False,
+    "replay_buffer_config": False,
+}
+
+_TYPED = ("exploration_config", "replay_buffer_config")  # another "type" drops the other keys
 
 _ALIASES = {
     "lambda": "lambda_",
@@ -68,6 +79,7 @@ class AlgorithmConfig:
             sections.Rollouts(),
             self.training_section(),
             sections.Framework(),
+            sections.Resources(),
             sections.Exploration(),
             sections.Evaluation(),
             sections.Debugging(),
@@ -114,6 +126,10 @@ class AlgorithmConfig:
         """Sets how policies run; see `sections.Framework`."""
         return self._change("framework", _with("framework", framework, settings))
 
+    def resources(self, **settings: Any) -> AlgorithmConfig:
+        """Sets what hardware is used; see `sections.Resources`."""
+        return self._change("resources", settings)
+
     def exploration(self, **settings: Any) -> AlgorithmConfig:
         """Sets whether policies explore; see `sections.Exploration`."""
         return self._change("exploration", settings)
@@ -157,7 +173,11 @@ class AlgorithmConfig:
             if known == "evaluation_config" and isinstance(value, AlgorithmConfig):
                 value = value._changed()
             if known in _MERGED and isinstance(value, Mapping):
-                value = merged(getattr(part, known) or {}, value, deep=_MERGED[known])
+                present = getattr(part, known) or {}
+                kind = present.get("type")
+                if known in _TYPED and value.get("type", kind) != kind:
+                    present = {}  # its settings are of another type
+                value = merged(present, value, deep=_MERGED[known])
             given[known] = copied(value)
         if given:
             self._check_not_frozen(", ".join(given))

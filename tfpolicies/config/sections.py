@@ -100,6 +100,7 @@ class Rollouts:
     batch_mode: str = "truncate_episodes"  # or "complete_episodes"
     compress_observations: bool | str = False  # True: row by row; "bulk": a column at once
     observation_filter: str = "NoFilter"  # or "MeanStdFilter": normalised by running statistics
+    reward_filter: str = "NoFilter"  # or "MeanStdFilter": learned from at a running scale
 
     def __post_init__(self) -> None:
         workers, envs = self.num_rollout_workers, self.num_envs_per_worker
@@ -112,6 +113,8 @@ class Rollouts:
         check(self.batch_mode in modes, "batch_mode", f"one of {modes}", self.batch_mode)
         filters, chosen = ("NoFilter", *MEAN_STD_FILTERS), self.observation_filter
         check(chosen in filters, "observation_filter", f"one of {filters}", chosen)
+        scaled = self.reward_filter
+        check(scaled in filters, "reward_filter", f"one of {filters}", scaled)
         compress = self.compress_observations
         check(
             compress in (True, False, "bulk"), "compress_observations", "a bool, 'bulk'", compress
@@ -150,18 +153,49 @@ class Training:
 class Framework:
     """How policies run."""
 
-    framework: str = "tf2"
+    framework: str = "tf2"  # traced functions; "tf": graph mode, where no policy class is named
     eager_tracing: bool = True  # False: untraced, for a debugger
+    eager_max_retraces: int | None = 20  # of each function; more are an error; None: no limit
     inference: str = "auto"  # acting through "tf" or "onnx"; "auto": onnx where it agrees with tf
     jit_compile: bool | str = "auto"  # learning compiled by XLA
+    tf_session_args: Mapping[str, Any] = field(
+        default_factory=lambda: {
+            "intra_op_parallelism_threads": 2,
+            "inter_op_parallelism_threads": 2,
+            "gpu_options": {"allow_growth": True},
+            "log_device_placement": False,
+            "device_count": {"CPU": 1},
+            "allow_soft_placement": True,
+        }
+    )  # of sessions in graph mode: fields of tf.compat.v1.ConfigProto
+    local_tf_session_args: Mapping[str, Any] = field(default_factory=dict)  # on top, this process
 
     def __post_init__(self) -> None:
-        check(self.framework == "tf2", "framework", "'tf2'", self.framework)
+        frameworks = ("tf", "tf2")
+        check(self.framework in frameworks, "framework", f"one of {frameworks}", self.framework)
+        for name in ("tf_session_args", "local_tf_session_args"):
+            value = getattr(self, name)
+            check(isinstance(value, Mapping), name, "a dict of ConfigProto's fields", value)
         check_bools(self, "eager_tracing")
+        limit = self.eager_max_retraces
+        valid = limit is None or is_count(limit, 0)
+        check(valid, "eager_max_retraces", "None or an integer >= 0", limit)
         runtimes = ("auto", "tf", "onnx")
         check(self.inference in runtimes, "inference", f"one of {runtimes}", self.inference)
         jit = self.jit_compile
         check(jit in (True, False, "auto"), "jit_compile", "True, False or 'auto'", jit)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resources:
+    """What hardware is used."""
+
+    num_gpus: float = 0  # 1: the learner is on a GPU, if there is one
+
+    def __post_init__(self) -> None:
+        rule = "0 or 1 (a learner uses one GPU at most), or a share between"
+        valid = is_number(self.num_gpus) and 0 <= self.num_gpus <= 1
+        check(valid, "num_gpus", rule, self.num_gpus)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,9 +270,10 @@ class Checkpointing:
     """What happens at a checkpoint."""
 
     new_episodes_at_checkpoint: bool = False  # start new episodes, so that a resumed run is equal
+    export_native_model_files: bool = False  # a SavedModel beside each checkpoint of a policy
 
     def __post_init__(self) -> None:
-        check_bools(self, "new_episodes_at_checkpoint")
+        check_bools(self, "new_episodes_at_checkpoint", "export_native_model_files")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,13 @@ def masked_mean(values: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum(values * mask) / tf.maximum(tf.reduce_sum(mask), 1.0)
 
 
+def huber(errors: tf.Tensor) -> tf.Tensor:
+    """Returns x^2 / 2 where |x| <= 1, and |x| - 1/2 elsewhere (Huber 1964)."""
+    size = tf.abs(errors)
+    near = tf.minimum(size, 1.0)
+    return 0.5 * tf.square(near) + size - near
+
+
 def explained_variance(targets: tf.Tensor, values: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
     """Returns 1 - Var[targets - values] / Var[targets] over the rows in `mask`, at least -1."""
 

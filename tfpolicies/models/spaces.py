@@ -214,3 +214,16 @@ def port_names(space_leaves: Sequence[Leaf], prefix: str) -> list[str]:
             name += "_"
         names.append(name)
     return names
+
+
+def space_struct(space: spaces.Space) -> Any:
+    """Returns a space as nested dicts and tuples of leaf spaces.
+
+    >>> space_struct(spaces.Dict(a=spaces.Discrete(2), b=spaces.Tuple([spaces.Discrete(3)])))
+    {'a': Discrete(2), 'b': (Discrete(3),)}
+    """
+    if isinstance(space, spaces.Dict):
+        return {key: space_struct(part) for key, part in space.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(space_struct(part) for part in space)
+    return space

@@ -39,6 +39,7 @@ class Acting:
         self.config = config
         self._runner: Any = None
         self._no_params = np.zeros(0, np.float32)
+        self._disturbed: tuple[int, PolicyState] | None = None
 
     @property
     def runner(self) -> Any:
@@ -49,6 +50,8 @@ class Acting:
 
     def _resolved(self) -> Any:
         wanted = self.config["inference"]
+        if wanted == "auto" and not self.config["eager_tracing"]:
+            wanted = "tf"  # so that all code runs untraced
         if wanted != "tf":
             try:
                 actor = self.program.onnx_actor()
@@ -81,14 +84,37 @@ class Acting:
             noise = explorer.draw_noise(state.rng, rows, params)
         else:
             noise = np.zeros((rows, explorer.noise_size), np.float32)
+        if explore and explorer.needs_complete_episodes:
+            state = self._disturbed_state()
         return self.runner.run(state, inputs, noise, params)
+
+    def _disturbed_state(self) -> PolicyState:
+        """Returns a state with the weights that parameter noise acts with in this episode."""
+        known, explorer = self._disturbed, self.exploration
+        if known is None or known[0] != self.state.version or explorer.wants_perturbation:
+            disturbed = PolicyState(self.program.layout, self.state.hyper, self.state.rng)
+            for name, segment in self.state.segments.items():
+                disturbed.segments[name][...] = segment
+            weights = {
+                slot.key: self.state.arrays[slot.key] for slot in disturbed.layout.of("model")
+            }
+            disturbed.write(explorer.perturb(weights, self.state.rng))
+            known = self._disturbed = (self.state.version, disturbed)
+        return known[1]
+
+    def dist_inputs(self, inputs: Sequence[np.ndarray]) -> np.ndarray:
+        """Returns the distribution's inputs of checked inputs, `[N, n]`; counts nothing."""
+        return self._greedy(inputs).dist_inputs.copy()
 
     def values(self, inputs: Sequence[np.ndarray]) -> np.ndarray:
         """Returns the values of checked inputs, float32 `[N]`; counts nothing."""
+        return self._greedy(inputs).values.copy()
+
+    def _greedy(self, inputs: Sequence[np.ndarray]) -> ActOutputs:
         explorer = self.exploration
         noise = np.zeros((len(inputs[0]), explorer.noise_size), np.float32)
         params = np.zeros(explorer.num_params, np.float32)
-        return self.runner.run(self.state, inputs, noise, params).values.copy()
+        return self.runner.run(self.state, inputs, noise, params)
 
     # -- checks -------------------------------------------------------------------------------
 
@@ -178,7 +204,7 @@ class Acting:
             wrong = (array < 0) | (array > last)
             if wrong.any():
                 raise ObservationError(
-                    f"{leaf.name('actions')} must be from 0 to {last.tolist()} (0-based; actions of "
+                    f"{leaf.name('actions')} must be from 0 to {last.tolist()} (0-based; those of "
                     "the environment need actions_normalized=False), got "
                     f"{array[wrong].reshape(-1)[0]}."
                 )

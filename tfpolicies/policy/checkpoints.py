@@ -28,7 +28,14 @@ from tfpolicies.storage.spaces_json import decode_space, encode_space
 POLICY_MANIFEST = "policy.json"
 ALGORITHM_MANIFEST = "algorithm.json"
 
-_COUNTERS = ("global_timestep", "num_grad_updates")
+_GROUPS = {
+    "weights": "weights",
+    "target_weights": "target",
+    "filter": "filter",
+    "reward_filter": "reward_filter",
+    "_optimizer_variables": "optimizer",
+}
+"""Keys of a state that hold arrays by name, and their groups of array files."""
 
 
 def policy_part(policy: Any, state: Mapping[str, Any] | None = None) -> PolicyPart:
@@ -39,6 +46,8 @@ def policy_part(policy: Any, state: Mapping[str, Any] | None = None) -> PolicyPa
         state: what `get_state` returned, to be written instead of the present state.
     """
     state = policy.get_state() if state is None else state
+    arrays = {group: state[key] for key, group in _GROUPS.items() if _has_arrays(state.get(key))}
+    in_files = {key for key, group in _GROUPS.items() if group in arrays}
     manifest = {
         "type": "Policy",
         "policy_class": encode_value(type(policy)),
@@ -46,26 +55,37 @@ def policy_part(policy: Any, state: Mapping[str, Any] | None = None) -> PolicyPa
         "action_space": encode_space(policy.action_space),
         "config": encode_config(policy.config),
         "policy_id": policy.policy_id,
-        "program": program_fingerprint(policy.program.spec, policy.program.layout.slots),
-        "counters": {name: state[name] for name in _COUNTERS},
-        "hyperparameters": encode_value(state["hyperparameters"]),
-        "rng": encode_value(state["rng"]),
+        "program": _fingerprint(policy),
+        "state": {
+            key: encode_value(value)
+            for key, value in state.items()
+            if key != "policy_spec" and key not in in_files
+        },
         "versions": {"tensorflow": tf.__version__, "keras": keras.__version__},
     }
-    arrays = {"weights": state["weights"], "optimizer": state["_optimizer_variables"]}
     return PolicyPart(POLICY_MANIFEST, manifest, arrays)
+
+
+def _has_arrays(value: Any) -> bool:
+    return isinstance(value, Mapping) and bool(value)
+
+
+def _fingerprint(policy: Any) -> str | None:
+    """Returns what says whether states fit a policy; None for policies written by hand."""
+    program = getattr(policy, "program", None)
+    return None if program is None else program_fingerprint(program.spec, program.layout.slots)
 
 
 def encode_config(config: Mapping[str, Any]) -> Any:
     """Returns a config as JSON values; a model of Keras's own layers by its architecture."""
-    model = dict(config["model"])
-    custom = model["custom_model"]
+    model = dict(config.get("model", {}))
+    custom = model.get("custom_model")
     if isinstance(custom, keras.Model):
         architecture = model_to_json(custom)
         if architecture is not None:
             model["custom_model"] = None
             return {"settings": encode_value({**config, "model": model}), "keras": architecture}
-    return {"settings": encode_value({**config, "model": model}), "keras": None}
+    return {"settings": encode_value(config), "keras": None}
 
 
 def decode_config(
@@ -100,14 +120,9 @@ def decode_config(
 
 def state_of(checkpoint: Checkpoint) -> dict[str, Any]:
     """Returns the state, as `set_state` takes it, that a policy's checkpoint holds."""
-    manifest = checkpoint.manifest
-    return {
-        "weights": checkpoint.arrays["weights"],
-        "_optimizer_variables": checkpoint.arrays["optimizer"],
-        **{name: manifest["counters"][name] for name in _COUNTERS},
-        "hyperparameters": decode_value(manifest["hyperparameters"]),
-        "rng": decode_value(manifest["rng"]),
-    }
+    state = {key: decode_value(value) for key, value in checkpoint.manifest["state"].items()}
+    arrays = checkpoint.arrays
+    return state | {key: arrays[group] for key, group in _GROUPS.items() if group in arrays}
 
 
 def policy_of(
@@ -125,9 +140,9 @@ def policy_of(
         state = state_of(checkpoint)
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"{source}: its manifest lacks or garbles {error}.") from error
-    policy = found(*spaces, {**config, "__policy_id": manifest["policy_id"]})
-    fingerprint = program_fingerprint(policy.program.spec, policy.program.layout.slots)
-    if fingerprint != manifest["program"]:
+    named = {"__policy_id": manifest["policy_id"]} if manifest["program"] is not None else {}
+    policy = found(*spaces, {**config, **named})
+    if _fingerprint(policy) != manifest["program"]:
         raise CheckpointError(
             f"{source} does not fit {found.__name__}: its variables or hyper-parameters are "
             "others than when it was saved. Load it with the class and model it was saved with."

@@ -23,7 +23,9 @@ class Fragments:
         open_ends: the places `(n, t)` of ends that are not terminated: two int arrays `[K]`.
         open_inputs: what acting reads after these steps: the observation leaves reached, the
             actions and rewards of the steps, the memory; `[K, ...]` each.
-        added: what postprocessing adds, `[N, T, ...]` arrays by name.
+        added: what postprocessing adds, `[N, T, ...]` arrays by name; it may replace columns.
+        reached: int `[N, T]`, set by postprocessing: the step whose `new_obs` each row takes; None
+            where each keeps its own.
     """
 
     columns: Mapping[str, np.ndarray]
@@ -32,6 +34,7 @@ class Fragments:
     open_ends: tuple[np.ndarray, np.ndarray]
     open_inputs: list[np.ndarray]
     added: dict[str, np.ndarray] = field(default_factory=dict)
+    reached: np.ndarray | None = None
 
     @classmethod
     def of_trajectory(cls, policy: Any, batch: Mapping[str, Any]) -> Fragments:

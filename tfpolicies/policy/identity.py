@@ -8,20 +8,53 @@ from typing import Any
 
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
+from tfpolicies.errors import ConfigError
 
 
-def complete_config(
-    config_class: type[AlgorithmConfig], config: Any
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the complete flat config of a policy, and what identifies the policy."""
-    identity: dict[str, Any] = {"__policy_id": DEFAULT_POLICY_ID, "worker_index": 0}
-    complete = config_class()
+def complete_config(policy_class: Any, config: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the complete flat config of a policy, and what identifies the policy.
+
+    Raises:
+        ConfigError: if the config names another framework than the class has. A complete config
+            names one in any case, so it is not taken at its word.
+    """
+    identity: dict[str, Any] = {
+        "__policy_id": DEFAULT_POLICY_ID,
+        "worker_index": 0,
+        "__session_creator": None,
+    }
+    config_class = policy_class.config_class
+    settings = config_class()
     if isinstance(config, AlgorithmConfig):
         given = config.settings_for(config_class)
+        named = None
     else:
         given = dict(config or {})
         identity.update({key: given.pop(key) for key in identity if key in given})
-    return complete.update_from_dict(given).to_dict(), identity
+        named = None if set(given) >= set(settings.keys()) else given.get("framework")
+    complete = settings.update_from_dict(given).to_dict()
+    return _of_runtime(policy_class, complete, named), identity
+
+
+def _of_runtime(policy_class: Any, complete: dict[str, Any], named: Any) -> dict[str, Any]:
+    """Returns a config with what follows from the class's runtime."""
+    in_graph = policy_class.runtime == "session"
+    framework = "tf" if in_graph else "tf2"
+    if named not in (None, framework):
+        raise ConfigError(
+            f"framework={named!r} contradicts {policy_class.__name__}, whose framework is "
+            f"{framework!r}. Leave the framework out, or name another class."
+        )
+    complete["framework"] = framework
+    if in_graph:
+        if not complete["eager_tracing"]:
+            raise ConfigError(
+                f"eager_tracing=False contradicts {policy_class.__name__}: graph mode never runs "
+                "eagerly. Use a TF2 class for stepping through with a debugger."
+            )
+        if complete["inference"] == "auto":
+            complete["inference"] = "tf"
+    return complete
 
 
 def derived_seed(seed: int | None, *parts: Any) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import abc
+import logging
+import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -10,11 +12,25 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 
-from tfpolicies.errors import UsageError
+from tfpolicies.batch.sample_batch import SampleBatch
+from tfpolicies.batch.view_defaults import default_view_requirements, with_memory
+from tfpolicies.batch.view_requirement import ViewRequirement
+from tfpolicies.config.read_only import copied
+from tfpolicies.connectors.pipelines import (
+    ActionConnectorPipeline,
+    AgentConnectorPipeline,
+    connector_metrics,
+    pipelines_from_state,
+    pipelines_to_state,
+)
+from tfpolicies.errors import BatchError, ConfigError, NotOfferedError, UsageError, WeightsError
+from tfpolicies.models.defaults import MODEL_DEFAULTS
 from tfpolicies.models.ports import action_ports
-from tfpolicies.models.spaces import action_leaves, batch_leaves, nest
+from tfpolicies.models.spaces import action_leaves, batch_leaves, nest, space_key, space_struct
 from tfpolicies.policy.fragments import Fragments
 from tfpolicies.policy.session import Session
+
+logger = logging.getLogger("tfpolicies")
 
 
 class ActionBatch(NamedTuple):
@@ -28,13 +44,20 @@ class ActionBatch(NamedTuple):
 class Policy(abc.ABC):
     """Something that chooses actions for observations, and may learn to do it better.
 
-    A hand-written policy implements `compute_actions`; one that learns also `learn_on_batch`,
-    `get_weights` and `set_weights`.
+    A hand-written policy implements `compute_actions`. One that learns also overrides
+    `learn_on_batch`, or `compute_gradients` and `apply_gradients`; and `get_weights` and
+    `set_weights`. Every other method works on these.
 
     Args:
         observation_space: of the environment, possibly nested.
         action_space: of the environment.
         config: settings, as a dict or an `AlgorithmConfig`.
+
+    Attributes:
+        global_timestep: rows acted on, or what `on_global_var_update` said last.
+        num_grad_updates: updates done.
+        agent_connectors: what is done to observations before the policy; None until given.
+        action_connectors: what is done to its actions; None until given.
 
     >>> class Always(Policy):
     ...     def compute_actions(self, obs_batch, state_batches=None, **kwargs):
@@ -45,12 +68,20 @@ class Policy(abc.ABC):
     1
     """
 
+    policy_id = "default_policy"
+    global_timestep: int = 0
+    num_grad_updates: int = 0
+    agent_connectors: AgentConnectorPipeline | None = None
+    action_connectors: ActionConnectorPipeline | None = None
+    _views: dict[str, ViewRequirement] | None = None
+
     def __init__(
         self, observation_space: gym.Space, action_space: gym.Space, config: Mapping[str, Any]
     ) -> None:
         self.observation_space = observation_space
         self.action_space = action_space
         self.config = config if isinstance(config, dict) else dict(config)
+        self._loaded: dict[int, SampleBatch] = {}
 
     # -- acting -------------------------------------------------------------------------------
 
@@ -216,6 +247,34 @@ class Policy(abc.ABC):
         del unsquash, clip
         return action
 
+    # -- what samplers tell -------------------------------------------------------------------
+
+    follows_episodes = False
+    """Whether `next_episode` must be called when an episode ends."""
+
+    def next_episode(self) -> None:  # noqa: B027 - most policies act alike in every episode
+        """Is called where an episode ended and the next one begins."""
+
+    def observe(self, obs: Sequence[np.ndarray], columns: Mapping[str, np.ndarray]) -> None:
+        """Takes in the rows of a sample before anything is made of them; does nothing here.
+
+        Args:
+            obs: observation leaves, `[N, T, ...]` each.
+            columns: the other columns, `[N, T, ...]` each; rewards are the environment's.
+        """
+        del obs, columns
+
+    def scaled_rewards(self, rewards: np.ndarray) -> np.ndarray:
+        """Returns rewards as learning is to see them; here as they are."""
+        return rewards
+
+    def act_like(self, other: Policy) -> None:
+        """Takes over from a policy of the same kind all that acting depends on."""
+        self.set_weights(other.get_weights())
+
+    def flush_filters(self) -> None:  # noqa: B027
+        """Lets running statistics take effect, between two rounds of training."""
+
     # -- trajectories -------------------------------------------------------------------------
 
     def has_own_postprocessing(self) -> bool:
@@ -242,12 +301,173 @@ class Policy(abc.ABC):
         del other_agent_batches, episode
         return sample_batch
 
-    # -- learning and weights -----------------------------------------------------------------
+    # -- learning -----------------------------------------------------------------------------
+
+    def loss(self, model: Any, dist_class: Any, train_batch: Any) -> Any:
+        """Returns the loss of a train batch; policies that learn by gradients override it.
+
+        Raises:
+            NotOfferedError: here; also a NotImplementedError.
+        """
+        raise self._not_offered("loss")
 
     def learn_on_batch(self, samples: Any) -> dict[str, Any]:
-        """Does one update; a policy that does not learn returns `{}`."""
-        del samples
-        return {}
+        """Does one update: `compute_gradients`, then `apply_gradients`.
+
+        Returns:
+            The info of the gradients; `{}` for a policy that does not learn.
+        """
+        gradients, info = self.compute_gradients(samples)
+        self.apply_gradients(gradients)
+        return info
+
+    def compute_gradients(self, postprocessed_batch: Any) -> tuple[list[Any], dict[str, Any]]:
+        """Returns gradients, one per variable, and statistics; none for a policy without them."""
+        del postprocessed_batch
+        return [], {}
+
+    def apply_gradients(self, gradients: Sequence[Any]) -> None:
+        """Updates the weights with gradients as `compute_gradients` returns them.
+
+        Raises:
+            UsageError: if this policy has no weights but some gradients are given.
+        """
+        if len(gradients):
+            raise UsageError(
+                f"{type(self).__name__} has no weights to update; got {len(gradients)} gradients. "
+                "Override `apply_gradients` in a policy that learns."
+            )
+
+    def learn_on_batch_from_replay_buffer(
+        self, replay_actor: Any, policy_id: str
+    ) -> dict[str, Any]:
+        """Asks a replay buffer for one train batch and does one update on it.
+
+        Args:
+            replay_actor: has a method `replay(policy_id)`, which returns a batch, or None while it
+                has too few rows; for example a `MultiAgentReplayBuffer`.
+            policy_id: whose rows to ask for.
+
+        Returns:
+            The result of `learn_on_batch`; `{}` if there was no batch.
+        """
+        batch = replay_actor.replay(policy_id)
+        return {} if batch is None else self.learn_on_batch(batch)
+
+    def load_batch_into_buffer(self, batch: Mapping[str, Any], buffer_index: int = 0) -> int:
+        """Keeps a batch for `learn_on_loaded_batch`; returns its number of rows."""
+        self._loaded[buffer_index] = batch if isinstance(batch, SampleBatch) else SampleBatch(batch)
+        return self._loaded[buffer_index].count
+
+    def get_num_samples_loaded_into_buffer(self, buffer_index: int = 0) -> int:
+        """Returns the rows of a loaded batch, 0 before loading."""
+        return self._loaded[buffer_index].count if buffer_index in self._loaded else 0
+
+    def learn_on_loaded_batch(self, offset: int = 0, buffer_index: int = 0) -> dict[str, Any]:
+        """Does one update on rows `[offset, offset + minibatch size)` of a loaded batch.
+
+        The minibatch size is `config["sgd_minibatch_size"]`, or `train_batch_size` where there is
+        none; all rows are used if it is not smaller than the batch.
+
+        Raises:
+            BatchError: if no batch is loaded, or `offset` lies behind its end.
+        """
+        rows = self.get_num_samples_loaded_into_buffer(buffer_index)
+        size = self._minibatch_size() or rows
+        require_loaded(rows, offset if size < rows else 0, buffer_index)
+        batch = self._loaded[buffer_index]
+        return self.learn_on_batch(batch.slice(offset, offset + size) if size < rows else batch)
+
+    def _minibatch_size(self) -> int:
+        return self.config.get("sgd_minibatch_size") or self.config.get("train_batch_size") or 0
+
+    def compute_log_likelihoods(
+        self,
+        actions: Any,
+        obs_batch: Any,
+        state_batches: Sequence[np.ndarray] | None = None,
+        prev_action_batch: Any = None,
+        prev_reward_batch: Any = None,
+        actions_normalized: bool = True,
+        in_training: bool = True,
+    ) -> np.ndarray:
+        """Returns the log-probability of each action, float32 `[B]`.
+
+        Raises:
+            NotOfferedError: if the policy does not say; also a NotImplementedError.
+        """
+        raise self._not_offered("compute_log_likelihoods")
+
+    # -- views --------------------------------------------------------------------------------
+
+    @property
+    def view_requirements(self) -> dict[str, ViewRequirement]:
+        """The columns that acting and learning read, and what each is derived from; by name."""
+        if self._views is None:
+            self._views = {}
+            self.init_view_requirements()
+        return self._views
+
+    @view_requirements.setter
+    def view_requirements(self, requirements: dict[str, ViewRequirement]) -> None:
+        self._views = requirements
+
+    def init_view_requirements(self) -> None:
+        """Adds the default requirements; those that are there already are kept."""
+        views = default_view_requirements(self.observation_space, self.action_space)
+        steps = {**MODEL_DEFAULTS, **self.config.get("model", {})}["max_seq_len"]
+        views = with_memory(views, self.get_initial_state(), max_seq_len=steps)
+        self._views = {**views, **(self._views or {})}
+
+    def maybe_add_time_dimension(
+        self, input_dict: Any, seq_lens: Any, framework: str | None = None
+    ) -> Any:
+        """Returns `input_dict` as it is: the Program folds rows into sequences itself."""
+        del seq_lens, framework
+        return input_dict
+
+    def maybe_remove_time_dimension(self, input_dict: Any) -> Any:
+        """Returns `input_dict` as it is: rows leave the Program without a time axis."""
+        return input_dict
+
+    # -- connectors ---------------------------------------------------------------------------
+
+    def get_connector_metrics(self) -> dict[str, dict[str, float]]:
+        """Returns the mean time of each connector in ms, `<name>_ms`; `{}` without connectors.
+
+        The keys are `agent_connectors` and `action_connectors`.
+        """
+        if self.agent_connectors is None and self.action_connectors is None:
+            return {}
+        return connector_metrics(self.agent_connectors, self.action_connectors)
+
+    def reset_connectors(self, env_id: Any) -> None:
+        """Forgets what connectors remember of the episodes in an environment, or in several."""
+        for pipeline in (self.agent_connectors, self.action_connectors):
+            if pipeline is not None:
+                pipeline.reset(env_id)
+
+    def restore_connectors(self, state: Mapping[str, Any]) -> None:
+        """Makes the connectors anew that `state["connector_configs"]` describes, if it has any.
+
+        Those that act on observations still need `agent_connectors.connect(space)` with the
+        environment's space, as a worker does it.
+
+        Raises:
+            ConfigError: if it is malformed; nothing is changed then.
+        """
+        configs = state.get("connector_configs")
+        if not configs:
+            return
+        agent, action = pipelines_from_state(configs)
+        if action is not None:
+            action.connect(self.action_space)
+        if agent is not None:
+            self.agent_connectors = agent
+        if action is not None:
+            self.action_connectors = action
+
+    # -- weights and state --------------------------------------------------------------------
 
     def get_weights(self) -> Any:
         """Returns copies of the weights; `{}` for a policy without any."""
@@ -263,23 +483,185 @@ class Policy(abc.ABC):
             raise UsageError(f"{type(self).__name__} has no weights to set; got {len(weights)}.")
 
     def get_state(self) -> dict[str, Any]:
-        """Returns everything that `set_state` restores."""
-        return {"weights": self.get_weights()}
+        """Returns everything that `set_state` restores.
+
+        Keys: `weights`, `global_timestep`, `num_grad_updates`, `policy_spec` (class, spaces and
+        config), and `connector_configs` with connectors.
+        """
+        state = {
+            "weights": self.get_weights(),
+            "global_timestep": self.global_timestep,
+            "num_grad_updates": self.num_grad_updates,
+            "policy_spec": {
+                "policy_class": type(self),
+                "observation_space": self.observation_space,
+                "action_space": self.action_space,
+                "config": copied(self.config),
+            },
+        }
+        connectors = pipelines_to_state(self.agent_connectors, self.action_connectors)
+        return {**state, "connector_configs": connectors} if connectors else state
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restores what `get_state` returned."""
+        """Restores what `get_state` returned; the policy keeps its own spaces and config.
+
+        Raises:
+            KeyError: if `weights` or `global_timestep` is missing.
+        """
+        self.check_state(state)
         self.set_weights(state["weights"])
+        self.global_timestep = int(state["global_timestep"])
+        self.num_grad_updates = int(state.get("num_grad_updates", self.num_grad_updates))
+        self.restore_connectors(state)
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Checks what can be checked without a change; warns if it is a state for other spaces.
+
+        Raises:
+            KeyError: if `weights` or `global_timestep` is missing.
+            ConfigError: if the connectors' state is malformed.
+        """
+        _ = state["weights"], state["global_timestep"]
+        if state.get("connector_configs"):
+            pipelines_from_state(state["connector_configs"])
+        spec = state.get("policy_spec") or {}
+        for name in ("observation_space", "action_space"):
+            given, own = spec.get(name), getattr(self, name)
+            if given is not None and space_key(given) != space_key(own):
+                logger.warning(
+                    "the state was taken of a policy with the %s %s; %r keeps its own, %s.",
+                    name,
+                    given,
+                    self,
+                    own,
+                )
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Policy:
+        """Returns a new policy of the class, spaces and config in a state of `get_state`.
+
+        The class is the state's, whichever class this is called on.
+
+        Raises:
+            WeightsError: if the state has no `policy_spec`.
+        """
+        spec = state.get("policy_spec")
+        if spec is None:
+            raise WeightsError(
+                "No `policy_spec` key in the state; only a state of `get_state()` makes a policy."
+            )
+        policy_class = spec["policy_class"]
+        policy = policy_class(spec["observation_space"], spec["action_space"], spec["config"])
+        policy.set_state(state)
+        return policy
+
+    def export_checkpoint(
+        self,
+        export_dir: str | os.PathLike[str],
+        filename_prefix: Any = None,
+        *,
+        policy_state: Mapping[str, Any] | None = None,
+        checkpoint_format: str = "json",
+    ) -> None:
+        """Writes a checkpoint into a folder: `policy.json` and HDF5 files, no pickle.
+
+        Killed at any instant, it leaves the folder's old or new checkpoint whole. With
+        `config["export_native_model_files"]` a SavedModel follows, in the subfolder `model`.
+
+        Args:
+            export_dir: the folder, made if it is missing.
+            filename_prefix: must be None.
+            policy_state: a state of `get_state` to write instead of the present one.
+            checkpoint_format: "json", the only one.
+
+        Raises:
+            ConfigError: for another format, or a `filename_prefix`.
+            CheckpointError: if it cannot be written.
+        """
+        from tfpolicies.policy import checkpoints  # needs TensorFlow, unlike this module
+
+        if filename_prefix is not None:
+            raise ConfigError("filename_prefix is no longer used; name the folder instead.")
+        if checkpoint_format != "json":
+            raise ConfigError(f"checkpoint_format must be 'json', got {checkpoint_format!r}.")
+        checkpoints.write_policy_checkpoint(self, export_dir, policy_state)
+        if self.config.get("export_native_model_files"):
+            self.export_model(os.path.join(export_dir, "model"))
+
+    @classmethod
+    def from_checkpoint(
+        cls,
+        checkpoint: str | os.PathLike[str],
+        policy_ids: Sequence[str] | None = None,
+        *,
+        config: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Returns the policy of a checkpoint, or the policies of an algorithm's checkpoint by id.
+
+        Nothing in the file is executed. A class of your own is found by calling this on it; what a
+        file cannot hold (a callback class, a model with layers of your own) is given in `config`.
+
+        Args:
+            checkpoint: the folder, or what `Algorithm.save` returned.
+            policy_ids: of an algorithm's checkpoint, only these.
+            config: settings that replace stored ones.
+
+        Raises:
+            CheckpointError: if it is missing, damaged or foreign; the message names the file.
+            UnknownPolicyError: if one of `policy_ids` is not in it.
+        """
+        from tfpolicies.policy import checkpoints  # needs TensorFlow, unlike this module
+
+        path = checkpoints.path_of(checkpoint)
+        return checkpoints.load_policies(path, policy_ids, cls, config)
+
+    def export_model(
+        self, export_dir: str | os.PathLike[str], onnx: int | bool | None = None
+    ) -> Any:
+        """Writes the policy for serving.
+
+        Raises:
+            NotOfferedError: if the policy is no TensorFlow code; also a NotImplementedError.
+        """
+        raise self._not_offered("export_model")
+
+    def import_model_from_h5(self, import_file: str | os.PathLike[str]) -> Any:
+        """Takes over the weights of a Keras file.
+
+        Raises:
+            NotOfferedError: if the policy has no Keras model; also a NotImplementedError.
+        """
+        raise self._not_offered("import_model_from_h5")
 
     def on_global_var_update(self, global_vars: Mapping[str, Any]) -> None:
-        """Is called when the counters of the whole run change; does nothing here."""
-        _ = global_vars["timestep"]
+        """Takes over the counters of the whole run.
+
+        Args:
+            global_vars: `timestep`, and `num_grad_updates` if it is to change.
+
+        Raises:
+            KeyError: if `timestep` is missing.
+        """
+        self.global_timestep = int(global_vars["timestep"])
+        if global_vars.get("num_grad_updates") is not None:
+            self.num_grad_updates = int(global_vars["num_grad_updates"])
 
     # -- facts --------------------------------------------------------------------------------
 
     @property
-    def num_grad_updates(self) -> int:
-        """Updates done so far; 0 for a policy that does not count them."""
-        return 0
+    def observation_space_struct(self) -> Any:
+        """The observation space as nested dicts and tuples of leaf spaces."""
+        return space_struct(self.observation_space)
+
+    @property
+    def action_space_struct(self) -> Any:
+        """The action space as nested dicts and tuples of leaf spaces."""
+        return space_struct(self.action_space)
+
+    @property
+    def devices(self) -> list[str]:
+        """Where learning runs, such as `["/cpu:0"]`."""
+        return ["/cpu:0"]
 
     def is_recurrent(self) -> bool:
         """Whether acting needs a memory."""
@@ -301,16 +683,45 @@ class Policy(abc.ABC):
         """Returns the TensorFlow session of a graph-mode policy, None for others."""
         return None
 
+    def close(self) -> None:  # noqa: B027 - most policies hold nothing
+        """Gives back what the policy holds outside of Python's memory; here nothing."""
+
     def get_host(self) -> str:
         """Returns the computer's network name, "" if it has none."""
         return socket.gethostname()
+
+    def make_rl_module(self) -> Any:
+        """Returns the policy's Keras model: here the model is the module.
+
+        Raises:
+            NotOfferedError: if the policy has no Keras model; also a NotImplementedError.
+        """
+        raise self._not_offered("make_rl_module")
 
     def apply(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Returns `func(self, *args, **kwargs)`."""
         return func(self, *args, **kwargs)
 
+    def _not_offered(self, method: str) -> NotOfferedError:
+        owner = type(self).__name__
+        return NotOfferedError(
+            f"{owner} has no `{method}`. Override it in {owner}, or derive from TFPolicy, which "
+            "has it."
+        )
+
     def __repr__(self) -> str:
         return type(self).__name__
+
+
+def require_loaded(rows: int, offset: int, buffer_index: int) -> None:
+    """Raises a `BatchError` unless `offset` is a row of a loaded batch."""
+    if not rows:
+        raise BatchError(
+            f"Buffer {buffer_index} is empty: you must call load_batch_into_buffer before "
+            "learn_on_loaded_batch."
+        )
+    if not 0 <= offset < rows:
+        raise BatchError(f"offset must be in [0, {rows}), got {offset}.")
 
 
 def _with_batch_axis(value: Any) -> Any:

@@ -9,41 +9,39 @@ from typing import Any
 import gymnasium as gym
 import keras
 import numpy as np
-import tensorflow as tf
 
+from tfpolicies.batch.leaves import map_leaves
 from tfpolicies.batch.sample_batch import SampleBatch
-from tfpolicies.config.algorithm_config import AlgorithmConfig
-from tfpolicies.config.callbacks import overrides
-from tfpolicies.config.read_only import copied
 from tfpolicies.config.sections import is_number
 from tfpolicies.errors import (
     BatchError,
     ConfigError,
-    PolicyOwnedError,
-    SpaceError,
-    WeightsError,
+    UsageError,
 )
 from tfpolicies.exploration.making import make_exploration
 from tfpolicies.export.onnx_file import export_onnx
 from tfpolicies.export.result import ExportResult
 from tfpolicies.export.saved_model import export_saved_model
-from tfpolicies.models.distributions import ActionDistribution
-from tfpolicies.models.losses import clip_gradients
-from tfpolicies.models.network import ModelSource, model_source
-from tfpolicies.models.settings import model_settings
+from tfpolicies.models.filters import MeanStdFilter, RewardFilter
 from tfpolicies.models.spaces import nest
-from tfpolicies.policy import checkpoints, learning_batches
+from tfpolicies.models.weight_mapping import MappingReport, match_weights
 from tfpolicies.policy.acting import Acting
 from tfpolicies.policy.fragments import Fragments
 from tfpolicies.policy.identity import complete_config, derived_seed
-from tfpolicies.policy.policy import ActionBatch, Policy
-from tfpolicies.program.minibatches import draw_minibatches
+from tfpolicies.policy.kind import PolicyKind
+from tfpolicies.policy.learning import Learning
+from tfpolicies.policy.policy import ActionBatch
+from tfpolicies.policy.states import Owned, matched
+from tfpolicies.policy.views import read_views
 from tfpolicies.program.program import Program
-from tfpolicies.program.spec import ProgramSpec
+from tfpolicies.program.runtimes.session import session_creator
+from tfpolicies.program.spec import ProgramSpec, static_settings
 from tfpolicies.schedules import piecewise_linear
+from tfpolicies.state import ACTING
+from tfpolicies.storage.keras_h5 import read_keras_weights
 
 
-class TFPolicy(Policy):
+class TFPolicy(PolicyKind):
     """A policy with a Keras model; subclasses say what its loss is.
 
     Policies of one class, spaces, architecture and static config share one `Program`: its functions
@@ -65,7 +63,14 @@ class TFPolicy(Policy):
         observation_space: of the environment, possibly nested.
         action_space: of the environment.
         config: a dict or an `AlgorithmConfig`; what is missing comes from `config_class`. The keys
-            `__policy_id` and `worker_index` seed weights and noise together with `seed`.
+            `__policy_id` and `worker_index` seed weights and noise together with `seed`;
+            `__session_creator` makes the session in graph mode, with the graph as default.
+
+    Attributes:
+        dist_class: the action distribution class: `dist_class(dist_inputs)`.
+        exploration: how noise becomes actions, and the numbers that steer it.
+        filter: the running statistics of observations; None without `observation_filter`.
+        program: what policies of this kind share.
 
     Raises:
         ConfigError: for an unknown or invalid setting.
@@ -73,35 +78,23 @@ class TFPolicy(Policy):
         ModelError: for a model that does not fit.
     """
 
-    config_class: type[AlgorithmConfig] = AlgorithmConfig
-    hyperparameters: tuple[str, ...] = ("lr", "gamma", "grad_clip")
-    static_keys: tuple[str, ...] = (
-        "model",
-        "optimizer",
-        "grad_clip_by",
-        "normalize_actions",
-        "clip_actions",
-        "observation_filter",
-        "eager_tracing",
-        "jit_compile",
-    )
-
     def __init__(
         self, observation_space: gym.Space, action_space: gym.Space, config: Any = None
     ) -> None:
-        complete, identity = complete_config(type(self).config_class, config)
+        complete, identity = complete_config(type(self), config)
         super().__init__(observation_space, action_space, complete)
         self.validate_spaces(observation_space, action_space, complete)
         self.policy_id = identity["__policy_id"]
         self.exploration = make_exploration(
             complete["exploration_config"],
-            type(self).distribution(action_space, model_settings(complete["model"])),
+            type(self).distribution(action_space, static_settings(type(self), complete)),
             worker_index=identity["worker_index"],
             num_workers=complete["num_workers"],
             normalize_actions=complete["normalize_actions"],
         )
         transform = self.exploration.transform
         spec = ProgramSpec.of(type(self), observation_space, action_space, complete, transform)
+        self.dist_class = spec.dist_class
         self.program = Program.of(spec)
         seed = complete["seed"]
         self._state = self.program.new_state(
@@ -112,151 +105,27 @@ class TFPolicy(Policy):
         )
         made = complete["callbacks"]
         self.callbacks = made() if made is not None else None
+        create = identity["__session_creator"] or session_creator(complete["tf_session_args"])
+        self.program.runtime.open_sessions_with(self._state, create)
         self._acting = Acting(self.program, self._state, self.exploration, self.config)
-        self._buffers: dict[int, dict[str, Any]] = {}
-
-    # -- what subclasses say ------------------------------------------------------------------
-
-    def loss(self, model: Any, dist_class: Any, train_batch: Any) -> tf.Tensor:
-        """Returns the loss of one minibatch, a scalar tensor; traced for all policies of a kind.
-
-        Args:
-            model: call it on `train_batch` for `(dist_inputs, state)`, then `value_function()`.
-            dist_class: `dist_class(dist_inputs)` gives the action distributions.
-            train_batch: tensors by column; `loss_mask` weighs the rows of a padded minibatch.
-
-        Raises:
-            ConfigError: if the class has no loss, so that its policies only act.
-        """
-        raise ConfigError(
-            f"{type(self).__name__} has no loss, so it acts but does not learn. Override "
-            "`loss(self, model, dist_class, train_batch)` in a subclass."
+        self._learning = Learning(self, self.program, self._state)
+        self.filter = MeanStdFilter(observation_space, spec.filtered) if spec.filtered else None
+        scaled = complete["reward_filter"] != "NoFilter"
+        self.reward_filter = RewardFilter() if scaled else None
+        filters = {"filter": self.filter, "reward_filter": self.reward_filter}
+        self._owned = Owned(
+            self.program,
+            self._state,
+            self.exploration,
+            {name: found for name, found in filters.items() if found is not None},
+            self.state_aliases,
         )
-
-    def stats_fn(self, train_batch: Any) -> dict[str, tf.Tensor]:
-        """Returns statistics of a minibatch as scalar tensors; names go to `learner_stats`."""
-        del train_batch
-        return {}
-
-    def grad_stats_fn(self, train_batch: Any, grads: Sequence[Any]) -> dict[str, tf.Tensor]:
-        """Returns statistics of the gradients as scalar tensors."""
-        del train_batch, grads
-        return {}
-
-    def compute_gradients_fn(self, optimizer: Any, loss: tf.Tensor) -> list[tuple[Any, Any]]:
-        """Returns `(gradient, variable)` pairs, clipped as `grad_clip` and `grad_clip_by` say."""
-        pairs = optimizer.compute_gradients(loss)
-        return clip_gradients(pairs, self.config["grad_clip"], self.config["grad_clip_by"])
-
-    def apply_gradients_fn(self, optimizer: Any, grads: list[tuple[Any, Any]]) -> None:
-        """Updates the variables with `(gradient, variable)` pairs."""
-        optimizer.apply_gradients(grads)
-
-    def extra_action_out_fn(self) -> dict[str, tf.Tensor]:
-        """Returns further outputs of acting, `[N, ...]` each, by name; none by default.
-
-        `self.dist_inputs` `[N, n]` and `self.values` `[N]` (or None) are those of the same call.
-        """
-        return {}
-
-    def extra_learn_fetches_fn(self) -> dict[str, tf.Tensor]:
-        """Returns what `learn_on_batch` gives beside statistics, by name; none by default.
-
-        It runs behind `loss` and may read what that set on `self`, per row too.
-        """
-        return {}
-
-    @classmethod
-    def adds_outputs(cls) -> bool:
-        """Whether the class overrides `extra_action_out_fn`."""
-        return cls.extra_action_out_fn is not TFPolicy.extra_action_out_fn
-
-    @classmethod
-    def distribution(cls, action_space: gym.Space, model_config: Mapping[str, Any]) -> Any:
-        """Returns the action distribution of the class for a space."""
-        return ActionDistribution.of(action_space, model_config["custom_action_dist"])
-
-    @classmethod
-    def model_source(
-        cls,
-        observation_space: gym.Space,
-        dist_class: Any,
-        model_config: Mapping[str, Any],
-        *,
-        with_value: bool,
-    ) -> ModelSource:
-        """Returns where networks come from; a class with another architecture overrides it."""
-        return model_source(observation_space, dist_class, model_config, with_value=with_value)
-
-    @classmethod
-    def wants_value(cls, static: Mapping[str, Any]) -> bool:
-        """Whether the model must estimate values, given the static config."""
-        del static
-        return False
-
-    @classmethod
-    def wants_target(cls, static: Mapping[str, Any]) -> bool:
-        """Whether the policy has a target network, `self.target_model` in `loss`."""
-        del static
-        return False
-
-    @classmethod
-    def make_optimizer(cls, static: Mapping[str, Any]) -> Any:
-        """Returns a new Keras optimizer; its learning rate is set from `lr` at each update.
-
-        `optimizer={"type": "sgd", "momentum": 0.9}` gives `keras.optimizers.SGD(momentum=0.9)`;
-        Adam is the default.
-
-        Raises:
-            ConfigError: if Keras does not know the type or an argument.
-        """
-        settings = dict(static["optimizer"])
-        kind = settings.pop("type", "adam")
-        if "learning_rate" in settings:
-            raise ConfigError("optimizer['learning_rate'] would be ignored; set lr instead.")
-        try:
-            return keras.optimizers.get({"class_name": kind, "config": settings})
-        except (ValueError, TypeError) as error:
-            raise ConfigError(f"optimizer={dict(static['optimizer'])!r}: {error}") from error
-
-    def validate_spaces(
-        self, observation_space: gym.Space, action_space: gym.Space, config: Mapping[str, Any]
-    ) -> None:
-        """Checks the spaces; a subclass that supports fewer raises `UnsupportedSpaceError`."""
-        del config
-        if not isinstance(observation_space, gym.Space) or not isinstance(action_space, gym.Space):
-            raise SpaceError(
-                "observation_space and action_space must be Gymnasium spaces, got "
-                f"{observation_space!r} and {action_space!r}."
-            )
-
-    @classmethod
-    def traced_view(cls, **shared: Any) -> TFPolicy:
-        """Returns an object of this class that has only what all policies of a kind share."""
-        view = object.__new__(cls)
-        view.__dict__.update(shared, _is_view=True)
-        return view
-
-    def __getattr__(self, name: str) -> Any:
-        cls = type(self).__name__
-        if self.__dict__.get("_is_view"):
-            raise PolicyOwnedError(
-                f"traced code of {cls} read self.{name}, which belongs to one policy while the "
-                "trace is shared by all of its kind. Put numbers into the config and name them in "
-                f"{cls}.hyperparameters, put what changes code into {cls}.static_keys."
-            )
-        raise AttributeError(f"{cls!r} object has no attribute {name!r}")
 
     # -- facts --------------------------------------------------------------------------------
 
     @property
-    def dist_class(self) -> Any:
-        """The action distribution class: `dist_class(dist_inputs)`."""
-        return self.program.spec.dist_class
-
-    @property
     def framework(self) -> str:
-        """The framework of the config, `"tf2"`."""
+        """`"tf"` for policies in graph mode, otherwise `"tf2"`."""
         return self.config["framework"]
 
     @property
@@ -264,10 +133,23 @@ class TFPolicy(Policy):
         """Rows acted on so far, or what `on_global_var_update` said last."""
         return self._state.global_timestep
 
+    @global_timestep.setter
+    def global_timestep(self, value: int) -> None:
+        self._state.global_timestep = value
+
     @property
     def num_grad_updates(self) -> int:
         """Minibatch updates done so far."""
         return self._state.num_grad_updates
+
+    @num_grad_updates.setter
+    def num_grad_updates(self, value: int) -> None:
+        self._state.num_grad_updates = value
+
+    @property
+    def devices(self) -> list[str]:
+        """Where learning runs: `["/cpu:0"]`, or `["/gpu:0"]` with `num_gpus=1` and a GPU."""
+        return [self.program.functions.device]
 
     @property
     def generator(self) -> np.random.Generator:
@@ -283,13 +165,10 @@ class TFPolicy(Policy):
     @property
     def model(self) -> keras.Model:
         """The Keras model with this policy's weights in it; read it, do not write through it."""
-        program = self.program
-        with program.lock:
-            program.make_resident(self._state)
-            return program.functions.network.model
+        return self.program.model_of(self._state)
 
     def make_rl_module(self) -> keras.Model:
-        """Returns the policy's Keras model: here the model is the module."""
+        """Returns the policy's Keras model: here the model is the module; see `model`."""
         return self.model
 
     def to_keras(self) -> keras.Model:
@@ -303,6 +182,17 @@ class TFPolicy(Policy):
         for variable, value in zip(model.variables, self.get_weights().values(), strict=True):
             variable.assign(value)
         return model
+
+    def get_session(self) -> Any:
+        """Returns the policy's `tf.compat.v1.Session` in graph mode, otherwise None.
+
+        The session has the policy's variables; what is changed in them by hand is not kept.
+        """
+        return self.program.runtime.session(self._state)
+
+    def close(self) -> None:
+        """Closes the session, if the policy has one; a later use opens a new one."""
+        self.program.runtime.close(self._state)
 
     def has_own_postprocessing(self) -> bool:
         """Whether a subclass overrides `postprocess_trajectory`."""
@@ -465,38 +355,10 @@ class TFPolicy(Policy):
                 f"num_epochs and minibatch_size must be at least 1, got {num_epochs} and "
                 f"{minibatch_size}."
             )
-        if self._learns_by_minibatch():
-            return self._learn_minibatches(batch, num_epochs, minibatch_size, shuffle=shuffle)
-        return self._learn(batch, num_epochs, minibatch_size, shuffle=shuffle)
-
-    def _learns_by_minibatch(self) -> bool:
-        """Whether code of the user must see every minibatch."""
         own = type(self).learn_on_batch is not TFPolicy.learn_on_batch
-        return own or (
-            self.callbacks is not None and overrides(self.callbacks, "on_learn_on_batch")
-        )
-
-    def _learn_minibatches(
-        self, batch: Mapping[str, Any], num_epochs: int, minibatch_size: int, *, shuffle: bool
-    ) -> dict[str, Any]:
-        """Calls `learn_on_batch` for each minibatch, in the order of `learn_epochs`."""
-        whole = batch if isinstance(batch, SampleBatch) else SampleBatch(batch)
-        if not whole.count:
-            raise BatchError("The batch is empty; learning needs at least one row.")
-        size = min(minibatch_size, whole.count)
-        rng = self.generator if shuffle else None
-        minibatches = draw_minibatches(whole.count, num_epochs, size, rng)
-        results = [
-            self.learn_on_batch(whole.take(rows[mask > 0]))
-            for rows, mask in zip(minibatches.rows, minibatches.mask, strict=True)
-        ]
-        found = [result.get("learner_stats", {}) for result in results]
-        stats = {name: _reduction(name)([each[name] for each in found]) for name in found[0]}
-        return {
-            **results[-1],
-            "learner_stats": {name: float(value) for name, value in stats.items()},
-            "num_agent_steps_trained": whole.count,
-        }
+        if own or self._learning.sees_minibatches():
+            return self._learning.minibatches(batch, num_epochs, minibatch_size, shuffle=shuffle)
+        return self._learning.epochs(batch, num_epochs, minibatch_size, shuffle=shuffle)
 
     def learn_on_batch(self, samples: Mapping[str, Any]) -> dict[str, Any]:
         """Does one update on all rows of a batch; see `learn_epochs` for the result.
@@ -505,69 +367,21 @@ class TFPolicy(Policy):
             MissingColumnError: if the batch lacks a column that the loss reads.
             BatchError: if it is empty.
         """
-        return self._learn(samples, 1, None, shuffle=False)
-
-    def _learn(
-        self,
-        batch: Mapping[str, Any],
-        num_epochs: int,
-        minibatch_size: int | None,  # None: all rows
-        *,
-        shuffle: bool,
-    ) -> dict[str, Any]:
-        self.prepare_learning()
-        custom = self._announced(batch)
-        columns = self.program.select_columns(self._learning_columns(batch))
-        result = self._learn_columns(columns, num_epochs, minibatch_size, shuffle=shuffle)
-        sampled_at = getattr(batch, "num_grad_updates", None) or 0
-        result["diff_num_grad_updates_vs_sampler_policy"] -= sampled_at
-        return {**result, "custom_metrics": custom}
-
-    def _announced(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Tells the callbacks of an update; returns the custom metrics they give."""
-        custom: dict[str, Any] = {}
-        if self.callbacks is not None:
-            self.callbacks.on_learn_on_batch(policy=self, train_batch=batch, result=custom)
-        return custom
-
-    def _learn_columns(
-        self,
-        columns: dict[str, Any],
-        num_epochs: int,
-        minibatch_size: int | None,
-        *,
-        shuffle: bool,
-    ) -> dict[str, Any]:
-        rows = self.program.rows_of(columns)
-        before = self._state.num_grad_updates
-        fetches: dict[str, Any] = {}
-        if minibatch_size is None and num_epochs == 1 and self.program.signature.fetches:
-            totals, fetches = self.program.learn_once(self._state, columns)
-        else:
-            totals = self.program.learn_epochs(
-                self._state, columns, num_epochs, minibatch_size, shuffle=shuffle
-            )
-        return {
-            "learner_stats": self._named_stats(totals),
-            "num_agent_steps_trained": rows,
-            "num_grad_updates_lifetime": self._state.num_grad_updates,
-            "diff_num_grad_updates_vs_sampler_policy": float(before),
-            **fetches,
-        }
-
-    def _named_stats(self, totals: Mapping[str, np.ndarray]) -> dict[str, float]:
-        names = self.program.signature.stat_names
-        stats = {name: float(totals[_kind(name)][i]) for i, name in enumerate(names)}
-        return {**stats, **self.hyper_stats()}
+        return self._learning.epochs(samples, 1, None, shuffle=False)
 
     def hyper_stats(self) -> dict[str, float]:
         """Returns hyper-parameters in force, by the names they have in `learner_stats`."""
         return {"cur_lr": self.hyper("lr")}
 
+    @property
+    def loss_columns(self) -> tuple[str, ...]:
+        """The names of the columns that the loss reads."""
+        self.prepare_learning()
+        return tuple(self.program.signature.columns)
+
     def prepare_learning(self) -> None:
         """Runs the loss once on a small batch of zeros, if no policy of the kind did."""
-        if not self.program.is_discovered:
-            self.program.discover(self._learning_columns(learning_batches.dummy_batch(self)))
+        self._learning.prepare()
 
     def warm_up(self, rows: int, num_epochs: int, minibatch_size: int) -> None:
         """Traces and compiles acting and learning for batches of `rows`; changes no numbers."""
@@ -577,9 +391,6 @@ class TFPolicy(Policy):
         self.config["jit_compile"] = self.program.resolve_jit()
         _ = self.inference
 
-    def _learning_columns(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        return learning_batches.learning_columns(self.program, batch)
-
     def compute_gradients(
         self, postprocessed_batch: Mapping[str, Any]
     ) -> tuple[list[np.ndarray], dict[str, Any]]:
@@ -587,10 +398,7 @@ class TFPolicy(Policy):
 
         Neither weights nor counters change. The info has `learner_stats`.
         """
-        self.prepare_learning()
-        columns = self.program.select_columns(self._learning_columns(postprocessed_batch))
-        gradients, stats = self.program.gradients(self._state, columns)
-        return gradients, {"learner_stats": {**stats, **self.hyper_stats()}}
+        return self._learning.gradients(postprocessed_batch)
 
     def apply_gradients(self, gradients: Sequence[np.ndarray | None]) -> None:
         """Applies gradients as `compute_gradients` returns them; None counts as zeros.
@@ -598,30 +406,15 @@ class TFPolicy(Policy):
         Raises:
             WeightsError: if their number or shapes are wrong; nothing is changed then.
         """
-        variables = self.program.functions.network.model.trainable_variables
-        if len(gradients) != len(variables):
-            raise WeightsError(
-                f"Unexpected number of gradients: {len(gradients)} for {len(variables)} variables."
-            )
-        arrays = []
-        for i, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
-            shape = tuple(variable.shape)
-            array = np.zeros(shape, np.float32) if gradient is None else np.asarray(gradient)
-            if array.shape != shape:
-                raise WeightsError(f"gradients[{i}] must have shape {shape}, got {array.shape}.")
-            arrays.append(array.astype(np.float32, copy=False))
-        self.program.apply_gradients(self._state, arrays)
+        self._learning.apply(gradients)
 
     def load_batch_into_buffer(self, batch: Mapping[str, Any], buffer_index: int = 0) -> int:
         """Keeps a batch for `learn_on_loaded_batch`; returns its number of rows."""
-        self.prepare_learning()
-        self._buffers[buffer_index] = self.program.select_columns(self._learning_columns(batch))
-        return self.get_num_samples_loaded_into_buffer(buffer_index)
+        return self._learning.load(batch, buffer_index)
 
     def get_num_samples_loaded_into_buffer(self, buffer_index: int = 0) -> int:
         """Returns the rows of a loaded batch, 0 before loading."""
-        columns = self._buffers.get(buffer_index)
-        return 0 if columns is None else self.program.rows_of(columns)
+        return self._learning.rows_loaded(buffer_index)
 
     def learn_on_loaded_batch(self, offset: int = 0, buffer_index: int = 0) -> dict[str, Any]:
         """Does one update on rows `[offset, offset + minibatch size)` of a loaded batch.
@@ -632,21 +425,18 @@ class TFPolicy(Policy):
         Raises:
             BatchError: if no batch is loaded, or `offset` lies behind its end.
         """
-        columns = self._buffers.get(buffer_index)
-        if columns is None:
-            raise BatchError(
-                f"Buffer {buffer_index} is empty: you must call load_batch_into_buffer before "
-                "learn_on_loaded_batch."
-            )
-        rows = self.get_num_samples_loaded_into_buffer(buffer_index)
-        size = self.config.get("sgd_minibatch_size") or self.config["train_batch_size"]
-        if size < rows:
-            if not 0 <= offset < rows:
-                raise BatchError(f"offset must be in [0, {rows}), got {offset}.")
-            items = self.program.items_between(columns, offset, offset + size)
-            columns = tf.nest.map_structure(lambda x: x[items], columns)
-        custom = self._announced(columns)
-        return {**self._learn_columns(columns, 1, None, shuffle=False), "custom_metrics": custom}
+        return self._learning.loaded(offset, buffer_index, self._minibatch_size())
+
+    def init_view_requirements(self) -> None:
+        """Adds requirements for the columns that this policy reads; those there already are kept.
+
+        A small batch of zeros is postprocessed and, if the class has a loss, learned from without
+        an update: columns that acting does not read are not used for it, likewise for training, and
+        what nobody reads is left out.
+        """
+        given = dict(self._views or {})
+        super().init_view_requirements()
+        self._views = {**read_views(self, self._views or {}), **given}
 
     # -- trajectories -------------------------------------------------------------------------
 
@@ -669,6 +459,10 @@ class TFPolicy(Policy):
         self.postprocess_fragments(fragments)
         for name, column in fragments.added.items():
             sample_batch[name] = column[0]
+        if fragments.reached is not None:
+            rows = fragments.reached[0]
+            reached = map_leaves(lambda leaf: leaf[rows], sample_batch[SampleBatch.NEXT_OBS])
+            sample_batch[SampleBatch.NEXT_OBS] = reached
         return sample_batch
 
     # -- weights and state --------------------------------------------------------------------
@@ -678,7 +472,7 @@ class TFPolicy(Policy):
         return self._state.copy_of("model")
 
     def set_weights(self, weights: Mapping[str, Any] | Sequence[Any]) -> None:
-        """Overwrites the model's variables.
+        """Overwrites the model's variables; a target network becomes equal to the model.
 
         Args:
             weights: a dict as `get_weights` returns it, matched by key; or, if its keys are others,
@@ -687,35 +481,8 @@ class TFPolicy(Policy):
         Raises:
             WeightsError: if number or shapes differ; nothing is changed then.
         """
-        self._state.write(self._matched(weights, "model", "weights"))
-
-    def _matched(self, values: Any, part: str, argument: str) -> dict[str, np.ndarray]:
-        slots = self.program.layout.of(part)
-        if isinstance(values, Mapping):
-            if set(values) == {slot.key for slot in slots}:
-                values = [values[slot.key] for slot in slots]
-            else:
-                values = list(values.values())
-        elif not isinstance(values, Sequence):
-            raise WeightsError(
-                f"{argument} must be a dict or a list of arrays, got {type(values).__name__}."
-            )
-        if len(values) != len(slots):
-            raise WeightsError(
-                f"{argument} has {len(values)} arrays, but this policy has {len(slots)}: "
-                f"{', '.join(slot.key for slot in slots)}."
-            )
-        matched = {}
-        for slot, value in zip(slots, values, strict=True):
-            name = f"{argument}[{slot.key!r}]"
-            try:
-                array = np.asarray(value, slot.dtype)
-            except (TypeError, ValueError) as error:
-                raise WeightsError(f"{name} must be an array of {slot.dtype}: {error}") from error
-            if array.shape != slot.shape:
-                raise WeightsError(f"{name} must have shape {slot.shape}, got {array.shape}.")
-            matched[slot.key] = array
-        return matched
+        self._state.write(matched(self.program.layout, weights, "model", "weights"))
+        self._state.copy_part("model", "target", 1.0)
 
     def hyper(self, name: str) -> float:
         """Returns the value in force of a hyper-parameter."""
@@ -737,133 +504,86 @@ class TFPolicy(Policy):
     def get_state(self) -> dict[str, Any]:
         """Returns everything that `set_state` restores, as copies.
 
-        Keys: `weights`, `_optimizer_variables`, `global_timestep`, `num_grad_updates`,
-        `hyperparameters`, `rng` (the generator's state) and `policy_spec`.
+        Keys: `weights`; `target_weights` with a target network; `filter`, the running statistics of
+        observations, with a filter; `_optimizer_variables`; `_exploration_state`;
+        `global_timestep`; `num_grad_updates`; `hyperparameters`, those of `state_aliases` under
+        their aliases; `rng`, the generator's state; `connector_configs` with connectors; and
+        `policy_spec`.
         """
-        names = self.program.spec.hyperparameters
-        return {
-            "weights": self.get_weights(),
-            "_optimizer_variables": self._state.copy_of("learner"),
-            "global_timestep": self._state.global_timestep,
-            "num_grad_updates": self._state.num_grad_updates,
-            "hyperparameters": {name: self.hyper(name) for name in names},
-            "rng": self._state.rng.bit_generator.state,
-            "policy_spec": {
-                "policy_class": type(self),
-                "observation_space": self.observation_space,
-                "action_space": self.action_space,
-                "config": copied(self.config),
-            },
-        }
+        return {**super().get_state(), **self._owned.get()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restores what `get_state` returned; everything is checked before anything changes.
 
-        `policy_spec` is not applied: a policy keeps its spaces and config.
+        The policy keeps its own spaces and config, whatever `policy_spec` says: config and Program
+        belong together. `from_state` makes a policy of the state's config.
 
         Raises:
             KeyError: if `weights` or `global_timestep` is missing.
-            WeightsError: if an array does not fit.
+            WeightsError: if a part does not fit; nothing is changed then.
+            ConfigError: if the connectors' state is malformed; likewise.
         """
-        arrays, hyper = self.check_state(state)
-        timestep = int(state["global_timestep"])
-        updates = int(state.get("num_grad_updates", self._state.num_grad_updates))
-        if "rng" in state:
-            self._state.rng.bit_generator.state = state["rng"]
-        self._state.write(arrays)
-        self._state.hyper[...] = hyper
-        self._state.global_timestep = timestep
-        self._state.num_grad_updates = updates
+        self.check_state(state)
+        self._owned.restore(state)
+        self.restore_connectors(state)
 
-    def check_state(self, state: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """Checks that a state fits; returns its arrays by key and its hyper-parameters.
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Checks that a state fits, and changes nothing; see `set_state` for the errors."""
+        self._owned.checked(state)
+        super().check_state(state)
 
-        Raises:
-            KeyError: if `weights` or `global_timestep` is missing.
-            WeightsError: if an array does not fit.
+    @property
+    def follows_episodes(self) -> bool:  # type: ignore[override]
+        """Whether the exploration acts alike for a whole episode, as parameter noise does."""
+        return self.exploration.needs_complete_episodes
+
+    def next_episode(self) -> None:
+        """Tells the exploration that an episode ended and the next one begins."""
+        self.exploration.on_episode_end()
+        self.exploration.on_episode_start()
+
+    def observe(self, obs: Sequence[np.ndarray], columns: Mapping[str, np.ndarray]) -> None:
+        """Takes the rows of a sample into the filters, from their next flush on."""
+        rows = [leaf.reshape(-1, *leaf.shape[2:]) for leaf in obs]
+        if self.filter is not None:
+            self.filter.observe(rows)
+        if self.reward_filter is not None:
+            self.reward_filter.observe(columns["rewards"])
+        if self.follows_episodes:
+            ports = self.program.ports
+            more = [columns[port.name] for port in (*ports.prev, *ports.states)]
+            more.append(columns["action_dist_inputs"])
+            *others, disturbed = (x.reshape(-1, *x.shape[2:]) for x in more)
+            self.exploration.adapt(self._acting.dist_inputs([*rows, *others]), disturbed)
+
+    def scaled_rewards(self, rewards: np.ndarray) -> np.ndarray:
+        """Returns rewards at the running scale of the reward filter, if there is one."""
+        return rewards if self.reward_filter is None else self.reward_filter(rewards)
+
+    def flush_filters(self) -> None:
+        """Lets what was observed take effect: in acting, in learning, in exports."""
+        if self.reward_filter is not None:
+            self.reward_filter.flush()
+        if self.filter is not None and self.filter.pending_count:
+            self.filter.flush()
+            self.apply_filter()
+
+    def act_like(self, other: Any) -> None:
+        """Takes over weights, filter and time step of a policy of the same kind."""
+        if not isinstance(other, TFPolicy):
+            raise UsageError(f"{self!r} cannot act like {other!r}, which is of another kind.")
+        for part in ACTING:
+            self._state.write(other._state.copy_of(part))
+        self._state.copy_part("model", "target", 1.0)
+        self._state.global_timestep = other.global_timestep
+
+    def apply_filter(self) -> None:
+        """Acts and learns with `filter`'s present statistics from now on; call it after a change.
+
+        Does nothing for a policy without a filter.
         """
-        _ = state["global_timestep"]
-        arrays = self._matched(state["weights"], "model", "state['weights']")
-        slots = state.get("_optimizer_variables")
-        if slots is not None:
-            arrays.update(self._matched(slots, "learner", "state['_optimizer_variables']"))
-        hyper = self._state.hyper.copy()
-        names = self.program.spec.hyperparameters
-        for name, value in state.get("hyperparameters", {}).items():
-            if name not in names:
-                raise WeightsError(f"state['hyperparameters'] has {name!r}, unknown to {self!r}.")
-            hyper[names.index(name)] = value
-        return arrays, hyper
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> TFPolicy:
-        """Returns a new policy of the class, spaces and config in a state of `get_state`.
-
-        Raises:
-            WeightsError: if the state has no `policy_spec`.
-        """
-        spec = state.get("policy_spec")
-        if spec is None:
-            raise WeightsError(
-                "No `policy_spec` key in the state; only a state of `get_state()` makes a policy."
-            )
-        policy_class = spec["policy_class"]
-        policy = policy_class(spec["observation_space"], spec["action_space"], spec["config"])
-        policy.set_state(state)
-        return policy
-
-    def export_checkpoint(
-        self,
-        export_dir: str | os.PathLike[str],
-        filename_prefix: Any = None,
-        *,
-        policy_state: Mapping[str, Any] | None = None,
-        checkpoint_format: str = "json",
-    ) -> None:
-        """Writes a checkpoint into a folder: `policy.json` and HDF5 files, no pickle.
-
-        Killed at any instant, it leaves the folder's old or new checkpoint whole.
-
-        Args:
-            export_dir: the folder, made if it is missing.
-            filename_prefix: must be None.
-            policy_state: a state of `get_state` to write instead of the present one.
-            checkpoint_format: "json", the only one.
-
-        Raises:
-            ConfigError: for another format, or a `filename_prefix`.
-            CheckpointError: if it cannot be written.
-        """
-        if filename_prefix is not None:
-            raise ConfigError("filename_prefix is no longer used; name the folder instead.")
-        if checkpoint_format != "json":
-            raise ConfigError(f"checkpoint_format must be 'json', got {checkpoint_format!r}.")
-        checkpoints.write_policy_checkpoint(self, export_dir, policy_state)
-
-    @classmethod
-    def from_checkpoint(
-        cls,
-        checkpoint: str | os.PathLike[str],
-        policy_ids: Sequence[str] | None = None,
-        *,
-        config: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Returns the policy of a checkpoint, or the policies of an algorithm's checkpoint by id.
-
-        Nothing in the file is executed. A class of your own is found by calling this on it; what a
-        file cannot hold (a callback class, a model with layers of your own) is given in `config`.
-
-        Args:
-            checkpoint: the folder, or what `Algorithm.save` returned.
-            policy_ids: of an algorithm's checkpoint, only these.
-            config: settings that replace stored ones.
-
-        Raises:
-            CheckpointError: if it is missing, damaged or foreign; the message names the file.
-            UnknownPolicyError: if one of `policy_ids` is not in it.
-        """
-        path = checkpoints.path_of(checkpoint)
-        return checkpoints.load_policies(path, policy_ids, cls, config)
+        if self.filter is not None:
+            self._owned.apply_filter(self.filter)
 
     # -- export -------------------------------------------------------------------------------
 
@@ -892,16 +612,44 @@ class TFPolicy(Policy):
             return export_onnx(self.program, self._state, export_dir)
         return export_onnx(self.program, self._state, export_dir, opset=onnx)
 
+    def import_model_from_h5(
+        self, import_file: str | os.PathLike[str], *, allow_missing: bool = False
+    ) -> MappingReport:
+        """Takes over the weights of a Keras file: `.h5`, `.weights.h5` or `.keras`.
+
+        Layers are matched by their names, else by their places and order; a target network becomes
+        equal to the model. The optimizer keeps its state.
+
+        Args:
+            import_file: what Keras 2 or Keras 3 saved. Nothing in it is executed.
+            allow_missing: accept a file without weights for some layers of the model, which keep
+                theirs: a plain classifier for a policy that has a critic, too.
+
+        Returns:
+            Which array of the file went where; `print` it.
+
+        Raises:
+            MissingModelFileError: if there is no such file; also a FileNotFoundError.
+            ModelImportError: if it is damaged or does not fit; nothing is changed then.
+        """
+        keys = [slot.key for slot in self.program.layout.of("model")]
+        source = read_keras_weights(import_file)
+        model = self.program.functions.network.model
+        found = match_weights(
+            source, model, keys, os.fspath(import_file), allow_missing=allow_missing
+        )
+        self._state.write(found.arrays)
+        self._state.copy_part("model", "target", 1.0)
+        return found.report
+
     def on_global_var_update(self, global_vars: Mapping[str, Any]) -> None:
         """Takes over the run's counters and moves schedules to its time step.
 
         Args:
             global_vars: `timestep`, and `num_grad_updates` if it is to change.
         """
-        self._state.global_timestep = int(global_vars["timestep"])
-        if global_vars.get("num_grad_updates") is not None:
-            self._state.num_grad_updates = int(global_vars["num_grad_updates"])
-        self.update_schedules(self._state.global_timestep)
+        super().on_global_var_update(global_vars)
+        self.update_schedules(self.global_timestep)
 
     def update_schedules(self, timestep: int) -> None:
         """Sets each hyper-parameter that has a `<name>_schedule` to its value at `timestep`.
@@ -914,13 +662,3 @@ class TFPolicy(Policy):
                 points = [[0, self.config[name]], [points, 0.0]]
             if points is not None:
                 self.set_hyper(name, piecewise_linear(points, timestep))
-
-
-def _kind(name: str) -> str:
-    """Returns how a statistic is summed up over minibatches, by its name."""
-    prefix = name.partition("_")[0]
-    return prefix if prefix in ("min", "max") else "mean"
-
-
-def _reduction(name: str) -> Any:
-    return {"min": np.nanmin, "max": np.nanmax, "mean": np.nanmean}[_kind(name)]

@@ -20,13 +20,15 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies.errors import BatchError, ConfigError, MissingColumnError, near_matches
-from tfpolicies.models.network import Network, fresh_weights, ports_of, variable_keys
+from tfpolicies.models.network import fresh_weights, variable_keys
 from tfpolicies.models.ports import SEQ_LENS, InputPorts, Port
 from tfpolicies.program.functions import LOSS_MASK, ActInputs, Differentiated, ProgramFunctions
 from tfpolicies.program.minibatches import Minibatches, draw_minibatches, padded_rows
 from tfpolicies.program.outputs import ActLayout
 from tfpolicies.program.runtimes.function import FunctionRuntime
 from tfpolicies.program.runtimes.onnx import OnnxActor, convert
+from tfpolicies.program.runtimes.runtime import Runtime
+from tfpolicies.program.runtimes.session import SessionRuntime
 from tfpolicies.program.spec import ProgramSpec
 from tfpolicies.state import ACTING, PolicyState, Slot, StateLayout
 
@@ -34,6 +36,7 @@ logger = logging.getLogger("tfpolicies")
 
 _registry: weakref.WeakValueDictionary[tuple, Program] = weakref.WeakValueDictionary()
 _registry_lock = threading.Lock()
+_kept: list[Program] = []  # whose memory nobody could give back, so that it is used again
 
 
 class LearnerSignature(NamedTuple):
@@ -58,19 +61,16 @@ class Program:
     def __init__(self, spec: ProgramSpec) -> None:
         self.spec = spec
         self.lock = threading.RLock()
-        network = self._network()
-        target = self._network() if spec.policy_class.wants_target(spec.static) else None
-        optimizer = spec.policy_class.make_optimizer(spec.static)
-        optimizer.build(network.model.trainable_variables)
-        self.functions = ProgramFunctions(spec, network, optimizer, target)
+        self.functions = ProgramFunctions.of(spec)
+        network, optimizer = self.functions.network, self.functions.optimizer
         self.layout = StateLayout(_slots(self.functions))
         self._model_start = [np.array(v.numpy()) for v in network.variables]
         self._optimizer_start = [np.array(v.numpy()) for v in optimizer.variables]
         self.act_layout = ActLayout.of(spec, network.ports.states, self._extra_outputs())
-        self.runtime = FunctionRuntime(
-            self.functions, self.layout, self.act_layout, traced=spec.static["eager_tracing"]
-        )
-        self._resident: tuple[weakref.ref[PolicyState], int] | None = None
+        parts = self.functions, self.layout, self.act_layout
+        self._eager = FunctionRuntime(*parts, traced=spec.static["eager_tracing"])
+        in_graph = spec.policy_class.runtime == "session"
+        self.runtime: Runtime = SessionRuntime(*parts, self.lock) if in_graph else self._eager
         self._signature: LearnerSignature | None = None
         self._learners: dict[bool, Any] = {}
         self._single: Any = None
@@ -88,13 +88,9 @@ class Program:
             program = _registry.get(spec.key)
             if program is None:
                 program = _registry[spec.key] = cls(spec)
+                if program.runtime.is_kept:
+                    _kept.append(program)
             return program
-
-    def _network(self) -> Network:
-        spec = self.spec
-        model = spec.source.make(0)
-        ports = ports_of(model, spec.observation_space, spec.dist_class)
-        return Network(model, ports, spec.dist_class, spec.filtered)
 
     @property
     def ports(self) -> InputPorts:
@@ -104,7 +100,7 @@ class Program:
     def _extra_outputs(self) -> list[Port]:
         """Returns what `extra_action_out_fn` adds, by running it once on zeros."""
         spec, network = self.spec, self.functions.network
-        if not spec.policy_class.adds_outputs():
+        if not spec.policy_class.overrides("extra_action_out_fn"):
             return []
         inputs = [tf.constant(port.zeros(2)) for port in network.ports.all]
         noise = tf.zeros([2, spec.explorer.noise_size])
@@ -140,17 +136,11 @@ class Program:
         state.copy_part("model", "target", 1.0)
         return state
 
-    def make_resident(self, state: PolicyState) -> None:
-        """Loads a state into the resident variables unless it is there; the lock must be held."""
-        known = self._resident
-        if known is not None and known[0]() is state and known[1] == state.version:
-            return
-        self.runtime.load(state)
-        self._resident = (weakref.ref(state), state.version)
-
-    def _read_back(self, state: PolicyState) -> None:
-        self.runtime.read_into(state)
-        self._resident = (weakref.ref(state), state.version)
+    def model_of(self, state: PolicyState) -> Any:
+        """Returns the Keras model with a state in it, until another one takes its place."""
+        with self.lock:
+            self._eager.load(state)
+            return self.functions.network.model
 
     # -- acting -------------------------------------------------------------------------------
 
@@ -181,7 +171,7 @@ class Program:
         signature = [*weights, *named, given.noise, given.params]
 
         def act(*tensors: tf.Tensor) -> list[tf.Tensor]:
-            self.functions.traces["act (onnx)"] += 1
+            self.functions.traces.note("act (onnx)", *tensors)
             count = len(weights)
             *inputs, noise, params = tensors[count:]
             outputs = self.functions.act(tensors[:count], ActInputs(inputs, noise, params))
@@ -267,7 +257,7 @@ class Program:
         with self.lock:
             if self._signature is not None:
                 return
-            self._resident = None  # layers may update themselves in training mode
+            self._eager.forget()  # layers may update themselves in training mode
             tensors = tf.nest.map_structure(tf.constant, dict(columns))
             rows = len(tf.nest.flatten(tensors)[0])
             rows_of_loss = self.functions.loss_columns(tensors, tf.ones([rows], tf.float32))
@@ -309,11 +299,8 @@ class Program:
         if not self.resolve_jit():  # XLA would compile anew for each smaller size
             size = min(size, rows)
         minibatches = draw_minibatches(rows, num_epochs, size, state.rng if shuffle else None)
-        with self.lock:
-            self.make_resident(state)
-            self._resident = None  # until it is read back: an update may fail half-way
+        with self.lock, self.runtime.updating(state):
             totals = self._run(state, columns, rows, minibatches)
-            self._read_back(state)
         state.num_grad_updates += minibatches.steps
         return dict(zip(("mean", "min", "max"), totals, strict=True))
 
@@ -346,18 +333,14 @@ class Program:
             width = padded_rows(items, 1, self._capacity.get((0, 0), 0))
             self._capacity[0, 0] = width
         mask = (np.arange(width) < items).astype(np.float32)
-        given = tf.nest.map_structure(tf.constant, _pad(columns, width))
-        with self.lock:
-            self.make_resident(state)
-            self._resident = None
+        with self.lock, self.runtime.updating(state):
             if self._single is None:
                 self._single = self.runtime.single_learner(self.signature.columns, jit=jit)
-            stats, fetches = self._single(tf.constant(state.hyper), given, tf.constant(mask))
-            self._read_back(state)
+            stats, fetches = self._single(state, _pad(columns, width), mask)
         state.num_grad_updates += 1
         values = np.array([float(stats[name]) for name in self.signature.stat_names], np.float32)
         valid = self._valid_rows(columns, items, width)
-        found = {name: _of_rows(x.numpy(), valid) for name, x in fetches.items()}
+        found = {name: _of_rows(x, valid) for name, x in fetches.items()}
         return dict.fromkeys(("mean", "min", "max"), values), found
 
     def _valid_rows(self, columns: Mapping[str, Any], items: int, width: int) -> np.ndarray:
@@ -384,10 +367,9 @@ class Program:
                 raise
             reason = str(error).splitlines()[0]
             logger.warning("learning runs without XLA, which cannot compile it: %s", reason)
-            self.jit, self._resident = False, None
-            self.make_resident(state)
-            self._resident = None
-            return self._run_learner(state, columns, rows, minibatches, jit=False)
+            self.jit = False
+            with self.runtime.updating(state, read_back=False):  # afresh
+                return self._run_learner(state, columns, rows, minibatches, jit=False)
         self._jit_works = jit
         return totals
 
@@ -406,13 +388,9 @@ class Program:
             self._capacity[kind] = capacity
             minibatches = minibatches.padded_to(capacity)
             columns = _pad(columns, capacity)
-        return self._learner(jit)(
-            tf.constant(state.hyper),
-            tf.nest.map_structure(tf.constant, dict(columns)),
-            tf.constant(minibatches.rows),
-            tf.constant(minibatches.mask),
-            tf.constant(minibatches.steps, tf.int32),
-        ).numpy()
+        steps = np.asarray(minibatches.steps, np.int32)
+        rows_and_mask = minibatches.rows, minibatches.mask
+        return self._learner(jit)(state, dict(columns), *rows_and_mask, steps)
 
     def resolve_jit(self) -> bool:
         """Decides once whether learning is compiled by XLA.
@@ -458,39 +436,33 @@ class Program:
         nothing = draw_minibatches(items, num_epochs, size, None)
         nothing = nothing._replace(steps=0)
         state = self.new_state_for_checks()
-        with self.lock, ThreadPoolExecutor(1) as pool:
-            self.make_resident(state)
-            if self.runtime.traced:
-                self._learner(self.resolve_jit()).trace()
+        with (
+            self.lock,
+            ThreadPoolExecutor(1) as pool,
+            self.runtime.updating(state, read_back=False),
+        ):
+            self._learner(self.resolve_jit()).trace()
             compiling = pool.submit(self._run, state, columns, rows, nothing)
             if acting:
                 with contextlib.suppress(ConfigError):  # raised again when a policy asks for it
                     self.onnx_actor()
             compiling.result()
-            self._resident = None
 
     def gradients(
         self, state: PolicyState, columns: Mapping[str, Any]
     ) -> tuple[list[np.ndarray], dict[str, float]]:
         """Returns the gradients of one batch, in the order of the trainable variables."""
         count_rows(columns)
-        with self.lock:
-            self.make_resident(state)
-            self._resident = None  # layers may update themselves in training mode
+        with self.lock, self.runtime.updating(state, read_back=False):
             if self._gradients is None:
                 self._gradients = self.runtime.gradient_function(self.signature.columns)
-            tensors = tf.nest.map_structure(tf.constant, dict(columns))
-            gradients, stats = self._gradients(tf.constant(state.hyper), tensors)
-        values = {name: float(value) for name, value in stats.items()}
-        return [g.numpy() for g in gradients], values
+            gradients, stats = self._gradients(state, dict(columns))
+        return list(gradients), {name: float(value) for name, value in stats.items()}
 
     def apply_gradients(self, state: PolicyState, gradients: Sequence[np.ndarray]) -> None:
         """Updates a state with given gradients."""
-        with self.lock:
-            self.make_resident(state)
-            self._resident = None
-            self.runtime.apply_gradients(state.hyper, gradients)
-            self._read_back(state)
+        with self.lock, self.runtime.updating(state):
+            self.runtime.apply_gradients(state, list(gradients))
 
     def select_columns(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the columns the loss reads, in the dtypes it was traced with.

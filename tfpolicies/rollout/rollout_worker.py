@@ -102,6 +102,7 @@ class RolloutWorker:
         self.callbacks: DefaultCallbacks = DefaultCallbacks() if made is None else made()
         self.global_vars: dict[str, Any] = {"timestep": 0, "num_grad_updates_per_policy": {}}
         self._stopped = False
+        self.flushes_filters = True
         self.environments: Environments | None = None
         source = env_creator if env_creator is not None else self.config.env
         if source is not None:
@@ -165,6 +166,7 @@ class RolloutWorker:
         if issubclass(policy_class, TFPolicy):
             settings = self.config.settings_for(policy_class.config_class)
             settings |= {"__policy_id": policy_id, "worker_index": self.worker_index}
+            settings.pop("framework", None)  # it chooses the class of policies that name none
         else:
             settings = self.config.to_dict()
         settings.update(spec.config or {})
@@ -256,11 +258,23 @@ class RolloutWorker:
         Raises:
             UsageError: if the worker has no environment, or was stopped.
         """
-        batch = self._require_sampler().sample()
+        sampler = self._require_sampler()
+        if self.flushes_filters:
+            self.flush_filters()
+        batch = sampler.sample()
         self.callbacks.on_sample_end(worker=self, samples=batch)
         if self.config.compress_observations:
             batch.compress(bulk=self.config.compress_observations == "bulk")
         return batch
+
+    def flush_filters(self) -> None:
+        """Lets the statistics of what was sampled take effect in filters.
+
+        A worker of its own does it before each sample; an algorithm once per training iteration, so
+        that what was acted on and what is learned from are normalised alike.
+        """
+        for policy in self.policy_map.values():
+            policy.flush_filters()
 
     def sample_with_count(self) -> tuple[SampleBatch, int]:
         """Returns `(batch, rows)`."""

@@ -17,7 +17,7 @@ from tfpolicies.batch.sample_batch import SampleBatch, concat_samples
 from tfpolicies.config.callbacks import DefaultCallbacks, follows_episodes, overrides
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 from tfpolicies.envs.vector import Environments, Step
-from tfpolicies.errors import UsageError
+from tfpolicies.errors import ConfigError, UsageError
 from tfpolicies.models.ports import action_ports
 from tfpolicies.models.spaces import Leaf, action_leaves, batch_leaves, leaves, nest
 from tfpolicies.policy.fragments import Fragments
@@ -169,11 +169,19 @@ class SingleAgentSampler:
         if self._buffer is None:
             raise UsageError("sample() needs running episodes; call reset() first.")
         policy = self._get_policy()
+        self._check_exploration(policy)
         buffer = self._collect(policy, self._buffer)
         taken = self._rows_to_hand_out(buffer)
         batch = self._to_batch(policy, buffer, taken)
         self._buffer = self._carry_over(buffer, taken)
         return batch
+
+    def _check_exploration(self, policy: Any) -> None:
+        if policy.follows_episodes and not self._complete:
+            raise ConfigError(
+                "exploration_config={'type': 'ParameterNoise'} disturbs the weights for a whole "
+                "episode, so it needs batch_mode='complete_episodes', got 'truncate_episodes'."
+            )
 
     # -- the loop -----------------------------------------------------------------------------
 
@@ -199,10 +207,12 @@ class SingleAgentSampler:
             obs = batch_leaves(space_leaves, step.obs, "the environment's observation")
             for leaf_buffer, leaf in zip(buffer.obs, obs, strict=True):
                 leaf_buffer[:, t + 1] = leaf
-            if memory.is_needed:
-                memory.rewarded(step.rewards)
+            if memory.is_needed or policy.follows_episodes:
                 ended = step.terminateds | step.truncateds
+                memory.rewarded(step.rewards)
                 memory.forget(ended if step.dead is None else ended | step.dead)
+                if policy.follows_episodes and ended.any():
+                    policy.next_episode()
             if step.dead is not None:
                 np.logical_not(step.dead, out=buffer.alive[:, t])
             if step.final is not None:
@@ -266,7 +276,8 @@ class SingleAgentSampler:
         new_obs = [cut(leaf) for leaf in buffer.reached()]
         columns.update(self._episode_columns(columns, taken))
         earned = columns["rewards"]
-        columns["rewards"] = self._clipped(earned)
+        policy.observe(obs, columns)
+        columns["rewards"] = policy.scaled_rewards(self._clipped(earned))
         ends = columns["terminateds"] | columns["truncateds"]
         ends[:, -1] = True
         rows = shape[0] * shape[1]
@@ -281,6 +292,9 @@ class SingleAgentSampler:
             fragments = Fragments(columns, ends, policy, open_ends, [x[open_ends] for x in after])
             policy.postprocess_fragments(fragments)
             columns.update(fragments.added)
+            if fragments.reached is not None:
+                later = (np.arange(shape[0])[:, None], fragments.reached)
+                new_obs = [leaf[later] for leaf in new_obs]
         flat_obs, flat_new_obs = ([flat(leaf) for leaf in parts] for parts in (obs, new_obs))
         space = self.envs.observation_space
         batch = SampleBatch(

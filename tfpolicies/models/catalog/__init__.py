@@ -9,12 +9,14 @@ from tfpolicies.models.catalog.build import build_model
 from tfpolicies.models.catalog.initializers import NormalizedColumns, initializer_of
 from tfpolicies.models.catalog.inspection import extra_inputs, memory_of
 from tfpolicies.models.catalog.layers import FreeLogStd
+from tfpolicies.models.catalog.q_network import build_q_model
 from tfpolicies.models.settings import model_settings
 
 __all__ = [
     "FreeLogStd",
     "NormalizedColumns",
     "build_model",
+    "build_q_model",
     "extra_inputs",
     "initializer_of",
     "memory_of",

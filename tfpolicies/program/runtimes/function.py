@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfpolicies.program.functions import ActInputs, ActOutputs, ProgramFunctions, unpack
+from tfpolicies.program.devices import CPU, on_device, placed
+from tfpolicies.program.functions import ActInputs, ActOutputs, ProgramFunctions
 from tfpolicies.program.outputs import ActLayout
+from tfpolicies.program.runtimes.runtime import FlatActing, Resident, Runtime
 from tfpolicies.state import ACTING, PolicyState, StateLayout
 
 
@@ -36,66 +38,24 @@ class _Traced:
         return (self._concrete or self.trace())(*inputs)
 
 
-class Signatures:
-    """What the functions of a Program take, as `tf.TensorSpec`s; the same for every runtime."""
+class _Update:
+    """An update function that takes a state and arrays, and gives arrays."""
 
-    def __init__(self, functions: ProgramFunctions, layout: StateLayout) -> None:
-        spec, ports = functions.spec, functions.network.ports
-        self.segments = {
-            name: tf.TensorSpec([n], name.split("/")[1]) for name, n in layout.sizes.items()
-        }
-        self.acting_segments = [self.segments[name] for name in layout.segments(*ACTING)]
-        explorer = spec.explorer
-        self.act = ActInputs(
-            [port.tensor_spec for port in ports.all],
-            tf.TensorSpec([None, explorer.noise_size], tf.float32, name="noise"),
-            tf.TensorSpec([explorer.num_params], tf.float32, name="params"),
-        )
-        self.actions = [
-            tf.TensorSpec([None, *leaf.shape], leaf.dtype) for leaf in spec.action_leaves
-        ]
-        self.hyper = tf.TensorSpec([len(spec.hyperparameters)], tf.float32)
-        trainable = functions.network.model.trainable_variables
-        self.gradients = [tf.TensorSpec(v.shape, v.dtype) for v in trainable]
-        self.index = tf.TensorSpec([None, None], tf.int32)
-        self.mask = tf.TensorSpec([None, None], tf.float32)
-        self.steps = tf.TensorSpec([], tf.int32)
+    def __init__(self, function: Any) -> None:
+        self._function = function
+
+    def trace(self) -> None:
+        """Traces the function if it is one to be traced and was not traced yet."""
+        if isinstance(self._function, _Traced):
+            self._function.trace()
+
+    def __call__(self, state: PolicyState, *given: Any) -> Any:
+        tensors = tf.nest.map_structure(tf.constant, [state.hyper, *given])
+        found = self._function(*tensors)
+        return tf.nest.map_structure(lambda x: None if x is None else x.numpy(), found)
 
 
-class FlatActing:
-    """Acting with the weights as flat segments and with few outputs, as runtimes want it.
-
-    Each output of a traced function costs microseconds, so floats travel as one `[N, k]`.
-    """
-
-    def __init__(self, functions: ProgramFunctions, layout: StateLayout, act: ActLayout) -> None:
-        self.functions = functions
-        self._act = act
-        slots, segments = layout.of(*ACTING), layout.segments(*ACTING)
-        self._order = [segments.index(slot.segment) for slot in slots]
-        self._shapes = [[slot.shape for slot in slots if slot.segment == name] for name in segments]
-
-    def weights(self, flat: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns the variables of the network, in the layout's order, from flat segments."""
-        parts = [iter(found) for found in unpack(flat, self._shapes)]
-        return [next(parts[which]) for which in self._order]
-
-    def many(self, flat: Sequence[tf.Tensor], given: ActInputs) -> Any:
-        """Acts on any number of rows."""
-        self.functions.traces["act"] += 1
-        return self._act.pack(self.functions.act(self.weights(flat), given))
-
-    def one(self, flat: Sequence[tf.Tensor], given: ActInputs) -> Any:
-        """Acts on one row, for XLA."""
-        self.functions.traces["act (one row)"] += 1
-        return self._act.pack(self.functions.act(self.weights(flat), given))
-
-    def log_likelihoods(self, flat: Sequence[tf.Tensor], inputs: Any, actions: Any) -> tf.Tensor:
-        """Returns the log-probability of normalised actions, `[N]`."""
-        return self.functions.log_likelihoods(self.weights(flat), inputs, actions)
-
-
-class FunctionRuntime:
+class FunctionRuntime(Runtime):
     """Runs the functions of one Program, eagerly outside and traced inside.
 
     Each function is traced once: its signature comes from the spaces and columns, with a dynamic
@@ -111,32 +71,30 @@ class FunctionRuntime:
     def __init__(
         self, functions: ProgramFunctions, layout: StateLayout, act: ActLayout, *, traced: bool
     ) -> None:
-        self.functions = functions
         self.traced = traced
+        super().__init__(functions, layout)
         self._act_layout = act
         self._segments = layout.segments(*ACTING)
-        flat = FlatActing(functions, layout, act)
-        self.signatures = signatures = Signatures(functions, layout)
+        flat, signatures = FlatActing(functions, layout, act), self.signatures
         weights = signatures.acting_segments
-        self._act = self.trace(flat.many, [weights, signatures.act])
+        self._act = self._trace(on_device(flat.many, CPU), [weights, signatures.act])
         # One row costs less than dispatching its few dozen operations: XLA runs them as one.
         self._act_one: Any = None
         if traced and functions.spec.static["jit_compile"] is not False:
-            one = tf.nest.map_structure(_one_row, signatures.act._replace(params=[]))
-            one = one._replace(params=signatures.act.params)
-            self._act_one = self.trace(flat.one, [weights, one], jit=True)
+            self._act_one = self._trace(
+                on_device(flat.one, CPU), [weights, signatures.one_row], jit=True
+            )
         inputs = signatures.act.inputs
-        self._log_likelihoods = self.trace(
-            flat.log_likelihoods, [weights, inputs, signatures.actions]
+        self._log_likelihoods = self._trace(
+            on_device(flat.log_likelihoods, CPU), [weights, inputs, signatures.actions]
         )
-        self._load = self.trace(functions.load, [signatures.segments])
-        self._read = self.trace(functions.read, [])
-        self._apply = self.trace(
-            functions.apply_gradients, [signatures.hyper, signatures.gradients]
-        )
+        device = functions.device
+        self._load = self._trace(on_device(functions.load, device), [signatures.segments])
+        self._read = self._trace(on_device(functions.read, device), [])
         self._weights: tuple[PolicyState, int, list[tf.Tensor]] | None = None
+        self._resident = Resident()
 
-    def trace(self, function: Any, signature: Sequence[Any], *, jit: bool = False) -> Any:
+    def _trace(self, function: Any, signature: Sequence[Any], *, jit: bool = False) -> Any:
         """Returns `function` as a traced function of exactly this signature."""
         return _Traced(function, signature, jit=jit) if self.traced else function
 
@@ -150,8 +108,10 @@ class FunctionRuntime:
         params: np.ndarray,
     ) -> ActOutputs:
         """Acts for `state`; see `ActInputs`. Returns NumPy arrays."""
-        given = ActInputs([tf.constant(x) for x in inputs], tf.constant(noise), tf.constant(params))
-        packed = self._run_act(self._flat_weights(state), given, rows=len(noise))
+        with placed(CPU):
+            tensors = [tf.constant(x) for x in inputs]
+            given = ActInputs(tensors, tf.constant(noise), tf.constant(params))
+            packed = self._run_act(self._flat_weights(state), given, rows=len(noise))
         return self._act_layout.unpack([x.numpy() for x in packed])
 
     def _run_act(self, flat: Any, given: ActInputs, *, rows: int) -> Any:
@@ -184,48 +144,25 @@ class FunctionRuntime:
 
     # -- learning -----------------------------------------------------------------------------
 
-    def learner(self, columns: Mapping[str, Any], stat_names: Sequence[str], **kw: bool) -> Any:
-        """Returns the traced `learn_epochs` for batches with these columns.
-
-        Args:
-            columns: `tf.TensorSpec` per column, nested as the columns are.
-            stat_names: the names of the statistics.
-            **kw: `jit` and `exact_rows`.
-        """
-        jit, exact_rows = kw["jit"], kw["exact_rows"]
-
-        def learn_epochs(hyper: Any, columns: Any, index: Any, mask: Any, steps: Any) -> Any:
-            return self.functions.learn_epochs(
-                hyper, columns, index, mask, steps, stat_names=stat_names, exact_rows=exact_rows
-            )
-
-        s = self.signatures
-        return self.trace(learn_epochs, [s.hyper, dict(columns), s.index, s.mask, s.steps], jit=jit)
-
-    def single_learner(self, columns: Mapping[str, Any], *, jit: bool) -> Any:
-        """Returns the traced `learn_once` for batches with these columns."""
-        mask = tf.TensorSpec([None], tf.float32)
-        signature = [self.signatures.hyper, dict(columns), mask]
-        return self.trace(self.functions.learn_once, signature, jit=jit)
-
-    def gradient_function(self, columns: Mapping[str, Any]) -> Any:
-        """Returns the traced `gradients` for batches with these columns."""
-        return self.trace(self.functions.gradients, [self.signatures.hyper, dict(columns)])
-
-    def apply_gradients(self, hyper: np.ndarray, gradients: Sequence[np.ndarray]) -> None:
-        """Updates the resident variables with given gradients."""
-        self._apply(tf.constant(hyper), [tf.constant(g) for g in gradients])
+    def compiled(self, function: Any, signature: Sequence[Any], *, jit: bool = False) -> Any:
+        """Returns an update function; see `Runtime.compiled`."""
+        on = on_device(function, self.functions.device)
+        return _Update(self._trace(on, [self.signatures.hyper, *signature], jit=jit))
 
     def load(self, state: PolicyState) -> None:
-        """Copies a state into the resident variables."""
-        self._load({name: tf.constant(array) for name, array in state.segments.items()})
+        """Copies a state into the resident variables, unless it is there."""
+        if not self._resident.is_there(state):
+            self._load({name: tf.constant(array) for name, array in state.segments.items()})
+            self._resident.note(state)
+
+    def forget(self, state: PolicyState | None = None) -> None:
+        """Says that the resident variables are no longer what the state says."""
+        del state
+        self._resident.forget()
 
     def read_into(self, state: PolicyState) -> None:
         """Copies the resident variables into a state."""
         for name, values in self._read().items():
             state.segments[name][...] = values.numpy()
         state.version += 1
-
-
-def _one_row(spec: tf.TensorSpec) -> tf.TensorSpec:
-    return tf.TensorSpec([1, *spec.shape[1:]], spec.dtype)
+        self._resident.note(state)

@@ -1,0 +1,260 @@
+"""What policies of one kind share: the code that subclasses override, most of it traced."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import keras
+import tensorflow as tf
+
+from tfpolicies.config.algorithm_config import AlgorithmConfig
+from tfpolicies.errors import ConfigError, PolicyOwnedError, SpaceError
+from tfpolicies.models.distributions import ActionDistribution
+from tfpolicies.models.losses import clip_gradients
+from tfpolicies.models.network import ModelSource, model_source
+from tfpolicies.models.spaces import nest
+from tfpolicies.policy.policy import Policy
+from tfpolicies.program.acting_view import require_width
+from tfpolicies.program.spec import static_settings
+
+
+class PolicyKind(Policy):
+    """The override points of `TFPolicy`: what a class says about all of its policies.
+
+    Code that is traced runs on a *view* of the class, see `traced_view`: an object without a state.
+    """
+
+    dist_class: Any
+    config_class: type[AlgorithmConfig] = AlgorithmConfig
+    state_aliases: ClassVar[dict[str, str]] = {}
+    """Keys of a state, and the hyper-parameters that stand under them instead of their names."""
+    runtime: str = "function"  # traced functions; "session": graph mode
+    hyperparameters: tuple[str, ...] = ("lr", "gamma", "grad_clip")
+    static_keys: tuple[str, ...] = (
+        "model",
+        "optimizer",
+        "grad_clip_by",
+        "normalize_actions",
+        "clip_actions",
+        "observation_filter",
+        "eager_tracing",
+        "eager_max_retraces",
+        "num_gpus",
+        "jit_compile",
+    )
+
+    def loss(self, model: Any, dist_class: Any, train_batch: Any) -> tf.Tensor:
+        """Returns the loss of one minibatch, a scalar tensor; traced for all policies of a kind.
+
+        Args:
+            model: call it on `train_batch` for `(dist_inputs, state)`, then `value_function()`.
+            dist_class: `dist_class(dist_inputs)` gives the action distributions.
+            train_batch: tensors by column; `loss_mask` weighs the rows of a padded minibatch.
+
+        Raises:
+            ConfigError: if the class has no loss, so that its policies only act.
+        """
+        raise ConfigError(
+            f"{type(self).__name__} has no loss, so it acts but does not learn. Override "
+            "`loss(self, model, dist_class, train_batch)` in a subclass."
+        )
+
+    def stats_fn(self, train_batch: Any) -> dict[str, tf.Tensor]:
+        """Returns statistics of a minibatch as scalar tensors; names go to `learner_stats`."""
+        del train_batch
+        return {}
+
+    def grad_stats_fn(self, train_batch: Any, grads: Sequence[Any]) -> dict[str, tf.Tensor]:
+        """Returns statistics of the gradients as scalar tensors."""
+        del train_batch, grads
+        return {}
+
+    def compute_gradients_fn(self, optimizer: Any, loss: tf.Tensor) -> list[tuple[Any, Any]]:
+        """Returns `(gradient, variable)` pairs, clipped as `grad_clip` and `grad_clip_by` say."""
+        pairs = optimizer.compute_gradients(loss)
+        return clip_gradients(pairs, self.config["grad_clip"], self.config["grad_clip_by"])
+
+    def apply_gradients_fn(self, optimizer: Any, grads: list[tuple[Any, Any]]) -> None:
+        """Updates the variables with `(gradient, variable)` pairs."""
+        optimizer.apply_gradients(grads)
+
+    def extra_action_out_fn(self) -> dict[str, tf.Tensor]:
+        """Returns further outputs of acting, `[N, ...]` each, by name; none by default.
+
+        `self.dist_inputs` `[N, n]` and `self.values` `[N]` (or None) are those of the same call.
+        """
+        return {}
+
+    def extra_learn_fetches_fn(self) -> dict[str, tf.Tensor]:
+        """Returns what `learn_on_batch` gives beside statistics, by name; none by default.
+
+        It runs behind `loss` and may read what that set on `self`, per row too.
+        """
+        return {}
+
+    def make_model(self) -> keras.Model:
+        """Returns a new Keras model of the kind; override it to build one in code.
+
+        It is called whenever a network of the kind is needed, on a view of the class: read
+        `self.observation_space`, `self.action_space`, `self.dist_class` (for `num_inputs`) and the
+        static keys of `self.config`. Each call must return a new model of the same architecture.
+        """
+        static = static_settings(type(self), self.config)
+        with_value = self.wants_value(static)
+        source = self.model_source(
+            self.observation_space, self.dist_class, static, with_value=with_value
+        )
+        return source.make(0)
+
+    def optimizer(self) -> Any:
+        """Returns a new Keras optimizer; by default that of `make_optimizer`."""
+        return self.make_optimizer(self.config)
+
+    def action_distribution_fn(
+        self, model: Any, *, obs_batch: Any, state_batches: Sequence[tf.Tensor], **kwargs: Any
+    ) -> tuple[tf.Tensor, Any, list[tf.Tensor]]:
+        """Returns the distribution of actions: its inputs, its class and the new memory.
+
+        A class that overrides it also overrides `make_model`.
+
+        Args:
+            model: call it on `input_dict` for `(dist_inputs [N, n], states)`.
+            obs_batch: tensors, nested as the observation space is.
+            state_batches: the memory before, `[S, ...]` each.
+            **kwargs: `input_dict`, all that the model may read, by column name.
+
+        Returns:
+            `dist_inputs` float32 `[N, self.dist_class.num_inputs]`; a class that takes them, such
+            as `self.dist_class`; the memory after.
+        """
+        del obs_batch, state_batches
+        dist_inputs, states = model(kwargs["input_dict"])
+        return dist_inputs, self.dist_class, states
+
+    def action_sampler_fn(
+        self, model: Any, *, obs_batch: Any, state_batches: Sequence[tf.Tensor], **kwargs: Any
+    ) -> tuple[Any, tf.Tensor | None, tf.Tensor | None, list[tf.Tensor]]:
+        """Returns actions, log-probabilities, the inputs of the distribution, and the new memory.
+
+        Chance comes in as `noise`, so that one seed gives the same actions on every runtime. A
+        class that overrides it also overrides `make_model`.
+
+        Args:
+            model: call it on `input_dict` for `(dist_inputs [N, n], states)`.
+            obs_batch: tensors, nested as the observation space is.
+            state_batches: the memory before, `[S, ...]` each.
+            **kwargs: `noise` float32 `[N, k]`, what the exploration draws, zeros for the greedy
+                actions; `params` float32 `[p]`, the exploration's parameters, such as epsilon;
+                `explorer`, whose `apply(distribution, noise, params)` explores; and `input_dict`,
+                all that the model may read, by column name.
+
+        Returns:
+            Actions, normalised and nested as the action space is; their log-probabilities `[N]`,
+            or None for zeros; `[N, self.dist_class.num_inputs]`, or None for zeros; the memory
+            after.
+        """
+        dist_inputs, dist_class, states = self.action_distribution_fn(
+            model, obs_batch=obs_batch, state_batches=state_batches, **kwargs
+        )
+        require_width(self, dist_inputs)
+        actions, logp = kwargs["explorer"].apply(
+            dist_class(dist_inputs), kwargs["noise"], kwargs["params"]
+        )
+        return nest(self.action_space, actions), logp, dist_inputs, states
+
+    def get_batch_divisibility_req(self) -> int:
+        """Returns a number that the rows of each update must be a multiple of; 1 by default."""
+        return 1
+
+    def maybe_initialize_optimizer_and_loss(self) -> None:
+        """Does nothing; ported constructors call it last. Models are made on demand here."""
+
+    @classmethod
+    def overrides(cls, name: str) -> bool:
+        """Whether a subclass overrides an override point of this class, such as "loss"."""
+        return getattr(cls, name) is not getattr(PolicyKind, name)
+
+    @classmethod
+    def distribution(cls, action_space: gym.Space, static: Mapping[str, Any]) -> Any:
+        """Returns the action distribution of the class for a space, given the static config."""
+        return ActionDistribution.of(action_space, static["model"]["custom_action_dist"])
+
+    @classmethod
+    def model_source(
+        cls,
+        observation_space: gym.Space,
+        dist_class: Any,
+        static: Mapping[str, Any],
+        *,
+        with_value: bool,
+    ) -> ModelSource:
+        """Returns where networks come from; a class with another architecture overrides it.
+
+        Args:
+            observation_space: as the environment has it.
+            dist_class: what `distribution` gave; `num_inputs` is the width of the outputs.
+            static: the static config; `static["model"]` is complete.
+            with_value: what `wants_value` gave.
+        """
+        return model_source(observation_space, dist_class, static["model"], with_value=with_value)
+
+    @classmethod
+    def wants_value(cls, static: Mapping[str, Any]) -> bool:
+        """Whether the model must estimate values, given the static config."""
+        del static
+        return False
+
+    @classmethod
+    def wants_target(cls, static: Mapping[str, Any]) -> bool:
+        """Whether the policy has a target network, `self.target_model` in `loss`."""
+        del static
+        return False
+
+    @classmethod
+    def make_optimizer(cls, static: Mapping[str, Any]) -> Any:
+        """Returns a new Keras optimizer; its learning rate is set from `lr` at each update.
+
+        `optimizer={"type": "sgd", "momentum": 0.9}` gives `keras.optimizers.SGD(momentum=0.9)`;
+        Adam is the default.
+
+        Raises:
+            ConfigError: if Keras does not know the type or an argument.
+        """
+        settings = dict(static["optimizer"])
+        kind = settings.pop("type", "adam")
+        if "learning_rate" in settings:
+            raise ConfigError("optimizer['learning_rate'] would be ignored; set lr instead.")
+        try:
+            return keras.optimizers.get({"class_name": kind, "config": settings})
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"optimizer={dict(static['optimizer'])!r}: {error}") from error
+
+    def validate_spaces(
+        self, observation_space: gym.Space, action_space: gym.Space, config: Mapping[str, Any]
+    ) -> None:
+        """Checks the spaces; a subclass that supports fewer raises `UnsupportedSpaceError`."""
+        del config
+        if not isinstance(observation_space, gym.Space) or not isinstance(action_space, gym.Space):
+            raise SpaceError(
+                "observation_space and action_space must be Gymnasium spaces, got "
+                f"{observation_space!r} and {action_space!r}."
+            )
+
+    @classmethod
+    def traced_view(cls, **shared: Any) -> PolicyKind:
+        """Returns an object of this class that has only what all policies of a kind share."""
+        view = object.__new__(cls)
+        view.__dict__.update(shared, _is_view=True)
+        return view
+
+    def __getattr__(self, name: str) -> Any:
+        cls = type(self).__name__
+        if self.__dict__.get("_is_view"):
+            raise PolicyOwnedError(
+                f"traced code of {cls} read self.{name}, which belongs to one policy while the "
+                "trace is shared by all of its kind. Put numbers into the config and name them in "
+                f"{cls}.hyperparameters, put what changes code into {cls}.static_keys."
+            )
+        raise AttributeError(f"{cls!r} object has no attribute {name!r}")

@@ -1,0 +1,206 @@
+"""How a policy with a Program learns: batches become columns, updates run, results get names."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfpolicies.batch.sample_batch import SampleBatch
+from tfpolicies.config.callbacks import overrides
+from tfpolicies.errors import BatchError, WeightsError
+from tfpolicies.policy.learning_batches import dummy_batch, learning_columns
+from tfpolicies.policy.policy import require_loaded
+from tfpolicies.program.minibatches import draw_minibatches
+from tfpolicies.program.program import Program
+from tfpolicies.state import PolicyState
+
+
+class Learning:
+    """Runs the learn functions of a Program for one policy, and keeps its loaded batches.
+
+    Args:
+        policy: whose callbacks and postprocessing are used; referred to weakly, as it owns this.
+        program: what the policy shares with its kind.
+        state: what it owns.
+    """
+
+    def __init__(self, policy: Any, program: Program, state: PolicyState) -> None:
+        self._policy = weakref.ref(policy)
+        self.program = program
+        self.state = state
+        self._buffers: dict[int, dict[str, Any]] = {}
+
+    @property
+    def policy(self) -> Any:
+        """The policy that learns."""
+        return self._policy()
+
+    def prepare(self) -> None:
+        """Runs the loss once on a small batch of zeros, if no policy of the kind did."""
+        if not self.program.is_discovered:
+            self.program.discover(learning_columns(self.program, dummy_batch(self.policy)))
+
+    def _selected(self, batch: Mapping[str, Any], minibatch_size: int | None) -> dict[str, Any]:
+        columns = self.program.select_columns(learning_columns(self.program, batch))
+        unit = self.policy.get_batch_divisibility_req()
+        for size in (self.program.rows_of(columns), minibatch_size or 0):
+            if size % unit:
+                raise BatchError(
+                    f"The rows of each update of {self.policy!r} must be a multiple of {unit} "
+                    f"(get_batch_divisibility_req), got {size}."
+                )
+        return columns
+
+    # -- updates ------------------------------------------------------------------------------
+
+    def epochs(
+        self,
+        batch: Mapping[str, Any],
+        num_epochs: int,
+        minibatch_size: int | None,  # None: all rows
+        *,
+        shuffle: bool,
+    ) -> dict[str, Any]:
+        """Updates by all minibatches of all epochs; see `TFPolicy.learn_epochs`."""
+        self.prepare()
+        custom = self._announced(batch)
+        columns = self._selected(batch, minibatch_size)
+        result = self._update(columns, num_epochs, minibatch_size, shuffle=shuffle)
+        sampled_at = getattr(batch, "num_grad_updates", None) or 0
+        result["diff_num_grad_updates_vs_sampler_policy"] -= sampled_at
+        return {**result, "custom_metrics": custom}
+
+    def sees_minibatches(self) -> bool:
+        """Whether a callback must see every minibatch."""
+        callbacks = self.policy.callbacks
+        return callbacks is not None and overrides(callbacks, "on_learn_on_batch")
+
+    def minibatches(
+        self, batch: Mapping[str, Any], num_epochs: int, minibatch_size: int, *, shuffle: bool
+    ) -> dict[str, Any]:
+        """Calls `learn_on_batch` for each minibatch, in the order of `epochs`."""
+        whole = batch if isinstance(batch, SampleBatch) else SampleBatch(batch)
+        if not whole.count:
+            raise BatchError("The batch is empty; learning needs at least one row.")
+        size = min(minibatch_size, whole.count)
+        rng = self.state.rng if shuffle else None
+        drawn = draw_minibatches(whole.count, num_epochs, size, rng)
+        results = [
+            self.policy.learn_on_batch(whole.take(rows[mask > 0]))
+            for rows, mask in zip(drawn.rows, drawn.mask, strict=True)
+        ]
+        found = [result.get("learner_stats", {}) for result in results]
+        stats = {name: _reduction(name)([each[name] for each in found]) for name in found[0]}
+        return {
+            **results[-1],
+            "learner_stats": {name: float(value) for name, value in stats.items()},
+            "num_agent_steps_trained": whole.count,
+        }
+
+    def _announced(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Tells the callbacks of an update; returns the custom metrics they give."""
+        custom: dict[str, Any] = {}
+        policy = self.policy
+        if policy.callbacks is not None:
+            policy.callbacks.on_learn_on_batch(policy=policy, train_batch=batch, result=custom)
+        return custom
+
+    def _update(
+        self,
+        columns: dict[str, Any],
+        num_epochs: int,
+        minibatch_size: int | None,
+        *,
+        shuffle: bool,
+    ) -> dict[str, Any]:
+        program, state = self.program, self.state
+        before = state.num_grad_updates
+        fetches: dict[str, Any] = {}
+        if minibatch_size is None and num_epochs == 1 and program.signature.fetches:
+            totals, fetches = program.learn_once(state, columns)
+        else:
+            totals = program.learn_epochs(
+                state, columns, num_epochs, minibatch_size, shuffle=shuffle
+            )
+        return {
+            "learner_stats": self._named(totals),
+            "num_agent_steps_trained": program.rows_of(columns),
+            "num_grad_updates_lifetime": state.num_grad_updates,
+            "diff_num_grad_updates_vs_sampler_policy": float(before),
+            **fetches,
+        }
+
+    def _named(self, totals: Mapping[str, np.ndarray]) -> dict[str, float]:
+        names = self.program.signature.stat_names
+        stats = {name: float(totals[_kind(name)][i]) for i, name in enumerate(names)}
+        return {**stats, **self.policy.hyper_stats()}
+
+    # -- loaded batches -----------------------------------------------------------------------
+
+    def load(self, batch: Mapping[str, Any], buffer_index: int) -> int:
+        """Keeps a batch; returns its number of rows."""
+        self.prepare()
+        self._buffers[buffer_index] = self._selected(batch, None)
+        return self.rows_loaded(buffer_index)
+
+    def rows_loaded(self, buffer_index: int) -> int:
+        """Returns the rows of a loaded batch, 0 before loading."""
+        columns = self._buffers.get(buffer_index)
+        return 0 if columns is None else self.program.rows_of(columns)
+
+    def loaded(self, offset: int, buffer_index: int, size: int) -> dict[str, Any]:
+        """Updates by `size` rows from `offset` of a loaded batch; by all if it has no more.
+
+        Raises:
+            BatchError: if no batch is loaded, or `offset` lies behind its end.
+        """
+        rows = self.rows_loaded(buffer_index)
+        require_loaded(rows, offset if size < rows else 0, buffer_index)
+        columns = self._buffers[buffer_index]
+        if size < rows:
+            items = self.program.items_between(columns, offset, offset + size)
+            columns = tf.nest.map_structure(lambda x: x[items], columns)
+        custom = self._announced(columns)
+        return {**self._update(columns, 1, None, shuffle=False), "custom_metrics": custom}
+
+    # -- gradients ----------------------------------------------------------------------------
+
+    def gradients(self, batch: Mapping[str, Any]) -> tuple[list[np.ndarray], dict[str, Any]]:
+        """Returns the gradients of one batch and their info; changes nothing."""
+        self.prepare()
+        gradients, stats = self.program.gradients(self.state, self._selected(batch, None))
+        return gradients, {"learner_stats": {**stats, **self.policy.hyper_stats()}}
+
+    def apply(self, gradients: Sequence[np.ndarray | None]) -> None:
+        """Updates the weights with gradients in the order of the trainable variables.
+
+        Raises:
+            WeightsError: if number or shapes differ; nothing is changed then.
+        """
+        variables = self.program.functions.network.model.trainable_variables
+        if len(gradients) != len(variables):
+            raise WeightsError(
+                f"Unexpected number of gradients: {len(gradients)} for {len(variables)} variables."
+            )
+        arrays = []
+        for i, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
+            shape = tuple(variable.shape)
+            array = np.zeros(shape, np.float32) if gradient is None else np.asarray(gradient)
+            if array.shape != shape:
+                raise WeightsError(f"gradients[{i}] must have shape {shape}, got {array.shape}.")
+            arrays.append(array.astype(np.float32, copy=False))
+        self.program.apply_gradients(self.state, arrays)
+
+
+def _kind(name: str) -> str:
+    """Returns how a statistic is summed up over minibatches, by its name."""
+    prefix = name.partition("_")[0]
+    return prefix if prefix in ("min", "max") else "mean"
+
+
+def _reduction(name: str) -> Any:
+    return {"min": np.nanmin, "max": np.nanmax, "mean": np.nanmean}[_kind(name)]

@@ -1,0 +1,81 @@
+"""Which columns a policy with a Program reads: its view requirements, pruned."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from tfpolicies.batch.sample_batch import SampleBatch
+from tfpolicies.batch.view_requirement import ViewRequirement
+from tfpolicies.models.ports import SEQ_LENS
+from tfpolicies.policy.learning_batches import dummy_batch
+
+_KEPT = (
+    SampleBatch.EPS_ID,
+    SampleBatch.AGENT_INDEX,
+    SampleBatch.UNROLL_ID,
+    SampleBatch.TERMINATEDS,
+    SampleBatch.TRUNCATEDS,
+    SampleBatch.REWARDS,
+    SampleBatch.INFOS,
+    SampleBatch.T,
+)
+"""Columns that are never pruned: they say where a row belongs."""
+_WHOLE = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+
+
+def read_views(
+    policy: Any, requirements: Mapping[str, ViewRequirement]
+) -> dict[str, ViewRequirement]:
+    """Returns the requirements of what is read, and those of columns that acting and learning add.
+
+    Args:
+        policy: of a class with a Program.
+        requirements: the columns there may be, by name.
+    """
+    batch = dummy_batch(policy)
+    acting, training = _read_by_acting(policy), _read_by_loss(policy)
+    postprocessing = set(batch.accessed_keys)
+    found = {}
+    for name, view in {**requirements, **_added(batch, requirements)}.items():
+        kept = name in _KEPT
+        if kept or name in acting | training | postprocessing or name.startswith("state_"):
+            learned = kept or name in training or name.startswith("state_in_")
+            found[name] = dataclasses.replace(
+                view,
+                used_for_compute_actions=view.used_for_compute_actions and name in acting,
+                used_for_training=view.used_for_training and learned,
+            )
+    return found
+
+
+def _read_by_acting(policy: Any) -> set[str]:
+    reads_actions, reads_rewards = policy.reads_previous()
+    found = {SampleBatch.OBS, *(port.name for port in policy.program.ports.states)}
+    found |= {SampleBatch.PREV_ACTIONS} if reads_actions else set()
+    return found | ({SampleBatch.PREV_REWARDS} if reads_rewards else set())
+
+
+def _read_by_loss(policy: Any) -> set[str]:
+    if not policy.overrides("loss"):
+        return set()
+    policy.prepare_learning()
+    return set(policy.program.signature.columns) - {SEQ_LENS}
+
+
+def _added(
+    batch: SampleBatch, requirements: Mapping[str, ViewRequirement]
+) -> dict[str, ViewRequirement]:
+    """Returns requirements of the columns that acting and postprocessing add."""
+    found = {}
+    for name, column in batch.items():
+        if name not in requirements and isinstance(column, np.ndarray):
+            kind: Any = np.float32 if column.dtype.kind == "f" else np.int64
+            low, high = (-np.inf, np.inf) if kind is np.float32 else _WHOLE
+            space = spaces.Box(low, high, column.shape[1:], kind)
+            found[name] = ViewRequirement(space=space, used_for_compute_actions=False)
+    return found

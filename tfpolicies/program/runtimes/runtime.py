@@ -1,0 +1,236 @@
+"""What every runtime of a Program is asked for, and what they share."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfpolicies.program.functions import ActInputs, ActOutputs, ProgramFunctions, unpack
+from tfpolicies.program.outputs import ActLayout
+from tfpolicies.state import ACTING, PolicyState, StateLayout
+
+
+class Runtime(abc.ABC):
+    """Runs the functions of one Program: NumPy arrays go in and come out.
+
+    Learning happens in *resident* variables, into which a state is loaded before and from which it
+    is read back after.
+
+    Args:
+        functions: the Program's functions over resident variables.
+        layout: the layout of the states that are loaded.
+
+    Attributes:
+        traced: whether functions are traced, and so may be compiled by XLA.
+        is_kept: whether the Program stays for later policies of its kind when its last one goes.
+    """
+
+    traced = True
+    is_kept = False
+
+    def __init__(self, functions: ProgramFunctions, layout: StateLayout) -> None:
+        self.functions = functions
+        self.signatures = Signatures(functions, layout)
+        self._apply = self.compiled(functions.apply_gradients, [self.signatures.gradients])
+
+    # -- acting -------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def run(
+        self,
+        state: PolicyState,
+        inputs: Sequence[np.ndarray],
+        noise: np.ndarray,
+        params: np.ndarray,
+    ) -> ActOutputs:
+        """Acts for `state`; see `ActInputs`. Returns NumPy arrays."""
+
+    @abc.abstractmethod
+    def log_likelihoods(
+        self,
+        state: PolicyState,
+        inputs: Sequence[np.ndarray],
+        actions: Sequence[np.ndarray],
+    ) -> np.ndarray:
+        """Returns the log-probability of normalised actions, one leaf each, float32 `[N]`."""
+
+    # -- the resident variables ---------------------------------------------------------------
+
+    @abc.abstractmethod
+    def load(self, state: PolicyState) -> None:
+        """Copies a state into the resident variables, unless it is there."""
+
+    @abc.abstractmethod
+    def forget(self, state: PolicyState | None = None) -> None:
+        """Says that the resident variables are no longer what the state says."""
+
+    @abc.abstractmethod
+    def read_into(self, state: PolicyState) -> None:
+        """Copies the resident variables into a state."""
+
+    @contextlib.contextmanager
+    def updating(self, state: PolicyState, *, read_back: bool = True) -> Iterator[None]:
+        """Has a state in the resident variables; an update that fails half-way is forgotten."""
+        self.load(state)
+        self.forget(state)
+        yield
+        if read_back:
+            self.read_into(state)
+
+    def session(self, state: PolicyState) -> Any:
+        """Returns the `tf.compat.v1.Session` of a state; None where there are no sessions."""
+        del state
+
+    def open_sessions_with(self, state: PolicyState, create: Any) -> None:
+        """Says what makes the session of a state, where there are sessions."""
+        del state, create
+
+    def close(self, state: PolicyState) -> None:
+        """Gives back what is held for one state; a later use takes it anew."""
+        del state
+
+    # -- learning -----------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def compiled(self, function: Any, signature: Sequence[Any], *, jit: bool = False) -> Any:
+        """Returns an update function that works on the resident variables.
+
+        Args:
+            function: takes the hyper-parameters `[H]` and then what `signature` says.
+            signature: nests of `tf.TensorSpec`.
+            jit: whether XLA compiles it.
+
+        Returns:
+            An object `f(state, *arrays)` that gives arrays; `f.trace()` traces it beforehand.
+        """
+
+    def learner(self, columns: Mapping[str, Any], stat_names: Sequence[str], **kw: bool) -> Any:
+        """Returns `learn_epochs` for batches with these columns.
+
+        Args:
+            columns: `tf.TensorSpec` per column, nested as the columns are.
+            stat_names: the names of the statistics.
+            **kw: `jit` and `exact_rows`.
+        """
+        jit, exact_rows = kw["jit"], kw["exact_rows"]
+
+        def learn_epochs(hyper: Any, columns: Any, index: Any, mask: Any, steps: Any) -> Any:
+            return self.functions.learn_epochs(
+                hyper, columns, index, mask, steps, stat_names=stat_names, exact_rows=exact_rows
+            )
+
+        s = self.signatures
+        return self.compiled(learn_epochs, [dict(columns), s.index, s.mask, s.steps], jit=jit)
+
+    def single_learner(self, columns: Mapping[str, Any], *, jit: bool) -> Any:
+        """Returns `learn_once` for batches with these columns."""
+        mask = tf.TensorSpec([None], tf.float32)
+        return self.compiled(self.functions.learn_once, [dict(columns), mask], jit=jit)
+
+    def gradient_function(self, columns: Mapping[str, Any]) -> Any:
+        """Returns `gradients` for batches with these columns."""
+        return self.compiled(self.functions.gradients, [dict(columns)])
+
+    def apply_gradients(self, state: PolicyState, gradients: Sequence[np.ndarray]) -> None:
+        """Updates the resident variables with given gradients."""
+        self._apply(state, gradients)
+
+
+class Resident:
+    """Remembers which version of which state lies in a set of variables."""
+
+    def __init__(self) -> None:
+        self._known: tuple[weakref.ref[PolicyState], int] | None = None
+
+    def is_there(self, state: PolicyState) -> bool:
+        """Whether the variables hold a state as it is now."""
+        known = self._known
+        return known is not None and known[0]() is state and known[1] == state.version
+
+    def note(self, state: PolicyState) -> None:
+        """Says that the variables hold a state as it is now."""
+        self._known = (weakref.ref(state), state.version)
+
+    def forget(self) -> None:
+        """Says that the variables hold no known state."""
+        self._known = None
+
+
+class Signatures:
+    """What the functions of a Program take, as `tf.TensorSpec`s; the same for every runtime."""
+
+    def __init__(self, functions: ProgramFunctions, layout: StateLayout) -> None:
+        spec, ports = functions.spec, functions.network.ports
+        self.segments = {
+            name: tf.TensorSpec([n], name.split("/")[1]) for name, n in layout.sizes.items()
+        }
+        self.acting_segments = [self.segments[name] for name in layout.segments(*ACTING)]
+        explorer = spec.explorer
+        self.act = ActInputs(
+            [port.tensor_spec for port in ports.all],
+            tf.TensorSpec([None, explorer.noise_size], tf.float32, name="noise"),
+            tf.TensorSpec([explorer.num_params], tf.float32, name="params"),
+        )
+        self.actions = [
+            tf.TensorSpec([None, *leaf.shape], leaf.dtype) for leaf in spec.action_leaves
+        ]
+        self.hyper = tf.TensorSpec([len(spec.hyperparameters)], tf.float32)
+        trainable = functions.network.model.trainable_variables
+        self.gradients = [tf.TensorSpec(v.shape, v.dtype) for v in trainable]
+        self.index = tf.TensorSpec([None, None], tf.int32)
+        self.mask = tf.TensorSpec([None, None], tf.float32)
+        self.steps = tf.TensorSpec([], tf.int32)
+
+    @property
+    def one_row(self) -> ActInputs:
+        """What acting on one row takes."""
+        rows = tf.nest.map_structure(_one_row, self.act._replace(params=[]))
+        return rows._replace(params=self.act.params)
+
+
+class FlatActing:
+    """Acting with the weights as flat segments and with few outputs, as runtimes want it.
+
+    Each output of a traced function costs microseconds, so floats travel as one `[N, k]`. Without
+    segments, the weights are those in the resident variables.
+    """
+
+    def __init__(self, functions: ProgramFunctions, layout: StateLayout, act: ActLayout) -> None:
+        self.functions = functions
+        self._act = act
+        slots, segments = layout.of(*ACTING), layout.segments(*ACTING)
+        self._order = [segments.index(slot.segment) for slot in slots]
+        self._shapes = [[slot.shape for slot in slots if slot.segment == name] for name in segments]
+
+    def weights(self, flat: Sequence[tf.Tensor] | None) -> list[tf.Tensor]:
+        """Returns the variables of the network, in the layout's order, from flat segments."""
+        if flat is None:
+            return [tf.convert_to_tensor(v) for v in self.functions.network.variables]
+        parts = [iter(found) for found in unpack(flat, self._shapes)]
+        return [next(parts[which]) for which in self._order]
+
+    def many(self, flat: Sequence[tf.Tensor] | None, given: ActInputs) -> Any:
+        """Acts on any number of rows."""
+        self.functions.traces.note("act", given)
+        return self._act.pack(self.functions.act(self.weights(flat), given))
+
+    def one(self, flat: Sequence[tf.Tensor] | None, given: ActInputs) -> Any:
+        """Acts on one row, for XLA."""
+        self.functions.traces.note("act (one row)", given)
+        return self._act.pack(self.functions.act(self.weights(flat), given))
+
+    def log_likelihoods(
+        self, flat: Sequence[tf.Tensor] | None, inputs: Any, actions: Any
+    ) -> tf.Tensor:
+        """Returns the log-probability of normalised actions, `[N]`."""
+        return self.functions.log_likelihoods(self.weights(flat), inputs, actions)
+
+
+def _one_row(spec: tf.TensorSpec) -> tf.TensorSpec:
+    return tf.TensorSpec([1, *spec.shape[1:]], spec.dtype)

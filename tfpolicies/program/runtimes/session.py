@@ -1,0 +1,320 @@
+"""The session runtime, graph mode: one `tf.Graph` per Program, a `tf.compat.v1.Session` per policy.
+
+The graph holds a network and an optimizer of its own, made by the same code as the eager ones, and
+the Program's functions on v1 placeholders. Each session has its own values of the variables, so a
+state is loaded only when it changed elsewhere. Nothing here touches eager mode or the default graph
+of the caller.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.protobuf import config_pb2
+
+from tfpolicies.errors import ConfigError, ModelError
+from tfpolicies.program.devices import on_device
+from tfpolicies.program.functions import ActInputs, ActOutputs, ProgramFunctions
+from tfpolicies.program.outputs import ActLayout
+from tfpolicies.program.runtimes.runtime import FlatActing, Resident, Runtime
+from tfpolicies.state import PolicyState, StateLayout
+
+
+def session_creator(session_args: Mapping[str, Any]) -> Callable[[], Any]:
+    """Returns what makes a session on the default graph.
+
+    Args:
+        session_args: fields of its `tf.compat.v1.ConfigProto`.
+
+    Sessions share a pool of threads of their own: TensorFlow's global one would keep, for the whole
+    process, the size that its first session asked for.
+
+    Raises:
+        ConfigError: if TensorFlow knows no such field, or it cannot have the value.
+    """
+    try:
+        config = tf.compat.v1.ConfigProto(**session_args)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"tf_session_args={dict(session_args)!r} must be fields of tf.compat.v1.ConfigProto: "
+            f"{error}"
+        ) from error
+    threads = config.inter_op_parallelism_threads
+    if threads > 0 and not (config.use_per_session_threads or config.session_inter_op_thread_pool):
+        name = f"tfpolicies/{threads}"
+        config.session_inter_op_thread_pool.add(num_threads=threads, global_name=name)
+    return lambda: tf.compat.v1.Session(config=config)
+
+
+class _GraphFunction:
+    """One function in the graph of a Program: placeholders and results, made on first use."""
+
+    def __init__(
+        self, graph: tf.Graph, function: Any, signature: Sequence[Any], *, jit: bool = False
+    ) -> None:
+        self._graph = graph
+        self._function = function
+        self._signature = list(signature)
+        self._jit = jit
+        self.options: Any = None
+        self._structure: Any = None
+
+    def trace(self) -> None:
+        """Puts the function into the graph if it is not there yet."""
+        if self.options is not None:
+            return
+        with self._graph.as_default():
+            given = tf.nest.map_structure(
+                lambda spec: tf.compat.v1.placeholder(spec.dtype, spec.shape), self._signature
+            )
+            # A function orders its assignments by itself, which a plain v1 graph does not.
+            function = tf.function(self._run, jit_compile=self._jit or None, autograph=False)
+            self._structure = function(*given)
+            self.options = _callable_options(
+                tf.nest.flatten(given), tf.nest.flatten(self._structure)
+            )
+
+    def _run(self, *given: Any) -> Any:
+        found = self._function(*given)
+        return tf.zeros([]) if found is None else found
+
+    def nested(self, arrays: Sequence[np.ndarray]) -> Any:
+        """Returns flat results in the structure that the function gives."""
+        return tf.nest.pack_sequence_as(self._structure, arrays)
+
+
+def _callable_options(feeds: Sequence[Any], fetches: Sequence[Any]) -> Any:
+    options = config_pb2.CallableOptions()
+    options.feed.extend(tensor.name for tensor in feeds)
+    options.fetch.extend(tensor.name for tensor in fetches)
+    options.run_options.inter_op_thread_pool = -1  # in the caller's thread: nothing to wake up
+    return options
+
+
+class _PolicySession:
+    """The session of one policy, opened when it is first used.
+
+    Args:
+        graph: of the Program.
+        create: makes a session on the default graph.
+    """
+
+    def __init__(self, graph: tf.Graph, create: Callable[[], Any]) -> None:
+        self._graph = graph
+        self.create = create
+        self.resident = Resident()
+        self._session: Any = None
+        self._callables: dict[_GraphFunction, Any] = {}
+
+    def opened(self) -> Any:
+        """Returns the session, opening it if it is not open.
+
+        Raises:
+            ConfigError: if the creator gives no session on the default graph.
+        """
+        if self._session is None:
+            with self._graph.as_default():
+                made = self.create()
+            if getattr(made, "graph", None) is not self._graph:
+                raise ConfigError(
+                    "the session_creator must return a tf.compat.v1.Session on the default graph, "
+                    f"got {made!r}. For example: `lambda: tf.compat.v1.Session(config=...)`."
+                )
+            self._session = made
+        return self._session
+
+    def run(self, function: _GraphFunction, arrays: Sequence[Any]) -> list[np.ndarray]:
+        """Runs a function that was traced on flat inputs; returns its flat results."""
+        call = self._callables.get(function)
+        if call is None:
+            # `make_callable` takes ten times as long per call as this, which is under it.
+            call = self.opened()._make_callable_from_options(function.options)
+            self._callables[function] = call
+        return call(*arrays)
+
+    def close(self) -> None:
+        """Closes the session if it is open, and gives its memory back."""
+        session, self._session = self._session, None
+        self._callables.clear()
+        self.resident.forget()
+        if session is not None:
+            session.close()
+
+
+class SessionRuntime(Runtime):
+    """Runs the functions of one Program in its graph, in one session per state.
+
+    The graph stays when the Program's last policy goes: TensorFlow never frees a graph in which a
+    Keras optimizer was used, so the next policy of the kind takes it again.
+
+    Args:
+        functions: the Program's functions over eager variables; the graph's are made like them.
+        layout: the layout of the states that are loaded.
+        act: the outputs of acting.
+        lock: the Program's; held while the graph grows or a session is opened or loaded.
+
+    Raises:
+        ModelError: if the model is an instance that Keras cannot copy into the graph.
+    """
+
+    is_kept = True
+
+    def __init__(
+        self,
+        functions: ProgramFunctions,
+        layout: StateLayout,
+        act: ActLayout,
+        lock: threading.RLock,
+    ) -> None:
+        self._lock = lock
+        self._graph = tf.Graph()
+        with self._graph.as_default():
+            in_graph = ProgramFunctions.of(functions.spec)
+        if in_graph.network.model is functions.network.model:
+            raise ModelError(
+                "this model cannot be copied into a graph, because Keras cannot rebuild it from "
+                "its config; give the model as a factory f(observation_space, num_outputs) instead."
+            )
+        in_graph.traces = functions.traces
+        self._device = in_graph.device
+        super().__init__(in_graph, layout)
+        self._act_layout = act
+        flat, signatures = FlatActing(in_graph, layout, act), self.signatures
+        given = signatures.act
+        self._act = self._function(lambda *x: flat.many(None, ActInputs(*x)), given)
+        self._act_one: Any = None
+        if functions.spec.static["jit_compile"] is not False:
+            one_row = signatures.one_row
+            self._act_one = self._function(
+                lambda *x: flat.one(None, ActInputs(*x)), one_row, jit=True
+            )
+        self._log_likelihoods = self._function(
+            lambda *x: flat.log_likelihoods(None, *x), [given.inputs, signatures.actions]
+        )
+        self._load = self._function(in_graph.load, [signatures.segments])
+        self._read = self._function(in_graph.read, [])
+        self._sessions: weakref.WeakKeyDictionary[PolicyState, _PolicySession] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def _function(self, function: Any, signature: Sequence[Any], *, jit: bool = False) -> Any:
+        on = on_device(function, self._device)
+        return _GraphFunction(self._graph, on, signature, jit=jit)
+
+    # -- sessions -----------------------------------------------------------------------------
+
+    def session(self, state: PolicyState) -> Any:
+        """Returns the session of a state, with the state in it."""
+        return self._loaded(state).opened()
+
+    def open_sessions_with(self, state: PolicyState, create: Any) -> None:
+        """Says what makes the session of a state; called with the graph as default."""
+        held = _PolicySession(self._graph, create)
+        self._sessions[state] = held
+        weakref.finalize(state, held.close).atexit = False
+
+    def close(self, state: PolicyState) -> None:
+        """Closes the session of a state; a later use opens a new one."""
+        with self._lock:
+            self._held(state).close()
+
+    def _held(self, state: PolicyState) -> _PolicySession:
+        if state not in self._sessions:
+            self.open_sessions_with(state, session_creator({}))
+        return self._sessions[state]
+
+    def _loaded(self, state: PolicyState) -> _PolicySession:
+        held = self._held(state)
+        if not held.resident.is_there(state):
+            self.load(state)
+        return held
+
+    # -- acting -------------------------------------------------------------------------------
+
+    def run(
+        self,
+        state: PolicyState,
+        inputs: Sequence[np.ndarray],
+        noise: np.ndarray,
+        params: np.ndarray,
+    ) -> ActOutputs:
+        """Acts for `state`; see `ActInputs`. Returns NumPy arrays."""
+        given = [*inputs, noise, params]
+        if len(noise) == 1 and self._act_one is not None:
+            try:
+                return self._act_layout.unpack(self._called(self._act_one, state, given))
+            except tf.errors.OpError:  # XLA does not know one of the model's operations
+                self._act_one = None
+        return self._act_layout.unpack(self._called(self._act, state, given))
+
+    def log_likelihoods(
+        self,
+        state: PolicyState,
+        inputs: Sequence[np.ndarray],
+        actions: Sequence[np.ndarray],
+    ) -> np.ndarray:
+        """Returns the log-probability of normalised actions, one leaf each, float32 `[N]`."""
+        return self._called(self._log_likelihoods, state, [*inputs, *actions])[0]
+
+    def _called(self, function: Any, state: PolicyState, arrays: Sequence[Any]) -> list[np.ndarray]:
+        held = self._loaded(state)
+        if function.options is None:
+            with self._lock:
+                function.trace()
+        return held.run(function, arrays)
+
+    # -- learning -----------------------------------------------------------------------------
+
+    def compiled(self, function: Any, signature: Sequence[Any], *, jit: bool = False) -> Any:
+        """Returns an update function; see `Runtime.compiled`."""
+        made = self._function(function, [self.signatures.hyper, *signature], jit=jit)
+        return _Update(self, made)
+
+    def update(self, function: _GraphFunction, state: PolicyState, given: Any) -> Any:
+        """Runs an update function in the session of a state."""
+        function.trace()
+        arrays = tf.nest.flatten([state.hyper, *given])
+        return function.nested(self._held(state).run(function, arrays))
+
+    def load(self, state: PolicyState) -> None:
+        """Copies a state into its session, unless it is there."""
+        with self._lock:
+            held = self._held(state)
+            if not held.resident.is_there(state):
+                self._load.trace()
+                held.run(self._load, tf.nest.flatten(state.segments))
+                held.resident.note(state)
+
+    def forget(self, state: PolicyState | None = None) -> None:
+        """Says that a session no longer has what its state says."""
+        if state is not None:
+            self._held(state).resident.forget()
+
+    def read_into(self, state: PolicyState) -> None:
+        """Copies the variables of a state's session into it."""
+        self._read.trace()
+        held = self._held(state)
+        for name, values in self._read.nested(held.run(self._read, [])).items():
+            state.segments[name][...] = values
+        state.version += 1
+        held.resident.note(state)
+
+
+class _Update:
+    """An update function that takes a state and arrays, and gives arrays."""
+
+    def __init__(self, runtime: SessionRuntime, function: _GraphFunction) -> None:
+        self._runtime = runtime
+        self._function = function
+
+    def trace(self) -> None:
+        """Puts the function into the graph if it is not there yet."""
+        self._function.trace()
+
+    def __call__(self, state: PolicyState, *given: Any) -> Any:
+        return self._runtime.update(self._function, state, given)
