@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfpolicies.errors import WeightsError
+from tfpolicies.errors import MissingStateError, WeightsError
 from tfpolicies.exploration.exploration import Exploration
 from tfpolicies.models.filters import MeanStdFilter
 from tfpolicies.models.running_filter import RunningFilter
@@ -66,6 +66,21 @@ class Checked(NamedTuple):
     num_grad_updates: int
 
 
+def _check_form(given: Any, mappings: Sequence[str]) -> None:
+    """Checks that a state has the parts that every state has, and dicts where those belong."""
+    if not isinstance(given, Mapping):
+        raise WeightsError(f"A state must be a dict, as `get_state()` gives it; got {given!r:.80}.")
+    for key in ("weights", "global_timestep"):
+        if key not in given:
+            raise MissingStateError(
+                f"The state has no {key!r}; it has {sorted(map(str, given))}. Give what "
+                "`get_state()` returned."
+            )
+    for key in mappings:
+        if not isinstance(given.get(key, {}), Mapping | None):
+            raise WeightsError(f"state[{key!r}] must be a dict, got {given[key]!r:.80}.")
+
+
 class Owned:
     """Everything that one policy owns, as one dict and back.
 
@@ -116,13 +131,14 @@ class Owned:
         """Checks that a given state fits, and changes nothing.
 
         Raises:
-            KeyError: if `weights` or `global_timestep` is missing.
+            MissingStateError: if `weights` or `global_timestep` is missing; a KeyError, too.
             WeightsError: if a part does not fit.
         """
         state = self.state
+        _check_form(given, [*self.filters, "hyperparameters", "_exploration_state", "rng"])
         counters = [given["global_timestep"], given.get("num_grad_updates", state.num_grad_updates)]
         for name, value in zip(("global_timestep", "num_grad_updates"), counters, strict=True):
-            if not isinstance(value, int | np.integer) or value < 0:
+            if not isinstance(value, int | np.integer) or not 0 <= value < 2**63:
                 raise WeightsError(f"state[{name!r}] must be an integer >= 0, got {value!r}.")
         if "_exploration_state" in given:
             shared = self.exploration.transform
@@ -156,7 +172,7 @@ class Owned:
                 raise WeightsError(f"state['hyperparameters'] has {name!r}, unknown to a {owner}.")
             try:
                 hyper[names.index(name)] = float("inf") if value is None else value
-            except (TypeError, ValueError) as error:
+            except (TypeError, ValueError, OverflowError) as error:
                 raise WeightsError(f"{name} in a state must be a number, got {value!r}.") from error
         return hyper
 
