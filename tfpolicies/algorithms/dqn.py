@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import gymnasium as gym
@@ -355,14 +356,17 @@ class DQNTFPolicy(TFPolicy):
         chosen = chosen_values(self._q_values(self._state, obs_t), np.asarray(act_t))
         return td_errors(chosen, targets).numpy()
 
+    @cached_property
+    def _scratch(self) -> PolicyState:
+        return PolicyState(self.program.layout, self._state.hyper, np.random.default_rng(0))
+
     def _target_state(self) -> PolicyState:
         """Returns a state whose model is the target network, for acting."""
         layout, arrays = self.program.layout, self._state.arrays
-        state = PolicyState(layout, self._state.hyper, np.random.default_rng(0))
         pairs = zip(layout.of("model"), layout.of("target"), strict=True)
         target = {model.key: arrays[target.key] for model, target in pairs}
-        state.write({**self._state.copy_of("filter"), **target})
-        return state
+        self._scratch.write({**self._state.copy_of("filter"), **target})
+        return self._scratch
 
     def _q_values(self, state: PolicyState, obs: Any) -> np.ndarray:
         inputs, explorer = self._acting.checked_inputs(obs), self.exploration

@@ -98,6 +98,8 @@ class ProgramFunctions:
         with placed(device):
             network = _network(spec)
             target = _network(spec) if spec.policy_class.wants_target(spec.static) else None
+            if target is not None:
+                target.filter_variables = network.filter_variables  # what normalises is one
             variables = network.model.trainable_variables
             allowed = spec.static[FLAG]
             optimizer = Optimizers(spec.view().optimizer(), variables, allowed=allowed)

@@ -8,6 +8,7 @@ hand it their state with every call. One lock is held for load, update and read-
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import threading
 import weakref
@@ -567,5 +568,6 @@ def _of_rows(array: np.ndarray, valid: np.ndarray) -> np.ndarray:
 def _random_rows(leaf: Any, rows: int, rng: np.random.Generator) -> np.ndarray:
     if leaf.dtype == np.float32:
         return rng.standard_normal((rows, *leaf.shape)).astype(np.float32)
-    leaf.space.seed(int(rng.integers(2**31)))
-    return np.stack([np.asarray(leaf.space.sample(), leaf.dtype) for _ in range(rows)])
+    space = copy.deepcopy(leaf.space)  # the environment's own generator stays where it is
+    space.seed(int(rng.integers(2**31)))
+    return np.stack([np.asarray(space.sample(), leaf.dtype) for _ in range(rows)])
