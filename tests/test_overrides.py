@@ -187,6 +187,61 @@ def test_untraced_policies_run_their_python_code_at_every_call():
     assert calls == ["act", "act"]
 
 
+# -- several losses -------------------------------------------------------------------------------
+
+
+class TwoLosses(OwnModel):
+    """Draws the kernel to 1 by one optimizer, and the bias to 2 by another."""
+
+    def loss(self, model, dist_class, train_batch):
+        model(train_batch)
+        kernel, bias = model.trainable_variables
+        pull = tf.reduce_sum(0.0 * train_batch["rewards"])
+        losses = [0.5 * tf.reduce_sum((kernel - 1.0) ** 2), 0.5 * tf.reduce_sum((bias - 2.0) ** 2)]
+        return [losses[0] + pull, losses[1]]
+
+    def stats_fn(self, train_batch):
+        return {}
+
+    def optimizer(self):
+        return [keras.optimizers.SGD(), keras.optimizers.SGD(momentum=0.5)]
+
+
+def test_each_loss_has_its_optimizer():
+    policy = make(TwoLosses, lr=0.1, _tf_policy_handles_more_than_one_loss=True)
+    batch, weights = batch_for(policy, 4), list(policy.get_weights().values())
+    speed = np.zeros(2)
+    for _ in range(2):
+        policy.learn_on_batch(batch)
+        weights[0] = weights[0] + 0.1 * (1 - weights[0])
+        speed = 0.5 * speed + 0.1 * (2 - weights[1])
+        weights[1] = weights[1] + speed
+    for got, wanted in zip(policy.get_weights().values(), weights, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5)
+    gradients, _ = policy.compute_gradients(batch)
+    wanted = [weights[0] - 1, np.zeros(2), np.zeros((3, 2)), weights[1] - 2]
+    for got, right in zip(gradients, wanted, strict=True):
+        np.testing.assert_allclose(got, right, rtol=1e-4, atol=1e-6)
+    policy.apply_gradients(gradients)
+    twin = make(TwoLosses, seed=3, _tf_policy_handles_more_than_one_loss=True)
+    twin.set_state(policy.get_state())
+    for each in (policy, twin):
+        each.learn_epochs(batch, 1, 2)
+    assert_close(policy.get_weights(), twin.get_weights(), atol=0)
+
+
+def test_several_losses_must_be_allowed_and_have_as_many_optimizers():
+    class TooFew(TwoLosses):
+        def optimizer(self):
+            return [keras.optimizers.SGD()]
+
+    with pytest.raises(ConfigError, match="_tf_policy_handles_more_than_one_loss=True"):
+        make(TwoLosses)
+    few = make(TooFew, _tf_policy_handles_more_than_one_loss=True)
+    with pytest.raises(ConfigError, match="returned a list of 2, but `optimizer` a list of 1"):
+        few.learn_on_batch(batch_for(few, 4))
+
+
 # -- settings -------------------------------------------------------------------------------------
 
 

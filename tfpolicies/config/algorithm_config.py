@@ -86,6 +86,7 @@ class AlgorithmConfig:
             sections.Reporting(),
             sections.Checkpointing(),
             sections.Callbacks(),
+            sections.Experimental(),
         )
         set_(self, "_sections", {_section_name(part): part for part in parts})
         set_(
@@ -149,6 +150,10 @@ class AlgorithmConfig:
     def checkpointing(self, **settings: Any) -> AlgorithmConfig:
         """Sets what happens at checkpoints; see `sections.Checkpointing`."""
         return self._change("checkpointing", settings)
+
+    def experimental(self, **settings: Any) -> AlgorithmConfig:
+        """Sets what few policy classes need; see `sections.Experimental`."""
+        return self._change("experimental", settings)
 
     def callbacks(self, callbacks_class: Callable[[], Any] | None) -> AlgorithmConfig:
         """Sets the `DefaultCallbacks` subclass whose methods are called; None for none."""

@@ -308,3 +308,13 @@ class Callbacks:
     def __post_init__(self) -> None:
         made = self.callbacks
         check(made is None or callable(made), "callbacks", "a DefaultCallbacks subclass", made)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experimental:
+    """What few policy classes need."""
+
+    _tf_policy_handles_more_than_one_loss: bool = False  # `loss` and `optimizer` may return lists
+
+    def __post_init__(self) -> None:
+        check_bools(self, "_tf_policy_handles_more_than_one_loss")

@@ -42,11 +42,14 @@ class PolicyKind(Policy):
         "eager_tracing",
         "eager_max_retraces",
         "num_gpus",
+        "_tf_policy_handles_more_than_one_loss",
         "jit_compile",
     )
 
     def loss(self, model: Any, dist_class: Any, train_batch: Any) -> tf.Tensor:
         """Returns the loss of one minibatch, a scalar tensor; traced for all policies of a kind.
+
+        A class with one optimizer per loss returns a list, see `optimizer`.
 
         Args:
             model: call it on `train_batch` for `(dist_inputs, state)`, then `value_function()`.
@@ -71,14 +74,23 @@ class PolicyKind(Policy):
         del train_batch, grads
         return {}
 
-    def compute_gradients_fn(self, optimizer: Any, loss: tf.Tensor) -> list[tuple[Any, Any]]:
-        """Returns `(gradient, variable)` pairs, clipped as `grad_clip` and `grad_clip_by` say."""
+    def compute_gradients_fn(self, optimizer: Any, loss: Any) -> list[Any]:
+        """Returns `(gradient, variable)` pairs, clipped as `grad_clip` and `grad_clip_by` say.
+
+        For several losses both arguments are lists, and so is the result: of lists of pairs.
+        """
+        if isinstance(optimizer, list):
+            return [self.compute_gradients_fn(*x) for x in zip(optimizer, loss, strict=True)]
         pairs = optimizer.compute_gradients(loss)
         return clip_gradients(pairs, self.config["grad_clip"], self.config["grad_clip_by"])
 
-    def apply_gradients_fn(self, optimizer: Any, grads: list[tuple[Any, Any]]) -> None:
-        """Updates the variables with `(gradient, variable)` pairs."""
-        optimizer.apply_gradients(grads)
+    def apply_gradients_fn(self, optimizer: Any, grads: list[Any]) -> None:
+        """Updates the variables with `(gradient, variable)` pairs; lists for several losses."""
+        if isinstance(optimizer, list):
+            for one, pairs in zip(optimizer, grads, strict=True):
+                one.apply_gradients(pairs)
+        else:
+            optimizer.apply_gradients(grads)
 
     def extra_action_out_fn(self) -> dict[str, tf.Tensor]:
         """Returns further outputs of acting, `[N, ...]` each, by name; none by default.
@@ -109,7 +121,11 @@ class PolicyKind(Policy):
         return source.make(0)
 
     def optimizer(self) -> Any:
-        """Returns a new Keras optimizer; by default that of `make_optimizer`."""
+        """Returns a new Keras optimizer; by default that of `make_optimizer`.
+
+        A class whose `loss` returns a list returns a list of them, one for each loss. All of them
+        learn at `lr`. See `sections.Experimental` for the setting that allows it.
+        """
         return self.make_optimizer(self.config)
 
     def action_distribution_fn(

@@ -176,12 +176,12 @@ class Learning:
         return gradients, {"learner_stats": {**stats, **self.policy.hyper_stats()}}
 
     def apply(self, gradients: Sequence[np.ndarray | None]) -> None:
-        """Updates the weights with gradients in the order of the trainable variables.
+        """Updates the weights with gradients in the order of the trainable variables, loss by loss.
 
         Raises:
             WeightsError: if number or shapes differ; nothing is changed then.
         """
-        variables = self.program.functions.network.model.trainable_variables
+        variables = self.program.functions.optimizer.differentiated
         if len(gradients) != len(variables):
             raise WeightsError(
                 f"Unexpected number of gradients: {len(gradients)} for {len(variables)} variables."

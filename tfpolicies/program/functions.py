@@ -18,9 +18,10 @@ from tfpolicies.models.ports import SEQ_LENS
 from tfpolicies.models.spaces import nest
 from tfpolicies.program.acting_view import ActingView
 from tfpolicies.program.devices import CPU, learner_device, placed
+from tfpolicies.program.optimizers import FLAG, Optimizers, gradients_of
 from tfpolicies.program.spec import ProgramSpec
 from tfpolicies.program.traces import Traces
-from tfpolicies.program.view import ModelView, TapeOptimizer, TrainBatch
+from tfpolicies.program.view import ModelView, TrainBatch
 
 LOSS_MASK = "loss_mask"
 """Column of 0/1 row weights: a loss that reads it may run on padded minibatches."""
@@ -53,11 +54,11 @@ class ActInputs(NamedTuple):
 class Differentiated(NamedTuple):
     """A loss with its gradients."""
 
-    pairs: list[tuple[tf.Tensor, Any]]  # (gradient, variable)
+    pairs: Any  # a list of (gradient, variable); for several losses, a list of lists
     stats: dict[str, tf.Tensor]
     fetches: dict[str, tf.Tensor]  # what `extra_learn_fetches_fn` adds
     batch: TrainBatch
-    optimizer: TapeOptimizer
+    optimizer: Any  # a TapeOptimizer; for several losses, a list of them
 
 
 class ProgramFunctions:
@@ -66,7 +67,7 @@ class ProgramFunctions:
     Args:
         spec: what the policies of the kind share.
         network: the resident network.
-        optimizer: the Keras optimizer of the network's trainable variables, built.
+        optimizer: of the network's trainable variables.
         target: the resident target network, of classes that have one.
         device: where learning runs.
 
@@ -78,7 +79,7 @@ class ProgramFunctions:
         self,
         spec: ProgramSpec,
         network: Network,
-        optimizer: Any,
+        optimizer: Optimizers,
         target: Network | None = None,
         device: str = CPU,
     ) -> None:
@@ -99,8 +100,9 @@ class ProgramFunctions:
             target = _network(spec) if spec.policy_class.wants_target(spec.static) else None
             if target is not None:
                 target.filter_variables = network.filter_variables  # what normalises is one
-            optimizer = spec.view().optimizer()
-            optimizer.build(network.model.trainable_variables)
+            variables = network.model.trainable_variables
+            allowed = spec.static[FLAG]
+            optimizer = Optimizers(spec.view().optimizer(), variables, allowed=allowed)
         return cls(spec, network, optimizer, target, device)
 
     # -- acting -------------------------------------------------------------------------------
@@ -169,14 +171,15 @@ class ProgramFunctions:
         view = self._view(hyper)
         batch = TrainBatch(columns)
         model = self._model_view(self.network)
-        variables = self.network.model.trainable_variables
-        with tf.GradientTape() as tape:
+        with tf.GradientTape(persistent=self.optimizer.are_several) as tape:
             loss = view.loss(model, self.spec.dist_class, batch)
+            self.optimizer.check(loss)
             if self.network.model.losses:  # the layers' own regularizers
-                loss += tf.add_n(self.network.model.losses)
-        optimizer = TapeOptimizer(tape, self.optimizer, variables)
+                own = tf.add_n(self.network.model.losses)
+                loss = [loss[0] + own, *loss[1:]] if self.optimizer.are_several else loss + own
+        optimizer = self.optimizer.on_tape(tape)
         pairs = view.compute_gradients_fn(optimizer, loss)
-        stats = {**view.stats_fn(batch), **view.grad_stats_fn(batch, [g for g, _ in pairs])}
+        stats = {**view.stats_fn(batch), **view.grad_stats_fn(batch, gradients_of(pairs))}
         stats = {name: tf.cast(value, tf.float32) for name, value in stats.items()}
         return Differentiated(pairs, stats, view.extra_learn_fetches_fn(), batch, optimizer)
 
@@ -191,7 +194,7 @@ class ProgramFunctions:
 
     def learn_step(self, hyper: tf.Tensor, columns: Mapping[str, Any]) -> dict[str, tf.Tensor]:
         """Does one update on one minibatch; returns its statistics."""
-        self.optimizer.learning_rate.assign(hyper[self.spec.hyperparameters.index("lr")])
+        self.optimizer.set_learning_rate(hyper[self.spec.hyperparameters.index("lr")])
         found = self.loss_and_gradients(hyper, columns)
         self._view(hyper).apply_gradients_fn(found.optimizer, found.pairs)
         return found.stats
@@ -248,24 +251,18 @@ class ProgramFunctions:
     def gradients(
         self, hyper: tf.Tensor, columns: Mapping[str, Any]
     ) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
-        """Returns the gradient of each trainable variable, and the statistics; updates nothing."""
+        """Returns the gradients by trainable variable, loss by loss, and the statistics."""
         self.traces.note("gradients", hyper, columns)
         weights = tf.ones([tf.shape(tf.nest.flatten(dict(columns))[0])[0]])
         result = self.loss_and_gradients(hyper, self.loss_columns(columns, weights))
-        found = {id(variable): gradient for gradient, variable in result.pairs}
-        variables = self.network.model.trainable_variables
-        gradients = [found.get(id(variable)) for variable in variables]
-        return [
-            tf.zeros(v.shape) if g is None else tf.convert_to_tensor(g)
-            for g, v in zip(gradients, variables, strict=True)
-        ], result.stats
+        return self.optimizer.by_variable(result.pairs), result.stats
 
     def learn_once(
         self, hyper: tf.Tensor, columns: Mapping[str, Any], mask: tf.Tensor
     ) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]:
         """Does one update on all items; returns its statistics and fetches."""
         self.traces.note("learn_once", hyper, columns, mask)
-        self.optimizer.learning_rate.assign(hyper[self.spec.hyperparameters.index("lr")])
+        self.optimizer.set_learning_rate(hyper[self.spec.hyperparameters.index("lr")])
         found = self.loss_and_gradients(hyper, self.loss_columns(columns, mask))
         self._view(hyper).apply_gradients_fn(found.optimizer, found.pairs)
         return found.stats, dict(found.fetches)
@@ -295,8 +292,8 @@ class ProgramFunctions:
     def apply_gradients(self, hyper: tf.Tensor, gradients: Sequence[tf.Tensor]) -> None:
         """Updates the trainable variables with given gradients."""
         self.traces.note("apply_gradients", hyper, gradients)
-        self.optimizer.learning_rate.assign(hyper[self.spec.hyperparameters.index("lr")])
-        self.optimizer.apply(list(gradients), self.network.model.trainable_variables)
+        self.optimizer.set_learning_rate(hyper[self.spec.hyperparameters.index("lr")])
+        self.optimizer.apply(gradients)
 
     # -- moving a state in and out ------------------------------------------------------------
 
