@@ -1,5 +1,7 @@
 """What a class may override besides its loss: model, optimizer, sampling, distribution."""
 
+import logging
+
 import keras
 import numpy as np
 import pytest
@@ -7,7 +9,8 @@ import tensorflow as tf
 from tiny import OBS, PLANE, TWO, assert_close, batch_for, make, rows_of
 
 from tfpolicies import PGTF2Policy, PPOTF2Policy
-from tfpolicies.errors import BatchError, ConfigError
+from tfpolicies.errors import BatchError, ConfigError, RetraceError
+from tfpolicies.program.devices import learner_device
 
 RUNTIMES = pytest.mark.parametrize("inference", ["tf", "onnx"])
 
@@ -182,3 +185,38 @@ def test_untraced_policies_run_their_python_code_at_every_call():
     for _ in range(2):
         policy.compute_actions(batch["obs"])
     assert calls == ["act", "act"]
+
+
+# -- settings -------------------------------------------------------------------------------------
+
+
+def test_a_function_that_is_traced_too_often_is_named_with_what_changed():
+    policy = make(eager_max_retraces=1)
+    policy.compute_actions(rows_of(OBS, 2))
+    functions, dtype = policy.program.functions, tf.float32
+    functions.traces.note("act", tf.zeros([2, 3], dtype))
+    with pytest.raises(RetraceError, match=r"'act' was traced 3 times.* 0 was float32\[2, "):
+        functions.traces.note("act", tf.zeros([4, 3], dtype))
+    for wrong in (-1, 1.5, True):
+        with pytest.raises(ConfigError, match="eager_max_retraces"):
+            make(eager_max_retraces=wrong)
+    make(eager_max_retraces=None)
+
+
+def test_untraced_code_may_run_as_often_as_it_likes():
+    policy = make(eager_tracing=False, eager_max_retraces=0)
+    for _ in range(3):
+        policy.compute_actions(rows_of(OBS, 2))
+
+
+def test_a_gpu_is_used_if_it_is_wanted_and_there(caplog):
+    assert [learner_device(*x) for x in ((0, 2), (1, 1), (0.5, 1))] == [
+        "/cpu:0",
+        "/gpu:0",
+        "/gpu:0",
+    ]
+    with caplog.at_level(logging.WARNING, "tfpolicies"):
+        assert learner_device(1, 0) == "/cpu:0"
+    assert "num_gpus=1, but there is no GPU" in caplog.text
+    with pytest.raises(ConfigError, match="num_gpus must be 0 or 1"):
+        make(num_gpus=2)

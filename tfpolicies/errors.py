@@ -20,6 +20,7 @@ Each class is also a builtin, so that code which catches the builtin keeps worki
     ├── UsageError (ValueError, AssertionError)   arguments that exclude each other
     ├── NotOfferedError (NotImplementedError)     a method that this class of policies lacks
     ├── PolicyOwnedError (AttributeError)     traced code that read what belongs to one policy
+    ├── RetraceError (RuntimeError)           a function that is traced over and over
     ├── UnknownPolicyError (KeyError)         a policy id that nobody holds
     ├── EnvError (ValueError)                 an environment that is unknown or breaks its contract
     ├── CheckpointError (ValueError)          a checkpoint that is missing, foreign or damaged
@@ -108,6 +109,10 @@ class NotOfferedError(TfPoliciesError, NotImplementedError):
 
 class PolicyOwnedError(TfPoliciesError, AttributeError):
     """Traced code read something that belongs to one policy and not to its Program."""
+
+
+class RetraceError(TfPoliciesError, RuntimeError):
+    """A function was traced more often than `eager_max_retraces` allows."""
 
 
 class UnknownPolicyError(TfPoliciesError, KeyError):

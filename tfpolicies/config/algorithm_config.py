@@ -79,6 +79,7 @@ class AlgorithmConfig:
             sections.Rollouts(),
             self.training_section(),
             sections.Framework(),
+            sections.Resources(),
             sections.Exploration(),
             sections.Evaluation(),
             sections.Debugging(),
@@ -124,6 +125,10 @@ class AlgorithmConfig:
     def framework(self, framework: Any = _MISSING, **settings: Any) -> AlgorithmConfig:
         """Sets how policies run; see `sections.Framework`."""
         return self._change("framework", _with("framework", framework, settings))
+
+    def resources(self, **settings: Any) -> AlgorithmConfig:
+        """Sets what hardware is used; see `sections.Resources`."""
+        return self._change("resources", settings)
 
     def exploration(self, **settings: Any) -> AlgorithmConfig:
         """Sets whether policies explore; see `sections.Exploration`."""

@@ -40,6 +40,8 @@ class PolicyKind(Policy):
         "clip_actions",
         "observation_filter",
         "eager_tracing",
+        "eager_max_retraces",
+        "num_gpus",
         "jit_compile",
     )
 

@@ -147,6 +147,11 @@ class TFPolicy(PolicyKind):
         self._state.num_grad_updates = value
 
     @property
+    def devices(self) -> list[str]:
+        """Where learning runs: `["/cpu:0"]`, or `["/gpu:0"]` with `num_gpus=1` and a GPU."""
+        return [self.program.functions.device]
+
+    @property
     def generator(self) -> np.random.Generator:
         """The generator that draws action noise and shuffles minibatches."""
         return self._state.rng

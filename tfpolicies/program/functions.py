@@ -8,7 +8,6 @@ sessions or policies; a function body runs once per runtime, when it is traced.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,7 +17,9 @@ from tfpolicies.models.network import Network, ports_of
 from tfpolicies.models.ports import SEQ_LENS
 from tfpolicies.models.spaces import nest
 from tfpolicies.program.acting_view import ActingView
+from tfpolicies.program.devices import CPU, learner_device, placed
 from tfpolicies.program.spec import ProgramSpec
+from tfpolicies.program.traces import Traces
 from tfpolicies.program.view import ModelView, TapeOptimizer, TrainBatch
 
 LOSS_MASK = "loss_mask"
@@ -67,30 +68,40 @@ class ProgramFunctions:
         network: the resident network.
         optimizer: the Keras optimizer of the network's trainable variables, built.
         target: the resident target network, of classes that have one.
+        device: where learning runs.
 
     Attributes:
         traces: how often each function body ran, by name.
     """
 
     def __init__(
-        self, spec: ProgramSpec, network: Network, optimizer: Any, target: Network | None = None
+        self,
+        spec: ProgramSpec,
+        network: Network,
+        optimizer: Any,
+        target: Network | None = None,
+        device: str = CPU,
     ) -> None:
         self.spec = spec
+        self.device = device
         self.network = network
         self.optimizer = optimizer
         self.target = target
-        self.traces: Counter[str] = Counter()
+        limit = spec.static["eager_max_retraces"] if spec.static["eager_tracing"] else None
+        self.traces = Traces(limit)
 
     @classmethod
     def of(cls, spec: ProgramSpec) -> ProgramFunctions:
         """Returns the functions over new variables, in the present eager context or graph."""
-        network = _network(spec)
-        target = _network(spec) if spec.policy_class.wants_target(spec.static) else None
-        if target is not None:
-            target.filter_variables = network.filter_variables  # what normalises is one
-        optimizer = spec.view().optimizer()
-        optimizer.build(network.model.trainable_variables)
-        return cls(spec, network, optimizer, target)
+        device = learner_device(spec.static["num_gpus"])
+        with placed(device):
+            network = _network(spec)
+            target = _network(spec) if spec.policy_class.wants_target(spec.static) else None
+            if target is not None:
+                target.filter_variables = network.filter_variables  # what normalises is one
+            optimizer = spec.view().optimizer()
+            optimizer.build(network.model.trainable_variables)
+        return cls(spec, network, optimizer, target, device)
 
     # -- acting -------------------------------------------------------------------------------
 
@@ -147,7 +158,7 @@ class ProgramFunctions:
         Raises:
             ConfigError: if the class says how actions are sampled, but not from what distribution.
         """
-        self.traces["log_likelihoods"] += 1
+        self.traces.note("log_likelihoods", inputs, actions)
         acting = ActingView(self.spec, self.network, weights, inputs)
         return acting.distribution(self._view(None)).logp(nest(self.spec.action_space, actions))
 
@@ -212,7 +223,7 @@ class ProgramFunctions:
         Returns:
             Mean, minimum and maximum of each statistic over the steps, float32 `[3, S]`.
         """
-        self.traces["learn_epochs"] += 1
+        self.traces.note("learn_epochs", hyper, columns, index, mask)
 
         def body(step: tf.Tensor, totals: tuple[tf.Tensor, ...]) -> Any:
             rows, weights = index[step], mask[step]
@@ -238,7 +249,7 @@ class ProgramFunctions:
         self, hyper: tf.Tensor, columns: Mapping[str, Any]
     ) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
         """Returns the gradient of each trainable variable, and the statistics; updates nothing."""
-        self.traces["gradients"] += 1
+        self.traces.note("gradients", hyper, columns)
         weights = tf.ones([tf.shape(tf.nest.flatten(dict(columns))[0])[0]])
         result = self.loss_and_gradients(hyper, self.loss_columns(columns, weights))
         found = {id(variable): gradient for gradient, variable in result.pairs}
@@ -253,7 +264,7 @@ class ProgramFunctions:
         self, hyper: tf.Tensor, columns: Mapping[str, Any], mask: tf.Tensor
     ) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]:
         """Does one update on all items; returns its statistics and fetches."""
-        self.traces["learn_once"] += 1
+        self.traces.note("learn_once", hyper, columns, mask)
         self.optimizer.learning_rate.assign(hyper[self.spec.hyperparameters.index("lr")])
         found = self.loss_and_gradients(hyper, self.loss_columns(columns, mask))
         self._view(hyper).apply_gradients_fn(found.optimizer, found.pairs)
@@ -283,7 +294,7 @@ class ProgramFunctions:
 
     def apply_gradients(self, hyper: tf.Tensor, gradients: Sequence[tf.Tensor]) -> None:
         """Updates the trainable variables with given gradients."""
-        self.traces["apply_gradients"] += 1
+        self.traces.note("apply_gradients", hyper, gradients)
         self.optimizer.learning_rate.assign(hyper[self.spec.hyperparameters.index("lr")])
         self.optimizer.apply(list(gradients), self.network.model.trainable_variables)
 
@@ -291,7 +302,7 @@ class ProgramFunctions:
 
     def load(self, segments: Mapping[str, tf.Tensor]) -> None:
         """Overwrites the resident variables with a state's segments."""
-        self.traces["load"] += 1
+        self.traces.note("load", segments)
         for name, variables in self.variables_by_segment().items():
             shapes = [tuple(variable.shape) for variable in variables]
             (parts,) = unpack([segments[name]], [shapes])
@@ -300,7 +311,7 @@ class ProgramFunctions:
 
     def read(self) -> dict[str, tf.Tensor]:
         """Returns the resident variables as segments."""
-        self.traces["read"] += 1
+        self.traces.note("read")
         return {
             name: tf.concat([tf.reshape(_tf_variable(v), [-1]) for v in variables], axis=0)
             for name, variables in self.variables_by_segment().items()

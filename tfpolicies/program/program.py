@@ -171,7 +171,7 @@ class Program:
         signature = [*weights, *named, given.noise, given.params]
 
         def act(*tensors: tf.Tensor) -> list[tf.Tensor]:
-            self.functions.traces["act (onnx)"] += 1
+            self.functions.traces.note("act (onnx)", *tensors)
             count = len(weights)
             *inputs, noise, params = tensors[count:]
             outputs = self.functions.act(tensors[:count], ActInputs(inputs, noise, params))

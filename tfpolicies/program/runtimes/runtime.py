@@ -217,12 +217,12 @@ class FlatActing:
 
     def many(self, flat: Sequence[tf.Tensor] | None, given: ActInputs) -> Any:
         """Acts on any number of rows."""
-        self.functions.traces["act"] += 1
+        self.functions.traces.note("act", given)
         return self._act.pack(self.functions.act(self.weights(flat), given))
 
     def one(self, flat: Sequence[tf.Tensor] | None, given: ActInputs) -> Any:
         """Acts on one row, for XLA."""
-        self.functions.traces["act (one row)"] += 1
+        self.functions.traces.note("act (one row)", given)
         return self._act.pack(self.functions.act(self.weights(flat), given))
 
     def log_likelihoods(
