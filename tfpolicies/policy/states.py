@@ -49,7 +49,7 @@ def matched(layout: StateLayout, values: Any, part: str, argument: str) -> dict[
         name = f"{argument}[{slot.key!r}]"
         try:
             array = np.asarray(value, slot.dtype)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise WeightsError(f"{name} must be an array of {slot.dtype}: {error}") from error
         if array.shape != slot.shape:
             raise WeightsError(f"{name} must have shape {slot.shape}, got {array.shape}.")
@@ -166,7 +166,7 @@ class Owned:
         names = self.program.spec.hyperparameters
         aliased = {name: given[key] for key, name in self.aliases.items() if key in given}
         hyper = self.state.hyper.copy()
-        for name, value in {**given.get("hyperparameters", {}), **aliased}.items():
+        for name, value in {**(given.get("hyperparameters") or {}), **aliased}.items():
             if name not in names:
                 owner = self.program.spec.policy_class.__name__
                 raise WeightsError(f"state['hyperparameters'] has {name!r}, unknown to a {owner}.")
