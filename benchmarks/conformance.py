@@ -48,7 +48,7 @@ ACTIONS: dict[str, spaces.Space] = {
     "discrete_start": spaces.Discrete(4, start=2),
     "multi_discrete": spaces.MultiDiscrete([2, 4, 3]),
     "multi_binary": spaces.MultiBinary(3),
-    "box": spaces.Box(np.array([-2.0, 0.0]), np.array([2.0, 0.5]), dtype=np.float32),
+    "box": spaces.Box(np.float32([-2.0, 0.0]), np.float32([2.0, 0.5])),
     "box_half": spaces.Box(0.0, np.inf, (2,), np.float32),
     "box_int": spaces.Box(-1, 2, (2,), np.int64),
     "nested": spaces.Dict(

@@ -65,7 +65,7 @@ def main() -> int:
     written = {
         "made": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "quick": options.quick,
-        "machine": _machine() | {"load_before": load_before, "load_after": os.getloadavg()},
+        "machine": machine() | {"load_before": load_before, "load_after": os.getloadavg()},
         "versions": results.versions,
         "learning_settings": LEARNING,
         "results": records,
@@ -126,11 +126,13 @@ class Runs:
         interpreters: Name of each interpreter -> its path.
         bytecode: Folder where Python keeps compiled modules between runs, for everyone alike;
             otherwise start-up would depend on how a package was installed.
+        settings: The hyper-parameters of the measurement "learning".
         results: What the runs gave so far.
     """
 
     interpreters: dict[str, Path]
     bytecode: Path
+    settings: dict[str, Any] = field(default_factory=lambda: LEARNING)
     results: Results = field(default_factory=Results)
 
     def measure(self, chosen: list[Measurement], quick: bool) -> Results:
@@ -166,9 +168,9 @@ class Runs:
         command += [measurement.name, "--variant", contestant.variant, "--seconds", str(seconds)]
         command += [
             "--seed",
-            str(LEARNING["first_seed"] + max(repetition, 0)),
+            str(self.settings["first_seed"] + max(repetition, 0)),
             "--settings",
-            json.dumps(LEARNING),
+            json.dumps(self.settings),
         ]
         command += ["--started", repr(time.time())]
         try:
@@ -212,7 +214,8 @@ def _last_words(error: Exception) -> str:
     return "\n".join(said.strip().splitlines()[-4:])
 
 
-def _machine() -> dict[str, Any]:
+def machine() -> dict[str, Any]:
+    """Returns what the measurements ran on."""
     return {
         "system": platform.platform(),
         "processor": _processor(),

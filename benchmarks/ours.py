@@ -1,7 +1,8 @@
 """tfpolicies' PPO, measured like its peers.
 
 Variants: acting "onnx", "tf" (inference runtime); sampling "vector" (environment by its name),
-"instances" (an `env_creator` that returns plain environments); update "xla", "plain". Run by
+"instances" (an `env_creator` that returns plain environments); update "xla", "plain"; acting and
+updates also "graph" (graph mode), one_update "tf". Run by
 `main_job`; by hand: `PYTHONPATH=. python benchmarks/ours.py acting --variant onnx`.
 """
 
@@ -15,7 +16,14 @@ probe.hush()
 import gymnasium as gym  # noqa: E402
 
 import tfpolicies  # noqa: E402
-from tfpolicies import PPOConfig, PPOTF2Policy, RolloutWorker, SampleBatch  # noqa: E402
+from tfpolicies import (  # noqa: E402
+    PPOConfig,
+    PPOTF1Policy,
+    PPOTF2Policy,
+    RolloutWorker,
+    SampleBatch,
+    TFPolicy,
+)
 
 
 def _config(
@@ -45,13 +53,15 @@ def _config(
     )
 
 
-def _policy(config: PPOConfig) -> PPOTF2Policy:
+def _policy(config: PPOConfig, variant: str = "") -> TFPolicy:
     env = gym.make("CartPole-v1")
-    return PPOTF2Policy(env.observation_space, env.action_space, config)
+    policy_class = PPOTF1Policy if variant == "graph" else PPOTF2Policy
+    return policy_class(env.observation_space, env.action_space, config)
 
 
 def acting(request: probe.Request) -> probe.Figures:
-    policy = _policy(_config(inference=request.variant))
+    inference = "tf" if request.variant == "graph" else request.variant
+    policy = _policy(_config(inference=inference), request.variant)
 
     def figure(batch: int) -> float:
         obs = probe.observations(batch)
@@ -74,8 +84,19 @@ def sampling(request: probe.Request) -> probe.Figures:
     return {str(num_envs): figure(num_envs) for num_envs in probe.ENV_COUNTS}
 
 
+def one_update(request: probe.Request) -> probe.Figures:
+    policy = _policy(_config(), request.variant)
+
+    def figure(rows: int) -> float:
+        batch = SampleBatch(probe.training_rows()).slice(0, rows)
+        return probe.microseconds(lambda: policy.learn_on_batch(batch), request.seconds) / 1e3
+
+    return {str(rows): figure(rows) for rows in probe.ONE_UPDATE_ROWS}
+
+
 def update(request: probe.Request) -> probe.Figures:
-    policy = _policy(_config(jit_compile={"xla": True, "plain": False}[request.variant]))
+    jit_compile = {"xla": True, "plain": False, "graph": "auto"}[request.variant]
+    policy = _policy(_config(jit_compile=jit_compile), request.variant)
 
     def one() -> float:
         batch = SampleBatch(probe.training_rows())
@@ -120,6 +141,12 @@ def learning(request: probe.Request) -> probe.Figures:
 if __name__ == "__main__":
     probe.serve(
         ["tensorflow", "keras", "onnxruntime", "gymnasium", "numpy"],
-        {"acting": acting, "sampling": sampling, "update": update, "learning": learning},
+        {
+            "acting": acting,
+            "one_update": one_update,
+            "sampling": sampling,
+            "update": update,
+            "learning": learning,
+        },
         {"tfpolicies": tfpolicies.__version__},
     )

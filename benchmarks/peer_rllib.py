@@ -68,6 +68,20 @@ def acting(request: probe.Request) -> probe.Figures:
     return {str(batch): figure(batch) for batch in probe.BATCH_SIZES}
 
 
+def one_update(request: probe.Request) -> probe.Figures:
+    policy = _worker(request.variant).get_policy()
+
+    def figure(rows: int) -> float:
+        def learn() -> None:
+            # RLlib pads and marks the batch that it is given, so each call gets a fresh one.
+            policy.learn_on_batch(whole.slice(0, rows).copy(shallow=True))
+
+        whole = SampleBatch(probe.training_rows())
+        return probe.microseconds(learn, request.seconds) / 1e3
+
+    return {str(rows): figure(rows) for rows in probe.ONE_UPDATE_ROWS}
+
+
 def sampling(request: probe.Request) -> probe.Figures:
     def figure(num_envs: int) -> float:
         worker = _worker(request.variant, num_envs)
@@ -108,5 +122,5 @@ if __name__ == "__main__":
     random.seed(0)
     probe.serve(
         ["ray", "tensorflow-cpu", "tensorflow-probability", "gymnasium", "numpy"],
-        {"acting": acting, "sampling": sampling, "update": update},
+        {"acting": acting, "one_update": one_update, "sampling": sampling, "update": update},
     )

@@ -43,7 +43,7 @@ class Contestant:
     @property
     def is_ours(self) -> bool:
         """Whether this is a way of tfpolicies."""
-        return self.script == "ours.py"
+        return self.script.startswith("ours")
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,13 @@ MEASUREMENTS = (
         "acting",
         "Acting: one compute_actions call",
         tuple(Cell(str(batch), f"batch {batch}", "µs") for batch in (1, 32, 256)),
-        (_ours("onnx"), _ours("tf"), _SB3, _rllib("tf2"), _rllib("tf1")),
+        (_ours("onnx"), _ours("tf"), _ours("graph"), _SB3, _rllib("tf2"), _rllib("tf1")),
+    ),
+    Measurement(
+        "one_update",
+        "One learn_on_batch call: a single gradient step on all rows",
+        tuple(Cell(str(rows), f"{rows} rows", "ms") for rows in (128, 2048)),
+        (_ours("tf"), _ours("graph"), _rllib("tf2"), _rllib("tf1")),
     ),
     Measurement(
         "sampling",
@@ -110,7 +116,14 @@ MEASUREMENTS = (
         "update",
         "One PPO update: 2048 rows, 10 epochs, minibatch 256",
         (Cell("update", "one update", "ms"), Cell("first", "first, compiling", "ms")),
-        (_ours("xla"), _ours("plain"), _SB3, _rllib("tf2"), _rllib("tf1")),
+        (
+            _ours("xla"),
+            _ours("plain"),
+            _ours("graph"),
+            _SB3,
+            _rllib("tf2"),
+            _rllib("tf1"),
+        ),
     ),
     Measurement(
         "learning",

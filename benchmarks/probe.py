@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 BATCH_SIZES = (1, 32, 256)
+ONE_UPDATE_ROWS = (128, 2048)
 ENV_COUNTS = (1, 8, 32)
 FRAGMENT = 128  # steps of each environment in one rollout
 ROWS, EPOCHS, MINIBATCH = 2048, 10, 256  # of one update

@@ -6,13 +6,14 @@ import pytest
 from gymnasium import spaces
 from tiny import OBS, PLANE, TWO, assert_equal, make, rows_of, trajectory
 
-from tfpolicies import DQNConfig, DQNTF2Policy, SampleBatch
+from tfpolicies import DQNConfig, DQNTF1Policy, DQNTF2Policy, SampleBatch
 from tfpolicies.errors import (
     ConfigError,
     MissingColumnError,
     ModelError,
     UnsupportedSpaceError,
 )
+from tfpolicies.testing import check_policy
 
 LOWEST = np.finfo(np.float32).min
 MASKED = spaces.Dict(observations=OBS, action_mask=spaces.MultiBinary(3))
@@ -55,7 +56,7 @@ def other_target(policy, scale=1):
 
 
 def same(policy):
-    names = ("dueling", "double_q", "hiddens", "n_step", "td_error_loss_fn", "gamma")
+    names = ("dueling", "double_q", "hiddens", "n_step", "observation_filter", "gamma")
     return {name: policy.config[name] for name in names}
 
 
@@ -286,6 +287,23 @@ def test_a_checkpoint_holds_the_target(tmp_path):
     assert_equal(loaded.get_weights(), policy.get_weights())
 
 
+def test_online_and_target_network_see_observations_through_one_filter():
+    policy = dqn(observation_filter="MeanStdFilter")
+    twin = other_target(policy)
+    rows = 50 + 9 * rows_of(OBS, 100)
+    for each in (policy, twin):
+        each.filter.observe([rows])
+        each.flush_filters()
+    batch = transitions(policy, 9)
+    batch["obs"], batch["new_obs"] = rows[:9], rows[1:10]
+    chosen = q_of(policy, batch["obs"])[np.arange(9), batch["actions"]]
+    wanted = chosen - wanted_targets(policy, twin, batch, policy.hyper("gamma"))
+    columns = ("obs", "actions", "rewards", "new_obs", "terminateds")
+    found = policy.compute_td_error(*(batch[name] for name in columns))
+    np.testing.assert_allclose(found, wanted, atol=1e-4)
+    np.testing.assert_allclose(policy.learn_on_batch(batch)["td_error"], wanted, atol=1e-4)
+
+
 # -- learning -------------------------------------------------------------------------------------
 
 
@@ -335,6 +353,31 @@ def test_epsilon_follows_the_timestep_that_is_given():
     np.testing.assert_array_equal(out.actions, greedy)
     assert (out.extras["action_logp"] == 0).all()
     assert (out.extras["action_prob"] == 1).all()
+
+
+@pytest.mark.core
+def test_graph_mode_computes_the_same():
+    settings = {"tau": 0.5, "lr": 0.01}
+    traced, graph = dqn(**settings), make(DQNTF1Policy, model={"fcnet_hiddens": [4]}, hiddens=[3],
+                                          **settings)  # fmt: skip
+    batch = transitions(traced, 12)
+    columns = ("obs", "actions", "rewards", "new_obs", "terminateds", "weights")
+    seen = []
+    for policy in (traced, graph):
+        policy.learn_epochs(batch, 1, 4, shuffle=False)
+        policy.update_target()
+        errors = policy.learn_on_batch(batch)["td_error"]
+        again = policy.compute_td_error(*(batch[name] for name in columns))
+        again = policy.compute_td_error(*(batch[name] for name in columns))
+        target = policy.get_state()["target_weights"]
+        seen.append([errors, again, q_of(policy, batch["obs"]), *target.values()])
+    for a, b in zip(*seen, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+@pytest.mark.core
+def test_it_keeps_the_contract_of_policies():
+    check_policy(dqn(), exports=False)
 
 
 # -- models and exports ---------------------------------------------------------------------------

@@ -14,12 +14,14 @@ Each class is also a builtin, so that code which catches the builtin keeps worki
     │   └── MissingModelFileError (FileNotFoundError)
     ├── ObservationError (ValueError)         observations that do not fit the space
     ├── WeightsError (ValueError)             weights, gradients or states that do not fit
+    │   └── MissingStateError (KeyError)
     ├── BatchError (ValueError)               a batch that lacks rows, columns or order
     │   ├── MissingColumnError (KeyError)
     │   └── BatchUsageError (AssertionError)
     ├── UsageError (ValueError, AssertionError)   arguments that exclude each other
     ├── NotOfferedError (NotImplementedError)     a method that this class of policies lacks
     ├── PolicyOwnedError (AttributeError)     traced code that read what belongs to one policy
+    ├── RetraceError (RuntimeError)           a function that is traced over and over
     ├── UnknownPolicyError (KeyError)         a policy id that nobody holds
     ├── EnvError (ValueError)                 an environment that is unknown or breaks its contract
     ├── CheckpointError (ValueError)          a checkpoint that is missing, foreign or damaged
@@ -84,6 +86,12 @@ class WeightsError(TfPoliciesError, ValueError):
     """Weights, gradients or a state do not fit the policy."""
 
 
+class MissingStateError(WeightsError, KeyError):
+    """A state lacks a part that every state has."""
+
+    __str__ = Exception.__str__  # KeyError would show the message's repr
+
+
 class BatchError(TfPoliciesError, ValueError):
     """A batch lacks rows or columns, or its parts do not fit together."""
 
@@ -108,6 +116,10 @@ class NotOfferedError(TfPoliciesError, NotImplementedError):
 
 class PolicyOwnedError(TfPoliciesError, AttributeError):
     """Traced code read something that belongs to one policy and not to its Program."""
+
+
+class RetraceError(TfPoliciesError, RuntimeError):
+    """A function was traced more often than `eager_max_retraces` allows."""
 
 
 class UnknownPolicyError(TfPoliciesError, KeyError):

@@ -13,7 +13,7 @@ from tfpolicies.errors import CheckpointError, ConfigError, UnknownSettingError,
 if TYPE_CHECKING:
     from tfpolicies.config.algorithm_config import AlgorithmConfig
 
-ALGORITHMS = ("PPO", "PG")
+ALGORITHMS = ("PPO", "PG", "DQN")
 _ENVS = 8  # stepped together where neither the command nor the table of tuned settings says more
 _WORDS = {"true": True, "false": False, "none": None}  # as a shell user may write them
 

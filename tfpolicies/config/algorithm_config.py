@@ -79,12 +79,14 @@ class AlgorithmConfig:
             sections.Rollouts(),
             self.training_section(),
             sections.Framework(),
+            sections.Resources(),
             sections.Exploration(),
             sections.Evaluation(),
             sections.Debugging(),
             sections.Reporting(),
             sections.Checkpointing(),
             sections.Callbacks(),
+            sections.Experimental(),
         )
         set_(self, "_sections", {_section_name(part): part for part in parts})
         set_(
@@ -125,6 +127,10 @@ class AlgorithmConfig:
         """Sets how policies run; see `sections.Framework`."""
         return self._change("framework", _with("framework", framework, settings))
 
+    def resources(self, **settings: Any) -> AlgorithmConfig:
+        """Sets what hardware is used; see `sections.Resources`."""
+        return self._change("resources", settings)
+
     def exploration(self, **settings: Any) -> AlgorithmConfig:
         """Sets whether policies explore; see `sections.Exploration`."""
         return self._change("exploration", settings)
@@ -144,6 +150,10 @@ class AlgorithmConfig:
     def checkpointing(self, **settings: Any) -> AlgorithmConfig:
         """Sets what happens at checkpoints; see `sections.Checkpointing`."""
         return self._change("checkpointing", settings)
+
+    def experimental(self, **settings: Any) -> AlgorithmConfig:
+        """Sets what few policy classes need; see `sections.Experimental`."""
+        return self._change("experimental", settings)
 
     def callbacks(self, callbacks_class: Callable[[], Any] | None) -> AlgorithmConfig:
         """Sets the `DefaultCallbacks` subclass whose methods are called; None for none."""

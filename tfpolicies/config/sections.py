@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium as gym
 
+from tfpolicies.connectors import ActionConnector, AgentConnector, Connector, restore
 from tfpolicies.errors import ConfigError
 from tfpolicies.models.defaults import MODEL_DEFAULTS
 from tfpolicies.models.settings import model_settings
@@ -86,6 +87,23 @@ class Environment:
         check(valid, "clip_rewards", "None, True, False or a number > 0", clip)
 
 
+_CONNECTORS = {"agent_connectors": AgentConnector, "action_connectors": ActionConnector}
+
+
+def connector_state(name: str, kind: type[Connector], given: Any) -> list[Any]:
+    """Returns a connector as the JSON that a config and its checkpoints hold.
+
+    Raises:
+        ConfigError: if it is no connector of that kind, nor the state of one.
+    """
+    made = given
+    if isinstance(given, list | tuple) and len(given) == 2:
+        made = restore(*given)
+    rule = f"a list of {kind.__name__} objects or of their states [name, arguments]"
+    check(isinstance(made, kind), name, rule, given)
+    return list(made.to_state())
+
+
 MEAN_STD_FILTERS = ("MeanStdFilter", "ConcurrentMeanStdFilter")
 """Two names of one filter: workers' statistics are always merged."""
 
@@ -100,6 +118,8 @@ class Rollouts:
     batch_mode: str = "truncate_episodes"  # or "complete_episodes"
     compress_observations: bool | str = False  # True: row by row; "bulk": a column at once
     observation_filter: str = "NoFilter"  # or "MeanStdFilter": normalised by running statistics
+    agent_connectors: Sequence[Any] = ()  # connectors, or their states, for observations
+    action_connectors: Sequence[Any] = ()  # the same for actions
     reward_filter: str = "NoFilter"  # or "MeanStdFilter": learned from at a running scale
 
     def __post_init__(self) -> None:
@@ -113,6 +133,9 @@ class Rollouts:
         check(self.batch_mode in modes, "batch_mode", f"one of {modes}", self.batch_mode)
         filters, chosen = ("NoFilter", *MEAN_STD_FILTERS), self.observation_filter
         check(chosen in filters, "observation_filter", f"one of {filters}", chosen)
+        for name, kind in _CONNECTORS.items():
+            states = [connector_state(name, kind, given) for given in getattr(self, name)]
+            object.__setattr__(self, name, tuple(states))
         scaled = self.reward_filter
         check(scaled in filters, "reward_filter", f"one of {filters}", scaled)
         compress = self.compress_observations
@@ -155,6 +178,7 @@ class Framework:
 
     framework: str = "tf2"  # traced functions; "tf": graph mode, where no policy class is named
     eager_tracing: bool = True  # False: untraced, for a debugger
+    eager_max_retraces: int | None = 20  # of each function; more are an error; None: no limit
     inference: str = "auto"  # acting through "tf" or "onnx"; "auto": onnx where it agrees with tf
     jit_compile: bool | str = "auto"  # learning compiled by XLA
     tf_session_args: Mapping[str, Any] = field(
@@ -176,10 +200,25 @@ class Framework:
             value = getattr(self, name)
             check(isinstance(value, Mapping), name, "a dict of ConfigProto's fields", value)
         check_bools(self, "eager_tracing")
+        limit = self.eager_max_retraces
+        valid = limit is None or is_count(limit, 0)
+        check(valid, "eager_max_retraces", "None or an integer >= 0", limit)
         runtimes = ("auto", "tf", "onnx")
         check(self.inference in runtimes, "inference", f"one of {runtimes}", self.inference)
         jit = self.jit_compile
         check(jit in (True, False, "auto"), "jit_compile", "True, False or 'auto'", jit)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resources:
+    """What hardware is used."""
+
+    num_gpus: float = 0  # 1: the learner is on a GPU, if there is one
+
+    def __post_init__(self) -> None:
+        rule = "0 or 1 (a learner uses one GPU at most), or a share between"
+        valid = is_number(self.num_gpus) and 0 <= self.num_gpus <= 1
+        check(valid, "num_gpus", rule, self.num_gpus)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,3 +308,13 @@ class Callbacks:
     def __post_init__(self) -> None:
         made = self.callbacks
         check(made is None or callable(made), "callbacks", "a DefaultCallbacks subclass", made)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experimental:
+    """What few policy classes need."""
+
+    _tf_policy_handles_more_than_one_loss: bool = False  # `loss` and `optimizer` may return lists
+
+    def __post_init__(self) -> None:
+        check_bools(self, "_tf_policy_handles_more_than_one_loss")

@@ -113,6 +113,19 @@ class Exploration(abc.ABC):
                 "of another `exploration_config`?"
             )
 
+    def adapt(self, clean: np.ndarray, perturbed: np.ndarray) -> float:
+        """Compares the inputs of distributions that were acted with to the policy's own ones.
+
+        Args:
+            clean: float32 `[B, num_inputs]`, by the policy's own weights.
+            perturbed: the same, by the weights that acted.
+
+        Returns:
+            Their distance; 0 for strategies that leave the weights alone.
+        """
+        del clean, perturbed
+        return 0.0
+
     def on_episode_start(self) -> None:  # noqa: B027 - most strategies have nothing to do
         """Is called before the first action of an episode."""
 

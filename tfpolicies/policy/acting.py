@@ -50,6 +50,8 @@ class Acting:
 
     def _resolved(self) -> Any:
         wanted = self.config["inference"]
+        if wanted == "auto" and not self.config["eager_tracing"]:
+            wanted = "tf"  # so that all code runs untraced
         if wanted != "tf":
             try:
                 actor = self.program.onnx_actor()

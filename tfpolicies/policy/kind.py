@@ -14,7 +14,10 @@ from tfpolicies.errors import ConfigError, PolicyOwnedError, SpaceError
 from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.losses import clip_gradients
 from tfpolicies.models.network import ModelSource, model_source
+from tfpolicies.models.spaces import nest
 from tfpolicies.policy.policy import Policy
+from tfpolicies.program.acting_view import require_width
+from tfpolicies.program.spec import static_settings
 
 
 class PolicyKind(Policy):
@@ -23,6 +26,7 @@ class PolicyKind(Policy):
     Code that is traced runs on a *view* of the class, see `traced_view`: an object without a state.
     """
 
+    dist_class: Any
     config_class: type[AlgorithmConfig] = AlgorithmConfig
     state_aliases: ClassVar[dict[str, str]] = {}
     """Keys of a state, and the hyper-parameters that stand under them instead of their names."""
@@ -36,11 +40,16 @@ class PolicyKind(Policy):
         "clip_actions",
         "observation_filter",
         "eager_tracing",
+        "eager_max_retraces",
+        "num_gpus",
+        "_tf_policy_handles_more_than_one_loss",
         "jit_compile",
     )
 
     def loss(self, model: Any, dist_class: Any, train_batch: Any) -> tf.Tensor:
         """Returns the loss of one minibatch, a scalar tensor; traced for all policies of a kind.
+
+        A class with one optimizer per loss returns a list, see `optimizer`.
 
         Args:
             model: call it on `train_batch` for `(dist_inputs, state)`, then `value_function()`.
@@ -65,14 +74,23 @@ class PolicyKind(Policy):
         del train_batch, grads
         return {}
 
-    def compute_gradients_fn(self, optimizer: Any, loss: tf.Tensor) -> list[tuple[Any, Any]]:
-        """Returns `(gradient, variable)` pairs, clipped as `grad_clip` and `grad_clip_by` say."""
+    def compute_gradients_fn(self, optimizer: Any, loss: Any) -> list[Any]:
+        """Returns `(gradient, variable)` pairs, clipped as `grad_clip` and `grad_clip_by` say.
+
+        For several losses both arguments are lists, and so is the result: of lists of pairs.
+        """
+        if isinstance(optimizer, list):
+            return [self.compute_gradients_fn(*x) for x in zip(optimizer, loss, strict=True)]
         pairs = optimizer.compute_gradients(loss)
         return clip_gradients(pairs, self.config["grad_clip"], self.config["grad_clip_by"])
 
-    def apply_gradients_fn(self, optimizer: Any, grads: list[tuple[Any, Any]]) -> None:
-        """Updates the variables with `(gradient, variable)` pairs."""
-        optimizer.apply_gradients(grads)
+    def apply_gradients_fn(self, optimizer: Any, grads: list[Any]) -> None:
+        """Updates the variables with `(gradient, variable)` pairs; lists for several losses."""
+        if isinstance(optimizer, list):
+            for one, pairs in zip(optimizer, grads, strict=True):
+                one.apply_gradients(pairs)
+        else:
+            optimizer.apply_gradients(grads)
 
     def extra_action_out_fn(self) -> dict[str, tf.Tensor]:
         """Returns further outputs of acting, `[N, ...]` each, by name; none by default.
@@ -88,15 +106,91 @@ class PolicyKind(Policy):
         """
         return {}
 
-    @classmethod
-    def has_loss(cls) -> bool:
-        """Whether the class says how it learns."""
-        return cls.loss is not PolicyKind.loss
+    def make_model(self) -> keras.Model:
+        """Returns a new Keras model of the kind; override it to build one in code.
+
+        It is called whenever a network of the kind is needed, on a view of the class: read
+        `self.observation_space`, `self.action_space`, `self.dist_class` (for `num_inputs`) and the
+        static keys of `self.config`. Each call must return a new model of the same architecture.
+        """
+        static = static_settings(type(self), self.config)
+        with_value = self.wants_value(static)
+        source = self.model_source(
+            self.observation_space, self.dist_class, static, with_value=with_value
+        )
+        return source.make(0)
+
+    def optimizer(self) -> Any:
+        """Returns a new Keras optimizer; by default that of `make_optimizer`.
+
+        A class whose `loss` returns a list returns a list of them, one for each loss. All of them
+        learn at `lr`. See `sections.Experimental` for the setting that allows it.
+        """
+        return self.make_optimizer(self.config)
+
+    def action_distribution_fn(
+        self, model: Any, *, obs_batch: Any, state_batches: Sequence[tf.Tensor], **kwargs: Any
+    ) -> tuple[tf.Tensor, Any, list[tf.Tensor]]:
+        """Returns the distribution of actions: its inputs, its class and the new memory.
+
+        A class that overrides it also overrides `make_model`.
+
+        Args:
+            model: call it on `input_dict` for `(dist_inputs [N, n], states)`.
+            obs_batch: tensors, nested as the observation space is.
+            state_batches: the memory before, `[S, ...]` each.
+            **kwargs: `input_dict`, all that the model may read, by column name.
+
+        Returns:
+            `dist_inputs` float32 `[N, self.dist_class.num_inputs]`; a class that takes them, such
+            as `self.dist_class`; the memory after.
+        """
+        del obs_batch, state_batches
+        dist_inputs, states = model(kwargs["input_dict"])
+        return dist_inputs, self.dist_class, states
+
+    def action_sampler_fn(
+        self, model: Any, *, obs_batch: Any, state_batches: Sequence[tf.Tensor], **kwargs: Any
+    ) -> tuple[Any, tf.Tensor | None, tf.Tensor | None, list[tf.Tensor]]:
+        """Returns actions, log-probabilities, the inputs of the distribution, and the new memory.
+
+        Chance comes in as `noise`, so that one seed gives the same actions on every runtime. A
+        class that overrides it also overrides `make_model`.
+
+        Args:
+            model: call it on `input_dict` for `(dist_inputs [N, n], states)`.
+            obs_batch: tensors, nested as the observation space is.
+            state_batches: the memory before, `[S, ...]` each.
+            **kwargs: `noise` float32 `[N, k]`, what the exploration draws, zeros for the greedy
+                actions; `params` float32 `[p]`, the exploration's parameters, such as epsilon;
+                `explorer`, whose `apply(distribution, noise, params)` explores; and `input_dict`,
+                all that the model may read, by column name.
+
+        Returns:
+            Actions, normalised and nested as the action space is; their log-probabilities `[N]`,
+            or None for zeros; `[N, self.dist_class.num_inputs]`, or None for zeros; the memory
+            after.
+        """
+        dist_inputs, dist_class, states = self.action_distribution_fn(
+            model, obs_batch=obs_batch, state_batches=state_batches, **kwargs
+        )
+        require_width(self, dist_inputs)
+        actions, logp = kwargs["explorer"].apply(
+            dist_class(dist_inputs), kwargs["noise"], kwargs["params"]
+        )
+        return nest(self.action_space, actions), logp, dist_inputs, states
+
+    def get_batch_divisibility_req(self) -> int:
+        """Returns a number that the rows of each update must be a multiple of; 1 by default."""
+        return 1
+
+    def maybe_initialize_optimizer_and_loss(self) -> None:
+        """Does nothing; ported constructors call it last. Models are made on demand here."""
 
     @classmethod
-    def adds_outputs(cls) -> bool:
-        """Whether the class overrides `extra_action_out_fn`."""
-        return cls.extra_action_out_fn is not PolicyKind.extra_action_out_fn
+    def overrides(cls, name: str) -> bool:
+        """Whether a subclass overrides an override point of this class, such as "loss"."""
+        return getattr(cls, name) is not getattr(PolicyKind, name)
 
     @classmethod
     def distribution(cls, action_space: gym.Space, static: Mapping[str, Any]) -> Any:

@@ -44,8 +44,16 @@ class Learning:
         if not self.program.is_discovered:
             self.program.discover(learning_columns(self.program, dummy_batch(self.policy)))
 
-    def _selected(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        return self.program.select_columns(learning_columns(self.program, batch))
+    def _selected(self, batch: Mapping[str, Any], minibatch_size: int | None) -> dict[str, Any]:
+        columns = self.program.select_columns(learning_columns(self.program, batch))
+        unit = self.policy.get_batch_divisibility_req()
+        for size in (self.program.rows_of(columns), minibatch_size or 0):
+            if size % unit:
+                raise BatchError(
+                    f"The rows of each update of {self.policy!r} must be a multiple of {unit} "
+                    f"(get_batch_divisibility_req), got {size}."
+                )
+        return columns
 
     # -- updates ------------------------------------------------------------------------------
 
@@ -60,7 +68,8 @@ class Learning:
         """Updates by all minibatches of all epochs; see `TFPolicy.learn_epochs`."""
         self.prepare()
         custom = self._announced(batch)
-        result = self._update(self._selected(batch), num_epochs, minibatch_size, shuffle=shuffle)
+        columns = self._selected(batch, minibatch_size)
+        result = self._update(columns, num_epochs, minibatch_size, shuffle=shuffle)
         sampled_at = getattr(batch, "num_grad_updates", None) or 0
         result["diff_num_grad_updates_vs_sampler_policy"] -= sampled_at
         return {**result, "custom_metrics": custom}
@@ -135,7 +144,7 @@ class Learning:
     def load(self, batch: Mapping[str, Any], buffer_index: int) -> int:
         """Keeps a batch; returns its number of rows."""
         self.prepare()
-        self._buffers[buffer_index] = self._selected(batch)
+        self._buffers[buffer_index] = self._selected(batch, None)
         return self.rows_loaded(buffer_index)
 
     def rows_loaded(self, buffer_index: int) -> int:
@@ -163,16 +172,16 @@ class Learning:
     def gradients(self, batch: Mapping[str, Any]) -> tuple[list[np.ndarray], dict[str, Any]]:
         """Returns the gradients of one batch and their info; changes nothing."""
         self.prepare()
-        gradients, stats = self.program.gradients(self.state, self._selected(batch))
+        gradients, stats = self.program.gradients(self.state, self._selected(batch, None))
         return gradients, {"learner_stats": {**stats, **self.policy.hyper_stats()}}
 
     def apply(self, gradients: Sequence[np.ndarray | None]) -> None:
-        """Updates the weights with gradients in the order of the trainable variables.
+        """Updates the weights with gradients in the order of the trainable variables, loss by loss.
 
         Raises:
             WeightsError: if number or shapes differ; nothing is changed then.
         """
-        variables = self.program.functions.network.model.trainable_variables
+        variables = self.program.functions.optimizer.differentiated
         if len(gradients) != len(variables):
             raise WeightsError(
                 f"Unexpected number of gradients: {len(gradients)} for {len(variables)} variables."

@@ -63,9 +63,8 @@ class Memory:
 
     def __init__(self, policy: Any, rows: int) -> None:
         self.policy = policy
-        self._states = [
-            np.zeros((rows, *np.shape(state)), np.float32) for state in policy.get_initial_state()
-        ]
+        self._start = [np.asarray(state, np.float32) for state in policy.get_initial_state()]
+        self._states = [np.stack([state] * rows) for state in self._start]
         self._reads_actions, self._reads_rewards = policy.reads_previous()
         read = action_leaves(policy.action_space) if self._reads_actions else ()
         self._names = [port.name for port in action_ports("actions", read)]
@@ -103,7 +102,9 @@ class Memory:
 
     def forget(self, rows: Any) -> None:
         """Starts new episodes in the environments of a bool or index array."""
-        for array in (*self._states, *self._actions, self._rewards):
+        for array, start in zip(self._states, self._start, strict=True):
+            array[rows] = start
+        for array in (*self._actions, self._rewards):
             array[rows] = 0
 
     def get_state(self) -> dict[str, np.ndarray]:

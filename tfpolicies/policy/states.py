@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfpolicies.errors import WeightsError
+from tfpolicies.errors import MissingStateError, WeightsError
 from tfpolicies.exploration.exploration import Exploration
 from tfpolicies.models.filters import MeanStdFilter
+from tfpolicies.models.running_filter import RunningFilter
 from tfpolicies.program.program import Program
 from tfpolicies.state import PolicyState, StateLayout
 
@@ -48,7 +49,7 @@ def matched(layout: StateLayout, values: Any, part: str, argument: str) -> dict[
         name = f"{argument}[{slot.key!r}]"
         try:
             array = np.asarray(value, slot.dtype)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise WeightsError(f"{name} must be an array of {slot.dtype}: {error}") from error
         if array.shape != slot.shape:
             raise WeightsError(f"{name} must have shape {slot.shape}, got {array.shape}.")
@@ -65,6 +66,21 @@ class Checked(NamedTuple):
     num_grad_updates: int
 
 
+def _check_form(given: Any, mappings: Sequence[str]) -> None:
+    """Checks that a state has the parts that every state has, and dicts where those belong."""
+    if not isinstance(given, Mapping):
+        raise WeightsError(f"A state must be a dict, as `get_state()` gives it; got {given!r:.80}.")
+    for key in ("weights", "global_timestep"):
+        if key not in given:
+            raise MissingStateError(
+                f"The state has no {key!r}; it has {sorted(map(str, given))}. Give what "
+                "`get_state()` returned."
+            )
+    for key in mappings:
+        if not isinstance(given.get(key, {}), Mapping | None):
+            raise WeightsError(f"state[{key!r}] must be a dict, got {given[key]!r:.80}.")
+
+
 class Owned:
     """Everything that one policy owns, as one dict and back.
 
@@ -72,7 +88,8 @@ class Owned:
         program: what the policy shares with its kind.
         state: its variables, hyper-parameters, generator and counters.
         exploration: its exploration.
-        observation_filter: its running statistics of observations, if it has a filter.
+        filters: its running statistics, by the key of a state: `filter` of observations,
+            `reward_filter` of rewards.
         aliases: by the key of a state, the hyper-parameter that stands under it.
     """
 
@@ -81,13 +98,13 @@ class Owned:
         program: Program,
         state: PolicyState,
         exploration: Exploration,
-        observation_filter: MeanStdFilter | None,
+        filters: Mapping[str, RunningFilter],
         aliases: Mapping[str, str],
     ) -> None:
         self.program = program
         self.state = state
         self.exploration = exploration
-        self.filter = observation_filter
+        self.filters = filters
         self.aliases = aliases
 
     def get(self) -> dict[str, Any]:
@@ -98,8 +115,7 @@ class Owned:
         found: dict[str, Any] = {"weights": state.copy_of("model")}
         if layout.of("target"):
             found["target_weights"] = state.copy_of("target")
-        if self.filter is not None:
-            found["filter"] = self.filter.get_state()
+        found |= {name: running.get_state() for name, running in self.filters.items()}
         found |= {key: hyper.pop(name) for key, name in self.aliases.items()}
         return {
             **found,
@@ -115,20 +131,22 @@ class Owned:
         """Checks that a given state fits, and changes nothing.
 
         Raises:
-            KeyError: if `weights` or `global_timestep` is missing.
+            MissingStateError: if `weights` or `global_timestep` is missing; a KeyError, too.
             WeightsError: if a part does not fit.
         """
         state = self.state
+        _check_form(given, [*self.filters, "hyperparameters", "_exploration_state", "rng"])
         counters = [given["global_timestep"], given.get("num_grad_updates", state.num_grad_updates)]
         for name, value in zip(("global_timestep", "num_grad_updates"), counters, strict=True):
-            if not isinstance(value, int | np.integer) or value < 0:
+            if not isinstance(value, int | np.integer) or not 0 <= value < 2**63:
                 raise WeightsError(f"state[{name!r}] must be an integer >= 0, got {value!r}.")
         if "_exploration_state" in given:
             shared = self.exploration.transform
             trial = copy.deepcopy(self.exploration, {id(shared): shared})
             trial.set_state(given["_exploration_state"])
-        if self.filter is not None and "filter" in given:
-            self.filter.snapshot().set_state(given["filter"])
+        for name, running in self.filters.items():
+            if name in given:
+                running.snapshot().set_state(given[name])
         _check_generator(state.rng, given.get("rng"))
         timestep, updates = map(int, counters)
         return Checked(self._arrays(given), self._hyper(given), timestep, updates)
@@ -148,13 +166,13 @@ class Owned:
         names = self.program.spec.hyperparameters
         aliased = {name: given[key] for key, name in self.aliases.items() if key in given}
         hyper = self.state.hyper.copy()
-        for name, value in {**given.get("hyperparameters", {}), **aliased}.items():
+        for name, value in {**(given.get("hyperparameters") or {}), **aliased}.items():
             if name not in names:
                 owner = self.program.spec.policy_class.__name__
                 raise WeightsError(f"state['hyperparameters'] has {name!r}, unknown to a {owner}.")
             try:
                 hyper[names.index(name)] = float("inf") if value is None else value
-            except (TypeError, ValueError) as error:
+            except (TypeError, ValueError, OverflowError) as error:
                 raise WeightsError(f"{name} in a state must be a number, got {value!r}.") from error
         return hyper
 
@@ -168,27 +186,26 @@ class Owned:
         checked, state = self.checked(given), self.state
         if "_exploration_state" in given:
             self.exploration.set_state(given["_exploration_state"])
-        if self.filter is not None and "filter" in given:
-            self.filter.set_state(given["filter"])
+        for name, running in self.filters.items():
+            if name in given:
+                running.set_state(given[name])
         if given.get("rng") is not None:
             state.rng.bit_generator.state = given["rng"]
         state.write(checked.arrays)
-        self.apply_filter()
+        observed = self.filters.get("filter")
+        if isinstance(observed, MeanStdFilter):
+            self.apply_filter(observed)
         state.hyper[...] = checked.hyper
         state.global_timestep = checked.global_timestep
         state.num_grad_updates = checked.num_grad_updates
 
-    def apply_filter(self) -> None:
-        """Writes the filter's frozen statistics to where acting and learning read them."""
-        if self.filter is not None:
-            frozen = [array for scaling in self.filter.tensors() for array in scaling]
-            slots = self.program.layout.of("filter")
-            self.state.write(
-                {
-                    slot.key: array.reshape(slot.shape)
-                    for slot, array in zip(slots, frozen, strict=True)
-                }
-            )
+    def apply_filter(self, observed: MeanStdFilter) -> None:
+        """Writes a filter's frozen statistics to where acting and learning read them."""
+        frozen = [array for scaling in observed.tensors() for array in scaling]
+        slots = self.program.layout.of("filter")
+        self.state.write(
+            {slot.key: x.reshape(slot.shape) for slot, x in zip(slots, frozen, strict=True)}
+        )
 
 
 def _check_generator(rng: np.random.Generator, given: Any) -> None:

@@ -16,12 +16,13 @@ from tfpolicies.config.sections import is_number
 from tfpolicies.errors import (
     BatchError,
     ConfigError,
+    UsageError,
 )
 from tfpolicies.exploration.making import make_exploration
 from tfpolicies.export.onnx_file import export_onnx
 from tfpolicies.export.result import ExportResult
 from tfpolicies.export.saved_model import export_saved_model
-from tfpolicies.models.filters import MeanStdFilter
+from tfpolicies.models.filters import MeanStdFilter, RewardFilter
 from tfpolicies.models.spaces import nest
 from tfpolicies.models.weight_mapping import MappingReport, match_weights
 from tfpolicies.policy.acting import Acting
@@ -36,6 +37,7 @@ from tfpolicies.program.program import Program
 from tfpolicies.program.runtimes.session import session_creator
 from tfpolicies.program.spec import ProgramSpec, static_settings
 from tfpolicies.schedules import piecewise_linear
+from tfpolicies.state import ACTING
 from tfpolicies.storage.keras_h5 import read_keras_weights
 
 
@@ -64,6 +66,12 @@ class TFPolicy(PolicyKind):
             `__policy_id` and `worker_index` seed weights and noise together with `seed`;
             `__session_creator` makes the session in graph mode, with the graph as default.
 
+    Attributes:
+        dist_class: the action distribution class: `dist_class(dist_inputs)`.
+        exploration: how noise becomes actions, and the numbers that steer it.
+        filter: the running statistics of observations; None without `observation_filter`.
+        program: what policies of this kind share.
+
     Raises:
         ConfigError: for an unknown or invalid setting.
         SpaceError: for a space that cannot be used.
@@ -86,6 +94,7 @@ class TFPolicy(PolicyKind):
         )
         transform = self.exploration.transform
         spec = ProgramSpec.of(type(self), observation_space, action_space, complete, transform)
+        self.dist_class = spec.dist_class
         self.program = Program.of(spec)
         seed = complete["seed"]
         self._state = self.program.new_state(
@@ -101,16 +110,18 @@ class TFPolicy(PolicyKind):
         self._acting = Acting(self.program, self._state, self.exploration, self.config)
         self._learning = Learning(self, self.program, self._state)
         self.filter = MeanStdFilter(observation_space, spec.filtered) if spec.filtered else None
+        scaled = complete["reward_filter"] != "NoFilter"
+        self.reward_filter = RewardFilter() if scaled else None
+        filters = {"filter": self.filter, "reward_filter": self.reward_filter}
         self._owned = Owned(
-            self.program, self._state, self.exploration, self.filter, self.state_aliases
+            self.program,
+            self._state,
+            self.exploration,
+            {name: found for name, found in filters.items() if found is not None},
+            self.state_aliases,
         )
 
     # -- facts --------------------------------------------------------------------------------
-
-    @property
-    def dist_class(self) -> Any:
-        """The action distribution class: `dist_class(dist_inputs)`."""
-        return self.program.spec.dist_class
 
     @property
     def framework(self) -> str:
@@ -134,6 +145,11 @@ class TFPolicy(PolicyKind):
     @num_grad_updates.setter
     def num_grad_updates(self, value: int) -> None:
         self._state.num_grad_updates = value
+
+    @property
+    def devices(self) -> list[str]:
+        """Where learning runs: `["/cpu:0"]`, or `["/gpu:0"]` with `num_gpus=1` and a GPU."""
+        return [self.program.functions.device]
 
     @property
     def generator(self) -> np.random.Generator:
@@ -516,12 +532,58 @@ class TFPolicy(PolicyKind):
         self._owned.checked(state)
         super().check_state(state)
 
+    @property
+    def follows_episodes(self) -> bool:  # type: ignore[override]
+        """Whether the exploration acts alike for a whole episode, as parameter noise does."""
+        return self.exploration.needs_complete_episodes
+
+    def next_episode(self) -> None:
+        """Tells the exploration that an episode ended and the next one begins."""
+        self.exploration.on_episode_end()
+        self.exploration.on_episode_start()
+
+    def observe(self, obs: Sequence[np.ndarray], columns: Mapping[str, np.ndarray]) -> None:
+        """Takes the rows of a sample into the filters, from their next flush on."""
+        rows = [leaf.reshape(-1, *leaf.shape[2:]) for leaf in obs]
+        if self.filter is not None:
+            self.filter.observe(rows)
+        if self.reward_filter is not None:
+            self.reward_filter.observe(columns["rewards"])
+        if self.follows_episodes:
+            ports = self.program.ports
+            more = [columns[port.name] for port in (*ports.prev, *ports.states)]
+            more.append(columns["action_dist_inputs"])
+            *others, disturbed = (x.reshape(-1, *x.shape[2:]) for x in more)
+            self.exploration.adapt(self._acting.dist_inputs([*rows, *others]), disturbed)
+
+    def scaled_rewards(self, rewards: np.ndarray) -> np.ndarray:
+        """Returns rewards at the running scale of the reward filter, if there is one."""
+        return rewards if self.reward_filter is None else self.reward_filter(rewards)
+
+    def flush_filters(self) -> None:
+        """Lets what was observed take effect: in acting, in learning, in exports."""
+        if self.reward_filter is not None:
+            self.reward_filter.flush()
+        if self.filter is not None and self.filter.pending_count:
+            self.filter.flush()
+            self.apply_filter()
+
+    def act_like(self, other: Any) -> None:
+        """Takes over weights, filter and time step of a policy of the same kind."""
+        if not isinstance(other, TFPolicy):
+            raise UsageError(f"{self!r} cannot act like {other!r}, which is of another kind.")
+        for part in ACTING:
+            self._state.write(other._state.copy_of(part))
+        self._state.copy_part("model", "target", 1.0)
+        self._state.global_timestep = other.global_timestep
+
     def apply_filter(self) -> None:
         """Acts and learns with `filter`'s present statistics from now on; call it after a change.
 
         Does nothing for a policy without a filter.
         """
-        self._owned.apply_filter()
+        if self.filter is not None:
+            self._owned.apply_filter(self.filter)
 
     # -- export -------------------------------------------------------------------------------
 

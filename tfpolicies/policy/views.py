@@ -61,7 +61,7 @@ def _read_by_acting(policy: Any) -> set[str]:
 
 
 def _read_by_loss(policy: Any) -> set[str]:
-    if not policy.has_loss():
+    if not policy.overrides("loss"):
         return set()
     policy.prepare_learning()
     return set(policy.program.signature.columns) - {SEQ_LENS}

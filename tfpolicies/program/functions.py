@@ -8,17 +8,20 @@ sessions or policies; a function body runs once per runtime, when it is traced.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfpolicies.models.network import Network, NetworkInputs, NetworkOutputs, ports_of
+from tfpolicies.models.network import Network, ports_of
 from tfpolicies.models.ports import SEQ_LENS
 from tfpolicies.models.spaces import nest
+from tfpolicies.program.acting_view import ActingView
+from tfpolicies.program.devices import CPU, learner_device, placed
+from tfpolicies.program.optimizers import FLAG, Optimizers, gradients_of
 from tfpolicies.program.spec import ProgramSpec
-from tfpolicies.program.view import ConfigView, ModelView, TapeOptimizer, TrainBatch
+from tfpolicies.program.traces import Traces
+from tfpolicies.program.view import ModelView, TrainBatch
 
 LOSS_MASK = "loss_mask"
 """Column of 0/1 row weights: a loss that reads it may run on padded minibatches."""
@@ -51,11 +54,11 @@ class ActInputs(NamedTuple):
 class Differentiated(NamedTuple):
     """A loss with its gradients."""
 
-    pairs: list[tuple[tf.Tensor, Any]]  # (gradient, variable)
+    pairs: Any  # a list of (gradient, variable); for several losses, a list of lists
     stats: dict[str, tf.Tensor]
     fetches: dict[str, tf.Tensor]  # what `extra_learn_fetches_fn` adds
     batch: TrainBatch
-    optimizer: TapeOptimizer
+    optimizer: Any  # a TapeOptimizer; for several losses, a list of them
 
 
 class ProgramFunctions:
@@ -64,30 +67,43 @@ class ProgramFunctions:
     Args:
         spec: what the policies of the kind share.
         network: the resident network.
-        optimizer: the Keras optimizer of the network's trainable variables, built.
+        optimizer: of the network's trainable variables.
         target: the resident target network, of classes that have one.
+        device: where learning runs.
 
     Attributes:
         traces: how often each function body ran, by name.
     """
 
     def __init__(
-        self, spec: ProgramSpec, network: Network, optimizer: Any, target: Network | None = None
+        self,
+        spec: ProgramSpec,
+        network: Network,
+        optimizer: Optimizers,
+        target: Network | None = None,
+        device: str = CPU,
     ) -> None:
         self.spec = spec
+        self.device = device
         self.network = network
         self.optimizer = optimizer
         self.target = target
-        self.traces: Counter[str] = Counter()
+        limit = spec.static["eager_max_retraces"] if spec.static["eager_tracing"] else None
+        self.traces = Traces(limit)
 
     @classmethod
     def of(cls, spec: ProgramSpec) -> ProgramFunctions:
         """Returns the functions over new variables, in the present eager context or graph."""
-        network = _network(spec)
-        target = _network(spec) if spec.policy_class.wants_target(spec.static) else None
-        optimizer = spec.policy_class.make_optimizer(spec.static)
-        optimizer.build(network.model.trainable_variables)
-        return cls(spec, network, optimizer, target)
+        device = learner_device(spec.static["num_gpus"])
+        with placed(device):
+            network = _network(spec)
+            target = _network(spec) if spec.policy_class.wants_target(spec.static) else None
+            if target is not None:
+                target.filter_variables = network.filter_variables  # what normalises is one
+            variables = network.model.trainable_variables
+            allowed = spec.static[FLAG]
+            optimizer = Optimizers(spec.view().optimizer(), variables, allowed=allowed)
+        return cls(spec, network, optimizer, target, device)
 
     # -- acting -------------------------------------------------------------------------------
 
@@ -112,23 +128,26 @@ class ProgramFunctions:
             explorer: turns noise into actions; None for the configured one.
         """
         spec = self.spec
-        obs, prev, states = self.network.ports.split(given.inputs)
-        network_inputs = NetworkInputs(obs, prev, states, seq_lens, time_steps)
-        out = self.network.stateless(weights, network_inputs)
-        distribution = spec.dist_class(out.dist_inputs)
-        explorer = spec.explorer if explorer is None else explorer
-        actions, logp = explorer.apply(distribution, given.noise, given.params)
-        env_actions = spec.pipeline.to_env(actions)
-        extras = self._extras(out) if spec.policy_class.adds_outputs() else {}
-        values = out.values if spec.with_value else None
-        return ActOutputs(
-            actions, env_actions, logp, tf.exp(logp), out.dist_inputs, values, out.states, extras
-        )
-
-    def _extras(self, out: NetworkOutputs) -> dict[str, tf.Tensor]:
+        acting = ActingView(spec, self.network, weights, given.inputs, seq_lens, time_steps)
         view = self._view(None)
-        view.__dict__.update(dist_inputs=out.dist_inputs, values=out.values)
-        return {name: tf.convert_to_tensor(x) for name, x in view.extra_action_out_fn().items()}
+        chosen = acting.choose(
+            view,
+            noise=given.noise,
+            params=given.params,
+            explorer=spec.explorer if explorer is None else explorer,
+        )
+        env_actions = spec.pipeline.to_env(chosen.actions)
+        values = acting.values() if spec.with_value else None
+        extras: dict[str, tf.Tensor] = {}
+        if spec.policy_class.overrides("extra_action_out_fn"):
+            view.__dict__.update(dist_inputs=chosen.dist_inputs, values=values)
+            found = view.extra_action_out_fn()
+            extras = {name: tf.convert_to_tensor(x) for name, x in found.items()}
+        logp, states = chosen.logp, chosen.states
+        prob = tf.exp(logp)
+        return ActOutputs(
+            chosen.actions, env_actions, logp, prob, chosen.dist_inputs, values, states, extras
+        )
 
     def log_likelihoods(
         self,
@@ -136,10 +155,14 @@ class ProgramFunctions:
         inputs: Sequence[tf.Tensor],
         actions: Sequence[tf.Tensor],
     ) -> tf.Tensor:
-        """Returns the log-probability of normalised actions, one leaf each, float32 `[N]`."""
-        self.traces["log_likelihoods"] += 1
-        out = self.network.stateless(weights, NetworkInputs(*self.network.ports.split(inputs)))
-        return self.spec.dist_class(out.dist_inputs).logp(nest(self.spec.action_space, actions))
+        """Returns the log-probability of normalised actions, one leaf each, float32 `[N]`.
+
+        Raises:
+            ConfigError: if the class says how actions are sampled, but not from what distribution.
+        """
+        self.traces.note("log_likelihoods", inputs, actions)
+        acting = ActingView(self.spec, self.network, weights, inputs)
+        return acting.distribution(self._view(None)).logp(nest(self.spec.action_space, actions))
 
     # -- learning -----------------------------------------------------------------------------
 
@@ -148,14 +171,15 @@ class ProgramFunctions:
         view = self._view(hyper)
         batch = TrainBatch(columns)
         model = self._model_view(self.network)
-        variables = self.network.model.trainable_variables
-        with tf.GradientTape() as tape:
+        with tf.GradientTape(persistent=self.optimizer.are_several) as tape:
             loss = view.loss(model, self.spec.dist_class, batch)
+            self.optimizer.check(loss)
             if self.network.model.losses:  # the layers' own regularizers
-                loss += tf.add_n(self.network.model.losses)
-        optimizer = TapeOptimizer(tape, self.optimizer, variables)
+                own = tf.add_n(self.network.model.losses)
+                loss = [loss[0] + own, *loss[1:]] if self.optimizer.are_several else loss + own
+        optimizer = self.optimizer.on_tape(tape)
         pairs = view.compute_gradients_fn(optimizer, loss)
-        stats = {**view.stats_fn(batch), **view.grad_stats_fn(batch, [g for g, _ in pairs])}
+        stats = {**view.stats_fn(batch), **view.grad_stats_fn(batch, gradients_of(pairs))}
         stats = {name: tf.cast(value, tf.float32) for name, value in stats.items()}
         return Differentiated(pairs, stats, view.extra_learn_fetches_fn(), batch, optimizer)
 
@@ -163,23 +187,14 @@ class ProgramFunctions:
         return ModelView(network, self.spec.time_steps, training=training)
 
     def _view(self, hyper: tf.Tensor | None) -> Any:
-        spec = self.spec
-        config = ConfigView(
-            spec.hyperparameters, hyper, spec.static, owner=spec.policy_class.__name__
-        )
-        shared = {
-            "config": config,
-            "observation_space": spec.observation_space,
-            "action_space": spec.action_space,
-            "dist_class": spec.dist_class,
-        }
+        more = {}
         if self.target is not None:
-            shared["target_model"] = self._model_view(self.target, training=False)
-        return spec.policy_class.traced_view(**shared)
+            more["target_model"] = self._model_view(self.target, training=False)
+        return self.spec.view(hyper, **more)
 
     def learn_step(self, hyper: tf.Tensor, columns: Mapping[str, Any]) -> dict[str, tf.Tensor]:
         """Does one update on one minibatch; returns its statistics."""
-        self.optimizer.learning_rate.assign(hyper[self.spec.hyperparameters.index("lr")])
+        self.optimizer.set_learning_rate(hyper[self.spec.hyperparameters.index("lr")])
         found = self.loss_and_gradients(hyper, columns)
         self._view(hyper).apply_gradients_fn(found.optimizer, found.pairs)
         return found.stats
@@ -211,7 +226,7 @@ class ProgramFunctions:
         Returns:
             Mean, minimum and maximum of each statistic over the steps, float32 `[3, S]`.
         """
-        self.traces["learn_epochs"] += 1
+        self.traces.note("learn_epochs", hyper, columns, index, mask)
 
         def body(step: tf.Tensor, totals: tuple[tf.Tensor, ...]) -> Any:
             rows, weights = index[step], mask[step]
@@ -236,24 +251,18 @@ class ProgramFunctions:
     def gradients(
         self, hyper: tf.Tensor, columns: Mapping[str, Any]
     ) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
-        """Returns the gradient of each trainable variable, and the statistics; updates nothing."""
-        self.traces["gradients"] += 1
+        """Returns the gradients by trainable variable, loss by loss, and the statistics."""
+        self.traces.note("gradients", hyper, columns)
         weights = tf.ones([tf.shape(tf.nest.flatten(dict(columns))[0])[0]])
         result = self.loss_and_gradients(hyper, self.loss_columns(columns, weights))
-        found = {id(variable): gradient for gradient, variable in result.pairs}
-        variables = self.network.model.trainable_variables
-        gradients = [found.get(id(variable)) for variable in variables]
-        return [
-            tf.zeros(v.shape) if g is None else tf.convert_to_tensor(g)
-            for g, v in zip(gradients, variables, strict=True)
-        ], result.stats
+        return self.optimizer.by_variable(result.pairs), result.stats
 
     def learn_once(
         self, hyper: tf.Tensor, columns: Mapping[str, Any], mask: tf.Tensor
     ) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]:
         """Does one update on all items; returns its statistics and fetches."""
-        self.traces["learn_once"] += 1
-        self.optimizer.learning_rate.assign(hyper[self.spec.hyperparameters.index("lr")])
+        self.traces.note("learn_once", hyper, columns, mask)
+        self.optimizer.set_learning_rate(hyper[self.spec.hyperparameters.index("lr")])
         found = self.loss_and_gradients(hyper, self.loss_columns(columns, mask))
         self._view(hyper).apply_gradients_fn(found.optimizer, found.pairs)
         return found.stats, dict(found.fetches)
@@ -282,15 +291,15 @@ class ProgramFunctions:
 
     def apply_gradients(self, hyper: tf.Tensor, gradients: Sequence[tf.Tensor]) -> None:
         """Updates the trainable variables with given gradients."""
-        self.traces["apply_gradients"] += 1
-        self.optimizer.learning_rate.assign(hyper[self.spec.hyperparameters.index("lr")])
-        self.optimizer.apply(list(gradients), self.network.model.trainable_variables)
+        self.traces.note("apply_gradients", hyper, gradients)
+        self.optimizer.set_learning_rate(hyper[self.spec.hyperparameters.index("lr")])
+        self.optimizer.apply(gradients)
 
     # -- moving a state in and out ------------------------------------------------------------
 
     def load(self, segments: Mapping[str, tf.Tensor]) -> None:
         """Overwrites the resident variables with a state's segments."""
-        self.traces["load"] += 1
+        self.traces.note("load", segments)
         for name, variables in self.variables_by_segment().items():
             shapes = [tuple(variable.shape) for variable in variables]
             (parts,) = unpack([segments[name]], [shapes])
@@ -299,7 +308,7 @@ class ProgramFunctions:
 
     def read(self) -> dict[str, tf.Tensor]:
         """Returns the resident variables as segments."""
-        self.traces["read"] += 1
+        self.traces.note("read")
         return {
             name: tf.concat([tf.reshape(tf.convert_to_tensor(v), [-1]) for v in variables], axis=0)
             for name, variables in self.variables_by_segment().items()

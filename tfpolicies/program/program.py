@@ -8,6 +8,7 @@ hand it their state with every call. One lock is held for load, update and read-
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import threading
 import weakref
@@ -99,7 +100,7 @@ class Program:
     def _extra_outputs(self) -> list[Port]:
         """Returns what `extra_action_out_fn` adds, by running it once on zeros."""
         spec, network = self.spec, self.functions.network
-        if not spec.policy_class.adds_outputs():
+        if not spec.policy_class.overrides("extra_action_out_fn"):
             return []
         inputs = [tf.constant(port.zeros(2)) for port in network.ports.all]
         noise = tf.zeros([2, spec.explorer.noise_size])
@@ -170,7 +171,7 @@ class Program:
         signature = [*weights, *named, given.noise, given.params]
 
         def act(*tensors: tf.Tensor) -> list[tf.Tensor]:
-            self.functions.traces["act (onnx)"] += 1
+            self.functions.traces.note("act (onnx)", *tensors)
             count = len(weights)
             *inputs, noise, params = tensors[count:]
             outputs = self.functions.act(tensors[:count], ActInputs(inputs, noise, params))
@@ -567,5 +568,6 @@ def _of_rows(array: np.ndarray, valid: np.ndarray) -> np.ndarray:
 def _random_rows(leaf: Any, rows: int, rng: np.random.Generator) -> np.ndarray:
     if leaf.dtype == np.float32:
         return rng.standard_normal((rows, *leaf.shape)).astype(np.float32)
-    leaf.space.seed(int(rng.integers(2**31)))
-    return np.stack([np.asarray(leaf.space.sample(), leaf.dtype) for _ in range(rows)])
+    space = copy.deepcopy(leaf.space)  # the environment's own generator stays where it is
+    space.seed(int(rng.integers(2**31)))
+    return np.stack([np.asarray(space.sample(), leaf.dtype) for _ in range(rows)])

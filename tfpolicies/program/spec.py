@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -19,6 +19,7 @@ from tfpolicies.models.network import ModelSource, fingerprint
 from tfpolicies.models.ports import MASK
 from tfpolicies.models.settings import model_settings
 from tfpolicies.models.spaces import Leaf, has_mask, leaves, space_key
+from tfpolicies.program.view import ConfigView
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,18 +64,41 @@ class ProgramSpec:
                 f"{action_space}. Leave it False."
             )
         _check_mask(observation_space, dist_class)
+        _check_overrides(policy_class)
+        spaces = observation_space, action_space
+        given = static
+        if policy_class.overrides("make_model"):
+            config = ConfigView((), None, static, owner=policy_class.__name__)
+            view = policy_class.traced_view(
+                config=config,
+                observation_space=observation_space,
+                action_space=action_space,
+                dist_class=dist_class,
+            )
+            made = {"custom_model": _MadeByClass(policy_class, view), "custom_model_config": {}}
+            given = {**static, "model": {**static["model"], **made}}
         source = policy_class.model_source(
-            observation_space, dist_class, static, with_value=policy_class.wants_value(static)
+            observation_space, dist_class, given, with_value=policy_class.wants_value(static)
         )
-        return cls(
-            policy_class,
-            observation_space,
-            action_space,
-            tuple(policy_class.hyperparameters),
-            static,
-            dist_class,
-            explorer,
-            source,
+        names = tuple(policy_class.hyperparameters)
+        return cls(policy_class, *spaces, names, static, dist_class, explorer, source)
+
+    def view(self, hyper: Any = None, **more: Any) -> Any:
+        """Returns what traced code of the class sees as `self`.
+
+        Args:
+            hyper: the hyper-parameters `[H]`; None where code cannot have them.
+            **more: further attributes.
+        """
+        config = ConfigView(
+            self.hyperparameters, hyper, self.static, owner=self.policy_class.__name__
+        )
+        return self.policy_class.traced_view(
+            config=config,
+            observation_space=self.observation_space,
+            action_space=self.action_space,
+            dist_class=self.dist_class,
+            **more,
         )
 
     @cached_property
@@ -139,6 +163,27 @@ class ProgramSpec:
                 raise ConfigError(f"{name} must be a number or None, got {value!r}.")
             values.append(float("inf") if value is None else float(value))
         return values
+
+
+@dataclass(frozen=True)
+class _MadeByClass:
+    """The factory of models of a class that overrides `make_model`; equal for equal classes."""
+
+    policy_class: Any
+    view: Any = field(compare=False)
+
+    def __call__(self, observation_space: gym.Space, num_outputs: int) -> Any:
+        return self.view.make_model()
+
+
+def _check_overrides(policy_class: Any) -> None:
+    for name in ("action_sampler_fn", "action_distribution_fn"):
+        if policy_class.overrides(name) and not policy_class.overrides("make_model"):
+            raise ConfigError(
+                f"{policy_class.__name__} overrides `{name}` but not `make_model`. What it samples "
+                "from depends on the model, so let it build its own: override "
+                "`make_model(self) -> keras.Model`, too."
+            )
 
 
 def static_settings(policy_class: Any, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfpolicies.errors import ConfigError, MissingColumnError, near_matches
-from tfpolicies.models.network import Network, NetworkInputs, NetworkOutputs
+from tfpolicies.models.network import NetworkInputs, NetworkOutputs
 from tfpolicies.models.ports import SEQ_LENS
 from tfpolicies.models.spaces import Leaf, batch_leaves, pick
 
@@ -80,12 +80,12 @@ class ModelView:
     the values `[N]` of the same call.
 
     Args:
-        network: what runs.
+        network: what runs: a `Network`, or one with other weights.
         time_steps: the steps of each sequence, for models with a memory.
         training: whether layers such as Dropout are in training mode.
     """
 
-    def __init__(self, network: Network, time_steps: int, *, training: bool) -> None:
+    def __init__(self, network: Any, time_steps: Any, *, training: bool) -> None:
         self._network = network
         self._time_steps = time_steps
         self._training = training
@@ -126,7 +126,7 @@ class ModelView:
             reason = "was not called yet" if self._outputs is None else "has no value output"
             raise ConfigError(
                 f"model.value_function(): the model {reason}. Call `model(train_batch)` first, and "
-                "let the policy class set `needs_value = True`."
+                "let `wants_value` of the policy class return True."
             )
         return self._outputs.values
 

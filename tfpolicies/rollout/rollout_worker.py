@@ -13,11 +13,13 @@ from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.callbacks import DefaultCallbacks
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID, PolicySpec
+from tfpolicies.connectors import ActionConnectorPipeline, AgentConnectorPipeline, restore
 from tfpolicies.envs.making import EnvContext, make_environments
 from tfpolicies.envs.vector import Environments
 from tfpolicies.errors import ConfigError, UnknownPolicyError, UsageError
 from tfpolicies.policy.policy import Policy
 from tfpolicies.policy.tf_policy import TFPolicy
+from tfpolicies.rollout.connected import ConnectedEnvironments
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.single_agent_sampler import SingleAgentSampler
 
@@ -127,12 +129,20 @@ class RolloutWorker:
                 worker=self, sub_environment=env, env_context=env_context, env_index=index
             )
 
-        return make_environments(
+        made = make_environments(
             source,
             self.config.num_envs_per_worker,
             self._context(),
             on_created,
             checked=not self.config.disable_env_checking,
+        )
+        agent, action = self.config.agent_connectors, self.config.action_connectors
+        if not agent and not action:
+            return made
+        return ConnectedEnvironments(
+            made,
+            AgentConnectorPipeline(restore(*state) for state in agent),
+            ActionConnectorPipeline(restore(*state) for state in action),
         )
 
     def _context(self) -> EnvContext:
@@ -171,6 +181,9 @@ class RolloutWorker:
             settings = self.config.to_dict()
         settings.update(spec.config or {})
         policy = policy_class(spec.observation_space, spec.action_space, settings)
+        if isinstance(self.environments, ConnectedEnvironments):
+            policy.agent_connectors = self.environments.agent
+            policy.action_connectors = self.environments.action
         self.callbacks.on_create_policy(policy_id=policy_id, policy=policy)
         return policy
 

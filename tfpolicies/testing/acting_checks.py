@@ -5,19 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 from gymnasium import spaces
 
 from tfpolicies.exploration.strategies import StochasticSampling
 from tfpolicies.models.distributions import SquashedGaussian
-from tfpolicies.models.spaces import Leaf, batch_leaves, is_float_box, nest
-from tfpolicies.program.functions import ActInputs
+from tfpolicies.models.spaces import batch_leaves, is_float_box, nest
 from tfpolicies.testing.report import Broken, NotApplicable
-from tfpolicies.testing.subject import ROWS, Subject, act, all_same, choices, flat, random_masks, same
+from tfpolicies.testing.subject import ROWS, Subject, act, all_same, env_actions, flat, row_of, same
 
-_FLOATS = ("action_logp", "action_prob", "vf_preds", "action_dist_inputs")
-_DRAWS, _AT_ONCE = 10_000, 500
-_STEPS = 6
+FLOATS = ("action_logp", "action_prob", "vf_preds", "action_dist_inputs")
 
 
 def outputs(subject: Subject) -> str:
@@ -57,10 +53,10 @@ def _check_form(subject: Subject, policy: Any, acted: Any, rows: int) -> None:
             )
     for name, array in named.items():
         wrong = array.ndim == 0 or len(array) != rows
-        if wrong or (name in _FLOATS and array.dtype != np.float32):
+        if wrong or (name in FLOATS and array.dtype != np.float32):
             raise Broken(
                 f"{called} to give extras[{name!r}] as one entry per row, float32 for "
-                f"{', '.join(_FLOATS)}",
+                f"{', '.join(FLOATS)}",
                 f"{array.dtype}{list(array.shape)}",
                 "Convert it before returning it; leave out what does not belong to a row.",
             )
@@ -95,17 +91,9 @@ def action_space(subject: Subject) -> str:
                 previous, states = inputs[len(obs) : per_row], inputs[per_row:]
                 for_env, _ = policy.act_columns(obs, previous, states, explore=explore)
                 for row in range(len(inputs[0])):
-                    member = _row(policy.action_space, for_env, row)
+                    member = row_of(for_env, row)
                     _check_member(policy, member, "act_columns", explore)
     return f"{count} actions"
-
-
-def _row(space: Any, batch: Any, row: int) -> Any:
-    if isinstance(space, spaces.Dict):
-        return {key: _row(part, batch[key], row) for key, part in space.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(_row(part, x, row) for part, x in zip(space, batch, strict=True))
-    return batch[row]
 
 
 def _check_member(policy: Any, action: Any, source: str, explore: bool) -> None:
@@ -173,9 +161,11 @@ def determinism(subject: Subject) -> str:
         all_same(ours, theirs, expected, advice, tolerance=0.0)
     if subject.is_tf and first.config.get("seed") is not None and not _has_template(first):
         spaces_of = (first.observation_space, first.action_space)
-        made = [type(first)(*spaces_of, subject.state["policy_spec"]["config"]) for _ in range(2)]
+        config = subject.state["policy_spec"]["config"]
+        ours, theirs = (type(first)(*spaces_of, config).get_weights() for _ in range(2))
         all_same(
-            *(policy.get_weights() for policy in made),
+            ours,
+            theirs,
             f"two new policies with seed={first.config['seed']} to have the same weights",
             "Draw initial weights from initializers without a seed of their own: the policy seeds "
             "them.",
@@ -187,192 +177,6 @@ def determinism(subject: Subject) -> str:
 def _has_template(policy: Any) -> bool:
     """Whether the first policy of the kind starts with the weights of a model instance."""
     return policy.program.spec.source.template is not None
-
-
-def memory(subject: Subject) -> str:
-    """Memory carried by hand, a `Session` and whole sequences give the same; reset forgets."""
-    if not subject.ports.is_recurrent:
-        raise NotApplicable("the policy has no memory")
-    policy, rng = subject.twin(), subject.rng()
-    count, ports = 3, subject.ports
-    steps = [subject.inputs(count, rng)[: len(ports.obs)] for _ in range(_STEPS)]
-    by_hand = _carried(subject, policy, steps, count)
-    advice = (
-        "Let `compute_actions` read `state_batches` and nothing else that it keeps, return the "
-        "memory after the step, and start from `get_initial_state()`."
-    )
-    session = policy.session(count)
-    for attempt in ("a Session", "the Session after reset()"):
-        for t, obs in enumerate(steps):
-            shown = session.act(nest(policy.observation_space, obs), explore=False)
-            expected = f"{attempt} to act as memory that is carried by hand does, at step {t}"
-            wanted = _env_actions(policy, subject, by_hand[t])
-            all_same(_by_leaf(subject, shown), wanted, expected, advice)
-        session.reset()
-    changed = [
-        np.abs(by_hand[-1][f"state_out_{i}"] - by_hand[0][f"state_out_{i}"]).max()
-        for i in range(len(ports.states))
-    ]
-    if not max(changed) > 0:
-        raise Broken(
-            f"the memory to change within {_STEPS} random observations",
-            "the same memory after every step",
-            "Return the new memory as `state_outs`, not the one that was given.",
-        )
-    worst = _check_sequence(subject, policy, steps, by_hand) if subject.is_tf else 0.0
-    return f"largest difference {worst:.1e}"
-
-
-def _carried(
-    subject: Subject, policy: Any, steps: list[list[np.ndarray]], count: int
-) -> list[dict[str, np.ndarray]]:
-    """Acts greedily step by step with memory and previous actions carried by hand."""
-    ports = subject.ports
-    found: list[dict[str, np.ndarray]] = []
-    states = [np.stack([np.asarray(part)] * count) for part in policy.get_initial_state()]
-    previous = [port.zeros(count) for port in ports.prev]
-    for obs in steps:
-        acted = act(policy, ports, [*obs, *previous, *states], explore=False)
-        found.append(flat(policy, subject.leaves, acted))
-        states = [found[-1][f"state_out_{i}"] for i in range(len(states))]
-        if ports.reads_actions:
-            for i, leaf in enumerate(subject.leaves):
-                previous[i] = found[-1][leaf.name("actions")]
-    return found
-
-
-def _env_actions(policy: Any, subject: Subject, found: dict[str, np.ndarray]) -> dict[str, Any]:
-    own = [found[leaf.name("actions")] for leaf in subject.leaves]
-    rows = [
-        policy.env_action(nest(policy.action_space, [x[row] for x in own]))
-        for row in range(len(own[0]))
-    ]
-    by_row = [_by_leaf(subject, row) for row in rows]
-    return {name: np.stack([row[name] for row in by_row]) for name in by_row[0]}
-
-
-def _by_leaf(subject: Subject, actions: Any) -> dict[str, np.ndarray]:
-    found = {}
-    for leaf in subject.leaves:
-        part = actions
-        for key in leaf.path:
-            part = part[key] if isinstance(part, dict) else part[int(key)]
-        found[leaf.name("actions")] = np.asarray(part)
-    return found
-
-
-def _check_sequence(
-    subject: Subject,
-    policy: Any,
-    steps: list[list[np.ndarray]],
-    by_hand: list[dict[str, np.ndarray]],
-) -> float:
-    """Compares what the model makes of whole sequences with the single steps."""
-    program, ports, count = policy.program, subject.ports, len(steps[0][0])
-    previous = [[port.zeros(count) for port in ports.prev]]
-    for found in by_hand[:-1]:
-        own = [found[leaf.name("actions")] for leaf in subject.leaves if ports.reads_actions]
-        previous.append(own + [x for x in previous[0][len(own) :]])
-    rows = [[*obs, *prev] for obs, prev in zip(steps, previous, strict=True)]
-    stacked = [np.stack(parts, axis=1) for parts in zip(*rows, strict=True)]
-    inputs = [x.reshape(-1, *x.shape[2:]) for x in stacked]
-    inputs += [port.zeros(count) for port in ports.states]
-    weights = [policy.get_weights()[slot.key] for slot in program.layout.of("model")]
-    if program.layout.of("filter"):
-        raise NotApplicable("the sequences of a filtered policy are not compared")
-    explorer = program.spec.explorer
-    given = ActInputs(
-        [tf.constant(x) for x in inputs],
-        tf.zeros([count * len(steps), explorer.noise_size]),
-        tf.zeros([explorer.num_params]),
-    )
-    with program.lock:
-        tensors = [tf.constant(x) for x in weights]
-        out = program.functions.act(tensors, given, time_steps=len(steps))
-    wanted = np.stack([found["action_dist_inputs"] for found in by_hand], axis=1)
-    ours = {"action_dist_inputs": out.dist_inputs.numpy().reshape(wanted.shape)}
-    ours |= {f"state_out_{i}": x.numpy() for i, x in enumerate(out.states)}
-    last = {f"state_out_{i}": by_hand[-1][f"state_out_{i}"] for i in range(len(out.states))}
-    return all_same(
-        ours,
-        {"action_dist_inputs": wanted, **last},
-        f"{len(steps)} single steps to give what one sequence of them gives",
-        "Let the model start a sequence from `state_in_*`, and step through it in order.",
-    )
-
-
-def masks(subject: Subject) -> str:
-    """No forbidden action is ever chosen, and log-probabilities, entropy and KL stay finite."""
-    if not any(subject.ports.is_mask):
-        raise NotApplicable("observations have no 'action_mask'")
-    policy, rng = subject.twin(), subject.rng()
-    for start in range(0, _DRAWS, _AT_ONCE):
-        inputs = subject.inputs(_AT_ONCE, rng)
-        mask = random_masks(subject.ports, subject.leaves, _AT_ONCE, rng)
-        acted = act(policy, subject.ports, subject.with_masks(inputs, mask), start % 2 == 0)
-        found = flat(policy, subject.leaves, acted)
-        _check_allowed(subject, found, mask, explore=start % 2 == 0)
-        _check_finite(subject, policy, found)
-    return f"{_DRAWS} draws"
-
-
-def _check_allowed(
-    subject: Subject, found: dict[str, np.ndarray], mask: np.ndarray, *, explore: bool
-) -> None:
-    start, sizes = 0, iter(choices(subject.leaves))
-    for leaf in subject.leaves:
-        if is_float_box(leaf.space):
-            continue
-        actions = found[leaf.name("actions")]
-        actions = actions.reshape(len(mask), -1).astype(np.int64)
-        first = _first_choice(leaf, subject)
-        for cell in range(actions.shape[1]):
-            size = next(sizes)
-            allowed = mask[:, start : start + size]
-            start += size
-            chosen = actions[:, cell] - first[cell]
-            if isinstance(leaf.space, spaces.MultiBinary):
-                wrong = (chosen == 1) & ~allowed[:, 0]
-            else:
-                inside = np.clip(chosen, 0, size - 1)
-                wrong = (chosen != inside) | ~allowed[np.arange(len(mask)), inside]
-            if wrong.any():
-                row = int(np.argmax(wrong))
-                raise Broken(
-                    f"{leaf.name('actions')} to be allowed by the mask, explore={explore}",
-                    f"{int(actions[row, cell])} under the mask {allowed[row].astype(int).tolist()}"
-                    f" ({int(wrong.sum())} of {len(mask)} rows)",
-                    "Give forbidden choices the least possible logit before anything is drawn, "
-                    "and apply the mask when exploring at random, too.",
-                )
-
-
-def _first_choice(leaf: Leaf, subject: Subject) -> np.ndarray:
-    """Returns the action that the first choice of each cell stands for."""
-    space: Any = leaf.space
-    cells = int(np.prod(leaf.shape))
-    if subject.is_tf or isinstance(space, spaces.MultiBinary):
-        return np.zeros(cells, np.int64)
-    start = space.low if isinstance(space, spaces.Box) else space.start
-    return np.broadcast_to(np.asarray(start, np.int64).reshape(-1), cells)
-
-
-def _check_finite(subject: Subject, policy: Any, found: dict[str, np.ndarray]) -> None:
-    numbers = {n: x for n, x in found.items() if n in _FLOATS}
-    if subject.is_tf:
-        distribution = policy.dist_class(tf.constant(found["action_dist_inputs"]))
-        shifted = policy.dist_class(tf.constant(np.roll(found["action_dist_inputs"], 1, axis=0)))
-        numbers["entropy"] = distribution.entropy().numpy()
-        numbers["KL to itself"] = distribution.kl(policy.dist_class(distribution.inputs)).numpy()
-        numbers["KL to another row's mask"] = distribution.kl(shifted).numpy()
-    for name, array in numbers.items():
-        if not np.isfinite(array).all():
-            raise Broken(
-                f"{name} to be finite under any mask that allows something",
-                f"{array[~np.isfinite(array)][0]}",
-                "Mask with a large finite negative logit (`tfpolicies.models.distributions."
-                "MASKED_LOGIT`), not with -inf.",
-            )
 
 
 def log_likelihoods(subject: Subject) -> str:
@@ -403,17 +207,9 @@ def log_likelihoods(subject: Subject) -> str:
     wanted, tolerance = acted.extras["action_logp"], 1e-2 if squashed else 1e-4
     worst = all_same({"logp": found}, {"logp": wanted}, expected, advice, tolerance=tolerance)
     if not any(is_float_box(leaf.space) for leaf in subject.leaves):
-        leaves = batch_leaves(subject.leaves, acted.actions, "actions")
-        by_row = [
-            policy.env_action(nest(policy.action_space, [x[row] for x in leaves]))
-            for row in range(ROWS)
-        ]
-        parts = [[_by_leaf(subject, row)[leaf.name("actions")] for row in by_row]
-                 for leaf in subject.leaves]
-        env_actions = nest(policy.action_space, [np.stack(part) for part in parts])
-        found = policy.compute_log_likelihoods(env_actions, actions_normalized=False, **given)
+        own = batch_leaves(subject.leaves, acted.actions, "actions")
+        for_env = env_actions(policy, own)
+        found = policy.compute_log_likelihoods(for_env, actions_normalized=False, **given)
         expected = "actions_normalized=False to take the environment's actions"
         all_same({"logp": found}, {"logp": wanted}, expected, advice, tolerance=tolerance)
     return f"largest difference {worst:.1e}"
-
-

@@ -7,7 +7,14 @@ from typing import Any
 
 from tfpolicies.errors import UsageError, near_matches
 from tfpolicies.policy.policy import Policy
-from tfpolicies.testing import acting_checks, learning_checks, runtime_checks, state_checks
+from tfpolicies.testing import (
+    acting_checks,
+    learning_checks,
+    mask_checks,
+    memory_checks,
+    runtime_checks,
+    state_checks,
+)
 from tfpolicies.testing.report import (
     FAILED,
     NOT_APPLICABLE,
@@ -26,8 +33,8 @@ CHECKS: dict[str, Callable[[Subject], str]] = {
         acting_checks.action_space,
         acting_checks.batch_invariance,
         acting_checks.determinism,
-        acting_checks.memory,
-        acting_checks.masks,
+        memory_checks.memory,
+        mask_checks.masks,
         acting_checks.log_likelihoods,
         state_checks.aliasing,
         state_checks.state,
@@ -60,8 +67,8 @@ def check_policy(
     for each, whose docstring says what it asks for. Whatever a policy does not have (a memory, a
     mask, a Keras model) is reported as not applicable.
 
-    The policy itself is left as it was: checks act and learn on twins of it. Those of a hand-written
-    policy are made by `copy.deepcopy` and `set_state(get_state())`.
+    The policy itself is left as it was: checks act and learn on twins of it. Those of a
+    hand-written policy are made by `copy.deepcopy` and `set_state(get_state())`.
 
     Args:
         policy: any policy.

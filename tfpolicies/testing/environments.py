@@ -75,7 +75,7 @@ class MaskedEnv(gym.Env):
     >>> env = MaskedEnv(actions=3, length=2)
     >>> mask = env.reset(seed=1)[0]["action_mask"]
     >>> mask, env.step(int(mask.argmin()))[1:4]
-    (array([0, 1, 1], dtype=int8), (-1.0, True, False))
+    (array([0, 0, 1], dtype=int8), (-1.0, True, False))
     """
 
     def __init__(self, actions: int = 4, length: int = 10) -> None:

@@ -25,7 +25,7 @@ def learning(subject: Subject) -> str:
     result = policy.learn_on_batch(batch)
     twin.learn_on_batch(batch)
     after = arrays_in(policy.get_weights())
-    moved = [name for name in after if not np.array_equal(after[name], before.get(name))]
+    moved = [name for name in after if not np.array_equal(after[name], before[name])]
     if after and not moved:
         raise Broken(
             "learn_on_batch to change at least one weight",

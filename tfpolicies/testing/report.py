@@ -55,7 +55,7 @@ class CheckReport(NamedTuple):
             raise PolicyCheckError(f"{self.policy} fails {count} of {of} checks.\n\n{listed}")
 
 
-class Broken(Exception):  # noqa: N818 - a signal within this room, never seen outside
+class Broken(Exception):
     """Ends a check: the policy breaks the contract.
 
     Args:
@@ -68,5 +68,5 @@ class Broken(Exception):  # noqa: N818 - a signal within this room, never seen o
         super().__init__(f"expected {expected}\n    got: {got}\n    next step: {advice}")
 
 
-class NotApplicable(Exception):  # noqa: N818
+class NotApplicable(Exception):
     """Ends a check: it makes no sense for this policy; the message is the reason."""

@@ -13,7 +13,7 @@ from tfpolicies.errors import ConfigError
 from tfpolicies.models.spaces import nest
 from tfpolicies.testing.batches import random_batch
 from tfpolicies.testing.report import Broken, NotApplicable
-from tfpolicies.testing.subject import ROWS, Subject, act, all_same, flat
+from tfpolicies.testing.subject import ROWS, Subject, act, all_same, flat, leaves_of
 
 _STEPS = 5
 
@@ -30,8 +30,11 @@ def traces(subject: Subject) -> str:
     for rows in (2, 2 * ROWS + 1):
         _use_all(subject, policy, rows)
     _use_all(subject, subject.twin(), ROWS)
-    grown = {name: f"{before.get(name, 0)} -> {n}" for name, n in counts.items()
-             if n != before.get(name, 0)}
+    grown = {
+        name: f"{before.get(name, 0)} -> {n}"
+        for name, n in counts.items()
+        if n != before.get(name, 0)
+    }
     if grown:
         raise Broken(
             "every function to be traced once, whatever the batch size and the policy",
@@ -78,7 +81,7 @@ def runtimes(subject: Subject) -> str:
                 arrays = [np.array(x) for x in program.act_layout.flatten(acted)]
                 found.append(dict(zip(names, arrays, strict=True)))
             expected = f"ONNX Runtime to act as TensorFlow does on {rows} rows"
-            worst = max(worst, all_same(*found, expected, advice))
+            worst = max(worst, all_same(found[0], found[1], expected, advice))
         notes.append(f"onnx: {worst:.1e}")
     graph = graph_twin(policy)
     if graph is not None:
@@ -109,8 +112,9 @@ def graph_twin(policy: Any) -> Any:
     found = getattr(importlib.import_module(cls.__module__), name, None)
     if found is None:
         return None
-    config = {k: v for k, v in policy.get_state()["policy_spec"]["config"].items()
-              if k != "framework"}
+    config = {
+        k: v for k, v in policy.get_state()["policy_spec"]["config"].items() if k != "framework"
+    }
     made = found(policy.observation_space, policy.action_space, config)
     made.set_state(policy.get_state())
     return made
@@ -159,7 +163,7 @@ def _check_player(subject: Subject, policy: Any, path: Path) -> None:
         inputs = subject.inputs(3, rng)[: len(subject.ports.obs)]
         obs = nest(policy.observation_space, inputs)
         ours, wanted = (
-            dict(enumerate(_leaves(acted)))
+            dict(enumerate(leaves_of(acted)))
             for acted in (player.act(obs, reward), session.act(obs, reward, explore=False))
         )
         all_same(
@@ -169,11 +173,3 @@ def _check_player(subject: Subject, policy: Any, path: Path) -> None:
             "Report it: the export passed its own verification.",
         )
         reward = rng.standard_normal(3).astype(np.float32)
-
-
-def _leaves(value: Any) -> list[np.ndarray]:
-    if isinstance(value, dict):
-        return [x for part in value.values() for x in _leaves(part)]
-    if isinstance(value, tuple):
-        return [x for part in value for x in _leaves(part)]
-    return [np.asarray(value)]

@@ -119,7 +119,7 @@ def _not_stored(config: Any) -> dict[str, Any]:
 
 def _move_on(subject: Subject, policy: Any) -> None:
     """Brings a policy into a state that no new policy has."""
-    act(policy, subject.ports, subject.inputs(3, subject.rng()), explore=True)
+    act(policy, subject.ports, subject.inputs(ROWS, subject.rng()), explore=True)
     if subject.learns:
         policy.learn_on_batch(random_batch(policy, subject.rows, seed=subject.seed))
 
@@ -160,5 +160,3 @@ def untouched(subject: Subject) -> str:
         tolerance=0.0,
     )
     return ""
-
-

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from tfpolicies.export.verify import random_inputs
 from tfpolicies.models.distributions.categorical import cell_sizes
 from tfpolicies.models.ports import InputPorts
-from tfpolicies.models.spaces import Leaf, action_leaves, batch_leaves, is_float_box, nest
+from tfpolicies.models.spaces import Leaf, action_leaves, batch_leaves, is_float_box, nest, pick
 from tfpolicies.policy.policy import ActionBatch, Policy
 from tfpolicies.policy.tf_policy import TFPolicy
 from tfpolicies.testing.report import Broken, NotApplicable
@@ -117,13 +117,14 @@ def act(policy: Any, ports: InputPorts, inputs: Sequence[np.ndarray], explore: b
     """Calls `compute_actions` with one array per port."""
     obs, prev, states = ports.split(inputs)
     rewards = prev.pop() if ports.reads_rewards else None
-    return policy.compute_actions(
+    acted = policy.compute_actions(
         nest(policy.observation_space, obs),
         states or None,
         prev_action_batch=nest(policy.action_space, prev) if prev else None,
         prev_reward_batch=rewards,
         explore=explore,
     )
+    return ActionBatch(*acted)
 
 
 def flat(
@@ -138,13 +139,38 @@ def flat(
 
 
 def _raw_leaves(leaves: Sequence[Leaf], actions: Any) -> list[np.ndarray]:
-    found = []
-    for leaf in leaves:
-        part = actions
-        for key in leaf.path:
-            part = part[key] if isinstance(part, dict) else part[int(key)]
-        found.append(np.asarray(part))
-    return found
+    return [np.asarray(pick(actions, leaf.path)) for leaf in leaves]
+
+
+def by_leaf(leaves: Sequence[Leaf], actions: Any) -> dict[str, np.ndarray]:
+    """Returns the leaves of nested actions by name, in the dtypes that they have."""
+    found = zip(leaves, _raw_leaves(leaves, actions), strict=True)
+    return {leaf.name("actions"): array for leaf, array in found}
+
+
+def row_of(batch: Any, row: int) -> Any:
+    """Returns one row of a nested batch."""
+    if isinstance(batch, dict):
+        return {key: row_of(part, row) for key, part in batch.items()}
+    if isinstance(batch, tuple):
+        return tuple(row_of(part, row) for part in batch)
+    return batch[row]
+
+
+def env_actions(policy: Any, own: Sequence[np.ndarray]) -> Any:
+    """Returns a nested batch of what `env_action` makes of each row of a policy's own actions."""
+    batch = nest(policy.action_space, own)
+    rows = [leaves_of(policy.env_action(row_of(batch, row))) for row in range(len(own[0]))]
+    return nest(policy.action_space, [np.stack(parts) for parts in zip(*rows, strict=True)])
+
+
+def leaves_of(value: Any) -> list[np.ndarray]:
+    """Returns the arrays of nested dicts and tuples, in order."""
+    if isinstance(value, dict):
+        return [x for part in value.values() for x in leaves_of(part)]
+    if isinstance(value, tuple):
+        return [x for part in value for x in leaves_of(part)]
+    return [np.asarray(value)]
 
 
 def random_masks(

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfpolicies.program.devices import CPU, on_device, placed
 from tfpolicies.program.functions import ActInputs, ActOutputs, ProgramFunctions
 from tfpolicies.program.outputs import ActLayout
 from tfpolicies.program.runtimes.runtime import FlatActing, Resident, Runtime
@@ -76,17 +77,20 @@ class FunctionRuntime(Runtime):
         self._segments = layout.segments(*ACTING)
         flat, signatures = FlatActing(functions, layout, act), self.signatures
         weights = signatures.acting_segments
-        self._act = self._trace(flat.many, [weights, signatures.act])
+        self._act = self._trace(on_device(flat.many, CPU), [weights, signatures.act])
         # One row costs less than dispatching its few dozen operations: XLA runs them as one.
         self._act_one: Any = None
         if traced and functions.spec.static["jit_compile"] is not False:
-            self._act_one = self._trace(flat.one, [weights, signatures.one_row], jit=True)
+            self._act_one = self._trace(
+                on_device(flat.one, CPU), [weights, signatures.one_row], jit=True
+            )
         inputs = signatures.act.inputs
         self._log_likelihoods = self._trace(
-            flat.log_likelihoods, [weights, inputs, signatures.actions]
+            on_device(flat.log_likelihoods, CPU), [weights, inputs, signatures.actions]
         )
-        self._load = self._trace(functions.load, [signatures.segments])
-        self._read = self._trace(functions.read, [])
+        device = functions.device
+        self._load = self._trace(on_device(functions.load, device), [signatures.segments])
+        self._read = self._trace(on_device(functions.read, device), [])
         self._weights: tuple[PolicyState, int, list[tf.Tensor]] | None = None
         self._resident = Resident()
 
@@ -104,8 +108,10 @@ class FunctionRuntime(Runtime):
         params: np.ndarray,
     ) -> ActOutputs:
         """Acts for `state`; see `ActInputs`. Returns NumPy arrays."""
-        given = ActInputs([tf.constant(x) for x in inputs], tf.constant(noise), tf.constant(params))
-        packed = self._run_act(self._flat_weights(state), given, rows=len(noise))
+        with placed(CPU):
+            tensors = [tf.constant(x) for x in inputs]
+            given = ActInputs(tensors, tf.constant(noise), tf.constant(params))
+            packed = self._run_act(self._flat_weights(state), given, rows=len(noise))
         return self._act_layout.unpack([x.numpy() for x in packed])
 
     def _run_act(self, flat: Any, given: ActInputs, *, rows: int) -> Any:
@@ -140,7 +146,8 @@ class FunctionRuntime(Runtime):
 
     def compiled(self, function: Any, signature: Sequence[Any], *, jit: bool = False) -> Any:
         """Returns an update function; see `Runtime.compiled`."""
-        return _Update(self._trace(function, [self.signatures.hyper, *signature], jit=jit))
+        on = on_device(function, self.functions.device)
+        return _Update(self._trace(on, [self.signatures.hyper, *signature], jit=jit))
 
     def load(self, state: PolicyState) -> None:
         """Copies a state into the resident variables, unless it is there."""

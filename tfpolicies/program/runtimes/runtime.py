@@ -181,8 +181,8 @@ class Signatures:
             tf.TensorSpec([None, *leaf.shape], leaf.dtype) for leaf in spec.action_leaves
         ]
         self.hyper = tf.TensorSpec([len(spec.hyperparameters)], tf.float32)
-        trainable = functions.network.model.trainable_variables
-        self.gradients = [tf.TensorSpec(v.shape, v.dtype) for v in trainable]
+        differentiated = functions.optimizer.differentiated
+        self.gradients = [tf.TensorSpec(v.shape, v.dtype) for v in differentiated]
         self.index = tf.TensorSpec([None, None], tf.int32)
         self.mask = tf.TensorSpec([None, None], tf.float32)
         self.steps = tf.TensorSpec([], tf.int32)
@@ -217,12 +217,12 @@ class FlatActing:
 
     def many(self, flat: Sequence[tf.Tensor] | None, given: ActInputs) -> Any:
         """Acts on any number of rows."""
-        self.functions.traces["act"] += 1
+        self.functions.traces.note("act", given)
         return self._act.pack(self.functions.act(self.weights(flat), given))
 
     def one(self, flat: Sequence[tf.Tensor] | None, given: ActInputs) -> Any:
         """Acts on one row, for XLA."""
-        self.functions.traces["act (one row)"] += 1
+        self.functions.traces.note("act (one row)", given)
         return self._act.pack(self.functions.act(self.weights(flat), given))
 
     def log_likelihoods(

@@ -18,6 +18,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 
 from tfpolicies.errors import ConfigError, ModelError
+from tfpolicies.program.devices import on_device
 from tfpolicies.program.functions import ActInputs, ActOutputs, ProgramFunctions
 from tfpolicies.program.outputs import ActLayout
 from tfpolicies.program.runtimes.runtime import FlatActing, Resident, Runtime
@@ -180,6 +181,7 @@ class SessionRuntime(Runtime):
                 "its config; give the model as a factory f(observation_space, num_outputs) instead."
             )
         in_graph.traces = functions.traces
+        self._device = in_graph.device
         super().__init__(in_graph, layout)
         self._act_layout = act
         flat, signatures = FlatActing(in_graph, layout, act), self.signatures
@@ -201,7 +203,8 @@ class SessionRuntime(Runtime):
         )
 
     def _function(self, function: Any, signature: Sequence[Any], *, jit: bool = False) -> Any:
-        return _GraphFunction(self._graph, function, signature, jit=jit)
+        on = on_device(function, self._device)
+        return _GraphFunction(self._graph, on, signature, jit=jit)
 
     # -- sessions -----------------------------------------------------------------------------
 

@@ -1,0 +1,105 @@
+"""Measures DQN on CartPole-v1 against Stable-Baselines3, with the same hyper-parameters.
+
+`python -m benchmarks.dqn --help` lists the options; README.md says how to read the results.
+"""
+
+import argparse
+import datetime
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks import peers, report
+from benchmarks.main_job import HERE, Runs, machine
+from benchmarks.plan import Cell, Contestant, Measurement
+
+SETTINGS: dict[str, Any] = {
+    "goal": 475.0,
+    "max_steps": 200_000,
+    "num_envs": 1,
+    "train_freq": 256,
+    "gradient_steps": 128,
+    "batch": 64,
+    "capacity": 100_000,
+    "learning_starts": 1000,
+    "target_interval": 10,
+    "lr": 2.3e-3,
+    "gamma": 0.99,
+    "epsilon_steps": 8000,
+    "final_epsilon": 0.04,
+    "grad_clip": 10.0,
+    "hidden": [256, 256],
+    "first_seed": 10,
+}
+"""Those of RL Baselines3 Zoo for CartPole-v1; `--set` changes them for both contestants."""
+
+MEASUREMENT = Measurement(
+    "learning",
+    "Learning CartPole-v1 by DQN to a mean return of 475",
+    (
+        Cell("seconds", "time from process start", "s"),
+        Cell("setup", "of which start-up", "s"),
+        Cell("steps", "environment steps", "steps"),
+    ),
+    (Contestant("ours", "ours", "ours_dqn.py"), Contestant("SB3", "sb3", "peer_sb3_dqn.py")),
+    startup_counts=True,
+)
+
+
+def main() -> int:
+    """Runs what the command line asks for; returns 1 if a contestant failed."""
+    options = _parse()
+    console = Console()
+    console.width = max(console.width, 120)
+    settings = SETTINGS | options.set
+    interpreters = {"ours": Path(sys.executable)}
+    if options.sb3_python:
+        interpreters["sb3"] = options.sb3_python.absolute()
+    else:
+        try:
+            interpreters["sb3"] = peers.interpreter(peers.SB3, options.peers)
+        except peers.PeerError as error:
+            console.print(f"[red]{error}[/red]", highlight=False)
+            return 1
+    runs = Runs(interpreters, options.peers / "bytecode", settings)
+    results = runs.measure([MEASUREMENT], quick=options.quick)
+    records = report.summary([MEASUREMENT], results.values)
+    console.print(report.table([MEASUREMENT], records))
+    for failed in results.errors:
+        console.print(f"[red]{failed['contestant']}:[/red]")
+        console.print(failed["message"], markup=False, highlight=False, soft_wrap=True)
+    options.out.mkdir(parents=True, exist_ok=True)
+    written = {
+        "made": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "versions": results.versions,
+        "settings": settings,
+        "results": records,
+        "errors": results.errors,
+    }
+    (options.out / "dqn.json").write_text(json.dumps(written, indent=1) + "\n")
+    console.print(f"Written: {options.out / 'dqn.json'}")
+    return 1 if results.errors else 0
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.dqn", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="one seed only")
+    parser.add_argument(
+        "--set", type=json.loads, default={}, help="other settings as JSON, e.g. '{\"lr\": 1e-3}'"
+    )
+    parser.add_argument("--out", type=Path, default=HERE / "results", help="folder for dqn.json")
+    parser.add_argument(
+        "--peers", type=Path, default=HERE / ".peers", help="folder for the peer's environment"
+    )
+    parser.add_argument(
+        "--sb3-python", type=Path, help="an interpreter that has sb3's packages already"
+    )
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,20 @@
+"""Damaged inputs load right or are refused with the package's own error, and change nothing."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.fuzz_states import fuzz_checkpoints, fuzz_states
+
+
+@pytest.mark.parametrize(
+    ("fuzz", "count"), [(fuzz_states, 400), (fuzz_checkpoints, 60)], ids=["states", "checkpoints"]
+)
+def test_damaged_inputs_are_refused_or_right(fuzz, count):
+    result = fuzz(count, seed=1)
+    assert result.other == []
+    assert result.loaded > 0
+    assert result.refused > count // 4

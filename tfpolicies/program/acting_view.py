@@ -1,0 +1,129 @@
+"""What the code of a policy class sees while acting is traced."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfpolicies.errors import ConfigError
+from tfpolicies.models.network import Network, NetworkInputs, NetworkOutputs
+from tfpolicies.models.ports import SEQ_LENS
+from tfpolicies.models.spaces import nest, pick
+from tfpolicies.program.spec import ProgramSpec
+from tfpolicies.program.view import ModelView
+
+
+class Chosen(NamedTuple):
+    """What `action_sampler_fn` gives for N rows, checked."""
+
+    actions: list[tf.Tensor]  # one per leaf of the action space, [N, *shape], normalised
+    logp: tf.Tensor  # [N] float32
+    dist_inputs: tf.Tensor  # [N, n] float32
+    states: list[tf.Tensor]  # the memory after, [S, ...] each
+
+
+class _WithWeights:
+    """A network that runs with given weights, for inference."""
+
+    def __init__(self, network: Network, weights: Sequence[tf.Tensor]) -> None:
+        self.ports = network.ports
+        self.model = network.model
+        self._network = network
+        self._weights = weights
+
+    def __call__(self, inputs: NetworkInputs, *, training: bool) -> NetworkOutputs:
+        del training
+        return self._network.stateless(self._weights, inputs)
+
+
+def require_width(view: Any, dist_inputs: tf.Tensor) -> None:
+    """Raises a `ConfigError` unless `dist_inputs` are as the distribution of a class takes them."""
+    shape, width = tuple(dist_inputs.shape), view.dist_class.num_inputs
+    if len(shape) != 2 or shape[1] != width:
+        raise ConfigError(
+            f"{type(view).__name__} gave dist_inputs of shape {shape}; it must be [N, {width}], as "
+            "`self.dist_class` takes them. For another width, override "
+            "`distribution(cls, action_space, static)`."
+        )
+
+
+class ActingView:
+    """The inputs of acting by name, and the model that runs on them with given weights.
+
+    Args:
+        spec: what the policies of the kind share.
+        network: the network.
+        weights: all of its variables, in order.
+        inputs: one tensor per input port.
+        seq_lens: int32 `[S]` the steps of each sequence that count; None for all.
+        time_steps: the steps T of each of the S = N / T sequences.
+    """
+
+    def __init__(
+        self,
+        spec: ProgramSpec,
+        network: Network,
+        weights: Sequence[tf.Tensor],
+        inputs: Sequence[tf.Tensor],
+        seq_lens: tf.Tensor | None = None,
+        time_steps: Any = 1,
+    ) -> None:
+        self._spec = spec
+        self._rows = tf.shape(inputs[0])[0]
+        self._model = ModelView(_WithWeights(network, weights), time_steps, training=False)
+        obs, prev, self._states = network.ports.split(inputs)
+        found: dict[str, Any] = {"obs": nest(spec.observation_space, obs)}
+        if network.ports.reads_actions:
+            found["prev_actions"] = nest(spec.action_space, prev)
+        if network.ports.reads_rewards:
+            found["prev_rewards"] = prev[-1]
+        if network.ports.is_recurrent:
+            if seq_lens is None:
+                seq_lens = tf.fill([tf.shape(self._states[0])[0]], time_steps)
+            ports = network.ports.states
+            found |= {port.name: x for port, x in zip(ports, self._states, strict=True)}
+            found[SEQ_LENS] = seq_lens
+        self._input_dict = found
+
+    def _arguments(self) -> dict[str, Any]:
+        given = self._input_dict
+        return {"obs_batch": given["obs"], "state_batches": self._states, "input_dict": given}
+
+    def choose(self, view: Any, **given: Any) -> Chosen:
+        """Returns what `action_sampler_fn` of a class gives for `noise`, `params` and `explorer`.
+
+        Raises:
+            ConfigError: if its results have other shapes than it must give.
+        """
+        found = view.action_sampler_fn(self._model, **self._arguments(), **given)
+        actions, logp, dist_inputs, states = found
+        width = self._spec.dist_class.num_inputs
+        if logp is None:
+            logp = tf.zeros([self._rows])
+        if dist_inputs is None:
+            dist_inputs = tf.zeros([self._rows, width])
+        require_width(view, dist_inputs)
+        parts = [tf.cast(pick(actions, leaf.path), leaf.dtype) for leaf in self._spec.action_leaves]
+        return Chosen(parts, logp, dist_inputs, list(states))
+
+    def distribution(self, view: Any) -> Any:
+        """Returns the distribution of actions that `action_distribution_fn` of a class gives.
+
+        Raises:
+            ConfigError: if the class says only how actions are sampled.
+        """
+        owner = self._spec.policy_class
+        if owner.overrides("action_sampler_fn") and not owner.overrides("action_distribution_fn"):
+            raise ConfigError(
+                f"{owner.__name__} overrides `action_sampler_fn`, so the distribution of its "
+                "actions is not known. Override `action_distribution_fn`, too."
+            )
+        dist_inputs, dist_class, _ = view.action_distribution_fn(self._model, **self._arguments())
+        require_width(view, dist_inputs)
+        return dist_class(dist_inputs)
+
+    def values(self) -> tf.Tensor:
+        """Returns the values `[N]` of the last call of the model."""
+        return self._model.value_function()

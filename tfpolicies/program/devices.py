@@ -1,0 +1,56 @@
+"""Where the functions of a Program run."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+CPU = "/cpu:0"
+
+logger = logging.getLogger("tfpolicies")
+
+
+def learner_device(num_gpus: float, present: int | None = None) -> str:
+    """Returns the device that learns: `"/gpu:0"` if one is wanted and there is one.
+
+    Args:
+        num_gpus: how many GPUs are wanted, from 0 to 1.
+        present: how many there are; None asks TensorFlow.
+    """
+    if not num_gpus:
+        return CPU
+    if present is None:
+        present = len(tf.config.list_physical_devices("GPU"))
+    if not present:
+        logger.warning("num_gpus=%s, but there is no GPU: learning runs on the CPU", num_gpus)
+        return CPU
+    return "/gpu:0"
+
+
+def placed(device: str) -> Any:
+    """Returns a context in which variables and operations are put on a device.
+
+    Without a GPU everything is on the CPU anyway, so that nothing needs to be said.
+    """
+    return tf.device(device) if _has_gpu() else contextlib.nullcontext()
+
+
+def on_device(function: Callable[..., Any], device: str) -> Callable[..., Any]:
+    """Returns a function that runs on a device."""
+
+    @functools.wraps(function)
+    def run(*inputs: Any) -> Any:
+        with placed(device):
+            return function(*inputs)
+
+    return run
+
+
+@functools.cache
+def _has_gpu() -> bool:
+    return bool(tf.config.list_physical_devices("GPU"))

@@ -1,0 +1,65 @@
+"""How often functions are traced, and a limit to it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import tensorflow as tf
+
+from tfpolicies.errors import RetraceError
+
+
+class Traces(Counter[str]):
+    """How often the body of each function ran, by its name.
+
+    Args:
+        limit: how often a function may be traced again; None for no limit.
+    """
+
+    def __init__(self, limit: int | None = None) -> None:
+        super().__init__()
+        self._limit = limit
+        self._last: dict[str, list[str]] = {}
+
+    def note(self, name: str, *inputs: Any) -> None:
+        """Counts a run of a function's body.
+
+        Args:
+            name: the function.
+            *inputs: what it was called with.
+
+        Raises:
+            RetraceError: if it was traced too often; what differs from the last time is named.
+        """
+        self[name] += 1
+        if self._limit is None:
+            return
+        forms = [_form(x) for x in tf.nest.flatten(inputs)]
+        before, self._last[name] = self._last.get(name, forms), forms
+        if self[name] - 1 > self._limit:
+            raise RetraceError(
+                f"The function {name!r} was traced {self[name]} times; eager_max_retraces="
+                f"{self._limit} allows {self._limit + 1}. {_difference(before, forms)} Each trace "
+                "costs as much as thousands of calls: find what makes the traces, or raise the "
+                "limit; None is no limit."
+            )
+
+
+def _form(value: Any) -> str:
+    if not hasattr(value, "dtype"):
+        return repr(value)
+    return f"{tf.as_dtype(value.dtype).name}{list(value.shape)}"
+
+
+def _difference(before: list[str], now: list[str]) -> str:
+    if len(before) != len(now):
+        return f"It got {len(now)} inputs, and {len(before)} the last time."
+    changed = [
+        f"input {i} was {old} and is {new}"
+        for i, (old, new) in enumerate(zip(before, now, strict=True))
+        if old != new
+    ]
+    if changed:
+        return f"Since the last time, {'; '.join(changed)}."
+    return "Its inputs have the same form as the last time, so it was made anew by a runtime."

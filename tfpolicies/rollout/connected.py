@@ -1,0 +1,73 @@
+"""Environments behind connectors: policies see and do what the connectors make of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tfpolicies.connectors.connector import ActionStep, AgentStep
+from tfpolicies.connectors.pipelines import ActionConnectorPipeline, AgentConnectorPipeline
+from tfpolicies.envs.vector import Environments, Step
+
+
+class ConnectedEnvironments(Environments):
+    """N environments whose observations, rewards and actions pass through pipelines.
+
+    What connectors remember of an episode begins anew with the next one. The state of running
+    episodes cannot be told, so that a run restored from a checkpoint starts new ones.
+
+    Args:
+        inner: the environments.
+        agent: what is done to observations and rewards.
+        action: what is done to actions that are ready for the environment.
+
+    Raises:
+        ConfigError: if a connector does not fit the spaces.
+    """
+
+    def __init__(
+        self,
+        inner: Environments,
+        agent: AgentConnectorPipeline,
+        action: ActionConnectorPipeline,
+    ) -> None:
+        self.inner = inner
+        self.agent = agent
+        self.action = action
+        self.num_envs = inner.num_envs
+        self.observation_space = agent.connect(inner.observation_space)
+        self.action_space = action.connect(inner.action_space)
+        self._ids = np.arange(self.num_envs)
+
+    def reset(self, seeds: Sequence[int] | None) -> Any:
+        self.agent.reset(self._ids)
+        self.action.reset(self._ids)
+        return self.agent(AgentStep(self.inner.reset(seeds), self._ids)).obs
+
+    def step(self, actions: Any) -> Step:
+        step = self.inner.step(self.action(ActionStep(actions, self._ids)).actions)
+        final = step.final
+        if final is not None:
+            indices, last = final
+            final = (indices, self.agent(AgentStep(last, indices)).obs)
+            self._forget(indices)
+        if step.dead is not None and step.dead.any():
+            self._forget(np.flatnonzero(step.dead))
+        seen = self.agent(AgentStep(step.obs, self._ids, step.rewards))
+        rewards = step.rewards if seen.rewards is None else seen.rewards
+        return step._replace(obs=seen.obs, rewards=rewards, final=final)
+
+    def _forget(self, env_ids: np.ndarray) -> None:
+        self.agent.reset(env_ids)
+        self.action.reset(env_ids)
+
+    def instances(self) -> list[Any]:
+        return self.inner.instances()
+
+    def close(self) -> None:
+        self.inner.close()
+
+    def get_state(self) -> None:
+        return None

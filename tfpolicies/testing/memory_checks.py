@@ -1,0 +1,130 @@
+"""Checks of policies with a memory: by hand, by a `Session` and in sequences it is the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfpolicies.models.spaces import Leaf, nest
+from tfpolicies.program.functions import ActInputs
+from tfpolicies.testing.report import Broken, NotApplicable
+from tfpolicies.testing.subject import Subject, act, all_same, by_leaf, env_actions, flat
+
+_STEPS = 6
+
+
+def memory(subject: Subject) -> str:
+    """Memory carried by hand, a `Session` and whole sequences give the same; reset forgets."""
+    if not subject.ports.is_recurrent:
+        raise NotApplicable("the policy has no memory")
+    policy, rng = subject.twin(), subject.rng()
+    count, ports = 3, subject.ports
+    steps = [subject.inputs(count, rng)[: len(ports.obs)] for _ in range(_STEPS)]
+    by_hand = _carried(subject, policy, steps, count)
+    advice = (
+        "Let `compute_actions` read `state_batches` and nothing else that it keeps, return the "
+        "memory after the step, and start from `get_initial_state()`."
+    )
+    session = policy.session(count)
+    for attempt in ("a Session", "a Session after reset()"):
+        for t, obs in enumerate(steps):
+            shown = session.act(nest(policy.observation_space, obs), explore=False)
+            ours = {**by_leaf(subject.leaves, shown), **_states_of(session)}
+            wanted = _env_actions(policy, subject.leaves, by_hand[t])
+            wanted |= {name: x for name, x in by_hand[t].items() if name.startswith("state_out_")}
+            expected = f"{attempt} to act as memory that is carried by hand does, at step {t}"
+            all_same(ours, wanted, expected, advice)
+        session.reset()
+    _check_reset(policy, session, steps[0])
+    names = [f"state_out_{i}" for i in range(len(ports.states))]
+    if all(np.array_equal(by_hand[-1][name], by_hand[0][name]) for name in names):
+        raise Broken(
+            f"the memory to change within {_STEPS} random observations",
+            "the same memory after every step",
+            "Return the new memory as `state_outs`, not the one that was given.",
+        )
+    worst = _check_sequence(subject, policy, steps, by_hand) if subject.is_tf else 0.0
+    return f"largest difference {worst:.1e}"
+
+
+def _states_of(session: Any) -> dict[str, np.ndarray]:
+    kept = session.memory.get_state()
+    return {name.replace("_", "_out_"): x for name, x in kept.items() if name.startswith("state_")}
+
+
+def _check_reset(policy: Any, session: Any, obs: list[np.ndarray]) -> None:
+    """Checks that a reset of one environment leaves the others alone."""
+    session.act(nest(policy.observation_space, obs), explore=False)
+    before = _states_of(session)
+    session.reset([1])
+    wanted = {name: x.copy() for name, x in before.items()}
+    for i, start in enumerate(policy.get_initial_state()):
+        wanted[f"state_out_{i}"][1] = start
+    expected = "Session.reset([1]) to start the memory of environment 1 anew, and no other"
+    all_same(_states_of(session), wanted, expected, "Override `session` only to add to it.")
+
+
+def _carried(
+    subject: Subject, policy: Any, steps: list[list[np.ndarray]], count: int
+) -> list[dict[str, np.ndarray]]:
+    """Acts greedily step by step with memory and previous actions carried by hand."""
+    ports = subject.ports
+    found: list[dict[str, np.ndarray]] = []
+    states = [np.stack([np.asarray(part)] * count) for part in policy.get_initial_state()]
+    previous = [port.zeros(count) for port in ports.prev]
+    for obs in steps:
+        acted = act(policy, ports, [*obs, *previous, *states], explore=False)
+        found.append(flat(policy, subject.leaves, acted))
+        states = [found[-1][f"state_out_{i}"] for i in range(len(states))]
+        if ports.reads_actions:
+            for i, leaf in enumerate(subject.leaves):
+                previous[i] = found[-1][leaf.name("actions")]
+    return found
+
+
+def _env_actions(
+    policy: Any, leaves: Sequence[Leaf], found: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    own = [found[leaf.name("actions")] for leaf in leaves]
+    return by_leaf(leaves, env_actions(policy, own))
+
+
+def _check_sequence(
+    subject: Subject,
+    policy: Any,
+    steps: list[list[np.ndarray]],
+    by_hand: list[dict[str, np.ndarray]],
+) -> float:
+    """Compares what the model makes of whole sequences with the single steps."""
+    program, ports, count = policy.program, subject.ports, len(steps[0][0])
+    previous = [[port.zeros(count) for port in ports.prev]]
+    for found in by_hand[:-1]:
+        own = [found[leaf.name("actions")] for leaf in subject.leaves if ports.reads_actions]
+        previous.append(own + previous[0][len(own) :])
+    rows = [[*obs, *prev] for obs, prev in zip(steps, previous, strict=True)]
+    stacked = [np.stack(parts, axis=1) for parts in zip(*rows, strict=True)]
+    inputs = [x.reshape(-1, *x.shape[2:]) for x in stacked]
+    inputs += [port.zeros(count) for port in ports.states]
+    explorer = program.spec.explorer
+    given = ActInputs(
+        [tf.constant(x) for x in inputs],
+        tf.zeros([count * len(steps), explorer.noise_size]),
+        tf.zeros([explorer.num_params]),
+    )
+    with program.lock:
+        _ = policy.model  # loads the weights
+        weights = [tf.convert_to_tensor(x) for x in program.functions.network.variables]
+        out = program.functions.act(weights, given, time_steps=len(steps))
+    wanted = np.stack([found["action_dist_inputs"] for found in by_hand], axis=1)
+    ours = {"action_dist_inputs": out.dist_inputs.numpy().reshape(wanted.shape)}
+    ours |= {f"state_out_{i}": x.numpy() for i, x in enumerate(out.states)}
+    last = {f"state_out_{i}": by_hand[-1][f"state_out_{i}"] for i in range(len(out.states))}
+    return all_same(
+        ours,
+        {"action_dist_inputs": wanted, **last},
+        f"{len(steps)} single steps to give what one sequence of them gives",
+        "Let the model start a sequence from `state_in_*`, and step through it in order.",
+    )
