@@ -61,8 +61,7 @@ def keras_state():
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("jit", [False, "auto"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "jit"), [*((kind, "auto") for kind in KINDS), ("flat", True)])
 def test_graph_mode_acts_and_learns_like_traced_functions(kind, jit):
     settings = {"lr": 0.01, "grad_clip": 0.5, "jit_compile": jit, **KINDS[kind]}
     ours, theirs = make(PPOTF1Policy, **settings), make(PPOTF2Policy, **settings)
@@ -142,7 +141,8 @@ def test_the_class_decides_the_runtime_and_framework_the_class():
     assert (policy.framework, policy.inference) == ("tf", "tf")
     assert isinstance(policy.get_session(), tf.compat.v1.Session)
     assert (eager.framework, eager.get_session()) == ("tf2", None)
-    assert graph(inference="auto").inference == "tf"
+    automatic = graph(inference="auto", jit_compile="auto")
+    assert (automatic.inference, automatic.config["jit_compile"]) == ("tf", False)
     for config, classes in (
         (PPOConfig(), (PPOTF1Policy, PPOTF2Policy)),
         (PGConfig(), (PGTF1Policy, PGTF2Policy)),
@@ -289,12 +289,6 @@ def test_global_state_is_left_alone():
         assert tf.compat.v1.get_default_session() is None
     assert keras_state() == before[0]
     assert tf.compat.v1.get_default_graph() is before[1]
-    own = tf.Graph()
-    with own.as_default():
-        inner = graph(seed=9)
-        learn(inner, 0)
-        assert tf.compat.v1.get_default_graph() is own
-        assert not own.get_operations()
 
 
 def test_policies_learn_and_act_in_threads_of_their_own():

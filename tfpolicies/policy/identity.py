@@ -52,8 +52,9 @@ def _of_runtime(policy_class: Any, complete: dict[str, Any], named: Any) -> dict
                 f"eager_tracing=False contradicts {policy_class.__name__}: graph mode never runs "
                 "eagerly. Use a TF2 class for stepping through with a debugger."
             )
-        if complete["inference"] == "auto":
-            complete["inference"] = "tf"
+        # XLA would compile anew in every policy's session, for seconds each.
+        automatic = {"inference": "tf", "jit_compile": False}
+        complete.update({k: v for k, v in automatic.items() if complete[k] == "auto"})
     return complete
 
 

@@ -173,13 +173,13 @@ class SessionRuntime(Runtime):
     ) -> None:
         self._lock = lock
         self._graph = tf.Graph()
-        with self._graph.as_default():
-            in_graph = ProgramFunctions.of(functions.spec)
-        if in_graph.network.model is functions.network.model:
+        if functions.spec.source.key[0] == "instance":
             raise ModelError(
                 "this model cannot be copied into a graph, because Keras cannot rebuild it from "
                 "its config; give the model as a factory f(observation_space, num_outputs) instead."
             )
+        with self._graph.as_default():
+            in_graph = ProgramFunctions.of(functions.spec)
         in_graph.traces = functions.traces
         self._device = in_graph.device
         super().__init__(in_graph, layout)
