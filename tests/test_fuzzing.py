@@ -1,6 +1,7 @@
 """Damaged inputs load right or are refused with the package's own error, and change nothing."""
 
 import pytest
+
 from benchmarks.fuzz_states import fuzz_checkpoints, fuzz_states
 
 
