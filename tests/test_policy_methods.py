@@ -264,7 +264,7 @@ def test_loss(policy_class):
         def stats_fn(self, train_batch):
             return {}
 
-    policy = make(Squared, lr=0.1)
+    policy = make(Squared, lr=1e-4)
     batch = {"obs": OBS}
     norms = []
     for _ in range(3):
@@ -357,6 +357,7 @@ def test_set_weights(policy_class):
         other.set_weights([w[..., None] for w in policy.get_weights().values()])
 
 
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras saves
 def test_import_model_from_h5(policy_class, tmp_path):
     def network():
         inputs = keras.Input((3,))
