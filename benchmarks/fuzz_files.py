@@ -81,7 +81,7 @@ def fuzz_h5(count: int, seed: int, kinds: tuple[str, ...] = KINDS) -> FuzzResult
                 path.write_bytes(_mutated(images[kind], rng))
                 start, seen = time.perf_counter(), ""
                 try:
-                    with _nothing_runs() as events:
+                    with nothing_runs() as events:
                         mapping = match_weights(read_keras_weights(path), model, keys, path)
                     if all(a.shape == shapes[key] for key, a in mapping.arrays.items()):
                         loaded += 1
@@ -242,7 +242,7 @@ def _audit(event: str, _: tuple) -> None:
 
 
 @contextlib.contextmanager
-def _nothing_runs() -> Iterator[list[str]]:
+def nothing_runs() -> Iterator[list[str]]:
     """Collects the audit events of running, unpickling or connecting; an audit hook stays on."""
     if not hasattr(sys, "_tfpolicies_audit"):
         sys._tfpolicies_audit = True  # type: ignore[attr-defined]

@@ -22,7 +22,7 @@ from tfpolicies.errors import (
 from tfpolicies.policy.policy import ActionBatch
 
 BOX = spaces.Box(np.array([0.0, -2.0], np.float32), np.array([10.0, 2.0], np.float32))
-RUNTIMES = pytest.mark.parametrize("inference", ["tf", "onnx"])
+RUNTIMES = pytest.mark.parametrize("inference", ["tf", "onnx", "session"])
 SPACES = {
     "box": OBS,
     "discrete": spaces.Discrete(3, start=2),
@@ -189,16 +189,18 @@ def test_an_input_dict_acts_as_its_columns_do():
 
 
 @pytest.mark.core
-def test_one_seed_gives_the_same_10_000_actions_on_both_runtimes():
+@pytest.mark.parametrize("other", ["onnx", "session"])
+def test_one_seed_gives_the_same_10_000_actions_on_all_runtimes(other):
     for actions in (TWO, PLANE):
-        by_tf, by_onnx = (make(actions=actions, inference=x, seed=11) for x in ("tf", "onnx"))
-        assert by_tf.program is by_onnx.program
+        by_tf, by_other = (make(actions=actions, inference=x, seed=11) for x in ("tf", other))
+        assert (by_tf.program is by_other.program) == (other == "onnx")
         obs = rows_of(OBS, 10_000)
         left, right = (
             np.concatenate([policy.compute_actions(part).actions for part in np.split(obs, 100)])
-            for policy in (by_tf, by_onnx)
+            for policy in (by_tf, by_other)
         )
-        assert (by_tf.inference, by_onnx.inference) == ("tf", "onnx")
+        assert by_tf.inference == "tf"
+        assert by_other.inference == {"onnx": "onnx", "session": "tf"}[other]
         if actions is TWO:
             np.testing.assert_array_equal(left, right)
             assert 0.4 < left.mean() < 0.6
@@ -206,14 +208,15 @@ def test_one_seed_gives_the_same_10_000_actions_on_both_runtimes():
             np.testing.assert_allclose(left, right, atol=1e-5)
 
 
-def test_one_seed_gives_the_same_weights_after_5_updates_on_both_runtimes():
-    by_tf, by_onnx = (make(inference=x, seed=11, lr=1e-3) for x in ("tf", "onnx"))
+@pytest.mark.parametrize("other", ["onnx", "session"])
+def test_one_seed_gives_the_same_weights_after_5_updates_on_all_runtimes(other):
+    policies = by_tf, by_other = [make(inference=x, seed=11, lr=1e-3) for x in ("tf", other)]
     batch = batch_for(by_tf, 200)
-    for policy in (by_tf, by_onnx):
+    for policy in policies:
         for _ in range(5):
             policy.compute_actions(batch["obs"])
             policy.learn_epochs(batch, 2, 64)
-    assert_close(by_tf.get_weights(), by_onnx.get_weights(), atol=1e-5)
+    assert_close(by_tf.get_weights(), by_other.get_weights(), atol=1e-5)
 
 
 def test_worker_index_changes_the_noise_and_not_the_weights():

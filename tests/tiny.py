@@ -7,17 +7,23 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from tfpolicies import PPOTF2Policy, SampleBatch
+from tfpolicies import PGTF1Policy, PGTF2Policy, PPOTF1Policy, PPOTF2Policy, SampleBatch
 
 OBS = spaces.Box(-1.0, 1.0, (3,), np.float32)
 TWO = spaces.Discrete(2)
 PLANE = spaces.Box(-1.0, 1.0, (2,), np.float32)
+GRAPH_CLASSES = {PPOTF2Policy: PPOTF1Policy, PGTF2Policy: PGTF1Policy}
 
 
 def make(
     policy_class: Any = PPOTF2Policy, obs: Any = OBS, actions: Any = TWO, **config: Any
 ) -> Any:
-    """Makes a policy of one hidden layer that acts through TensorFlow and learns without XLA."""
+    """Makes a policy of one hidden layer that acts through TensorFlow and learns without XLA.
+
+    `inference="session"` makes the same policy in graph mode.
+    """
+    if config.get("inference") == "session":
+        policy_class, config["inference"] = GRAPH_CLASSES[policy_class], "tf"
     quick = {"seed": 0, "inference": "tf", "jit_compile": False, "model": {"fcnet_hiddens": [4]}}
     return policy_class(obs, actions, {**quick, **config})
 

@@ -14,6 +14,7 @@ Each class is also a builtin, so that code which catches the builtin keeps worki
     │   └── MissingModelFileError (FileNotFoundError)
     ├── ObservationError (ValueError)         observations that do not fit the space
     ├── WeightsError (ValueError)             weights, gradients or states that do not fit
+    │   └── MissingStateError (KeyError)
     ├── BatchError (ValueError)               a batch that lacks rows, columns or order
     │   ├── MissingColumnError (KeyError)
     │   └── BatchUsageError (AssertionError)
@@ -83,6 +84,12 @@ class ObservationError(TfPoliciesError, ValueError):
 
 class WeightsError(TfPoliciesError, ValueError):
     """Weights, gradients or a state do not fit the policy."""
+
+
+class MissingStateError(WeightsError, KeyError):
+    """A state lacks a part that every state has."""
+
+    __str__ = Exception.__str__  # KeyError would show the message's repr
 
 
 class BatchError(TfPoliciesError, ValueError):

@@ -15,7 +15,13 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies.errors import ModelError
-from tfpolicies.models.catalog import build_model, extra_inputs, initializer_of, memory_of
+from tfpolicies.models.catalog import (
+    build_model,
+    build_q_model,
+    extra_inputs,
+    initializer_of,
+    memory_of,
+)
 from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.filters import normalize
 from tfpolicies.models.ports import SEQ_LENS, InputPorts, Port, model_leaves
@@ -145,6 +151,30 @@ def model_source(
         "custom_model must be a keras.Model or a factory f(observation_space, num_outputs, "
         f"**custom_model_config) that returns one; got {custom!r}."
     )
+
+
+def q_model_source(
+    observation_space: gym.Space, num_actions: int, static: Mapping[str, Any]
+) -> ModelSource:
+    """Returns the source of the catalog's Q-networks; see `build_q_model`.
+
+    Args:
+        observation_space: as the environment has it.
+        num_actions: how many values are estimated.
+        static: with the complete `model` config, `hiddens` and `dueling`.
+    """
+    found, config = model_leaves(observation_space), static["model"]
+    hiddens, dueling = tuple(static["hiddens"]), static["dueling"]
+    shapes = tuple((encoded_shape(leaf), leaf.path) for leaf in found)
+    settings = {k: v for k, v in config.items() if not k.startswith("custom_model")}
+    key = ("q", shapes, num_actions, hiddens, dueling, fingerprint(settings))
+
+    def make(seed: int) -> keras.Model:
+        return build_q_model(
+            found, num_actions, config, hiddens=hiddens, dueling=dueling, seed=seed
+        )
+
+    return ModelSource(key, make, None)
 
 
 def _model_of(factory: Any, space: gym.Space, num_outputs: int, arguments: Any) -> keras.Model:

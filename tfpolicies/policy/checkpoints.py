@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfpolicies.errors import CheckpointError
+from tfpolicies.exploration.making import STRATEGIES
 from tfpolicies.models.keras_json import model_from_json, model_to_json
 from tfpolicies.policy.policy import Policy
 from tfpolicies.program.spec import program_fingerprint
@@ -102,6 +106,8 @@ def decode_config(
         CheckpointError: if settings that could not be stored are not among the overrides.
     """
     config = decode_value(record["settings"])
+    if not isinstance(config, dict) or not isinstance(config.get("model", {}), Mapping):
+        raise CheckpointError(f"{source} holds {config!r:.80} for a config.")
     if record["keras"] is not None:
         config["model"]["custom_model"] = model_from_json(record["keras"])
     for name, value in (overrides or {}).items():
@@ -140,9 +146,11 @@ def policy_of(
         state = state_of(checkpoint)
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"{source}: its manifest lacks or garbles {error}.") from error
-    named = {"__policy_id": manifest["policy_id"]} if manifest["program"] is not None else {}
+    _check_extent(config, checkpoint, source)
+    program, policy_id = manifest.get("program"), manifest.get("policy_id")
+    named = {"__policy_id": policy_id} if program is not None else {}
     policy = found(*spaces, {**config, **named})
-    if _fingerprint(policy) != manifest["program"]:
+    if _fingerprint(policy) != program:
         raise CheckpointError(
             f"{source} does not fit {found.__name__}: its variables or hyper-parameters are "
             "others than when it was saved. Load it with the class and model it was saved with."
@@ -151,8 +159,55 @@ def policy_of(
     return policy
 
 
+def _check_extent(config: Mapping[str, Any], checkpoint: Checkpoint, source: str) -> None:
+    """Refuses settings that claim more than the checkpoint's own arrays can hold.
+
+    A layer of n units has at least n weights, so a file that claims more lies, and building what it
+    asks for could take all memory there is.
+    """
+    held = sum(np.size(array) for array in checkpoint.arrays.get("weights", {}).values())
+    strategy = config.get("exploration_config") or {}
+    kind = strategy.get("type") if isinstance(strategy, Mapping) else strategy
+    if isinstance(kind, str) and kind not in STRATEGIES:
+        raise CheckpointError(
+            f"{source} names the exploration {kind!r}, which is none of this package's and is not "
+            "imported on a file's word. Give it again: from_checkpoint(path, "
+            "config={'exploration_config': {...}})."
+        )
+    model = config.get("model")
+    if checkpoint.arrays.get("weights") and isinstance(model, Mapping):
+        claimed = max(_units(model), default=0)
+        if claimed > held:
+            raise CheckpointError(
+                f"{source} claims a layer of {claimed} units, but holds {held} weights in all."
+            )
+
+
+def _units(model: Mapping[str, Any]) -> list[int]:
+    """Returns what the layers of a catalogue model have at least, as the config says."""
+    found: list[int] = []
+    for name in ("fcnet_hiddens", "post_fcnet_hiddens"):
+        units = [n for n in _sequence(model.get(name)) if isinstance(n, int)]
+        found += [*units, *(a * b for a, b in itertools.pairwise(units))]
+    for layer in _sequence(model.get("conv_filters")):
+        numbers = [n for n in _sequence(layer)[:2] if isinstance(n, int)]
+        found.append(math.prod(numbers))
+    if model.get("use_lstm") is True or model.get("use_gru") is True:
+        found += [n * n for n in [model.get("lstm_cell_size")] if isinstance(n, int)]
+    if model.get("use_attention") is True:
+        names = ("attention_dim", "attention_head_dim", "attention_position_wise_mlp_dim")
+        found += [model[name] for name in names if isinstance(model.get(name), int)]
+    return found
+
+
+def _sequence(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list | tuple) else ()
+
+
 def _class_of(manifest: Mapping[str, Any], source: str, given: type | None) -> type:
     stored = manifest["policy_class"]
+    if not isinstance(stored, Mapping):
+        raise CheckpointError(f"{source} names no policy class, but {stored!r:.80}.")
     name = stored.get("$import") or stored.get("$unavailable")
     known = {} if given is None else {import_path(given) or name: given}
     found = decode_value(stored, known=known)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfpolicies.errors import WeightsError
+from tfpolicies.errors import MissingStateError, WeightsError
 from tfpolicies.exploration.exploration import Exploration
 from tfpolicies.models.filters import MeanStdFilter
 from tfpolicies.models.running_filter import RunningFilter
@@ -49,7 +49,7 @@ def matched(layout: StateLayout, values: Any, part: str, argument: str) -> dict[
         name = f"{argument}[{slot.key!r}]"
         try:
             array = np.asarray(value, slot.dtype)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise WeightsError(f"{name} must be an array of {slot.dtype}: {error}") from error
         if array.shape != slot.shape:
             raise WeightsError(f"{name} must have shape {slot.shape}, got {array.shape}.")
@@ -64,6 +64,21 @@ class Checked(NamedTuple):
     hyper: np.ndarray  # float32 [H]
     global_timestep: int
     num_grad_updates: int
+
+
+def _check_form(given: Any, mappings: Sequence[str]) -> None:
+    """Checks that a state has the parts that every state has, and dicts where those belong."""
+    if not isinstance(given, Mapping):
+        raise WeightsError(f"A state must be a dict, as `get_state()` gives it; got {given!r:.80}.")
+    for key in ("weights", "global_timestep"):
+        if key not in given:
+            raise MissingStateError(
+                f"The state has no {key!r}; it has {sorted(map(str, given))}. Give what "
+                "`get_state()` returned."
+            )
+    for key in mappings:
+        if not isinstance(given.get(key, {}), Mapping | None):
+            raise WeightsError(f"state[{key!r}] must be a dict, got {given[key]!r:.80}.")
 
 
 class Owned:
@@ -116,13 +131,14 @@ class Owned:
         """Checks that a given state fits, and changes nothing.
 
         Raises:
-            KeyError: if `weights` or `global_timestep` is missing.
+            MissingStateError: if `weights` or `global_timestep` is missing; a KeyError, too.
             WeightsError: if a part does not fit.
         """
         state = self.state
+        _check_form(given, [*self.filters, "hyperparameters", "_exploration_state", "rng"])
         counters = [given["global_timestep"], given.get("num_grad_updates", state.num_grad_updates)]
         for name, value in zip(("global_timestep", "num_grad_updates"), counters, strict=True):
-            if not isinstance(value, int | np.integer) or value < 0:
+            if not isinstance(value, int | np.integer) or not 0 <= value < 2**63:
                 raise WeightsError(f"state[{name!r}] must be an integer >= 0, got {value!r}.")
         if "_exploration_state" in given:
             shared = self.exploration.transform
@@ -150,13 +166,13 @@ class Owned:
         names = self.program.spec.hyperparameters
         aliased = {name: given[key] for key, name in self.aliases.items() if key in given}
         hyper = self.state.hyper.copy()
-        for name, value in {**given.get("hyperparameters", {}), **aliased}.items():
+        for name, value in {**(given.get("hyperparameters") or {}), **aliased}.items():
             if name not in names:
                 owner = self.program.spec.policy_class.__name__
                 raise WeightsError(f"state['hyperparameters'] has {name!r}, unknown to a {owner}.")
             try:
                 hyper[names.index(name)] = float("inf") if value is None else value
-            except (TypeError, ValueError) as error:
+            except (TypeError, ValueError, OverflowError) as error:
                 raise WeightsError(f"{name} in a state must be a number, got {value!r}.") from error
         return hyper
 
@@ -197,7 +213,7 @@ def _check_generator(rng: np.random.Generator, given: Any) -> None:
         return
     try:
         type(rng.bit_generator)().state = given
-    except (TypeError, ValueError, KeyError) as error:
+    except (TypeError, ValueError, KeyError, OverflowError) as error:
         raise WeightsError(
             f"state['rng'] must be a state of a {type(rng.bit_generator).__name__}: {error}"
         ) from error

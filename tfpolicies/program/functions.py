@@ -310,7 +310,7 @@ class ProgramFunctions:
         """Returns the resident variables as segments."""
         self.traces.note("read")
         return {
-            name: tf.concat([tf.reshape(_tf_variable(v), [-1]) for v in variables], axis=0)
+            name: tf.concat([tf.reshape(tf.convert_to_tensor(v), [-1]) for v in variables], axis=0)
             for name, variables in self.variables_by_segment().items()
         }
 
@@ -364,7 +364,3 @@ def unpack(
 
 def _dtype(variable: Any) -> str:
     return str(tf.as_dtype(variable.dtype).name)
-
-
-def _tf_variable(variable: Any) -> Any:
-    return variable if isinstance(variable, tf.Variable) else variable.value

@@ -421,8 +421,10 @@ class RolloutWorker:
         return dict(self._creation_args)
 
     def stop(self) -> None:
-        """Closes the environments; may be called again."""
+        """Closes the environments and the policies' sessions; may be called again."""
         self._stopped = True
+        for policy in self.policy_map.values():
+            policy.close()
         if self.environments is not None:
             self.environments.close()
             self.environments = self.sampler = None

@@ -49,7 +49,7 @@ def dump_manifest(
     """Returns the file's content: the writer's entries, what they list, and a checksum of all."""
     versions = {"format_version": FORMAT_VERSION, "tfpolicies_version": __version__}
     whole = {**manifest, **versions, "arrays": arrays, POLICIES: policies}
-    whole["checksum"] = _checksum(whole)
+    whole["checksum"] = checksum(whole)
     return (json.dumps(whole, indent=2) + "\n").encode()
 
 
@@ -78,7 +78,7 @@ def parse_manifest(path: Path, text: bytes, kind: str) -> dict[str, Any]:
             f"{manifest.get('tfpolicies_version')!r}; this is tfpolicies {__version__}, which "
             f"reads version {FORMAT_VERSION}. Use the tfpolicies that wrote it, or a newer one."
         )
-    if manifest.get("checksum") != _checksum(manifest):
+    if manifest.get("checksum") != checksum(manifest):
         raise invalid(path, "its checksum differs: it was damaged or edited after it was written")
     for entry in ("arrays", POLICIES):
         if not isinstance(manifest.get(entry), dict):
@@ -146,7 +146,7 @@ def _is_text(value: Any, pattern: re.Pattern[str]) -> bool:
     return isinstance(value, str) and pattern.fullmatch(value) is not None
 
 
-def _checksum(manifest: dict[str, Any]) -> str:
+def checksum(manifest: dict[str, Any]) -> str:
     """Returns the SHA-256 of all entries but "checksum"; white space does not matter."""
     entries = {key: value for key, value in manifest.items() if key != "checksum"}
     return sha256(json.dumps(entries, separators=(",", ":")).encode())

@@ -1,0 +1,256 @@
+"""What algorithms share that learn from replayed rows: n-step transitions, targets, the loop.
+
+One training step: collect a fragment, keep its rows in a ring buffer (Lin 1992), and update on rows
+drawn uniformly from it. The rows of all updates of a training step are drawn before the first of
+them, so that they run in one compiled call; buffers and updates owed go to checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfpolicies.algorithms.algorithm import Algorithm
+from tfpolicies.batch.multi_agent_batch import MultiAgentBatch
+from tfpolicies.batch.postprocessing import n_step_returns
+from tfpolicies.batch.sample_batch import SampleBatch
+from tfpolicies.config.algorithm_config import AlgorithmConfig
+from tfpolicies.config.sections import (
+    Training,
+    check,
+    check_bools,
+    check_unit_interval,
+    is_count,
+    is_number,
+)
+from tfpolicies.errors import ConfigError, near_matches
+from tfpolicies.policy.fragments import Fragments
+from tfpolicies.policy.tf_policy import TFPolicy
+from tfpolicies.replay.multi_agent import MultiAgentReplayBuffer
+
+N_STEPS = "n_steps"
+"""Column of n-step transitions: how many rewards are summed up in each row, int32."""
+
+_UNIFORM = ("ReplayBuffer", "MultiAgentReplayBuffer")
+_BYTES_PER_CALL = 256 * 2**20  # of rows that one compiled call learns from, at most
+
+
+@dataclass(frozen=True, kw_only=True)
+class OffPolicyTraining(Training):
+    """The training settings that algorithms with replay share."""
+
+    n_step: int = 1  # rewards of a transition
+    target_network_update_freq: int = 500  # environment steps between updates of the target
+    tau: float = 1.0  # its step towards the online network, in [0, 1]
+    num_steps_sampled_before_learning_starts: int = 1000  # rows in the buffer before updates
+    training_intensity: float | None = None  # rows trained per row sampled; None: one update a step
+    replay_buffer_config: Mapping[str, Any] = field(
+        default_factory=lambda: {"type": "MultiAgentReplayBuffer", "capacity": 50_000}
+    )
+    store_buffer_in_checkpoints: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_bools(self, "store_buffer_in_checkpoints")
+        check(is_count(self.n_step), "n_step", "an integer >= 1", self.n_step)
+        check_unit_interval("tau", self.tau)
+        for name in ("target_network_update_freq", "num_steps_sampled_before_learning_starts"):
+            check(is_count(getattr(self, name), 0), name, "an integer >= 0", getattr(self, name))
+        intensity = self.training_intensity
+        valid = intensity is None or (is_number(intensity) and intensity > 0)
+        check(valid, "training_intensity", "None or a number > 0", intensity)
+        _check_buffer(self.replay_buffer_config)
+
+
+def _check_buffer(config: Any) -> None:
+    name = "replay_buffer_config"
+    check(isinstance(config, Mapping), name, "a dict {'capacity': ...}", config)
+    kind = config.get("type") or _UNIFORM[1]
+    if "prioritized" in " ".join(map(str, (kind, *config))).lower():
+        raise ConfigError(
+            f"{name}={dict(config)!r}: prioritised replay is not offered, rows are drawn "
+            f"uniformly. Use {{'type': '{_UNIFORM[1]}', 'capacity': ...}}."
+        )
+    check(kind in _UNIFORM, f"{name}['type']", f"one of {_UNIFORM}", kind)
+    for key in config:
+        known = ("type", "capacity")
+        if key not in known:
+            raise ConfigError(
+                f"{name} has no key {key!r}.{near_matches(str(key), known)} It takes "
+                f"{', '.join(known)}."
+            )
+    capacity = config.get("capacity", 50_000)
+    check(is_count(capacity), f"{name}['capacity']", "an integer >= 1", capacity)
+
+
+class OffPolicyConfig(AlgorithmConfig):
+    """A config with replay; the fragment length "auto" is `n_step`."""
+
+    training_section = OffPolicyTraining
+
+    def __init__(self, algo_class: type | None = None) -> None:
+        super().__init__(algo_class)
+        self.rollouts(rollout_fragment_length="auto")
+
+    def fragment_length(self, num_envs: int | None = None) -> int:
+        """Returns the rows that each environment yields per training step; "auto" is `n_step`."""
+        del num_envs
+        length = self.rollout_fragment_length
+        return int(self.n_step if length == "auto" else length)
+
+    def validate(self) -> None:
+        """Checks settings against each other.
+
+        Raises:
+            ConfigError: naming the contradiction.
+        """
+        super().validate()
+        if self.fragment_length() < self.n_step:
+            raise ConfigError(
+                f"rollout_fragment_length={self.rollout_fragment_length} must not be smaller than "
+                f"n_step={self.n_step}; or use 'auto'."
+            )
+
+
+class OffPolicyTFPolicy(TFPolicy):
+    """A policy with a target network that learns from single transitions."""
+
+    config_class = OffPolicyConfig
+    hyperparameters = (*TFPolicy.hyperparameters, "tau")
+    static_keys = (*TFPolicy.static_keys, "n_step")
+
+    @classmethod
+    def wants_target(cls, static: Mapping[str, Any]) -> bool:
+        """Whether there is a target network: always."""
+        del static
+        return True
+
+    def discounts(self, train_batch: Any) -> tf.Tensor:
+        """Returns the factor `[B]` of what comes after each row, 0 where terminated."""
+        gamma = self.config["gamma"]
+        if self.config["n_step"] > 1:
+            gamma = tf.pow(gamma, tf.cast(train_batch[N_STEPS], tf.float32))
+        return gamma * (1.0 - tf.cast(train_batch[SampleBatch.TERMINATEDS], tf.float32))
+
+    def postprocess_fragments(self, fragments: Fragments) -> None:
+        """Adds `weights` (ones) and, if `n_step` is not 1, makes n-step transitions."""
+        rewards, terminateds = (fragments.columns[x] for x in ("rewards", "terminateds"))
+        added, n = fragments.added, self.config["n_step"]
+        added["weights"] = np.ones(rewards.shape, np.float32)
+        if n == 1:
+            return
+        found = n_step_returns(rewards, fragments.ends, terminateds, n, self.hyper("gamma"))
+        added["rewards"] = found.rewards
+        added[N_STEPS] = (found.reached - np.arange(rewards.shape[1]) + 1).astype(np.int32)
+        for name in ("terminateds", "truncateds"):
+            column = fragments.columns[name]
+            added[name] = np.take_along_axis(np.asarray(column), found.reached, axis=1)
+        fragments.reached = found.reached
+
+    def update_target(self, tau: float | None = None) -> None:
+        """Moves the target network towards the online one: t <- tau q + (1 - tau) t.
+
+        Args:
+            tau: in [0, 1]; None takes the policy's own. 0 changes nothing, 1 copies.
+
+        Raises:
+            ConfigError: if `tau` is out of range.
+        """
+        tau = self.hyper("tau") if tau is None else tau
+        check_unit_interval("tau", tau)
+        self._state.copy_part("model", "target", float(tau))
+
+
+class OffPolicyAlgorithm(Algorithm):
+    """The training loop of algorithms with replay.
+
+    Learning starts when the buffer was given `num_steps_sampled_before_learning_starts` rows. A
+    training step then does one update, or as many as `training_intensity` asks for: rows sampled
+    times intensity is rows trained, fractions are carried over. The target network is updated
+    behind a training step, if `target_network_update_freq` environment steps have passed.
+
+    Attributes:
+        replay_buffer: the newest rows of each policy, with the columns its loss reads.
+    """
+
+    config_class = OffPolicyConfig
+
+    def setup(self) -> None:
+        """Makes the replay buffer."""
+        self.replay_buffer = self._new_buffer()
+        self.counters |= {"num_target_updates": 0, "last_target_update_ts": 0}
+        self._updates_owed = 0.0
+
+    def _new_buffer(self) -> MultiAgentReplayBuffer:
+        capacity = self.config.replay_buffer_config.get("capacity", 50_000)
+        return MultiAgentReplayBuffer(capacity, self.config.seed)
+
+    def training_step(self) -> dict[str, Any]:
+        """Samples a fragment of each environment, then updates on rows of the buffer."""
+        batches = {pid: self._kept(pid, batch) for pid, batch in self.sample_rows(1).items()}
+        rows = sum(batch.count for batch in batches.values())
+        self.replay_buffer.add(MultiAgentBatch(batches, rows))
+        if self.replay_buffer.num_added < self.config.num_steps_sampled_before_learning_starts:
+            return {}
+        updates = self._updates_due(rows)
+        results = {pid: self._learn(pid, updates) for pid in batches} if updates else {}
+        self._update_targets()
+        return results
+
+    def _kept(self, policy_id: str, batch: SampleBatch) -> SampleBatch:
+        """Returns the columns of a batch that learning reads."""
+        return SampleBatch({name: batch[name] for name in self.get_policy(policy_id).loss_columns})
+
+    def _updates_due(self, rows: int) -> int:
+        if self.config.training_intensity is None:
+            return 1
+        self._updates_owed += self.config.training_intensity * rows / self.config.train_batch_size
+        due = int(self._updates_owed)
+        self._updates_owed -= due
+        return due
+
+    def _learn(self, policy_id: str, updates: int) -> dict[str, Any]:
+        size, policy = self.config.train_batch_size, self.get_policy(policy_id)
+        stats = self.replay_buffer.buffers[policy_id].stats()
+        bytes_per_update = size * stats["size_bytes"] // stats["capacity"]
+        most = max(1, _BYTES_PER_CALL // max(1, bytes_per_update))
+        result: dict[str, Any] = {}
+        for done in range(0, updates, most):
+            batch = self.replay_buffer.sample(size * min(most, updates - done), policy_id)
+            result = policy.learn_epochs(batch, 1, size, shuffle=False)
+        return {**result, "num_agent_steps_trained": updates * size}
+
+    def _update_targets(self) -> None:
+        counters, freq = self.counters, self.config.target_network_update_freq
+        now = counters["num_env_steps_sampled"]
+        if now - counters["last_target_update_ts"] < freq:
+            return
+        for policy_id in self.replay_buffer.buffers:
+            self.get_policy(policy_id).update_target()
+        counters["num_target_updates"] += 1
+        counters["last_target_update_ts"] = now
+
+    def warm_up(self) -> None:
+        """Compiles the updates of one training step."""
+        size, intensity = self.config.train_batch_size, self.config.training_intensity
+        rows = self.expected_rows_per_sample()
+        updates = 1 if intensity is None else max(1, int(intensity * rows / size))
+        self.get_policy().warm_up(updates * size, 1, size)
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Returns what is owed, and the replay buffer if `store_buffer_in_checkpoints`."""
+        stored = self.config.store_buffer_in_checkpoints
+        buffer = self.replay_buffer.get_state() if stored else None
+        return {"updates_owed": self._updates_owed, "replay_buffer": buffer}
+
+    def set_extra_state(self, state: Mapping[str, Any]) -> None:
+        """Restores what `get_extra_state` returned; without rows, the buffer begins empty."""
+        buffer = self._new_buffer()
+        if state["replay_buffer"] is not None:
+            buffer.set_state(state["replay_buffer"])
+        self.replay_buffer = buffer
+        self._updates_owed = float(state["updates_owed"])
