@@ -5,13 +5,29 @@ Run by `benchmarks.dqn`; by hand: `PYTHONPATH=. python benchmarks/ours_dqn.py le
 """
 
 import time
+from typing import Any
 
 import probe
 
 probe.hush()
 
+import keras  # noqa: E402
+
 import tfpolicies  # noqa: E402
 from tfpolicies import DQNConfig  # noqa: E402
+
+
+def like_torch(space: Any, num_outputs: int, hidden: list[int]) -> keras.Model:
+    """Returns a network whose weights are drawn as torch draws those of its linear layers."""
+    inputs = x = keras.Input(space.shape)
+    width = space.shape[0]
+    for i, units in enumerate([*hidden, num_outputs]):
+        kernel = keras.initializers.VarianceScaling(1 / 3, "fan_in", "uniform")
+        bias = keras.initializers.RandomUniform(-(width**-0.5), width**-0.5)
+        activation = "relu" if i < len(hidden) else None
+        x = keras.layers.Dense(units, activation, True, kernel, bias)(x)
+        width = units
+    return keras.Model(inputs, x)
 
 
 def learning(request: probe.Request) -> probe.Figures:
@@ -36,7 +52,10 @@ def learning(request: probe.Request) -> probe.Figures:
             double_q=False,
             dueling=False,
             hiddens=[],
-            model={"fcnet_hiddens": chosen["hidden"], "fcnet_activation": "relu"},
+            model={
+                "custom_model": like_torch,
+                "custom_model_config": {"hidden": chosen["hidden"]},
+            },
         )
         .exploration(
             exploration_config={
@@ -45,15 +64,16 @@ def learning(request: probe.Request) -> probe.Figures:
             }
         )
         .reporting(min_sample_timesteps_per_iteration=0)
+        .evaluation(evaluation_duration=chosen["episodes"], evaluation_config={"explore": False})
         .debugging(seed=request.seed, log_level="ERROR")
     )
     algo = config.build()
 
     def iterate() -> tuple[float, int]:
-        result = algo.train()
-        enough = result["episodes_total"] >= 100
-        mean = result["episode_reward_mean"] if enough else float("nan")
-        return mean, result["timesteps_total"]
+        """Some rounds of training, then greedy episodes."""
+        for _ in range(chosen["rounds"]):
+            steps = algo.train()["timesteps_total"]
+        return algo.evaluate()["evaluation"]["episode_reward_mean"], steps
 
     figures = probe.learning_figures(iterate, request, time.time())
     algo.stop()

@@ -6,7 +6,6 @@ Run by `benchmarks.dqn`; by hand: `SB3_PYTHON benchmarks/peer_sb3_dqn.py learnin
 
 import time
 
-import numpy as np
 import probe
 
 probe.hush()
@@ -14,6 +13,7 @@ probe.hush()
 import torch  # noqa: E402
 from stable_baselines3 import DQN  # noqa: E402
 from stable_baselines3.common.env_util import make_vec_env  # noqa: E402
+from stable_baselines3.common.evaluation import evaluate_policy  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -38,21 +38,23 @@ def learning(request: probe.Request) -> probe.Figures:
         seed=request.seed,
         device="cpu",
     )
+    evaluated = make_vec_env("CartPole-v1", n_envs=chosen["episodes"], seed=request.seed + 10_000)
     _, callback = model._setup_learn(chosen["max_steps"])
 
     def iterate() -> tuple[float, int]:
-        """The body of the loop in `OffPolicyAlgorithm.learn`, without logging."""
-        model.collect_rollouts(
-            model.env,
-            callback,
-            model.train_freq,
-            model.replay_buffer,
-            learning_starts=model.learning_starts,
-        )
-        if model.num_timesteps > model.learning_starts:
-            model.train(batch_size=model.batch_size, gradient_steps=chosen["gradient_steps"])
-        returns = [episode["r"] for episode in model.ep_info_buffer]
-        return (np.mean(returns) if len(returns) == 100 else np.nan), model.num_timesteps
+        """Some rounds of the loop in `OffPolicyAlgorithm.learn`, then greedy episodes."""
+        for _ in range(chosen["rounds"]):
+            model.collect_rollouts(
+                model.env,
+                callback,
+                model.train_freq,
+                model.replay_buffer,
+                learning_starts=model.learning_starts,
+            )
+            if model.num_timesteps > model.learning_starts:
+                model.train(batch_size=model.batch_size, gradient_steps=chosen["gradient_steps"])
+        mean, _ = evaluate_policy(model, evaluated, chosen["episodes"], deterministic=True)
+        return float(mean), model.num_timesteps
 
     return probe.learning_figures(iterate, request, time.time())
 

@@ -120,7 +120,7 @@ def test_a_hand_written_policy_is_held_to_what_it_can_do():
     report = check_policy(HandWritten(tiny.OBS, THREE, {"seed": 1}))
     assert set(report.passed) == {
         *("outputs", "action_space", "batch_invariance", "determinism", "aliasing", "state"),
-        *("learning", "untouched"),
+        *("checkpoint", "learning", "untouched"),
     }
     notes = {result.check: result.note for result in report.results}
     assert notes["traces"] == "traces are counted by a Program, and a hand-written policy has none"

@@ -1,11 +1,6 @@
 """Damaged inputs load right or are refused with the package's own error, and change nothing."""
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.fuzz_states import fuzz_checkpoints, fuzz_states
 

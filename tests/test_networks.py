@@ -326,6 +326,17 @@ def test_mixed_precision_is_refused_even_if_an_equal_float32_model_is_in_use():
     assert keep.num_grad_updates == 0
 
 
+@pytest.mark.parametrize("model", [{}, {"use_lstm": True}, {"use_attention": True}])
+def test_models_of_the_catalog_refuse_a_global_mixed_precision(model):
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        with pytest.raises(ModelError, match="float32 only, but Keras's global dtype policy is"):
+            make(model={"fcnet_hiddens": [4], **model})
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
 def test_a_value_of_the_wrong_shape_is_refused():
     inputs = keras.Input((3,))
     model = keras.Model(inputs, [keras.layers.Dense(2)(inputs), keras.layers.Dense(4)(inputs)])

@@ -98,6 +98,26 @@ def test_a_class_says_how_noise_becomes_actions(inference):
         policy.compute_log_likelihoods([0], obs[:1])
 
 
+def test_own_distributions_and_several_losses_are_the_same_in_graph_mode():
+    class InGraph(Sharp):
+        runtime = "session"
+
+    class TwoInGraph(TwoLosses):
+        runtime = "session"
+
+    obs = rows_of(OBS, 4)
+    for name in ("actions", "extras"):
+        traced, graph = (getattr(make(x).compute_actions(obs), name) for x in (Sharp, InGraph))
+        found = [x["action_dist_inputs"] if name == "extras" else x for x in (traced, graph)]
+        np.testing.assert_allclose(*found, atol=1e-6)
+    several = {"_tf_policy_handles_more_than_one_loss": True, "lr": 0.1}
+    policies = [make(x, **several) for x in (TwoLosses, TwoInGraph)]
+    batch = batch_for(policies[0], 4)
+    for policy in policies:
+        policy.learn_on_batch(batch)
+    assert_close(*(policy.get_weights() for policy in policies), atol=1e-6)
+
+
 def test_an_own_sampler_of_continuous_actions_is_exported_as_it_acts(tmp_path):
     class Halved(OwnModel):
         def action_sampler_fn(self, model, *, obs_batch, state_batches, noise, **kwargs):

@@ -13,12 +13,13 @@ def test_the_python_of_the_readme_runs_in_order(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     names: dict[str, Any] = {}
     for block in blocks:
         exec(compile(block, str(README), "exec"), names)
     assert names["actions"].shape == (2,)
     assert names["algorithm"].iteration == 10
+    assert names["action"] in (0, 1)
     logits, value = names["trained_model"](np.zeros((1, 6), np.float32))
     assert (logits.shape, value.shape) == ((1, 3), (1, 1))
 

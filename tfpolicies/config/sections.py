@@ -9,7 +9,7 @@ from typing import Any
 
 import gymnasium as gym
 
-from tfpolicies.connectors import ActionConnector, AgentConnector, Connector, restore
+from tfpolicies.connectors import ActionConnector, AgentConnector, restore
 from tfpolicies.errors import ConfigError
 from tfpolicies.models.defaults import MODEL_DEFAULTS
 from tfpolicies.models.settings import model_settings
@@ -87,10 +87,13 @@ class Environment:
         check(valid, "clip_rewards", "None, True, False or a number > 0", clip)
 
 
-_CONNECTORS = {"agent_connectors": AgentConnector, "action_connectors": ActionConnector}
+_CONNECTORS: dict[str, Any] = {
+    "agent_connectors": AgentConnector,
+    "action_connectors": ActionConnector,
+}
 
 
-def connector_state(name: str, kind: type[Connector], given: Any) -> list[Any]:
+def connector_state(name: str, kind: Any, given: Any) -> list[Any]:
     """Returns a connector as the JSON that a config and its checkpoints hold.
 
     Raises:

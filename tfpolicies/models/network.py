@@ -111,6 +111,12 @@ def model_source(
         return _complete(model, observation_space, dist_class, config, with_value=with_value)
 
     if custom is None:
+        chosen = keras.config.dtype_policy()
+        if chosen.compute_dtype != "float32":
+            raise ModelError(
+                f"Policies are float32 only, but Keras's global dtype policy is {chosen.name!r}. "
+                "Call keras.config.set_dtype_policy('float32')."
+            )
         shapes = tuple((encoded_shape(leaf), leaf.path) for leaf in space_leaves)
         settings = {k: v for k, v in config.items() if not k.startswith("custom_model")}
         key = ("catalog", shapes, num_outputs, with_value, fingerprint(settings))

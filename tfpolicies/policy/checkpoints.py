@@ -205,10 +205,14 @@ def _sequence(value: Any) -> Sequence[Any]:
 
 
 def _class_of(manifest: Mapping[str, Any], source: str, given: type | None) -> type:
-    stored = manifest["policy_class"]
-    if not isinstance(stored, Mapping):
+    stored: Any = manifest["policy_class"]
+    name = (
+        (stored.get("$import") or stored.get("$unavailable"))
+        if isinstance(stored, Mapping)
+        else None
+    )
+    if not isinstance(name, str):
         raise CheckpointError(f"{source} names no policy class, but {stored!r:.80}.")
-    name = stored.get("$import") or stored.get("$unavailable")
     known = {} if given is None else {import_path(given) or name: given}
     found = decode_value(stored, known=known)
     if isinstance(found, Missing):

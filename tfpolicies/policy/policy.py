@@ -15,6 +15,7 @@ import numpy as np
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.batch.view_defaults import default_view_requirements, with_memory
 from tfpolicies.batch.view_requirement import ViewRequirement
+from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 from tfpolicies.config.read_only import copied
 from tfpolicies.connectors.pipelines import (
     ActionConnectorPipeline,
@@ -68,12 +69,8 @@ class Policy(abc.ABC):
     1
     """
 
-    policy_id = "default_policy"
     global_timestep: int = 0
     num_grad_updates: int = 0
-    agent_connectors: AgentConnectorPipeline | None = None
-    action_connectors: ActionConnectorPipeline | None = None
-    _views: dict[str, ViewRequirement] | None = None
 
     def __init__(
         self, observation_space: gym.Space, action_space: gym.Space, config: Mapping[str, Any]
@@ -81,6 +78,10 @@ class Policy(abc.ABC):
         self.observation_space = observation_space
         self.action_space = action_space
         self.config = config if isinstance(config, dict) else dict(config)
+        self.policy_id = DEFAULT_POLICY_ID
+        self.agent_connectors: AgentConnectorPipeline | None = None
+        self.action_connectors: ActionConnectorPipeline | None = None
+        self._views: dict[str, ViewRequirement] | None = None
         self._loaded: dict[int, SampleBatch] = {}
 
     # -- acting -------------------------------------------------------------------------------

@@ -213,7 +213,7 @@ def _check_generator(rng: np.random.Generator, given: Any) -> None:
         return
     try:
         type(rng.bit_generator)().state = given
-    except (TypeError, ValueError, KeyError) as error:
+    except (TypeError, ValueError, KeyError, OverflowError) as error:
         raise WeightsError(
             f"state['rng'] must be a state of a {type(rng.bit_generator).__name__}: {error}"
         ) from error

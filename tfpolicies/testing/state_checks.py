@@ -112,8 +112,9 @@ def checkpoint(subject: Subject) -> str:
 
 def _not_stored(config: Any) -> dict[str, Any]:
     """Returns the settings that a file may not hold: models and callables."""
+    given = config.get("model") or {}
     names = ("custom_model", "custom_action_dist")
-    model = {name: config["model"][name] for name in names if config["model"][name] is not None}
+    model = {name: given[name] for name in names if given.get(name) is not None}
     return {"model": model} if model else {}
 
 
