@@ -524,9 +524,9 @@ def test_a_whole_run_traces_each_function_once_and_compiles_the_update_at_most_t
     program = algorithm.get_policy().program
     learner, shapes, rows = program._learners[True], set(), set()
 
-    def spy(hyper, columns, *rest):
-        shapes.add(str([x.shape for x in tf.nest.flatten([hyper, columns, rest])]))
-        return learner(hyper, columns, *rest)
+    def spy(state, columns, *rest):
+        shapes.add(str([np.shape(x) for x in tf.nest.flatten([columns, rest])]))
+        return learner(state, columns, *rest)
 
     program._learners[True] = spy
     for _ in range(12):

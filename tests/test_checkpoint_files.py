@@ -88,7 +88,7 @@ def reseal(path, change):
     """Changes a manifest as a stranger would who knows the format."""
     content = json.loads(path.read_text())
     change(content)
-    content["checksum"] = manifest._checksum(content)
+    content["checksum"] = manifest.checksum(content)
     path.write_text(json.dumps(content))
 
 

@@ -32,6 +32,8 @@ from tfpolicies.storage.spaces_json import decode_space, encode_space
 POLICY_MANIFEST = "policy.json"
 ALGORITHM_MANIFEST = "algorithm.json"
 
+_PLAUSIBLE = 10_000_000  # weights of one layer that a config may name whatever a file holds
+
 _GROUPS = {
     "weights": "weights",
     "target_weights": "target",
@@ -162,8 +164,8 @@ def policy_of(
 def _check_extent(config: Mapping[str, Any], checkpoint: Checkpoint, source: str) -> None:
     """Refuses settings that claim more than the checkpoint's own arrays can hold.
 
-    A layer of n units has at least n weights, so a file that claims more lies, and building what it
-    asks for could take all memory there is.
+    A layer of n units has at least n weights, so a file that claims many more than it holds lies,
+    and building what it asks for could take all memory there is.
     """
     held = sum(np.size(array) for array in checkpoint.arrays.get("weights", {}).values())
     strategy = config.get("exploration_config") or {}
@@ -175,9 +177,9 @@ def _check_extent(config: Mapping[str, Any], checkpoint: Checkpoint, source: str
             "config={'exploration_config': {...}})."
         )
     model = config.get("model")
-    if checkpoint.arrays.get("weights") and isinstance(model, Mapping):
+    if isinstance(model, Mapping):
         claimed = max(_units(model), default=0)
-        if claimed > held:
+        if claimed > max(held, _PLAUSIBLE):
             raise CheckpointError(
                 f"{source} claims a layer of {claimed} units, but holds {held} weights in all."
             )
