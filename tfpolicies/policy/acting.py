@@ -39,6 +39,10 @@ class Acting:
         self.config = config
         self._runner: Any = None
         self._no_params = np.zeros(0, np.float32)
+        # What is asked in every step is looked up once.
+        self._num_params: int = exploration.num_params
+        self._noise_size: int = exploration.noise_size
+        self._disturbs: bool = exploration.needs_complete_episodes
         self._disturbed: tuple[int, PolicyState] | None = None
 
     @property
@@ -73,20 +77,19 @@ class Acting:
             Arrays that are valid until the next call.
         """
         rows = len(inputs[0])
-        state, explorer = self.state, self.exploration
-        if explorer.num_params:
+        state = self.state
+        params = self._no_params
+        if self._num_params:
             now = state.global_timestep if timestep is None else timestep
-            params = explorer.params(now, explore)
-        else:
-            params = self._no_params
+            params = self.exploration.params(now, explore)
         state.global_timestep += rows
         if explore:
-            noise = explorer.draw_noise(state.rng, rows, params)
+            noise = self.exploration.draw_noise(state.rng, rows, params)
+            if self._disturbs:
+                state = self._disturbed_state()
         else:
-            noise = np.zeros((rows, explorer.noise_size), np.float32)
-        if explore and explorer.needs_complete_episodes:
-            state = self._disturbed_state()
-        return self.runner.run(state, inputs, noise, params)
+            noise = np.zeros((rows, self._noise_size), np.float32)
+        return (self._runner or self.runner).run(state, inputs, noise, params)
 
     def _disturbed_state(self) -> PolicyState:
         """Returns a state with the weights that parameter noise acts with in this episode."""

@@ -107,6 +107,9 @@ class TFPolicy(PolicyKind):
         self.callbacks = made() if made is not None else None
         create = identity["__session_creator"] or session_creator(complete["tf_session_args"])
         self.program.runtime.open_sessions_with(self._state, create)
+        layout = self.program.act_layout
+        self._action_names = [port.name for port in layout.actions]
+        self._state_names = [port.name for port in layout.states]
         self._acting = Acting(self.program, self._state, self.exploration, self.config)
         self._learning = Learning(self, self.program, self._state)
         self.filter = MeanStdFilter(observation_space, spec.filtered) if spec.filtered else None
@@ -250,15 +253,15 @@ class TFPolicy(PolicyKind):
     ) -> tuple[Any, dict[str, np.ndarray]]:
         """Acts for a sampler; see `Policy.act_columns`."""
         explore = self.config["explore"] if explore is None else explore
-        out = self._acting.run([*obs, *previous, *states], explore)
-        layout = self.program.act_layout
-        columns = {port.name: x for port, x in zip(layout.actions, out.actions, strict=True)}
+        inputs = [*obs, *previous, *states] if previous or states else obs
+        out = self._acting.run(inputs, explore)
+        columns = dict(zip(self._action_names, out.actions, strict=True))
         columns["action_logp"] = out.logp
         columns["action_dist_inputs"] = out.dist_inputs
         if out.values is not None:
             columns["vf_preds"] = out.values
-        for port, state in zip(layout.states, out.states, strict=True):
-            columns[port.name] = state
+        if out.states:
+            columns.update(zip(self._state_names, out.states, strict=True))
         return nest(self.action_space, out.env_actions), columns
 
     def reads_previous(self) -> tuple[bool, bool]:

@@ -187,7 +187,10 @@ class SingleAgentSampler:
 
     def _collect(self, policy: Any, buffer: _Buffer) -> _Buffer:
         memory = self._memory_of(policy)
-        act, step_envs, space_leaves = memory.act, self.envs.step, self._leaves
+        follows = policy.follows_episodes
+        minds_ends = memory.is_needed or follows
+        act = memory.act if memory.is_needed else policy.act_columns
+        step_envs, space_leaves = self.envs.step, self._leaves
         follower = self._follower
         obs = [leaf[:, buffer.used] for leaf in buffer.obs]
         while not self._is_enough(buffer):
@@ -207,11 +210,11 @@ class SingleAgentSampler:
             obs = batch_leaves(space_leaves, step.obs, "the environment's observation")
             for leaf_buffer, leaf in zip(buffer.obs, obs, strict=True):
                 leaf_buffer[:, t + 1] = leaf
-            if memory.is_needed or policy.follows_episodes:
+            if minds_ends:
                 ended = step.terminateds | step.truncateds
                 memory.rewarded(step.rewards)
                 memory.forget(ended if step.dead is None else ended | step.dead)
-                if policy.follows_episodes and ended.any():
+                if follows and ended.any():
                     policy.next_episode()
             if step.dead is not None:
                 np.logical_not(step.dead, out=buffer.alive[:, t])

@@ -11,10 +11,13 @@ NoiseBlocks = tuple[tuple[str, int], ...]
 """Kind and number of columns of each block of a noise array, from left to right."""
 
 
+_TINY = np.finfo(np.float32).tiny
+
+
 def _gumbel(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
     # -log of a standard exponential variable is a standard Gumbel variable.
     noise = rng.standard_exponential(shape, np.float32)
-    np.maximum(noise, np.finfo(np.float32).tiny, out=noise)
+    np.maximum(noise, _TINY, out=noise)
     np.log(noise, out=noise)
     return np.negative(noise, out=noise)
 
@@ -47,7 +50,8 @@ def draw(blocks: NoiseBlocks, rng: np.random.Generator, batch_size: int) -> np.n
 
     With one block, B rows are the noise of B calls for one row each.
     """
+    if len(blocks) == 1:
+        ((kind, size),) = blocks
+        return NOISE_KINDS[kind](rng, (batch_size, size))
     parts = [NOISE_KINDS[kind](rng, (batch_size, size)) for kind, size in blocks]
-    if len(parts) == 1:
-        return parts[0]
     return np.concatenate([np.zeros((batch_size, 0), np.float32), *parts], axis=1)
