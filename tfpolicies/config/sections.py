@@ -137,7 +137,9 @@ class Rollouts:
         filters, chosen = ("NoFilter", *MEAN_STD_FILTERS), self.observation_filter
         check(chosen in filters, "observation_filter", f"one of {filters}", chosen)
         for name, kind in _CONNECTORS.items():
-            states = [connector_state(name, kind, given) for given in getattr(self, name)]
+            listed = getattr(self, name)
+            check(isinstance(listed, list | tuple), name, "a list of connectors", listed)
+            states = [connector_state(name, kind, given) for given in listed]
             object.__setattr__(self, name, tuple(states))
         scaled = self.reward_filter
         check(scaled in filters, "reward_filter", f"one of {filters}", scaled)

@@ -128,7 +128,10 @@ def decode_config(
 
 def state_of(checkpoint: Checkpoint) -> dict[str, Any]:
     """Returns the state, as `set_state` takes it, that a policy's checkpoint holds."""
-    state = {key: decode_value(value) for key, value in checkpoint.manifest["state"].items()}
+    stored = checkpoint.manifest["state"]
+    if not isinstance(stored, Mapping):
+        raise CheckpointError(f"A checkpoint's state must be a dict, got {stored!r:.80}.")
+    state = {key: decode_value(value) for key, value in stored.items()}
     arrays = checkpoint.arrays
     return state | {key: arrays[group] for key, group in _GROUPS.items() if group in arrays}
 
