@@ -39,7 +39,7 @@ def session_creator(session_args: Mapping[str, Any]) -> Callable[[], Any]:
     """
     try:
         config = tf.compat.v1.ConfigProto(**session_args)
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, OverflowError) as error:
         raise ConfigError(
             f"tf_session_args={dict(session_args)!r} must be fields of tf.compat.v1.ConfigProto: "
             f"{error}"
