@@ -7,7 +7,7 @@ nor lists (tensors) are handed through untouched where that is possible.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,32 @@ def map_leaves(function: Callable[[Any], Any], column: Any) -> Any:
     if isinstance(column, tuple):
         return tuple(map_leaves(function, part) for part in column)
     return function(column)
+
+
+def with_batch_axis(value: Any) -> Any:
+    """Returns one observation or action as a batch of one row, whatever its nesting.
+
+    >>> with_batch_axis({"a": 3})
+    {'a': array([3])}
+    """
+    if isinstance(value, Mapping):
+        return {key: with_batch_axis(part) for key, part in value.items()}
+    if isinstance(value, tuple):
+        return tuple(with_batch_axis(part) for part in value)
+    return np.asarray(value)[None]
+
+
+def first_row(value: Any) -> Any:
+    """Returns the first row of a batch, whatever its nesting.
+
+    >>> first_row(([7, 8], {"a": [9, 10]}))
+    (7, {'a': 9})
+    """
+    if isinstance(value, Mapping):
+        return {key: first_row(part) for key, part in value.items()}
+    if isinstance(value, tuple):
+        return tuple(first_row(part) for part in value)
+    return value[0]
 
 
 def iterate_leaves(column: Any) -> Iterator[Any]:

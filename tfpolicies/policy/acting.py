@@ -11,6 +11,7 @@ import gymnasium as gym
 import numpy as np
 import tensorflow as tf
 
+from tfpolicies.batch.leaves import with_batch_axis
 from tfpolicies.errors import BatchError, ConfigError, ObservationError, UsageError
 from tfpolicies.models.spaces import batch_leaves, nest
 from tfpolicies.program.functions import ActOutputs
@@ -241,18 +242,10 @@ class Acting:
             normalize=spec.pipeline.normalize if unsquash is None else unsquash,
             clip=spec.pipeline.clip if clip is None else clip,
         )
-        rows = _with_rows(action)
+        rows = with_batch_axis(action)
         found = batch_leaves(spec.action_leaves, rows, "action")
         mapped = pipeline.to_env([tf.constant(leaf) for leaf in found])
         return nest(spec.action_space, [x.numpy()[0] for x in mapped])
-
-
-def _with_rows(action: Any) -> Any:
-    if isinstance(action, dict):
-        return {key: _with_rows(part) for key, part in action.items()}
-    if isinstance(action, tuple):
-        return tuple(_with_rows(part) for part in action)
-    return np.asarray(action)[None]
 
 
 def _missing(argument: str, what: str, name: str) -> str:

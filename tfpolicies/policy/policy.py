@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 
+from tfpolicies.batch.leaves import first_row, with_batch_axis
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.batch.view_defaults import default_view_requirements, with_memory
 from tfpolicies.batch.view_requirement import ViewRequirement
@@ -188,14 +189,14 @@ class Policy(abc.ABC):
             input_dict = {key: value for key, value in given.items() if value is not None}
             input_dict.update({f"state_in_{i}": part for i, part in enumerate(state or ())})
         batch = {
-            key: value if key == "seq_lens" else _with_batch_axis(value)
+            key: value if key == "seq_lens" else with_batch_axis(value)
             for key, value in input_dict.items()
         }
         actions, states, extras = self.compute_actions_from_input_dict(
             batch, explore=explore, timestep=timestep, episodes=[episode], **kwargs
         )
         first = {key: value[0] for key, value in extras.items()}
-        return _first_row(actions), [part[0] for part in states], first
+        return first_row(actions), [part[0] for part in states], first
 
     def act_columns(
         self,
@@ -723,19 +724,3 @@ def require_loaded(rows: int, offset: int, buffer_index: int) -> None:
         )
     if not 0 <= offset < rows:
         raise BatchError(f"offset must be in [0, {rows}), got {offset}.")
-
-
-def _with_batch_axis(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _with_batch_axis(part) for key, part in value.items()}
-    if isinstance(value, tuple):
-        return tuple(_with_batch_axis(part) for part in value)
-    return np.asarray(value)[None]
-
-
-def _first_row(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _first_row(part) for key, part in value.items()}
-    if isinstance(value, tuple):
-        return tuple(_first_row(part) for part in value)
-    return value[0]

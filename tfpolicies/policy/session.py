@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tfpolicies.batch.leaves import first_row, with_batch_axis
 from tfpolicies.models.ports import action_ports
 from tfpolicies.models.spaces import action_leaves, batch_leaves, leaves
 
@@ -46,12 +47,12 @@ class Session:
             ObservationError: if the observation does not fit the space.
         """
         single = self.batch_size is None
-        batch = _with_rows(obs) if single else obs
+        batch = with_batch_axis(obs) if single else obs
         found = batch_leaves(self._leaves, batch, "obs")
         if reward is not None:
             self.memory.rewarded(np.asarray(reward, np.float32).reshape(-1))
         actions, _ = self.memory.act(found, explore)
-        return _first(actions) if single else actions
+        return first_row(actions) if single else actions
 
 
 class Memory:
@@ -100,6 +101,17 @@ class Memory:
         """Takes down the rewards `[N]` of the last actions."""
         self._rewards = np.array(rewards, np.float32)
 
+    def stepped(self, rewards: np.ndarray, ended: np.ndarray, dead: np.ndarray | None) -> None:
+        """Takes down what a step of the environments gave.
+
+        Args:
+            rewards: `[N]`.
+            ended: bool `[N]`: the episode ended in this step.
+            dead: bool `[N]`: the environment was only reset in it; None if none was.
+        """
+        self.rewarded(rewards)
+        self.forget(ended if dead is None else ended | dead)
+
     def forget(self, rows: Any) -> None:
         """Starts new episodes in the environments of a bool or index array."""
         for array, start in zip(self._states, self._start, strict=True):
@@ -119,19 +131,3 @@ class Memory:
         self._states = [np.array(state[f"state_{i}"]) for i in range(len(self._states))]
         self._actions = [np.array(state[f"action_{i}"]) for i in range(len(self._actions))]
         self._rewards = np.array(state["rewards"])
-
-
-def _with_rows(obs: Any) -> Any:
-    if isinstance(obs, dict):
-        return {key: _with_rows(part) for key, part in obs.items()}
-    if isinstance(obs, tuple):
-        return tuple(_with_rows(part) for part in obs)
-    return np.asarray(obs)[None]
-
-
-def _first(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _first(part) for key, part in value.items()}
-    if isinstance(value, tuple):
-        return tuple(_first(part) for part in value)
-    return value[0]

@@ -48,9 +48,7 @@ def play_episodes(
         env_actions, _ = memory.act(obs)
         step = envs.step(env_actions)
         if memory.is_needed:
-            memory.rewarded(step.rewards)
-            ended = step.terminateds | step.truncateds
-            memory.forget(ended if step.dead is None else ended | step.dead)
+            memory.stepped(step.rewards, step.terminateds | step.truncateds, step.dead)
         obs = batch_leaves(space_leaves, step.obs, "the environment's observation")
         alive = True if step.dead is None else ~step.dead
         returns += np.where(alive, step.rewards, 0.0)

@@ -212,8 +212,7 @@ class SingleAgentSampler:
                 leaf_buffer[:, t + 1] = leaf
             if minds_ends:
                 ended = step.terminateds | step.truncateds
-                memory.rewarded(step.rewards)
-                memory.forget(ended if step.dead is None else ended | step.dead)
+                memory.stepped(step.rewards, ended, step.dead)
                 if follows and ended.any():
                     policy.next_episode()
             if step.dead is not None:
