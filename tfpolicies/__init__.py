@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tfpolicies.config.callbacks import DefaultCallbacks
     from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID, PolicySpec
     from tfpolicies.policy.policy import Policy
+    from tfpolicies.policy.policy_map import PolicyMap
     from tfpolicies.policy.tf_policy import TFPolicy
     from tfpolicies.rollout.rollout_worker import RolloutWorker
 
@@ -47,6 +48,7 @@ _HOMES = {
     "PPOTF1Policy": "tfpolicies.algorithms.ppo",
     "PPOTF2Policy": "tfpolicies.algorithms.ppo",
     "Policy": "tfpolicies.policy.policy",
+    "PolicyMap": "tfpolicies.policy.policy_map",
     "PolicySpec": "tfpolicies.config.policy_spec",
     "RolloutWorker": "tfpolicies.rollout.rollout_worker",
     "SampleBatch": "tfpolicies.batch.sample_batch",
@@ -77,6 +79,7 @@ __all__ = [
     "PPOTF1Policy",
     "PPOTF2Policy",
     "Policy",
+    "PolicyMap",
     "PolicySpec",
     "RolloutWorker",
     "SampleBatch",

@@ -16,7 +16,7 @@ from tfpolicies.errors import BatchError, ConfigError, ObservationError, UsageEr
 from tfpolicies.models.spaces import batch_leaves, nest
 from tfpolicies.program.functions import ActOutputs
 from tfpolicies.program.program import Program
-from tfpolicies.state import PolicyState
+from tfpolicies.state import PolicyState, tick
 
 logger = logging.getLogger("tfpolicies")
 
@@ -83,22 +83,23 @@ class Acting:
         if self._num_params:
             now = state.global_timestep if timestep is None else timestep
             params = self.exploration.params(now, explore)
-        state.global_timestep += rows
-        if explore:
-            noise = self.exploration.draw_noise(state.rng, rows, params)
-            if self._disturbs:
-                state = self._disturbed_state()
-        else:
-            noise = np.zeros((rows, self._noise_size), np.float32)
-        return (self._runner or self.runner).run(state, inputs, noise, params)
+        runner = self._runner or self.runner
+        state.last_used = tick()
+        with state.lock:
+            state.global_timestep += rows
+            if explore:
+                noise = self.exploration.draw_noise(state.rng, rows, params)
+                if self._disturbs:
+                    state = self._disturbed_state()
+            else:
+                noise = np.zeros((rows, self._noise_size), np.float32)
+            return runner.run(state, inputs, noise, params)
 
     def _disturbed_state(self) -> PolicyState:
         """Returns a state with the weights that parameter noise acts with in this episode."""
         known, explorer = self._disturbed, self.exploration
         if known is None or known[0] != self.state.version or explorer.wants_perturbation:
-            disturbed = PolicyState(self.program.layout, self.state.hyper, self.state.rng)
-            for name, segment in self.state.segments.items():
-                disturbed.segments[name][...] = segment
+            disturbed = self.state.copy()
             weights = {
                 slot.key: self.state.arrays[slot.key] for slot in disturbed.layout.of("model")
             }

@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies.errors import BatchError, ConfigError, MissingColumnError, near_matches
-from tfpolicies.models.network import fresh_weights, variable_keys
+from tfpolicies.models.network import FreshWeights, variable_keys
 from tfpolicies.models.ports import SEQ_LENS, InputPorts, Port
 from tfpolicies.program.functions import LOSS_MASK, ActInputs, Differentiated, ProgramFunctions
 from tfpolicies.program.minibatches import Minibatches, draw_minibatches, padded_rows
@@ -71,6 +71,7 @@ class Program:
         self._eager = FunctionRuntime(*parts, traced=spec.static["eager_tracing"])
         in_graph = spec.policy_class.runtime == "session"
         self.runtime: Runtime = SessionRuntime(*parts, self.lock) if in_graph else self._eager
+        self._fresh: FreshWeights | None = None
         self._signature: LearnerSignature | None = None
         self._learners: dict[bool, Any] = {}
         self._single: Any = None
@@ -123,8 +124,10 @@ class Program:
         made with a model instance, the `template`, starts with that instance's weights.
         """
         state = PolicyState(self.layout, hyper, np.random.default_rng(rng_seed))
-        model = self.functions.network.model
-        values = fresh_weights(model, weight_seed, self._model_start[: len(model.variables)])
+        if self._fresh is None:
+            model = self.functions.network.model
+            self._fresh = FreshWeights(model, self._model_start[: len(model.variables)])
+        values = self._fresh.draw(weight_seed)
         if template is not None and template not in self._templates_taken:
             self._templates_taken.add(template)
             for i, variable in enumerate(template.variables):
@@ -138,7 +141,7 @@ class Program:
 
     def model_of(self, state: PolicyState) -> Any:
         """Returns the Keras model with a state in it, until another one takes its place."""
-        with self.lock:
+        with state.lock, self.lock:
             self._eager.load(state)
             return self.functions.network.model
 
@@ -299,7 +302,7 @@ class Program:
         if not self.resolve_jit():  # XLA would compile anew for each smaller size
             size = min(size, rows)
         minibatches = draw_minibatches(rows, num_epochs, size, state.rng if shuffle else None)
-        with self.lock, self.runtime.updating(state):
+        with state.changing(), self.lock, self.runtime.updating(state):
             totals = self._run(state, columns, rows, minibatches)
         state.num_grad_updates += minibatches.steps
         return dict(zip(("mean", "min", "max"), totals, strict=True))
@@ -333,7 +336,7 @@ class Program:
             width = padded_rows(items, 1, self._capacity.get((0, 0), 0))
             self._capacity[0, 0] = width
         mask = (np.arange(width) < items).astype(np.float32)
-        with self.lock, self.runtime.updating(state):
+        with state.changing(), self.lock, self.runtime.updating(state):
             if self._single is None:
                 self._single = self.runtime.single_learner(self.signature.columns, jit=jit)
             stats, fetches = self._single(state, _pad(columns, width), mask)
@@ -453,7 +456,7 @@ class Program:
     ) -> tuple[list[np.ndarray], dict[str, float]]:
         """Returns the gradients of one batch, in the order of the trainable variables."""
         count_rows(columns)
-        with self.lock, self.runtime.updating(state, read_back=False):
+        with state.lock, self.lock, self.runtime.updating(state, read_back=False):
             if self._gradients is None:
                 self._gradients = self.runtime.gradient_function(self.signature.columns)
             gradients, stats = self._gradients(state, dict(columns))
@@ -461,7 +464,7 @@ class Program:
 
     def apply_gradients(self, state: PolicyState, gradients: Sequence[np.ndarray]) -> None:
         """Updates a state with given gradients."""
-        with self.lock, self.runtime.updating(state):
+        with state.changing(), self.lock, self.runtime.updating(state):
             self.runtime.apply_gradients(state, list(gradients))
 
     def select_columns(self, batch: Mapping[str, Any]) -> dict[str, Any]:

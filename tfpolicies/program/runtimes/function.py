@@ -162,7 +162,5 @@ class FunctionRuntime(Runtime):
 
     def read_into(self, state: PolicyState) -> None:
         """Copies the resident variables into a state."""
-        for name, values in self._read().items():
-            state.segments[name][...] = values.numpy()
-        state.version += 1
+        state.write_segments({name: values.numpy() for name, values in self._read().items()})
         self._resident.note(state)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +21,8 @@ OPSET = 18
 _MAX_BINDINGS = 16  # batch sizes kept bound at once
 
 
-class _Binding(NamedTuple):
+@dataclass(eq=False, slots=True)
+class _Binding:
     """One batch size, bound: ONNX Runtime keeps output buffers, so each size has its own."""
 
     io: Any
@@ -27,6 +30,14 @@ class _Binding(NamedTuple):
     noise: np.ndarray
     params: np.ndarray
     outputs: ActOutputs
+    weights: Any = None  # the segments of the state whose weights are bound: they stay in memory
+
+
+class _Bindings(threading.local):
+    """The bindings of one thread, by batch size, so that no thread waits for another."""
+
+    def __init__(self) -> None:
+        self.by_size: OrderedDict[int, _Binding] = OrderedDict()
 
 
 class OnnxActor:
@@ -70,8 +81,7 @@ class OnnxActor:
         self._noise_size = noise_size
         self._num_params = num_params
         self._act = act
-        self._bindings: OrderedDict[int, _Binding] = OrderedDict()
-        self._bound_state: Any = None
+        self._bindings = _Bindings()
 
     def run(
         self,
@@ -82,17 +92,21 @@ class OnnxActor:
     ) -> ActOutputs:
         """Acts for `state`; see `ActInputs`; `noise=None` is zeros.
 
-        Returns the output buffers of this batch size: valid until the next call of the same size.
+        Returns the output buffers of this batch size: valid until the thread's next call of the
+        same size.
         """
-        if self._bound_state is not state:
-            self._bindings.clear()
-            self._bound_state = state
         size = len(inputs[0])
-        binding = self._bindings.get(size)
+        binding = self._bindings.by_size.get(size)
         if binding is None:
             if size == 0:  # ONNX Runtime mistakes the shapes of empty results
                 return self._act.unflatten([port.zeros(0) for port in self._act.ports()])
-            binding = self._bind(state, size)
+            binding = self._bind(size)
+        weights = state.segments
+        if binding.weights is not weights:
+            arrays = state.arrays
+            for name, key in self._weights:
+                binding.io.bind_cpu_input(name, arrays[key])
+            binding.weights = weights
         for buffer, array in zip(binding.inputs, inputs, strict=True):
             buffer[...] = array
         if noise is None:
@@ -104,10 +118,8 @@ class OnnxActor:
         self._session.run_with_iobinding(binding.io)
         return binding.outputs
 
-    def _bind(self, state: Any, size: int) -> _Binding:
+    def _bind(self, size: int) -> _Binding:
         io = self._session.io_binding()
-        for name, key in self._weights:
-            io.bind_cpu_input(name, state.arrays[key])
 
         def bound(name: str, array: np.ndarray) -> np.ndarray:
             if name in self._present:
@@ -129,11 +141,11 @@ class OnnxActor:
                 buffer_ptr=array.ctypes.data,
             )
             outputs.append(array)
-        if len(self._bindings) >= _MAX_BINDINGS:
-            self._bindings.popitem(last=False)
-        binding = _Binding(io, inputs, noise, params, self._act.unflatten(outputs))
-        self._bindings[size] = binding
-        return binding
+        bindings = self._bindings.by_size
+        if len(bindings) >= _MAX_BINDINGS:
+            bindings.popitem(last=False)
+        bindings[size] = _Binding(io, inputs, noise, params, self._act.unflatten(outputs))
+        return bindings[size]
 
 
 def convert(

@@ -1,0 +1,323 @@
+"""Which states are in memory: the least recently used ones go to a stash and come back.
+
+What is paged are a state's variables; policies, their generators, counters and hyper-parameters
+stay. A state that was not changed since it was last written is dropped without a write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from tfpolicies.errors import StashError
+from tfpolicies.state import PolicyState, tick
+from tfpolicies.storage.stash import Stash
+
+_MOST_MAPPED = 512  # frozen states: each memory map keeps a file open
+
+
+class PagingStatistics(NamedTuple):
+    """How a `PolicyMap` used its memory so far.
+
+    >>> PagingStatistics(hits=3, misses=1).hit_rate
+    0.75
+    """
+
+    policies: int = 0
+    in_memory: int = 0
+    pinned: int = 0
+    frozen: int = 0
+    hits: int = 0  # states asked for that were in memory
+    misses: int = 0  # and those that were brought back
+    evictions: int = 0
+    writes: int = 0  # evictions that had something to write, and other writes
+    bytes_in_memory: int = 0  # of states that are not frozen
+    bytes_on_disk: int = 0
+    seconds: float = 0.0  # spent on reading and writing
+
+    @property
+    def hit_rate(self) -> float:
+        """The share of hits; 1 before anything was asked for."""
+        asked = self.hits + self.misses
+        return self.hits / asked if asked else 1.0
+
+
+class Page:
+    """One state under paging.
+
+    Args:
+        pager: pages it.
+        name: of its entry in the stash.
+        state: the state.
+        on_eviction: called when the state leaves memory.
+    """
+
+    def __init__(
+        self, pager: Pager, name: str, state: PolicyState, on_eviction: Callable[[], None]
+    ) -> None:
+        self.pager = pager
+        self.name = name
+        self.state = state
+        self.on_eviction = on_eviction
+        self.stash = pager.stash
+        self.written: int | None = None  # the version of the variables that lies in the stash
+        self.is_pinned = False
+        self.was_written_here = True  # not opened from what another map wrote
+        self.noted = 0  # when the state was last used, as the pager's order has it
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether the state is mapped from the stash, read-only."""
+        return self.state.frozen_as is not None
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether the variables in memory are not in the stash."""
+        return self.written != self.state.version
+
+    def bring_back(self, state: PolicyState) -> np.ndarray:
+        """Returns the variables from the stash; see `tfpolicies.state.Pager`."""
+        return self.pager.bring_back(self, state)
+
+
+class Pager:
+    """Keeps at most so many states in memory, and so many bytes; the rest in a stash.
+
+    Thread-safe. Its lock is the last of all that are taken: with it held, nobody waits for a
+    state's lock; a state whose lock is taken is not evicted.
+
+    Args:
+        capacity: states in memory, at least 1; None for any number.
+        capacity_bytes: bytes of states in memory; None for any number.
+        stash: where states go.
+    """
+
+    def __init__(self, capacity: int | None, capacity_bytes: int | None, stash: Stash) -> None:
+        self.capacity = capacity
+        self.capacity_bytes = capacity_bytes
+        self.stash = stash
+        self._lock = threading.RLock()
+        self._pages: dict[PolicyState, Page] = {}
+        self._in_memory: set[Page] = set()
+        self._order: list[tuple[int, int, Page]] = []  # a heap: when each was last used, as noted
+        self._tickets = itertools.count()
+        self._bytes = 0
+        self._counts = dict.fromkeys(("hits", "misses", "evictions", "writes"), 0)
+        self._seconds = 0.0
+
+    def __getitem__(self, state: PolicyState) -> Page:
+        return self._pages[state]
+
+    def __contains__(self, state: PolicyState) -> bool:
+        return state in self._pages
+
+    # -- which states -------------------------------------------------------------------------
+
+    def add(self, name: str, state: PolicyState, on_eviction: Callable[[], None]) -> Page:
+        """Takes a state that is in memory under paging, as the most recently used one.
+
+        Raises:
+            StashError: if another one must go for it and cannot be written; nothing is changed.
+        """
+        with self._lock:
+            page = Page(self, name, state, on_eviction)
+            self._make_room(page)
+            self._pages[state] = page
+            state.pager = page
+            self._take_in(page)
+            return page
+
+    def adopt(
+        self, name: str, state: PolicyState, on_eviction: Callable[[], None], stash: Stash
+    ) -> Page:
+        """Takes a state under paging that lies in a stash; what it has in memory is let go.
+
+        Args:
+            name: of its entry.
+            state: the state; a frozen one is mapped.
+            on_eviction: called when the state leaves memory.
+            stash: where it lies.
+        """
+        with state.lock, self._lock:
+            page = Page(self, name, state, on_eviction)
+            page.stash, page.written = stash, state.version
+            page.was_written_here = False
+            self._pages[state] = page
+            state.pager = page
+            state.page_out()
+            return page
+
+    def remove(self, state: PolicyState) -> None:
+        """Takes a state out of paging; it stays in, or comes back into, memory for good.
+
+        One that cannot be read back is taken out all the same, and still says so when it is used.
+        """
+        with state.lock:
+            with contextlib.suppress(StashError):
+                _ = state.segments
+            with self._lock:
+                page = self._pages.pop(state)
+                if page in self._in_memory:
+                    self._let_go(page)
+                    state.pager = None
+            if not page.is_frozen:
+                self.stash.remove(page.name)
+
+    def touch(self, state: PolicyState) -> None:
+        """Makes a state the most recently used one, and brings it back if it is not in memory."""
+        with self._lock:
+            state.last_used = tick()
+            if self._pages.get(state) in self._in_memory:
+                self._counts["hits"] += 1
+                return
+        _ = state.segments
+
+    def bring_back(self, page: Page, state: PolicyState) -> np.ndarray:
+        """Returns the variables of a state, making room for them; `state.lock` is held."""
+        with self._lock:
+            self._counts["misses"] += 1
+            self._make_room(page)
+            begun = time.perf_counter()
+            size = state.layout.num_bytes
+            read = page.stash.map if page.is_frozen else page.stash.read
+            memory = read(page.name, size)
+            self._seconds += time.perf_counter() - begun
+            self._take_in(page)
+            return memory
+
+    # -- eviction -----------------------------------------------------------------------------
+
+    def _take_in(self, page: Page) -> None:
+        page.state.last_used = tick()
+        self._in_memory.add(page)
+        self._note(page)
+        self._bytes += self._cost(page)
+
+    def _note(self, page: Page) -> None:
+        page.noted = page.state.last_used
+        heapq.heappush(self._order, (page.noted, next(self._tickets), page))
+
+    def _let_go(self, page: Page) -> None:
+        self._in_memory.remove(page)
+        self._bytes -= self._cost(page)
+
+    def _cost(self, page: Page) -> int:
+        return 0 if page.is_frozen else page.state.layout.num_bytes
+
+    def _make_room(self, page: Page) -> None:
+        """Evicts the least recently used states until one more fits."""
+        while self._is_full(page):
+            victim = self._victim()
+            if victim is None:  # all others are pinned or in use at this moment
+                return
+            try:
+                self._evict(victim)
+            except BaseException:
+                self._note(victim)
+                raise
+            finally:
+                victim.state.lock.release()
+
+    def _is_full(self, page: Page) -> bool:
+        capacity = _MOST_MAPPED if self.capacity is None and page.is_frozen else self.capacity
+        if capacity is not None and len(self._in_memory) >= capacity:
+            return True
+        budget, cost = self.capacity_bytes, self._cost(page)
+        return budget is not None and bool(cost) and self._bytes + cost > budget
+
+    def _victim(self) -> Page | None:
+        """Returns the page to evict next, the least recently used one, its state's lock taken."""
+        passed = []
+        try:
+            while self._order:
+                known, _, page = heapq.heappop(self._order)
+                if page not in self._in_memory or page.noted != known:
+                    continue
+                if page.state.last_used != known:  # it was used after that
+                    self._note(page)
+                    continue
+                lock = page.state.lock
+                is_free = not (page.is_pinned or lock._is_owned())  # type: ignore[attr-defined]
+                if is_free and lock.acquire(blocking=False):
+                    return page
+                passed.append(page)
+            return None
+        finally:
+            for page in passed:
+                self._note(page)
+
+    def _evict(self, page: Page) -> None:
+        self._write(page)
+        page.state.page_out()
+        self._let_go(page)
+        self._counts["evictions"] += 1
+        page.on_eviction()
+
+    def _write(self, page: Page) -> None:
+        if page.is_dirty:
+            begun = time.perf_counter()
+            page.stash.write(page.name, page.state.memory)
+            self._seconds += time.perf_counter() - begun
+            page.written = page.state.version
+            self._counts["writes"] += 1
+
+    def evict(self, state: PolicyState) -> None:
+        """Takes a state out of memory now, unless it is pinned."""
+        with state.lock, self._lock:
+            page = self._pages[state]
+            if page in self._in_memory and not page.is_pinned:
+                self._evict(page)
+
+    # -- what is asked of single states --------------------------------------------------------
+
+    def write(self, state: PolicyState) -> None:
+        """Writes a state to the stash if what lies there is older; it stays in memory."""
+        with state.lock, self._lock:
+            page = self._pages[state]
+            if page in self._in_memory:
+                self._write(page)
+
+    def freeze(
+        self, state: PolicyState, policy_id: str, name: str, stash: Stash, *, written_here: bool
+    ) -> None:
+        """Lets a state be mapped from an entry of a stash, where it was written, from now on.
+
+        Args:
+            state: the state.
+            policy_id: what it is called in messages.
+            name: of the entry.
+            stash: where it lies.
+            written_here: whether it was this process that wrote it.
+        """
+        with state.lock, self._lock:
+            page = self._pages[state]
+            if page in self._in_memory:
+                self._let_go(page)
+                state.page_out()
+            self.stash.remove(page.name)
+            page.name, page.stash, page.written = name, stash, state.version
+            page.was_written_here = written_here
+            state.frozen_as = policy_id
+
+    def statistics(self) -> PagingStatistics:
+        """Returns the figures so far."""
+        with self._lock:
+            pages = self._pages.values()
+            stashed = [x for x in pages if x.written is not None]
+            return PagingStatistics(
+                policies=len(self._pages),
+                in_memory=len(self._in_memory),
+                pinned=sum(page.is_pinned for page in pages),
+                frozen=sum(page.is_frozen for page in pages),
+                bytes_in_memory=self._bytes,
+                bytes_on_disk=sum(page.state.layout.num_bytes for page in stashed),
+                seconds=self._seconds,
+                **self._counts,
+            )
