@@ -14,12 +14,16 @@ import probe
 probe.hush()
 
 import gymnasium as gym  # noqa: E402
+import ray  # noqa: E402
 import tensorflow as tf  # noqa: E402
 from ray.rllib.algorithms.ppo import PPOConfig  # noqa: E402
 from ray.rllib.algorithms.ppo.ppo_tf_policy import PPOTF1Policy, PPOTF2Policy  # noqa: E402
 from ray.rllib.evaluation.rollout_worker import RolloutWorker  # noqa: E402
+from ray.rllib.policy.policy_map import PolicyMap  # noqa: E402
 from ray.rllib.policy.sample_batch import DEFAULT_POLICY_ID, SampleBatch  # noqa: E402
+from ray.rllib.utils.policy import create_policy_for_framework  # noqa: E402
 from ray.rllib.utils.sgd import do_minibatch_sgd  # noqa: E402
+from ray.rllib.utils.tf_utils import get_tf_eager_cls_if_necessary  # noqa: E402
 
 tf.get_logger().setLevel("ERROR")
 
@@ -118,9 +122,36 @@ def _learn_loaded(worker: RolloutWorker, batch: SampleBatch) -> None:
             policy.learn_on_loaded_batch(int(index) * probe.MINIBATCH, buffer_index=0)
 
 
+def league(request: probe.Request) -> probe.Figures:
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+    worker = _worker("tf2")
+    policy, config = worker.get_policy(), worker.config.to_dict()
+    policy_class = get_tf_eager_cls_if_necessary(PPOTF2Policy, config)
+    swappable = "swappable" in request.variant
+
+    def add(policies: PolicyMap, name: str) -> None:
+        spaces = policy.observation_space, policy.action_space
+        policies[name] = create_policy_for_framework(name, policy_class, dict(config), *spaces)
+
+    def snapshot(policies: PolicyMap, name: str) -> None:
+        add(policies, name)
+        policies[name].set_state(policies["main"].get_state())
+
+    def new_map(capacity: int) -> PolicyMap:
+        return PolicyMap(capacity=capacity, policy_states_are_swappable=swappable)
+
+    return probe.league_figures(new_map, add, snapshot, request.seconds)
+
+
 if __name__ == "__main__":
     random.seed(0)
     probe.serve(
         ["ray", "tensorflow-cpu", "tensorflow-probability", "gymnasium", "numpy"],
-        {"acting": acting, "one_update": one_update, "sampling": sampling, "update": update},
+        {
+            "acting": acting,
+            "one_update": one_update,
+            "sampling": sampling,
+            "update": update,
+            "league": league,
+        },
     )
