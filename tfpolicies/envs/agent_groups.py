@@ -70,8 +70,8 @@ class GroupedAgents(MultiAgentEnv):
         grouped = self._group_obs(obs)
         return grouped, self._group_infos(infos, grouped)
 
-    def step(self, action_dict: Mapping[Any, Any]) -> MultiAgentStep:
-        actions = {}
+    def step(self, action_dict: Mapping[Any, Any]) -> Any:
+        actions: dict[Any, Any] = {}
         for agent, action in action_dict.items():
             if agent in self.groups:
                 pairs = zip(self.groups[agent], action, strict=True)
@@ -131,5 +131,3 @@ class GroupedAgents(MultiAgentEnv):
 
     def close(self) -> None:
         self.env.close()
-
-

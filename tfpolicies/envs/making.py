@@ -61,7 +61,7 @@ class EnvContext(dict[str, Any]):
         )
 
 
-def make_environments(
+def make_any_environments(
     source: Any,
     num_envs: int,
     context: EnvContext,
@@ -69,7 +69,7 @@ def make_environments(
     *,
     checked: bool = True,
 ) -> Environments | MultiAgentEnvironments:
-    """Makes `num_envs` environments and puts them behind one step.
+    """Makes `num_envs` environments of one agent or of several.
 
     Args:
         source: a name registered with Gymnasium (stepped by its own vector implementation if it
@@ -98,6 +98,31 @@ def make_environments(
     if on_created is not None:
         for i, env in enumerate(made.instances()):
             on_created(env, context.copy_with(i), i)
+    return made
+
+
+def make_environments(
+    source: Any,
+    num_envs: int,
+    context: EnvContext,
+    on_created: Callable[[Any, EnvContext, int], None] | None = None,
+    *,
+    checked: bool = True,
+) -> Environments:
+    """Makes `num_envs` environments of one agent and puts them behind one step.
+
+    The arguments are those of `make_any_environments`.
+
+    Raises:
+        EnvError: for an unknown name, or if nothing usable is made; also for several agents.
+    """
+    made = make_any_environments(source, num_envs, context, on_created, checked=checked)
+    if isinstance(made, MultiAgentEnvironments):
+        made.close()
+        raise EnvError(
+            f"{source!r} has several agents, but one policy is to act in it. Say which policies "
+            "act for which agents, or take an environment with one agent."
+        )
     return made
 
 

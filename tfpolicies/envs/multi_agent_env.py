@@ -45,7 +45,7 @@ class MultiAgentEnv(gym.Env):
     @abc.abstractmethod
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Mapping[Any, Any], Mapping[Any, Any]]:
+    ) -> tuple[Any, dict[Any, Any]]:
         """Starts an episode.
 
         Returns:
@@ -69,7 +69,7 @@ class MultiAgentEnv(gym.Env):
         if told:
             return set(told)
         both = (getattr(self, name, None) for name in ("observation_space", "action_space"))
-        by_agent = [space for space in both if _is_nested(space)]
+        by_agent: list[Any] = [space for space in both if _is_nested(space)]
         same = len(by_agent) == 2 and set(by_agent[0]) == set(by_agent[1])
         return set(by_agent[0]) if same else set()
 
@@ -192,7 +192,7 @@ def make_multi_agent(
             }
             return {i: x[0] for i, x in started.items()}, {i: x[1] for i, x in started.items()}
 
-        def step(self, action_dict: Mapping[Any, Any]) -> MultiAgentStep:
+        def step(self, action_dict: Mapping[Any, Any]) -> Any:
             found = {i: self.envs[i].step(action) for i, action in action_dict.items()}
             obs, rewards, terminateds, truncateds, infos = (
                 {i: result[k] for i, result in found.items()} for k in range(5)

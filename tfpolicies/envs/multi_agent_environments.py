@@ -100,9 +100,7 @@ def _require_dicts(index: int, call: str, names: Sequence[str], found: Sequence[
             )
 
 
-def _strange_infos(
-    index: int, call: str, infos: Mapping[Any, Any], obs: Mapping[Any, Any]
-) -> str:
+def _strange_infos(index: int, call: str, infos: Mapping[Any, Any], obs: Mapping[Any, Any]) -> str:
     strange = [agent for agent in infos if agent not in obs and agent != COMMON]
     return (
         f"`{call}` of environment {index} gave infos of agents without an observation: {strange}; "

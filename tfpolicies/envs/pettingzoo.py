@@ -146,7 +146,7 @@ class ParallelPettingZoo(_PettingZoo):
         obs, infos = self.env.reset(seed=seed, options=options)
         return self._seen(obs), {agent: info for agent, info in infos.items() if agent in obs}
 
-    def step(self, action_dict: Mapping[Any, Any]) -> MultiAgentStep:
+    def step(self, action_dict: Mapping[Any, Any]) -> Any:
         obs, rewards, terminateds, truncateds, infos = self.env.step(action_dict)
         ends = _with_all(terminateds, truncateds, not self.env.agents)
         known = {agent: info for agent, info in infos.items() if agent in obs}
@@ -170,7 +170,7 @@ class TurnBasedPettingZoo(_PettingZoo):
         found = self._next_turn()
         return dict(found.obs), dict(found.infos)
 
-    def step(self, action_dict: Mapping[Any, Any]) -> MultiAgentStep:
+    def step(self, action_dict: Mapping[Any, Any]) -> Any:
         agent = self.env.agent_selection
         if agent not in action_dict:
             raise EnvError(
