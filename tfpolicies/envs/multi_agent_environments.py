@@ -51,13 +51,7 @@ class MultiAgentEnvironments:
             EnvError: if the answer breaks the contract of `MultiAgentEnv`.
         """
         found = self._steps[index](actions)
-        try:
-            obs, _, terminateds, truncateds, infos = found
-            known = infos.keys() <= obs.keys() if infos else True
-            complete = ALL in terminateds and ALL in truncateds
-        except (TypeError, ValueError, AttributeError):
-            known = complete = False
-        if not known or not complete:
+        if not _keeps_the_contract(found):
             _explain(index, found)
         return found
 
@@ -69,6 +63,23 @@ class MultiAgentEnvironments:
         """Closes all copies."""
         for env in self.envs:
             env.close()
+
+
+def _keeps_the_contract(found: Any) -> bool:
+    """Returns False where a closer look is needed; it is asked in every step, so it is quick."""
+    if not isinstance(found, tuple) or len(found) != 5:
+        return False
+    obs, rewards, terminateds, truncateds, infos = found
+    return (
+        isinstance(obs, dict)
+        and isinstance(rewards, dict)
+        and isinstance(terminateds, dict)
+        and isinstance(truncateds, dict)
+        and isinstance(infos, dict)
+        and ALL in terminateds
+        and ALL in truncateds
+        and infos.keys() <= obs.keys()
+    )
 
 
 def _explain(index: int, found: Any) -> None:

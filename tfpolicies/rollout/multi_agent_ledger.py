@@ -238,10 +238,15 @@ def _as_numbers(rewards: Sequence[Any]) -> np.ndarray:
     try:
         numbers = np.array(rewards, np.float64)
     except (TypeError, ValueError):
-        numbers = np.empty(0)
-    if numbers.shape != (len(rewards),):
-        wrong = next((x for x in rewards if np.ndim(x) or not np.isreal(x)), rewards)
-        raise EnvError(
-            f"Rewards must be one number for each agent, but one is {wrong!r}. Return floats."
-        )
+        raise not_numbers(rewards) from None
+    if numbers.ndim != 1:
+        raise not_numbers(rewards)
     return numbers
+
+
+def not_numbers(rewards: Sequence[Any]) -> EnvError:
+    """Returns the error about the first of some rewards that is no number."""
+    wrong = next((x for x in rewards if np.ndim(x) or np.asarray(x).dtype.kind not in "biuf"), None)
+    return EnvError(
+        f"Rewards must be one number for each agent, but one is {wrong!r}. Return floats."
+    )

@@ -21,7 +21,7 @@ from tfpolicies.errors import ConfigError, EnvError, UsageError
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.multi_agent_batches import Postprocessor
 from tfpolicies.rollout.multi_agent_episode import Copy, MultiAgentEpisode
-from tfpolicies.rollout.multi_agent_ledger import Ledger
+from tfpolicies.rollout.multi_agent_ledger import Ledger, not_numbers
 from tfpolicies.rollout.multi_agent_rows import PolicyRows
 
 
@@ -257,7 +257,7 @@ class MultiAgentSampler:
         if rewards:
             earned = list(rewards.values())
             ledger.earn(copy.seats_of(tuple(rewards)), earned)
-            episode.total_reward += sum(earned)
+            episode.total_reward += _total(earned)
         over = bool(terminateds[ALL] or truncateds[ALL])
         if over or any(terminateds.values()) or any(truncateds.values()):
             unseen = self._take_ends(copy, obs, terminateds, truncateds)
@@ -330,6 +330,13 @@ class MultiAgentSampler:
     def get_state(self) -> None:
         """Returns None: running episodes cannot be told; a restored run begins new ones."""
         return None
+
+
+def _total(rewards: list[Any]) -> float:
+    try:
+        return float(sum(rewards))
+    except (TypeError, ValueError):
+        raise not_numbers(rewards) from None
 
 
 def _give(rows: PolicyRows, actions: Any) -> None:
