@@ -70,8 +70,8 @@ class MultiAgentEnv(gym.Env):
             return set(told)
         both = (getattr(self, name, None) for name in ("observation_space", "action_space"))
         by_agent: list[Any] = [space for space in both if _is_nested(space)]
-        same = len(by_agent) == 2 and set(by_agent[0]) == set(by_agent[1])
-        return set(by_agent[0]) if same else set()
+        same = len(by_agent) == 2 and set(by_agent[0].keys()) == set(by_agent[1].keys())
+        return set(by_agent[0].keys()) if same else set()
 
     def observation_space_of(self, agent_id: Any) -> spaces.Space:
         """Returns the observation space of one agent.
@@ -96,12 +96,14 @@ class MultiAgentEnv(gym.Env):
                 f"{type(self).__name__} has no `{name}`. Set it in `__init__`: one space for all "
                 "agents, or a gymnasium.spaces.Dict by agent id."
             )
-        if not _is_nested(space) or not any(agent in space for agent in self.get_agent_ids()):
+        # `agent in space` would ask whether the id is an element of the space.
+        known = list(space.keys()) if _is_nested(space) else []
+        if not self.get_agent_ids().intersection(known):
             return space
-        if agent_id not in space:
+        if agent_id not in known:
             raise EnvError(
                 f"`{name}` of {type(self).__name__} is a Dict by agent id, but has no agent "
-                f"{agent_id!r}, only {list(space)}.{near_matches(str(agent_id), map(str, space))} "
+                f"{agent_id!r}, only {known}.{near_matches(str(agent_id), map(str, known))} "
                 "Add the agent's space, or correct its id."
             )
         return space[agent_id]
