@@ -28,7 +28,7 @@ from ray.rllib.utils.tf_utils import get_tf_eager_cls_if_necessary  # noqa: E402
 tf.get_logger().setLevel("ERROR")
 
 
-def _worker(variant: str, num_envs: int = 1) -> RolloutWorker:
+def worker_of(variant: str, num_envs: int = 1) -> RolloutWorker:
     """Returns a worker whose policy has 2x64 tanh networks, on CartPole."""
     framework, policy_class = {"tf1": ("tf", PPOTF1Policy), "tf2": ("tf2", PPOTF2Policy)}[variant]
     if framework == "tf":
@@ -63,7 +63,7 @@ def _worker(variant: str, num_envs: int = 1) -> RolloutWorker:
 
 
 def acting(request: probe.Request) -> probe.Figures:
-    policy = _worker(request.variant).get_policy()
+    policy = worker_of(request.variant).get_policy()
 
     def figure(batch: int) -> float:
         obs = probe.observations(batch)
@@ -73,7 +73,7 @@ def acting(request: probe.Request) -> probe.Figures:
 
 
 def one_update(request: probe.Request) -> probe.Figures:
-    policy = _worker(request.variant).get_policy()
+    policy = worker_of(request.variant).get_policy()
 
     def figure(rows: int) -> float:
         def learn() -> None:
@@ -88,14 +88,14 @@ def one_update(request: probe.Request) -> probe.Figures:
 
 def sampling(request: probe.Request) -> probe.Figures:
     def figure(num_envs: int) -> float:
-        worker = _worker(request.variant, num_envs)
+        worker = worker_of(request.variant, num_envs)
         return probe.rate(lambda: worker.sample().env_steps(), request.seconds)
 
     return {str(num_envs): figure(num_envs) for num_envs in probe.ENV_COUNTS}
 
 
 def update(request: probe.Request) -> probe.Figures:
-    worker = _worker(request.variant)
+    worker = worker_of(request.variant)
     learn = {"tf1": _learn_loaded, "tf2": _learn_minibatches}[request.variant]
 
     def one() -> float:
@@ -124,7 +124,7 @@ def _learn_loaded(worker: RolloutWorker, batch: SampleBatch) -> None:
 
 def league(request: probe.Request) -> probe.Figures:
     ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
-    worker = _worker("tf2")
+    worker = worker_of("tf2")
     policy, config = worker.get_policy(), worker.config.to_dict()
     policy_class = get_tf_eager_cls_if_necessary(PPOTF2Policy, config)
     swappable = "swappable" in request.variant
