@@ -57,6 +57,8 @@ def copied(value: Any) -> Any:
 
 def in_dict(value: Any) -> Any:
     """Returns a copy of `value` as `to_dict` has it: the specs of policies as 4-tuples."""
+    if type(value) in _PLAIN:
+        return value
     if isinstance(value, Mapping):
         return {key: in_dict(part) for key, part in value.items()}
     if isinstance(value, PolicySpec):
