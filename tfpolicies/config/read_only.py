@@ -44,6 +44,13 @@ class ReadOnlyDict(dict[str, Any]):
 _PLAIN = frozenset((type(None), bool, int, float, str, type))
 
 
+def is_same(value: Any, present: Any) -> bool:
+    """Whether two values are the same object, or equal plain ones of one type."""
+    return value is present or (
+        type(value) is type(present) and type(value) in _PLAIN and value == present
+    )
+
+
 def copied(value: Any) -> Any:
     """Returns `value` with its dicts, lists and sets copied; what is in them stays the same."""
     if type(value) in _PLAIN:  # nearly all; asking for a Mapping takes ten times as long

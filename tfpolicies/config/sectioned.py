@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from tfpolicies.config.constant_settings import CONSTANTS, require_constant
 from tfpolicies.config.names import ALIASES, DICT_NAMES
-from tfpolicies.config.read_only import copied, handed_out, in_dict, merged
+from tfpolicies.config.read_only import copied, handed_out, in_dict, is_same, merged
 from tfpolicies.errors import FrozenConfigError, UnknownSettingError, near_matches
 
 # A given dict is merged over the present one, if True also the dicts in it.
@@ -79,6 +79,8 @@ class SectionedConfig:
             home = self._homes.get(known, "")
             if home not in homes and known not in also:
                 raise TypeError(self._unexpected(called, name, homes))
+            if not self._frozen and is_same(value, getattr(self._sections[home], known)):
+                continue  # most, where a policy takes over the settings of a worker
             changes = given.setdefault(home, {})
             if known in changes:
                 raise TypeError(f"{called}() got {known!r} under two names.")
@@ -221,9 +223,10 @@ class SectionedConfig:
     def _as_dict(self, *without: str) -> dict[str, Any]:
         """Returns the settings of all sections but those named."""
         settings = {
-            DICT_NAMES.get(name, name): in_dict(getattr(self._sections[home], name))
-            for name, home in self._homes.items()
+            DICT_NAMES.get(name, name): in_dict(value)
+            for home, part in self._sections.items()
             if home not in without
+            for name, value in vars(part).items()
         }
         return settings | copied(self._foreign)
 

@@ -31,8 +31,9 @@ def complete_config(policy_class: Any, config: Any) -> tuple[dict[str, Any], dic
     else:
         settings, given = config_class(), dict(config or {})
         identity.update({key: given.pop(key) for key in identity if key in given})
-        whole = settings.settings_for(config_class)
-        named = None if given.keys() >= whole.keys() else given.get("framework")
+        named = given.get("framework")
+        if named and given.keys() >= settings.settings_for(config_class).keys():
+            named = None
         settings.update_from_dict(given)
     return _of_runtime(policy_class, settings.to_dict(), named), identity
 
