@@ -6,6 +6,8 @@ from types import ModuleType
 
 import pytest
 
+from tfpolicies.envs import check_env
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
@@ -35,3 +37,16 @@ def test_the_main_job_in_python_plays_its_own_export_to_the_target(
     example = load("cartpole_main_job")
     assert example.main(tmp_path, target=60.0, max_steps=30_000, episodes=5) >= 60.0
     assert (tmp_path / "checkpoint" / "algorithm.json").is_file()
+
+
+@pytest.mark.core
+def test_cars_and_lights_are_sampled_by_three_policies(
+    load: Callable[[str], ModuleType], capsys: pytest.CaptureFixture[str]
+) -> None:
+    example = load("traffic")
+    batch = example.main()
+    assert set(batch.policy_batches) == {"car_policy1", "car_policy2", "traffic_light_policy"}
+    assert batch.env_steps() == 8 * 50
+    assert batch.agent_steps() == 8 * 50 * 29
+    assert "400 steps of the town, 11600 of cars and lights" in capsys.readouterr().out
+    check_env(example.MultiAgentTrafficGrid(num_cars=10), steps=50)
