@@ -1,6 +1,7 @@
 """Acting with many policies in one call gives what acting with one after the other gives."""
 
 import gc
+import itertools
 import threading
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 import tiny
 from gymnasium import spaces
 
-from tfpolicies import Policy, PPOTF2Policy
+from tfpolicies import Policy, PolicyMap, PPOTF2Policy
 from tfpolicies.errors import ConfigError, ObservationError, UnknownPolicyError, UsageError
 from tfpolicies.policy.policy import ActionBatch
 from tfpolicies.policy.stacked_acting import compute_actions
@@ -246,6 +247,22 @@ def test_only_changed_rows_are_copied_and_dead_policies_are_forgotten():
     assert stack.is_orphan()
 
 
+def test_policies_of_a_map_act_without_being_brought_back(tmp_path):
+    policies = PolicyMap(capacity=2, path=tmp_path)
+    policies.update(made(5))
+    twins = made(5)
+    arguments = given(twins, 3)
+    handles = {name: policies.handle(name) for name in policies}
+    brought_back = []
+    for _ in range(3):
+        assert_same(compute_actions(handles, *arguments), one_by_one(twins, arguments))
+        brought_back.append(policies.statistics.misses)
+    assert_same_counters(handles, twins)
+    assert brought_back == [5, 5, 5]  # in the first call, for the stack
+    assert len(policies.in_memory()) == 2
+    policies.close()
+
+
 def test_the_memory_of_stacks_is_bounded(monkeypatch):
     policies = made(6)
     actor = policies["p0"].program.stacked_actor("tf")
@@ -278,25 +295,28 @@ def test_a_hundred_policies_of_a_kind_are_traced_once():
 
 @BOTH
 def test_several_threads_may_act_with_the_same_policies(inference):
-    policies = made(4, inference=inference)
+    policies = made(6, inference=inference)
     obs = given(policies, 3)[0]
-    wanted = compute_actions(policies, obs, explore=False)
+    wanted = one_by_one(policies, (obs, {}, {}, {}), explore=False)
+    groups = list(itertools.combinations(policies, 3))  # more than there are stacks
     wrong = []
 
-    def act():
-        for _ in range(30):
+    def act(seed):
+        for i in np.random.default_rng(seed).permutation(len(groups)):
+            chosen = {name: obs[name] for name in groups[i]}
             try:
-                assert_same(compute_actions(policies, obs, explore=False), wanted)
+                found = compute_actions(policies, chosen, explore=False)
+                assert_same(found, {name: wanted[name] for name in chosen})
             except AssertionError as error:
                 wrong.append(error)
 
-    threads = [threading.Thread(target=act) for _ in range(4)]
+    threads = [threading.Thread(target=act, args=(seed,)) for seed in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert not wrong
-    assert [policy.global_timestep for policy in policies.values()] == [3 * 121] * 4
+    assert [policy.global_timestep for policy in policies.values()] == [3 + 3 * 4 * 10] * 6
 
 
 # -- where stacks cannot be -----------------------------------------------------------------------

@@ -145,19 +145,26 @@ class StackedActor(abc.ABC):
         with self._lock:
             stack = self._stacks.get(key)
             if stack is None:
-                self._make_room(len(states))
-                stack = self._stacks[key] = Stack(self._slots, len(states))
+                stack = self._make_room(len(states)) or Stack(self._slots, len(states))
+                self._stacks[key] = stack
             self._stacks.move_to_end(key)
             return stack
 
-    def _make_room(self, rows: int) -> None:
+    def _make_room(self, rows: int) -> Stack | None:
+        """Forgets stacks of dead states, and the oldest ones; returns one to be used again.
+
+        Whoever still acts with that one holds its lock, and makes its rows anew the next time.
+        """
         stacks = self._stacks
         for key in [key for key, stack in stacks.items() if stack.is_orphan()]:
             del stacks[key]
         while stacks and (
             len(stacks) >= _MAX_STACKS or rows + sum(s.rows for s in stacks.values()) > self._most
         ):
-            stacks.popitem(last=False)
+            _, oldest = stacks.popitem(last=False)
+            if oldest.rows == rows:
+                return oldest
+        return None
 
 
 class TracedStackedActor(StackedActor):
