@@ -234,13 +234,15 @@ def test_only_changed_rows_are_copied_and_dead_policies_are_forgotten():
     policies = made(3)
     states = [policy._state for policy in policies.values()]
     stack = stacked.Stack(policies["p0"].program.layout.of("model", "filter"), 3)
-    assert stack.refresh(states)
-    assert not stack.refresh(states)
+    stack.refresh(states)
+    stack.refresh(states)
+    assert stack.copies == 3
     stack.arrays[0][...] = 5.0  # to see what is copied
     policies["p1"].set_weights({k: 0 * x for k, x in policies["p1"].get_weights().items()})
-    assert stack.refresh(states)
+    stack.refresh(states)
     assert [row.max() for row in stack.arrays[0]] == [5.0, 0.0, 5.0]
-    assert stack.refresh(states[::-1])  # rows 0 and 2 change places
+    stack.refresh(states[::-1])  # rows 0 and 2 change places
+    assert stack.copies == 6
     assert not stack.is_orphan()
     del policies, states
     gc.collect()
@@ -332,8 +334,8 @@ def test_untraced_policies_act_one_by_one():
 def test_a_stack_that_gives_other_numbers_is_not_used(monkeypatch, caplog):
     right = stacked.TracedStackedActor._call
 
-    def wrong(self, *given, **options):
-        out = right(self, *given, **options)
+    def wrong(self, *given):
+        out = right(self, *given)
         return out._replace(logp=out.logp + 0.5)
 
     monkeypatch.setattr(stacked.TracedStackedActor, "_call", wrong)
