@@ -254,12 +254,11 @@ def test_policies_of_a_map_act_without_being_brought_back(tmp_path):
     policies.update(made(5))
     twins = made(5)
     arguments = given(twins, 3)
-    handles = {name: policies.handle(name) for name in policies}
     brought_back = []
     for _ in range(3):
-        assert_same(compute_actions(handles, *arguments), one_by_one(twins, arguments))
+        assert_same(policies.compute_actions(*arguments), one_by_one(twins, arguments))
         brought_back.append(policies.statistics.misses)
-    assert_same_counters(handles, twins)
+    assert_same_counters({name: policies.handle(name) for name in policies}, twins)
     assert brought_back == [5, 5, 5]  # in the first call, for the stack
     assert len(policies.in_memory()) == 2
     policies.close()
