@@ -11,7 +11,7 @@ import heapq
 import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +21,7 @@ from tfpolicies.state import PolicyState, tick
 from tfpolicies.storage.stash import Stash
 
 _MOST_MAPPED = 512  # frozen states: each memory map keeps a file open
+_FEW = 64  # notes of use that are no more valid
 
 
 class PagingStatistics(NamedTuple):
@@ -82,6 +83,11 @@ class Page:
         """Whether the variables in memory are not in the stash."""
         return self.written != self.state.version
 
+    def read(self) -> np.ndarray:
+        """Returns the variables from the stash: mapped if the state is frozen."""
+        read = self.stash.map if self.is_frozen else self.stash.read
+        return read(self.name, self.state.layout.num_bytes)
+
     def bring_back(self, state: PolicyState) -> np.ndarray:
         """Returns the variables from the stash; see `tfpolicies.state.Pager`."""
         return self.pager.bring_back(self, state)
@@ -109,6 +115,7 @@ class Pager:
         self._order: list[tuple[int, int, Page]] = []  # a heap: when each was last used, as noted
         self._tickets = itertools.count()
         self._bytes = 0
+        self._mapped = 0  # frozen states in memory
         self._counts = dict.fromkeys(("hits", "misses", "evictions", "writes"), 0)
         self._seconds = 0.0
 
@@ -120,19 +127,45 @@ class Pager:
 
     # -- which states -------------------------------------------------------------------------
 
-    def add(self, name: str, state: PolicyState, on_eviction: Callable[[], None]) -> Page:
+    def add(
+        self,
+        name: str,
+        state: PolicyState,
+        on_eviction: Callable[[], None],
+        leaving: PolicyState | None = None,
+    ) -> Page:
         """Takes a state that is in memory under paging, as the most recently used one.
+
+        Args:
+            name: of its entry.
+            state: the state.
+            on_eviction: called when the state leaves memory.
+            leaving: a state whose room it may have, as that one will be removed.
 
         Raises:
             StashError: if another one must go for it and cannot be written; nothing is changed.
         """
         with self._lock:
             page = Page(self, name, state, on_eviction)
-            self._make_room(page)
-            self._pages[state] = page
-            state.pager = page
-            self._take_in(page)
+            with self._without(leaving):
+                self._make_room(page)
+                self._pages[state] = page
+                state.pager = page
+                self._take_in(page)
             return page
+
+    @contextlib.contextmanager
+    def _without(self, leaving: PolicyState | None) -> Iterator[None]:
+        """Does not count a state for a while."""
+        page = None if leaving is None else self._pages.get(leaving)
+        if page is None or page not in self._in_memory:
+            yield
+            return
+        self._let_go(page)
+        try:
+            yield
+        finally:
+            self._count_in(page)
 
     def adopt(
         self, name: str, state: PolicyState, on_eviction: Callable[[], None], stash: Stash
@@ -159,16 +192,27 @@ class Pager:
 
         One that cannot be read back is taken out all the same, and still says so when it is used.
         """
-        with state.lock:
+        with state.lock, self._lock:
+            page = self._let_stay(state)
+            if not page.is_frozen or page.stash is self.stash:
+                page.stash.remove(page.name)
+
+    def leave(self, state: PolicyState) -> None:
+        """Takes a state out of paging like `remove`, but leaves what is in the stash."""
+        with state.lock, self._lock:
+            self._let_stay(state)
+
+    def _let_stay(self, state: PolicyState) -> Page:
+        page = self._pages.pop(state)
+        if page in self._in_memory:
+            self._let_go(page)
+        elif not state.is_in_memory:
             with contextlib.suppress(StashError):
-                _ = state.segments
-            with self._lock:
-                page = self._pages.pop(state)
-                if page in self._in_memory:
-                    self._let_go(page)
-                    state.pager = None
-            if not page.is_frozen:
-                self.stash.remove(page.name)
+                state.page_in(page.read())
+        if state.is_in_memory:
+            state.pager = None
+        self._drop_old_notes()  # they would keep the state
+        return page
 
     def touch(self, state: PolicyState) -> None:
         """Makes a state the most recently used one, and brings it back if it is not in memory."""
@@ -182,12 +226,12 @@ class Pager:
     def bring_back(self, page: Page, state: PolicyState) -> np.ndarray:
         """Returns the variables of a state, making room for them; `state.lock` is held."""
         with self._lock:
+            if state not in self._pages:  # it was removed when it could not be read
+                return page.read()
             self._counts["misses"] += 1
             self._make_room(page)
             begun = time.perf_counter()
-            size = state.layout.num_bytes
-            read = page.stash.map if page.is_frozen else page.stash.read
-            memory = read(page.name, size)
+            memory = page.read()
             self._seconds += time.perf_counter() - begun
             self._take_in(page)
             return memory
@@ -196,9 +240,13 @@ class Pager:
 
     def _take_in(self, page: Page) -> None:
         page.state.last_used = tick()
+        self._count_in(page)
+
+    def _count_in(self, page: Page) -> None:
         self._in_memory.add(page)
         self._note(page)
         self._bytes += self._cost(page)
+        self._mapped += page.is_frozen
 
     def _note(self, page: Page) -> None:
         page.noted = page.state.last_used
@@ -207,6 +255,15 @@ class Pager:
     def _let_go(self, page: Page) -> None:
         self._in_memory.remove(page)
         self._bytes -= self._cost(page)
+        self._mapped -= page.is_frozen
+        if len(self._order) > 2 * len(self._in_memory) + _FEW:
+            self._drop_old_notes()
+
+    def _drop_old_notes(self) -> None:
+        """Keeps the one valid note of each state in memory."""
+        valid = [x for x in self._order if x[2] in self._in_memory and x[2].noted == x[0]]
+        self._order = valid
+        heapq.heapify(valid)
 
     def _cost(self, page: Page) -> int:
         return 0 if page.is_frozen else page.state.layout.num_bytes
@@ -217,17 +274,25 @@ class Pager:
             victim = self._victim()
             if victim is None:  # all others are pinned or in use at this moment
                 return
-            try:
-                self._evict(victim)
-            except BaseException:
-                self._note(victim)
-                raise
-            finally:
-                victim.state.lock.release()
+            self._evict_locked(victim)
+        while page.is_frozen and self._mapped >= _MOST_MAPPED:
+            victim = self._mapped_victim()
+            if victim is None:
+                return
+            self._evict_locked(victim)
+
+    def _evict_locked(self, victim: Page) -> None:
+        """Evicts a page whose state's lock was taken for it."""
+        try:
+            self._evict(victim)
+        except BaseException:
+            self._note(victim)
+            raise
+        finally:
+            victim.state.lock.release()
 
     def _is_full(self, page: Page) -> bool:
-        capacity = _MOST_MAPPED if self.capacity is None and page.is_frozen else self.capacity
-        if capacity is not None and len(self._in_memory) >= capacity:
+        if self.capacity is not None and len(self._in_memory) >= self.capacity:
             return True
         budget, cost = self.capacity_bytes, self._cost(page)
         return budget is not None and bool(cost) and self._bytes + cost > budget
@@ -243,15 +308,19 @@ class Pager:
                 if page.state.last_used != known:  # it was used after that
                     self._note(page)
                     continue
-                lock = page.state.lock
-                is_free = not (page.is_pinned or lock._is_owned())  # type: ignore[attr-defined]
-                if is_free and lock.acquire(blocking=False):
+                if _take_lock(page):
                     return page
                 passed.append(page)
             return None
         finally:
             for page in passed:
                 self._note(page)
+
+    def _mapped_victim(self) -> Page | None:
+        """Returns the frozen page to evict next, its state's lock taken."""
+        mapped = (page for page in self._in_memory if page.is_frozen)
+        oldest_first = sorted(mapped, key=lambda page: page.state.last_used)
+        return next(filter(_take_lock, oldest_first), None)
 
     def _evict(self, page: Page) -> None:
         self._write(page)
@@ -261,7 +330,9 @@ class Pager:
         page.on_eviction()
 
     def _write(self, page: Page) -> None:
-        if page.is_dirty:
+        if page.is_dirty or not page.stash.has(page.name):
+            if page.is_frozen:  # others may have another one under that name by now
+                page.stash = self.stash
             begun = time.perf_counter()
             page.stash.write(page.name, page.state.memory)
             self._seconds += time.perf_counter() - begun
@@ -298,13 +369,17 @@ class Pager:
         """
         with state.lock, self._lock:
             page = self._pages[state]
-            if page in self._in_memory:
+            mapped = stash.map(name, state.layout.num_bytes)
+            is_in = page in self._in_memory
+            if is_in:
                 self._let_go(page)
-                state.page_out()
             self.stash.remove(page.name)
             page.name, page.stash, page.written = name, stash, state.version
             page.was_written_here = written_here
             state.frozen_as = policy_id
+            if is_in:
+                state.page_in(mapped)
+                self._count_in(page)
 
     def statistics(self) -> PagingStatistics:
         """Returns the figures so far."""
@@ -321,3 +396,10 @@ class Pager:
                 seconds=self._seconds,
                 **self._counts,
             )
+
+
+def _take_lock(page: Page) -> bool:
+    """Takes the lock of a state that may be evicted, unless somebody has it."""
+    lock = page.state.lock
+    is_free = not (page.is_pinned or lock._is_owned())  # type: ignore[attr-defined]
+    return is_free and lock.acquire(blocking=False)
