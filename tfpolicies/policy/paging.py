@@ -70,7 +70,7 @@ class Page:
         self.stash = pager.stash
         self.written: int | None = None  # the version of the variables that lies in the stash
         self.is_pinned = False
-        self.was_written_here = True  # not opened from what another map wrote
+        self.is_own = True  # not frozen by another worker's map
         self.noted = 0  # when the state was last used, as the pager's order has it
 
     @property
@@ -168,7 +168,13 @@ class Pager:
             self._count_in(page)
 
     def adopt(
-        self, name: str, state: PolicyState, on_eviction: Callable[[], None], stash: Stash
+        self,
+        name: str,
+        state: PolicyState,
+        on_eviction: Callable[[], None],
+        stash: Stash,
+        *,
+        is_own: bool,
     ) -> Page:
         """Takes a state under paging that lies in a stash; what it has in memory is let go.
 
@@ -177,11 +183,11 @@ class Pager:
             state: the state; a frozen one is mapped.
             on_eviction: called when the state leaves memory.
             stash: where it lies.
+            is_own: whether it is this map's to remove.
         """
         with state.lock, self._lock:
             page = Page(self, name, state, on_eviction)
-            page.stash, page.written = stash, state.version
-            page.was_written_here = False
+            page.stash, page.written, page.is_own = stash, state.version, is_own
             self._pages[state] = page
             state.pager = page
             state.page_out()
@@ -268,14 +274,14 @@ class Pager:
     def _cost(self, page: Page) -> int:
         return 0 if page.is_frozen else page.state.layout.num_bytes
 
-    def _make_room(self, page: Page) -> None:
-        """Evicts the least recently used states until one more fits."""
+    def _make_room(self, page: Page | None) -> None:
+        """Evicts the least recently used states until one more fits; None: those that are in."""
         while self._is_full(page):
             victim = self._victim()
             if victim is None:  # all others are pinned or in use at this moment
                 return
             self._evict_locked(victim)
-        while page.is_frozen and self._mapped >= _MOST_MAPPED:
+        while page is not None and page.is_frozen and self._mapped >= _MOST_MAPPED:
             victim = self._mapped_victim()
             if victim is None:
                 return
@@ -291,11 +297,15 @@ class Pager:
         finally:
             victim.state.lock.release()
 
-    def _is_full(self, page: Page) -> bool:
-        if self.capacity is not None and len(self._in_memory) >= self.capacity:
+    def _is_full(self, page: Page | None) -> bool:
+        count = len(self._in_memory) + (page is not None)
+        if self.capacity is not None and count > self.capacity:
             return True
-        budget, cost = self.capacity_bytes, self._cost(page)
-        return budget is not None and bool(cost) and self._bytes + cost > budget
+        cost = 0 if page is None else self._cost(page)
+        counts = page is None or cost > 0
+        return (
+            self.capacity_bytes is not None and counts and self._bytes + cost > self.capacity_bytes
+        )
 
     def _victim(self) -> Page | None:
         """Returns the page to evict next, the least recently used one, its state's lock taken."""
@@ -348,6 +358,22 @@ class Pager:
 
     # -- what is asked of single states --------------------------------------------------------
 
+    def pin(self, state: PolicyState) -> None:
+        """Keeps a state in memory, whatever the capacity; brings it back if it is not there."""
+        with state.lock, self._lock:
+            self._pages[state].is_pinned = True
+            _ = state.segments
+
+    def unpin(self, state: PolicyState) -> None:
+        """Lets a state be evicted again, at once if there are too many.
+
+        Raises:
+            StashError: if one that must go cannot be written.
+        """
+        with self._lock:
+            self._pages[state].is_pinned = False
+            self._make_room(None)
+
     def write(self, state: PolicyState) -> None:
         """Writes a state to the stash if what lies there is older; it stays in memory."""
         with state.lock, self._lock:
@@ -356,7 +382,7 @@ class Pager:
                 self._write(page)
 
     def freeze(
-        self, state: PolicyState, policy_id: str, name: str, stash: Stash, *, written_here: bool
+        self, state: PolicyState, policy_id: str, name: str, stash: Stash, *, is_own: bool
     ) -> None:
         """Lets a state be mapped from an entry of a stash, where it was written, from now on.
 
@@ -365,7 +391,7 @@ class Pager:
             policy_id: what it is called in messages.
             name: of the entry.
             stash: where it lies.
-            written_here: whether it was this process that wrote it.
+            is_own: whether it is this map's to remove.
         """
         with state.lock, self._lock:
             page = self._pages[state]
@@ -375,7 +401,7 @@ class Pager:
                 self._let_go(page)
             self.stash.remove(page.name)
             page.name, page.stash, page.written = name, stash, state.version
-            page.was_written_here = written_here
+            page.is_own = is_own
             state.frozen_as = policy_id
             if is_in:
                 state.page_in(mapped)

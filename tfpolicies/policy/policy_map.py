@@ -6,6 +6,7 @@ variables go to a stash and come back.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import secrets
@@ -220,7 +221,7 @@ class PolicyMap(MutableMapping[str, Policy]):
         policy.close()
         if state is not None:
             page = self._pager[state]
-            mine = page.is_frozen and page.was_written_here
+            mine = page.is_frozen and page.is_own
             self._pager.remove(state)
             if mine:
                 self._frozen.remove(page.name)
@@ -247,7 +248,7 @@ class PolicyMap(MutableMapping[str, Policy]):
         place = self._waiting.pop(policy_id, None)
         if place is not None and place not in self._waiting.values():
             stash, name = place
-            if stash is self._pager.stash:
+            if stash is self._pager.stash or self._has_frozen(name):
                 stash.remove(name)
 
     def __contains__(self, policy_id: object) -> bool:
@@ -472,15 +473,14 @@ class PolicyMap(MutableMapping[str, Policy]):
         with self._lock:
             state = self[policy_id].pageable_state
             if state is not None:
-                self._pager[state].is_pinned = True
-                _ = state.segments
+                self._pager.pin(state)
 
     def unpin(self, policy_id: str) -> None:
         """Lets a policy go to the stash again."""
         with self._lock:
             state = self.handle(policy_id).pageable_state
             if state is not None:
-                self._pager[state].is_pinned = False
+                self._pager.unpin(state)
 
     def evict(self, policy_id: str) -> None:
         """Sends a policy to the stash now; a pinned one stays.
@@ -519,16 +519,25 @@ class PolicyMap(MutableMapping[str, Policy]):
     def _freeze(self, policy_id: str, policy: Policy, state: Any) -> None:
         name = f"{policy_id}~{_FROZEN}"
         is_new = self._frozen.write_new(name, state.memory)
-        if not is_new and not self._has_frozen(name, state.memory):
+        if not is_new and not self._is_frozen_there(name, state.memory):
             raise StashError(
                 f"Another policy was frozen as {policy_id!r} in {str(self._frozen.folder)!r} "
                 "before. Choose another id: `copy_policy(source, target)`, then freeze that."
             )
         if self._is_kept and not self._frozen.has_record(name):
             self._write_record(self._frozen, name, [policy_id], policy)
-        self._pager.freeze(state, policy_id, name, self._frozen, written_here=is_new)
+        is_own = is_new or self._has_frozen(name)
+        self._pager.freeze(state, policy_id, name, self._frozen, is_own=is_own)
 
-    def _has_frozen(self, name: str, memory: np.ndarray) -> bool:
+    def _has_frozen(self, name: str) -> bool:
+        """Whether it was a map of this path and worker that froze an entry, now or before."""
+        if not self._is_kept:
+            return True
+        with contextlib.suppress(StashError):
+            return bool(self._frozen.read_record(name).get("worker_index") == self.worker_index)
+        return False
+
+    def _is_frozen_there(self, name: str, memory: np.ndarray) -> bool:
         same_size = self._frozen.size(name) == HEADER + memory.size
         return same_size and np.array_equal(self._frozen.read(name, memory.size), memory)
 
@@ -620,7 +629,8 @@ class PolicyMap(MutableMapping[str, Policy]):
         state = policy.pageable_state
         if stash is self._frozen:
             state.frozen_as = policy_id
-        self._pager.adopt(name, state, _release(policy, state), stash)
+        is_own = stash is not self._frozen or self._has_frozen(name)
+        self._pager.adopt(name, state, _release(policy, state), stash, is_own=is_own)
         for each in [i for i, place in self._waiting.items() if place == (stash, name)]:
             self._policies[each] = policy
             del self._waiting[each]
@@ -628,7 +638,8 @@ class PolicyMap(MutableMapping[str, Policy]):
     def _write_record(
         self, stash: Stash, name: str, policy_ids: Sequence[str], policy: Policy
     ) -> None:
-        stash.write_record(name, {"policy_ids": policy_ids, "policy": policy_record(policy)})
+        record = {"policy_ids": policy_ids, "worker_index": self.worker_index}
+        stash.write_record(name, {**record, "policy": policy_record(policy)})
 
 
 class _Items(ItemsView[str, Policy]):
