@@ -23,8 +23,8 @@ from tfpolicies.batch.sample_batch import SampleBatch, concat_samples
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.callbacks import DefaultCallbacks
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
+from tfpolicies.distributed.messages import begin_episodes
 from tfpolicies.distributed.worker_set import WorkerSet
-from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
 from tfpolicies.envs.vector import Environments
 from tfpolicies.errors import CheckpointError, ConfigError, UnknownPolicyError, UsageError
 from tfpolicies.policy.checkpoints import path_of
@@ -58,6 +58,7 @@ class Algorithm:
     """
 
     config_class: type[AlgorithmConfig] = AlgorithmConfig
+    overlaps = False  # whether remote workers sample while this process learns
 
     def __init__(self, config: AlgorithmConfig | Mapping[str, Any]) -> None:
         if not isinstance(config, AlgorithmConfig):
@@ -73,6 +74,7 @@ class Algorithm:
         made = config["callbacks"]
         self.callbacks: DefaultCallbacks = DefaultCallbacks() if made is None else made()
         self.workers = self._new_workers(config)
+        self.workers.on_recreated = functools.partial(self._tell_of_recreated, False)
         self.worker.flushes_filters = False
         self.evaluation_workers: WorkerSet | None = None
         self._evaluated: dict[str, tuple[int, int]] = {}  # versions of states, by policy id
@@ -101,6 +103,12 @@ class Algorithm:
     def _new_workers(self, config: AlgorithmConfig, **settings: Any) -> WorkerSet:
         default_class = self.default_policy_class(config)
         return WorkerSet(config=config, default_policy_class=default_class, **settings)
+
+    def _tell_of_recreated(self, is_evaluation: bool, worker_ids: list[int]) -> None:
+        workers = self.evaluation_workers if is_evaluation else self.workers
+        self.callbacks.on_workers_recreated(
+            algorithm=self, worker_set=workers, worker_ids=worker_ids, is_evaluation=is_evaluation
+        )
 
     @property
     def worker(self) -> RolloutWorker:
@@ -150,7 +158,7 @@ class Algorithm:
             num_epochs: of an update.
             minibatch_size: likewise.
         """
-        several = isinstance(self.worker.environments, MultiAgentEnvironments)
+        several = self.workers.has_several_agents()
         known = set()
         for policy_id, policy in self.worker.policy_map.items():
             if not isinstance(policy, TFPolicy) or policy.program in known:
@@ -177,7 +185,8 @@ class Algorithm:
         batches: list[SampleBatch | MultiAgentBatch] = []
         steps = 0
         while steps < least:
-            found = [batch.decompress_if_needed() for batch in self.workers.sample()]
+            sampled = self.workers.sample_ready() if self.overlaps else self.workers.sample()
+            found = [batch.decompress_if_needed() for batch in sampled]
             batches += found
             steps += sum(map(self._steps_of, found))
         whole = concat_samples(batches).as_multi_agent()
@@ -188,7 +197,7 @@ class Algorithm:
         return {
             policy_id: batch
             for policy_id, batch in whole.policy_batches.items()
-            if self.worker.roster.trains(policy_id, whole)
+            if policy_id in self.worker.policy_map and self.worker.roster.trains(policy_id, whole)
         }
 
     def _steps_of(self, batch: SampleBatch | MultiAgentBatch) -> int:
@@ -201,14 +210,8 @@ class Algorithm:
         return -(-self.config.train_batch_size // rows) * rows
 
     def expected_rows_per_sample(self) -> int:
-        """Returns the rows of one fragment of each environment."""
-        envs = self._num_envs()
-        return self.config.fragment_length(envs) * envs
-
-    def _num_envs(self) -> int:
-        """Returns how many environments are stepped; a vector environment decides it itself."""
-        made = self.worker.environments
-        return self.config.num_envs_per_worker if made is None else made.num_envs
+        """Returns the rows of one fragment of each environment of all workers."""
+        return self.workers.rows_per_sample()
 
     def _time(self, name: str, started: float) -> None:
         self._timers[name] = self._timers.get(name, 0.0) + time.perf_counter() - started
@@ -264,7 +267,7 @@ class Algorithm:
         updates = {pid: policies.handle(pid).num_grad_updates for pid in learner}
         steps = self.counters[f"num_{self._unit}_sampled"]
         global_vars = {"timestep": steps, "num_grad_updates_per_policy": updates}
-        self.workers.sync_weights([*learner], global_vars)
+        self.workers.sync_weights(None, global_vars)
         self.workers.sync_filters()
         return learner
 
@@ -295,6 +298,9 @@ class Algorithm:
             "info": {"learner": learner, **counters},
             **counters,
             "counters": dict(counters),
+            "num_healthy_workers": self.workers.num_healthy_remote_workers(),
+            "num_remote_worker_restarts": self.workers.num_remote_worker_restarts(),
+            "num_in_flight_async_reqs": self.workers.num_in_flight_async_reqs(),
             f"num_{unit}_sampled_this_iter": sampled,
             f"num_{unit}_trained_this_iter": trained,
             f"num_{unit}_sampled_throughput_per_sec": sampled / seconds,
@@ -515,12 +521,10 @@ class Algorithm:
             policy_mapping_fn: `f(agent_id, episode, worker, **kwargs)`, the id of a policy.
             policies_to_train: their ids, or `f(policy_id, batch=None)`; None for all.
         """
-        everybody = functools.partial(
-            _set_roster, policy_mapping_fn=policy_mapping_fn, policies_to_train=policies_to_train
-        )
+        predicate = as_predicate(policies_to_train)
         for workers in (self.workers, self.evaluation_workers):
             if workers is not None:
-                workers.foreach_worker(everybody)
+                workers.set_roster(policy_mapping_fn, predicate)
 
     def get_weights(self, policies: Any = None) -> dict[str, Any]:
         """Returns copies of the weights by policy id, of all or of those named."""
@@ -721,8 +725,8 @@ class Algorithm:
         """
         folder = Path(checkpoint_dir or f"checkpoint_{self.iteration:06d}")
         checkpoints.write_algorithm(self, folder)
-        if self.config.new_episodes_at_checkpoint and self.worker.sampler is not None:
-            self.worker.reset_episodes()
+        if self.config.new_episodes_at_checkpoint:
+            self.workers.foreach_worker(begin_episodes)
         return SaveResult(SavedCheckpoint(str(folder)), self._last_result)
 
     def restore(self, checkpoint: Any) -> None:
@@ -835,7 +839,7 @@ class Algorithm:
     def _record_resolved(self) -> None:
         """Keeps in the config what every "auto" became."""
         policy = self._first_policy()
-        length = self.config.fragment_length(self._num_envs())
+        length = self.config.fragment_length(self.workers.num_envs())
         self.config.record_resolved(rollout_fragment_length=length)
         if policy is not None:
             resolved = policy.config
@@ -854,16 +858,9 @@ class Algorithm:
         if self.config.log_level == "ERROR" or policy is None:
             return
         learning = {True: "XLA", False: "tf.function"}.get(policy.config["jit_compile"], "auto")
-        envs = self._num_envs()
+        envs = self.workers.num_envs()
         length = self.config.fragment_length(envs)
         print(
             f"{type(self).__name__}: acting through {policy.inference}, learning through "
             f"{learning}, {envs} environments x {length} steps per sample."
         )
-
-
-def _set_roster(
-    worker: RolloutWorker, policy_mapping_fn: Callable[..., str], policies_to_train: Any
-) -> None:
-    worker.set_policy_mapping_fn(policy_mapping_fn)
-    worker.roster.is_policy_to_train = as_predicate(policies_to_train)

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from tfpolicies.cli.arguments import RUNS
-from tfpolicies.cli.quiet import load_tensorflow
+from tfpolicies.quiet import load_tensorflow
 from tfpolicies.cli.serving import find_player, play_in_own_process
 from tfpolicies.cli.settings import TrainSettings
 from tfpolicies.cli.training_run import (
