@@ -73,7 +73,7 @@ def write_algorithm(algorithm: Any, folder: str | os.PathLike[str]) -> None:
 
 def _sampler_record(worker: Any) -> tuple[Any, dict[str, np.ndarray]]:
     """Returns the running episodes, if the environments can give their state."""
-    if worker.config.new_episodes_at_checkpoint or worker.sampler is None:
+    if worker.config.new_episodes_at_checkpoint or not worker.has_episodes:
         return None, {}
     state = worker.sampler.get_state()
     if state is None:

@@ -71,6 +71,7 @@ class RolloutWorker(ParallelIteration):
         global_vars: the counters of the run.
         callbacks: the user's.
         weights_seq_no: of the weights that were set last.
+        has_episodes: whether episodes run, which begin with the first sample.
 
     Raises:
         ConfigError: for contradicting settings, or if a policy has no class or no spaces.
@@ -136,6 +137,7 @@ class RolloutWorker(ParallelIteration):
         self.flushes_filters = True
         self.seeds_used = 0
         self._stopped = False
+        self.has_episodes = False  # they begin with the first sample
         self._own_lock = threading.Lock()
         self._first_batch: Any = None
         self.environments: Environments | MultiAgentEnvironments | None = None
@@ -149,8 +151,6 @@ class RolloutWorker(ParallelIteration):
             for policy_id, spec in self._complete_specs(None).items():
                 self.roster.make(policy_id, spec)
             self.sampler = self._make_sampler()
-            if self.sampler is not None:
-                self.reset_episodes()
         except BaseException:
             self.stop()
             raise
@@ -291,6 +291,7 @@ class RolloutWorker(ParallelIteration):
     def reset_episodes(self) -> None:
         """Starts new episodes in all environments; rows not handed out yet are dropped."""
         self._require_sampler().reset(self.next_seeds())
+        self.has_episodes = True
 
     def restore_sampling(
         self,
@@ -299,15 +300,14 @@ class RolloutWorker(ParallelIteration):
         global_vars: Mapping[str, Any],
         sampler_state: Mapping[str, Any] | None,
     ) -> None:
-        """Continues from a checkpoint: the running episodes, or new ones if it has none."""
+        """Continues from a checkpoint: its running episodes, or new ones with the next sample."""
         self.seeds_used = seeds_used
         self.global_vars = dict(global_vars)
         if self.sampler is None:
             return
         self.sampler.rng = rng
-        if sampler_state is None:
-            self.reset_episodes()
-        else:
+        self.has_episodes = sampler_state is not None
+        if sampler_state is not None:
             self.sampler.set_state(sampler_state)  # type: ignore[union-attr]
 
     def next_seeds(self, *, evaluation: bool = False) -> list[int] | None:
@@ -351,6 +351,8 @@ class RolloutWorker(ParallelIteration):
         sampler = self._require_sampler()
         if self._first_batch is not None:
             return self._first_batch
+        if not self.has_episodes:
+            self.reset_episodes()
         if self.flushes_filters:
             self.flush_filters()
         batch: SampleBatch | MultiAgentBatch = sampler.sample()
