@@ -29,7 +29,13 @@ import numpy as np
 
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.policy_spec import PolicySpec, validate_policy_id
-from tfpolicies.errors import ConfigError, StashError, UnknownPolicyError, UsageError
+from tfpolicies.errors import (
+    ConfigError,
+    StashError,
+    TfPoliciesError,
+    UnknownPolicyError,
+    UsageError,
+)
 from tfpolicies.policy.checkpoints import policy_of_record, policy_record
 from tfpolicies.policy.paging import Pager, PagingStatistics
 from tfpolicies.policy.policy import Policy
@@ -624,7 +630,13 @@ class PolicyMap(MutableMapping[str, Policy]):
         stash, name = self._waiting[policy_id]
         record = stash.read_record(name)
         source = f"the stash's record of {policy_id!r}"
-        policy = policy_of_record(record["policy"], source, self._classes, stash.size(name))
+        try:
+            policy = policy_of_record(record["policy"], source, self._classes, stash.size(name))
+        except TfPoliciesError as error:
+            raise StashError(
+                f"The policy {policy_id!r} cannot be made as the stash has it: {error} (Classes of "
+                "yours are given by `PolicyMap(policy_classes=[...])`.)"
+            ) from error
         policy.policy_id = policy_id
         state = policy.pageable_state
         if stash is self._frozen:
