@@ -36,6 +36,15 @@ def number_of(policy):
     return found
 
 
+@pytest.fixture(scope="module", autouse=True)
+def program():
+    """Keeps what the policies of this file share from being made again for each test."""
+    kept = make()
+    kept.learn_on_batch(batch_for(kept, 4))
+    yield
+    del kept
+
+
 def map_of(*ids, **arguments):
     """Makes a map of policies whose weights are 1, 2, 3..."""
     m = PolicyMap(**arguments)
