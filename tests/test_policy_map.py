@@ -961,6 +961,15 @@ def test_unopened_policies_can_be_deleted_and_survive_a_flush(tmp_path):
         assert len(m) == 0
 
 
+def test_a_copy_onto_an_unopened_policy_keeps_its_generator(tmp_path):
+    with map_of("a", "b", path=tmp_path) as m:
+        generator = m["b"].get_state()["rng"]
+    with PolicyMap(path=tmp_path) as m:
+        m.copy_policy("a", "b")
+        assert m["b"].get_state()["rng"] == generator
+        assert number_of(m["b"]) == 1
+
+
 def test_one_policy_under_two_ids_is_found_again_under_both(tmp_path):
     with map_of("a", path=tmp_path) as m:
         m["b"] = m["a"]

@@ -413,7 +413,10 @@ class PolicyMap(MutableMapping[str, Policy]):
         for name, value in hyperparameters.items():
             _tunable(policy).set_hyper(name, value)
         with self._lock:
-            present: Any = self._policies.get(target)
+            present: Any = None
+            if target in self:
+                with contextlib.suppress(StashError):  # what is damaged is replaced
+                    present = self.handle(target)
             if present is not original and _takes_states_of(present, policy):
                 present.set_state({**policy.get_state(), "rng": present.get_state()["rng"]})
                 return present
