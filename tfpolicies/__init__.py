@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tfpolicies.config.algorithm_config import AlgorithmConfig
     from tfpolicies.config.callbacks import DefaultCallbacks
     from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID, PolicySpec
+    from tfpolicies.envs.multi_agent_env import MultiAgentEnv
     from tfpolicies.policy.policy import Policy
     from tfpolicies.policy.policy_map import PolicyMap
     from tfpolicies.policy.tf_policy import TFPolicy
@@ -38,6 +39,7 @@ _HOMES = {
     "DQNTFPolicy": "tfpolicies.algorithms.dqn",
     "DefaultCallbacks": "tfpolicies.config.callbacks",
     "MultiAgentBatch": "tfpolicies.batch.multi_agent_batch",
+    "MultiAgentEnv": "tfpolicies.envs.multi_agent_env",
     "PG": "tfpolicies.algorithms.pg",
     "PGConfig": "tfpolicies.algorithms.pg",
     "PGTF1Policy": "tfpolicies.algorithms.pg",
@@ -71,6 +73,7 @@ __all__ = [
     "DQNTFPolicy",
     "DefaultCallbacks",
     "MultiAgentBatch",
+    "MultiAgentEnv",
     "PGConfig",
     "PGTF1Policy",
     "PGTF2Policy",

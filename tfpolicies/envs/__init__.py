@@ -1,1 +1,5 @@
 """Environments, stepped many at a time behind one interface."""
+
+from tfpolicies.envs.checking import check_env
+
+__all__ = ["check_env"]

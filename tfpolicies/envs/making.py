@@ -10,6 +10,14 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.vector import VectorEnv
 
+from tfpolicies.envs.multi_agent_env import MultiAgentEnv
+from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
+from tfpolicies.envs.pettingzoo import (
+    is_pettingzoo,
+    is_pettingzoo_name,
+    pettingzoo_creator,
+    pettingzoo_env,
+)
 from tfpolicies.envs.vector import Environments, PlainEnvironments, VectorEnvironments
 from tfpolicies.errors import EnvError, near_matches
 
@@ -53,30 +61,36 @@ class EnvContext(dict[str, Any]):
         )
 
 
-def make_environments(
+def make_any_environments(
     source: Any,
     num_envs: int,
     context: EnvContext,
     on_created: Callable[[Any, EnvContext, int], None] | None = None,
     *,
     checked: bool = True,
-) -> Environments:
-    """Makes `num_envs` environments and puts them behind one step.
+) -> Environments | MultiAgentEnvironments:
+    """Makes `num_envs` environments of one agent or of several.
 
     Args:
         source: a name registered with Gymnasium (stepped by its own vector implementation if it
-            has one), `"package.module:Class"`, an environment class (called with the context,
-            unless its constructor takes no argument), or a creator `f(context)`. A class or creator
-            may give a plain environment, and is then called once for each, or a vector environment
-            (EnvPool included), which is taken as it is and decides the number.
+            has one), a name of PettingZoo's (`"pettingzoo:classic/chess_v6"`, called with the
+            context's settings), `"package.module:Class"`, an environment class (called with the
+            context, unless its constructor takes no argument), or a creator `f(context)`. A class
+            or creator may give a plain environment, a `MultiAgentEnv` or one of PettingZoo, and is
+            then called once for each; or a vector environment (EnvPool included), which is taken as
+            it is and decides the number. A single PettingZoo environment may be given itself.
         num_envs: how many are stepped together.
         context: the context of the first one.
         on_created: called with each environment, its context and its index.
         checked: whether Gymnasium's checker watches environments made by name.
 
+    Returns:
+        `MultiAgentEnvironments` for environments with several agents, `Environments` for others.
+
     Raises:
         EnvError: for an unknown name, or if nothing usable is made.
     """
+    made: Environments | MultiAgentEnvironments
     if isinstance(source, str) and not is_import_path(source):
         made = _by_name(source, num_envs, context, checked=checked)
     else:
@@ -87,13 +101,40 @@ def make_environments(
     return made
 
 
+def make_environments(
+    source: Any,
+    num_envs: int,
+    context: EnvContext,
+    on_created: Callable[[Any, EnvContext, int], None] | None = None,
+    *,
+    checked: bool = True,
+) -> Environments:
+    """Makes `num_envs` environments of one agent and puts them behind one step.
+
+    The arguments are those of `make_any_environments`.
+
+    Raises:
+        EnvError: for an unknown name, or if nothing usable is made; also for several agents.
+    """
+    made = make_any_environments(source, num_envs, context, on_created, checked=checked)
+    if isinstance(made, MultiAgentEnvironments):
+        made.close()
+        raise EnvError(
+            f"{source!r} has several agents, but one policy is to act in it. Say which policies "
+            "act for which agents, or take an environment with one agent."
+        )
+    return made
+
+
 def check_source(name: str) -> None:
     """Checks that a name is registered or can be imported, without making an environment.
 
     Raises:
         EnvError: if it is not.
     """
-    if is_import_path(name):
+    if is_pettingzoo_name(name):
+        pettingzoo_creator(name)
+    elif is_import_path(name):
         _resolved(name)
     else:
         gym_spec(name)
@@ -150,6 +191,11 @@ def gym_spec(name: str) -> gym.envs.registration.EnvSpec:
 
 
 def _resolved(source: Any) -> Callable[[EnvContext], Any]:
+    if isinstance(source, str) and is_pettingzoo_name(source):
+        create = pettingzoo_creator(source)
+        return lambda context: create(**context)
+    if is_pettingzoo(source):
+        return lambda context: source
     if isinstance(source, str):
         module_name, _, class_name = (
             source.partition(":") if ":" in source else source.rpartition(".")
@@ -163,27 +209,38 @@ def _resolved(source: Any) -> Callable[[EnvContext], Any]:
             ) from error
     if not callable(source):
         raise EnvError(
-            "env must be a registered name, 'package.module:Class', an environment class or a "
-            f"creator f(context), got {source!r}."
+            "env must be a registered name, 'package.module:Class', an environment class, a "
+            f"creator f(context) or a PettingZoo environment, got {source!r}."
         )
     return source
 
 
 def _by_creator(
     create: Callable[[EnvContext], Any], source: Any, num_envs: int, context: EnvContext
-) -> Environments:
+) -> Environments | MultiAgentEnvironments:
     if isinstance(create, type) and not _takes_an_argument(create):
         kind, create = create, lambda context: kind()
     first = create(context)
     if isinstance(first, VectorEnv):
         return VectorEnvironments(first)
-    if not isinstance(first, gym.Env):
+    several = isinstance(first, MultiAgentEnv) or is_pettingzoo(first)
+    if not several and not isinstance(first, gym.Env):
         raise EnvError(
-            f"{source!r} must give a gymnasium.Env or a gymnasium.vector.VectorEnv, but gave "
-            f"{type(first).__name__}. Subclass gymnasium.Env, or wrap it."
+            f"{source!r} must give a gymnasium.Env, a gymnasium.vector.VectorEnv, a MultiAgentEnv "
+            f"or a PettingZoo environment, but gave {type(first).__name__}. Subclass gymnasium.Env "
+            "or MultiAgentEnv, or wrap it."
         )
-    others = [create(context.copy_with(i)) for i in range(1, num_envs)]
-    return PlainEnvironments([first, *others])
+    envs = [first, *(create(context.copy_with(i)) for i in range(1, num_envs))]
+    if not several:
+        return PlainEnvironments(envs)
+    if len({id(env) for env in envs}) < num_envs:
+        raise EnvError(
+            f"{source!r} gives one environment again and again, but {num_envs} are to be stepped "
+            "together. Give a creator that makes a new one at each call."
+        )
+    return MultiAgentEnvironments(
+        [env if isinstance(env, MultiAgentEnv) else pettingzoo_env(env) for env in envs]
+    )
 
 
 def _takes_an_argument(kind: type) -> bool:

@@ -144,7 +144,7 @@ class PlainEnvironments(Environments):
         if self._discrete:
             rows = actions.astype(self._dtype, copy=False).tolist()
         else:
-            rows = _single_actions(_own_copy(self.action_space, actions))
+            rows = single_actions(own_copy(self.action_space, actions))
         results = [step(action) for step, action in zip(self._steps, rows, strict=True)]
         rows_reached, rewards, terminateds, truncateds, infos = zip(*results, strict=True)
         obs, final = list(rows_reached), None
@@ -245,7 +245,7 @@ class VectorEnvironments(Environments):
         return self.env.reset()[0]
 
     def step(self, actions: Any) -> Step:
-        actions = _own_copy(self.action_space, actions)
+        actions = own_copy(self.action_space, actions)
         obs, rewards, terminateds, truncateds, infos = self.env.step(actions)
         dead = final = None
         if self.mode is AutoresetMode.NEXT_STEP:
@@ -307,20 +307,20 @@ def _rows(space: gym.Space, batch: Any, indices: np.ndarray) -> Any:
     return np.array(batch[indices])
 
 
-def _own_copy(space: gym.Space, actions: Any) -> Any:
+def own_copy(space: gym.Space, actions: Any) -> Any:
     """Returns a batch of actions in the space's dtypes, for the environment to keep."""
     if isinstance(space, gym.spaces.Dict):
-        return {key: _own_copy(sub, actions[key]) for key, sub in space.items()}
+        return {key: own_copy(sub, actions[key]) for key, sub in space.items()}
     if isinstance(space, gym.spaces.Tuple):
-        return tuple(_own_copy(sub, part) for sub, part in zip(space, actions, strict=True))
+        return tuple(own_copy(sub, part) for sub, part in zip(space, actions, strict=True))
     return actions.astype(space.dtype)
 
 
-def _single_actions(actions: Any) -> list[Any]:
-    """Returns the single actions of a possibly nested batch."""
+def single_actions(actions: Any) -> list[Any]:
+    """Returns the single actions of a possibly nested batch `[N, ...]`, a list of N."""
     if isinstance(actions, dict):
-        columns = [_single_actions(part) for part in actions.values()]
+        columns = [single_actions(part) for part in actions.values()]
         return [dict(zip(actions, row, strict=True)) for row in zip(*columns, strict=True)]
     if isinstance(actions, tuple):
-        return list(zip(*(_single_actions(part) for part in actions), strict=True))
+        return list(zip(*(single_actions(part) for part in actions), strict=True))
     return list(actions)

@@ -174,12 +174,20 @@ def _stored_state(manifest: Mapping[str, Any]) -> dict[str, Any]:
 def policy_of(
     checkpoint: Checkpoint,
     source: str,
-    policy_class: type[Policy] | None,
-    overrides: Mapping[str, Any] | None,
+    classes: Sequence[type],
+    overrides: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Returns a new policy with the class, spaces, config and state of a checkpoint."""
+    """Returns a new policy with the class, spaces, config and state of a checkpoint.
+
+    Args:
+        checkpoint: of the policy.
+        source: where it is from, for messages.
+        classes: classes outside this package that it may name; one without an import path stands
+            for any.
+        overrides: settings that replace stored ones.
+    """
     held = sum(np.size(array) for array in checkpoint.arrays.get("weights", {}).values())
-    known = {} if policy_class is None else {import_path(policy_class): policy_class}
+    known = {import_path(found): found for found in classes}
     policy = _built(checkpoint.manifest, source, known, overrides, held)
     policy.set_state(state_of(checkpoint))
     return policy
@@ -304,7 +312,7 @@ def load_policies(
             given for the checkpoint of a single policy.
         UnknownPolicyError: if one of `policy_ids` is not in it.
     """
-    folder = Path(path)
+    folder, classes = Path(path), [] if policy_class is None else [policy_class]
     if (folder / POLICY_MANIFEST).exists() or not (folder / ALGORITHM_MANIFEST).exists():
         if policy_ids is not None:
             read_manifest(folder, POLICY_MANIFEST, kind="Policy")
@@ -312,7 +320,7 @@ def load_policies(
                 f"{str(folder)!r} is the checkpoint of one policy; leave policy_ids out."
             )
         checkpoint = read_checkpoint(folder, POLICY_MANIFEST, kind="Policy")
-        return policy_of(checkpoint, repr(str(folder)), policy_class, overrides)
+        return policy_of(checkpoint, repr(str(folder)), classes, overrides)
     whole = read_checkpoint(
         folder,
         ALGORITHM_MANIFEST,
@@ -321,6 +329,6 @@ def load_policies(
         policies=None if policy_ids is None else list(policy_ids),
     )
     return {
-        pid: policy_of(part, f"policy {pid!r} of {str(folder)!r}", policy_class, overrides)
+        pid: policy_of(part, f"policy {pid!r} of {str(folder)!r}", classes, overrides)
         for pid, part in whole.policies.items()
     }

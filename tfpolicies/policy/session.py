@@ -58,6 +58,9 @@ class Session:
 class Memory:
     """What N environments' episodes carry from step to step; the samplers' side of a `Session`.
 
+    With several agents, a row belongs to one agent of a running episode, and some rows act in a
+    step while others wait.
+
     Attributes:
         is_needed: whether the policy remembers anything at all.
     """
@@ -74,32 +77,64 @@ class Memory:
         self.is_needed = bool(self._states) or self._reads_actions or self._reads_rewards
 
     def act(
-        self, obs: Sequence[np.ndarray], explore: bool | None = None
+        self, obs: Sequence[np.ndarray], explore: bool | None = None, rows: Any = None
     ) -> tuple[Any, dict[str, np.ndarray]]:
         """Acts on checked observation leaves `[N, ...]` and remembers.
+
+        Args:
+            obs: the observations, `[K, ...]` of those that act.
+            explore: sample or be greedy; None takes the policy's config.
+            rows: which rows act, int `[K]`; None for all N.
 
         Returns:
             Actions for the environments, and the columns to keep of each row.
         """
         if not self.is_needed:
             return self.policy.act_columns(obs, explore=explore)
-        actions = self._actions if self._reads_actions else []
-        rewards = [self._rewards] if self._reads_rewards else []
+        chosen = slice(None) if rows is None else rows
+        actions = [x[chosen] for x in self._actions] if self._reads_actions else []
+        rewards = [self._rewards[chosen]] if self._reads_rewards else []
+        states = [state[chosen] for state in self._states]
         for_env, columns = self.policy.act_columns(
-            obs, (*actions, *rewards), self._states, explore=explore
+            obs, (*actions, *rewards), states, explore=explore
         )
         kept = {f"prev_{name}": x for name, x in zip(self._names, actions, strict=False)}
         if rewards:
-            kept["prev_rewards"] = self._rewards
-        kept |= {f"state_in_{i}": state for i, state in enumerate(self._states)}
-        self._states = [np.array(columns[f"state_out_{i}"]) for i in range(len(self._states))]
-        if self._reads_actions:
+            kept["prev_rewards"] = rewards[0]
+        kept |= {f"state_in_{i}": state for i, state in enumerate(states)}
+        if rows is None:  # the columns that were handed out must not change
+            self._states = [np.array(columns[f"state_out_{i}"]) for i in range(len(states))]
             self._actions = [np.array(columns[name]) for name in self._names]
+        else:
+            for i, state in enumerate(self._states):
+                state[rows] = columns[f"state_out_{i}"]
+            for name, array in zip(self._names, self._actions, strict=True):
+                array[rows] = columns[name]
         return for_env, {**columns, **kept}
 
-    def rewarded(self, rewards: np.ndarray) -> None:
-        """Takes down the rewards `[N]` of the last actions."""
-        self._rewards = np.array(rewards, np.float32)
+    def rewarded(self, rewards: np.ndarray, rows: Any = None) -> None:
+        """Takes down the rewards `[N]` of the last actions; `[K]` of the rows given, int `[K]`."""
+        if rows is None:
+            self._rewards = np.array(rewards, np.float32)
+        else:
+            self._rewards[rows] = rewards
+
+    @property
+    def num_rows(self) -> int:
+        """N."""
+        return len(self._rewards)
+
+    def grow(self, rows: int) -> None:
+        """Makes room for `rows` rows in all; the new ones are at the start of their episodes."""
+        more = rows - len(self._rewards)
+        self._states = [
+            np.concatenate([state, np.stack([start] * more)])
+            for state, start in zip(self._states, self._start, strict=True)
+        ]
+        self._actions = [
+            np.concatenate([x, np.zeros((more, *x.shape[1:]), x.dtype)]) for x in self._actions
+        ]
+        self._rewards = np.concatenate([self._rewards, np.zeros(more, np.float32)])
 
     def stepped(self, rewards: np.ndarray, ended: np.ndarray, dead: np.ndarray | None) -> None:
         """Takes down what a step of the environments gave.

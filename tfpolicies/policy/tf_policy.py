@@ -215,8 +215,7 @@ class TFPolicy(PolicyKind):
     @property
     def inference(self) -> str:
         """The runtime that acts: "onnx" or "tf", with "auto" resolved."""
-        _ = self._acting.runner
-        return self.config["inference"]
+        return self._acting.inference
 
     @property
     def model(self) -> keras.Model:
@@ -285,20 +284,7 @@ class TFPolicy(PolicyKind):
             obs_batch, state_batches, prev_action_batch, prev_reward_batch
         )
         explore = self.config["explore"] if explore is None else explore
-        out = self._acting.run(inputs, explore, timestep)
-        logp, prob = out.logp.copy(), out.prob.copy()
-        if not explore:
-            logp[...], prob[...] = 0.0, 1.0
-        extras = {
-            "action_logp": logp,
-            "action_prob": prob,
-            "action_dist_inputs": out.dist_inputs.copy(),
-            **{name: array.copy() for name, array in out.extras.items()},
-        }
-        if out.values is not None:
-            extras["vf_preds"] = out.values.copy()
-        actions = nest(self.action_space, [leaf.copy() for leaf in out.actions])
-        return ActionBatch(actions, [state.copy() for state in out.states], extras)
+        return self._acting.act(inputs, explore, timestep)
 
     def act_columns(
         self,

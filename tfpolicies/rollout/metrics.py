@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 from tfpolicies.rollout.episode import RolloutMetrics
 
 _NAN = float("nan")
@@ -29,6 +30,7 @@ def summarize_episodes(
     rewards = [episode.episode_reward for episode in sound]
     lengths = [episode.episode_length for episode in sound]
     custom: dict[str, list[float]] = {}
+    of_policies = _policy_rewards(sound)
     for episode in sound:
         for name, value in episode.custom_metrics.items():
             custom.setdefault(name, []).append(float(value))
@@ -39,10 +41,27 @@ def summarize_episodes(
         "episode_len_mean": float(np.mean(lengths)) if lengths else _NAN,
         "episodes_this_iter": len(episodes) if new_episodes is None else new_episodes,
         "num_faulty_episodes": len(episodes) - len(sound),
+        "policy_reward_min": {pid: min(values) for pid, values in of_policies.items()},
+        "policy_reward_max": {pid: max(values) for pid, values in of_policies.items()},
+        "policy_reward_mean": {pid: float(np.mean(x)) for pid, x in of_policies.items()},
         "custom_metrics": _summarize_custom(custom),
-        "hist_stats": {"episode_reward": rewards, "episode_lengths": lengths},
+        "hist_stats": {
+            "episode_reward": rewards,
+            "episode_lengths": lengths,
+            **{f"policy_{pid}_reward": values for pid, values in of_policies.items()},
+        },
         "episode_media": _media(sound),
     }
+
+
+def _policy_rewards(episodes: Sequence[RolloutMetrics]) -> dict[str, list[float]]:
+    """Returns the rewards of agents and episodes by policy, but for the default policy."""
+    found: dict[str, list[float]] = {}
+    for episode in episodes:
+        for (_, policy_id), reward in episode.agent_rewards.items():
+            if policy_id != DEFAULT_POLICY_ID:
+                found.setdefault(policy_id, []).append(reward)
+    return found
 
 
 def _summarize_custom(custom: dict[str, list[float]]) -> dict[str, float]:

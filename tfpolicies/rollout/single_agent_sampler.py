@@ -23,6 +23,7 @@ from tfpolicies.models.spaces import Leaf, action_leaves, batch_leaves, leaves, 
 from tfpolicies.policy.fragments import Fragments
 from tfpolicies.policy.learning_batches import in_sequences
 from tfpolicies.policy.session import Memory
+from tfpolicies.rollout.columns import clipped_rewards, nested_actions, remembered
 from tfpolicies.rollout.episode import SINGLE_AGENT, EpisodeFollower, RolloutMetrics
 
 _AGENT_AND_POLICY = (SINGLE_AGENT, DEFAULT_POLICY_ID)
@@ -279,7 +280,7 @@ class SingleAgentSampler:
         columns.update(self._episode_columns(columns, taken))
         earned = columns["rewards"]
         policy.observe(obs, columns)
-        columns["rewards"] = policy.scaled_rewards(self._clipped(earned))
+        columns["rewards"] = policy.scaled_rewards(clipped_rewards(earned, self._clip_rewards))
         ends = columns["terminateds"] | columns["truncateds"]
         ends[:, -1] = True
         rows = shape[0] * shape[1]
@@ -290,7 +291,7 @@ class SingleAgentSampler:
         if not policy.has_own_postprocessing():
             row, step = np.nonzero(ends & ~columns["terminateds"])
             open_ends = (row, step)
-            after = [*new_obs, *self._remembered(policy, columns, earned)]
+            after = [*new_obs, *remembered(policy, columns, earned, self._actions)]
             fragments = Fragments(columns, ends, policy, open_ends, [x[open_ends] for x in after])
             policy.postprocess_fragments(fragments)
             columns.update(fragments.added)
@@ -298,12 +299,12 @@ class SingleAgentSampler:
                 later = (np.arange(shape[0])[:, None], fragments.reached)
                 new_obs = [leaf[later] for leaf in new_obs]
         flat_obs, flat_new_obs = ([flat(leaf) for leaf in parts] for parts in (obs, new_obs))
-        space = self.envs.observation_space
+        space, rows_of = self.envs.observation_space, {n: flat(c) for n, c in columns.items()}
         batch = SampleBatch(
             {
                 "obs": nest(space, flat_obs),
                 "new_obs": nest(space, flat_new_obs),
-                **self._nested_actions({name: flat(column) for name, column in columns.items()}),
+                **nested_actions(rows_of, self._actions, self.envs.action_space),
             }
         )
         batch.num_grad_updates = policy.num_grad_updates
@@ -312,27 +313,6 @@ class SingleAgentSampler:
         ):
             batch = self._by_trajectory(policy, batch, ends.reshape(-1))
         return in_sequences(batch, policy) if policy.is_recurrent() else batch
-
-    def _remembered(
-        self, policy: Any, columns: Mapping[str, np.ndarray], rewards: np.ndarray
-    ) -> list[np.ndarray]:
-        """Returns what acting reads after each step, besides the observation, `[N, T, ...]`."""
-        reads_actions, reads_rewards = policy.reads_previous()
-        names = [port.name for port in self._actions] if reads_actions else []
-        states = [name for name in columns if name.startswith("state_out_")]
-        found = [columns[name] for name in names]
-        return found + [rewards] * reads_rewards + [columns[name] for name in states]
-
-    def _nested_actions(self, columns: dict[str, Any]) -> dict[str, Any]:
-        """Joins the columns of action leaves to one that is nested as the action space is."""
-        if len(self._actions) == 1 and not self._actions[0].path:
-            return columns
-        names = [port.name for port in self._actions]
-        for prefix in ("", "prev_"):
-            if prefix + names[0] in columns:
-                parts = [columns.pop(prefix + name) for name in names]
-                columns[f"{prefix}actions"] = nest(self.envs.action_space, parts)
-        return columns
 
     def _by_trajectory(self, policy: Any, batch: SampleBatch, ends: np.ndarray) -> SampleBatch:
         """Calls what works on one trajectory at a time, and joins the results."""
@@ -355,13 +335,6 @@ class SingleAgentSampler:
         joined = cast(SampleBatch, concat_samples(pieces))
         joined.num_grad_updates = batch.num_grad_updates
         return joined
-
-    def _clipped(self, rewards: np.ndarray) -> np.ndarray:
-        if not self._clip_rewards:
-            return rewards
-        if self._clip_rewards is True:
-            return np.sign(rewards)
-        return np.clip(rewards, -self._clip_rewards, self._clip_rewards)
 
     def _episode_columns(
         self, columns: Mapping[str, np.ndarray], taken: np.ndarray

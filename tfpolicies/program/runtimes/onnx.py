@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import threading
 import warnings
@@ -62,15 +63,7 @@ class OnnxActor:
         num_params: int,
         act: ActLayout,
     ) -> None:
-        import onnxruntime
-
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 1
-        options.inter_op_num_threads = 1
-        options.log_severity_level = 3
-        self._session = onnxruntime.InferenceSession(
-            model, options, providers=["CPUExecutionProvider"]
-        )
+        self._session = cpu_session(model)
         self._present = {node.name for node in self._session.get_inputs()}
         self._weights = [
             (name, key)
@@ -148,6 +141,17 @@ class OnnxActor:
         return bindings[size]
 
 
+def cpu_session(model: bytes) -> Any:
+    """Returns an `onnxruntime.InferenceSession` of a serialised model, on one thread of the CPU."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
 def convert(
     function: Any, signature: Sequence[Any], output_names: Sequence[str], opset: int = OPSET
 ) -> bytes:
@@ -184,6 +188,50 @@ def rename_outputs(model: Any, names: Sequence[str]) -> None:
     for output, before, name in zip(graph.output, old, names, strict=True):
         graph.node.append(onnx.helper.make_node("Identity", [before], [name]))
         output.name = name
+
+
+def without_gathers(model: bytes) -> bytes:
+    """Returns a vectorised model that reads its inputs where they lie.
+
+    `tf.vectorized_map` turns "row i of an input, for all i" into a Gather of all rows in order, a
+    copy. What only told how many rows there are goes, too.
+
+    Args:
+        model: a serialised model; a Gather of a graph's input must be of all rows, in order.
+    """
+    import onnx
+
+    loaded = onnx.load_from_string(model)
+    graph = loaded.graph
+    inputs = {node.name for node in graph.input}
+    for node in graph.node:
+        if node.op_type == "Gather" and node.input[0] in inputs:
+            node.op_type = "Identity"
+            del node.input[1:], node.attribute[:]
+    makers = {name: node for node in graph.node for name in node.output}
+    wanted = [output.name for output in graph.output]
+    needed: set[str] = set()
+    while wanted:
+        node = makers.get(wanted.pop())
+        if node is not None and node.output[0] not in needed:
+            needed.add(node.output[0])
+            wanted += node.input
+            wanted += _read_by_subgraphs(node)
+    kept = [copy.deepcopy(node) for node in graph.node if node.output[0] in needed]
+    del graph.node[:]
+    graph.node.extend(kept)
+    return loaded.SerializeToString()
+
+
+def _read_by_subgraphs(node: Any) -> list[str]:
+    """Returns the names that the loops and branches of a node read, from wherever they are."""
+    found: list[str] = []
+    for attribute in node.attribute:
+        for graph in [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]:
+            found += [output.name for output in graph.output]
+            for inner in graph.node:
+                found += [*inner.input, *_read_by_subgraphs(inner)]
+    return found
 
 
 @contextlib.contextmanager

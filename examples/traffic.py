@@ -1,0 +1,76 @@
+"""Cars and traffic lights, three policies: two for the cars, one shared by the lights.
+
+    python examples/traffic.py
+
+samples a batch and prints what each policy has in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from traffic_grid import CAR_SPACE, KEEP_OR_SWITCH, LIGHT_SPACE, STAY_OR_GO, TrafficGrid
+
+from tfpolicies import MultiAgentBatch, MultiAgentEnv, PGTF2Policy
+from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
+from tfpolicies.rollout.multi_agent_sampler import MultiAgentSampler, make_multi_agent_sampler
+
+
+class MultiAgentTrafficGrid(MultiAgentEnv):
+    """The town as a multi-agent environment: everybody acts in every step."""
+
+    def __init__(self, num_cars: int = 25, **settings: int) -> None:
+        self._town = TrafficGrid(num_cars, **settings)
+        cars, lights = self._town.cars, self._town.lights
+        self._agent_ids = {*cars, *lights}
+        self.observation_space = spaces.Dict(
+            {**dict.fromkeys(cars, CAR_SPACE), **dict.fromkeys(lights, LIGHT_SPACE)}
+        )
+        self.action_space = spaces.Dict(
+            {**dict.fromkeys(cars, STAY_OR_GO), **dict.fromkeys(lights, KEEP_OR_SWITCH)}
+        )
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict, dict]:
+        super().reset(seed=seed)
+        return self._town.reset(self.np_random), {}
+
+    def step(self, action_dict: Mapping[str, Any]) -> Any:
+        observations, rewards, over = self._town.step(dict(action_dict))
+        return observations, rewards, {"__all__": False}, {"__all__": over}, {}
+
+
+def make_sampler(copies: int = 8, fragment: int = 50, seed: int = 0) -> MultiAgentSampler:
+    config = {"seed": seed, "model": {"fcnet_hiddens": [64, 64]}}
+    policies = {
+        "car_policy1": PGTF2Policy(CAR_SPACE, STAY_OR_GO, {**config, "gamma": 0.99}),
+        "car_policy2": PGTF2Policy(CAR_SPACE, STAY_OR_GO, {**config, "gamma": 0.95}),
+        "traffic_light_policy": PGTF2Policy(LIGHT_SPACE, KEEP_OR_SWITCH, config),
+    }
+    rng = np.random.default_rng(seed)
+
+    def mapping(agent_id: str, episode: Any, **kwargs: Any) -> str:
+        if agent_id.startswith("light_"):
+            return "traffic_light_policy"
+        return f"car_policy{rng.integers(1, 3)}"
+
+    envs = MultiAgentEnvironments([MultiAgentTrafficGrid() for _ in range(copies)])
+    sampler = make_multi_agent_sampler(
+        envs, policies, mapping, rollout_fragment_length=fragment, seed=seed
+    )
+    sampler.reset([seed + i for i in range(copies)])
+    return sampler
+
+
+def main() -> MultiAgentBatch:
+    batch = make_sampler().sample()
+    print(f"{batch.env_steps()} steps of the town, {batch.agent_steps()} of cars and lights")
+    for policy_id, rows in batch.policy_batches.items():
+        print(f"{policy_id}: {rows.count} rows of {', '.join(rows)}")
+    return batch
+
+
+if __name__ == "__main__":
+    main()

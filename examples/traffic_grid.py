@@ -1,0 +1,101 @@
+"""A town of crossing ring roads with cars and traffic lights: the world behind `traffic.py`.
+
+It knows NumPy only, so that other frameworks can play in the same town.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+CAR_SPACE = gym.spaces.Box(0.0, 1.0, (5,), np.float32)
+LIGHT_SPACE = gym.spaces.Box(0.0, 1.0, (4,), np.float32)
+STAY_OR_GO = gym.spaces.Discrete(2)  # for cars
+KEEP_OR_SWITCH = gym.spaces.Discrete(2)  # for lights
+
+_VIEW = 4  # cells that a car sees ahead
+
+
+class TrafficGrid:
+    """`blocks` x `blocks` crossings of one-way ring roads, one light and `num_cars` cars.
+
+    A car sees how far the next crossing is, whether its light is green, how many cells ahead are
+    free, whether it moved last, and the time. It earns 1 for each cell; standing costs 0.1, driving
+    at a red light or at another car costs 1 (and it stays). A light sees how many cars wait for it
+    on both roads, its phase and for how long; it pays 0.5 for each car that stands at it.
+    """
+
+    def __init__(self, num_cars: int = 25, blocks: int = 2, block: int = 12, steps: int = 200):
+        self.num_cars, self.blocks, self.block, self.steps = num_cars, blocks, block, steps
+        self.ring = blocks * block  # cells of a road; its crossings are at multiples of `block`
+        self.cars = [f"car_{i}" for i in range(num_cars)]
+        self.lights = [f"light_{i}" for i in range(blocks * blocks)]
+        # Roads 0 .. blocks-1 go one way, the others cross them.
+        cells = np.arange(2 * blocks * self.ring)
+        self._free_cells = cells[cells % self.ring % block != 0]
+        if num_cars > len(self._free_cells) // 2:
+            raise ValueError(f"{num_cars} cars are too many for {len(self._free_cells)} cells.")
+        self._ahead = np.arange(1, _VIEW + 1)
+
+    def reset(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """Puts the cars anywhere but on crossings; returns the observations."""
+        self._road, self._cell = np.divmod(
+            rng.choice(self._free_cells, self.num_cars, replace=False), self.ring
+        )
+        self._first = self._road < self.blocks  # roads of the first kind
+        self._green = rng.integers(2, size=len(self.lights)) == 1  # for roads of the first kind
+        self._age = np.zeros(len(self.lights))
+        self._moved = np.zeros(self.num_cars, bool)
+        self._now = 0
+        self._look()
+        return self._observations()
+
+    def step(self, actions: dict[str, Any]) -> tuple[dict, dict, bool]:
+        """Moves the town; returns observations, rewards, and whether the time is over."""
+        chosen = np.array([actions[name] for name in (*self.cars, *self.lights)], bool)
+        goes, switches = chosen[: self.num_cars], chosen[self.num_cars :]
+        self._age = np.where(switches, 0.0, self._age + 1.0)
+        self._green = self._green ^ switches
+        red = self._to_crossing == 1
+        red &= self._green[self._light] != self._first
+        self._moved = goes & ~red & (self._free > 0)
+        self._cell = (self._cell + self._moved) % self.ring
+        self._now += 1
+        self._look()
+        cars = np.where(self._moved, 1.0, np.where(goes, -1.0, -0.1))
+        lights = -0.5 * self._queues.sum(axis=0)
+        rewards = dict(zip(self.cars, cars.tolist(), strict=True))
+        rewards.update(zip(self.lights, lights.tolist(), strict=True))
+        return self._observations(), rewards, self._now >= self.steps
+
+    def _look(self) -> None:
+        """Finds each car's next light, its way to it, the free cells ahead, and the queues."""
+        block, other = self._cell // self.block, self._road % self.blocks
+        self._to_crossing = (block + 1) * self.block - self._cell
+        number = (block + 1) % self.blocks
+        rows, columns = np.where(self._first, (other, number), (number, other))
+        self._light = rows * self.blocks + columns
+        occupied = np.zeros((2 * self.blocks, self.ring), bool)
+        occupied[self._road, self._cell] = True
+        seen = occupied[self._road[:, None], (self._cell[:, None] + self._ahead) % self.ring]
+        self._free = np.where(seen.any(axis=1), seen.argmax(axis=1), _VIEW)
+        waits = ~self._moved & (self._to_crossing <= _VIEW)
+        queue = self._light[waits] + len(self.lights) * self._first[waits]
+        self._queues = np.bincount(queue, minlength=2 * len(self.lights)).reshape(2, -1)
+
+    def _observations(self) -> dict[str, np.ndarray]:
+        cars = np.empty((self.num_cars, 5), np.float32)
+        cars[:, 0] = self._to_crossing / self.block
+        cars[:, 1] = self._green[self._light] == self._first
+        cars[:, 2] = self._free / _VIEW
+        cars[:, 3] = self._moved
+        cars[:, 4] = self._now / self.steps
+        lights = np.empty((len(self.lights), 4), np.float32)
+        lights[:, :2] = np.minimum(self._queues.T / _VIEW, 1.0)
+        lights[:, 2] = self._green
+        lights[:, 3] = np.minimum(self._age / 10.0, 1.0)
+        observations = dict(zip(self.cars, cars, strict=True))
+        observations.update(zip(self.lights, lights, strict=True))
+        return observations

@@ -1,0 +1,155 @@
+"""`check_env` says what is wrong with an environment, and nothing about one that is right."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from environments import CountingEnv, NestedCountingEnv
+from gymnasium import spaces
+from multi_agent_worlds import SPACE, Staggered
+
+from tfpolicies.envs import check_env
+from tfpolicies.envs.multi_agent_env import make_multi_agent
+from tfpolicies.errors import EnvError
+from tfpolicies.testing.environments import MaskedEnv, MemoryEnv, RandomEnv
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        CountingEnv(),
+        MaskedEnv(),
+        MemoryEnv(),
+        RandomEnv(
+            spaces.Dict(a=spaces.Tuple((spaces.Discrete(3), spaces.MultiBinary(2))), b=SPACE),
+            spaces.MultiDiscrete([2, 3]),
+        ),
+        Staggered(),
+        make_multi_agent("CartPole-v1")({"num_agents": 3}),
+    ],
+    ids=lambda env: type(env).__name__,
+)
+@pytest.mark.core
+def test_environments_that_keep_the_contract_pass(env):
+    check_env(env, steps=60)
+
+
+OBS, INFO = np.zeros(2, np.float32), {}
+
+
+class Answers(gym.Env):
+    """Answers as it is told to."""
+
+    observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, reset=(OBS, INFO), step=(OBS, 0.0, False, False, INFO), **attributes):
+        self.answers = reset, step
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+    def reset(self, *, seed=None, options=None):
+        return self.answers[0]
+
+    def step(self, action):
+        if isinstance(self.answers[1], Exception):
+            raise self.answers[1]
+        return self.answers[1]
+
+
+def stepped(obs=OBS, reward=0.0, terminated=False, truncated=False, info=INFO):
+    return {"step": (obs, reward, terminated, truncated, info)}
+
+
+FAULTS = [
+    ({"reset": OBS}, r"`reset` must return a pair .* got an array of shape \(2,\)"),
+    ({"reset": (np.zeros(3, np.float32), {})}, r"of `reset` has the shape \(3,\).* has \(2,\)"),
+    ({"step": (OBS, 0.0, False, {})}, "`step` must return .* got a tuple of 4 values"),
+    (stepped(np.zeros(2)), "dtype float64, but its space has float32. Return `x.astype"),
+    (stepped(np.array([0, np.nan], np.float32)), r"has a NaN at \(1,\)"),
+    (stepped(np.array([0, 2], np.float32)), r"has 2.0 at \(1,\), which is not in \[-1.0, 1.0\]"),
+    (stepped([0.0, 0.0]), r"must be an array: got the list \[0.0, 0.0\]"),
+    (stepped(reward=float("nan")), "The reward must be a finite number, got nan"),
+    (stepped(reward="1"), "The reward must be a finite number, got '1'"),
+    (stepped(terminated=None), "`terminated` must be True or False, got None"),
+    (stepped(info=None), "The info must be a dict, got the NoneType None"),
+    ({"step": KeyError("door")}, "`step` raised KeyError for the action .*'door'"),
+    ({"action_space": 3}, "`action_space` of Answers must be a gymnasium space, got the int 3"),
+]
+
+
+@pytest.mark.parametrize(("answers", "message"), FAULTS)
+def test_a_fault_is_explained(answers, message):
+    with pytest.raises(EnvError, match=message):
+        check_env(Answers(**answers))
+
+
+def test_parts_of_nested_observations_are_named():
+    env = NestedCountingEnv()
+    good = env.observation_space
+    env.observation_space = spaces.Dict(where=good["where"], step=spaces.Box(0, 255, (2,), "uint8"))
+    with pytest.raises(EnvError, match=r"part 'step', has the shape \(1,\)"):
+        check_env(env)
+    env.observation_space = spaces.Dict(where=spaces.Tuple((SPACE, SPACE)), step=good["step"])
+    with pytest.raises(EnvError, match="part 'where/0', must be an array: got the int 0"):
+        check_env(env)
+    env.observation_space = spaces.Dict(where=good["where"])
+    with pytest.raises(EnvError, match=r"has the keys \['where', 'step'\], but its space has"):
+        check_env(env)
+
+
+class Wrong(Staggered):
+    """A good world but for one change of its steps."""
+
+    def __init__(self, **changes):
+        super().__init__()
+        self.changes = changes
+
+    def play(self, actions):
+        names = ("obs", "rewards", "terminateds", "truncateds", "infos")
+        answer = dict(zip(names, super().play(actions), strict=True))
+        for name, change in self.changes.items():
+            answer[name] = {**answer[name], **change}
+        return tuple(answer.values())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"obs": {"b": np.zeros(2)}}, r"agent 'b' in `step` has the shape \(2,\)"),
+        ({"obs": {"z": OBS}}, r"'z' has an observation of `step`, but is not among the agents"),
+        ({"obs": {"a": np.full(3, np.nan, np.float32)}}, "agent 'a' .* NaN"),
+        ({"rewards": {"z": 1.0}}, "'z' has a reward, but is not among the agents"),
+        ({"rewards": {"a": None}}, "reward of agent 'a' must be a finite number, got None"),
+        ({"infos": {"b": {}}}, r"infos of agents without an observation: \['b'\]"),
+        ({"terminateds": {"a": 1}}, r"`terminateds\['a'\]` must be True or False, got 1"),
+        ({"terminateds": {"a": True}}, "Agent 'a' got an observation in `step` after it was done"),
+        ({"truncateds": dict.fromkeys("abcd", True), "obs": {}}, "All agents are done"),
+    ],
+)
+def test_faults_of_agents_name_them(changes, message):
+    with pytest.raises(EnvError, match=message):
+        check_env(Wrong(**changes))
+
+
+def test_a_missing_end_for_all_is_named():
+    class Endless(Staggered):
+        def play(self, actions):
+            obs, rewards, _, truncateds, infos = super().play(actions)
+            return obs, rewards, {}, truncateds, infos
+
+    with pytest.raises(EnvError, match=r"`terminateds` .* must have the key '__all__'"):
+        check_env(Endless())
+
+
+def test_a_game_in_which_nobody_can_move_is_named():
+    class Stuck(Staggered):
+        def play(self, actions):
+            return {}, {}, {"__all__": False}, {"__all__": False}, {}
+
+    with pytest.raises(EnvError, match="Nobody had an observation for 100 steps"):
+        check_env(Stuck())
+
+
+def test_something_else_is_refused():
+    with pytest.raises(EnvError, match=r"check_env takes a gymnasium.Env.* got type"):
+        check_env(CountingEnv)

@@ -1,0 +1,299 @@
+"""What is wrong with an environment: played with random actions, explained in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from tfpolicies.envs.multi_agent_env import ALL, MultiAgentEnv
+from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
+from tfpolicies.envs.pettingzoo import is_pettingzoo, pettingzoo_env
+from tfpolicies.errors import EnvError
+
+_FLAGS = (bool, np.bool_)
+
+
+def check_env(env: Any, *, steps: int = 200, seed: int = 0) -> None:
+    """Plays an environment with random actions, and explains what is wrong with it.
+
+    Action masks of observations `{"observations": ..., "action_mask": ...}` are respected. The
+    environment is left in the middle of an episode.
+
+    Args:
+        env: a `gymnasium.Env`, a `MultiAgentEnv` or an environment of PettingZoo.
+        steps: how many to play; over several episodes, if they are shorter.
+        seed: of the first reset and of the actions.
+
+    Raises:
+        EnvError: at the first fault; the message names the agent, the part of the observation, the
+            value, and what to do.
+
+    >>> check_env(gym.make("CartPole-v1"), steps=20)
+    """
+    if is_pettingzoo(env):
+        env = pettingzoo_env(env)
+    if not isinstance(env, gym.Env):
+        raise EnvError(
+            "check_env takes a gymnasium.Env, a MultiAgentEnv or an environment of PettingZoo, got "
+            f"{type(env).__name__}. Give an instance, not a class or a name."
+        )
+    check: Any = _MultiAgentCheck if isinstance(env, MultiAgentEnv) else _SingleAgentCheck
+    check(env, np.random.default_rng(seed)).play(steps, seed)
+
+
+class _SingleAgentCheck:
+    """Plays an environment with one agent.
+
+    Args:
+        env: the environment.
+        rng: draws actions.
+    """
+
+    def __init__(self, env: gym.Env, rng: np.random.Generator) -> None:
+        self.env = env
+        for name in ("observation_space", "action_space"):
+            _require_space(getattr(env, name, None), f"`{name}` of {type(env).__name__}")
+        env.action_space.seed(int(rng.integers(2**31)))
+
+    def play(self, steps: int, seed: int) -> None:
+        """Plays `steps` steps."""
+        obs = self._reset(seed)
+        for _ in range(steps):
+            obs, over = self._step(random_action(self.env.action_space, obs))
+            if over:
+                obs = self._reset(None)
+
+    def _reset(self, seed: int | None) -> Any:
+        found = _called("reset", lambda: self.env.reset(seed=seed))
+        if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[1], Mapping):
+            raise EnvError(
+                "`reset` must return a pair (observation, info), info being a dict, got "
+                f"{_described(found)}. Write `return observation, {{}}`."
+            )
+        _require_element(self.env.observation_space, found[0], "The observation of `reset`")
+        return found[0]
+
+    def _step(self, action: Any) -> tuple[Any, bool]:
+        found = _called("step", lambda: self.env.step(action), action)
+        if not isinstance(found, tuple) or len(found) != 5:
+            raise EnvError(
+                "`step` must return (observation, reward, terminated, truncated, info), got "
+                f"{_described(found)}."
+            )
+        obs, reward, terminated, truncated, info = found
+        _require_element(self.env.observation_space, obs, "The observation of `step`")
+        _require_number(reward, "The reward")
+        for name, flag in (("terminated", terminated), ("truncated", truncated)):
+            _require_flag(flag, f"`{name}`")
+        if not isinstance(info, Mapping):
+            raise EnvError(f"The info must be a dict, got {_described(info)}. Return {{}}.")
+        return obs, bool(terminated or truncated)
+
+
+class _MultiAgentCheck:
+    """Plays an environment with several agents.
+
+    Args:
+        env: the environment.
+        rng: draws actions.
+    """
+
+    def __init__(self, env: MultiAgentEnv, rng: np.random.Generator) -> None:
+        self.env = env
+        self._envs = MultiAgentEnvironments([env])
+        self._ids = env.get_agent_ids()
+        self._rng = rng
+        self._seeded: set[Any] = set()
+
+    def play(self, steps: int, seed: int) -> None:
+        """Plays `steps` steps."""
+        waiting, idle = self._reset(seed), 0
+        for _ in range(steps):
+            waiting, over = self._step(waiting)
+            idle = 0 if waiting else idle + 1
+            if over:
+                waiting, idle = self._reset(None), 0
+            elif idle > 100:
+                raise EnvError(
+                    "Nobody had an observation for 100 steps, so nobody can act. Give an "
+                    "observation to the agents whose turn it is, or end the episode."
+                )
+
+    def _reset(self, seed: int | None) -> dict[Any, Any]:
+        self._done: set[Any] = set()
+        self._seen: set[Any] = set()
+        obs, _ = _called("reset", lambda: self._envs.reset(0, seed))
+        self._check_observations(obs, "reset")
+        return dict(obs)
+
+    def _check_observations(self, obs: Mapping[Any, Any], call: str) -> None:
+        for agent, seen in obs.items():
+            self._require_known(agent, f"an observation of `{call}`")
+            if agent in self._done:
+                raise EnvError(
+                    f"Agent {agent!r} got an observation in `{call}` after it was done in the same "
+                    "episode. Leave it out, or let it come back under another id."
+                )
+            self._require_space_of(agent)
+            space = self.env.observation_space_of(agent)
+            _require_element(space, seen, f"The observation of agent {agent!r} in `{call}`")
+        self._seen |= set(obs)
+
+    def _require_known(self, agent: Any, where: str) -> None:
+        if agent == ALL or (self._ids and agent not in self._ids):
+            raise EnvError(
+                f"{agent!r} has {where}, but is not among the agents "
+                f"{sorted(self._ids, key=str)}. Correct the id, or name it in `_agent_ids`."
+            )
+
+    def _require_space_of(self, agent: Any) -> None:
+        if agent in self._seeded:
+            return
+        spaces_of = (self.env.observation_space_of(agent), self.env.action_space_of(agent))
+        for space, name in zip(spaces_of, ("observation", "action"), strict=True):
+            _require_space(space, f"The {name} space of agent {agent!r}")
+        spaces_of[1].seed(int(self._rng.integers(2**31)))
+        self._seeded.add(agent)
+
+    def _step(self, waiting: dict[Any, Any]) -> tuple[dict[Any, Any], bool]:
+        actions = {a: random_action(self.env.action_space_of(a), x) for a, x in waiting.items()}
+        found = _called("step", lambda: self._envs.step(0, actions), actions)
+        obs, rewards, terminateds, truncateds, _ = found
+        self._check_observations(obs, "step")
+        for agent, reward in rewards.items():
+            self._require_known(agent, "a reward")
+            _require_number(reward, f"The reward of agent {agent!r}")
+        for name, ends in (("terminateds", terminateds), ("truncateds", truncateds)):
+            for agent, flag in ends.items():
+                if agent != ALL:
+                    self._require_known(agent, f"a flag in `{name}`")
+                _require_flag(flag, f"`{name}[{agent!r}]`")
+                if flag:
+                    self._done.add(agent)
+        over = bool(terminateds[ALL] or truncateds[ALL])
+        if not over and self._seen and self._seen <= self._done and self._ids <= self._done:
+            raise EnvError(
+                "All agents are done, but '__all__' is False in `terminateds` and in `truncateds`. "
+                "Set it in the step in which the last agent is done."
+            )
+        return {agent: x for agent, x in obs.items() if agent not in self._done}, over
+
+
+def _called(method: str, call: Callable[[], Any], actions: Any = None) -> Any:
+    """Returns `call()`; what it raises is explained as an `EnvError`."""
+    try:
+        return call()
+    except EnvError:
+        raise
+    except Exception as error:
+        given = "" if actions is None else f" for the action {actions!r}"
+        raise EnvError(
+            f"`{method}` raised {type(error).__name__}{given}: {error}. The cause is shown above."
+        ) from error
+
+
+def random_action(space: Any, obs: Any) -> Any:
+    """Returns an action that the mask of an observation allows, if it has one."""
+    masked = isinstance(obs, Mapping) and set(obs) == {"observations", "action_mask"}
+    if masked and isinstance(space, spaces.Discrete):
+        return space.sample(mask=np.asarray(obs["action_mask"], np.int8))
+    return space.sample()
+
+
+def _require_space(space: Any, what: str) -> None:
+    if not isinstance(space, gym.Space):
+        raise EnvError(
+            f"{what} must be a gymnasium space, got {_described(space)}. Set it in `__init__`."
+        )
+
+
+def _require_number(value: Any, what: str) -> None:
+    is_number = isinstance(value, int | float | np.number | np.ndarray) and np.ndim(value) == 0
+    if not is_number or not np.isfinite(value):
+        raise EnvError(f"{what} must be a finite number, got {value!r}. Return a float.")
+
+
+def _require_flag(value: Any, what: str) -> None:
+    if not isinstance(value, _FLAGS):
+        raise EnvError(f"{what} must be True or False, got {value!r}. Return `bool(...)`.")
+
+
+def _require_element(space: spaces.Space, value: Any, what: str) -> None:
+    """Raises an `EnvError` that says why a value is not in a space."""
+    fault = _fault(space, value)
+    if fault is not None:
+        where, problem = fault
+        part = f", part {where!r}," if where else ""
+        raise EnvError(f"{what}{part} {problem}")
+
+
+def _fault(space: spaces.Space, value: Any, path: str = "") -> tuple[str, str] | None:
+    """Returns where a value is not as its space says, and what is wrong there; None if it fits."""
+    if isinstance(space, spaces.Dict):
+        if not isinstance(value, Mapping):
+            return path, f"must be a dict with the keys {list(space.keys())}: {_got(value)}."
+        if set(value) != set(space.keys()):
+            return path, (
+                f"has the keys {list(value)}, but its space has {list(space.keys())}. Return "
+                "exactly these."
+            )
+        parts = [(key, sub, value[key]) for key, sub in space.items()]
+    elif isinstance(space, spaces.Tuple):
+        if not isinstance(value, tuple) or len(value) != len(space.spaces):
+            return path, f"must be a tuple of {len(space.spaces)} parts: {_got(value)}."
+        parts = [(str(i), sub, x) for i, (sub, x) in enumerate(zip(space, value, strict=True))]
+    elif isinstance(space, spaces.Box):
+        problem = _box_problem(space, value)
+        return None if problem is None else (path, problem)
+    else:
+        fits = space.contains(value)
+        return None if fits else (path, f"must be an element of {space}: {_got(value)}.")
+    for key, sub, part in parts:
+        fault = _fault(sub, part, f"{path}/{key}" if path else str(key))
+        if fault is not None:
+            return fault
+    return None
+
+
+def _box_problem(space: Any, value: Any) -> str | None:
+    if not isinstance(value, np.ndarray | np.generic):
+        return f"must be an array: {_got(value)}. Return np.array(..., np.{space.dtype})."
+    value = np.asarray(value)
+    if value.shape != space.shape:
+        return f"has the shape {value.shape}, but its space has {space.shape}; it is {space}."
+    if not np.can_cast(value.dtype, space.dtype):
+        return (
+            f"has the dtype {value.dtype}, but its space has {space.dtype}. Return "
+            f"`x.astype(np.{space.dtype})`, or change the space."
+        )
+    if value.dtype.kind == "f" and np.isnan(value).any():
+        place = tuple(np.argwhere(np.isnan(value))[0].tolist())
+        return f"has a NaN at {place}. Look for divisions by zero and values never set."
+    outside = (value < space.low) | (value > space.high)
+    if outside.any():
+        place = tuple(np.argwhere(outside)[0].tolist())
+        low, high = space.low[place], space.high[place]
+        return (
+            f"has {value[place]} at {place}, which is not in [{low}, {high}]. Widen the bounds of "
+            "its space, or clip the value."
+        )
+    return None
+
+
+def _got(value: Any) -> str:
+    return f"got {_described(value)}"
+
+
+def _described(value: Any) -> str:
+    """Returns a value in a few words."""
+    if isinstance(value, tuple):
+        return f"a tuple of {len(value)} values"
+    if isinstance(value, np.ndarray):
+        return f"an array of shape {value.shape} and dtype {value.dtype}"
+    text = repr(value)
+    kind = type(value).__name__
+    return f"the {kind} {text}" if len(text) <= 60 else f"a {kind}"

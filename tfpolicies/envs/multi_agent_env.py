@@ -1,0 +1,215 @@
+"""Environments with several agents: everything comes and goes in dicts by agent id."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+from gymnasium import spaces
+
+from tfpolicies.errors import EnvError, near_matches
+
+ALL = "__all__"
+COMMON = "__common__"
+
+
+class MultiAgentStep(NamedTuple):
+    """What one step of a multi-agent environment gives: five dicts by agent id."""
+
+    obs: Mapping[Any, Any]
+    rewards: Mapping[Any, float]
+    terminateds: Mapping[Any, bool]  # with "__all__"
+    truncateds: Mapping[Any, bool]  # with "__all__"
+    infos: Mapping[Any, Any]  # of agents in obs, and "__common__"
+
+
+class MultiAgentEnv(gym.Env):
+    """An environment with several agents; subclass it and write `reset` and `step`.
+
+    Who is in a dict of observations, and not done, acts in the next step: all agents (simultaneous
+    games), one (turn-based games), or anything in between. Agents may appear in the middle of an
+    episode and leave before its end. An agent's reward counts for its last action, in whatever
+    step it comes; rewards of several steps add up until the agent's next observation.
+
+    Attributes:
+        observation_space: one space for all agents, or a `Dict` space by agent id.
+        action_space: likewise.
+        _agent_ids: the ids of all agents that may appear. Optional if `possible_agents` is set, or
+            a space is a Dict by agent id that has them all.
+    """
+
+    _agent_ids: Collection[Any] = ()
+
+    @abc.abstractmethod
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[Any, Any]]:
+        """Starts an episode.
+
+        Returns:
+            The observations of the agents that act first, and infos of some of them.
+        """
+
+    @abc.abstractmethod
+    def step(self, action_dict: Mapping[Any, Any]) -> Any:
+        """Takes the actions of the agents that are to act.
+
+        Returns:
+            observations, rewards, terminateds, truncateds, infos: dicts by agent id. Those of
+            terminateds and truncateds have the key "__all__": whether the episode is over. An agent
+            whose own flag is set acts no more in this episode. Infos belong to agents with an
+            observation, or are common to all under "__common__".
+        """
+
+    def get_agent_ids(self) -> set[Any]:
+        """Returns the ids of all agents that may appear, as far as the environment tells."""
+        told = self._agent_ids or getattr(self, "possible_agents", ())
+        if told:
+            return set(told)
+        both = (getattr(self, name, None) for name in ("observation_space", "action_space"))
+        by_agent: list[Any] = [space for space in both if _is_nested(space)]
+        same = len(by_agent) == 2 and set(by_agent[0].keys()) == set(by_agent[1].keys())
+        return set(by_agent[0].keys()) if same else set()
+
+    def observation_space_of(self, agent_id: Any) -> spaces.Space:
+        """Returns the observation space of one agent.
+
+        Raises:
+            EnvError: if `observation_space` is a Dict by agent id without this agent.
+        """
+        return self._space_of("observation_space", agent_id)
+
+    def action_space_of(self, agent_id: Any) -> spaces.Space:
+        """Returns the action space of one agent.
+
+        Raises:
+            EnvError: if `action_space` is a Dict by agent id without this agent.
+        """
+        return self._space_of("action_space", agent_id)
+
+    def _space_of(self, name: str, agent_id: Any) -> spaces.Space:
+        space: Any = getattr(self, name, None)
+        if space is None:
+            raise EnvError(
+                f"{type(self).__name__} has no `{name}`. Set it in `__init__`: one space for all "
+                "agents, or a gymnasium.spaces.Dict by agent id."
+            )
+        # `agent in space` would ask whether the id is an element of the space.
+        known = list(space.keys()) if _is_nested(space) else []
+        if not self.get_agent_ids().intersection(known):
+            return space
+        if agent_id not in known:
+            raise EnvError(
+                f"`{name}` of {type(self).__name__} is a Dict by agent id, but has no agent "
+                f"{agent_id!r}, only {known}.{near_matches(str(agent_id), map(str, known))} "
+                "Add the agent's space, or correct its id."
+            )
+        return space[agent_id]
+
+    def observation_space_contains(self, x: Mapping[Any, Any]) -> bool:
+        """Whether each observation of a dict by agent id is in its agent's space."""
+        return all(self.observation_space_of(agent).contains(obs) for agent, obs in x.items())
+
+    def action_space_contains(self, x: Mapping[Any, Any]) -> bool:
+        """Whether each action of a dict by agent id is in its agent's space."""
+        return all(self.action_space_of(agent).contains(action) for agent, action in x.items())
+
+    def observation_space_sample(self, agent_ids: Iterable[Any] | None = None) -> dict[Any, Any]:
+        """Returns random observations by agent id, of all agents by default."""
+        return {a: self.observation_space_of(a).sample() for a in self._named(agent_ids)}
+
+    def action_space_sample(self, agent_ids: Iterable[Any] | None = None) -> dict[Any, Any]:
+        """Returns random actions by agent id, of all agents by default."""
+        return {a: self.action_space_of(a).sample() for a in self._named(agent_ids)}
+
+    def _named(self, agent_ids: Iterable[Any] | None) -> list[Any]:
+        return sorted(self.get_agent_ids(), key=str) if agent_ids is None else list(agent_ids)
+
+    def with_agent_groups(
+        self,
+        groups: Mapping[Any, list[Any]],
+        obs_space: spaces.Space | None = None,
+        act_space: spaces.Space | None = None,
+    ) -> MultiAgentEnv:
+        """Returns this environment with some agents joined to groups that act as one.
+
+        A group observes and acts in tuples, in the order of its members. Its reward is their sum;
+        the members' own are in its info as `individual_rewards`.
+
+        Args:
+            groups: the members' ids by the group's id; agents in no group stay on their own.
+            obs_space: the observation space of a group, a Tuple; by default that of its members.
+            act_space: the action space of a group, likewise.
+
+        Raises:
+            EnvError: if an agent is in two groups, or a group has no members.
+        """
+        from tfpolicies.envs.agent_groups import GroupedAgents
+
+        return GroupedAgents(self, groups, obs_space, act_space)
+
+
+def _is_nested(space: Any) -> bool:
+    return isinstance(space, spaces.Dict | Mapping)
+
+
+def make_multi_agent(
+    env_creator: str | Callable[[Mapping[str, Any]], gym.Env],
+) -> type[MultiAgentEnv]:
+    """Returns a class of environments in which each agent plays a copy of its own.
+
+    The agents `0 .. num_agents - 1` start together; the episode is over when all of them are done.
+    The class is called with a config: `num_agents` (1 by default), and what the creator reads.
+
+    Args:
+        env_creator: a name registered with Gymnasium, or `f(config)` that gives a `gymnasium.Env`.
+
+    >>> env = make_multi_agent("CartPole-v1")({"num_agents": 2})
+    >>> sorted(env.reset(seed=3)[0]), env.step({0: 1, 1: 0})[1]
+    ([0, 1], {0: 1.0, 1: 1.0})
+    """
+    create = (lambda config: gym.make(env_creator)) if isinstance(env_creator, str) else env_creator
+
+    class IndependentAgents(MultiAgentEnv):
+        """One copy of an environment for each agent."""
+
+        def __init__(self, config: Mapping[str, Any] | None = None) -> None:
+            settings = {} if config is None else config
+            count = settings.get("num_agents", 1)
+            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+                raise EnvError(f"config['num_agents'] must be an integer >= 1, got {count!r}.")
+            self.envs = [create(settings) for _ in range(count)]
+            self._agent_ids = set(range(count))
+            self.observation_space = self.envs[0].observation_space
+            self.action_space = self.envs[0].action_space
+            self._playing: set[int] = set()
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict, dict]:
+            self._playing = set(self._agent_ids)
+            started = {
+                i: env.reset(seed=None if seed is None else seed + i, options=options)
+                for i, env in enumerate(self.envs)
+            }
+            return {i: x[0] for i, x in started.items()}, {i: x[1] for i, x in started.items()}
+
+        def step(self, action_dict: Mapping[Any, Any]) -> Any:
+            found = {i: self.envs[i].step(action) for i, action in action_dict.items()}
+            obs, rewards, terminateds, truncateds, infos = (
+                {i: result[k] for i, result in found.items()} for k in range(5)
+            )
+            self._playing -= {i for i in found if terminateds[i] or truncateds[i]}
+            over = not self._playing
+            cut = over and all(truncateds[i] and not terminateds[i] for i in found)
+            terminateds[ALL], truncateds[ALL] = over and not cut, cut
+            return MultiAgentStep(obs, rewards, terminateds, truncateds, infos)
+
+        def render(self) -> Any:
+            return self.envs[0].render()
+
+        def close(self) -> None:
+            for env in self.envs:
+                env.close()
+
+    return IndependentAgents

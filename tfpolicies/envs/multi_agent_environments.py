@@ -1,0 +1,119 @@
+"""Copies of a multi-agent environment, and the contract that each of their answers must keep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tfpolicies.envs.multi_agent_env import ALL, COMMON, MultiAgentEnv, MultiAgentStep
+from tfpolicies.errors import EnvError
+
+_NAMES = ("observations", "rewards", "terminateds", "truncateds", "infos")
+
+
+class MultiAgentEnvironments:
+    """N copies of a multi-agent environment; each is stepped by the actions of its own agents.
+
+    Args:
+        envs: the copies.
+
+    Attributes:
+        num_envs: N.
+    """
+
+    def __init__(self, envs: Sequence[MultiAgentEnv]) -> None:
+        self.envs = list(envs)
+        self.num_envs = len(self.envs)
+        self._steps = [env.step for env in self.envs]
+
+    def reset(self, index: int, seed: int | None = None) -> tuple[Mapping, Mapping]:
+        """Starts an episode in one copy; returns observations and infos by agent id.
+
+        Raises:
+            EnvError: if the answer breaks the contract of `MultiAgentEnv`.
+        """
+        found = self.envs[index].reset(seed=seed)
+        if not isinstance(found, tuple) or len(found) != 2:
+            raise EnvError(
+                f"`reset` of environment {index} must return a pair (observations, infos), got "
+                f"{type(found).__name__}. Return two dicts by agent id."
+            )
+        _require_dicts(index, "reset", ("observations", "infos"), found)
+        obs, infos = found
+        if infos.keys() - obs.keys() - {COMMON}:
+            raise EnvError(_strange_infos(index, "reset", infos, obs))
+        return obs, infos
+
+    def step(self, index: int, actions: Mapping[Any, Any]) -> MultiAgentStep:
+        """Steps one copy.
+
+        Raises:
+            EnvError: if the answer breaks the contract of `MultiAgentEnv`.
+        """
+        found = self._steps[index](actions)
+        if not _keeps_the_contract(found):
+            _explain(index, found)
+        return found
+
+    def instances(self) -> list[MultiAgentEnv]:
+        """Returns the copies for callers that want to talk to them."""
+        return list(self.envs)
+
+    def close(self) -> None:
+        """Closes all copies."""
+        for env in self.envs:
+            env.close()
+
+
+def _keeps_the_contract(found: Any) -> bool:
+    """Returns False where a closer look is needed; it is asked in every step, so it is quick."""
+    if not isinstance(found, tuple) or len(found) != 5:
+        return False
+    obs, rewards, terminateds, truncateds, infos = found
+    return (
+        isinstance(obs, dict)
+        and isinstance(rewards, dict)
+        and isinstance(terminateds, dict)
+        and isinstance(truncateds, dict)
+        and isinstance(infos, dict)
+        and ALL in terminateds
+        and ALL in truncateds
+        and infos.keys() <= obs.keys()
+    )
+
+
+def _explain(index: int, found: Any) -> None:
+    """Raises an `EnvError` that says what is wrong with the answer of a step, if anything is."""
+    if not isinstance(found, tuple | list) or len(found) != 5:
+        got = f"{len(found)} values" if isinstance(found, tuple | list) else type(found).__name__
+        raise EnvError(
+            f"`step` of environment {index} must return five dicts ({', '.join(_NAMES)}), got "
+            f"{got}."
+        )
+    _require_dicts(index, "step", _NAMES, found)
+    obs, _, terminateds, truncateds, infos = found
+    for name, flags in (("terminateds", terminateds), ("truncateds", truncateds)):
+        if ALL not in flags:
+            raise EnvError(
+                f"`{name}` of environment {index} must have the key '__all__' (whether the episode "
+                f"is over), but has only {list(flags)}. Return {name}['__all__'] in every step."
+            )
+    if infos.keys() - obs.keys() - {COMMON}:
+        raise EnvError(_strange_infos(index, "step", infos, obs))
+
+
+def _require_dicts(index: int, call: str, names: Sequence[str], found: Sequence[Any]) -> None:
+    for name, part in zip(names, found, strict=True):
+        if not isinstance(part, Mapping):
+            raise EnvError(
+                f"`{call}` of environment {index} must return {name} as a dict by agent id, got "
+                f"{type(part).__name__}."
+            )
+
+
+def _strange_infos(index: int, call: str, infos: Mapping[Any, Any], obs: Mapping[Any, Any]) -> str:
+    strange = [agent for agent in infos if agent not in obs and agent != COMMON]
+    return (
+        f"`{call}` of environment {index} gave infos of agents without an observation: {strange}; "
+        f"observations are of {list(obs)}. Put them under '__common__', or leave them out."
+    )

@@ -1,0 +1,230 @@
+"""PettingZoo's environments as `MultiAgentEnv`: parallel ones and turn-based (AEC) ones.
+
+Observations `{"observation": ..., "action_mask": ...}`, as PettingZoo's classic games have them,
+become `{"observations": ..., "action_mask": ...}`, which policies read masks from.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gymnasium import spaces
+
+from tfpolicies.envs.multi_agent_env import ALL, MultiAgentEnv, MultiAgentStep
+from tfpolicies.errors import EnvError, near_matches
+
+PREFIXES = ("pettingzoo", "mpe2")
+_THEIRS, _OURS = "observation", "observations"
+
+
+def is_pettingzoo_name(name: str) -> bool:
+    """Whether a name is one that `pettingzoo_env` makes an environment of.
+
+    >>> is_pettingzoo_name("mpe2:simple_spread_v3"), is_pettingzoo_name("my.module:Env")
+    (True, False)
+    """
+    return name.partition(":")[0] in PREFIXES and ":" in name
+
+
+def is_pettingzoo(env: Any) -> bool:
+    """Whether an object is an environment of PettingZoo's API, parallel or turn-based."""
+    return hasattr(env, "possible_agents") and not isinstance(env, MultiAgentEnv | type)
+
+
+def pettingzoo_env(env: Any, **settings: Any) -> MultiAgentEnv:
+    """Returns a PettingZoo environment as a `MultiAgentEnv`.
+
+    Args:
+        env: an instance, parallel or turn-based; a creator `f(**settings)` of one; or a name:
+            `"pettingzoo:butterfly/pistonball_v6"`, `"mpe2:simple_spread_v3"`. By name the parallel
+            form is taken where the module has one.
+        settings: what the creator is called with.
+
+    Raises:
+        EnvError: for an unknown name, a package that is missing, or something else than an
+            environment of PettingZoo.
+    """
+    made = env
+    if isinstance(env, str):
+        made = pettingzoo_creator(env)(**settings)
+    elif not is_pettingzoo(env) and callable(env):
+        made = env(**settings)
+    if not is_pettingzoo(made):
+        raise EnvError(
+            "A PettingZoo environment has `possible_agents`, but got "
+            f"{type(made).__name__}. Give an instance, a creator, or a name such as "
+            "'pettingzoo:classic/tictactoe_v3'."
+        )
+    return TurnBasedPettingZoo(made) if hasattr(made, "agent_iter") else ParallelPettingZoo(made)
+
+
+def pettingzoo_creator(name: str) -> Callable[..., Any]:
+    """Returns the creator that a name stands for; it is called with the environment's settings.
+
+    Raises:
+        EnvError: if the name is unknown, or a package is missing; by the creator, if a package is
+            missing that this environment needs.
+    """
+    package, _, rest = name.partition(":")
+    return _registered(rest) if package == "pettingzoo" else _of_module(package, rest)
+
+
+def _registered(name: str) -> Callable[..., Any]:
+    """Returns the creator of an environment that PettingZoo knows: its parallel form if it has one.
+
+    PettingZoo's ids end in "-v1"; its modules, and the names everybody knows, in "_v1".
+    """
+    try:
+        import pettingzoo as package
+        from pettingzoo.env_registry.exceptions import PettingZooRegistryError
+    except ImportError as error:
+        raise EnvError(
+            f"'pettingzoo:{name}' needs the package pettingzoo from version 1.27 on: {error}. "
+            "Install it: pip install 'tfpolicies[envs]'."
+        ) from error
+    registries = {"parallel": package.parallel_registry, "aec": package.aec_registry}
+    own_id = re.sub(r"_(v\d+)$", r"-\1", name)
+    form = next((form for form, registry in registries.items() if own_id in registry), None)
+    if form is None:
+        known = [re.sub(r"-(v\d+)$", r"_\1", known) for known in package.aec_registry]
+        raise EnvError(
+            f"No environment {name!r} is registered with PettingZoo.{near_matches(name, known)}"
+        )
+
+    def create(**settings: Any) -> Any:
+        try:
+            return package.make(form, own_id, **settings)
+        except (ImportError, PettingZooRegistryError) as error:
+            raise EnvError(f"The environment {name!r} could not be made: {error}") from error
+
+    return create
+
+
+def _of_module(package: str, name: str) -> Callable[..., Any]:
+    try:
+        module = importlib.import_module(f"{package}.{name}")
+        return module.parallel_env
+    except (ImportError, AttributeError) as error:
+        raise EnvError(
+            f"The environment '{package}:{name}' could not be imported: {error}. Write it as "
+            f"'{package}:simple_spread_v3', and install it: pip install 'tfpolicies[envs]'."
+        ) from error
+
+
+class _PettingZoo(MultiAgentEnv):
+    """What both forms share: spaces by agent id, and masks.
+
+    Args:
+        env: the PettingZoo environment.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+        agents = list(env.possible_agents)
+        self._agent_ids = set(agents)
+        self._masked = {agent for agent in agents if _has_mask(env.observation_space(agent))}
+        self.observation_space = spaces.Dict(
+            [(agent, self._translated(agent, env.observation_space(agent))) for agent in agents]
+        )
+        self.action_space = spaces.Dict([(agent, env.action_space(agent)) for agent in agents])
+
+    def _translated(self, agent: Any, space: Any) -> spaces.Space:
+        if agent not in self._masked:
+            return space
+        mask = space["action_mask"]
+        return spaces.Dict(
+            action_mask=spaces.Box(0, 1, mask.shape, mask.dtype), observations=space[_THEIRS]
+        )
+
+    def _seen(self, obs: Mapping[Any, Any]) -> dict[Any, Any]:
+        masked = self._masked
+        return {
+            agent: {_OURS: x[_THEIRS], "action_mask": x["action_mask"]} if agent in masked else x
+            for agent, x in obs.items()
+        }
+
+    def render(self) -> Any:
+        return self.env.render()
+
+    def close(self) -> None:
+        self.env.close()
+
+
+def _has_mask(space: Any) -> bool:
+    return isinstance(space, spaces.Dict) and set(space) == {_THEIRS, "action_mask"}
+
+
+def _with_all(
+    terminateds: Mapping[Any, bool], truncateds: Mapping[Any, bool], over: bool
+) -> tuple[dict[Any, bool], dict[Any, bool]]:
+    """Returns the flags with "__all__": an episode is truncated if nobody ended it otherwise."""
+    cut = over and any(truncateds.values()) and not any(terminateds.values())
+    return {**terminateds, ALL: over and not cut}, {**truncateds, ALL: cut}
+
+
+class ParallelPettingZoo(_PettingZoo):
+    """A parallel environment of PettingZoo: all living agents act in each step.
+
+    Args:
+        env: the PettingZoo environment.
+    """
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[Any, Any], dict[Any, Any]]:
+        obs, infos = self.env.reset(seed=seed, options=options)
+        return self._seen(obs), {agent: info for agent, info in infos.items() if agent in obs}
+
+    def step(self, action_dict: Mapping[Any, Any]) -> Any:
+        obs, rewards, terminateds, truncateds, infos = self.env.step(action_dict)
+        ends = _with_all(terminateds, truncateds, not self.env.agents)
+        known = {agent: info for agent, info in infos.items() if agent in obs}
+        return MultiAgentStep(self._seen(obs), rewards, *ends, known)
+
+
+class TurnBasedPettingZoo(_PettingZoo):
+    """A turn-based (AEC) environment of PettingZoo: one agent observes and acts at a time.
+
+    An agent gets what it earned since its last turn together with its next observation. The last
+    observations of agents that are done come in the step in which PettingZoo takes them out.
+
+    Args:
+        env: the PettingZoo environment.
+    """
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[Any, Any], dict[Any, Any]]:
+        self.env.reset(seed=seed, options=options)
+        found = self._next_turn()
+        return dict(found.obs), dict(found.infos)
+
+    def step(self, action_dict: Mapping[Any, Any]) -> Any:
+        agent = self.env.agent_selection
+        if agent not in action_dict:
+            raise EnvError(
+                f"It is the turn of agent {agent!r}, but the actions are of {list(action_dict)}. "
+                "Give an action for the agent whose observation came last."
+            )
+        self.env.step(action_dict[agent])
+        return self._next_turn()
+
+    def _next_turn(self) -> MultiAgentStep:
+        """Takes out agents that are done, and returns who is next."""
+        obs: dict[Any, Any] = {}
+        rewards: dict[Any, float] = {}
+        terminateds: dict[Any, bool] = {}
+        truncateds: dict[Any, bool] = {}
+        infos: dict[Any, Any] = {}
+        while self.env.agents:
+            agent = self.env.agent_selection
+            obs[agent], rewards[agent], ended, cut, infos[agent] = self.env.last()
+            if not (ended or cut):
+                break
+            terminateds[agent], truncateds[agent] = bool(ended), bool(cut)
+            self.env.step(None)
+        ends = _with_all(terminateds, truncateds, not self.env.agents)
+        return MultiAgentStep(self._seen(obs), rewards, *ends, infos)

@@ -1,0 +1,55 @@
+"""What samplers do to the columns of a sample before they become a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from tfpolicies.models.ports import Port
+from tfpolicies.models.spaces import nest
+
+
+def clipped_rewards(rewards: np.ndarray, clip: bool | float | None) -> np.ndarray:
+    """Returns rewards as learning sees them: their signs (True), bounded (a number), as they are.
+
+    >>> clipped_rewards(np.array([-3.0, 0.5]), True), clipped_rewards(np.array([-3.0, 0.5]), 1.0)
+    (array([-1.,  1.]), array([-1. ,  0.5]))
+    """
+    if not clip:
+        return rewards
+    return np.sign(rewards) if clip is True else np.clip(rewards, -clip, clip)
+
+
+def nested_actions(
+    columns: dict[str, Any], ports: Sequence[Port], space: gym.Space
+) -> dict[str, Any]:
+    """Joins the columns of action leaves to one that is nested as the action space is, in place."""
+    if len(ports) == 1 and not ports[0].path:
+        return columns
+    names = [port.name for port in ports]
+    for prefix in ("", "prev_"):
+        if prefix + names[0] in columns:
+            parts = [columns.pop(prefix + name) for name in names]
+            columns[f"{prefix}actions"] = nest(space, parts)
+    return columns
+
+
+def remembered(
+    policy: Any, columns: Mapping[str, np.ndarray], rewards: np.ndarray, ports: Sequence[Port]
+) -> list[np.ndarray]:
+    """Returns what acting reads after each row, besides the observation.
+
+    Args:
+        policy: acts.
+        columns: those of acting.
+        rewards: as the environment gave them.
+        ports: the leaves of actions.
+    """
+    reads_actions, reads_rewards = policy.reads_previous()
+    names = [port.name for port in ports] if reads_actions else []
+    states = [name for name in columns if name.startswith("state_out_")]
+    found = [columns[name] for name in names]
+    return found + [rewards] * reads_rewards + [columns[name] for name in states]

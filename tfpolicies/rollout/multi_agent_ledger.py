@@ -1,0 +1,252 @@
+"""What agents did: written down while they play, taken out in the order of trajectories."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tfpolicies.errors import EnvError
+from tfpolicies.rollout.multi_agent_batches import Sample
+from tfpolicies.rollout.multi_agent_episode import Copy
+from tfpolicies.rollout.multi_agent_rows import PolicyRows, Seats, Table
+
+_NUMBERS = ("t", "seat", "unroll_id", "eps_id", "agent_index")
+_TAKEN = ("rewards", "terminateds", "truncateds", "eps_id", "unroll_id", "agent_index", "t")
+
+
+class Ledger:
+    """All transitions that were not handed out: one table of records, and each policy's rows.
+
+    Within a step, what the copies gave is collected first and booked for all of them at once.
+
+    Args:
+        num_copies: copies of the environment.
+
+    Attributes:
+        records: a table; `t` is -1 while a transition waits for the agent's next observation.
+        seats: where the agents of running episodes stand.
+        rows: by policy id.
+    """
+
+    def __init__(self, num_copies: int) -> None:
+        kinds: dict[str, tuple[tuple[int, ...], Any]] = dict.fromkeys(_NUMBERS, ((), np.int64))
+        flags = dict.fromkeys(("terminateds", "truncateds"), ((), np.bool_))
+        self.records = Table({**kinds, **flags, "rewards": ((), np.float32)})
+        self.seats = Seats()
+        self.rows: dict[str, PolicyRows] = {}
+        self._num_copies = num_copies
+        self._begin_step()
+
+    # -- while agents play --------------------------------------------------------------------
+
+    def open(self, seats: np.ndarray) -> int:
+        """Opens a transition for each of the seats, int64 `[K]`; returns the first's number."""
+        where = self.records.append(len(seats))
+        columns, of_seats = self.records.columns, self.seats.columns
+        columns["t"][where] = -1
+        columns["seat"][where] = seats
+        columns["terminateds"][where] = columns["truncateds"][where] = False
+        for name in ("unroll_id", "eps_id", "agent_index"):
+            columns[name][where] = of_seats[name][seats]
+        of_seats["record"][seats] = np.arange(where.start, where.stop)
+        return where.start
+
+    def _begin_step(self) -> None:
+        self._earning: list[np.ndarray] = []
+        self._earned: list[Any] = []
+        self._closing: list[np.ndarray] = []
+        self._closing_copies: list[int] = []
+        self._closing_t: list[int] = []
+        self._ending: list[tuple[int, bool, bool]] = []
+
+    def earn(self, seats: np.ndarray, rewards: Sequence[Any]) -> None:
+        """Collects rewards of seats, int64 `[K]`."""
+        self._earning.append(seats)
+        self._earned += rewards
+
+    def close(self, copy_index: int, t: int, seats: np.ndarray) -> None:
+        """Collects the seats of one copy whose agents got an observation, or are done, at `t`."""
+        if len(seats):
+            self._closing.append(seats)
+            self._closing_copies.append(copy_index)
+            self._closing_t.append(t)
+
+    def end(self, seat: int, *, terminated: bool, truncated: bool) -> None:
+        """Collects how the trajectory of an agent that is done ends."""
+        self._ending.append((seat, terminated, truncated))
+
+    def book(self) -> np.ndarray:
+        """Books what was collected: rewards, then closed transitions, then ends.
+
+        Returns:
+            The transitions that were closed in each copy, int64 `[num_copies]`.
+
+        Raises:
+            EnvError: if a reward is no number.
+        """
+        of_seats = self.seats.columns
+        if self._earning:
+            earning, earned = np.concatenate(self._earning), _as_numbers(self._earned)
+            of_seats["earned"][earning] += earned
+            of_seats["total"][earning] += earned
+        closed = self._close_all() if self._closing else np.zeros(0, np.int64)
+        self._begin_step()
+        return np.bincount(closed, minlength=self._num_copies)
+
+    def _close_all(self) -> np.ndarray:
+        """Closes the transitions of seats that have an open one; returns their copies."""
+        of_seats, columns = self.seats.columns, self.records.columns
+        seats, counts = np.concatenate(self._closing), [len(x) for x in self._closing]
+        copies, t = (np.repeat(x, counts) for x in (self._closing_copies, self._closing_t))
+        record = of_seats["record"][seats]
+        is_open = record >= 0
+        if not is_open.all():
+            of_seats["earned"][seats[~is_open]] = 0.0  # it came before the agent's first action
+            seats, copies, t, record = (x[is_open] for x in (seats, copies, t, record))
+        rewards = of_seats["earned"][seats]
+        columns["rewards"][record] = rewards
+        columns["t"][record] = t
+        for seat, terminated, truncated in self._ending:
+            number = of_seats["record"][seat]
+            if number >= 0:
+                columns["terminateds"][number] = terminated
+                columns["truncateds"][number] = truncated
+        of_seats["earned"][seats] = 0.0
+        of_seats["record"][seats] = -1
+        for rows in self.rows.values():
+            if rows.memory.is_needed:
+                own = seats < rows.memory.num_rows
+                rows.memory.rewarded(rewards[own], seats[own])
+        return copies
+
+    # -- handing out --------------------------------------------------------------------------
+
+    def take(self, taken: np.ndarray, copies: Sequence[Copy]) -> list[Sample]:
+        """Returns the rows of the records marked, bool `[K]`, by policy, and forgets them."""
+        barred = list(self.seats.barred)
+        used = taken & ~np.isin(self.records["unroll_id"], barred) if barred else taken
+        samples = [self._sample_of(rows, used, copies) for rows in self.rows.values()]
+        self.keep(~taken)
+        return [sample for sample in samples if sample is not None]
+
+    def _sample_of(
+        self, rows: PolicyRows, taken: np.ndarray, copies: Sequence[Copy]
+    ) -> Sample | None:
+        table, records = rows.table, self.records
+        index = np.flatnonzero(taken[table["record:"]])
+        if not len(index):
+            return None
+        unrolls = records["unroll_id"][table["record:"][index]]
+        order = np.argsort(unrolls, kind="stable")
+        index, unrolls = index[order], unrolls[order]
+        ends = np.append(unrolls[1:] != unrolls[:-1], True)
+        numbers = table["record:"][index]
+        columns = {name: table[name].take(index, axis=0) for name in rows.acted}
+        columns |= {name: records[name].take(numbers) for name in _TAKEN}
+        obs = [table[name].take(index, axis=0) for name in rows.obs_names]
+        last = np.flatnonzero(ends)
+        new_obs = self._reached(rows, obs, last, unrolls[last], copies)
+        return Sample(rows, obs, new_obs, columns, ends)
+
+    def _reached(
+        self,
+        rows: PolicyRows,
+        obs: Sequence[np.ndarray],
+        last: np.ndarray,
+        unrolls: np.ndarray,
+        copies: Sequence[Copy],
+    ) -> list[np.ndarray]:
+        """Returns per leaf the observation that each row reached, in memory of its own.
+
+        It is the one that the agent acted on next, or the last one of its trajectory; an agent that
+        is done without a last observation keeps the one it acted on.
+
+        Args:
+            rows: of the policy.
+            obs: leaves `[R, ...]` of what was acted on.
+            last: int `[K]`, the last row of each trajectory.
+            unrolls: int64 `[K]`, ascending, the trajectories' unroll ids.
+            copies: where agents may have seen more since.
+        """
+        reached = [np.concatenate([leaf[1:], leaf[-1:]]) for leaf in obs]
+        for leaf, target in zip(obs, reached, strict=True):
+            target[last] = leaf[last]
+        for place, unroll in zip(last.tolist(), unrolls.tolist(), strict=True):
+            for target, leaf in zip(reached, rows.finals.pop(unroll, ()), strict=False):
+                target[place] = leaf[0]
+        for of_unrolls, next_obs in self._next_observations(rows, copies):
+            found = np.minimum(np.searchsorted(unrolls, of_unrolls), len(unrolls) - 1)
+            goes_on = unrolls[found] == of_unrolls
+            for target, leaf in zip(reached, next_obs, strict=True):
+                target[last[found[goes_on]]] = leaf[goes_on]
+        return reached
+
+    def _next_observations(
+        self, rows: PolicyRows, copies: Sequence[Copy]
+    ) -> list[tuple[np.ndarray, list[np.ndarray]]]:
+        """Returns what running trajectories see now: unroll ids, and observation leaves.
+
+        It is what an agent acted on without an answer yet, or what it is to act on next.
+        """
+        table, records = rows.table, self.records
+        unanswered = np.flatnonzero(records["t"][table["record:"]] < 0)
+        acted_on = [table[name][unanswered] for name in rows.obs_names]
+        found = [(records["unroll_id"][table["record:"][unanswered]], acted_on)]
+        pending = [pair for copy in copies for pair in copy.pending if pair[0].rows is rows]
+        if pending:
+            seats = np.concatenate([part.seats for part, _ in pending])
+            observed = [x for _, values in pending for x in values]
+            found.append((self.seats.columns["unroll_id"][seats], rows.stacked(observed)))
+        return found
+
+    def keep(self, kept: np.ndarray) -> None:
+        """Forgets all records but those marked, bool `[K]`, and the policies' rows of them."""
+        number = np.cumsum(kept) - 1  # the new number of each record that stays
+        for rows in self.rows.values():
+            table = rows.table
+            table.keep(np.flatnonzero(kept[table["record:"]]))
+            table["record:"][...] = number[table["record:"]]
+        record = self.seats["record"]
+        open_seats = np.flatnonzero(record >= 0)
+        old = record[open_seats]
+        record[open_seats] = np.where(kept[old], number[old], -1)
+        self.records.keep(np.flatnonzero(kept))
+
+    def turn_pages(self, copies: Sequence[Copy]) -> None:
+        """Begins new pieces of the trajectories that go on; only open records may be left."""
+        for copy in copies:
+            for agent in copy.playing():
+                self.seats.turn_page(copy.episode.seat_of[agent], copy.episode, agent)
+        records = self.records
+        records["unroll_id"][...] = self.seats.columns["unroll_id"][records["seat"]]
+
+    def forget_trajectories(self, copies: Sequence[Copy]) -> None:
+        """Forgets who played in trajectories that are over and have no rows left."""
+        seats = self.seats
+        unroll = seats.columns["unroll_id"]
+        kept = {unroll[c.episode.seat_of[agent]] for c in copies for agent in c.playing()}
+        kept.update(self.records["unroll_id"].tolist())
+        seats.who = {number: who for number, who in seats.who.items() if number in kept}
+        seats.barred &= kept
+        for rows in self.rows.values():
+            rows.finals = {n: leaves for n, leaves in rows.finals.items() if n in kept}
+
+
+def _as_numbers(rewards: Sequence[Any]) -> np.ndarray:
+    try:
+        numbers = np.array(rewards, np.float64)
+    except (TypeError, ValueError):
+        raise not_numbers(rewards) from None
+    if numbers.ndim != 1:
+        raise not_numbers(rewards)
+    return numbers
+
+
+def not_numbers(rewards: Sequence[Any]) -> EnvError:
+    """Returns the error about the first of some rewards that is no number."""
+    wrong = next((x for x in rewards if np.ndim(x) or np.asarray(x).dtype.kind not in "biuf"), None)
+    return EnvError(
+        f"Rewards must be one number for each agent, but one is {wrong!r}. Return floats."
+    )

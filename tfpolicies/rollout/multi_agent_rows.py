@@ -1,0 +1,244 @@
+"""Rows of many agents on their way into batches: tables that grow, and who fills them.
+
+Every agent of a running episode has a *seat*. What it does is written down twice: a *record* says
+when and with what reward the transition went (one table for all policies), and a row of its
+policy's own table has the observation and the columns of acting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tfpolicies.errors import EnvError
+from tfpolicies.models.ports import action_ports
+from tfpolicies.models.spaces import Leaf, action_leaves, leaves, pick
+from tfpolicies.policy.session import Memory
+
+NOBODY = 0
+"""The seat that takes what is meant for agents without one."""
+
+Kinds = Mapping[str, tuple[tuple[int, ...], Any]]
+
+
+class Table:
+    """Columns of one length that grow together, in memory that is allocated ahead.
+
+    Args:
+        kinds: the shape of one row and the dtype of each column, by name.
+
+    Attributes:
+        columns: arrays `[capacity, ...]` by name; replaced when the table grows.
+        used: rows in use.
+
+    >>> table = Table({"t": ((), np.int64)})
+    >>> table.columns["t"][table.append(3)] = [4, 5, 6]
+    >>> table.keep(np.array([0, 2]))
+    >>> table["t"]
+    array([4, 6])
+    """
+
+    def __init__(self, kinds: Kinds) -> None:
+        self.used = 0
+        self.capacity = 256
+        self.columns: dict[str, np.ndarray] = {}
+        self.add_columns(kinds)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.columns[name][: self.used]
+
+    def add_columns(self, kinds: Kinds) -> None:
+        """Makes room for further columns; their present rows are undefined."""
+        for name, (shape, dtype) in kinds.items():
+            self.columns[name] = np.empty((self.capacity, *shape), dtype)
+
+    def append(self, count: int) -> slice:
+        """Returns where `count` new rows are to be written."""
+        start, self.used = self.used, self.used + count
+        if self.used > self.capacity:
+            self._grow()
+        return slice(start, self.used)
+
+    def _grow(self) -> None:
+        while self.capacity < self.used:
+            self.capacity *= 2
+        for name, column in self.columns.items():
+            grown = np.empty((self.capacity, *column.shape[1:]), column.dtype)
+            grown[: len(column)] = column
+            self.columns[name] = grown
+
+    def keep(self, rows: np.ndarray) -> None:
+        """Keeps only the rows at `rows`, int `[K]` in ascending order."""
+        for column in self.columns.values():
+            column[: len(rows)] = column[rows]
+        self.used = len(rows)
+
+
+class Seats(Table):
+    """What each agent of each running episode has outstanding; a row is a seat.
+
+    The columns are `earned` (since its last observation), `total` (in the episode), `record` (of
+    its open transition, or -1), `unroll_id` (of the running piece of its trajectory), `eps_id` and
+    `agent_index`.
+
+    Attributes:
+        who: by unroll id, the episode and the agent.
+        barred: the unroll ids of pieces that are not to be learned from.
+    """
+
+    def __init__(self) -> None:
+        numbers = ("record", "unroll_id", "eps_id", "agent_index")
+        kinds = dict.fromkeys(numbers, ((), np.int64))
+        super().__init__({**kinds, **dict.fromkeys(("earned", "total"), ((), np.float64))})
+        self.who: dict[int, tuple[Any, Any]] = {}
+        self.barred: set[int] = set()
+        self.next_unroll = 0
+        self._free: list[int] = []
+        self.append(1)
+        for name in self.columns:
+            self.columns[name][NOBODY] = -1 if name == "record" else 0
+
+    def take(self, episode: Any, agent: Any, agent_index: int) -> int:
+        """Gives a seat to an agent at its first observation."""
+        seat = self._free.pop() if self._free else self.append(1).start
+        columns = self.columns
+        columns["earned"][seat] = columns["total"][seat] = 0.0
+        columns["record"][seat] = -1
+        columns["eps_id"][seat] = episode.episode_id
+        columns["agent_index"][seat] = agent_index
+        columns["unroll_id"][seat] = self._new_unroll(episode, agent)
+        return seat
+
+    def free(self, seats: Sequence[int]) -> None:
+        """Takes back the seats of an episode that is over."""
+        self._free.extend(seats)
+
+    def unroll(self, seat: int) -> int:
+        """Returns the unroll id of the running piece of a seat's trajectory."""
+        return int(self.columns["unroll_id"][seat])
+
+    def turn_page(self, seat: int, episode: Any, agent: Any) -> None:
+        """Begins a new piece of an agent's trajectory."""
+        unroll = self.columns["unroll_id"]
+        self.who.pop(int(unroll[seat]), None)
+        unroll[seat] = self._new_unroll(episode, agent)
+
+    def _new_unroll(self, episode: Any, agent: Any) -> int:
+        unroll, self.next_unroll = self.next_unroll, self.next_unroll + 1
+        self.who[unroll] = (episode, agent)
+        return unroll
+
+
+class Part(NamedTuple):
+    """The agents of one policy among those that have an observation."""
+
+    rows: PolicyRows
+    agents: tuple[Any, ...]
+    seats: np.ndarray  # int64 [K]
+    pick: Callable[[Mapping[Any, Any]], Sequence[Any]]  # their observations, in order
+
+
+class PolicyRows:
+    """The rows of one policy, in the order of time, and who acts by it next.
+
+    Args:
+        policy_id: its id.
+        policy: the policy.
+
+    Attributes:
+        table: the columns `record:`, `obs:<i>` per observation leaf, and those of acting.
+        finals: by unroll id, the leaves of the last observation of a trajectory that ended.
+    """
+
+    def __init__(self, policy_id: str, policy: Any) -> None:
+        self.policy_id = policy_id
+        self.policy = policy
+        self.leaves = leaves(policy.observation_space)
+        self.actions = action_ports("actions", action_leaves(policy.action_space))
+        self.obs_names = [f"obs:{i}" for i in range(len(self.leaves))]
+        kinds = {n: (x.shape, x.dtype) for n, x in zip(self.obs_names, self.leaves, strict=True)}
+        self.table = Table({"record:": ((), np.int64), **kinds})
+        self.acted: tuple[str, ...] = ()  # the names of the columns of acting
+        self.memory = Memory(policy, 1)
+        self.finals: dict[int, list[np.ndarray]] = {}
+        self.waiting: list[tuple[dict[Any, Any], Part, Sequence[Any]]] = []
+
+    def seats(self) -> np.ndarray:
+        """Returns the seats of those who act next, int64 `[K]`."""
+        parts = [part.seats for _, part, _ in self.waiting]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def write_observations(self, seats: np.ndarray) -> list[np.ndarray]:
+        """Appends a row for each of those who act next; returns the observation leaves."""
+        where = self.table.append(len(seats))
+        observed = [x for _, _, values in self.waiting for x in values]
+        found = []
+        for name, leaf in zip(self.obs_names, self.leaves, strict=True):
+            target = self.table.columns[name][where]
+            self._stack(leaf, observed, target)
+            found.append(target)
+        return found
+
+    def write_columns(self, columns: Mapping[str, np.ndarray], first_record: int) -> None:
+        """Writes the columns of acting into the rows appended last."""
+        table = self.table
+        if not self.acted:
+            self.acted = tuple(columns)
+            table.add_columns({name: (x.shape[1:], x.dtype) for name, x in columns.items()})
+        count = len(next(iter(columns.values())))
+        where = slice(table.used - count, table.used)
+        for name, column in columns.items():
+            table.columns[name][where] = column
+        table.columns["record:"][where] = np.arange(first_record, first_record + count)
+
+    def stacked(self, observed: Sequence[Any]) -> list[np.ndarray]:
+        """Returns the leaves `[K, ...]` of K single observations, in memory of their own."""
+        found = [np.empty((len(observed), *leaf.shape), leaf.dtype) for leaf in self.leaves]
+        for leaf, target in zip(self.leaves, found, strict=True):
+            self._stack(leaf, observed, target)
+        return found
+
+    def _stack(self, leaf: Leaf, observed: Sequence[Any], target: np.ndarray) -> None:
+        """Writes one leaf of single observations into `target` `[K, ...]`."""
+        if not len(target):
+            return
+        try:
+            values = [pick(x, leaf.path) for x in observed] if leaf.path else observed
+            if not leaf.shape:
+                target[...] = values
+                return
+            if _shapes(values) != {leaf.shape}:
+                raise ValueError
+            flat = target.reshape(len(values) * leaf.shape[0], *leaf.shape[1:])
+            np.concatenate(values, out=flat, casting="unsafe")
+        except (ValueError, TypeError, KeyError, IndexError):
+            self._explain(leaf, observed)
+            raise
+
+    def _explain(self, leaf: Leaf, observed: Sequence[Any]) -> None:
+        """Raises an `EnvError` about the first observation that is not of the policy's space."""
+        agents = [agent for _, part, _ in self.waiting for agent in part.agents]
+        named = agents if len(agents) == len(observed) else [None] * len(observed)
+        for agent, obs in zip(named, observed, strict=True):
+            try:
+                got = np.shape(pick(obs, leaf.path))
+                problem = f"has the shape {got}" if got != leaf.shape else None
+            except (ValueError, TypeError, KeyError, IndexError):
+                problem = f"has no part {'/'.join(leaf.path)!r}" if leaf.path else "is ragged"
+            if problem is not None:
+                whose = "an agent" if agent is None else f"agent {agent!r}"
+                raise EnvError(
+                    f"{leaf.name('obs')} of {whose} {problem}, but policy {self.policy_id!r} acts "
+                    f"on {self.policy.observation_space}. Correct the environment "
+                    "(`tfpolicies.envs.check_env(env)` tells more), or the mapping of agents to "
+                    "policies."
+                )
+
+
+def _shapes(values: Sequence[Any]) -> set[tuple[int, ...]]:
+    try:
+        return {x.shape for x in values}
+    except AttributeError:  # lists or numbers
+        return {np.shape(x) for x in values}

@@ -1,0 +1,457 @@
+"""Sampling many agents in copies of a multi-agent environment, by as many policies as there are.
+
+All copies step together. In each step the agents of all copies are grouped by policy, and each
+policy acts once for all of its own. What agents did is kept in the order of time, and put in the
+order of trajectories when a batch is full; see `multi_agent_ledger.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfpolicies.batch.multi_agent_batch import MultiAgentBatch
+from tfpolicies.config.callbacks import DefaultCallbacks, overrides
+from tfpolicies.envs.multi_agent_env import ALL, MultiAgentStep
+from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
+from tfpolicies.envs.vector import own_copy, single_actions
+from tfpolicies.errors import ConfigError, EnvError, UsageError
+from tfpolicies.rollout.episode import RolloutMetrics
+from tfpolicies.rollout.multi_agent_batches import Postprocessor
+from tfpolicies.rollout.multi_agent_episode import Copy, MultiAgentEpisode
+from tfpolicies.rollout.multi_agent_ledger import Ledger, not_numbers
+from tfpolicies.rollout.multi_agent_rows import PolicyRows
+
+
+class MultiAgentSampler:
+    """Samples batches of many policies from N copies of a multi-agent environment.
+
+    Args:
+        envs: the copies.
+        policies: by id; what is in it may change between samples. Running episodes in which a
+            policy played that is no longer there are dropped.
+        policy_mapping_fn: `f(agent_id, episode, worker=..., **kwargs)`, the id of the policy that
+            acts for an agent; asked once for each agent and episode, at its first observation.
+        fragment_length: steps that each copy yields per sample.
+        complete_episodes: yield whole episodes, at least `fragment_length * N` steps of them.
+        count_agent_steps: count the steps of agents (transitions), not those of environments.
+        clip_rewards: None, True (the sign) or a bound; learning sees clipped rewards, metrics raw.
+        observation_fn: `f(agent_obs=..., worker=..., base_env=..., policies=..., episode=...)`,
+            gives the observations that the policies see instead; called with each dict of them.
+        rng: draws episode ids.
+        callbacks: the user's.
+        worker: passed to callbacks and to the mapping function.
+
+    Attributes:
+        policy_mapping_fn: may be set anew; running episodes keep the one they began with.
+        metrics: of the episodes that ended, until somebody takes them.
+        agent_steps_played: by the last `play`.
+    """
+
+    def __init__(
+        self,
+        envs: MultiAgentEnvironments,
+        policies: Mapping[str, Any],
+        policy_mapping_fn: Callable[..., str],
+        *,
+        fragment_length: int,
+        complete_episodes: bool,
+        count_agent_steps: bool = False,
+        clip_rewards: bool | float | None = None,
+        observation_fn: Callable[..., Mapping[Any, Any]] | None = None,
+        rng: np.random.Generator,
+        callbacks: DefaultCallbacks,
+        worker: Any = None,
+    ) -> None:
+        self.envs = envs
+        self.policies = policies
+        self.policy_mapping_fn = policy_mapping_fn
+        self.rng = rng
+        self.metrics: list[RolloutMetrics] = []
+        self.agent_steps_played = 0
+        self._length = fragment_length
+        self._complete = complete_episodes
+        self._by_agent_steps = count_agent_steps
+        self._observation_fn = observation_fn
+        self._callbacks = callbacks
+        self._calls_steps = overrides(callbacks, "on_episode_step")
+        self._worker = worker
+        self._postprocessor = Postprocessor(clip_rewards, callbacks, worker, policies)
+        self._copies: list[Copy] = []
+
+    # -- episodes -----------------------------------------------------------------------------
+
+    def reset(self, seeds: Sequence[int] | None) -> None:
+        """Starts new episodes everywhere; rows that were not handed out are dropped."""
+        count = self.envs.num_envs
+        self._ledger = Ledger(count)
+        self._env_steps = np.zeros(count, np.int64)  # of the running fragments
+        self._agent_steps = np.zeros(count, np.int64)
+        self._episode_agent_steps = np.zeros(count, np.int64)
+        self._finished: list[tuple[int, int, int]] = []  # id, env steps, agent steps; complete mode
+        self._copies = [Copy(i, self._ledger.seats, self._rows_of) for i in range(count)]
+        for copy in self._copies:
+            self._begin_episode(copy, None if seeds is None else seeds[copy.index])
+
+    def _rows_of(self, policy_id: str) -> PolicyRows:
+        found = self._ledger.rows.get(policy_id)
+        if found is None:
+            policy = self.policies[policy_id]
+            if policy.follows_episodes and not self._complete:
+                raise ConfigError(
+                    f"exploration_config={{'type': 'ParameterNoise'}} of policy {policy_id!r} "
+                    "disturbs the weights for a whole episode, so it needs "
+                    "batch_mode='complete_episodes', got 'truncate_episodes'."
+                )
+            found = self._ledger.rows[policy_id] = PolicyRows(policy_id, policy)
+        return found
+
+    def _begin_episode(self, copy: Copy, seed: int | None = None) -> None:
+        episode = MultiAgentEpisode(
+            int(self.rng.integers(10**18)),
+            copy.index,
+            self._worker,
+            mapping_fn=self.policy_mapping_fn,
+            policies=self.policies,
+            seats=self._ledger.seats,
+        )
+        self._call("on_episode_created", episode)
+        obs, infos = self.envs.reset(copy.index, seed)
+        copy.begin(episode)
+        episode.last_infos.update(infos)
+        self._episode_agent_steps[copy.index] = 0
+        obs = self._seen(obs, episode)
+        copy.wait(copy.cast(tuple(obs)), obs)
+        self._call("on_episode_start", episode)
+
+    def _seen(self, obs: Mapping[Any, Any], episode: MultiAgentEpisode) -> Mapping[Any, Any]:
+        if self._observation_fn is None:
+            return obs
+        return self._observation_fn(
+            agent_obs=obs,
+            worker=self._worker,
+            base_env=self.envs,
+            policies=self.policies,
+            episode=episode,
+        )
+
+    def _call(self, name: str, episode: MultiAgentEpisode) -> None:
+        getattr(self._callbacks, name)(
+            worker=self._worker,
+            base_env=self.envs,
+            policies=self.policies,
+            episode=episode,
+            env_index=episode.env_index,
+        )
+
+    def _end_episode(self, copy: Copy) -> None:
+        episode, index = copy.episode, copy.index
+        agent_steps = int(self._episode_agent_steps[index])
+        if not agent_steps:
+            raise EnvError(
+                f"An episode of environment {index} ended after {episode.length} steps without a "
+                "single transition of an agent. Give observations to agents that can act on them."
+            )
+        episode.close()
+        self._call("on_episode_end", episode)
+        self.metrics.append(episode.metrics())
+        if self._complete:
+            self._finished.append((episode.episode_id, episode.length, agent_steps))
+        for policy_id in {episode.policy_for(agent) for agent in episode.seat_of}:
+            policy = self.policies[policy_id]
+            if policy.follows_episodes:
+                policy.next_episode()
+
+    def _follow_policies(self) -> None:
+        """Takes note of policies that were removed since the last sample, or are others now."""
+        ledger = self._ledger
+        gone = [p for p, rows in ledger.rows.items() if self.policies.get(p) is not rows.policy]
+        for copy in self._copies:
+            copy.episode.present_mapping_fn = self.policy_mapping_fn
+        if not gone:
+            return
+        dropped = [copy for copy in self._copies if copy.is_played_by(gone)]
+        for policy_id in gone:
+            del ledger.rows[policy_id]
+        ids = [copy.episode.episode_id for copy in dropped]
+        ledger.keep(~np.isin(ledger.records["eps_id"], ids))
+        for copy in dropped:
+            self._begin_episode(copy)
+
+    # -- sampling -----------------------------------------------------------------------------
+
+    def sample(self) -> MultiAgentBatch:
+        """Returns the next postprocessed batch.
+
+        Rows are ordered by trajectory and time. Transitions that wait for an agent's next
+        observation are handed out with a later sample. A policy without rows is not in the batch.
+
+        Raises:
+            EnvError: if an environment breaks the contract of `MultiAgentEnv`.
+            UnknownPolicyError: if the mapping function names no policy that is there.
+        """
+        if not self._copies:
+            raise UsageError("sample() needs running episodes; call reset() first.")
+        self._follow_policies()
+        while copies := self._copies_to_step():
+            self._step(copies)
+        return self._hand_out_episodes() if self._complete else self._hand_out_fragments()
+
+    def _copies_to_step(self) -> list[Copy]:
+        """Returns the copies whose fragment is not full; none if there is enough for a batch."""
+        if self._complete:
+            done = sum(steps[2 if self._by_agent_steps else 1] for steps in self._finished)
+            return self._copies if done < self._length * self.envs.num_envs else []
+        counts = self._agent_steps if self._by_agent_steps else self._env_steps
+        return [copy for copy in self._copies if counts[copy.index] < self._length]
+
+    def _step(self, copies: list[Copy]) -> None:
+        self._act(copies)
+        over = []
+        for copy in copies:
+            moves, copy.moves = copy.moves, {}
+            if self._take(copy, self.envs.step(copy.index, moves)):
+                over.append(copy)
+            self._env_steps[copy.index] += 1
+        closed = self._ledger.book()
+        self._agent_steps += closed
+        self._episode_agent_steps += closed
+        if self._calls_steps:
+            for copy in copies:
+                self._call("on_episode_step", copy.episode)
+        for copy in over:
+            self._end_episode(copy)
+            self._begin_episode(copy)
+
+    def _act(self, copies: list[Copy]) -> None:
+        """Chooses the actions of all agents that wait for one."""
+        acting: list[PolicyRows] = []
+        for copy in copies:
+            for part, observed in copy.pending:
+                if not part.rows.waiting:
+                    acting.append(part.rows)
+                part.rows.waiting.append((copy.moves, part, observed))
+            copy.pending = []
+        if not acting:
+            return
+        seats = [rows.seats() for rows in acting]
+        first = self._ledger.open(np.concatenate(seats))
+        # Policies that share a Program may act in one stacked call here.
+        for rows, own in zip(acting, seats, strict=True):
+            obs = rows.write_observations(own)
+            actions, columns = rows.memory.act(obs, rows=own)
+            rows.write_columns(columns, first)
+            first += len(own)
+            _give(rows, actions)
+
+    def _take(self, copy: Copy, step: MultiAgentStep) -> bool:
+        """Takes down what one copy gave; returns whether its episode is over."""
+        obs, rewards, terminateds, truncateds, infos = step
+        episode, ledger = copy.episode, self._ledger
+        t, episode.length = episode.length, episode.length + 1
+        if infos:
+            episode.last_infos.update(infos)
+        obs = self._seen(obs, episode)
+        cast = copy.cast(tuple(obs))
+        seats = cast.seats
+        if rewards:
+            earned = list(rewards.values())
+            ledger.earn(copy.seats_of(tuple(rewards)), earned)
+            episode.total_reward += _total(earned)
+        over = bool(terminateds[ALL] or truncateds[ALL])
+        if over or any(terminateds.values()) or any(truncateds.values()):
+            unseen = self._take_ends(copy, obs, terminateds, truncateds)
+            seats = np.concatenate([seats, unseen])
+            obs = {agent: x for agent, x in obs.items() if agent not in copy.done}
+            cast = copy.cast(tuple(obs))
+        copy.wait(cast, obs)
+        ledger.close(copy.index, t, seats)
+        return over
+
+    def _take_ends(
+        self,
+        copy: Copy,
+        obs: Mapping[Any, Any],
+        terminateds: Mapping[Any, bool],
+        truncateds: Mapping[Any, bool],
+    ) -> np.ndarray:
+        """Takes down who is done; returns the seats of those without a last observation."""
+        all_end, all_cut = bool(terminateds[ALL]), bool(truncateds[ALL])
+        ledger, leaving, unseen = self._ledger, [], []
+        for agent in copy.playing():
+            ended = all_end or bool(terminateds.get(agent, False))
+            cut = all_cut or bool(truncateds.get(agent, False))
+            if not (ended or cut):
+                continue
+            leaving.append(agent)
+            seat = copy.episode.seat_of[agent]
+            unroll = ledger.seats.unroll(seat)
+            if copy.is_barred(agent):
+                ledger.seats.barred.add(unroll)
+            if agent not in obs:
+                unseen.append(seat)
+            else:
+                rows = self._rows_of(copy.episode.policy_for(agent))
+                rows.finals[unroll] = rows.stacked([obs[agent]])
+            ledger.end(seat, terminated=ended, truncated=cut)
+        copy.leave(leaving)
+        return np.array(unseen, np.int64)
+
+    # -- playing ------------------------------------------------------------------------------
+
+    def play(
+        self, amount: int, *, seeds: Sequence[int] | None, by_episodes: bool
+    ) -> list[RolloutMetrics]:
+        """Plays whole episodes without handing out rows; returns their metrics.
+
+        Every copy plays its own share, the first ones larger shares: taking those that end first
+        from all copies would favour short episodes.
+
+        Args:
+            amount: how many episodes to play, or how many steps at least.
+            seeds: one for each copy; new episodes begin.
+            by_episodes: which of the two.
+        """
+        count = self.envs.num_envs
+        shares = [(amount + count - 1 - i) // count for i in range(count)]
+        self.reset(seeds)
+        self.metrics = []
+        self.agent_steps_played = 0
+        played: list[RolloutMetrics] = []
+        done = [0] * count
+        going = [copy for copy in self._copies if shares[copy.index] > 0]
+        while going:
+            before = [copy.episode for copy in going]
+            self._step(going)
+            for copy, episode in zip(going, before, strict=True):
+                if copy.episode is not episode:  # it ended, and the next one began
+                    played.append(episode.metrics())
+                    done[copy.index] += 1 if by_episodes else episode.length
+            going = [copy for copy in going if done[copy.index] < shares[copy.index]]
+            closed = self._ledger.records["t"] >= 0
+            self.agent_steps_played += int(closed.sum())
+            self._ledger.keep(~closed)
+            self._ledger.forget_trajectories(self._copies)
+        self._finished, self.metrics = [], []
+        return played
+
+    # -- handing out --------------------------------------------------------------------------
+
+    def _hand_out_episodes(self) -> MultiAgentBatch:
+        goal, ids, counted, steps = self._length * self.envs.num_envs, [], 0, 0
+        while counted < goal:
+            episode_id, env_steps, agent_steps = self._finished.pop(0)
+            ids.append(episode_id)
+            steps += env_steps
+            counted += agent_steps if self._by_agent_steps else env_steps
+        return self._hand_out(np.isin(self._ledger.records["eps_id"], ids), steps)
+
+    def _hand_out_fragments(self) -> MultiAgentBatch:
+        ledger, steps = self._ledger, int(self._env_steps.sum())
+        for copy in self._copies:
+            for agent in copy.playing() if copy.episode.last_infos else ():
+                if copy.is_barred(agent):
+                    seat = copy.episode.seat_of[agent]
+                    ledger.seats.barred.add(ledger.seats.unroll(seat))
+        self._env_steps[:] = self._agent_steps[:] = 0
+        return self._hand_out(ledger.records["t"] >= 0, steps)
+
+    def _hand_out(self, taken: np.ndarray, env_steps: int) -> MultiAgentBatch:
+        ledger = self._ledger
+        samples = ledger.take(taken, self._copies)
+        batches = self._postprocessor.batches(samples, ledger.seats.who)
+        if not self._complete:
+            ledger.turn_pages(self._copies)
+        ledger.forget_trajectories(self._copies)
+        return MultiAgentBatch(batches, env_steps)
+
+    def get_state(self) -> None:
+        """Returns None: running episodes cannot be told; a restored run begins new ones."""
+        return None
+
+
+def _total(rewards: list[Any]) -> float:
+    try:
+        return float(sum(rewards))
+    except (TypeError, ValueError):
+        raise not_numbers(rewards) from None
+
+
+def _give(rows: PolicyRows, actions: Any) -> None:
+    """Hands the actions of a policy to the copies whose agents waited for them."""
+    if isinstance(actions, np.ndarray) and actions.ndim == 1 and actions.dtype.kind == "i":
+        single = actions.tolist()
+    else:
+        single = single_actions(own_copy(rows.policy.action_space, actions))
+    start = 0
+    for moves, part, _ in rows.waiting:
+        stop = start + len(part.agents)
+        moves.update(zip(part.agents, single[start:stop], strict=True))
+        start = stop
+    rows.waiting = []
+
+
+def make_multi_agent_sampler(
+    envs: MultiAgentEnvironments,
+    policies: Mapping[str, Any],
+    policy_mapping_fn: Callable[..., str],
+    *,
+    rollout_fragment_length: int = 200,
+    batch_mode: str = "truncate_episodes",
+    count_steps_by: str = "env_steps",
+    clip_rewards: bool | float | None = None,
+    observation_fn: Callable[..., Mapping[Any, Any]] | None = None,
+    callbacks: DefaultCallbacks | None = None,
+    seed: Any = None,
+    worker: Any = None,
+) -> MultiAgentSampler:
+    """Returns a sampler from settings as a config names them; `reset` starts its episodes.
+
+    Args:
+        envs: copies of the environment.
+        policies: by id.
+        policy_mapping_fn: `f(agent_id, episode, worker=..., **kwargs)`, the id of a policy.
+        rollout_fragment_length: steps that each copy yields per sample.
+        batch_mode: `"truncate_episodes"` or `"complete_episodes"`.
+        count_steps_by: `"env_steps"` or `"agent_steps"`.
+        clip_rewards: None, True (the sign) or a bound.
+        observation_fn: changes each dict of observations; see `MultiAgentSampler`.
+        callbacks: the user's.
+        seed: of episode ids.
+        worker: passed to callbacks and to the mapping function.
+
+    Raises:
+        ConfigError: if a setting is none of these.
+    """
+    choices = {
+        "batch_mode": (batch_mode, ("truncate_episodes", "complete_episodes")),
+        "count_steps_by": (count_steps_by, ("env_steps", "agent_steps")),
+    }
+    for name, (given, known) in choices.items():
+        if given not in known:
+            raise ConfigError(f"{name} must be one of {known}, got {given!r}.")
+    for name, function in (
+        ("policy_mapping_fn", policy_mapping_fn),
+        ("observation_fn", observation_fn or callable),
+    ):
+        if not callable(function):
+            raise ConfigError(f"{name} must be a function, got {function!r}.")
+    if rollout_fragment_length < 1:
+        raise ConfigError(
+            f"rollout_fragment_length must be an integer >= 1, got {rollout_fragment_length!r}."
+        )
+    return MultiAgentSampler(
+        envs,
+        policies,
+        policy_mapping_fn,
+        fragment_length=rollout_fragment_length,
+        complete_episodes=batch_mode == "complete_episodes",
+        count_agent_steps=count_steps_by == "agent_steps",
+        clip_rewards=clip_rewards,
+        observation_fn=observation_fn,
+        rng=np.random.default_rng(seed),
+        callbacks=DefaultCallbacks() if callbacks is None else callbacks,
+        worker=worker,
+    )
