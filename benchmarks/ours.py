@@ -17,6 +17,7 @@ import gymnasium as gym  # noqa: E402
 
 import tfpolicies  # noqa: E402
 from tfpolicies import (  # noqa: E402
+    PolicyMap,
     PPOConfig,
     PPOTF1Policy,
     PPOTF2Policy,
@@ -107,6 +108,22 @@ def update(request: probe.Request) -> probe.Figures:
     return probe.update_figures(one, request.seconds)
 
 
+def league(request: probe.Request) -> probe.Figures:
+    spaces = gym.make("CartPole-v1")
+    config = _config().to_dict()
+
+    def add(policies: PolicyMap, name: str) -> None:
+        given = spaces.observation_space, spaces.action_space
+        policies.create_policy(name, PPOTF2Policy, *given, {}, config)
+
+    def snapshot(policies: PolicyMap, name: str) -> None:
+        policies.copy_policy("main", name)
+
+    return probe.league_figures(
+        lambda capacity: PolicyMap(capacity=capacity), add, snapshot, request.seconds
+    )
+
+
 def learning(request: probe.Request) -> probe.Figures:
     chosen = request.settings
     config = _config(
@@ -146,6 +163,7 @@ if __name__ == "__main__":
             "one_update": one_update,
             "sampling": sampling,
             "update": update,
+            "league": league,
             "learning": learning,
         },
         {"tfpolicies": tfpolicies.__version__},

@@ -14,17 +14,21 @@ import probe
 probe.hush()
 
 import gymnasium as gym  # noqa: E402
+import ray  # noqa: E402
 import tensorflow as tf  # noqa: E402
 from ray.rllib.algorithms.ppo import PPOConfig  # noqa: E402
 from ray.rllib.algorithms.ppo.ppo_tf_policy import PPOTF1Policy, PPOTF2Policy  # noqa: E402
 from ray.rllib.evaluation.rollout_worker import RolloutWorker  # noqa: E402
+from ray.rllib.policy.policy_map import PolicyMap  # noqa: E402
 from ray.rllib.policy.sample_batch import DEFAULT_POLICY_ID, SampleBatch  # noqa: E402
+from ray.rllib.utils.policy import create_policy_for_framework  # noqa: E402
 from ray.rllib.utils.sgd import do_minibatch_sgd  # noqa: E402
+from ray.rllib.utils.tf_utils import get_tf_eager_cls_if_necessary  # noqa: E402
 
 tf.get_logger().setLevel("ERROR")
 
 
-def _worker(variant: str, num_envs: int = 1) -> RolloutWorker:
+def worker_of(variant: str, num_envs: int = 1) -> RolloutWorker:
     """Returns a worker whose policy has 2x64 tanh networks, on CartPole."""
     framework, policy_class = {"tf1": ("tf", PPOTF1Policy), "tf2": ("tf2", PPOTF2Policy)}[variant]
     if framework == "tf":
@@ -59,7 +63,7 @@ def _worker(variant: str, num_envs: int = 1) -> RolloutWorker:
 
 
 def acting(request: probe.Request) -> probe.Figures:
-    policy = _worker(request.variant).get_policy()
+    policy = worker_of(request.variant).get_policy()
 
     def figure(batch: int) -> float:
         obs = probe.observations(batch)
@@ -69,7 +73,7 @@ def acting(request: probe.Request) -> probe.Figures:
 
 
 def one_update(request: probe.Request) -> probe.Figures:
-    policy = _worker(request.variant).get_policy()
+    policy = worker_of(request.variant).get_policy()
 
     def figure(rows: int) -> float:
         def learn() -> None:
@@ -84,14 +88,14 @@ def one_update(request: probe.Request) -> probe.Figures:
 
 def sampling(request: probe.Request) -> probe.Figures:
     def figure(num_envs: int) -> float:
-        worker = _worker(request.variant, num_envs)
+        worker = worker_of(request.variant, num_envs)
         return probe.rate(lambda: worker.sample().env_steps(), request.seconds)
 
     return {str(num_envs): figure(num_envs) for num_envs in probe.ENV_COUNTS}
 
 
 def update(request: probe.Request) -> probe.Figures:
-    worker = _worker(request.variant)
+    worker = worker_of(request.variant)
     learn = {"tf1": _learn_loaded, "tf2": _learn_minibatches}[request.variant]
 
     def one() -> float:
@@ -118,9 +122,36 @@ def _learn_loaded(worker: RolloutWorker, batch: SampleBatch) -> None:
             policy.learn_on_loaded_batch(int(index) * probe.MINIBATCH, buffer_index=0)
 
 
+def league(request: probe.Request) -> probe.Figures:
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+    worker = worker_of("tf2")
+    policy, config = worker.get_policy(), worker.config.to_dict()
+    policy_class = get_tf_eager_cls_if_necessary(PPOTF2Policy, config)
+    swappable = "swappable" in request.variant
+
+    def add(policies: PolicyMap, name: str) -> None:
+        spaces = policy.observation_space, policy.action_space
+        policies[name] = create_policy_for_framework(name, policy_class, dict(config), *spaces)
+
+    def snapshot(policies: PolicyMap, name: str) -> None:
+        add(policies, name)
+        policies[name].set_state(policies["main"].get_state())
+
+    def new_map(capacity: int) -> PolicyMap:
+        return PolicyMap(capacity=capacity, policy_states_are_swappable=swappable)
+
+    return probe.league_figures(new_map, add, snapshot, request.seconds)
+
+
 if __name__ == "__main__":
     random.seed(0)
     probe.serve(
         ["ray", "tensorflow-cpu", "tensorflow-probability", "gymnasium", "numpy"],
-        {"acting": acting, "one_update": one_update, "sampling": sampling, "update": update},
+        {
+            "acting": acting,
+            "one_update": one_update,
+            "sampling": sampling,
+            "update": update,
+            "league": league,
+        },
     )

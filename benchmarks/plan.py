@@ -126,6 +126,18 @@ MEASUREMENTS = (
         ),
     ),
     Measurement(
+        "league",
+        "A PolicyMap with 20 policies of one kind, one row acted on",
+        (
+            Cell("add", "adding a policy", "ms"),
+            Cell("snapshot", "adding a copy of one", "ms"),
+            Cell("evicted", "acting, capacity 5", "µs"),
+            Cell("memory", "acting, all in memory", "µs"),
+            Cell("bare", "acting without the map", "µs"),
+        ),
+        (_ours(), _rllib("tf2, swappable"), _rllib("tf2")),
+    ),
+    Measurement(
         "learning",
         "Learning CartPole-v1 to a mean return of 475",
         (

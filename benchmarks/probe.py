@@ -24,6 +24,7 @@ ONE_UPDATE_ROWS = (128, 2048)
 ENV_COUNTS = (1, 8, 32)
 FRAGMENT = 128  # steps of each environment in one rollout
 ROWS, EPOCHS, MINIBATCH = 2048, 10, 256  # of one update
+LEAGUE = 20  # policies
 HIDDEN = [64, 64]
 
 Figures = dict[str, float]  # figure -> value, e.g. {"8": 9012.0}
@@ -108,6 +109,58 @@ def rate(work: Callable[[], int], seconds: float) -> float:
         units = work()
         rates.append(units / (time.perf_counter() - before))
     return statistics.median(rates)
+
+
+def league_figures(
+    new_map: Callable[[int], Any],
+    add: Callable[[Any, str], None],
+    snapshot: Callable[[Any, str], None],
+    seconds: float,
+) -> Figures:
+    """Returns what it costs to add policies to a map and to act with them.
+
+    Args:
+        new_map: Makes a map of a given capacity.
+        add: Adds a policy with weights of its own under an id.
+        snapshot: Adds a copy of the first policy under an id.
+        seconds: How long to measure acting.
+    """
+
+    def milliseconds(call: Callable[[Any, str], None], policies: Any, name: str) -> float:
+        durations = []
+        for i in range(LEAGUE - 1):
+            before = time.perf_counter()
+            call(policies, f"{name}_{i}")
+            durations.append(time.perf_counter() - before)
+        return statistics.median(durations) * 1e3
+
+    def acting(policies: Any) -> float:
+        random = np.random.RandomState(0)
+        ids = list(policies.keys())
+        return microseconds(
+            lambda: policies[ids[random.randint(len(ids))]].compute_actions(obs), seconds
+        )
+
+    obs = observations(1)
+    whole, small = new_map(LEAGUE), new_map(5)
+    for policies in (whole, small):
+        add(policies, "main")
+        policies["main"].compute_actions(obs)
+    figures = {"add": milliseconds(add, whole, "fresh")}
+    milliseconds(add, small, "fresh")
+    copies = new_map(LEAGUE)
+    add(copies, "main")
+    copies["main"].compute_actions(obs)
+    figures["snapshot"] = milliseconds(snapshot, copies, "copy")
+    main = whole["main"]
+    for policies in (whole, small):
+        for name in list(policies.keys()):
+            policies[name].compute_actions(obs)
+    return figures | {
+        "evicted": acting(small),
+        "memory": acting(whole),
+        "bare": microseconds(lambda: main.compute_actions(obs), seconds),
+    }
 
 
 def update_figures(update: Callable[[], float], seconds: float) -> Figures:

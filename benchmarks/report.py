@@ -17,7 +17,7 @@ from benchmarks.plan import Cell, Contestant, Measurement
 # (measurement, contestant's label, cell's key) -> one value per repetition
 Values = dict[tuple[str, str, str], list[float]]
 
-_OURS = ("#0b5fa5", "#62a9e0")
+_OURS = ("#0b5fa5", "#62a9e0", "#7b5ea7")
 _OTHERS = {"SB3": "#e08214", "RLlib, tf2": "#b2182b", "RLlib, tf1": "#d6877f"}
 _LIMITS = ("#8c8c8c", "#c4c4c4")
 

@@ -39,6 +39,19 @@ def test_the_main_job_in_python_plays_its_own_export_to_the_target(
     assert (tmp_path / "checkpoint" / "algorithm.json").is_file()
 
 
+def test_a_population_learns_side_by_side_and_its_worst_become_copies_of_the_best(
+    tmp_path: Path, load: Callable[[str], ModuleType], capsys: pytest.CaptureFixture[str]
+) -> None:
+    example = load("population")
+    returns = example.main(str(tmp_path), size=4, rounds=4, exchange=2)
+    assert len(returns) == 4
+    assert max(returns) > 20.0  # a random policy's
+    printed = capsys.readouterr().out
+    assert sum(line.endswith(" 2") for line in printed.splitlines()) == 1  # a quarter, once
+    assert "times one alone" in printed
+    assert (tmp_path / "population.png").stat().st_size > 10_000
+
+
 @pytest.mark.core
 def test_cars_and_lights_are_sampled_by_three_policies(
     load: Callable[[str], ModuleType], capsys: pytest.CaptureFixture[str]

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from tfpolicies.errors import ModelError
 from tfpolicies.models.catalog import build_model, extra_inputs, memory_of
 from tfpolicies.models.catalog.attention import GruGate
-from tfpolicies.models.network import fresh_weights
+from tfpolicies.models.network import FreshWeights
 from tfpolicies.models.spaces import leaves
 from tfpolicies.program.runtimes.onnx import convert
 
@@ -203,7 +203,7 @@ def test_gaussians_may_have_a_trained_deviation_behind_the_memory():
 def test_fresh_weights_have_the_scale_and_the_biases_of_a_new_model(kind):
     model = model_of(kind, varied=False, lstm_cell_size=32, attention_dim=32)
     start = [variable.numpy() for variable in model.variables]
-    drawn = fresh_weights(model, 5, [np.full_like(x, 7) for x in start])
+    drawn = FreshWeights(model, [np.full_like(x, 7) for x in start]).draw(5)
     for variable, first, fresh in zip(model.variables, start, drawn, strict=True):
         if variable.name == "seed_generator_state":
             continue

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID, PolicySpec
     from tfpolicies.envs.multi_agent_env import MultiAgentEnv
     from tfpolicies.policy.policy import Policy
+    from tfpolicies.policy.policy_map import PolicyMap
     from tfpolicies.policy.tf_policy import TFPolicy
     from tfpolicies.rollout.rollout_worker import RolloutWorker
 
@@ -49,6 +50,7 @@ _HOMES = {
     "PPOTF1Policy": "tfpolicies.algorithms.ppo",
     "PPOTF2Policy": "tfpolicies.algorithms.ppo",
     "Policy": "tfpolicies.policy.policy",
+    "PolicyMap": "tfpolicies.policy.policy_map",
     "PolicySpec": "tfpolicies.config.policy_spec",
     "RolloutWorker": "tfpolicies.rollout.rollout_worker",
     "SampleBatch": "tfpolicies.batch.sample_batch",
@@ -80,6 +82,7 @@ __all__ = [
     "PPOTF1Policy",
     "PPOTF2Policy",
     "Policy",
+    "PolicyMap",
     "PolicySpec",
     "RolloutWorker",
     "SampleBatch",

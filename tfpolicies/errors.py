@@ -19,11 +19,14 @@ Each class is also a builtin, so that code which catches the builtin keeps worki
     │   ├── MissingColumnError (KeyError)
     │   └── BatchUsageError (AssertionError)
     ├── UsageError (ValueError, AssertionError)   arguments that exclude each other
+    │   └── FrozenPolicyError                     a change of a policy that is frozen
     ├── NotOfferedError (NotImplementedError)     a method that this class of policies lacks
     ├── PolicyOwnedError (AttributeError)     traced code that read what belongs to one policy
     ├── RetraceError (RuntimeError)           a function that is traced over and over
-    ├── UnknownPolicyError (KeyError)         a policy id that nobody holds
+    ├── UnknownPolicyError (KeyError, ValueError)   a policy id that nobody holds
+    ├── PolicyExistsError (KeyError)          a policy id that is taken
     ├── EnvError (ValueError)                 an environment that is unknown or breaks its contract
+    ├── StashError (RuntimeError)             a stashed policy that cannot be written or read
     ├── CheckpointError (ValueError)          a checkpoint that is missing, foreign or damaged
     ├── ExportError (ValueError)              an artefact that failed or does not agree
     │   └── MissingPackageError (RuntimeError)    an export that needs a package not installed
@@ -110,6 +113,10 @@ class UsageError(TfPoliciesError, ValueError, AssertionError):
     """Arguments of one call exclude each other or have the wrong form."""
 
 
+class FrozenPolicyError(UsageError):
+    """A frozen policy was to be changed."""
+
+
 class NotOfferedError(TfPoliciesError, NotImplementedError):
     """A method that another class of policies has was called on one that lacks it."""
 
@@ -122,14 +129,24 @@ class RetraceError(TfPoliciesError, RuntimeError):
     """A function was traced more often than `eager_max_retraces` allows."""
 
 
-class UnknownPolicyError(TfPoliciesError, KeyError):
+class UnknownPolicyError(TfPoliciesError, KeyError, ValueError):
     """Nobody here holds a policy of that id."""
+
+    __str__ = Exception.__str__
+
+
+class PolicyExistsError(TfPoliciesError, KeyError):
+    """There is a policy of that id already."""
 
     __str__ = Exception.__str__
 
 
 class EnvError(TfPoliciesError, ValueError):
     """An environment is unknown or breaks the contract of its API."""
+
+
+class StashError(TfPoliciesError, RuntimeError):
+    """A policy's state cannot be written to the stash, or is missing or damaged there."""
 
 
 class CheckpointError(TfPoliciesError, ValueError):

@@ -1,17 +1,28 @@
 """What one policy owns, as plain NumPy with a fixed layout.
 
 All variables of one part (`model`, `filter`, `target`, `learner`) and dtype lie end to end in one
-vector, a *segment*: loading, saving or stacking a state is a copy of a few segments, however many
-variables there are.
+vector, a *segment*, and all segments lie in one piece of memory: loading, saving or stacking a
+state is a copy of a few segments, however many variables there are; paging it is one read or write.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
+
+from tfpolicies.errors import FrozenPolicyError
+
+tick: Callable[[], int] = itertools.count(1).__next__
+"""Tells the time by which states are last used: a number that is larger with each call."""
+
+_ALIGNMENT = 64  # bytes
+_NOTHING = np.zeros(0, np.uint8)
 
 ACTING = ("model", "filter")
 """The parts that acting needs; "target" and "learner" are for learning only."""
@@ -36,6 +47,11 @@ class StateLayout:
 
     Args:
         slots: the variables; their order within a segment is the order of the memory.
+
+    Attributes:
+        slots: the same.
+        sizes: the number of elements of each segment, by name.
+        num_bytes: the memory that one state takes; segments begin at multiples of 64 in it.
     """
 
     def __init__(self, slots: Sequence[Slot]) -> None:
@@ -47,6 +63,13 @@ class StateLayout:
             stop = start + math.prod(slot.shape)
             self._places.append((slot, start, stop))
             self.sizes[slot.segment] = stop
+        self._segments: list[tuple[str, int, int, str]] = []
+        self.num_bytes = 0
+        for name, count in self.sizes.items():
+            dtype = name.partition("/")[2]
+            stop = self.num_bytes + count * np.dtype(dtype).itemsize
+            self._segments.append((name, self.num_bytes, stop, dtype))
+            self.num_bytes = stop + -stop % _ALIGNMENT
 
     def of(self, *parts: str) -> tuple[Slot, ...]:
         """Returns the slots of some parts, in order."""
@@ -56,9 +79,13 @@ class StateLayout:
         """Returns the names of some parts' segments, in the order of their first slot."""
         return [name for name in self.sizes if name.partition("/")[0] in parts]
 
-    def allocate(self) -> dict[str, np.ndarray]:
-        """Returns new segments filled with zeros."""
-        return {name: np.zeros(n, name.split("/")[1]) for name, n in self.sizes.items()}
+    def allocate(self) -> np.ndarray:
+        """Returns new memory for one state, filled with zeros: uint8 `[num_bytes]`."""
+        return np.zeros(self.num_bytes, np.uint8)
+
+    def segments_in(self, memory: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns one view per segment, by name, into the memory of a state."""
+        return {name: memory[start:stop].view(dtype) for name, start, stop, dtype in self._segments}
 
     def views(self, segments: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Returns one view per variable, by key, into the given segments."""
@@ -68,52 +95,167 @@ class StateLayout:
         }
 
 
+class Pager(Protocol):
+    """Keeps the variables of a state somewhere else while they are not in memory."""
+
+    def bring_back(self, state: PolicyState) -> np.ndarray:
+        """Returns the memory of a state that was paged out; `state.lock` is held."""
+
+
 class PolicyState:
     """The variables, hyper-parameters, generator and counters of one policy.
 
+    The variables may be *paged out*: then their memory is gone, the pager knows where they are, and
+    whoever asks for `segments` or `arrays` has them brought back. Everything else stays.
+
     Attributes:
         layout: where each variable lies.
-        segments: the memory, by segment name; written in place, never replaced.
-        arrays: a view per variable, by key.
         hyper: the real-valued hyper-parameters in force, float32 `[H]`, in the Program's order.
         rng: draws action noise and shuffles minibatches.
         global_timestep: rows acted on.
         num_grad_updates: minibatch updates done.
         version: grows with every change of the variables, so that copies can tell if they are old.
+        lock: held by whoever changes the variables or needs them to stay as they are for a while;
+            nobody holds those of two states at once.
+        pager: where the variables are when they are not in memory; None if they always are.
+        frozen_as: the name under which the policy is frozen; None if it may change.
+        last_used: when somebody acted or asked for it last, by `tick()`.
     """
 
     def __init__(
         self, layout: StateLayout, hyper: Iterable[float], rng: np.random.Generator
     ) -> None:
-        self.layout = layout
-        self.segments = layout.allocate()
-        self.arrays = layout.views(self.segments)
+        self._start(layout, layout.allocate(), rng)
         self.hyper = np.fromiter(hyper, np.float32)
+
+    def _start(self, layout: StateLayout, memory: np.ndarray, rng: np.random.Generator) -> None:
+        self.layout = layout
+        self.lock = threading.RLock()
+        self._segments: dict[str, np.ndarray] | None = None
+        self._arrays: dict[str, np.ndarray] | None = None
+        self.page_in(memory)
         self.rng = rng
         self.global_timestep = 0
         self.num_grad_updates = 0
         self.version = 0
+        self.pager: Pager | None = None
+        self.frozen_as: str | None = None
+        self.last_used = 0
+
+    @property
+    def memory(self) -> np.ndarray:
+        """All variables, as one array of bytes `[num_bytes]`."""
+        _ = self.segments
+        return self._memory
+
+    @property
+    def segments(self) -> dict[str, np.ndarray]:
+        """The variables, one vector per segment; written in place.
+
+        The dict is another one whenever the memory is.
+        """
+        found = self._segments
+        return self._brought_back() if found is None else found
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """A view per variable, by key."""
+        found = self._arrays
+        if found is None:
+            with self.lock:
+                found = self._arrays = self.layout.views(self.segments)
+        return found
+
+    def _brought_back(self) -> dict[str, np.ndarray]:
+        with self.lock:
+            if self._segments is None:
+                self.page_in(self.pager.bring_back(self))  # type: ignore[union-attr]
+            return self._segments  # type: ignore[return-value]
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether the variables are in memory."""
+        return self._segments is not None
+
+    def page_in(self, memory: np.ndarray) -> None:
+        """Takes `memory` for the variables."""
+        self._memory = memory
+        self._arrays = None
+        self._segments = self.layout.segments_in(memory)
+
+    def page_out(self) -> None:
+        """Lets go of the variables, which the pager has; `lock` is held."""
+        self._segments = self._arrays = None
+        self._memory = _NOTHING
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[None]:
+        """Holds the lock for a change of the variables.
+
+        Raises:
+            FrozenPolicyError: if the policy is frozen; nothing is changed then.
+        """
+        with self.lock:
+            self.require_changeable()
+            yield
+
+    def require_changeable(self) -> None:
+        """Raises a `FrozenPolicyError` if the policy is frozen."""
+        if self.frozen_as is not None:
+            raise FrozenPolicyError(
+                f"The policy {self.frozen_as!r} is frozen: it acts, but neither learns nor takes "
+                "other weights. Change a copy: `policy_map.copy_policy(source, target)`."
+            )
+
+    def copy(self, rng: np.random.Generator | None = None) -> PolicyState:
+        """Returns an independent state with the same variables, hyper-parameters and counters.
+
+        Args:
+            rng: the generator of the copy; None shares this one's.
+        """
+        twin = PolicyState.__new__(PolicyState)
+        with self.lock:
+            twin._start(self.layout, self.memory.copy(), self.rng if rng is None else rng)
+            twin.hyper = self.hyper.copy()
+            twin.global_timestep = self.global_timestep
+            twin.num_grad_updates = self.num_grad_updates
+        return twin
 
     def write(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Overwrites the named variables; the caller has checked keys and shapes."""
-        for key, value in arrays.items():
-            self.arrays[key][...] = value
-        self.version += 1
+        """Overwrites the named variables; the caller has checked keys and shapes.
+
+        Raises:
+            FrozenPolicyError: if the policy is frozen.
+        """
+        with self.changing():
+            for key, value in arrays.items():
+                self.arrays[key][...] = value
+            self.version += 1
+
+    def write_segments(self, segments: Mapping[str, np.ndarray]) -> None:
+        """Overwrites whole segments."""
+        with self.changing():
+            for name, values in segments.items():
+                self.segments[name][...] = values
+            self.version += 1
 
     def copy_part(self, source: str, target: str, tau: float) -> None:
         """Moves one part towards another of the same variables: t <- tau s + (1 - tau) t.
 
         Does nothing where the layout has no `target`. Integer variables are copied.
         """
-        for name in self.layout.segments(target):
-            kind = name.partition("/")[2]
-            new, old = self.segments[f"{source}/{kind}"], self.segments[name]
-            if tau == 1.0 or old.dtype.kind != "f":
-                old[...] = new
-            else:
-                old += np.float32(tau) * (new - old)
-        self.version += 1
+        with self.changing():
+            for name in self.layout.segments(target):
+                kind = name.partition("/")[2]
+                new, old = self.segments[f"{source}/{kind}"], self.segments[name]
+                if tau == 1.0 or old.dtype.kind != "f":
+                    old[...] = new
+                else:
+                    old += np.float32(tau) * (new - old)
+            self.version += 1
 
     def copy_of(self, part: str) -> dict[str, np.ndarray]:
         """Returns copies of one part's variables, by key, in order."""
-        return {slot.key: self.arrays[slot.key].copy() for slot in self.layout.of(part)}
+        with self.lock:
+            arrays = self.arrays
+            return {slot.key: arrays[slot.key].copy() for slot in self.layout.of(part)}

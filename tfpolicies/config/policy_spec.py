@@ -2,16 +2,44 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
 
-from tfpolicies.errors import CheckpointError
+from tfpolicies.errors import CheckpointError, ConfigError
 from tfpolicies.storage.json_values import decode_value, encode_value, find_missing
 
+logger = logging.getLogger("tfpolicies")
+
 DEFAULT_POLICY_ID = "default_policy"
+
+_NOT_IN_IDS = '<>:"/\\|?'
+
+
+def validate_policy_id(policy_id: Any, error: bool = False) -> None:
+    r"""Checks a policy id: a non-empty str without `< > : " / \ | ?`, no space or dot at its end.
+
+    Args:
+        policy_id: the id.
+        error: raise for an id that would be no good file name, instead of logging a warning.
+
+    Raises:
+        ConfigError: if it is no str or empty; or, with `error`, if it is invalid otherwise.
+    """
+    rule = (
+        f"A policy id must be a non-empty str without any of {_NOT_IN_IDS} and without a space or "
+        f"dot at its end; got {policy_id!r}."
+    )
+    if not isinstance(policy_id, str) or not policy_id:
+        raise ConfigError(rule)
+    if set(policy_id) & set(_NOT_IN_IDS) or policy_id[-1] in " .":
+        if error:
+            raise ConfigError(rule)
+        logger.warning("%s It is taken all the same.", rule)
+
 
 _FIELDS = ("policy_class", "observation_space", "action_space", "config")
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 from tfpolicies.errors import ConfigError, WeightsError
 from tfpolicies.exploration.picking import ActionLeaf, pickable_leaves
 from tfpolicies.exploration.transform import Transform
+from tfpolicies.models.distributions.noise import NoiseKind
 from tfpolicies.schedules import piecewise_linear
 
 
@@ -87,6 +88,12 @@ class Exploration(abc.ABC):
             params: what `params` gave for this call.
         """
         return self.transform.draw_noise(rng, rows, params)
+
+    @property
+    def only_kind(self) -> NoiseKind | None:
+        """The kind of the noise, if `draw_noise` draws all of it in one go; else None."""
+        own = type(self).draw_noise is not Exploration.draw_noise
+        return None if own else self.transform.only_kind
 
     @abc.abstractmethod
     def params(self, timestep: int, explore: bool) -> np.ndarray:

@@ -27,6 +27,7 @@ import tensorflow as tf
 
 from tfpolicies.exploration.picking import ActionLeaf, Continuous
 from tfpolicies.models.distributions import MASKED_LOGIT
+from tfpolicies.models.distributions.noise import NOISE_KINDS, NoiseKind
 
 MIN_TEMPERATURE = 1e-6
 
@@ -67,6 +68,12 @@ class Sample:
         self.key = ("sample", tempered)
         self.noise_size: int = dist_class.noise_size
         self.num_params = int(tempered)
+
+    @property
+    def only_kind(self) -> NoiseKind | None:
+        """The kind of the distribution's noise, if there is but one."""
+        blocks = self._dist_class.noise_blocks
+        return NOISE_KINDS[blocks[0][0]] if len(blocks) == 1 else None
 
     def draw(self, rng: np.random.Generator, rows: int) -> np.ndarray:
         """Draws the distribution's own noise."""
@@ -155,6 +162,8 @@ class Transform:
         noise_size: columns of the whole noise: the base's, then, if mixed, a coin and what random
             actions take.
         num_params: float32 parameters.
+        only_kind: the kind of the noise, where all of it is of one kind and every call draws all
+            of it; else None.
     """
 
     def __init__(self, base: Base, leaves: Sequence[ActionLeaf], mixed: bool) -> None:
@@ -167,6 +176,9 @@ class Transform:
         self.key: Hashable = (base.key, mixed and tuple(bounds), mixed)
         self.noise_size = base.noise_size + (1 + sum(self._sizes) if mixed else 0)
         self.num_params = base.num_params + int(mixed)
+        self.only_kind: NoiseKind | None = None
+        if isinstance(base, Sample) and not mixed:
+            self.only_kind = base.only_kind
 
     def draw_noise(
         self,

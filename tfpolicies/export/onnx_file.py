@@ -17,7 +17,6 @@ from tfpolicies.export.result import (
     SPEC_FILE,
     ExportResult,
     export_errors,
-    snapshot,
     write_spec,
 )
 from tfpolicies.export.serving import GREEDY, Serving, ServingPort
@@ -59,7 +58,7 @@ def export_onnx(
     opset = _checked_opset(opset)
     _require("tf2onnx", "onnx", "onnxruntime")
     target = Path(export_dir)
-    state = snapshot(program, state)
+    state = state.copy()  # which learning on elsewhere does not change
     with export_errors(f"ONNX (opset {opset})", target), staging_folder(target) as staging:
         serving = Serving(program, state)
         checksums = {}

@@ -1,4 +1,4 @@
-"""What every export shares: a snapshot of the state, the spec file, the result, the errors."""
+"""What every export shares: the spec file, the result, the errors."""
 
 from __future__ import annotations
 
@@ -9,14 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from tfpolicies._version import __version__
 from tfpolicies.errors import ExportError
 from tfpolicies.export.serving import NOISE, Serving, ServingPort
 from tfpolicies.export.verify import Parity
 from tfpolicies.program.program import Program
-from tfpolicies.state import PolicyState
 from tfpolicies.storage.spaces_json import encode_space
 
 SPEC_FILE = "policy_spec.json"
@@ -29,15 +26,6 @@ class ExportResult(NamedTuple):
 
     path: Path  # the SavedModel's version folder, or the file model.onnx
     parity: Parity
-
-
-def snapshot(program: Program, state: PolicyState) -> PolicyState:
-    """Returns a copy of a state's variables, which learning on elsewhere does not change."""
-    copy = PolicyState(program.layout, state.hyper, np.random.default_rng(0))
-    with program.lock:
-        for name, segment in state.segments.items():
-            copy.segments[name][...] = segment
-    return copy
 
 
 def write_spec(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from tfpolicies.export.result import ExportResult, export_errors, snapshot, write_spec
+from tfpolicies.export.result import ExportResult, export_errors, write_spec
 from tfpolicies.export.serving import Serving
 from tfpolicies.export.staging import place_version, staging_folder
 from tfpolicies.export.verify import verify_saved_model
@@ -37,7 +37,7 @@ def export_saved_model(
             then as it was.
     """
     target = Path(export_dir)
-    state = snapshot(program, state)
+    state = state.copy()  # which learning on elsewhere does not change
     with export_errors("SavedModel", target), staging_folder(target) as staging:
         folder = staging / "saved_model"
         serving = Serving(program, state)

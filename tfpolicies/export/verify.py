@@ -176,6 +176,7 @@ def _trials(
         lengths = np.full(count, steps, np.int32)
         if program.ports.is_recurrent:
             lengths[1:] = rng.integers(1, steps + 1, count - 1)
+            inputs[-len(program.ports.states) :] = _reached_memory(program, state, count, rng)
         yield _tried(run, signature, program, state, inputs, lengths, rng)
 
 
@@ -216,6 +217,21 @@ def _tried(
     wanted = _reference(program, state, inputs, lengths)
     wanted = {p.name: wanted[p.name][valid] if p.axes == 2 else wanted[p.name] for p in ports}
     return _compared(signature, program, ours, wanted, noise[valid], explorer)
+
+
+def _reached_memory(
+    program: Program, state: PolicyState, count: int, rng: np.random.Generator
+) -> list[np.ndarray]:
+    """Returns memories `[count, ...]` that the policy comes to itself, in none to three steps.
+
+    Random numbers would do for most models, but a memory may be a count of steps, for example.
+    """
+    lengths = rng.integers(0, 4, count)
+    inputs = random_inputs(program.ports, count, 3, rng)
+    for memory in inputs[-len(program.ports.states) :]:
+        memory.fill(0.0)
+    reached = _reference(program, state, inputs, lengths)
+    return [reached[port.name] for port in program.act_layout.states]
 
 
 def _reference(

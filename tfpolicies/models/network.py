@@ -535,26 +535,42 @@ def variable_keys(variables: Sequence[Any]) -> list[str]:
     return keys
 
 
-def fresh_weights(model: keras.Model, seed: int, start: Sequence[np.ndarray]) -> list[np.ndarray]:
+class FreshWeights:
     """Draws new values for all variables of a model from its layers' own initializers.
 
     The same seed and architecture give the same values. Variables whose layer names no initializer
-    (counters, a bare `add_weight`) get their value in `start`, the values of the model when new.
+    (counters, a bare `add_weight`) get their value in `start`.
+
+    Args:
+        model: the model.
+        start: the values of its variables when new.
     """
-    seeds = np.random.SeedSequence(seed).generate_state(len(model.variables)).tolist()
-    initializers = _initializers(model)
-    values = []
-    for variable, variable_seed, first in zip(model.variables, seeds, start, strict=True):
-        role = variable.path.rpartition("/")[2]
-        if role == "seed_generator_state":
-            values.append(np.array([variable_seed, 0], "uint32").astype(variable.dtype))
-            continue
-        initializer = initializers.get(id(variable))
-        if initializer is None:
-            values.append(first)
-            continue
-        values.append(_draw(initializer, variable, variable_seed))
-    return values
+
+    def __init__(self, model: keras.Model, start: Sequence[np.ndarray]) -> None:
+        initializers = _initializers(model)
+        self._variables = [
+            (tuple(v.shape), np.dtype(v.dtype), _role(v), initializers.get(id(v)), first)
+            for v, first in zip(model.variables, start, strict=True)
+        ]
+
+    def draw(self, seed: int) -> list[np.ndarray]:
+        """Returns an array per variable, in order."""
+        seeds = np.random.SeedSequence(seed).generate_state(len(self._variables)).tolist()
+        values = []
+        for (shape, dtype, role, initializer, first), own in zip(
+            self._variables, seeds, strict=True
+        ):
+            if role == "seed_generator_state":
+                values.append(np.array([own, 0], "uint32").astype(dtype))
+            elif initializer is None:
+                values.append(first)
+            else:
+                values.append(_draw(initializer, shape, dtype, own))
+        return values
+
+
+def _role(variable: Any) -> str:
+    return str(variable.path.rpartition("/")[2])
 
 
 def _initializers(model: keras.Model) -> dict[int, Any]:
@@ -563,16 +579,17 @@ def _initializers(model: keras.Model) -> dict[int, Any]:
         for variable in layer._trainable_variables + layer._non_trainable_variables:
             spec = initializer_of(layer, variable)
             if spec is not None:
-                found[id(variable)] = spec
+                found[id(variable)] = keras.initializers.get(spec)
     return found
 
 
-def _draw(spec: Any, variable: Any, seed: int) -> np.ndarray:
-    initializer = keras.initializers.get(spec)
+def _draw(initializer: Any, shape: tuple[int, ...], dtype: np.dtype, seed: int) -> np.ndarray:
+    if isinstance(initializer, keras.initializers.Zeros):
+        return np.zeros(shape, dtype)
     if isinstance(initializer, keras.initializers.Initializer):
         config = initializer.get_config()
         if "seed" in config:
             initializer = type(initializer).from_config({**config, "seed": seed})
     if hasattr(initializer, "draw"):
-        return initializer.draw(variable.shape, np.random.default_rng(seed))
-    return np.asarray(initializer(variable.shape, dtype=variable.dtype))
+        return initializer.draw(shape, np.random.default_rng(seed))
+    return np.asarray(initializer(shape, dtype=dtype.name))

@@ -13,10 +13,14 @@ import tensorflow as tf
 
 from tfpolicies.batch.leaves import with_batch_axis
 from tfpolicies.errors import BatchError, ConfigError, ObservationError, UsageError
+from tfpolicies.models.distributions.noise import NoiseKind
 from tfpolicies.models.spaces import batch_leaves, nest
+from tfpolicies.policy.policy import ActionBatch
+from tfpolicies.policy.results import Results
 from tfpolicies.program.functions import ActOutputs
+from tfpolicies.program.outputs import copied
 from tfpolicies.program.program import Program
-from tfpolicies.state import PolicyState
+from tfpolicies.state import PolicyState, tick
 
 logger = logging.getLogger("tfpolicies")
 
@@ -38,11 +42,16 @@ class Acting:
         self.state = state
         self.exploration = exploration
         self.config = config
+        self.results = Results(program.act_layout, program.spec.action_space)
         self._runner: Any = None
         self._no_params = np.zeros(0, np.float32)
         # What is asked in every step is looked up once.
+        ports = program.ports
+        self._obs_leaves = ports.obs_leaves
+        self._reads_obs_only = not ports.prev and not ports.is_recurrent
         self._num_params: int = exploration.num_params
         self._noise_size: int = exploration.noise_size
+        self.only_kind: NoiseKind | None = exploration.only_kind
         self._disturbs: bool = exploration.needs_complete_episodes
         self._disturbed: tuple[int, PolicyState] | None = None
 
@@ -52,6 +61,13 @@ class Acting:
         if self._runner is None:
             self._runner = self._resolved()
         return self._runner
+
+    @property
+    def inference(self) -> str:
+        """The runtime that acts, "onnx" or "tf", with "auto" resolved."""
+        if self._runner is None:
+            self._runner = self._resolved()
+        return self.config["inference"]
 
     def _resolved(self) -> Any:
         wanted = self.config["inference"]
@@ -77,28 +93,61 @@ class Acting:
         Returns:
             Arrays that are valid until the next call.
         """
-        rows = len(inputs[0])
+        runner = self._runner or self.runner
+        with self.state.lock:
+            state, noise, params = self.drawn(len(inputs[0]), explore, timestep)
+            return runner.run(state, inputs, noise, params)
+
+    def act(
+        self, inputs: Sequence[np.ndarray], explore: bool, timestep: int | None = None
+    ) -> ActionBatch:
+        """Does what `run` does; returns arrays that the caller may keep."""
+        out = copied(self.run(inputs, explore, timestep))
+        return self.results.batch(self.results.arrays(out, explore=explore))
+
+    def drawn(
+        self,
+        rows: int,
+        explore: bool,
+        timestep: int | None = None,
+        numbers: np.ndarray | None = None,
+    ) -> tuple[PolicyState, Any, np.ndarray]:
+        """Counts the rows of a call and draws what it takes; the lock of the state is held.
+
+        Args:
+            rows: N.
+            explore: sample or be greedy.
+            timestep: for schedules of exploration; None takes the policy's own.
+            numbers: contiguous float32 `[N, noise_size]`, which the numbers that become noise are
+                drawn into, where all noise is of one kind (`only_kind`) and `explore` holds; the
+                noise is None then, and finishing it is left to the caller.
+
+        Returns:
+            The state to act with, the noise `[N, noise_size]` and the exploration's parameters.
+        """
         state = self.state
         params = self._no_params
         if self._num_params:
             now = state.global_timestep if timestep is None else timestep
             params = self.exploration.params(now, explore)
+        state.last_used = tick()
         state.global_timestep += rows
-        if explore:
-            noise = self.exploration.draw_noise(state.rng, rows, params)
-            if self._disturbs:
-                state = self._disturbed_state()
+        if not explore:
+            return state, np.zeros((rows, self._noise_size), np.float32), params
+        noise = None
+        if numbers is not None and self.only_kind is not None:
+            self.only_kind.draw(state.rng, numbers)
         else:
-            noise = np.zeros((rows, self._noise_size), np.float32)
-        return (self._runner or self.runner).run(state, inputs, noise, params)
+            noise = self.exploration.draw_noise(state.rng, rows, params)
+        if self._disturbs:
+            state = self._disturbed_state()
+        return state, noise, params
 
     def _disturbed_state(self) -> PolicyState:
         """Returns a state with the weights that parameter noise acts with in this episode."""
         known, explorer = self._disturbed, self.exploration
         if known is None or known[0] != self.state.version or explorer.wants_perturbation:
-            disturbed = PolicyState(self.program.layout, self.state.hyper, self.state.rng)
-            for name, segment in self.state.segments.items():
-                disturbed.segments[name][...] = segment
+            disturbed = self.state.copy()
             weights = {
                 slot.key: self.state.arrays[slot.key] for slot in disturbed.layout.of("model")
             }
@@ -118,7 +167,9 @@ class Acting:
         explorer = self.exploration
         noise = np.zeros((len(inputs[0]), explorer.noise_size), np.float32)
         params = np.zeros(explorer.num_params, np.float32)
-        return self.runner.run(self.state, inputs, noise, params)
+        runner = self.runner
+        with self.state.lock:
+            return runner.run(self.state, inputs, noise, params)
 
     # -- checks -------------------------------------------------------------------------------
 
@@ -136,8 +187,10 @@ class Acting:
             UsageError: if the memory, or the previous actions or rewards that the model reads,
                 are missing or do not fit.
         """
+        if self._reads_obs_only and state_batches is None:
+            return batch_leaves(self._obs_leaves, obs_batch, "obs_batch")
         ports = self.program.ports
-        inputs = batch_leaves(ports.obs_leaves, obs_batch, "obs_batch")
+        inputs = batch_leaves(self._obs_leaves, obs_batch, "obs_batch")
         if ports.prev:
             inputs = inputs + self._previous(prev_action_batch, prev_reward_batch)
         if ports.is_recurrent:
@@ -232,7 +285,8 @@ class Acting:
             raise BatchError(
                 f"{len(checked[0])} actions were given for {len(inputs[0])} observations."
             )
-        return self.program.runtime.log_likelihoods(self.state, inputs, checked)
+        with self.state.lock:
+            return self.program.runtime.log_likelihoods(self.state, inputs, checked)
 
     def env_action(self, action: Any, *, unsquash: bool | None, clip: bool | None) -> Any:
         """Returns one normalised action as the environment takes it; see `Policy.env_action`."""

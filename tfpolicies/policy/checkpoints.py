@@ -43,6 +43,9 @@ _GROUPS = {
 }
 """Keys of a state that hold arrays by name, and their groups of array files."""
 
+_SMALL = {key: _GROUPS[key] for key in ("filter", "reward_filter")}
+"""Those that are no variables of the Program."""
+
 
 def policy_part(policy: Any, state: Mapping[str, Any] | None = None) -> PolicyPart:
     """Returns what a checkpoint holds of a policy: manifest and arrays.
@@ -80,6 +83,34 @@ def _fingerprint(policy: Any) -> str | None:
     """Returns what says whether states fit a policy; None for policies written by hand."""
     program = getattr(policy, "program", None)
     return None if program is None else program_fingerprint(program.spec, program.layout.slots)
+
+
+def policy_record(policy: Any) -> dict[str, Any]:
+    """Returns what must be known of a policy besides its variables, as JSON values."""
+    part = policy_part(policy)
+    small = {key: part.arrays[group] for key, group in _SMALL.items() if group in part.arrays}
+    state = {key: encode_value(value) for key, value in small.items()}
+    return {**part.manifest, "state": {**part.manifest["state"], **state}}
+
+
+def policy_of_record(
+    record: Mapping[str, Any], source: str, classes: Sequence[type], num_weights: int
+) -> Any:
+    """Returns a policy as `policy_record` described it, with variables still to come.
+
+    Args:
+        record: what `policy_record` returned.
+        source: where it is from, for messages.
+        classes: classes of policies outside this package that it may name.
+        num_weights: how many weights there are to come, at most.
+
+    Raises:
+        CheckpointError: if it is damaged, or names an unknown class.
+    """
+    named = {import_path(found): found for found in classes}
+    policy = _built(record, source, named, None, num_weights)
+    policy.set_state({**policy.get_state(), **_stored_state(record)})
+    return policy
 
 
 def encode_config(config: Mapping[str, Any]) -> Any:
@@ -128,30 +159,56 @@ def decode_config(
 
 def state_of(checkpoint: Checkpoint) -> dict[str, Any]:
     """Returns the state, as `set_state` takes it, that a policy's checkpoint holds."""
-    stored = checkpoint.manifest["state"]
+    state, arrays = _stored_state(checkpoint.manifest), checkpoint.arrays
+    return state | {key: arrays[group] for key, group in _GROUPS.items() if group in arrays}
+
+
+def _stored_state(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the part of a state, as `set_state` takes it, that a manifest holds."""
+    stored = manifest["state"]
     if not isinstance(stored, Mapping):
         raise CheckpointError(f"A checkpoint's state must be a dict, got {stored!r:.80}.")
-    state = {key: decode_value(value) for key, value in stored.items()}
-    arrays = checkpoint.arrays
-    return state | {key: arrays[group] for key, group in _GROUPS.items() if group in arrays}
+    return {key: decode_value(value) for key, value in stored.items()}
 
 
 def policy_of(
     checkpoint: Checkpoint,
     source: str,
-    policy_class: type[Policy] | None,
-    overrides: Mapping[str, Any] | None,
+    classes: Sequence[type],
+    overrides: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Returns a new policy with the class, spaces, config and state of a checkpoint."""
-    manifest = checkpoint.manifest
+    """Returns a new policy with the class, spaces, config and state of a checkpoint.
+
+    Args:
+        checkpoint: of the policy.
+        source: where it is from, for messages.
+        classes: classes outside this package that it may name; one without an import path stands
+            for any.
+        overrides: settings that replace stored ones.
+    """
+    held = sum(np.size(array) for array in checkpoint.arrays.get("weights", {}).values())
+    known = {import_path(found): found for found in classes}
+    policy = _built(checkpoint.manifest, source, known, overrides, held)
+    policy.set_state(state_of(checkpoint))
+    return policy
+
+
+def _built(
+    manifest: Mapping[str, Any],
+    source: str,
+    known: Mapping[Any, type],
+    overrides: Mapping[str, Any] | None,
+    held: int,
+) -> Any:
+    """Returns a new policy of the class, spaces and config of a manifest."""
     try:
-        found: Any = _class_of(manifest, source, policy_class)
+        found: Any = _class_of(manifest, source, known)
         spaces = [decode_space(manifest[f"{kind}_space"]) for kind in ("observation", "action")]
         config = decode_config(manifest["config"], overrides, source)
-        state = state_of(checkpoint)
+        _ = manifest["state"]
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"{source}: its manifest lacks or garbles {error}.") from error
-    _check_extent(config, checkpoint, source)
+    _check_extent(config, held, source)
     program, policy_id = manifest.get("program"), manifest.get("policy_id")
     named = {"__policy_id": policy_id} if program is not None else {}
     policy = found(*spaces, {**config, **named})
@@ -160,17 +217,15 @@ def policy_of(
             f"{source} does not fit {found.__name__}: its variables or hyper-parameters are "
             "others than when it was saved. Load it with the class and model it was saved with."
         )
-    policy.set_state(state)
     return policy
 
 
-def _check_extent(config: Mapping[str, Any], checkpoint: Checkpoint, source: str) -> None:
+def _check_extent(config: Mapping[str, Any], held: int, source: str) -> None:
     """Refuses settings that claim more than the checkpoint's own arrays can hold.
 
     A layer of n units has at least n weights, so a file that claims many more than it holds lies,
     and building what it asks for could take all memory there is.
     """
-    held = sum(np.size(array) for array in checkpoint.arrays.get("weights", {}).values())
     strategy = config.get("exploration_config") or {}
     kind = strategy.get("type") if isinstance(strategy, Mapping) else strategy
     if isinstance(kind, str) and kind not in STRATEGIES:
@@ -209,7 +264,7 @@ def _sequence(value: Any) -> Sequence[Any]:
     return value if isinstance(value, list | tuple) else ()
 
 
-def _class_of(manifest: Mapping[str, Any], source: str, given: type | None) -> type:
+def _class_of(manifest: Mapping[str, Any], source: str, given: Mapping[Any, type]) -> type:
     stored: Any = manifest["policy_class"]
     name = (
         (stored.get("$import") or stored.get("$unavailable"))
@@ -218,7 +273,7 @@ def _class_of(manifest: Mapping[str, Any], source: str, given: type | None) -> t
     )
     if not isinstance(name, str):
         raise CheckpointError(f"{source} names no policy class, but {stored!r:.80}.")
-    known = {} if given is None else {import_path(given) or name: given}
+    known = {path or name: found for path, found in given.items()}
     found = decode_value(stored, known=known)
     if isinstance(found, Missing):
         raise CheckpointError(
@@ -257,7 +312,7 @@ def load_policies(
             given for the checkpoint of a single policy.
         UnknownPolicyError: if one of `policy_ids` is not in it.
     """
-    folder = Path(path)
+    folder, classes = Path(path), [] if policy_class is None else [policy_class]
     if (folder / POLICY_MANIFEST).exists() or not (folder / ALGORITHM_MANIFEST).exists():
         if policy_ids is not None:
             read_manifest(folder, POLICY_MANIFEST, kind="Policy")
@@ -265,7 +320,7 @@ def load_policies(
                 f"{str(folder)!r} is the checkpoint of one policy; leave policy_ids out."
             )
         checkpoint = read_checkpoint(folder, POLICY_MANIFEST, kind="Policy")
-        return policy_of(checkpoint, repr(str(folder)), policy_class, overrides)
+        return policy_of(checkpoint, repr(str(folder)), classes, overrides)
     whole = read_checkpoint(
         folder,
         ALGORITHM_MANIFEST,
@@ -274,6 +329,6 @@ def load_policies(
         policies=None if policy_ids is None else list(policy_ids),
     )
     return {
-        pid: policy_of(part, f"policy {pid!r} of {str(folder)!r}", policy_class, overrides)
+        pid: policy_of(part, f"policy {pid!r} of {str(folder)!r}", classes, overrides)
         for pid, part in whole.policies.items()
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import copy
 import logging
 import os
 import socket
@@ -471,6 +472,16 @@ class Policy(abc.ABC):
 
     # -- weights and state --------------------------------------------------------------------
 
+    def copy(self, policy_id: str | None = None) -> Any:
+        """Returns an independent policy in the same state, by `copy.deepcopy`.
+
+        Args:
+            policy_id: of the copy; None for the same.
+        """
+        twin = copy.deepcopy(self)
+        twin.policy_id = self.policy_id if policy_id is None else policy_id
+        return twin
+
     def get_weights(self) -> Any:
         """Returns copies of the weights; `{}` for a policy without any."""
         return {}
@@ -680,6 +691,11 @@ class Policy(abc.ABC):
     def get_exploration_state(self) -> dict[str, Any]:
         """Returns the state of the exploration; `{}` if it has none."""
         return {}
+
+    @property
+    def pageable_state(self) -> Any:
+        """The `PolicyState` that a `PolicyMap` may send to its stash; None if there is none."""
+        return None
 
     def get_session(self) -> Any:
         """Returns the TensorFlow session of a graph-mode policy, None for others."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 
 from tfpolicies.batch.leaves import map_leaves
 from tfpolicies.batch.sample_batch import SampleBatch
+from tfpolicies.config.read_only import copied
 from tfpolicies.config.sections import is_number
 from tfpolicies.errors import (
     BatchError,
@@ -37,8 +39,13 @@ from tfpolicies.program.program import Program
 from tfpolicies.program.runtimes.session import session_creator
 from tfpolicies.program.spec import ProgramSpec, static_settings
 from tfpolicies.schedules import piecewise_linear
-from tfpolicies.state import ACTING
+from tfpolicies.state import ACTING, PolicyState
 from tfpolicies.storage.keras_h5 import read_keras_weights
+
+_MADE_ANEW = {"_state", "exploration", "filter", "reward_filter", "callbacks", "_loaded"}
+_MADE_ANEW |= {"_acting", "_learning", "_owned", "_worker_index", "_create_session"}
+_MADE_ANEW |= {"_action_names", "_state_names"}
+"""Attributes that each copy of a policy gets by itself."""
 
 
 class TFPolicy(PolicyKind):
@@ -103,18 +110,24 @@ class TFPolicy(PolicyKind):
             rng_seed=derived_seed(seed, self.policy_id, identity["worker_index"], "noise"),
             template=spec.source.template,
         )
-        made = complete["callbacks"]
-        self.callbacks = made() if made is not None else None
         create = identity["__session_creator"] or session_creator(complete["tf_session_args"])
-        self.program.runtime.open_sessions_with(self._state, create)
+        self.filter = MeanStdFilter(observation_space, spec.filtered) if spec.filtered else None
+        scaled = complete["reward_filter"] != "NoFilter"
+        self.reward_filter = RewardFilter() if scaled else None
+        self._take_up(identity["worker_index"], create)
+
+    def _take_up(self, worker_index: int, create_session: Any) -> None:
+        """Makes what works on the policy's own parts, which are all there."""
+        self._worker_index = worker_index
+        self._create_session = create_session
+        made = self.config["callbacks"]
+        self.callbacks = made() if made is not None else None
+        self.program.runtime.open_sessions_with(self._state, create_session)
         layout = self.program.act_layout
         self._action_names = [port.name for port in layout.actions]
         self._state_names = [port.name for port in layout.states]
         self._acting = Acting(self.program, self._state, self.exploration, self.config)
         self._learning = Learning(self, self.program, self._state)
-        self.filter = MeanStdFilter(observation_space, spec.filtered) if spec.filtered else None
-        scaled = complete["reward_filter"] != "NoFilter"
-        self.reward_filter = RewardFilter() if scaled else None
         filters = {"filter": self.filter, "reward_filter": self.reward_filter}
         self._owned = Owned(
             self.program,
@@ -124,7 +137,47 @@ class TFPolicy(PolicyKind):
             self.state_aliases,
         )
 
+    def copy(self, policy_id: str | None = None) -> Any:
+        """Returns an independent policy of the same kind in the same state.
+
+        Its generator is a new one, so that the two do not make the same choices; everything else
+        that `get_state` gives is equal. It is not frozen. Attributes that a subclass adds are
+        copied by `copy.deepcopy`. It takes microseconds: the Program is shared.
+
+        Args:
+            policy_id: of the copy; None for the same. Together with `seed` it seeds the generator.
+        """
+        twin = object.__new__(type(self))
+        rest = {name: x for name, x in vars(self).items() if name not in _MADE_ANEW}
+        shared = (self.program, self.dist_class, self.observation_space, self.action_space)
+        memo = {id(x): x for x in shared}
+        kept = {"observation_space", "action_space", "program", "dist_class"}
+        vars(twin).update({name: rest.pop(name) for name in kept})
+        twin.config = copied(self.config)
+        twin.policy_id = self.policy_id if policy_id is None else policy_id
+        del rest["config"], rest["policy_id"]
+        vars(twin).update(copy.deepcopy(rest, memo))
+        with self._state.lock:
+            transform = self.exploration.transform
+            twin.exploration = copy.deepcopy(self.exploration, {id(transform): transform})
+            seed = derived_seed(self.config["seed"], twin.policy_id, self._worker_index, "noise")
+            twin._state = self._state.copy(np.random.default_rng(seed))
+            for name in ("filter", "reward_filter"):
+                setattr(twin, name, copy.deepcopy(getattr(self, name)))
+        twin._take_up(self._worker_index, self._create_session)
+        return twin
+
     # -- facts --------------------------------------------------------------------------------
+
+    @property
+    def pageable_state(self) -> PolicyState:
+        """The policy's variables and counters, which a `PolicyMap` may send to its stash."""
+        return self._state
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether the policy only acts; see `PolicyMap.freeze`."""
+        return self._state.frozen_as is not None
 
     @property
     def framework(self) -> str:
@@ -162,8 +215,7 @@ class TFPolicy(PolicyKind):
     @property
     def inference(self) -> str:
         """The runtime that acts: "onnx" or "tf", with "auto" resolved."""
-        _ = self._acting.runner
-        return self.config["inference"]
+        return self._acting.inference
 
     @property
     def model(self) -> keras.Model:
@@ -192,6 +244,10 @@ class TFPolicy(PolicyKind):
         The session has the policy's variables; what is changed in them by hand is not kept.
         """
         return self.program.runtime.session(self._state)
+
+    def open_session(self) -> None:
+        """Has the session creator make the session now, in graph mode; else on first use."""
+        self.program.runtime.open(self._state)
 
     def close(self) -> None:
         """Closes the session, if the policy has one; a later use opens a new one."""
@@ -228,20 +284,7 @@ class TFPolicy(PolicyKind):
             obs_batch, state_batches, prev_action_batch, prev_reward_batch
         )
         explore = self.config["explore"] if explore is None else explore
-        out = self._acting.run(inputs, explore, timestep)
-        logp, prob = out.logp.copy(), out.prob.copy()
-        if not explore:
-            logp[...], prob[...] = 0.0, 1.0
-        extras = {
-            "action_logp": logp,
-            "action_prob": prob,
-            "action_dist_inputs": out.dist_inputs.copy(),
-            **{name: array.copy() for name, array in out.extras.items()},
-        }
-        if out.values is not None:
-            extras["vf_preds"] = out.values.copy()
-        actions = nest(self.action_space, [leaf.copy() for leaf in out.actions])
-        return ActionBatch(actions, [state.copy() for state in out.states], extras)
+        return self._acting.act(inputs, explore, timestep)
 
     def act_columns(
         self,
@@ -484,12 +527,24 @@ class TFPolicy(PolicyKind):
         Raises:
             WeightsError: if number or shapes differ; nothing is changed then.
         """
-        self._state.write(matched(self.program.layout, weights, "model", "weights"))
-        self._state.copy_part("model", "target", 1.0)
+        found = matched(self.program.layout, weights, "model", "weights")
+        with self._state.changing():
+            self._state.write(found)
+            self._state.copy_part("model", "target", 1.0)
 
     def hyper(self, name: str) -> float:
-        """Returns the value in force of a hyper-parameter."""
-        return float(self._state.hyper[self.program.spec.hyperparameters.index(name)])
+        """Returns the value in force of a hyper-parameter.
+
+        Raises:
+            ConfigError: if this class has no such hyper-parameter.
+        """
+        return float(self._state.hyper[self._hyper_index(name)])
+
+    def _hyper_index(self, name: str) -> int:
+        names = self.program.spec.hyperparameters
+        if name not in names:
+            raise ConfigError(f"{name!r} is no hyper-parameter; those are {', '.join(names)}.")
+        return names.index(name)
 
     def set_hyper(self, name: str, value: float | None) -> None:
         """Sets a hyper-parameter of this policy alone, from the next update on.
@@ -497,12 +552,11 @@ class TFPolicy(PolicyKind):
         Raises:
             ConfigError: if this class has no such hyper-parameter, or the value is no number.
         """
-        names = self.program.spec.hyperparameters
-        if name not in names:
-            raise ConfigError(f"{name!r} is no hyper-parameter; those are {', '.join(names)}.")
+        self._state.require_changeable()
+        index = self._hyper_index(name)
         if not (value is None or is_number(value)):
             raise ConfigError(f"{name} must be a number or None (no limit), got {value!r}.")
-        self._state.hyper[names.index(name)] = float("inf") if value is None else value
+        self._state.hyper[index] = float("inf") if value is None else value
 
     def get_state(self) -> dict[str, Any]:
         """Returns everything that `set_state` restores, as copies.
@@ -513,7 +567,8 @@ class TFPolicy(PolicyKind):
         their aliases; `rng`, the generator's state; `connector_configs` with connectors; and
         `policy_spec`.
         """
-        return {**super().get_state(), **self._owned.get()}
+        with self._state.lock:
+            return {**super().get_state(), **self._owned.get()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restores what `get_state` returned; everything is checked before anything changes.
@@ -527,7 +582,8 @@ class TFPolicy(PolicyKind):
             ConfigError: if the connectors' state is malformed; likewise.
         """
         self.check_state(state)
-        self._owned.restore(state)
+        with self._state.changing():
+            self._owned.restore(state)
         self.restore_connectors(state)
 
     def check_state(self, state: Mapping[str, Any]) -> None:
@@ -546,7 +602,12 @@ class TFPolicy(PolicyKind):
         self.exploration.on_episode_start()
 
     def observe(self, obs: Sequence[np.ndarray], columns: Mapping[str, np.ndarray]) -> None:
-        """Takes the rows of a sample into the filters, from their next flush on."""
+        """Takes the rows of a sample into the filters, from their next flush on.
+
+        A frozen policy takes in nothing.
+        """
+        if self.is_frozen:
+            return
         rows = [leaf.reshape(-1, *leaf.shape[2:]) for leaf in obs]
         if self.filter is not None:
             self.filter.observe(rows)
@@ -564,7 +625,12 @@ class TFPolicy(PolicyKind):
         return rewards if self.reward_filter is None else self.reward_filter(rewards)
 
     def flush_filters(self) -> None:
-        """Lets what was observed take effect: in acting, in learning, in exports."""
+        """Lets what was observed take effect: in acting, in learning, in exports.
+
+        A frozen policy stays as it is.
+        """
+        if self.is_frozen:
+            return
         if self.reward_filter is not None:
             self.reward_filter.flush()
         if self.filter is not None and self.filter.pending_count:
@@ -575,9 +641,12 @@ class TFPolicy(PolicyKind):
         """Takes over weights, filter and time step of a policy of the same kind."""
         if not isinstance(other, TFPolicy):
             raise UsageError(f"{self!r} cannot act like {other!r}, which is of another kind.")
-        for part in ACTING:
-            self._state.write(other._state.copy_of(part))
-        self._state.copy_part("model", "target", 1.0)
+        with other._state.lock:
+            acting = [other._state.copy_of(part) for part in ACTING]
+        with self._state.changing():
+            for arrays in acting:
+                self._state.write(arrays)
+            self._state.copy_part("model", "target", 1.0)
         self._state.global_timestep = other.global_timestep
 
     def apply_filter(self) -> None:
@@ -641,8 +710,9 @@ class TFPolicy(PolicyKind):
         found = match_weights(
             source, model, keys, os.fspath(import_file), allow_missing=allow_missing
         )
-        self._state.write(found.arrays)
-        self._state.copy_part("model", "target", 1.0)
+        with self._state.changing():
+            self._state.write(found.arrays)
+            self._state.copy_part("model", "target", 1.0)
         return found.report
 
     def on_global_var_update(self, global_vars: Mapping[str, Any]) -> None:
@@ -652,7 +722,8 @@ class TFPolicy(PolicyKind):
             global_vars: `timestep`, and `num_grad_updates` if it is to change.
         """
         super().on_global_var_update(global_vars)
-        self.update_schedules(self.global_timestep)
+        if not self.is_frozen:
+            self.update_schedules(self.global_timestep)
 
     def update_schedules(self, timestep: int) -> None:
         """Sets each hyper-parameter that has a `<name>_schedule` to its value at `timestep`.

@@ -100,7 +100,7 @@ class ActLayout(NamedTuple):
         return [*packed, *outputs.states, *extras]
 
     def unpack(self, arrays: Sequence[np.ndarray]) -> ActOutputs:
-        """Inverts `pack`, on NumPy arrays."""
+        """Inverts `pack`, on NumPy arrays with any axes in front of the rows."""
         count = len(self.actions)
         actions, start = list(arrays[:count]), count
         env_actions = actions
@@ -108,14 +108,47 @@ class ActLayout(NamedTuple):
             env_actions, start = list(arrays[count : 2 * count]), 2 * count
         floats = arrays[start]
         stop = start + 1 + len(self.states)
-        values = floats[:, -1] if self.with_value else None
+        values = floats[..., -1] if self.with_value else None
         return ActOutputs(
             actions,
             env_actions,
-            floats[:, 0],
-            floats[:, 1],
-            floats[:, 2 : 2 + self.num_inputs],
+            floats[..., 0],
+            floats[..., 1],
+            floats[..., 2 : 2 + self.num_inputs],
             values,
             list(arrays[start + 1 : stop]),
             {port.name: x for port, x in zip(self.extras, arrays[stop:], strict=True)},
         )
+
+    def first_difference(
+        self, ours: ActOutputs, wanted: ActOutputs, tolerance: float
+    ) -> tuple[str, float] | None:
+        """Returns name and largest difference of the first output that is another; None if none is.
+
+        Args:
+            ours: NumPy outputs.
+            wanted: what they must be.
+            tolerance: what is allowed, as a share of an output's largest number, or of 1.
+        """
+        pairs = zip(self.ports(), self.flatten(ours), self.flatten(wanted), strict=True)
+        for port, a, b in pairs:
+            difference = float(np.max(np.abs(a.astype(np.float64) - b), initial=0.0))
+            scale = max(1.0, float(np.max(np.abs(b), initial=0.0)))
+            if not difference <= tolerance * scale:
+                return port.name, difference
+        return None
+
+
+def copied(outputs: ActOutputs) -> ActOutputs:
+    """Returns copies of NumPy outputs, except of the actions for the environment."""
+    values = outputs.values
+    return ActOutputs(
+        [x.copy() for x in outputs.actions],
+        outputs.env_actions,
+        outputs.logp.copy(),
+        outputs.prob.copy(),
+        outputs.dist_inputs.copy(),
+        None if values is None else values.copy(),
+        [x.copy() for x in outputs.states],
+        {name: x.copy() for name, x in outputs.extras.items()},
+    )

@@ -20,8 +20,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies.errors import BatchError, ConfigError, MissingColumnError, near_matches
-from tfpolicies.models.network import fresh_weights, variable_keys
+from tfpolicies.models.network import FreshWeights, variable_keys
 from tfpolicies.models.ports import SEQ_LENS, InputPorts, Port
+from tfpolicies.program import stacked
 from tfpolicies.program.functions import LOSS_MASK, ActInputs, Differentiated, ProgramFunctions
 from tfpolicies.program.minibatches import Minibatches, draw_minibatches, padded_rows
 from tfpolicies.program.outputs import ActLayout
@@ -30,9 +31,13 @@ from tfpolicies.program.runtimes.onnx import OnnxActor, convert
 from tfpolicies.program.runtimes.runtime import Runtime
 from tfpolicies.program.runtimes.session import SessionRuntime
 from tfpolicies.program.spec import ProgramSpec
+from tfpolicies.program.stacked import StackedActor
 from tfpolicies.state import ACTING, PolicyState, Slot, StateLayout
 
 logger = logging.getLogger("tfpolicies")
+
+_TOLERANCE = 1e-4
+"""How far two ways of acting may be apart, as a share of an output's largest number, or of 1."""
 
 _registry: weakref.WeakValueDictionary[tuple, Program] = weakref.WeakValueDictionary()
 _registry_lock = threading.Lock()
@@ -71,12 +76,14 @@ class Program:
         self._eager = FunctionRuntime(*parts, traced=spec.static["eager_tracing"])
         in_graph = spec.policy_class.runtime == "session"
         self.runtime: Runtime = SessionRuntime(*parts, self.lock) if in_graph else self._eager
+        self._fresh: FreshWeights | None = None
         self._signature: LearnerSignature | None = None
         self._learners: dict[bool, Any] = {}
         self._single: Any = None
         self._gradients: Any = None
         self._capacity: dict[tuple[int, int], int] = {}
         self._onnx: OnnxActor | None = None
+        self._stacked: dict[str, StackedActor | None] = {}
         self._templates_taken: weakref.WeakSet[Any] = weakref.WeakSet()
         self.jit: bool | None = None  # resolved on first use
         self._jit_works = False
@@ -123,8 +130,10 @@ class Program:
         made with a model instance, the `template`, starts with that instance's weights.
         """
         state = PolicyState(self.layout, hyper, np.random.default_rng(rng_seed))
-        model = self.functions.network.model
-        values = fresh_weights(model, weight_seed, self._model_start[: len(model.variables)])
+        if self._fresh is None:
+            model = self.functions.network.model
+            self._fresh = FreshWeights(model, self._model_start[: len(model.variables)])
+        values = self._fresh.draw(weight_seed)
         if template is not None and template not in self._templates_taken:
             self._templates_taken.add(template)
             for i, variable in enumerate(template.variables):
@@ -138,7 +147,7 @@ class Program:
 
     def model_of(self, state: PolicyState) -> Any:
         """Returns the Keras model with a state in it, until another one takes its place."""
-        with self.lock:
+        with state.lock, self.lock:
             self._eager.load(state)
             return self.functions.network.model
 
@@ -207,17 +216,63 @@ class Program:
             inputs = self.random_inputs(rows, rng)
             noise = explorer.draw_noise(rng, rows, params)
             ours, wanted = (
-                self.act_layout.flatten(runner.run(state, inputs, noise, params))
-                for runner in (actor, self.runtime)
+                runner.run(state, inputs, noise, params) for runner in (actor, self.runtime)
             )
-            for port, a, b in zip(self.act_layout.ports(), ours, wanted, strict=True):
-                difference = float(np.max(np.abs(a.astype(np.float64) - b), initial=0.0))
-                scale = max(1.0, float(np.max(np.abs(b), initial=0.0)))
-                if not difference <= 1e-4 * scale:
-                    raise ConfigError(
-                        f"ONNX Runtime gives other {port.name} than TensorFlow for this model "
-                        f"(largest difference {difference:.3g}); use inference='tf' for it."
-                    )
+            found = self.act_layout.first_difference(ours, wanted, _TOLERANCE)
+            if found is not None:
+                raise ConfigError(
+                    f"ONNX Runtime gives other {found[0]} than TensorFlow for this model "
+                    f"(largest difference {found[1]:.3g}); use inference='tf' for it."
+                )
+
+    def stacked_actor(self, inference: str) -> StackedActor | None:
+        """Returns what acts for many states in one call, made and checked on first use.
+
+        Args:
+            inference: the runtime that acts, "onnx" or "tf".
+
+        Returns:
+            None where states have to act one by one: in graph mode, untraced, or if the stacked
+            function cannot be made or gives other numbers.
+        """
+        with self.lock:
+            if inference not in self._stacked:
+                self._stacked[inference] = self._stack_up(inference)
+            return self._stacked[inference]
+
+    def _stack_up(self, inference: str) -> StackedActor | None:
+        onnx = inference == "onnx"
+        if not onnx and (self.runtime is not self._eager or not self.runtime.traced):
+            return None
+        build = stacked.onnx_actor if onnx else stacked.traced_actor
+        parts = self.functions, self.layout, self.act_layout
+        try:
+            actor = build(*parts, self.runtime.signatures.act)
+            found = self._stack_difference(actor, self.onnx_actor() if onnx else self.runtime)
+        except Exception as error:
+            logger.info("policies of this kind act one by one (%s): %s", inference, error)
+            return None
+        if found is not None:
+            logger.info("policies of this kind act one by one: stacked, %s differ by %g", *found)
+            return None
+        return actor
+
+    def _stack_difference(self, actor: StackedActor, runner: Any) -> tuple[str, float] | None:
+        """Compares stacked acting to acting one by one, with weights of their own each."""
+        rng, explorer = np.random.default_rng(0), self.spec.explorer
+        hyper, rows = [0.0] * len(self.spec.hyperparameters), 3
+        states = [self.new_state(hyper, seed, 0) for seed in range(2)]
+        params = np.array([[0.25], [0.75]], np.float32).repeat(explorer.num_params, axis=1)
+        inputs = [self.random_inputs(rows, rng) for _ in states]
+        noise = np.stack([explorer.draw_noise(rng, rows, row) for row in params])
+        ours = actor.run(states, [np.stack(x) for x in zip(*inputs, strict=True)], noise, params)
+        for i, state in enumerate(states):
+            wanted = runner.run(state, inputs[i], noise[i], params[i])
+            mine = self.act_layout.unflatten([x[i] for x in self.act_layout.flatten(ours)])
+            found = self.act_layout.first_difference(mine, wanted, _TOLERANCE)
+            if found is not None:
+                return found
+        return None
 
     def random_inputs(self, rows: int, rng: np.random.Generator) -> list[np.ndarray]:
         """Returns inputs of acting that fit the ports; masks allow everything."""
@@ -298,10 +353,11 @@ class Program:
         size = rows if minibatch_size is None else self._items(minibatch_size)
         if not self.resolve_jit():  # XLA would compile anew for each smaller size
             size = min(size, rows)
-        minibatches = draw_minibatches(rows, num_epochs, size, state.rng if shuffle else None)
-        with self.lock, self.runtime.updating(state):
-            totals = self._run(state, columns, rows, minibatches)
-        state.num_grad_updates += minibatches.steps
+        with state.changing(), self.lock:
+            minibatches = draw_minibatches(rows, num_epochs, size, state.rng if shuffle else None)
+            with self.runtime.updating(state):
+                totals = self._run(state, columns, rows, minibatches)
+            state.num_grad_updates += minibatches.steps
         return dict(zip(("mean", "min", "max"), totals, strict=True))
 
     def _items(self, rows: int) -> int:
@@ -333,11 +389,11 @@ class Program:
             width = padded_rows(items, 1, self._capacity.get((0, 0), 0))
             self._capacity[0, 0] = width
         mask = (np.arange(width) < items).astype(np.float32)
-        with self.lock, self.runtime.updating(state):
+        with state.changing(), self.lock, self.runtime.updating(state):
             if self._single is None:
                 self._single = self.runtime.single_learner(self.signature.columns, jit=jit)
             stats, fetches = self._single(state, _pad(columns, width), mask)
-        state.num_grad_updates += 1
+            state.num_grad_updates += 1
         values = np.array([float(stats[name]) for name in self.signature.stat_names], np.float32)
         valid = self._valid_rows(columns, items, width)
         found = {name: _of_rows(x, valid) for name, x in fetches.items()}
@@ -453,7 +509,7 @@ class Program:
     ) -> tuple[list[np.ndarray], dict[str, float]]:
         """Returns the gradients of one batch, in the order of the trainable variables."""
         count_rows(columns)
-        with self.lock, self.runtime.updating(state, read_back=False):
+        with state.lock, self.lock, self.runtime.updating(state, read_back=False):
             if self._gradients is None:
                 self._gradients = self.runtime.gradient_function(self.signature.columns)
             gradients, stats = self._gradients(state, dict(columns))
@@ -461,7 +517,7 @@ class Program:
 
     def apply_gradients(self, state: PolicyState, gradients: Sequence[np.ndarray]) -> None:
         """Updates a state with given gradients."""
-        with self.lock, self.runtime.updating(state):
+        with state.changing(), self.lock, self.runtime.updating(state):
             self.runtime.apply_gradients(state, list(gradients))
 
     def select_columns(self, batch: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,17 @@ import contextlib
 import os
 import re
 import secrets
+import weakref
 from pathlib import Path
+from typing import Any
+
+from tfpolicies.errors import StashError
+
+fcntl: Any
+try:
+    import fcntl
+except ImportError:  # only Unix has it
+    fcntl = None
 
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.tfp-tmp")
 
@@ -60,6 +70,41 @@ def remove_file(path: Path) -> None:
     """Removes `path` where that is possible: tidying up never fails a write that succeeded."""
     with contextlib.suppress(OSError):
         path.unlink()
+
+
+class FolderLock:
+    """Keeps a folder for one process; it is free again when that process ends, however it ends.
+
+    Args:
+        folder: made if it is missing.
+
+    Raises:
+        StashError: if it cannot be made, or if another process, or another lock of this one, has
+            it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            make_folder(folder)
+            self._file = open(folder / "lock", "a+b")  # noqa: SIM115 - it stays open
+        except OSError as error:
+            raise StashError(
+                f"The stash {str(folder)!r} cannot be made: {error}. Give another `path`."
+            ) from error
+        try:
+            if fcntl is not None:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._file.close()
+            raise StashError(
+                f"The stash {str(folder)!r} is in use by another PolicyMap; close that one, or "
+                "give this one another `path` or `worker_index`."
+            ) from error
+        weakref.finalize(self, self._file.close)
+
+    def release(self) -> None:
+        """Frees the folder."""
+        self._file.close()
 
 
 def is_temporary(name: str) -> bool:

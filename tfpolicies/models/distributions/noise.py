@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,23 +15,46 @@ NoiseBlocks = tuple[tuple[str, int], ...]
 _TINY = np.finfo(np.float32).tiny
 
 
-def _gumbel(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
+class NoiseKind(NamedTuple):
+    """One kind of noise: numbers as a generator gives them, and what is made of them.
+
+    The second step sees numbers only, so that it may be taken for many generators' at once.
+    """
+
+    draw: Callable[[np.random.Generator, np.ndarray], Any]
+    """Overwrites a contiguous float32 array with new numbers."""
+    finish: Callable[[np.ndarray], Any]
+    """Turns the numbers of an array into noise, in place."""
+
+
+def _draw_exponential(rng: np.random.Generator, out: np.ndarray) -> None:
+    rng.standard_exponential(dtype=np.float32, out=out)
+
+
+def _finish_gumbel(out: np.ndarray) -> None:
     # -log of a standard exponential variable is a standard Gumbel variable.
-    noise = rng.standard_exponential(shape, np.float32)
-    np.maximum(noise, _TINY, out=noise)
-    np.log(noise, out=noise)
-    return np.negative(noise, out=noise)
+    np.maximum(out, _TINY, out=out)
+    np.log(out, out=out)
+    np.negative(out, out=out)
 
 
-def _normal(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
-    return rng.standard_normal(shape, np.float32)
+def _draw_normal(rng: np.random.Generator, out: np.ndarray) -> None:
+    rng.standard_normal(dtype=np.float32, out=out)
 
 
-def _logistic(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
-    return rng.logistic(size=shape).astype(np.float32)
+def _draw_logistic(rng: np.random.Generator, out: np.ndarray) -> None:
+    out[...] = rng.logistic(size=out.shape)
 
 
-NOISE_KINDS = {"gumbel": _gumbel, "normal": _normal, "logistic": _logistic}
+def _finish_nothing(out: np.ndarray) -> None:
+    del out
+
+
+NOISE_KINDS = {
+    "gumbel": NoiseKind(_draw_exponential, _finish_gumbel),
+    "normal": NoiseKind(_draw_normal, _finish_nothing),
+    "logistic": NoiseKind(_draw_logistic, _finish_nothing),
+}
 
 
 def merge(blocks: Sequence[tuple[str, int]]) -> NoiseBlocks:
@@ -50,8 +74,15 @@ def draw(blocks: NoiseBlocks, rng: np.random.Generator, batch_size: int) -> np.n
 
     With one block, B rows are the noise of B calls for one row each.
     """
-    if len(blocks) == 1:
-        ((kind, size),) = blocks
-        return NOISE_KINDS[kind](rng, (batch_size, size))
-    parts = [NOISE_KINDS[kind](rng, (batch_size, size)) for kind, size in blocks]
+    parts = [_draw_block(kind, rng, (batch_size, size)) for kind, size in blocks]
+    if len(parts) == 1:
+        return parts[0]
     return np.concatenate([np.zeros((batch_size, 0), np.float32), *parts], axis=1)
+
+
+def _draw_block(kind: str, rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
+    noise = np.empty(shape, np.float32)
+    draw_numbers, finish = NOISE_KINDS[kind]
+    draw_numbers(rng, noise)
+    finish(noise)
+    return noise

@@ -138,8 +138,9 @@ class FunctionRuntime(Runtime):
         known = self._weights
         if known is not None and known[0] is state and known[1] == state.version:
             return known[2]
+        version = state.version
         flat = [tf.constant(state.segments[name]) for name in self._segments]
-        self._weights = (state, state.version, flat)
+        self._weights = (state, version, flat)
         return flat
 
     # -- learning -----------------------------------------------------------------------------
@@ -162,7 +163,5 @@ class FunctionRuntime(Runtime):
 
     def read_into(self, state: PolicyState) -> None:
         """Copies the resident variables into a state."""
-        for name, values in self._read().items():
-            state.segments[name][...] = values.numpy()
-        state.version += 1
+        state.write_segments({name: values.numpy() for name, values in self._read().items()})
         self._resident.note(state)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
+import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +22,8 @@ OPSET = 18
 _MAX_BINDINGS = 16  # batch sizes kept bound at once
 
 
-class _Binding(NamedTuple):
+@dataclass(eq=False, slots=True)
+class _Binding:
     """One batch size, bound: ONNX Runtime keeps output buffers, so each size has its own."""
 
     io: Any
@@ -27,6 +31,14 @@ class _Binding(NamedTuple):
     noise: np.ndarray
     params: np.ndarray
     outputs: ActOutputs
+    weights: Any = None  # the segments of the state whose weights are bound: they stay in memory
+
+
+class _Bindings(threading.local):
+    """The bindings of one thread, by batch size, so that no thread waits for another."""
+
+    def __init__(self) -> None:
+        self.by_size: OrderedDict[int, _Binding] = OrderedDict()
 
 
 class OnnxActor:
@@ -51,15 +63,7 @@ class OnnxActor:
         num_params: int,
         act: ActLayout,
     ) -> None:
-        import onnxruntime
-
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 1
-        options.inter_op_num_threads = 1
-        options.log_severity_level = 3
-        self._session = onnxruntime.InferenceSession(
-            model, options, providers=["CPUExecutionProvider"]
-        )
+        self._session = cpu_session(model)
         self._present = {node.name for node in self._session.get_inputs()}
         self._weights = [
             (name, key)
@@ -70,8 +74,7 @@ class OnnxActor:
         self._noise_size = noise_size
         self._num_params = num_params
         self._act = act
-        self._bindings: OrderedDict[int, _Binding] = OrderedDict()
-        self._bound_state: Any = None
+        self._bindings = _Bindings()
 
     def run(
         self,
@@ -82,17 +85,21 @@ class OnnxActor:
     ) -> ActOutputs:
         """Acts for `state`; see `ActInputs`; `noise=None` is zeros.
 
-        Returns the output buffers of this batch size: valid until the next call of the same size.
+        Returns the output buffers of this batch size: valid until the thread's next call of the
+        same size.
         """
-        if self._bound_state is not state:
-            self._bindings.clear()
-            self._bound_state = state
         size = len(inputs[0])
-        binding = self._bindings.get(size)
+        binding = self._bindings.by_size.get(size)
         if binding is None:
             if size == 0:  # ONNX Runtime mistakes the shapes of empty results
                 return self._act.unflatten([port.zeros(0) for port in self._act.ports()])
-            binding = self._bind(state, size)
+            binding = self._bind(size)
+        weights = state.segments
+        if binding.weights is not weights:
+            arrays = state.arrays
+            for name, key in self._weights:
+                binding.io.bind_cpu_input(name, arrays[key])
+            binding.weights = weights
         for buffer, array in zip(binding.inputs, inputs, strict=True):
             buffer[...] = array
         if noise is None:
@@ -104,10 +111,8 @@ class OnnxActor:
         self._session.run_with_iobinding(binding.io)
         return binding.outputs
 
-    def _bind(self, state: Any, size: int) -> _Binding:
+    def _bind(self, size: int) -> _Binding:
         io = self._session.io_binding()
-        for name, key in self._weights:
-            io.bind_cpu_input(name, state.arrays[key])
 
         def bound(name: str, array: np.ndarray) -> np.ndarray:
             if name in self._present:
@@ -129,11 +134,22 @@ class OnnxActor:
                 buffer_ptr=array.ctypes.data,
             )
             outputs.append(array)
-        if len(self._bindings) >= _MAX_BINDINGS:
-            self._bindings.popitem(last=False)
-        binding = _Binding(io, inputs, noise, params, self._act.unflatten(outputs))
-        self._bindings[size] = binding
-        return binding
+        bindings = self._bindings.by_size
+        if len(bindings) >= _MAX_BINDINGS:
+            bindings.popitem(last=False)
+        bindings[size] = _Binding(io, inputs, noise, params, self._act.unflatten(outputs))
+        return bindings[size]
+
+
+def cpu_session(model: bytes) -> Any:
+    """Returns an `onnxruntime.InferenceSession` of a serialised model, on one thread of the CPU."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
 def convert(
@@ -172,6 +188,50 @@ def rename_outputs(model: Any, names: Sequence[str]) -> None:
     for output, before, name in zip(graph.output, old, names, strict=True):
         graph.node.append(onnx.helper.make_node("Identity", [before], [name]))
         output.name = name
+
+
+def without_gathers(model: bytes) -> bytes:
+    """Returns a vectorised model that reads its inputs where they lie.
+
+    `tf.vectorized_map` turns "row i of an input, for all i" into a Gather of all rows in order, a
+    copy. What only told how many rows there are goes, too.
+
+    Args:
+        model: a serialised model; a Gather of a graph's input must be of all rows, in order.
+    """
+    import onnx
+
+    loaded = onnx.load_from_string(model)
+    graph = loaded.graph
+    inputs = {node.name for node in graph.input}
+    for node in graph.node:
+        if node.op_type == "Gather" and node.input[0] in inputs:
+            node.op_type = "Identity"
+            del node.input[1:], node.attribute[:]
+    makers = {name: node for node in graph.node for name in node.output}
+    wanted = [output.name for output in graph.output]
+    needed: set[str] = set()
+    while wanted:
+        node = makers.get(wanted.pop())
+        if node is not None and node.output[0] not in needed:
+            needed.add(node.output[0])
+            wanted += node.input
+            wanted += _read_by_subgraphs(node)
+    kept = [copy.deepcopy(node) for node in graph.node if node.output[0] in needed]
+    del graph.node[:]
+    graph.node.extend(kept)
+    return loaded.SerializeToString()
+
+
+def _read_by_subgraphs(node: Any) -> list[str]:
+    """Returns the names that the loops and branches of a node read, from wherever they are."""
+    found: list[str] = []
+    for attribute in node.attribute:
+        for graph in [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]:
+            found += [output.name for output in graph.output]
+            for inner in graph.node:
+                found += [*inner.input, *_read_by_subgraphs(inner)]
+    return found
 
 
 @contextlib.contextmanager

@@ -91,6 +91,18 @@ class Runtime(abc.ABC):
         """Says what makes the session of a state, where there are sessions."""
         del state, create
 
+    def open(self, state: PolicyState) -> None:
+        """Opens the session of a state by its creator, where there are sessions."""
+        del state
+
+    def release(self, state: PolicyState) -> None:
+        """Leaves what is held for one state to others of the Program; a later use takes it anew."""
+        del state
+
+    def drop_idle(self, create: Any) -> None:
+        """Gives back what nobody took of what was left to others, of one session creator."""
+        del create
+
     def close(self, state: PolicyState) -> None:
         """Gives back what is held for one state; a later use takes it anew."""
         del state

@@ -26,7 +26,9 @@ from tfpolicies.state import PolicyState, StateLayout
 
 
 def session_creator(session_args: Mapping[str, Any]) -> Callable[[], Any]:
-    """Returns what makes a session on the default graph.
+    """Returns what makes a session on the default graph, the same for equal arguments.
+
+    Policies whose sessions one creator makes may take over each other's.
 
     Args:
         session_args: fields of its `tf.compat.v1.ConfigProto`.
@@ -37,6 +39,9 @@ def session_creator(session_args: Mapping[str, Any]) -> Callable[[], Any]:
     Raises:
         ConfigError: if TensorFlow knows no such field, or it cannot have the value.
     """
+    name = repr(sorted(session_args.items()))
+    if name in _creators:
+        return _creators[name]
     try:
         config = tf.compat.v1.ConfigProto(**session_args)
     except (ValueError, TypeError, AttributeError, OverflowError) as error:
@@ -46,9 +51,12 @@ def session_creator(session_args: Mapping[str, Any]) -> Callable[[], Any]:
         ) from error
     threads = config.inter_op_parallelism_threads
     if threads > 0 and not (config.use_per_session_threads or config.session_inter_op_thread_pool):
-        name = f"tfpolicies/{threads}"
-        config.session_inter_op_thread_pool.add(num_threads=threads, global_name=name)
-    return lambda: tf.compat.v1.Session(config=config)
+        pool = f"tfpolicies/{threads}"
+        config.session_inter_op_thread_pool.add(num_threads=threads, global_name=pool)
+    return _creators.setdefault(name, lambda: tf.compat.v1.Session(config=config))
+
+
+_creators: dict[str, Callable[[], Any]] = {}
 
 
 class _GraphFunction:
@@ -88,6 +96,9 @@ class _GraphFunction:
         return tf.nest.pack_sequence_as(self._structure, arrays)
 
 
+_MAX_IDLE = 2  # sessions of one Program and creator that wait for a policy
+
+
 def _callable_options(feeds: Sequence[Any], fetches: Sequence[Any]) -> Any:
     options = config_pb2.CallableOptions()
     options.feed.extend(tensor.name for tensor in feeds)
@@ -96,54 +107,119 @@ def _callable_options(feeds: Sequence[Any], fetches: Sequence[Any]) -> Any:
     return options
 
 
-class _PolicySession:
-    """The session of one policy, opened when it is first used.
+class _OpenSession:
+    """A session with what was prepared in it and what lies in its variables."""
 
-    Args:
-        graph: of the Program.
-        create: makes a session on the default graph.
-    """
-
-    def __init__(self, graph: tf.Graph, create: Callable[[], Any]) -> None:
-        self._graph = graph
-        self.create = create
+    def __init__(self, session: Any) -> None:
+        self.session = session
         self.resident = Resident()
-        self._session: Any = None
         self._callables: dict[_GraphFunction, Any] = {}
-
-    def opened(self) -> Any:
-        """Returns the session, opening it if it is not open.
-
-        Raises:
-            ConfigError: if the creator gives no session on the default graph.
-        """
-        if self._session is None:
-            with self._graph.as_default():
-                made = self.create()
-            if getattr(made, "graph", None) is not self._graph:
-                raise ConfigError(
-                    "the session_creator must return a tf.compat.v1.Session on the default graph, "
-                    f"got {made!r}. For example: `lambda: tf.compat.v1.Session(config=...)`."
-                )
-            self._session = made
-        return self._session
 
     def run(self, function: _GraphFunction, arrays: Sequence[Any]) -> list[np.ndarray]:
         """Runs a function that was traced on flat inputs; returns its flat results."""
         call = self._callables.get(function)
         if call is None:
             # `make_callable` takes ten times as long per call as this, which is under it.
-            call = self.opened()._make_callable_from_options(function.options)
+            call = self.session._make_callable_from_options(function.options)
             self._callables[function] = call
         return call(*arrays)
 
     def close(self) -> None:
-        """Closes the session if it is open, and gives its memory back."""
-        session, self._session = self._session, None
+        """Closes the session, and gives its memory back."""
         self._callables.clear()
         self.resident.forget()
-        if session is not None:
-            session.close()
+        self.session.close()
+
+
+class _IdleSessions:
+    """Open sessions that nobody uses, at most a few of each creator.
+
+    Opening a session takes as long as a hundred actions, so the session of a policy that was paged
+    out serves the next one that is made or brought back.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: dict[Callable[[], Any], list[_OpenSession]] = {}
+
+    def take(self, create: Callable[[], Any]) -> _OpenSession | None:
+        """Returns one that `create` made, if there is one."""
+        with self._lock:
+            found = self._idle.get(create)
+            taken = found.pop() if found else None
+            if not found:
+                self._idle.pop(create, None)
+            return taken
+
+    def put(self, create: Callable[[], Any], opened: _OpenSession) -> None:
+        """Keeps one, or closes it if there are enough."""
+        with self._lock:
+            found = self._idle.setdefault(create, [])
+            if len(found) < _MAX_IDLE:
+                found.append(opened)
+                return
+        opened.close()
+
+    def drop(self, create: Callable[[], Any]) -> None:
+        """Closes those that `create` made."""
+        with self._lock:
+            found = self._idle.pop(create, [])
+        for opened in found:
+            opened.close()
+
+
+class _PolicySession:
+    """The session of one policy, opened when it is first used.
+
+    Args:
+        graph: of the Program.
+        create: makes a session on the default graph.
+        idle: where to look first.
+    """
+
+    def __init__(self, graph: tf.Graph, create: Callable[[], Any], idle: _IdleSessions) -> None:
+        self._graph = graph
+        self.create = create
+        self._idle = idle
+        self._open: _OpenSession | None = None
+
+    def opened(self) -> _OpenSession:
+        """Returns the session, opening it if it is not open.
+
+        Raises:
+            ConfigError: if the creator gives no session on the default graph.
+        """
+        if self._open is None:
+            self._open = self._idle.take(self.create) or self.create_one()
+        return self._open
+
+    def create_one(self) -> _OpenSession:
+        """Opens the session by the creator, not one that is idle."""
+        with self._graph.as_default():
+            made = self.create()
+        if getattr(made, "graph", None) is not self._graph:
+            raise ConfigError(
+                "the session_creator must return a tf.compat.v1.Session on the default graph, "
+                f"got {made!r}. For example: `lambda: tf.compat.v1.Session(config=...)`."
+            )
+        self._open = _OpenSession(made)
+        return self._open
+
+    def is_loaded(self, state: PolicyState) -> bool:
+        """Whether the session is open and has a state in it as it is now."""
+        return self._open is not None and self._open.resident.is_there(state)
+
+    def give_up(self) -> None:
+        """Leaves the session to whoever needs one next."""
+        opened, self._open = self._open, None
+        if opened is not None:
+            self._idle.put(self.create, opened)
+
+    def close(self) -> None:
+        """Closes the session if it is open."""
+        opened, self._open = self._open, None
+        if opened is not None:
+            opened.close()
 
 
 class SessionRuntime(Runtime):
@@ -201,6 +277,7 @@ class SessionRuntime(Runtime):
         self._sessions: weakref.WeakKeyDictionary[PolicyState, _PolicySession] = (
             weakref.WeakKeyDictionary()
         )
+        self._idle = _IdleSessions()
 
     def _function(self, function: Any, signature: Sequence[Any], *, jit: bool = False) -> Any:
         on = on_device(function, self._device)
@@ -210,17 +287,32 @@ class SessionRuntime(Runtime):
 
     def session(self, state: PolicyState) -> Any:
         """Returns the session of a state, with the state in it."""
-        return self._loaded(state).opened()
+        with state.lock:
+            return self._loaded(state).opened().session
 
     def open_sessions_with(self, state: PolicyState, create: Any) -> None:
         """Says what makes the session of a state; called with the graph as default."""
-        held = _PolicySession(self._graph, create)
+        held = _PolicySession(self._graph, create, self._idle)
         self._sessions[state] = held
         weakref.finalize(state, held.close).atexit = False
 
+    def open(self, state: PolicyState) -> None:
+        """Has the creator make the session of a state now."""
+        self._held(state).create_one()
+
+    def release(self, state: PolicyState) -> None:
+        """Leaves the session of a state to others; its state was read back after each update."""
+        held = self._sessions.get(state)
+        if held is not None:
+            held.give_up()
+
+    def drop_idle(self, create: Any) -> None:
+        """Closes the sessions of one creator that nobody uses."""
+        self._idle.drop(create)
+
     def close(self, state: PolicyState) -> None:
         """Closes the session of a state; a later use opens a new one."""
-        with self._lock:
+        with state.lock:
             self._held(state).close()
 
     def _held(self, state: PolicyState) -> _PolicySession:
@@ -230,7 +322,7 @@ class SessionRuntime(Runtime):
 
     def _loaded(self, state: PolicyState) -> _PolicySession:
         held = self._held(state)
-        if not held.resident.is_there(state):
+        if not held.is_loaded(state):
             self.load(state)
         return held
 
@@ -266,7 +358,7 @@ class SessionRuntime(Runtime):
         if function.options is None:
             with self._lock:
                 function.trace()
-        return held.run(function, arrays)
+        return held.opened().run(function, arrays)
 
     # -- learning -----------------------------------------------------------------------------
 
@@ -279,30 +371,29 @@ class SessionRuntime(Runtime):
         """Runs an update function in the session of a state."""
         function.trace()
         arrays = tf.nest.flatten([state.hyper, *given])
-        return function.nested(self._held(state).run(function, arrays))
+        return function.nested(self._held(state).opened().run(function, arrays))
 
     def load(self, state: PolicyState) -> None:
         """Copies a state into its session, unless it is there."""
         with self._lock:
             held = self._held(state)
-            if not held.resident.is_there(state):
+            if not held.is_loaded(state):
                 self._load.trace()
-                held.run(self._load, tf.nest.flatten(state.segments))
-                held.resident.note(state)
+                opened = held.opened()
+                opened.run(self._load, tf.nest.flatten(state.segments))
+                opened.resident.note(state)
 
     def forget(self, state: PolicyState | None = None) -> None:
         """Says that a session no longer has what its state says."""
         if state is not None:
-            self._held(state).resident.forget()
+            self._held(state).opened().resident.forget()
 
     def read_into(self, state: PolicyState) -> None:
         """Copies the variables of a state's session into it."""
         self._read.trace()
-        held = self._held(state)
-        for name, values in self._read.nested(held.run(self._read, [])).items():
-            state.segments[name][...] = values
-        state.version += 1
-        held.resident.note(state)
+        opened = self._held(state).opened()
+        state.write_segments(self._read.nested(opened.run(self._read, [])))
+        opened.resident.note(state)
 
 
 class _Update:

@@ -1,0 +1,758 @@
+"""The policy map: policies by id, as many as a league has, a few of them in memory.
+
+A policy of the map is a stable handle: `m[k]` is the same object for the life of `k`, while its
+variables go to a stash and come back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import secrets
+import threading
+import weakref
+from collections.abc import (
+    Callable,
+    ItemsView,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    Sequence,
+    ValuesView,
+)
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from tfpolicies.config.algorithm_config import AlgorithmConfig
+from tfpolicies.config.policy_spec import PolicySpec, validate_policy_id
+from tfpolicies.errors import ConfigError, StashError, UnknownPolicyError, UsageError
+from tfpolicies.policy.checkpoints import policy_of_record, policy_record
+from tfpolicies.policy.paging import Pager, PagingStatistics
+from tfpolicies.policy.policy import ActionBatch, Policy
+from tfpolicies.policy.stacked_acting import compute_actions
+from tfpolicies.storage.atomic import FolderLock
+from tfpolicies.storage.stash import HEADER, Stash
+
+logger = logging.getLogger("tfpolicies")
+
+_FROZEN = "frozen"  # folder of frozen policies in a stash, and the mark of their entries
+_PAGE_NAMES, _NEW_NAMES = 10, 100  # capacities where none is given
+
+
+class PolicyMap(MutableMapping[str, Policy]):
+    """Maps policy ids to policies; a dict for all that a dict can do, and thread-safe.
+
+    At most `capacity` policies have their variables in memory; those of the least recently used
+    ones lie in a stash, from where one read brings them back when they are used. Nothing else of a
+    policy is ever moved, so it is the same object always, and whatever was done through it stays.
+    Asking for a policy (`m[k]`, `get`), setting it and acting with it make it the most recently
+    used one; iterating over the map does not, and brings nothing back.
+
+    Hand-written policies, which have no variables that the map knows of, stay in memory.
+
+    Args:
+        worker_index: of the worker that the map belongs to; it seeds noise.
+        num_workers: of the run.
+        capacity: policies in memory; by default 10 with `worker_index`, 100 without; any number if
+            only `capacity_bytes` is given.
+        path: folder of the stash, kept when the map goes: a later map opens it with all that
+            `flush` or `close` wrote, and maps of other processes share its frozen policies. None
+            for a temporary folder.
+        policy_config: settings that `create_policy` adds where its config lacks them.
+        session_creator: makes the `tf.compat.v1.Session` of a graph-mode policy, with the graph of
+            its Program as default. Called once for each that `create_policy` makes, never for
+            others; and again if one comes back from the stash and no session of its kind is idle.
+        seed: seeds policies whose config has no seed, each differently; see `create_policy`.
+        policy_states_are_swappable: accepted; states always are.
+        capacity_bytes: bytes of the variables in memory, frozen ones not counted; None for any.
+        policy_classes: classes of yours that a stash at `path` may name.
+
+    Raises:
+        ConfigError: for an argument out of its range.
+        StashError: if another process uses the stash with the same `worker_index`.
+
+    >>> import gymnasium as gym
+    >>> from tfpolicies import PPOConfig, PPOTF2Policy
+    >>> spaces = gym.spaces.Box(-1, 1, (3,)), gym.spaces.Discrete(2)
+    >>> m = PolicyMap(capacity=2)
+    >>> for name in ("a", "b", "c"):
+    ...     m[name] = PPOTF2Policy(*spaces, {"model": {"fcnet_hiddens": [8]}})
+    >>> len(m), m.in_memory()
+    (3, ['b', 'c'])
+    >>> handle = m["a"]
+    >>> handle is m["a"], m.in_memory()
+    (True, ['c', 'a'])
+    """
+
+    def __init__(
+        self,
+        worker_index: int | None = None,
+        num_workers: int | None = None,
+        capacity: int | None = None,
+        path: str | Path | None = None,
+        policy_config: Mapping[str, Any] | None = None,
+        session_creator: Callable[[], Any] | None = None,
+        seed: int | None = None,
+        *,
+        policy_states_are_swappable: bool = False,
+        capacity_bytes: int | None = None,
+        policy_classes: Sequence[type[Policy]] = (),
+    ) -> None:
+        _check(worker_index, num_workers, capacity, capacity_bytes, seed, session_creator)
+        if not isinstance(policy_states_are_swappable, bool):
+            raise ConfigError(
+                "policy_states_are_swappable must be True or False, got "
+                f"{policy_states_are_swappable!r}."
+            )
+        if capacity is None and capacity_bytes is None:
+            capacity = _NEW_NAMES if worker_index is None else _PAGE_NAMES
+        self.worker_index = worker_index or 0
+        self.num_workers = num_workers or 0
+        self.capacity = capacity
+        self.policy_config = dict(policy_config or {})
+        self.session_creator = session_creator
+        self.seed = seed
+        self.policy_states_are_swappable = policy_states_are_swappable
+        self.specs: dict[str, PolicySpec] = {}
+        self._classes = tuple(policy_classes)
+        self._lock = threading.RLock()
+        self._policies: dict[str, Policy] = {}
+        self._waiting: dict[str, tuple[Stash, str]] = {}  # by id: stashes and entries to open
+        self._deleted: set[str] = set()  # frozen ones that others may still have
+        self._is_kept = path is not None
+        self._held: FolderLock | None = None
+        own, frozen = None, None
+        if path is not None:
+            own = Path(path) / f"worker_{self.worker_index}"
+            frozen = Path(path) / _FROZEN
+            self._held = FolderLock(own)
+        self._pager = Pager(capacity, capacity_bytes, Stash(own))
+        self._frozen = Stash(frozen) if self._is_kept else self._pager.stash
+        if self._is_kept:
+            self._find(self._pager.stash)
+            self.refresh()
+
+    # -- a dict -------------------------------------------------------------------------------
+
+    def __getitem__(self, policy_id: str) -> Policy:
+        """Returns a policy, its variables in memory, as the most recently used one.
+
+        Raises:
+            UnknownPolicyError: if there is none of this id; also a KeyError.
+            StashError: if its variables cannot be brought back, or others not be stashed.
+        """
+        policy = self.handle(policy_id)
+        state = policy.pageable_state
+        if state is not None:
+            self._pager.touch(state)
+        return policy
+
+    def handle(self, policy_id: str) -> Policy:
+        """Returns a policy without bringing its variables back, which its use will do.
+
+        Raises:
+            UnknownPolicyError: if there is none of this id; also a KeyError.
+        """
+        policy = self._policies.get(policy_id)
+        if policy is not None:
+            return policy
+        with self._lock:
+            if policy_id not in self._policies and policy_id not in self._waiting:
+                self._look_for_frozen(policy_id)
+            if policy_id in self._waiting:
+                self._open(policy_id)
+            if policy_id not in self._policies:
+                raise UnknownPolicyError(
+                    f"{policy_id!r} not found in this PolicyMap; it has {self._some_ids()}."
+                )
+            return self._policies[policy_id]
+
+    def __setitem__(self, policy_id: str, policy: Policy) -> None:
+        """Puts a policy under an id, as the most recently used one, in place of another.
+
+        Raises:
+            UsageError: if it is no policy, or that of another map.
+            StashError: if another one must go for it and cannot be stashed; nothing is changed.
+        """
+        validate_policy_id(policy_id, error=True)
+        if not isinstance(policy, Policy):
+            raise UsageError(f"A PolicyMap holds policies; got {policy!r:.80} for {policy_id!r}.")
+        with self._lock:
+            before = self._policies.get(policy_id)
+            state = policy.pageable_state
+            if before is not policy:
+                if state is not None:
+                    self._take(policy_id, policy, state, before)
+                self._policies[policy_id] = policy
+                self._forget_entry(policy_id)
+                self._deleted.discard(policy_id)
+                self.specs.pop(policy_id, None)
+                if before is not None:
+                    self._leave(before)
+            if state is not None:
+                self._pager.touch(state)
+
+    def _take(self, policy_id: str, policy: Policy, state: Any, before: Policy | None) -> None:
+        """Has the pager take a policy's state, in place of that of the one before."""
+        if state.pager is not None:
+            if state in self._pager:
+                return  # under another id
+            raise UsageError(
+                f"The policy given for {policy_id!r} belongs to another PolicyMap. Give a copy: "
+                "`policy.copy()`."
+            )
+        name = f"{policy_id}~{secrets.token_hex(4)}"
+        is_leaving = before is not None and self._count(before) == 1
+        leaving = before.pageable_state if before is not None and is_leaving else None
+        self._pager.add(name, state, _release(policy, state), leaving)
+
+    def _count(self, policy: Policy) -> int:
+        """Returns the number of ids of a policy."""
+        return sum(other is policy for other in self._policies.values())
+
+    def _leave(self, policy: Policy) -> None:
+        """Lets go of a policy that may be here under another id, too."""
+        state = policy.pageable_state
+        if self._count(policy):
+            return
+        policy.close()
+        if state is not None:
+            page = self._pager[state]
+            mine = page.is_frozen and page.is_own
+            self._pager.remove(state)
+            if mine:
+                self._frozen.remove(page.name)
+
+    def __delitem__(self, policy_id: str) -> None:
+        """Removes a policy, also from the stash, and closes its session.
+
+        Raises:
+            UnknownPolicyError: if there is none of this id; also a KeyError.
+        """
+        with self._lock:
+            if policy_id in self._waiting:
+                self._forget_entry(policy_id)
+            else:
+                policy = self.handle(policy_id)
+                del self._policies[policy_id]
+                self._leave(policy)
+            self.specs.pop(policy_id, None)
+            if self._is_kept:
+                self._deleted.add(policy_id)
+
+    def _forget_entry(self, policy_id: str) -> None:
+        """Forgets what waits in the stash under an id, if something does; its own also there."""
+        place = self._waiting.pop(policy_id, None)
+        if place is not None and place not in self._waiting.values():
+            stash, name = place
+            if stash is self._pager.stash or self._has_frozen(name):
+                stash.remove(name)
+
+    def __contains__(self, policy_id: object) -> bool:
+        return policy_id in self._policies or policy_id in self._waiting
+
+    def __len__(self) -> int:
+        with self._lock:
+            return len(self._policies) + len(self._waiting)
+
+    def __iter__(self) -> Iterator[str]:
+        with self._lock:
+            return iter([*self._policies, *self._waiting])
+
+    def get(self, policy_id: str, default: Any = None) -> Any:
+        """Returns `m[policy_id]`, or `default` if there is none of this id."""
+        if policy_id not in self:
+            return default
+        try:
+            return self[policy_id]
+        except UnknownPolicyError:  # deleted meanwhile
+            return default
+
+    def pop(self, policy_id: str, *default: Any) -> Any:
+        """Removes a policy and returns it, or `default`, if given, where there is none."""
+        if len(default) > 1:
+            raise TypeError(f"pop takes an id and at most one default, got {len(default)}.")
+        with self._lock:
+            if default and policy_id not in self:
+                return default[0]
+            policy = self.handle(policy_id)
+            del self[policy_id]
+            return policy
+
+    def popitem(self) -> tuple[str, Policy]:
+        """Removes a policy and returns its id and it, the last one of the order of iteration.
+
+        Raises:
+            UnknownPolicyError: if the map is empty; also a KeyError.
+        """
+        with self._lock:
+            ids = list(self)
+            if not ids:
+                raise UnknownPolicyError("popitem needs a policy, but this PolicyMap is empty.")
+            return ids[-1], self.pop(ids[-1])
+
+    def setdefault(self, policy_id: str, default: Any = None) -> Policy:
+        """Returns the policy under an id, after putting `default` there if there is none."""
+        with self._lock:
+            if policy_id not in self:
+                self[policy_id] = default
+            return self[policy_id]
+
+    def clear(self) -> None:
+        """Removes all policies, also those whose entries in the stash are damaged."""
+        with self._lock:
+            for policy_id in self:
+                del self[policy_id]
+
+    def items(self) -> ItemsView[str, Policy]:
+        """Returns a view of all ids and policies, of stashed ones, too; it brings nothing back."""
+        return _Items(self)
+
+    def values(self) -> ValuesView[Policy]:
+        """Returns a view of all policies, of stashed ones, too; it brings nothing back."""
+        return _Values(self)
+
+    def copy(self) -> dict[str, Policy]:
+        """Returns the policies by id as a plain dict; they stay those of this map."""
+        return dict(self.items())
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    def __str__(self) -> str:
+        return (
+            f"{type(self).__name__}(policies={self._some_ids()}, capacity={self.capacity}, "
+            f"in_memory={self.statistics.in_memory})"
+        )
+
+    __repr__ = __str__
+
+    def _some_ids(self) -> str:
+        ids = sorted(self)
+        return ", ".join(map(repr, ids[:20])) + (f" and {len(ids) - 20} more" * (len(ids) > 20))
+
+    # -- making policies ----------------------------------------------------------------------
+
+    def create_policy(
+        self,
+        policy_id: str,
+        policy_cls: type[Policy],
+        observation_space: gym.Space,
+        action_space: gym.Space,
+        config_override: Mapping[str, Any] | None,
+        merged_config: AlgorithmConfig | Mapping[str, Any],
+    ) -> None:
+        """Makes a policy and puts it under its id, in place of another.
+
+        Weights and noise are seeded by the seed of the config, or else of the map, together with
+        the policy's id; noise also by the worker's index. So policies differ, and a run repeats.
+
+        Args:
+            policy_id: its id.
+            policy_cls: its class.
+            observation_space: as the environment has it.
+            action_space: likewise.
+            config_override: what its config differs in; kept in `specs`.
+            merged_config: the whole config, `config_override` included.
+
+        Raises:
+            Exception: whatever the class raises; the map is then as it was.
+        """
+        if not (isinstance(policy_cls, type) and issubclass(policy_cls, Policy)):
+            raise ConfigError(f"policy_cls must be a subclass of Policy, got {policy_cls!r}.")
+        validate_policy_id(policy_id, error=True)
+        given = merged_config
+        config = dict(given.to_dict() if isinstance(given, AlgorithmConfig) else given)
+        config = {**self.policy_config, **config, "__policy_id": policy_id}
+        config["worker_index"] = self.worker_index
+        if config.get("seed") is None:
+            config["seed"] = self.seed
+        in_graph = getattr(policy_cls, "runtime", None) == "session"
+        if in_graph and self.session_creator is not None:
+            config["__session_creator"] = self.session_creator
+        policy: Any = policy_cls(observation_space, action_space, config)
+        if in_graph and self.session_creator is not None:
+            policy.open_session()
+        self[policy_id] = policy
+        override = dict(config_override or {})
+        self.specs[policy_id] = PolicySpec(policy_cls, observation_space, action_space, override)
+
+    def copy_policy(self, source: str, target: str, **hyperparameters: float) -> Policy:
+        """Makes one policy like another: variables, optimizer, exploration, filters, counters.
+
+        The copy is not frozen, and its generator is its own. If there is a policy under `target`
+        already that is of the same kind, that one takes over the state, so that handles on it
+        stay; another one is replaced.
+
+        Args:
+            source: id of the policy to copy.
+            target: id of the copy.
+            **hyperparameters: numbers to set in the copy, such as `lr=1e-3`.
+
+        Returns:
+            The policy under `target`.
+
+        Raises:
+            UnknownPolicyError: if there is no `source`.
+            ConfigError: if the kind has no such hyper-parameter; nothing is changed then.
+        """
+        original = self.handle(source)
+        if target == source:
+            raise UsageError(f"source and target must differ, got {source!r} for both.")
+        validate_policy_id(target, error=True)
+        policy = original.copy(target)
+        for name, value in hyperparameters.items():
+            _tunable(policy).set_hyper(name, value)
+        with self._lock:
+            present: Any = self._policies.get(target)
+            if present is not original and _takes_states_of(present, policy):
+                present.set_state({**policy.get_state(), "rng": present.get_state()["rng"]})
+                return present
+            self[target] = policy
+            if source in self.specs:
+                self.specs[target] = self.specs[source]
+        return policy
+
+    def perturb(
+        self,
+        policy_id: str,
+        *names: str,
+        factors: Sequence[float] = (0.8, 1.2),
+        rng: np.random.Generator | None = None,
+    ) -> dict[str, float]:
+        """Multiplies hyper-parameters of a policy by random factors.
+
+        It is the "explore" step of population-based training (Jaderberg et al. 2017,
+        arXiv:1711.09846, section 4.1.1).
+
+        Args:
+            policy_id: which policy.
+            *names: which hyper-parameters, such as "lr".
+            factors: one of them is drawn for each.
+            rng: draws; None takes the policy's own generator.
+
+        Returns:
+            The new values, by name.
+
+        Raises:
+            ConfigError: if the policy has no such hyper-parameter; nothing is changed then.
+            FrozenPolicyError: if it is frozen; likewise.
+            UsageError: for a hand-written policy.
+        """
+        policy = _tunable(self.handle(policy_id))
+        policy.pageable_state.require_changeable()
+        rng = policy.generator if rng is None else rng
+        before = {name: policy.hyper(name) for name in names}
+        after = {name: value * float(rng.choice(factors)) for name, value in before.items()}
+        for name, value in after.items():
+            policy.set_hyper(name, value)
+        return after
+
+    # -- acting -------------------------------------------------------------------------------
+
+    def compute_actions(
+        self,
+        obs_batches: Mapping[str, Any],
+        state_batches: Mapping[str, Sequence[Any]] | None = None,
+        prev_action_batches: Mapping[str, Any] | None = None,
+        prev_reward_batches: Mapping[str, Any] | None = None,
+        *,
+        explore: bool | None = None,
+        timestep: int | None = None,
+    ) -> dict[str, ActionBatch]:
+        """Chooses actions for the observations of many policies; equal to asking one by one.
+
+        Policies of one kind act in one call, however many they are and however many observations
+        each of them has.
+
+        Args:
+            obs_batches: by id, observations `[N, ...]`; N may differ.
+            state_batches: by id, the memory, for policies that have one: arrays `[N, size]`.
+            prev_action_batches: by id, the previous actions, for models that read them.
+            prev_reward_batches: by id, the previous rewards `[N]`, likewise.
+            explore: sample or be greedy; None takes the config of each policy.
+            timestep: for schedules of exploration; None takes each policy's own.
+
+        Returns:
+            By id, in the order of `obs_batches`, what `Policy.compute_actions` returns.
+
+        Raises:
+            UnknownPolicyError: if there is no policy of an id.
+            UsageError: if an argument is no dict, or has ids without observations.
+            ObservationError: if observations do not fit their policy, which is named.
+
+        >>> import gymnasium as gym
+        >>> from tfpolicies import PGTF2Policy
+        >>> spaces = gym.spaces.Box(-1, 1, (3,)), gym.spaces.Discrete(2)
+        >>> with PolicyMap() as m:
+        ...     for name in ("a", "b"):
+        ...         m[name] = PGTF2Policy(*spaces, {"model": {"fcnet_hiddens": [8]}})
+        ...     found = m.compute_actions({"a": np.zeros((2, 3)), "b": np.zeros((5, 3))})
+        >>> found["b"].actions.shape
+        (5,)
+        """
+        return compute_actions(
+            self,
+            obs_batches,
+            state_batches,
+            prev_action_batches,
+            prev_reward_batches,
+            explore=explore,
+            timestep=timestep,
+        )
+
+    # -- memory -------------------------------------------------------------------------------
+
+    def in_memory(self) -> list[str]:
+        """Returns the ids of the policies whose variables are in memory, the last used one last."""
+        with self._lock:
+            found = [
+                (state.last_used, policy_id)
+                for policy_id, policy in self._policies.items()
+                if (state := policy.pageable_state) is not None and state.is_in_memory
+            ]
+        return [policy_id for _, policy_id in sorted(found)]
+
+    @property
+    def statistics(self) -> PagingStatistics:
+        """How the map used its memory so far."""
+        return self._pager.statistics()
+
+    def pin(self, policy_id: str) -> None:
+        """Keeps a policy in memory, whatever the capacity, until `unpin`."""
+        with self._lock:
+            state = self[policy_id].pageable_state
+            if state is not None:
+                self._pager.pin(state)
+
+    def unpin(self, policy_id: str) -> None:
+        """Lets a policy go to the stash again."""
+        with self._lock:
+            state = self.handle(policy_id).pageable_state
+            if state is not None:
+                self._pager.unpin(state)
+
+    def evict(self, policy_id: str) -> None:
+        """Sends a policy to the stash now; a pinned one stays.
+
+        Raises:
+            StashError: if it cannot be written; it stays in memory then.
+        """
+        with self._lock:
+            state = self.handle(policy_id).pageable_state
+            if state is not None:
+                self._pager.evict(state)
+
+    def freeze(self, policy_id: str) -> Policy:
+        """Makes a policy read-only: it acts, but neither learns nor takes other weights.
+
+        Its variables are mapped from the stash, so that all processes that open the same stash have
+        them in memory once. `copy_policy` makes one of it that may change.
+
+        Returns:
+            The policy.
+
+        Raises:
+            UsageError: for a hand-written policy.
+            StashError: if it cannot be written, or another one was frozen under this id.
+        """
+        with self._lock:
+            policy = self[policy_id]
+            state = policy.pageable_state
+            if state is None:
+                raise UsageError(f"{policy!r} cannot be frozen: the map knows no variables of it.")
+            with state.lock:
+                if state.frozen_as is None:
+                    self._freeze(policy_id, policy, state)
+        return policy
+
+    def _freeze(self, policy_id: str, policy: Policy, state: Any) -> None:
+        name = f"{policy_id}~{_FROZEN}"
+        is_new = self._frozen.write_new(name, state.memory)
+        if not is_new and not self._is_frozen_there(name, state.memory):
+            raise StashError(
+                f"Another policy was frozen as {policy_id!r} in {str(self._frozen.folder)!r} "
+                "before. Choose another id: `copy_policy(source, target)`, then freeze that."
+            )
+        if self._is_kept and not self._frozen.has_record(name):
+            self._write_record(self._frozen, name, [policy_id], policy)
+        is_own = is_new or self._has_frozen(name)
+        self._pager.freeze(state, policy_id, name, self._frozen, is_own=is_own)
+
+    def _has_frozen(self, name: str) -> bool:
+        """Whether it was a map of this path and worker that froze an entry, now or before."""
+        if not self._is_kept:
+            return True
+        with contextlib.suppress(StashError):
+            return bool(self._frozen.read_record(name).get("worker_index") == self.worker_index)
+        return False
+
+    def _is_frozen_there(self, name: str, memory: np.ndarray) -> bool:
+        same_size = self._frozen.size(name) == HEADER + memory.size
+        return same_size and np.array_equal(self._frozen.read(name, memory.size), memory)
+
+    # -- the stash ----------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Writes all policies to a kept stash, so that a later map finds them as they are now.
+
+        Hand-written ones are not among them: the map knows nothing of theirs to write.
+
+        Raises:
+            StashError: if one of them cannot be written; the others are.
+        """
+        failed = None
+        for policy_id in self if self._is_kept else ():
+            with self._lock:
+                policy = self._policies.get(policy_id)  # others wait in the stash as they are
+                try:
+                    if policy is not None and policy.pageable_state is not None:
+                        self._flush(policy, policy.pageable_state)
+                except StashError as error:
+                    failed = failed or error
+        if failed is not None:
+            raise failed
+
+    def _flush(self, policy: Policy, state: Any) -> None:
+        page = self._pager[state]
+        if page.stash is self._frozen:
+            return
+        ids = [policy_id for policy_id, other in self._policies.items() if other is policy]
+        with state.lock:
+            self._pager.write(state)
+            self._write_record(page.stash, page.name, ids, policy)
+
+    def close(self) -> None:
+        """Flushes a kept stash and lets other maps open it; closes sessions. The map is empty then.
+
+        Policies that are still held go on in memory, and may be put into another map.
+        """
+        self.flush()
+        with self._lock:
+            self._close_sessions()
+            held = [weakref.ref(policy) for policy in set(self._policies.values())]
+            self._policies.clear()
+            self._waiting.clear()
+            self.specs.clear()
+            for policy in filter(None, (each() for each in held)):
+                if policy.pageable_state is not None:
+                    self._pager.leave(policy.pageable_state)
+            if self._held is not None:
+                self._held.release()
+
+    def _close_sessions(self) -> None:
+        for policy in self._policies.values():
+            policy.close()
+            program = getattr(policy, "program", None)
+            if program is not None and self.session_creator is not None:
+                program.runtime.drop_idle(self.session_creator)
+
+    def __enter__(self) -> PolicyMap:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def refresh(self) -> list[str]:
+        """Looks for policies that other processes froze in the stash; returns the new ids."""
+        return self._find(self._frozen) if self._is_kept else []
+
+    def _find(self, stash: Stash) -> list[str]:
+        with self._lock:
+            found = {i: name for name, i in stash.recorded() if i not in self}
+            found = {i: name for i, name in found.items() if i not in self._deleted}
+            self._waiting.update({i: (stash, name) for i, name in found.items()})
+            return sorted(found)
+
+    def _look_for_frozen(self, policy_id: str) -> None:
+        name = f"{policy_id}~{_FROZEN}"
+        if self._is_kept and policy_id not in self._deleted and self._frozen.has_record(name):
+            self._waiting[policy_id] = (self._frozen, name)
+
+    def _open(self, policy_id: str) -> None:
+        """Makes a policy of its record in the stash."""
+        stash, name = self._waiting[policy_id]
+        record = stash.read_record(name)
+        source = f"the stash's record of {policy_id!r}"
+        policy = policy_of_record(record["policy"], source, self._classes, stash.size(name))
+        policy.policy_id = policy_id
+        state = policy.pageable_state
+        if stash is self._frozen:
+            state.frozen_as = policy_id
+        is_own = stash is not self._frozen or self._has_frozen(name)
+        self._pager.adopt(name, state, _release(policy, state), stash, is_own=is_own)
+        for each in [i for i, place in self._waiting.items() if place == (stash, name)]:
+            self._policies[each] = policy
+            del self._waiting[each]
+
+    def _write_record(
+        self, stash: Stash, name: str, policy_ids: Sequence[str], policy: Policy
+    ) -> None:
+        record = {"policy_ids": policy_ids, "worker_index": self.worker_index}
+        stash.write_record(name, {**record, "policy": policy_record(policy)})
+
+
+class _Items(ItemsView[str, Policy]):
+    def __iter__(self) -> Iterator[tuple[str, Policy]]:
+        m: Any = self._mapping  # type: ignore[attr-defined]
+        with m._lock:  # nobody deletes one of them meanwhile
+            return iter([(policy_id, m.handle(policy_id)) for policy_id in m])
+
+    def __contains__(self, item: object) -> bool:
+        return any(item == each for each in self)
+
+
+class _Values(ValuesView[Policy]):
+    def __iter__(self) -> Iterator[Policy]:
+        return (policy for _, policy in _Items(self._mapping))  # type: ignore[attr-defined]
+
+    def __contains__(self, value: object) -> bool:
+        return any(value is each for each in self)
+
+
+def _release(policy: Any, state: Any) -> Callable[[], None]:
+    """Returns what is called when a policy's variables leave memory."""
+    return functools.partial(policy.program.runtime.release, state)
+
+
+def _tunable(policy: Policy) -> Any:
+    """Returns a policy that has hyper-parameters.
+
+    Raises:
+        UsageError: if it has none, being written by hand.
+    """
+    if policy.pageable_state is None:
+        raise UsageError(f"{policy!r} has no hyper-parameters that the map knows of.")
+    return policy
+
+
+def _takes_states_of(policy: Any, other: Any) -> bool:
+    """Whether a policy is of the same kind as another, and may change."""
+    program = getattr(policy, "program", None)
+    return program is not None and program is other.program and not policy.is_frozen
+
+
+def _check(
+    worker_index: Any,
+    num_workers: Any,
+    capacity: Any,
+    capacity_bytes: Any,
+    seed: Any,
+    session_creator: Any,
+) -> None:
+    least = {"worker_index": 0, "num_workers": 0, "capacity": 1, "capacity_bytes": 1, "seed": 0}
+    given = (worker_index, num_workers, capacity, capacity_bytes, seed)
+    for (name, low), value in zip(least.items(), given, strict=True):
+        if value is not None and (
+            isinstance(value, bool) or not isinstance(value, int | np.integer) or value < low
+        ):
+            raise ConfigError(f"{name} must be an integer from {low}, or None; got {value!r}.")
+    if session_creator is not None and not callable(session_creator):
+        raise ConfigError(
+            "session_creator must be a function without arguments that returns a "
+            f"tf.compat.v1.Session, or None; got {session_creator!r}."
+        )

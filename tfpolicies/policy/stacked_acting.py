@@ -1,0 +1,258 @@
+"""Acting with many policies in one call: what shares a Program runs as one stack."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tfpolicies.errors import TfPoliciesError, UnknownPolicyError, UsageError, near_matches
+from tfpolicies.policy.acting import Acting
+from tfpolicies.policy.policy import ActionBatch, Policy
+from tfpolicies.policy.tf_policy import TFPolicy
+from tfpolicies.program.stacked import StackedActor
+from tfpolicies.state import PolicyState
+
+_MAX_PADDING = 2
+"""How many times the rows of a group its stack may have, once all are filled up to the longest."""
+
+
+_Call = tuple[str, Acting, list[np.ndarray], int]
+"""One policy's part of a call, checked: its id, what acts, one array `[N, ...]` per port, and N."""
+
+
+def compute_actions(
+    policies: Mapping[str, Policy],
+    obs_batches: Mapping[str, Any],
+    state_batches: Mapping[str, Sequence[Any]] | None = None,
+    prev_action_batches: Mapping[str, Any] | None = None,
+    prev_reward_batches: Mapping[str, Any] | None = None,
+    *,
+    explore: bool | None = None,
+    timestep: int | None = None,
+) -> dict[str, ActionBatch]:
+    """Chooses actions for the observations of many policies.
+
+    The results, counters and generators are those of one `compute_actions` call per policy, up to
+    the last digits. Policies that share a Program run in one call, which may be many times
+    faster; shorter batches are filled up for it. Graph-mode policies, hand-written ones and those
+    that are alone with their Program act one by one.
+
+    Args:
+        policies: by id; those that are to act are looked up.
+        obs_batches: by id, observations `[N, ...]`; N may differ.
+        state_batches: by id, the memory, for policies that have one: arrays `[N, size]`.
+        prev_action_batches: by id, the previous actions `[N, ...]`, for models that read them.
+        prev_reward_batches: by id, the previous rewards `[N]`, likewise.
+        explore: sample or be greedy; None takes the config of each policy.
+        timestep: for schedules of exploration; None takes each policy's own.
+
+    Returns:
+        By id, in the order of `obs_batches`, what `Policy.compute_actions` returns; the arrays are
+        the caller's own, though those of several policies may lie in one piece of memory.
+
+    Raises:
+        UnknownPolicyError: if there is no policy of an id.
+        UsageError: if an argument is no mapping, or has ids that `obs_batches` has not.
+        ObservationError: if observations do not fit their policy, which is named.
+
+    All inputs are checked before anything is drawn or counted, except those of hand-written
+    policies: they check for themselves, and act first.
+    """
+    given = _Given(
+        obs_batches, state_batches or {}, prev_action_batches or {}, prev_reward_batches or {}
+    )
+    given.check_ids()
+    groups, others = _grouped(policies, given, explore)
+    found: dict[str, ActionBatch] = {}
+    for policy_id, policy in others:
+        memory, actions, rewards = given.of(policy_id)
+        found[policy_id] = policy.compute_actions(
+            obs_batches[policy_id],
+            memory,
+            prev_action_batch=actions,
+            prev_reward_batch=rewards,
+            explore=explore,
+            timestep=timestep,
+        )
+    for (program, inference, explores), calls in groups.items():
+        actor = program.stacked_actor(inference) if len(calls) > 1 else None
+        for part in _parts(calls, 1 if actor is None else actor.max_states):
+            if actor is None or len(part) == 1:
+                _act_one_by_one(part, explores, timestep, found)
+            else:
+                _act_together(actor, part, explores, timestep, found)
+    return {policy_id: found[policy_id] for policy_id in obs_batches}
+
+
+class _Given(NamedTuple):
+    """The arguments that are dicts by policy id."""
+
+    obs_batches: Mapping[str, Any]
+    state_batches: Mapping[str, Any]
+    prev_action_batches: Mapping[str, Any]
+    prev_reward_batches: Mapping[str, Any]
+
+    def of(self, policy_id: str) -> tuple[Any, Any, Any]:
+        """Returns memory, previous actions and previous rewards of one policy, None where none."""
+        _, memories, actions, rewards = self
+        return memories.get(policy_id), actions.get(policy_id), rewards.get(policy_id)
+
+    def check_ids(self) -> None:
+        """Raises a `UsageError` unless these are dicts with ids that have observations."""
+        for name, batches in zip(self._fields, self, strict=True):
+            if not isinstance(batches, Mapping):
+                raise UsageError(
+                    f"{name} must be a dict by policy id, got {type(batches).__name__}. For one "
+                    "policy use `policy.compute_actions(obs)`."
+                )
+            unknown = [policy_id for policy_id in batches if policy_id not in self.obs_batches]
+            if unknown:
+                raise UsageError(
+                    f"{name} has the policy {unknown[0]!r}, which has no observations; obs_batches "
+                    f"has {sorted(map(str, self.obs_batches))}. Give observations for it, or leave "
+                    "it out."
+                )
+
+
+_Groups = dict[tuple[Any, str, bool], list[_Call]]
+
+
+def _grouped(
+    policies: Mapping[str, Policy], given: _Given, explore: bool | None
+) -> tuple[_Groups, list[tuple[str, Policy]]]:
+    """Returns checked calls by Program, runtime and exploration, and policies that act otherwise.
+
+    Nothing is changed.
+    """
+    groups: _Groups = {}
+    others: list[tuple[str, Policy]] = []
+    alike = TFPolicy.compute_actions
+    for policy_id, obs in given.obs_batches.items():
+        policy: Any = _policy_of(policies, policy_id)
+        if type(policy).compute_actions is not alike:
+            others.append((policy_id, policy))
+            continue
+        acting: Acting = policy._acting
+        try:
+            inputs = acting.checked_inputs(obs, *given.of(policy_id))
+            inference = acting.inference
+        except TfPoliciesError as error:
+            raise type(error)(f"Policy {policy_id!r}: {error}") from error
+        explores = acting.config["explore"] if explore is None else explore
+        key = acting.program, inference, bool(explores)
+        call = policy_id, acting, inputs, len(inputs[0])
+        if key in groups:
+            groups[key].append(call)
+        else:
+            groups[key] = [call]
+    return groups, others
+
+
+def _policy_of(policies: Mapping[str, Policy], policy_id: str) -> Policy:
+    # A `PolicyMap` has handles, for which no variables are brought back: the stack may have them.
+    get = getattr(policies, "handle", policies.__getitem__)
+    try:
+        return get(policy_id)
+    except UnknownPolicyError:
+        raise
+    except KeyError:
+        raise UnknownPolicyError(
+            f"obs_batches has {policy_id!r}, but there is no such policy; there are "
+            f"{sorted(map(str, policies))}.{near_matches(policy_id, policies)}"
+        ) from None
+
+
+def _parts(calls: list[_Call], most: int) -> list[list[_Call]]:
+    """Splits a group into parts that run as one stack each.
+
+    A part has at most `most` policies, and filling all batches up to its longest one at most
+    doubles the rows; batches without rows are alone. The order within a part is that of the calls,
+    so that the same call again finds its stack.
+    """
+    sizes = [rows for *_, rows in calls]
+    if len(calls) <= most and min(sizes) == max(sizes) > 0:
+        return [calls]
+    parts: list[list[int]] = []
+    longest = total = 0
+    for i in sorted(range(len(calls)), key=lambda i: -sizes[i]):
+        rows = sizes[i]
+        full = not parts or len(parts[-1]) >= most or rows == 0
+        if full or longest * (len(parts[-1]) + 1) > _MAX_PADDING * (total + rows):
+            parts.append([])
+            longest, total = rows, 0
+        parts[-1].append(i)
+        total += rows
+    return [[calls[i] for i in sorted(part)] for part in parts]
+
+
+def _act_one_by_one(
+    calls: Sequence[_Call], explore: bool, timestep: int | None, found: dict[str, ActionBatch]
+) -> None:
+    for policy_id, acting, inputs, _ in calls:
+        found[policy_id] = acting.act(inputs, explore, timestep)
+
+
+def _act_together(
+    actor: StackedActor,
+    calls: Sequence[_Call],
+    explore: bool,
+    timestep: int | None,
+    found: dict[str, ActionBatch],
+) -> None:
+    """Runs the calls as one stack, whose rows are filled up to those of the longest one."""
+    longest = max(rows for *_, rows in calls)
+    states, noise, params = _drawn(calls, longest, explore, timestep)
+    outputs = actor.run(states, _stacked_inputs(calls, longest), noise, params)
+    results = calls[0][1].results
+    arrays = results.arrays(outputs, explore=explore)
+    for (policy_id, _, _, rows), parts in zip(calls, zip(*arrays, strict=True), strict=True):
+        if rows < longest:
+            parts = tuple(part[:rows] for part in parts)
+        found[policy_id] = results.batch(parts)
+
+
+def _drawn(
+    calls: Sequence[_Call], longest: int, explore: bool, timestep: int | None
+) -> tuple[list[PolicyState], np.ndarray, np.ndarray]:
+    """Counts the rows of each call and draws what they take.
+
+    Returns:
+        The states to act with, the noise `[P, N, noise_size]`, the parameters `[P, num_params]`.
+    """
+    first = calls[0][1]
+    explorer = first.program.spec.explorer
+    noise = np.zeros((len(calls), longest, explorer.noise_size), np.float32)
+    params = np.zeros((len(calls), explorer.num_params), np.float32)
+    kind = first.only_kind if explore else None
+    if kind is not None and any(acting.only_kind is not kind for _, acting, _, _ in calls):
+        kind = None
+    states = []
+    for i, (_, acting, _, rows) in enumerate(calls):
+        numbers = noise[i] if rows == longest else noise[i, :rows]
+        with acting.state.lock:
+            state, drawn, given = acting.drawn(
+                rows, explore, timestep, None if kind is None else numbers
+            )
+        states.append(state)
+        if drawn is not None:
+            numbers[...] = drawn
+        if len(given):
+            params[i] = given
+    if kind is not None:
+        kind.finish(noise)
+    return states, noise, params
+
+
+def _stacked_inputs(calls: Sequence[_Call], longest: int) -> list[np.ndarray]:
+    """Returns one array `[P, N, ...]` per port, filled up with zeros."""
+    lead = len(calls), longest
+    if all(rows == longest for *_, rows in calls):
+        columns = zip(*(inputs for _, _, inputs, _ in calls), strict=True)
+        return [np.concatenate(x).reshape(*lead, *x[0].shape[1:]) for x in columns]
+    found = [np.zeros((*lead, *x.shape[1:]), x.dtype) for x in calls[0][2]]
+    for i, (_, _, inputs, rows) in enumerate(calls):
+        for stacked, array in zip(found, inputs, strict=True):
+            stacked[i, :rows] = array
+    return found

@@ -1,0 +1,342 @@
+"""Acting for many states of one Program in one call.
+
+The weights of P states are stacked on a leading axis, and so are observations `[P, N, ...]`, noise
+`[P, N, k]` and the exploration's parameters `[P, p]`. `tf.vectorized_map` turns the act function
+into one over such stacks; where it cannot (convolutions with a kernel per policy), a loop inside
+the call takes one state after the other.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfpolicies.models.ports import Port
+from tfpolicies.program.devices import CPU, on_device, placed
+from tfpolicies.program.functions import ActInputs, ActOutputs, ProgramFunctions
+from tfpolicies.program.outputs import ActLayout
+from tfpolicies.program.runtimes.onnx import convert, cpu_session, quiet_conversion, without_gathers
+from tfpolicies.state import ACTING, PolicyState, Slot, StateLayout
+
+MAX_BYTES = 256 * 2**20
+"""What the stacks of one Program and runtime may take together; tensors take as much again."""
+
+_MAX_STACKS = 4
+
+
+class Stack:
+    """The acting weights of some states, copied anew where a state has changed since.
+
+    Args:
+        slots: the weights.
+        rows: P.
+
+    Attributes:
+        arrays: `[P, *shape]` each.
+        lock: held from `refresh` until the arrays are no longer read.
+        copies: grows with every row that is copied.
+        held: what a runtime keeps with the arrays.
+    """
+
+    def __init__(self, slots: Sequence[Slot], rows: int) -> None:
+        self.arrays = [np.zeros((rows, *slot.shape), slot.dtype) for slot in slots]
+        self.lock = threading.Lock()
+        self.copies = 0
+        self.held: Any = None
+        self._keys = [slot.key for slot in slots]
+        self._there: list[tuple[Any, int]] = [(_nobody, -1)] * rows
+
+    @property
+    def rows(self) -> int:
+        """P."""
+        return len(self._there)
+
+    def refresh(self, states: Sequence[PolicyState]) -> None:
+        """Makes row i have the weights of `states[i]`; the lock of one state at a time is held."""
+        for i, (state, (known, version)) in enumerate(zip(states, self._there, strict=True)):
+            if known() is not state or version != state.version:
+                with state.lock:
+                    arrays = state.arrays
+                    self.copies += 1
+                    for stacked, key in zip(self.arrays, self._keys, strict=True):
+                        stacked[i] = arrays[key]
+                    self._there[i] = (weakref.ref(state), state.version)
+
+    def is_orphan(self) -> bool:
+        """Whether one of its states is gone."""
+        return any(known() is None for known, version in self._there if version >= 0)
+
+
+def _nobody() -> None:
+    return None
+
+
+class _Binding(NamedTuple):
+    """A stack and buffers for P and N, bound to ONNX Runtime; read and written under the lock."""
+
+    io: Any
+    lead: tuple[int, ...]  # P, N
+    inputs: list[np.ndarray]
+    outputs: list[np.ndarray]
+
+
+class StackedActor(abc.ABC):
+    """Acts for many states at once; any number of threads may use it.
+
+    It keeps the last few stacks of weights, so that groups of policies which act again and again
+    cost no copies.
+
+    Args:
+        layout: the layout of the states.
+        act: the outputs.
+    """
+
+    def __init__(self, layout: StateLayout, act: ActLayout) -> None:
+        self._slots = layout.of(*ACTING)
+        self._act = act
+        self._lock = threading.Lock()
+        self._stacks: OrderedDict[tuple[int, ...], Stack] = OrderedDict()
+        one = sum(math.prod(s.shape) * np.dtype(s.dtype).itemsize for s in self._slots)
+        self.max_states = max(1, MAX_BYTES // (2 * max(1, one)))
+        """The largest P of one call."""
+        self._most = MAX_BYTES // max(1, one)
+
+    def run(
+        self,
+        states: Sequence[PolicyState],
+        inputs: Sequence[np.ndarray],
+        noise: np.ndarray,
+        params: np.ndarray,
+    ) -> ActOutputs:
+        """Acts for P states on N rows each.
+
+        Args:
+            states: at most `max_states`.
+            inputs: one array `[P, N, *shape]` per input port, contiguous.
+            noise: float32 `[P, N, noise_size]`, contiguous.
+            params: float32 `[P, num_params]`, contiguous.
+
+        Returns:
+            Arrays `[P, N, ...]` that are the caller's own.
+        """
+        stack = self._stack_of(states)
+        with stack.lock:
+            stack.refresh(states)
+            return self._call(stack, [*inputs, noise, params])
+
+    @abc.abstractmethod
+    def _call(self, stack: Stack, given: Sequence[np.ndarray]) -> ActOutputs:
+        """Runs the stacked act function."""
+
+    def _stack_of(self, states: Sequence[PolicyState]) -> Stack:
+        """Returns a stack of as many rows; most likely one that has these very states."""
+        key = tuple(map(id, states))
+        with self._lock:
+            stack = self._stacks.get(key)
+            if stack is None:
+                stack = self._make_room(len(states)) or Stack(self._slots, len(states))
+                self._stacks[key] = stack
+            self._stacks.move_to_end(key)
+            return stack
+
+    def _make_room(self, rows: int) -> Stack | None:
+        """Forgets stacks of dead states, and the oldest ones; returns one to be used again.
+
+        Whoever still acts with that one holds its lock, and makes its rows anew the next time.
+        """
+        stacks = self._stacks
+        for key in [key for key, stack in stacks.items() if stack.is_orphan()]:
+            del stacks[key]
+        while stacks and (
+            len(stacks) >= _MAX_STACKS or rows + sum(s.rows for s in stacks.values()) > self._most
+        ):
+            _, oldest = stacks.popitem(last=False)
+            if oldest.rows == rows:
+                return oldest
+        return None
+
+
+class TracedStackedActor(StackedActor):
+    """Acts through one traced function, for any P and N.
+
+    Args:
+        functions: the Program's functions.
+        layout: the layout of the states.
+        act: the outputs.
+        signature: of the stacked act function.
+    """
+
+    def __init__(
+        self,
+        functions: ProgramFunctions,
+        layout: StateLayout,
+        act: ActLayout,
+        signature: Sequence[tf.TensorSpec],
+    ) -> None:
+        super().__init__(layout, act)
+        stacked = stacked_act(functions, len(self._slots), act.pack, _vectorized, "tf")
+        function = tf.function(on_device(stacked, CPU), autograph=False)
+        with quiet_conversion():
+            self._function = function.get_concrete_function(*signature)
+
+    def _call(self, stack: Stack, given: Sequence[np.ndarray]) -> ActOutputs:
+        with placed(CPU):
+            if stack.held is None or stack.held[0] != stack.copies:
+                stack.held = stack.copies, [tf.constant(array) for array in stack.arrays]
+            weights = stack.held[1]
+            packed = self._function(*weights, *(tf.constant(array) for array in given))
+        return self._act.unpack([x.numpy().copy() for x in packed])
+
+
+class OnnxStackedActor(StackedActor):
+    """Acts through ONNX Runtime, for any P and N; stacks of weights are bound where they lie.
+
+    Args:
+        model: the serialised ONNX model with the inputs of `stacked_signature`.
+        layout: the layout of the states.
+        act: the outputs.
+        num_ports: how many inputs there are besides weights, noise and parameters.
+    """
+
+    def __init__(self, model: bytes, layout: StateLayout, act: ActLayout, num_ports: int) -> None:
+        super().__init__(layout, act)
+        self._session = cpu_session(model)
+        self._present = {node.name for node in self._session.get_inputs()}
+        self._ports = act.ports()
+        self._given = [f"input_{i}" for i in range(num_ports)] + ["noise", "params"]
+
+    def _call(self, stack: Stack, given: Sequence[np.ndarray]) -> ActOutputs:
+        lead = given[0].shape[:2]
+        if stack.held is None or stack.held.lead != lead:
+            stack.held = self._bound(stack, lead, given)
+        io, _, inputs, outputs = stack.held
+        for buffer, array in zip(inputs, given, strict=True):
+            buffer[...] = array
+        self._session.run_with_iobinding(io)
+        return self._act.unflatten([array.copy() for array in outputs])
+
+    def _bound(self, stack: Stack, lead: tuple[int, ...], given: Sequence[np.ndarray]) -> _Binding:
+        io = self._session.io_binding()
+        inputs = [np.zeros_like(array) for array in given]
+        weights = [(f"weights_{i}", array) for i, array in enumerate(stack.arrays)]
+        for name, array in [*weights, *zip(self._given, inputs, strict=True)]:
+            if name in self._present:
+                io.bind_cpu_input(name, array)
+        outputs = [np.zeros((*lead, *port.shape), port.dtype) for port in self._ports]
+        for port, array in zip(self._ports, outputs, strict=True):
+            shape, address = array.shape, array.ctypes.data
+            io.bind_output(port.name, "cpu", 0, port.dtype, shape, address)
+        return _Binding(io, lead, inputs, outputs)
+
+
+def traced_actor(
+    functions: ProgramFunctions, layout: StateLayout, act: ActLayout, given: ActInputs
+) -> StackedActor:
+    """Returns the stacked act function of a Program for the function runtime.
+
+    Args:
+        functions: the Program's functions.
+        layout: the layout of the states.
+        act: the outputs.
+        given: the signature of the act function for one state.
+
+    Raises:
+        Exception: whatever TensorFlow raises for what it cannot trace.
+    """
+    signature = stacked_signature(functions.network.ports.all, layout, given)
+    return TracedStackedActor(functions, layout, act, signature)
+
+
+def onnx_actor(
+    functions: ProgramFunctions, layout: StateLayout, act: ActLayout, given: ActInputs
+) -> StackedActor:
+    """Does what `traced_actor` does for ONNX Runtime.
+
+    Raises:
+        Exception: whatever tf2onnx, ONNX Runtime or TensorFlow raises for what they cannot do.
+    """
+    ports = functions.network.ports.all
+    signature = stacked_signature(ports, layout, given)
+    names = [port.name for port in act.ports()]
+    count = len(layout.of(*ACTING))
+
+    def build(mapped: Callable[..., Any]) -> OnnxStackedActor:
+        stacked = stacked_act(functions, count, act.flatten, mapped, "onnx")
+        function = tf.function(stacked, input_signature=signature, autograph=False)
+        model = without_gathers(convert(function, signature, names))
+        return OnnxStackedActor(model, layout, act, len(ports))
+
+    specs = [tf.TensorSpec([None, *port.shape], port.dtype) for port in act.ports()]
+    try:
+        with quiet_conversion():
+            return build(_strictly_vectorized)
+    except Exception:  # an operation that has no form for stacks: a loop, in which all have one
+        return build(lambda one, index: tf.map_fn(one, index, fn_output_signature=specs))
+
+
+def stacked_signature(
+    ports: Sequence[Port], layout: StateLayout, given: ActInputs
+) -> list[tf.TensorSpec]:
+    """Returns the inputs of the stacked act function: weights, ports, noise and parameters."""
+    slots = layout.of(*ACTING)
+    weights = [
+        tf.TensorSpec([None, *slot.shape], slot.dtype, name=f"weights_{i}")
+        for i, slot in enumerate(slots)
+    ]
+    inputs = [
+        tf.TensorSpec([None, None, *port.shape], port.dtype, name=f"input_{i}")
+        for i, port in enumerate(ports)
+    ]
+    last = [
+        tf.TensorSpec([None, *spec.shape], spec.dtype, name=spec.name)
+        for spec in (given.noise, given.params)
+    ]
+    return [*weights, *inputs, *last]
+
+
+def stacked_act(
+    functions: ProgramFunctions,
+    count: int,
+    flatten: Callable[[ActOutputs], list[Any]],
+    mapped: Callable[..., Any],
+    where: str,
+) -> Callable[..., list[tf.Tensor]]:
+    """Returns the act function over stacks, `f(*weights, *inputs, noise, params)`.
+
+    Args:
+        functions: the Program's functions.
+        count: how many weights there are.
+        flatten: makes a list of the outputs.
+        mapped: `mapped(f, indices)` stacks what `f(i)` gives for each index.
+        where: the runtime, for the count of traces.
+    """
+
+    def act(*tensors: tf.Tensor) -> list[tf.Tensor]:
+        functions.traces.note(f"act (stacked, {where})", *tensors)
+
+        def one(i: tf.Tensor) -> list[tf.Tensor]:
+            mine = [tf.gather(tensor, i) for tensor in tensors]
+            *inputs, noise, params = mine[count:]
+            outputs = functions.act(mine[:count], ActInputs(inputs, noise, params))
+            return [tf.identity(x) for x in flatten(outputs)]
+
+        # Indices rather than the tensors are mapped: `vectorized_map` asks each for its length.
+        return list(mapped(one, tf.range(tf.shape(tensors[count])[0])))
+
+    return act
+
+
+def _vectorized(one: Callable[..., Any], indices: tf.Tensor) -> Any:
+    return tf.vectorized_map(one, indices)  # what cannot be vectorised is looped over, alone
+
+
+def _strictly_vectorized(one: Callable[..., Any], indices: tf.Tensor) -> Any:
+    return tf.vectorized_map(one, indices, fallback_to_while_loop=False)

@@ -1,0 +1,257 @@
+"""The stash: a folder of memory images, each read by one read, or mapped and shared.
+
+An entry is a file `<name>.state`: a header of 64 bytes, then the memory of a state as it is::
+
+    offset  0   8 bytes   magic, "TFPSTASH"
+    offset  8   uint32    version of the form, 1
+    offset 12   uint32    CRC-32 of the image
+    offset 16   uint64    bytes of the image
+
+An entry may have a record beside it, `<name>.json`: what is needed to make a policy of it in
+another process. Files are replaced as a whole, so whoever reads finds the old or the new one.
+Entries are named `<policy id>~<mark>`, so that messages can tell the policy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import struct
+import tempfile
+import threading
+import weakref
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+from urllib.parse import quote
+
+import numpy as np
+
+from tfpolicies.errors import StashError
+from tfpolicies.storage.atomic import place_file, remove_file, sync_folder
+
+HEADER = 64
+_FORM = struct.Struct("<8sIIQ")
+_MAGIC, _VERSION = b"TFPSTASH", 1
+_LONGEST = 120  # characters of a file's name that come from the entry's
+
+
+class Stash:
+    """A folder of images by name; one process writes to it, any number may read.
+
+    Args:
+        folder: made when the first image is written; None for a temporary one, which goes when
+            nobody refers to the stash any more.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()
+
+    @property
+    def folder(self) -> Path:
+        """Where the entries are."""
+        with self._lock:
+            if self._folder is None:
+                self._folder = Path(tempfile.mkdtemp(prefix="tfpolicies-"))
+                weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+            return self._folder
+
+    def path(self, name: str, ending: str = "state") -> Path:
+        """Returns the file of an entry, whatever characters its name has."""
+        safe = quote(name, safe=" ").replace(".", "%2E")
+        if len(safe) > _LONGEST:
+            digest = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
+            safe = f"{safe[:_LONGEST]}-{digest}"
+        return self.folder / f"{safe}.{ending}"
+
+    def write(self, name: str, image: np.ndarray) -> None:
+        """Writes an image, uint8 `[n]`.
+
+        Raises:
+            StashError: if it cannot be written; what was there before is untouched.
+        """
+        self._write(name, image, os.replace)
+
+    def write_new(self, name: str, image: np.ndarray) -> bool:
+        """Writes an image unless there is one; returns whether it did, whoever else tries to.
+
+        Raises:
+            StashError: if it cannot be written.
+        """
+        return self._write(name, image, _link)
+
+    def _write(self, name: str, image: np.ndarray, place: Callable[[Path, Path], None]) -> bool:
+        path = self.path(name)
+        temporary = path.with_suffix(f".{secrets.token_hex(4)}.tfp-tmp")
+        header = _FORM.pack(_MAGIC, _VERSION, zlib.crc32(image.data), image.nbytes)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with open(temporary, "wb", buffering=0) as file:
+                _write_all(file, header.ljust(HEADER, b"\0"))
+                _write_all(file, image)
+            place(temporary, path)
+            return True
+        except FileExistsError:
+            remove_file(temporary)
+            return False
+        except OSError as error:
+            remove_file(temporary)
+            raise StashError(
+                f"The policy {_policy_of(name)!r} cannot be written to the stash: {error}. It "
+                "stays in memory. Free some space, or raise `capacity`, so that fewer policies go "
+                "there."
+            ) from error
+
+    def read(self, name: str, size: int) -> np.ndarray:
+        """Returns an image of `size` bytes, for the caller to keep.
+
+        Raises:
+            StashError: if it is missing, damaged or of another size.
+        """
+        image = np.empty(size, np.uint8)
+        try:
+            with open(self.path(name), "rb", buffering=0) as file:
+                header = file.read(HEADER)
+                count = file.readinto(image.data)
+                more = file.read(1)
+        except OSError as error:
+            self._unreadable(name, error)
+        self._check(name, header, image, count, more)
+        return image
+
+    def map(self, name: str, size: int) -> np.ndarray:
+        """Returns an image as a read-only memory map: processes that map it share its memory.
+
+        Raises:
+            StashError: if it is missing, damaged or of another size.
+        """
+        try:
+            mapped = np.memmap(self.path(name), np.uint8, mode="r")
+        except (OSError, ValueError) as error:
+            self._unreadable(name, error)
+        image = np.asarray(mapped)[HEADER : HEADER + size]
+        self._check(name, bytes(mapped[:HEADER]), image, image.size, mapped[HEADER + size :])
+        return image
+
+    def _unreadable(self, name: str, error: Exception) -> NoReturn:
+        raise StashError(
+            f"The policy {_policy_of(name)!r} was stashed and cannot be read back: {error}. Other "
+            f"policies are not concerned; `del policy_map[{_policy_of(name)!r}]` forgets it, or "
+            "assign it anew."
+        ) from error
+
+    def _check(self, name: str, header: bytes, image: np.ndarray, count: int, more: Any) -> None:
+        wrong = None
+        if len(header) < HEADER or header[: len(_MAGIC)] != _MAGIC:
+            wrong = "it is no stash file"
+        else:
+            _, version, crc, size = _FORM.unpack(header[: _FORM.size])
+            if version != _VERSION:
+                wrong = f"its form is version {version}, known is {_VERSION}"
+            elif size != image.size or count != size or len(more):
+                wrong = f"it has not the {image.size} bytes that it should have"
+            elif zlib.crc32(image.data) != crc:
+                wrong = "its checksum differs from its content"
+        if wrong:
+            path = str(self.path(name))
+            self._unreadable(name, StashError(f"{path!r} is damaged: {wrong}"))
+
+    def has(self, name: str) -> bool:
+        """Whether there is an image under a name."""
+        return self.path(name).is_file()
+
+    def size(self, name: str) -> int:
+        """Returns the bytes of an entry's file.
+
+        Raises:
+            StashError: if it is missing.
+        """
+        try:
+            return self.path(name).stat().st_size
+        except OSError as error:
+            self._unreadable(name, error)
+
+    def remove(self, name: str) -> None:
+        """Removes an entry with its record, as far as they are there."""
+        remove_file(self.path(name, "json"))
+        remove_file(self.path(name))
+
+    # -- records ------------------------------------------------------------------------------
+
+    def write_record(self, name: str, record: Mapping[str, Any]) -> None:
+        """Writes what is needed to make a policy of an entry: JSON values.
+
+        Raises:
+            StashError: if it cannot be written.
+        """
+        content = json.dumps({"name": name, **record}, indent=1).encode()
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            place_file(self.path(name, "json"), content)
+            sync_folder(self.folder)
+        except OSError as error:
+            raise StashError(
+                f"The record of the policy {_policy_of(name)!r} cannot be written to the stash: "
+                f"{error}."
+            ) from error
+
+    def read_record(self, name: str) -> dict[str, Any]:
+        """Returns what `write_record` wrote.
+
+        Raises:
+            StashError: if it is missing or damaged.
+        """
+        try:
+            record = json.loads(self.path(name, "json").read_bytes())
+            if record["name"] != name:
+                raise ValueError(f"it is the record of {record['name']!r:.80}")
+            if not isinstance(record["policy"], dict):
+                raise ValueError("it holds no policy")
+        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+            self._unreadable(name, error)
+        return dict(record)
+
+    def has_record(self, name: str) -> bool:
+        """Whether there is a record under a name."""
+        return self.path(name, "json").is_file()
+
+    def recorded(self) -> Iterator[tuple[str, str]]:
+        """Yields name and policy id of the entries with a readable record, sorted by file.
+
+        A policy that has several ids comes once for each.
+        """
+        for path in sorted(self.folder.glob("*.json")):
+            try:
+                record = json.loads(path.read_bytes())
+                name, policy_ids = record["name"], list(record["policy_ids"])
+            except (OSError, ValueError, TypeError, KeyError, RecursionError):
+                continue
+            named = all(isinstance(x, str) for x in (name, *policy_ids))
+            if named and self.path(name, "json") == path and self.has(name):
+                yield from ((name, policy_id) for policy_id in policy_ids)
+
+
+def _policy_of(name: str) -> str:
+    """Returns the id of the policy that an entry is of.
+
+    >>> _policy_of("main~v2~0f3a")
+    'main~v2'
+    """
+    return name.rpartition("~")[0]
+
+
+def _link(temporary: Path, path: Path) -> None:
+    """Gives a file its name, which must be free."""
+    os.link(temporary, path)
+    remove_file(temporary)
+
+
+def _write_all(file: Any, content: Any) -> None:
+    view = memoryview(content).cast("B")
+    while len(view):
+        view = view[file.write(view) :]
