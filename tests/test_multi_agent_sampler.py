@@ -630,6 +630,23 @@ def test_a_restored_sampler_goes_on_as_if_nothing_had_happened(mode, unit):
     assert policies["p"].seen == twins["p"].seen
 
 
+def test_a_sampler_without_the_policies_or_copies_of_its_state_begins_new_episodes():
+    sampler = sampler_of(SavedCrowd(0, 1), SavedCrowd(1, 2), rollout_fragment_length=9)
+    sampler.sample()
+    state = sampler.get_state()
+    one_copy = sampler_of(SavedCrowd(0, 5), rollout_fragment_length=9)
+    one_policy = sampler_of(
+        *(SavedCrowd(i, 5) for i in range(2)),
+        policies={"q": Walker()},
+        mapping=lambda agent_id, episode, **kwargs: "q",
+        rollout_fragment_length=9,
+    )
+    for other in (one_copy, one_policy):
+        other.set_state(state)
+        assert other.metrics == sampler.metrics
+        assert other.sample().env_steps() == 9 * other.envs.num_envs
+
+
 def test_episodes_that_cannot_be_told_have_no_state():
     assert sampler_of(Staggered()).get_state() is None
 

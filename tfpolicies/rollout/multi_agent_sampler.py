@@ -18,6 +18,7 @@ from tfpolicies.envs.multi_agent_env import ALL, MultiAgentStep
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
 from tfpolicies.envs.vector import own_copy, single_actions
 from tfpolicies.errors import ConfigError, EnvError, UsageError
+from tfpolicies.policy.stacked_acting import ColumnsCall, act_columns
 from tfpolicies.rollout import multi_agent_state
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.multi_agent_batches import Postprocessor
@@ -242,12 +243,16 @@ class MultiAgentSampler:
             return
         seats = [rows.seats() for rows in acting]
         first = self._ledger.open(np.concatenate(seats))
-        # Policies that share a Program may act in one stacked call here.
-        for rows, own in zip(acting, seats, strict=True):
-            obs = rows.write_observations(own)
-            actions, columns = rows.memory.act(obs, rows=own)
-            rows.write_columns(columns, first)
-            first += len(own)
+        firsts = first + np.cumsum([0, *map(len, seats)])
+        calls = [
+            ColumnsCall(rows.policy, rows.write_observations(own), *rows.memory.inputs(own))
+            for rows, own in zip(acting, seats, strict=True)
+        ]
+        for i, actions, columns in act_columns(calls):
+            rows, call = acting[i], calls[i]
+            if rows.memory.is_needed:
+                columns = rows.memory.remember(columns, call.previous, call.states, seats[i])
+            rows.write_columns(columns, int(firsts[i]))
             _give(rows, actions)
 
     def _take(self, copy: Copy, step: MultiAgentStep) -> bool:
@@ -398,8 +403,16 @@ class MultiAgentSampler:
         """Continues where `get_state` was called.
 
         Running episodes go on with the policies that they had, and map agents that come later by
-        the present mapping function.
+        the present mapping function. Where one of these policies is no longer there, or there are
+        not as many copies now, new episodes begin.
         """
+        played = [policy_id for policy_id, _ in state["ledger"]["rows"]]
+        self.metrics = multi_agent_state.restored_metrics(state["pending"])
+        self.rng.bit_generator.state = state["rng"]
+        gone = [policy_id for policy_id in played if policy_id not in self.policies]
+        if gone or len(state["copies"]) != self.envs.num_envs:
+            self.reset(None)
+            return
         self._ledger = ledger = Ledger(self.envs.num_envs)
         multi_agent_state.restore_ledger(ledger, state["ledger"], self.policies)
         self._copies = [Copy(i, ledger.seats, self._rows_of) for i in range(self.envs.num_envs)]
@@ -407,16 +420,14 @@ class MultiAgentSampler:
             multi_agent_state.restore_copy(copy, self._new_episode(copy.index, 0), saved)
             for agent, seat in copy.episode.seat_of.items():
                 ledger.seats.recognise(seat, copy.episode, agent)
-        for saved, played in state["ended"]:
+        for saved, trajectories in state["ended"]:
             episode = self._new_episode(saved["env_index"], 0)
             multi_agent_state.restore_episode(episode, saved, ended=True)
-            ledger.seats.who.update({unroll: (episode, agent) for unroll, agent in played})
+            ledger.seats.who.update({unroll: (episode, agent) for unroll, agent in trajectories})
         self.envs.set_state(state["envs"])
         self._finished = [(number, env, agent) for number, env, agent in state["finished"]]
         self._env_steps, self._agent_steps = (np.array(x) for x in state["steps"])
         self._episode_agent_steps = np.array(state["episode_agent_steps"])
-        self.metrics = multi_agent_state.restored_metrics(state["pending"])
-        self.rng.bit_generator.state = state["rng"]
 
 
 def _total(rewards: list[Any]) -> float:
