@@ -177,7 +177,7 @@ class Algorithm:
         batches: list[SampleBatch | MultiAgentBatch] = []
         steps = 0
         while steps < least:
-            found = self.workers.sample()
+            found = [batch.decompress_if_needed() for batch in self.workers.sample()]
             batches += found
             steps += sum(map(self._steps_of, found))
         whole = concat_samples(batches).as_multi_agent()
@@ -186,7 +186,7 @@ class Algorithm:
         self._env_share = whole.env_steps() / max(1, whole.agent_steps())
         self._time("sample", started)
         return {
-            policy_id: batch.decompress_if_needed()
+            policy_id: batch
             for policy_id, batch in whole.policy_batches.items()
             if self.worker.roster.trains(policy_id, whole)
         }

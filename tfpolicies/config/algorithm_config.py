@@ -328,19 +328,28 @@ class AlgorithmConfig(SectionedConfig):
                 f"{near_matches(unknown[0], policies)} Add them by multi_agent(policies=...)."
             )
 
-    def fragment_length(self, num_envs: int | None = None) -> int:
+    def fragment_length(self, num_envs: int | None = None, worker_index: int = 0) -> int:
         """Returns the rows that each environment yields per `sample()`, with "auto" resolved.
 
-        "auto" is `train_batch_size / (environments of all workers)`, rounded up.
+        "auto" is `train_batch_size / (environments of all workers)`, rounded up; of several
+        workers, the first ones take the rows that are left over.
 
         Args:
             num_envs: environments of one worker, where a vector environment decides their number;
                 `num_envs_per_worker` by default.
+            worker_index: of the worker, from 1; 0 for the largest length that any of them has.
+
+        >>> config = AlgorithmConfig().training(train_batch_size=4000)
+        >>> config = config.rollouts(num_rollout_workers=3, rollout_fragment_length="auto")
+        >>> [config.fragment_length(worker_index=i) for i in (1, 2, 3)]
+        [1334, 1333, 1333]
         """
         if self.rollout_fragment_length != "auto":
             return int(self.rollout_fragment_length)
-        envs = (num_envs or self.num_envs_per_worker) * max(1, self.num_rollout_workers)
-        return -(-self.train_batch_size // envs)
+        envs = num_envs or self.num_envs_per_worker
+        all_envs = envs * max(1, self.num_rollout_workers)
+        share, rest = divmod(self.train_batch_size, all_envs)
+        return int(share + (max(0, worker_index - 1) * envs < rest))
 
     def build(self, env: Any = None, logger_creator: Any = None, use_copy: bool = True) -> Any:
         """Builds the algorithm.

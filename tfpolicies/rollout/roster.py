@@ -1,4 +1,4 @@
-"""Who plays: the policies of a worker, which agent each of them acts for, and which of them learn."""
+"""Who plays: a worker's policies, which agents each of them acts for, and which of them learn."""
 
 from __future__ import annotations
 
@@ -117,8 +117,8 @@ class Roster:
             settings.pop("framework", None)  # it chooses the class of policies that name none
         else:
             settings = config.to_dict()
-        spaces = spec.observation_space, spec.action_space
-        self.policy_map.create_policy(policy_id, policy_class, *spaces, None, settings)
+        spaces: Any = spec.observation_space, spec.action_space
+        self.policy_map.create_policy(policy_id, policy_class, spaces[0], spaces[1], None, settings)
         self.specs[policy_id] = spec
         policy = self.policy_map[policy_id]
         self._on_create_policy(policy_id, policy)
@@ -138,8 +138,7 @@ class Roster:
         require_mapping_fn(policy_mapping_fn)
         predicate = as_predicate(policies_to_train)
         if policy is None:
-            assert spec is not None
-            policy = self.make(policy_id, spec)
+            policy = self.make(policy_id, spec or PolicySpec())
         else:
             if policy.pageable_state is not None and policy.pageable_state.pager is not None:
                 policy = policy.copy(policy_id)
