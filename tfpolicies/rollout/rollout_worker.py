@@ -308,7 +308,7 @@ class RolloutWorker(ParallelIteration):
         if sampler_state is None:
             self.reset_episodes()
         else:
-            self.sampler.set_state(sampler_state)  # type: ignore[union-attr]
+            self.sampler.set_state(sampler_state)
 
     def next_seeds(self, *, evaluation: bool = False) -> list[int] | None:
         """Returns a new seed for each environment, or None if the config has no seed.
