@@ -78,6 +78,8 @@ def _sampler_record(worker: Any) -> tuple[Any, dict[str, np.ndarray]]:
     state = worker.sampler.get_state()
     if state is None:
         return None, {}
+    if "ledger" in state:
+        return _many_agents_record(state)
     arrays = {f"columns/{name}": column for name, column in state["columns"].items()}
     arrays |= {f"obs/{i}": leaf for i, leaf in enumerate(state["obs"])}
     arrays |= {f"running/{i}": part for i, part in enumerate(state["running"])}
@@ -95,7 +97,20 @@ def _sampler_record(worker: Any) -> tuple[Any, dict[str, np.ndarray]]:
     return record, arrays
 
 
+def _many_agents_record(state: dict[str, Any]) -> tuple[Any, dict[str, np.ndarray]]:
+    """Returns the running episodes of a multi-agent sampler; its generator is stored apart."""
+    arrays: dict[str, np.ndarray] = {}
+    envs = state.pop("envs")
+    del state["rng"]
+    stored = encode_value(take_arrays(state, arrays))
+    return {"envs": encode_value(envs), "many_agents": stored}, arrays
+
+
 def _sampler_state(record: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    if "many_agents" in record:
+        found = put_arrays(decode_value(record["many_agents"]), arrays)
+        return {**found, "envs": decode_value(record["envs"])}
+
     def numbered(prefix: str) -> list[np.ndarray]:
         count = sum(name.startswith(f"{prefix}/") for name in arrays)
         return [arrays[f"{prefix}/{i}"] for i in range(count)]

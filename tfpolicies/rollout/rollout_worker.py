@@ -308,7 +308,7 @@ class RolloutWorker(ParallelIteration):
         self.sampler.rng = rng
         self.has_episodes = sampler_state is not None
         if sampler_state is not None:
-            self.sampler.set_state(sampler_state)  # type: ignore[union-attr]
+            self.sampler.set_state(sampler_state)
 
     def next_seeds(self, *, evaluation: bool = False) -> list[int] | None:
         """Returns a new seed for each environment, or None if the config has no seed.
