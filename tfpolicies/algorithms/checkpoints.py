@@ -60,7 +60,7 @@ def write_algorithm(algorithm: Any, folder: str | os.PathLike[str]) -> None:
         "evaluation": _evaluation_record(algorithm.evaluation_worker),
         "extra": encode_value(extra),
     }
-    only = algorithm.config.get("checkpoint_trainable_policies_only", False)
+    only = algorithm.config.checkpoint_trainable_policies_only
     policies = {
         pid: policy_part(policy)
         for pid, policy in worker.policy_map.items()

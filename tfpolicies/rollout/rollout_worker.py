@@ -160,7 +160,7 @@ class RolloutWorker(ParallelIteration):
     def _has_environments(self) -> bool:
         """Whether this worker samples: the local one does not where remote ones do."""
         remote_ones_do = self.worker_index == 0 and self.num_workers > 0
-        return not remote_ones_do or bool(self.config.get("create_env_on_local_worker", False))
+        return not remote_ones_do or bool(self.config.create_env_on_local_worker)
 
     def _make_environments(
         self, source: Any, validate_env: Any
@@ -360,7 +360,7 @@ class RolloutWorker(ParallelIteration):
         if self.config.compress_observations:
             for part in batch.as_multi_agent().policy_batches.values():
                 part.compress(bulk=self.config.compress_observations == "bulk")
-        if self.config.get("fake_sampler", False):
+        if self.config.fake_sampler:
             self._first_batch = batch
         return batch
 
@@ -662,7 +662,7 @@ class RolloutWorker(ParallelIteration):
 
         Policies that are not trained are left out with `checkpoint_trainable_policies_only`.
         """
-        only = self.config.get("checkpoint_trainable_policies_only", False)
+        only = self.config.checkpoint_trainable_policies_only
         ids = [pid for pid in self.policy_map if not only or self.roster.trains(pid)]
         return {
             "policy_ids": ids,
