@@ -147,6 +147,7 @@ WRONG = [
     ("use_gae", "no"),
     ("use_critic", 2),
     ("shuffle_sequences", None),
+    ("env", 5),
     ("env_config", [1]),
     ("clip_rewards", -1.0),
     ("clip_rewards", "sign"),

@@ -60,7 +60,7 @@ def write_algorithm(algorithm: Any, folder: str | os.PathLike[str]) -> None:
         "evaluation": _evaluation_record(algorithm.evaluation_worker),
         "extra": encode_value(extra),
     }
-    only = algorithm.config.get("checkpoint_trainable_policies_only", False)
+    only = algorithm.config.checkpoint_trainable_policies_only
     policies = {
         pid: policy_part(policy)
         for pid, policy in worker.policy_map.items()
@@ -73,11 +73,13 @@ def write_algorithm(algorithm: Any, folder: str | os.PathLike[str]) -> None:
 
 def _sampler_record(worker: Any) -> tuple[Any, dict[str, np.ndarray]]:
     """Returns the running episodes, if the environments can give their state."""
-    if worker.config.new_episodes_at_checkpoint or worker.sampler is None:
+    if worker.config.new_episodes_at_checkpoint or not worker.has_episodes:
         return None, {}
     state = worker.sampler.get_state()
     if state is None:
         return None, {}
+    if "ledger" in state:
+        return _many_agents_record(state)
     arrays = {f"columns/{name}": column for name, column in state["columns"].items()}
     arrays |= {f"obs/{i}": leaf for i, leaf in enumerate(state["obs"])}
     arrays |= {f"running/{i}": part for i, part in enumerate(state["running"])}
@@ -95,7 +97,20 @@ def _sampler_record(worker: Any) -> tuple[Any, dict[str, np.ndarray]]:
     return record, arrays
 
 
+def _many_agents_record(state: dict[str, Any]) -> tuple[Any, dict[str, np.ndarray]]:
+    """Returns the running episodes of a multi-agent sampler; its generator is stored apart."""
+    arrays: dict[str, np.ndarray] = {}
+    envs = state.pop("envs")
+    del state["rng"]
+    stored = encode_value(take_arrays(state, arrays))
+    return {"envs": encode_value(envs), "many_agents": stored}, arrays
+
+
 def _sampler_state(record: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    if "many_agents" in record:
+        found = put_arrays(decode_value(record["many_agents"]), arrays)
+        return {**found, "envs": decode_value(record["envs"])}
+
     def numbered(prefix: str) -> list[np.ndarray]:
         count = sum(name.startswith(f"{prefix}/") for name in arrays)
         return [arrays[f"{prefix}/{i}"] for i in range(count)]

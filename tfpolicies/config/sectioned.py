@@ -137,7 +137,7 @@ class SectionedConfig:
         return self[name]
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self.update_from_dict({name: value})
+        self[name] = value
 
     def __delattr__(self, name: str) -> None:
         raise FrozenConfigError(f"{name} cannot be deleted: a config keeps all of its settings.")
@@ -152,7 +152,7 @@ class SectionedConfig:
         return handed_out(getattr(self._sections[home], name), f"{home}({name}={{...}})")
 
     def __setitem__(self, key: str, value: Any) -> None:
-        self.update_from_dict({key: value})
+        self.update_from_dict({self._name_of(key): value})
 
     def _name_of(self, key: str) -> str:
         name = ALIASES.get(key, key)

@@ -94,6 +94,9 @@ class Environment:
     disable_env_checking: bool = False
 
     def __post_init__(self) -> None:
+        valid = self.env is None or isinstance(self.env, str) or callable(self.env)
+        rule = "a name, 'package.module:Class', a class or creator of environments, or None"
+        check(valid or hasattr(self.env, "reset"), "env", rule, self.env)
         check(isinstance(self.env_config, Mapping), "env_config", "a dict", self.env_config)
         for name in ("observation_space", "action_space"):
             space = getattr(self, name)

@@ -207,9 +207,8 @@ def remove_policy(worker: RolloutWorker, policy_id: str, roster: Roster) -> None
 
 
 def begin_episodes(worker: RolloutWorker) -> None:
-    """Starts new episodes, where there are any."""
-    if worker.sampler is not None:
-        worker.reset_episodes()
+    """Lets a worker start new episodes with its next sample."""
+    worker.has_episodes = False
 
 
 class Alignment(NamedTuple):

@@ -62,7 +62,7 @@ def policy_part(policy: Any, state: Mapping[str, Any] | None = None) -> PolicyPa
         "policy_class": encode_value(type(policy)),
         "observation_space": encode_space(policy.observation_space),
         "action_space": encode_space(policy.action_space),
-        "config": encode_config(policy.config),
+        "config": encode_config(_without_environment(policy.config)),
         "policy_id": policy.policy_id,
         "program": _fingerprint(policy),
         "state": {
@@ -73,6 +73,12 @@ def policy_part(policy: Any, state: Mapping[str, Any] | None = None) -> PolicyPa
         "versions": {"tensorflow": tf.__version__, "keras": keras.__version__},
     }
     return PolicyPart(POLICY_MANIFEST, manifest, arrays)
+
+
+def _without_environment(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a policy's config without an environment that has no name: no policy needs it."""
+    env = config.get("env")
+    return {**config, "env": env if isinstance(env, str) else None}
 
 
 def _has_arrays(value: Any) -> bool:
