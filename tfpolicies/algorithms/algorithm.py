@@ -11,13 +11,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
 from tfpolicies.algorithms import checkpoints
 from tfpolicies.algorithms.checkpoints import SavedCheckpoint, SaveResult, StoredRoster
+from tfpolicies.algorithms.evaluator import Evaluator, as_metrics
 from tfpolicies.batch.multi_agent_batch import MultiAgentBatch
 from tfpolicies.batch.sample_batch import SampleBatch, concat_samples
 from tfpolicies.config.algorithm_config import AlgorithmConfig
@@ -25,22 +26,17 @@ from tfpolicies.config.callbacks import DefaultCallbacks
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 from tfpolicies.distributed import messages
 from tfpolicies.distributed.worker_set import WorkerSet
-from tfpolicies.envs.vector import Environments
 from tfpolicies.errors import CheckpointError, ConfigError, UnknownPolicyError, UsageError
 from tfpolicies.policy.checkpoints import path_of
 from tfpolicies.policy.policy import Policy
 from tfpolicies.policy.tf_policy import TFPolicy
 from tfpolicies.rollout.episode import RolloutMetrics
-from tfpolicies.rollout.evaluation import play_episodes
+from tfpolicies.rollout.evaluation import Played
 from tfpolicies.rollout.metrics import summarize_episodes
-from tfpolicies.rollout.multi_agent_sampler import MultiAgentSampler
 from tfpolicies.rollout.rollout_worker import RolloutWorker
 from tfpolicies.rollout.roster import as_predicate
 
 logger = logging.getLogger("tfpolicies")
-
-_EVALUATION_ENVS = 32  # at most so many environments play the episodes of one evaluation
-_STEPS_PER_EVALUATION_ENV = 1000  # each ends the episode it began, so few steps need few of them
 
 
 class Algorithm:
@@ -76,8 +72,7 @@ class Algorithm:
         self.workers = self._new_workers(config)
         self.workers.on_recreated = functools.partial(self._tell_of_recreated, False)
         self.worker.flushes_filters = False
-        self.evaluation_workers: WorkerSet | None = None
-        self._evaluated: dict[str, tuple[int, int]] = {}  # versions of states, by policy id
+        self._evaluator = Evaluator(config, self._new_evaluation_workers, self.worker)
         self.iteration = 0
         self.counters = {
             "num_env_steps_sampled": 0,
@@ -104,6 +99,11 @@ class Algorithm:
         default_class = self.default_policy_class(config)
         return WorkerSet(config=config, default_policy_class=default_class, **settings)
 
+    def _new_evaluation_workers(self, config: AlgorithmConfig, count: int) -> WorkerSet:
+        workers = self._new_workers(config, num_workers=count)
+        workers.on_recreated = functools.partial(self._tell_of_recreated, True)
+        return workers
+
     def _tell_of_recreated(self, is_evaluation: bool, worker_ids: list[int]) -> None:
         workers = self.evaluation_workers if is_evaluation else self.workers
         self.callbacks.on_workers_recreated(
@@ -116,10 +116,14 @@ class Algorithm:
         return self.workers.local_worker()
 
     @property
+    def evaluation_workers(self) -> WorkerSet | None:
+        """The workers that evaluate; None before the first evaluation."""
+        return self._evaluator.workers
+
+    @property
     def evaluation_worker(self) -> RolloutWorker | None:
         """The worker of this process that evaluates; None before the first evaluation."""
-        found = self.evaluation_workers
-        return None if found is None else found.local_worker()
+        return self._evaluator.worker
 
     # -- what subclasses say ------------------------------------------------------------------
 
@@ -235,6 +239,10 @@ class Algorithm:
         before = dict(self.counters)
         self._timers = {}
         learner: dict[str, Any] = {}
+        evaluation = None
+        if self._evaluation_due() and self.config.evaluation_parallel_to_training:
+            self.callbacks.on_evaluate_start(algorithm=self)
+            evaluation = self._evaluator.start()
         while True:
             learner = self._learn_and_sync() or learner
             name = f"num_{self._unit}_sampled"
@@ -244,10 +252,13 @@ class Algorithm:
                 self.config.min_time_s_per_iteration or 0.0
             ):
                 break
+        due = self._evaluation_due()
         self.iteration += 1
         result = self._result(learner, before, started)
-        interval = self.config.evaluation_interval
-        if interval is not None and self.iteration % interval == 0:
+        if evaluation is not None:
+            evaluation.training_is_over.set()
+            result.update(self._evaluated(evaluation.played.result()))
+        elif due:
             result.update(self.evaluate())
         self.callbacks.on_train_result(algorithm=self, result=result)
         self._last_result = result
@@ -348,78 +359,20 @@ class Algorithm:
         """
         self._require_running()
         self.callbacks.on_evaluate_start(algorithm=self)
-        worker = self._evaluation()
-        self._show_policies_to(worker)
-        by_episodes = self.config.evaluation_duration_unit == "episodes"
-        played: list[RolloutMetrics] = []
-        remaining = self.config.evaluation_duration if duration_fn is None else duration_fn(0)
-        while remaining > 0:
-            played += self._play(worker, remaining, by_episodes=by_episodes)
-            done = len(played) if by_episodes else sum(e.episode_length for e in played)
-            remaining = 0 if duration_fn is None else duration_fn(done)
-        summary = summarize_episodes(played)
-        steps = sum(episode.episode_length for episode in played)
-        agent_steps = steps
-        if isinstance(worker.sampler, MultiAgentSampler):
-            agent_steps = worker.sampler.agent_steps_played
-        metrics = {
-            **summary,
-            "sampler_results": summary,
-            "num_env_steps_sampled_this_iter": steps,
-            "num_agent_steps_sampled_this_iter": agent_steps,
-            "timesteps_this_iter": steps,
-        }
+        played = self._evaluator.play(duration_fn)
+        return self._evaluated(played)
+
+    def _evaluated(self, played: Played) -> dict[str, dict[str, Any]]:
+        workers = self._evaluator.prepare()
+        workers.tell_of_recreated()
+        metrics = as_metrics(played, workers)
         self.callbacks.on_evaluate_end(algorithm=self, evaluation_metrics=metrics)
         return {"evaluation": metrics}
 
-    def _play(
-        self, worker: RolloutWorker, amount: int, *, by_episodes: bool
-    ) -> list[RolloutMetrics]:
-        if worker.environments is None:
-            raise UsageError("The evaluation worker was stopped.")
-        if isinstance(worker.sampler, MultiAgentSampler):
-            seeds = worker.next_seeds(evaluation=True)
-            return worker.sampler.play(amount, seeds=seeds, by_episodes=by_episodes)
-        return play_episodes(
-            worker.get_policy(),
-            cast(Environments, worker.environments),
-            seeds=worker.next_seeds(evaluation=True),
-            episodes=amount if by_episodes else None,
-            timesteps=None if by_episodes else amount,
-        )
-
-    def _evaluation(self) -> RolloutWorker:
-        if self.evaluation_workers is None:
-            config = self._evaluation_config()
-            self.evaluation_workers = self._new_workers(config, num_workers=0)
-            worker = self.evaluation_workers.local_worker()
-            for policy_id, policy in self.worker.policy_map.items():
-                if policy_id not in worker.policy_map:
-                    worker.add_policy(policy_id, policy=policy.copy(policy_id))
-            for policy_id in set(worker.policy_map) - set(self.worker.policy_map):
-                worker.remove_policy(policy_id=policy_id)
-            worker.set_policy_mapping_fn(self.worker.policy_mapping_fn)
-        return self.evaluation_workers.local_worker()
-
-    def _evaluation_config(self) -> AlgorithmConfig:
-        config = self.config.copy(copy_frozen=False)
-        config.update_from_dict(self.config.evaluation_config or {})
-        by_episodes = config.evaluation_duration_unit == "episodes"
-        envs = config.evaluation_duration // (1 if by_episodes else _STEPS_PER_EVALUATION_ENV)
-        config.rollouts(
-            num_envs_per_worker=max(1, min(envs, _EVALUATION_ENVS)), num_rollout_workers=0
-        )
-        return config
-
-    def _show_policies_to(self, worker: RolloutWorker) -> None:
-        """Gives an evaluation worker what changed in policies since it saw them last."""
-        for policy_id, policy in self.worker.policy_map.items():
-            state = policy.pageable_state
-            now = (id(policy), -1 if state is None else state.version)
-            if state is None or self._evaluated.get(policy_id) != now:
-                worker.policy_map[policy_id].act_like(policy)
-                self._evaluated[policy_id] = now
-            worker.policy_map.handle(policy_id).global_timestep = policy.global_timestep
+    def _evaluation_due(self) -> bool:
+        """Whether the running iteration ends with an evaluation."""
+        interval = self.config.evaluation_interval
+        return interval is not None and (self.iteration + 1) % interval == 0
 
     # -- policies and actions -----------------------------------------------------------------
 
@@ -509,7 +462,6 @@ class Algorithm:
         self.workers.remove_policy(
             policy_id, policy_mapping_fn=policy_mapping_fn, policies_to_train=policies_to_train
         )
-        self._evaluated.pop(policy_id, None)
         others = self.evaluation_workers
         if evaluation_workers and others is not None and policy_id in self._evaluation_ids():
             others.remove_policy(policy_id, policy_mapping_fn=policy_mapping_fn)
@@ -827,7 +779,7 @@ class Algorithm:
         self, seeds_used: int, generators: Mapping[str, np.random.Generator]
     ) -> None:
         """Lets evaluations continue with the seeds and noise of a checkpoint."""
-        worker = self._evaluation()
+        worker = self._evaluator.prepare().local_worker()
         worker.seeds_used = seeds_used
         for policy_id, rng in generators.items():
             policy: Any = worker.policy_map.handle(policy_id)
@@ -836,8 +788,7 @@ class Algorithm:
     def stop(self) -> None:
         """Closes the environments; may be called again."""
         self.workers.stop()
-        if self.evaluation_workers is not None:
-            self.evaluation_workers.stop()
+        self._evaluator.stop()
         self._stopped = True
 
     def _record_resolved(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -14,6 +14,7 @@ from tfpolicies.config.policy_spec import PolicySpec
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
 from tfpolicies.models.running_filter import RunningFilter
 from tfpolicies.rollout.episode import RolloutMetrics
+from tfpolicies.rollout.evaluation import Played, play
 from tfpolicies.rollout.rollout_worker import RolloutWorker
 
 Spaces = dict[str, tuple[gym.Space | None, gym.Space | None]]
@@ -111,7 +112,7 @@ def merge_changes(worker: RolloutWorker, changes: Changes) -> set[str]:
     return merged
 
 
-def filters_of(worker: RolloutWorker, policy_ids: set[str]) -> Changes:
+def filters_of(worker: RolloutWorker, policy_ids: Collection[str]) -> Changes:
     """Returns copies of some policies' filters."""
     return {
         policy_id: {name: each.snapshot() for name, each in own.items()}
@@ -130,6 +131,12 @@ def take_filters(worker: RolloutWorker, filters: Changes) -> None:
             worker.policy_map.handle(policy_id).apply_filter()
 
 
+def play_share(worker: RolloutWorker, shares: Mapping[int, int], *, by_episodes: bool) -> Played:
+    """Plays a worker's share of episodes or steps, by worker index."""
+    amount = shares.get(worker.worker_index, 0)
+    return play(worker, amount, by_episodes=by_episodes) if amount else Played([], 0)
+
+
 # -- to those who sample -----------------------------------------------------------------------
 
 
@@ -139,22 +146,49 @@ class News(NamedTuple):
     Attributes:
         weights: of policies by id.
         hyper: their hyper-parameters, float32 `[H]`.
+        timesteps: their global time steps.
+        filters: their filters, where they are to be taken over.
         global_vars: the counters of the run, or None.
     """
 
     weights: dict[str, Any]
     hyper: dict[str, np.ndarray]
+    timesteps: dict[str, int]
+    filters: Changes
     global_vars: Mapping[str, Any] | None
 
 
+def news_of(
+    worker: RolloutWorker,
+    policy_ids: Collection[str],
+    global_vars: Mapping[str, Any] | None = None,
+    *,
+    with_filters: bool = False,
+) -> News:
+    """Returns what there is to tell of some policies."""
+    policies = {pid: worker.policy_map.handle(pid) for pid in policy_ids}
+    states = {pid: policy.pageable_state for pid, policy in policies.items()}
+    return News(
+        worker.get_weights(policy_ids),
+        {pid: state.hyper.copy() for pid, state in states.items() if state is not None},
+        {pid: policy.global_timestep for pid, policy in policies.items()},
+        filters_of(worker, policy_ids) if with_filters else {},
+        global_vars,
+    )
+
+
 def take_news(worker: RolloutWorker, news: News) -> None:
-    """Takes over weights, hyper-parameters and counters; what is of unknown policies is left."""
+    """Takes over what is told; what is of unknown policies is left."""
     known = {pid: x for pid, x in news.weights.items() if pid in worker.policy_map}
-    worker.set_weights(known, news.global_vars)
-    for policy_id, values in news.hyper.items():
-        if policy_id in known:
-            state = worker.policy_map.handle(policy_id).pageable_state
-            state.hyper[...] = values  # type: ignore[attr-defined]
+    worker.set_weights(known)
+    for policy_id in known:
+        policy: Any = worker.policy_map.handle(policy_id)
+        policy.global_timestep = news.timesteps[policy_id]
+        if policy_id in news.hyper:
+            policy.pageable_state.hyper[...] = news.hyper[policy_id]
+    take_filters(worker, news.filters)
+    if news.global_vars is not None:
+        worker.set_global_vars(news.global_vars)
 
 
 class Roster(NamedTuple):

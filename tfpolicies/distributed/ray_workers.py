@@ -305,10 +305,14 @@ class RayWorkers:
 
     # -- sampling -----------------------------------------------------------------------------
 
-    def sample(self, func: Callable[..., Any]) -> list[Any]:
+    def sample(self, func: Callable[..., Any], timeout: float | None = None) -> list[Any]:
         """Returns one `func(worker)` of each worker that works, at least one.
 
         A worker that fails in it is reported, and made anew where the config says so.
+
+        Args:
+            func: called in the workers.
+            timeout: seconds; what did not arrive by then is reported and left out.
 
         Raises:
             WorkerError: if a worker died and the config says neither to recreate nor to ignore it.
@@ -320,14 +324,19 @@ class RayWorkers:
             for reference, remote in asked.items():
                 remote.samples.append(reference)
             found = {}
-            for _, remote, answer, error in self._answers(asked):
+            for _, remote, answer, error in self._answers(asked, timeout):
                 remote.samples = []
                 if error is None:
                     found[remote.index] = answer
                 else:
                     self._fail(remote, error)
-            self._count_round(found)
-            if found:
+            late = [remote for remote in self._remotes if remote.samples]
+            for remote in late:
+                remote.samples = []
+                logger.warning("Remote worker %d took over %s seconds.", remote.index, timeout)
+            if not late:
+                self._count_round(found)
+            if found or late:
                 return [answer for _, answer in sorted(found.items())]
 
     def sample_ready(self, func: Callable[..., Any], in_flight: int) -> list[Any]:

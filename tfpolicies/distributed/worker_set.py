@@ -14,11 +14,12 @@ from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.policy_spec import PolicySpec
 from tfpolicies.distributed import messages
-from tfpolicies.distributed.messages import Changes, Description, Harvest, News, Roster
+from tfpolicies.distributed.messages import Changes, Description, Harvest, Roster
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
 from tfpolicies.errors import ConfigError
 from tfpolicies.policy.policy import Policy
 from tfpolicies.rollout.episode import RolloutMetrics
+from tfpolicies.rollout.evaluation import Played, play
 from tfpolicies.rollout.rollout_worker import RolloutWorker
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class WorkerSet:
         self._metrics: list[RolloutMetrics] = []
         self._changes: list[Changes] = []
         self._sent: dict[str, Any] = {}  # what stood for the state of a policy that was sent last
+        self._followed: dict[str, Any] = {}  # the same of the leader's policies
         self._remotes: RayWorkers | None = None
         self._description: Description | None = None
         count = config.num_rollout_workers if num_workers is None else num_workers
@@ -216,10 +218,11 @@ class WorkerSet:
             self._metrics += each.metrics
             if each.changes and self.config.use_worker_filter_stats:
                 self._changes.append(each.changes)
-        self._tell_of_recreated()
+        self.tell_of_recreated()
         return [each.batch for each in found]
 
-    def _tell_of_recreated(self) -> None:
+    def tell_of_recreated(self) -> None:
+        """Calls `on_recreated` if workers were made anew since the last call."""
         recreated = [] if self._remotes is None else self._remotes.take_recreated()
         if recreated:
             self.on_recreated(recreated)
@@ -287,6 +290,7 @@ class WorkerSet:
         """
         self._local.remove_policy(policy_id=policy_id, **kwargs)
         self._sent.pop(policy_id, None)
+        self._followed.pop(policy_id, None)
         if self._remotes is not None:
             self._remotes.call(_removal(policy_id, messages.roster_of(self._local)))
 
@@ -330,10 +334,8 @@ class WorkerSet:
                 changed.append(policy_id)
                 self._sent[policy_id] = now
         if changed or global_vars is not None:
-            weights = local.get_weights(changed)
-            states = {pid: local.policy_map.handle(pid).pageable_state for pid in changed}
-            hyper = {pid: x.hyper.copy() for pid, x in states.items() if x is not None}
-            self._remotes.send(messages.take_news, News(weights, hyper, global_vars))
+            news = messages.news_of(local, changed, global_vars)
+            self._remotes.send(messages.take_news, news)
 
     def sync_filters(self) -> None:
         """Lets what all workers observed take effect in all of them.
@@ -356,6 +358,49 @@ class WorkerSet:
     def _now(self, policy_id: str) -> Any:
         policies = self._local.policy_map
         return _stands_for(policies.handle(policy_id)) if policy_id in policies else None
+
+    def follow(self, leader: RolloutWorker) -> None:
+        """Makes the policies of all workers act like those of a worker of another set.
+
+        Those that did not change since the last call are left as they are.
+
+        Args:
+            leader: it has the same policies, by id.
+        """
+        local, changed = self._local, []
+        for policy_id in leader.policy_map:
+            policy = leader.policy_map.handle(policy_id)
+            own: Any = local.policy_map.handle(policy_id)
+            now = _stands_for(policy)
+            if now is None or self._followed.get(policy_id) != now:
+                own.act_like(leader.policy_map[policy_id])
+                self._followed[policy_id] = now
+                changed.append(policy_id)
+            own.global_timestep = policy.global_timestep
+        if self._remotes is not None and changed:
+            news = messages.news_of(local, changed, with_filters=True)
+            self._remotes.send(messages.take_news, news)
+
+    def play(self, amount: int, *, by_episodes: bool) -> Played | None:
+        """Plays whole episodes, each remote worker its share, or else the one of this process.
+
+        Args:
+            amount: how many episodes, or steps at least.
+            by_episodes: which of the two.
+
+        Returns:
+            What was played; less than `amount` if a worker failed; None if nothing came within
+            `evaluation_sample_timeout_s`.
+        """
+        if self._remotes is None:
+            return play(self._local, amount, by_episodes=by_episodes)
+        self._remotes.look_after()
+        healthy = self._remotes.healthy()
+        each, rest = divmod(amount, len(healthy))
+        shares = {index: each + (i < rest) for i, index in enumerate(healthy)}
+        job = functools.partial(messages.play_share, shares=shares, by_episodes=by_episodes)
+        found = self._remotes.sample(job, self.config.evaluation_sample_timeout_s)
+        return functools.reduce(Played.plus, found) if found else None
 
     def align(self, *, new_episodes: bool = False) -> None:
         """Makes all remote workers like this process's one: policies, roster, filters, counters.
