@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -16,11 +17,13 @@ class HostedWorker:
     Args:
         threads: of TensorFlow, for one operation and between operations.
         environ: variables of the process.
+        paths: where modules are found, too: what the learning process can import, a worker can.
     """
 
-    def __init__(self, threads: int, environ: Mapping[str, str]) -> None:
+    def __init__(self, threads: int, environ: Mapping[str, str], paths: Sequence[str]) -> None:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         os.environ.update(environ)
+        sys.path.extend(path for path in paths if path not in sys.path)
         from tfpolicies.quiet import load_tensorflow
 
         load_tensorflow()

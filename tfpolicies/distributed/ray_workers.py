@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -145,7 +146,7 @@ class RayWorkers:
             max_restarts=0,
         )
         threads = max(1, int(config.num_cpus_per_worker))
-        remote.actor = kind.remote(threads, environ)
+        remote.actor = kind.remote(threads, environ, [os.path.abspath(path) for path in sys.path])
         arguments = cloudpickle.dumps(dict(self._arguments(remote.index, recreated)))
         remote.building = remote.actor.build.remote(arguments)
         remote.since = time.monotonic()
