@@ -245,12 +245,7 @@ class Algorithm:
             evaluation = self._evaluator.start()
         while True:
             learner = self._learn_and_sync() or learner
-            name = f"num_{self._unit}_sampled"
-            sampled = self.counters[name] - before[name]
-            seconds = time.perf_counter() - started
-            if sampled >= self.config.min_sample_timesteps_per_iteration and seconds >= (
-                self.config.min_time_s_per_iteration or 0.0
-            ):
+            if self._iteration_is_over(before, time.perf_counter() - started):
                 break
         due = self._evaluation_due()
         self.iteration += 1
@@ -263,6 +258,18 @@ class Algorithm:
         self.callbacks.on_train_result(algorithm=self, result=result)
         self._last_result = result
         return result
+
+    def _iteration_is_over(self, before: Mapping[str, int], seconds: float) -> bool:
+        config, unit = self.config, self._unit
+        sampled, trained = (
+            self.counters[name] - before[name]
+            for name in (f"num_{unit}_sampled", f"num_{unit}_trained")
+        )
+        return bool(
+            sampled >= config.min_sample_timesteps_per_iteration
+            and trained >= config.min_train_timesteps_per_iteration
+            and seconds >= (config.min_time_s_per_iteration or 0.0)
+        )
 
     def _require_running(self) -> None:
         if self._stopped:
@@ -298,7 +305,8 @@ class Algorithm:
         self._episodes.extend(fresh)
         self._episodes_total += len(fresh)
         window = [*self._episodes] if len(fresh) < len(self._episodes) else fresh
-        summary = summarize_episodes(window, len(fresh))
+        kept = self.config.keep_per_episode_custom_metrics
+        summary = summarize_episodes(window, len(fresh), keep_custom_metrics=kept)
         seconds = time.perf_counter() - started
         self._time_total += seconds
         counters = self.counters
@@ -738,8 +746,8 @@ class Algorithm:
         roster = checkpoints.roster_of(found, source, given)
         settings = {**roster._asdict(), "policies_to_train": None, **(config or {})}
         built = checkpoints.config_of(found, source, kind.config_class, settings)
-        stored = {pid: spec for pid, spec in built.policies.items() if pid in found.policies}
-        built.multi_agent(policies=stored, policies_to_train=None)  # the roster says who, later
+        specs = checkpoints.specs_of(found, source, built)
+        built.multi_agent(policies=specs, policies_to_train=None)  # the roster says who, later
         algorithm = kind(built)
         checkpoints.restore_algorithm(algorithm, found, source, roster)
         algorithm.callbacks.on_checkpoint_loaded(algorithm=algorithm)

@@ -71,7 +71,7 @@ class RolloutWorker(ParallelIteration):
         global_vars: the counters of the run.
         callbacks: the user's.
         weights_seq_no: of the weights that were set last.
-        has_episodes: whether episodes run, which begin with the first sample.
+        has_episodes: whether episodes run; if not, new ones begin with the next sample.
 
     Raises:
         ConfigError: for contradicting settings, or if a policy has no class or no spaces.
@@ -137,7 +137,7 @@ class RolloutWorker(ParallelIteration):
         self.flushes_filters = True
         self.seeds_used = 0
         self._stopped = False
-        self.has_episodes = False  # they begin with the first sample
+        self.has_episodes = False
         self._own_lock = threading.Lock()
         self._first_batch: Any = None
         self.environments: Environments | MultiAgentEnvironments | None = None
@@ -151,6 +151,8 @@ class RolloutWorker(ParallelIteration):
             for policy_id, spec in self.complete_specs(None).items():
                 self.roster.make(policy_id, spec)
             self.sampler = self._make_sampler()
+            if self.sampler is not None:
+                self.reset_episodes()
         except BaseException:
             self.stop()
             raise
