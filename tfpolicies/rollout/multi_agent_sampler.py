@@ -232,6 +232,7 @@ class MultiAgentSampler:
         over = []
         for copy in copies:
             moves, copy.moves = copy.moves, {}
+            length = copy.episode.length
             try:
                 if self._take(copy, self.envs.step(copy.index, moves)):
                     over.append(copy)
@@ -240,6 +241,7 @@ class MultiAgentSampler:
             except Exception as error:
                 self.envs.repairs.broke(copy.index, f"step({moves!r})", error)
                 self._broken[copy.index] = error
+                copy.episode.length = length
             else:
                 self._env_steps[copy.index] += 1
         closed = self._ledger.book()
@@ -302,6 +304,7 @@ class MultiAgentSampler:
         """Takes down what one copy gave; returns whether its episode is over."""
         obs, rewards, terminateds, truncateds, infos = step
         episode, ledger = copy.episode, self._ledger
+        t, episode.length = episode.length, episode.length + 1
         if infos:
             episode.last_infos.update(infos)
         obs = self._seen(obs, episode)
@@ -310,7 +313,6 @@ class MultiAgentSampler:
             check_observations(obs, episode, copy.done, what)
             for reward in rewards.values():
                 check_reward(reward, what)
-        t, episode.length = episode.length, episode.length + 1
         cast = copy.cast(tuple(obs))
         seats = cast.seats
         if rewards:
