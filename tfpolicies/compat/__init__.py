@@ -10,13 +10,25 @@ import importlib
 from typing import Any
 
 _HOMES = {
+    "EnvContext": "tfpolicies.envs.making",
     "FullyConnectedNetwork": "tfpolicies.compat.tf_model",
     "ModelCatalog": "tfpolicies.compat.catalog",
+    "Postprocessing": "tfpolicies.batch.postprocessing",
     "RecurrentNetwork": "tfpolicies.compat.tf_model",
     "TFModelV2": "tfpolicies.compat.tf_model",
+    "UnsupportedSpaceException": "tfpolicies.compat.utils",
     "VisionNetwork": "tfpolicies.compat.tf_model",
     "add_time_dimension": "tfpolicies.compat.tf_model",
+    "adjust_nstep": "tfpolicies.batch.postprocessing",
+    "build_tf_policy": "tfpolicies.compat.policy_template",
+    "create_policy_for_framework": "tfpolicies.compat.policy_map_utils",
+    "discount_cumsum": "tfpolicies.batch.postprocessing",
+    "explained_variance": "tfpolicies.compat.utils",
     "normc_initializer": "tfpolicies.compat.catalog",
+    "override": "tfpolicies.compat.utils",
+    "register_env": "tfpolicies.compat.envs",
+    "try_import_tf": "tfpolicies.compat.utils",
+    "validate_policy_id": "tfpolicies.compat.policy_map_utils",
     "with_common_config": "tfpolicies.compat.catalog",
 }
 

@@ -60,13 +60,27 @@ class TFModelFactory:
             inner = kind(*arguments, **extra)
         except Exception as error:
             raise ModelError(f"{kind.__name__} could not be made: {error}{_hint(error)}") from error
-        _check_hooks(kind)
-        ports = InputPorts(
-            observation_space, tuple(ActionDistribution.of(action_space).leaves)
-        )
-        model = TFModelAdapter(inner, ports)
-        _build(model, observation_space, action_space)
-        return model
+        return adapted(inner, observation_space, action_space)
+
+
+def adapted(
+    inner: TFModelV2, observation_space: gym.Space, action_space: gym.Space
+) -> TFModelAdapter:
+    """Returns the Keras model, built, that runs a `TFModelV2`.
+
+    Args:
+        inner: the model; it belongs to the result from here on.
+        observation_space: the environment's.
+        action_space: the environment's.
+
+    Raises:
+        ModelError: if it has a form that cannot work here.
+    """
+    _check_hooks(type(inner))
+    leaves_ = tuple(ActionDistribution.of(action_space).leaves)
+    model = TFModelAdapter(inner, InputPorts(observation_space, leaves_))
+    _build(model, observation_space, action_space)
+    return model
 
 
 class TFModelAdapter(keras.Model):
@@ -267,4 +281,3 @@ def _build(model: TFModelAdapter, observation_space: gym.Space, action_space: gy
 
     with tf.variable_creator_scope(refuse):
         call_with_zeros(model, ports)
-

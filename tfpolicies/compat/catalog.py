@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import gymnasium as gym
+import keras
+
 from tfpolicies.compat.adapter import TFModelFactory
 from tfpolicies.compat.tf_model import TFModelV2
 from tfpolicies.config.algorithm_config import AlgorithmConfig
-from tfpolicies.errors import ConfigError
+from tfpolicies.errors import ConfigError, ModelError
 from tfpolicies.models.catalog import NormalizedColumns
-from tfpolicies.models.distributions import Distribution
+from tfpolicies.models.distributions import ActionDistribution, Distribution
 from tfpolicies.models.distributions.action_distribution import register_box_distribution
+from tfpolicies.models.network import model_source
 from tfpolicies.models.registry import register_model
+from tfpolicies.models.settings import model_settings
 
 
 class ModelCatalog:
@@ -57,6 +62,53 @@ class ModelCatalog:
                 f"kl(other); got {action_dist_class!r}."
             )
         register_box_distribution(action_dist_name, action_dist_class)
+
+    @staticmethod
+    def get_action_dist(
+        action_space: gym.Space, config: Mapping[str, Any] | None = None, **ignored: Any
+    ) -> tuple[ActionDistribution, int]:
+        """Returns the distribution of an action space, and how many numbers a row of it takes.
+
+        Args:
+            action_space: the space.
+            config: `model` settings, of which `custom_action_dist` is read.
+            **ignored: accepted for ported code (`framework`).
+        """
+        dist_class = ActionDistribution.of(action_space, (config or {}).get("custom_action_dist"))
+        return dist_class, dist_class.num_inputs
+
+    @staticmethod
+    def get_model_v2(
+        obs_space: gym.Space,
+        action_space: gym.Space,
+        num_outputs: int,
+        model_config: Mapping[str, Any],
+        framework: str = "tf",
+        name: str = "default_model",
+    ) -> keras.Model:
+        """Returns a new Keras model with a value, as a policy's `make_model` gives it.
+
+        Args:
+            obs_space: the environment's, or the one that a `TFModelV2` is told.
+            action_space: the environment's.
+            num_outputs: must be what the action distribution takes.
+            model_config: `model` settings.
+            framework: accepted for ported code.
+            name: accepted for ported code.
+
+        Raises:
+            ModelError: if `num_outputs` is another number.
+        """
+        del framework, name
+        settings = model_settings(model_config)
+        dist_class, width = ModelCatalog.get_action_dist(action_space, settings)
+        if num_outputs != width:
+            raise ModelError(
+                f"num_outputs must be {width}, what the distribution of {action_space} takes, got "
+                f"{num_outputs!r}. For a model of another width make a FullyConnectedNetwork."
+            )
+        space = getattr(obs_space, "original_space", obs_space)
+        return model_source(space, dist_class, settings, with_value=True).make(0)
 
     @staticmethod
     def register_custom_preprocessor(preprocessor_name: str, preprocessor_class: Any) -> None:

@@ -1,4 +1,4 @@
-"""What stood in `policy_map`'s and `policy`'s utilities: policies made one by one, ids checked."""
+"""What stood in the utilities of policies: one made by itself, ids checked."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import gymnasium as gym
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.policy_spec import validate_policy_id
 from tfpolicies.policy.policy import Policy
-from tfpolicies.policy.policy_map import PolicyMap
+from tfpolicies.policy.tf_policy import TFPolicy
 
 __all__ = ["create_policy_for_framework", "validate_policy_id"]
 
@@ -25,7 +25,7 @@ def create_policy_for_framework(
     session_creator: Callable[[], Any] | None = None,
     seed: int | None = None,
 ) -> Policy:
-    """Returns a new policy; a `PolicyMap` makes it, and does not keep it.
+    """Returns a new policy, which no map holds.
 
     Args:
         policy_id: its id, from which, with the seed, its weights and noise derive.
@@ -38,12 +38,18 @@ def create_policy_for_framework(
         seed: used where the config has none.
 
     Raises:
-        ConfigError: for an invalid id, a class that is no `Policy`, or wrong settings.
+        ConfigError: for an invalid id, or wrong settings.
     """
-    config = merged_config
-    if isinstance(config, AlgorithmConfig) and hasattr(policy_class, "config_class"):
-        config = config.settings_for(policy_class.config_class)
-        config.pop("framework", None)
-    made = PolicyMap(worker_index, 0, session_creator=session_creator, seed=seed)
-    made.create_policy(policy_id, policy_class, observation_space, action_space, None, config)
-    return made.pop(policy_id)
+    validate_policy_id(policy_id, error=True)
+    in_tensorflow = issubclass(policy_class, TFPolicy)
+    if isinstance(merged_config, AlgorithmConfig) and in_tensorflow:
+        config = merged_config.settings_for(policy_class.config_class)  # type: ignore[attr-defined]
+        config.pop("framework", None)  # the class decides it
+    else:
+        config = dict(merged_config.items())
+    if config.get("seed") is None and seed is not None:
+        config["seed"] = seed
+    config |= {"__policy_id": policy_id, "worker_index": worker_index}
+    if in_tensorflow:
+        config["__session_creator"] = session_creator
+    return policy_class(observation_space, action_space, config)

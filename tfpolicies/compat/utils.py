@@ -8,6 +8,11 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
+from tfpolicies.errors import UnsupportedSpaceError as UnsupportedSpaceException
+from tfpolicies.models import losses
+
+__all__ = ["UnsupportedSpaceException", "explained_variance", "override", "try_import_tf"]
+
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
@@ -19,6 +24,11 @@ def try_import_tf(error: bool = False) -> tuple[ModuleType, ModuleType, int]:
     """
     del error
     return tf.compat.v1, tf, 2
+
+
+def explained_variance(y: tf.Tensor, pred: tf.Tensor) -> tf.Tensor:
+    """Returns the share of the variance of `y` `[N]` that `pred` `[N]` explains, at least -1."""
+    return losses.explained_variance(y, pred, tf.ones_like(y))
 
 
 def override(parent: type) -> Callable[[Method], Method]:

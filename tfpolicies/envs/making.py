@@ -73,13 +73,14 @@ def make_any_environments(
     """Makes `num_envs` environments of one agent or of several.
 
     Args:
-        source: a name of `register_environment`; one registered with Gymnasium (stepped by its own vector implementation if it
-            has one), a name of PettingZoo's (`"pettingzoo:classic/chess_v6"`, called with the
-            context's settings), `"package.module:Class"`, an environment class (called with the
-            context, unless its constructor takes no argument), or a creator `f(context)`. A class
-            or creator may give a plain environment, a `MultiAgentEnv` or one of PettingZoo, and is
-            then called once for each; or a vector environment (EnvPool included), which is taken as
-            it is and decides the number. A single PettingZoo environment may be given itself.
+        source: a name given by `register_environment`, a name registered with Gymnasium (stepped by
+            its own vector implementation if it has one), a name of PettingZoo's
+            (`"pettingzoo:classic/chess_v6"`, called with the context's settings),
+            `"package.module:Class"`, an environment class (called with the context, unless its
+            constructor takes no argument), or a creator `f(context)`. A class or creator may give a
+            plain environment, a `MultiAgentEnv` or one of PettingZoo, and is then called once for
+            each; or a vector environment (EnvPool included), which is taken as it is and decides
+            the number. A single PettingZoo environment may be given itself.
         num_envs: how many are stepped together.
         context: the context of the first one.
         on_created: called with each environment, its context and its index.

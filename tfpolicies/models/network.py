@@ -26,8 +26,8 @@ from tfpolicies.models.catalog import (
 from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.filters import normalize
 from tfpolicies.models.ports import SEQ_LENS, InputPorts, Port, model_leaves
-from tfpolicies.models.registry import registered_model
 from tfpolicies.models.preprocessing import encode, encode_action, encoded_shape
+from tfpolicies.models.registry import registered_model
 from tfpolicies.models.spaces import Leaf
 
 
@@ -148,11 +148,11 @@ def model_source(
 
         def make_custom(seed: int) -> keras.Model:
             del seed  # fresh weights are drawn from the layers' own initializers
-            given = {**arguments, **context}
-            return complete(_model_of(custom, observation_space, num_outputs, given))
+            told = {**arguments, **context}
+            return complete(_model_of(custom, observation_space, num_outputs, told))
 
-        settings = fingerprint([arguments, list(context), context.get("model_config")])
-        factory_key = ("factory", custom, settings, num_outputs, *value_key)
+        given = fingerprint([arguments, context.get("model_config")])
+        factory_key = ("factory", custom, given, num_outputs, *value_key)
         return ModelSource(factory_key, make_custom, None)
     raise ModelError(
         "custom_model must be a keras.Model or a factory f(observation_space, num_outputs, "
@@ -188,7 +188,7 @@ def _context_of(
     factory: Callable[..., Any], action_space: gym.Space, config: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Returns what a factory is given beside its own arguments, if it names it."""
-    offered = {"action_space": action_space, "model_config": dict(config)}
+    offered = {"action_space": action_space, "model_config": {**config, "custom_model": None}}
     try:
         named = inspect.signature(factory).parameters
     except (TypeError, ValueError):  # a callable whose signature Python cannot tell
