@@ -88,7 +88,7 @@ def ways(kind: str, inference: str) -> tuple[Callable[[], Any], Callable[[], Any
 def rllib(python: Path) -> Iterator[Callable[[float], float]]:
     """Starts RLlib with policies like those of the first kind; yields its stop watch."""
     _, _, count, rows = next(iter(KINDS.values()))
-    script = Path(__file__).with_name("peer_rllib_league.py")
+    script = Path(__file__).with_name("peer_rllib_stacked.py")
     command = [str(python), str(script), str(count), str(rows)]
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     with subprocess.Popen(

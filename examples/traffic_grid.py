@@ -44,70 +44,56 @@ class TrafficGrid:
         self._road, self._cell = np.divmod(
             rng.choice(self._free_cells, self.num_cars, replace=False), self.ring
         )
-        self._green = rng.integers(2, size=len(self.lights))  # for roads of the first kind, or not
+        self._first = self._road < self.blocks  # roads of the first kind
+        self._green = rng.integers(2, size=len(self.lights)) == 1  # for roads of the first kind
         self._age = np.zeros(len(self.lights))
         self._moved = np.zeros(self.num_cars, bool)
         self._now = 0
+        self._look()
         return self._observations()
 
     def step(self, actions: dict[str, Any]) -> tuple[dict, dict, bool]:
         """Moves the town; returns observations, rewards, and whether the time is over."""
-        chosen = np.array([actions[name] for name in (*self.cars, *self.lights)])
-        goes, switches = chosen[: self.num_cars] == 1, chosen[self.num_cars :] == 1
+        chosen = np.array([actions[name] for name in (*self.cars, *self.lights)], bool)
+        goes, switches = chosen[: self.num_cars], chosen[self.num_cars :]
         self._age = np.where(switches, 0.0, self._age + 1.0)
-        self._green = np.where(switches, 1 - self._green, self._green)
-        _, red, free = self._view()
-        blocked = red | (free == 0)
-        self._moved = goes & ~blocked
+        self._green = self._green ^ switches
+        red = self._to_crossing == 1
+        red &= self._green[self._light] != self._first
+        self._moved = goes & ~red & (self._free > 0)
         self._cell = (self._cell + self._moved) % self.ring
         self._now += 1
+        self._look()
         cars = np.where(self._moved, 1.0, np.where(goes, -1.0, -0.1))
-        queues = self._queues()
-        lights = -0.5 * queues.sum(axis=0)
+        lights = -0.5 * self._queues.sum(axis=0)
         rewards = dict(zip(self.cars, cars.tolist(), strict=True))
         rewards.update(zip(self.lights, lights.tolist(), strict=True))
         return self._observations(), rewards, self._now >= self.steps
 
-    def _view(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns, for each car, the crossing it comes to, whether it is red, the free cells."""
+    def _look(self) -> None:
+        """Finds each car's next light, its way to it, the free cells ahead, and the queues."""
+        block, other = self._cell // self.block, self._road % self.blocks
+        self._to_crossing = (block + 1) * self.block - self._cell
+        number = (block + 1) % self.blocks
+        rows, columns = np.where(self._first, (other, number), (number, other))
+        self._light = rows * self.blocks + columns
         occupied = np.zeros((2 * self.blocks, self.ring), bool)
         occupied[self._road, self._cell] = True
-        ahead = (self._cell[:, None] + self._ahead) % self.ring
-        seen = occupied[self._road[:, None], ahead]
-        free = np.where(seen.any(axis=1), seen.argmax(axis=1), _VIEW)
-        light, first = self._next_light()
-        at_it = (self._cell + 1) % self.block == 0
-        return light, at_it & (self._green[light] != first), free
-
-    def _next_light(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the light of each car's next crossing, and whether its road is of the first."""
-        first = self._road < self.blocks
-        number = (self._cell // self.block + 1) % self.blocks
-        other = self._road % self.blocks
-        light = np.where(first, other * self.blocks + number, number * self.blocks + other)
-        return light, first.astype(np.int64)
-
-    def _queues(self) -> np.ndarray:
-        """Returns the cars that stand near each light, on roads of both kinds, `[2, lights]`."""
-        light, first = self._next_light()
-        near = ~self._moved & (self._cell % self.block >= self.block - _VIEW)
-        counts = np.bincount(
-            light[near] + len(self.lights) * first[near], minlength=2 * len(self.lights)
-        )
-        return counts.reshape(2, -1)
+        seen = occupied[self._road[:, None], (self._cell[:, None] + self._ahead) % self.ring]
+        self._free = np.where(seen.any(axis=1), seen.argmax(axis=1), _VIEW)
+        waits = ~self._moved & (self._to_crossing <= _VIEW)
+        queue = self._light[waits] + len(self.lights) * self._first[waits]
+        self._queues = np.bincount(queue, minlength=2 * len(self.lights)).reshape(2, -1)
 
     def _observations(self) -> dict[str, np.ndarray]:
-        light, first = self._next_light()
-        _, _, free = self._view()
-        now = self._now / self.steps
         cars = np.empty((self.num_cars, 5), np.float32)
-        cars[:, 0] = 1.0 - self._cell % self.block / self.block
-        cars[:, 1] = self._green[light] == first
-        cars[:, 2] = free / _VIEW
+        cars[:, 0] = self._to_crossing / self.block
+        cars[:, 1] = self._green[self._light] == self._first
+        cars[:, 2] = self._free / _VIEW
         cars[:, 3] = self._moved
-        cars[:, 4] = now
+        cars[:, 4] = self._now / self.steps
         lights = np.empty((len(self.lights), 4), np.float32)
-        lights[:, :2] = np.minimum(self._queues().T / _VIEW, 1.0)
+        lights[:, :2] = np.minimum(self._queues.T / _VIEW, 1.0)
         lights[:, 2] = self._green
         lights[:, 3] = np.minimum(self._age / 10.0, 1.0)
         observations = dict(zip(self.cars, cars, strict=True))

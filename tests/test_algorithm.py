@@ -516,7 +516,7 @@ def test_the_algorithm_classes_say_what_they_build():
 
 
 @pytest.mark.core
-def test_a_whole_run_traces_each_function_once_and_compiles_the_update_at_most_twice():
+def test_a_whole_run_traces_each_function_once_and_compiles_the_update_at_most_twice(monkeypatch):
     config = tiny(env="CartPole-v1").framework(inference="auto", jit_compile=True)
     config.rollouts(batch_mode="complete_episodes").training(train_batch_size=64)
     config.evaluation(evaluation_duration=3, evaluation_config={"explore": False})
@@ -528,7 +528,7 @@ def test_a_whole_run_traces_each_function_once_and_compiles_the_update_at_most_t
         shapes.add(str([np.shape(x) for x in tf.nest.flatten([columns, rest])]))
         return learner(state, columns, *rest)
 
-    program._learners[True] = spy
+    monkeypatch.setitem(program._learners, True, spy)
     for _ in range(12):
         rows.add(algorithm.train()["num_env_steps_sampled_this_iter"])
         algorithm.evaluate()

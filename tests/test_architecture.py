@@ -10,7 +10,7 @@ import tfpolicies
 ROOT = Path(tfpolicies.__file__).parent
 FLOORS = {
     "_version": 0,
-    "errors": 0,
+    "errors": -1,
     "keras_weights": 0,
     "schedules": 0,
     "state": 0,
@@ -27,6 +27,7 @@ FLOORS = {
     "export": 2.5,
     "policy": 3,
     "rollout": 4,
+    "distributed": 4.5,
     "testing": 4,
     "algorithms": 5,
     "cli": 6,

@@ -6,6 +6,8 @@ from types import ModuleType
 
 import pytest
 
+from tfpolicies.envs import check_env
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
@@ -48,3 +50,16 @@ def test_a_population_learns_side_by_side_and_its_worst_become_copies_of_the_bes
     assert sum(line.endswith(" 2") for line in printed.splitlines()) == 1  # a quarter, once
     assert "times one alone" in printed
     assert (tmp_path / "population.png").stat().st_size > 10_000
+
+
+@pytest.mark.core
+def test_cars_and_lights_are_sampled_by_three_policies(
+    load: Callable[[str], ModuleType], capsys: pytest.CaptureFixture[str]
+) -> None:
+    example = load("traffic")
+    batch = example.main()
+    assert set(batch.policy_batches) == {"car_policy1", "car_policy2", "traffic_light_policy"}
+    assert batch.env_steps() == 8 * 50
+    assert batch.agent_steps() == 8 * 50 * 29
+    assert "400 steps of the town, 11600 of cars and lights" in capsys.readouterr().out
+    check_env(example.MultiAgentTrafficGrid(num_cars=10), steps=50)

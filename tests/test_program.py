@@ -261,7 +261,7 @@ def test_minibatches_hold_each_row_once_per_epoch():
     assert draw_minibatches(4, 2, 4, None).padded_to(6).mask.tolist() == [[1, 1, 1, 1, 0, 0]] * 2
 
 
-def test_batches_below_a_minibatch_need_no_compilation_of_their_own():
+def test_batches_below_a_minibatch_need_no_compilation_of_their_own(monkeypatch):
     drawn = draw_minibatches(3, 2, 8, None)
     assert drawn.rows.shape == (2, 8)
     assert drawn.mask.sum(axis=1).tolist() == [3, 3]
@@ -274,7 +274,7 @@ def test_batches_below_a_minibatch_need_no_compilation_of_their_own():
         shapes.add(str([x.shape for x in tf.nest.flatten(inputs)]))
         return learner(state, *inputs)
 
-    compiled.program._learners[True] = spy
+    monkeypatch.setitem(compiled.program._learners, True, spy)
     for rows in (40, 7, 3, 33, 12):
         batch = batch_for(plain, rows)
         for policy in (compiled, plain):

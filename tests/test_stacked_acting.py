@@ -1,6 +1,7 @@
 """Acting with many policies in one call gives what acting with one after the other gives."""
 
 import gc
+import itertools
 import threading
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 import tiny
 from gymnasium import spaces
 
-from tfpolicies import Policy, PPOTF2Policy
+from tfpolicies import Policy, PolicyMap, PPOTF2Policy
 from tfpolicies.errors import ConfigError, ObservationError, UnknownPolicyError, UsageError
 from tfpolicies.policy.policy import ActionBatch
 from tfpolicies.policy.stacked_acting import compute_actions
@@ -233,17 +234,34 @@ def test_only_changed_rows_are_copied_and_dead_policies_are_forgotten():
     policies = made(3)
     states = [policy._state for policy in policies.values()]
     stack = stacked.Stack(policies["p0"].program.layout.of("model", "filter"), 3)
-    assert stack.refresh(states)
-    assert not stack.refresh(states)
+    stack.refresh(states)
+    stack.refresh(states)
+    assert stack.copies == 3
     stack.arrays[0][...] = 5.0  # to see what is copied
     policies["p1"].set_weights({k: 0 * x for k, x in policies["p1"].get_weights().items()})
-    assert stack.refresh(states)
+    stack.refresh(states)
     assert [row.max() for row in stack.arrays[0]] == [5.0, 0.0, 5.0]
-    assert stack.refresh(states[::-1])  # rows 0 and 2 change places
+    stack.refresh(states[::-1])  # rows 0 and 2 change places
+    assert stack.copies == 6
     assert not stack.is_orphan()
     del policies, states
     gc.collect()
     assert stack.is_orphan()
+
+
+def test_policies_of_a_map_act_without_being_brought_back(tmp_path):
+    policies = PolicyMap(capacity=2, path=tmp_path)
+    policies.update(made(5))
+    twins = made(5)
+    arguments = given(twins, 3)
+    brought_back = []
+    for _ in range(3):
+        assert_same(policies.compute_actions(*arguments), one_by_one(twins, arguments))
+        brought_back.append(policies.statistics.misses)
+    assert_same_counters({name: policies.handle(name) for name in policies}, twins)
+    assert brought_back == [5, 5, 5]  # in the first call, for the stack
+    assert len(policies.in_memory()) == 2
+    policies.close()
 
 
 def test_the_memory_of_stacks_is_bounded(monkeypatch):
@@ -278,25 +296,28 @@ def test_a_hundred_policies_of_a_kind_are_traced_once():
 
 @BOTH
 def test_several_threads_may_act_with_the_same_policies(inference):
-    policies = made(4, inference=inference)
+    policies = made(6, inference=inference)
     obs = given(policies, 3)[0]
-    wanted = compute_actions(policies, obs, explore=False)
+    wanted = one_by_one(policies, (obs, {}, {}, {}), explore=False)
+    groups = list(itertools.combinations(policies, 3))  # more than there are stacks
     wrong = []
 
-    def act():
-        for _ in range(30):
+    def act(seed):
+        for i in np.random.default_rng(seed).permutation(len(groups)):
+            chosen = {name: obs[name] for name in groups[i]}
             try:
-                assert_same(compute_actions(policies, obs, explore=False), wanted)
+                found = compute_actions(policies, chosen, explore=False)
+                assert_same(found, {name: wanted[name] for name in chosen})
             except AssertionError as error:
                 wrong.append(error)
 
-    threads = [threading.Thread(target=act) for _ in range(4)]
+    threads = [threading.Thread(target=act, args=(seed,)) for seed in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert not wrong
-    assert [policy.global_timestep for policy in policies.values()] == [3 * 121] * 4
+    assert [policy.global_timestep for policy in policies.values()] == [3 + 3 * 4 * 10] * 6
 
 
 # -- where stacks cannot be -----------------------------------------------------------------------
@@ -312,8 +333,8 @@ def test_untraced_policies_act_one_by_one():
 def test_a_stack_that_gives_other_numbers_is_not_used(monkeypatch, caplog):
     right = stacked.TracedStackedActor._call
 
-    def wrong(self, *given, **options):
-        out = right(self, *given, **options)
+    def wrong(self, *given):
+        out = right(self, *given)
         return out._replace(logp=out.logp + 0.5)
 
     monkeypatch.setattr(stacked.TracedStackedActor, "_call", wrong)

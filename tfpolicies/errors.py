@@ -23,7 +23,8 @@ Each class is also a builtin, so that code which catches the builtin keeps worki
     ├── NotOfferedError (NotImplementedError)     a method that this class of policies lacks
     ├── PolicyOwnedError (AttributeError)     traced code that read what belongs to one policy
     ├── RetraceError (RuntimeError)           a function that is traced over and over
-    ├── UnknownPolicyError (KeyError)         a policy id that nobody holds
+    ├── UnknownPolicyError (KeyError, ValueError)   a policy id that nobody holds
+    ├── PolicyExistsError (KeyError)          a policy id that is taken
     ├── EnvError (ValueError)                 an environment that is unknown or breaks its contract
     ├── StashError (RuntimeError)             a stashed policy that cannot be written or read
     ├── CheckpointError (ValueError)          a checkpoint that is missing, foreign or damaged
@@ -128,8 +129,14 @@ class RetraceError(TfPoliciesError, RuntimeError):
     """A function was traced more often than `eager_max_retraces` allows."""
 
 
-class UnknownPolicyError(TfPoliciesError, KeyError):
+class UnknownPolicyError(TfPoliciesError, KeyError, ValueError):
     """Nobody here holds a policy of that id."""
+
+    __str__ = Exception.__str__
+
+
+class PolicyExistsError(TfPoliciesError, KeyError):
+    """There is a policy of that id already."""
 
     __str__ = Exception.__str__
 

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import logging
 import os
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, cast
 
+import gymnasium as gym
 import numpy as np
 
 from tfpolicies.algorithms import checkpoints
-from tfpolicies.algorithms.checkpoints import SavedCheckpoint, SaveResult
+from tfpolicies.algorithms.checkpoints import SavedCheckpoint, SaveResult, StoredRoster
+from tfpolicies.batch.multi_agent_batch import MultiAgentBatch
 from tfpolicies.batch.sample_batch import SampleBatch, concat_samples
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.callbacks import DefaultCallbacks
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
+from tfpolicies.distributed.worker_set import WorkerSet
+from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
+from tfpolicies.envs.vector import Environments
 from tfpolicies.errors import CheckpointError, ConfigError, UnknownPolicyError, UsageError
 from tfpolicies.policy.checkpoints import path_of
 from tfpolicies.policy.policy import Policy
@@ -27,7 +33,9 @@ from tfpolicies.policy.tf_policy import TFPolicy
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.evaluation import play_episodes
 from tfpolicies.rollout.metrics import summarize_episodes
+from tfpolicies.rollout.multi_agent_sampler import MultiAgentSampler
 from tfpolicies.rollout.rollout_worker import RolloutWorker
+from tfpolicies.rollout.roster import as_predicate
 
 logger = logging.getLogger("tfpolicies")
 
@@ -64,9 +72,10 @@ class Algorithm:
         logger.setLevel(config.log_level if config.log_level != "WARN" else logging.WARNING)
         made = config["callbacks"]
         self.callbacks: DefaultCallbacks = DefaultCallbacks() if made is None else made()
-        self.worker = self._local_worker(config)
+        self.workers = self._new_workers(config)
         self.worker.flushes_filters = False
-        self.evaluation_worker: RolloutWorker | None = None
+        self.evaluation_workers: WorkerSet | None = None
+        self._evaluated: dict[str, tuple[int, int]] = {}  # versions of states, by policy id
         self.iteration = 0
         self.counters = {
             "num_env_steps_sampled": 0,
@@ -81,6 +90,7 @@ class Algorithm:
         self._time_total = 0.0
         self._timers: dict[str, float] = {}
         self._stopped = False
+        self._env_share = 1.0  # environment steps per row to train on of the last train batch
         self._last_result: dict[str, Any] = {}
         self.setup()
         self.warm_up()
@@ -88,14 +98,20 @@ class Algorithm:
         self._announce()
         self.callbacks.on_algorithm_init(algorithm=self)
 
-    def _local_worker(self, config: AlgorithmConfig) -> RolloutWorker:
-        """Returns a worker in this process; its sessions may have settings of their own."""
-        default_class, given = self.default_policy_class(config), config
-        if config.local_tf_session_args:
-            given = config.copy(copy_frozen=False)
-            given.framework(tf_session_args=config.local_tf_session_args)
-            config.freeze()
-        return RolloutWorker(config=given, default_policy_class=default_class)
+    def _new_workers(self, config: AlgorithmConfig, **settings: Any) -> WorkerSet:
+        default_class = self.default_policy_class(config)
+        return WorkerSet(config=config, default_policy_class=default_class, **settings)
+
+    @property
+    def worker(self) -> RolloutWorker:
+        """The worker of this process, whose policies learn."""
+        return self.workers.local_worker()
+
+    @property
+    def evaluation_worker(self) -> RolloutWorker | None:
+        """The worker of this process that evaluates; None before the first evaluation."""
+        found = self.evaluation_workers
+        return None if found is None else found.local_worker()
 
     # -- what subclasses say ------------------------------------------------------------------
 
@@ -122,30 +138,66 @@ class Algorithm:
 
     def warm_up(self) -> None:
         """Traces and compiles what training will need, so that no iteration waits for it."""
-        policy = self.get_policy()
         rows = self.expected_train_batch_rows()
-        if isinstance(policy, TFPolicy):
-            policy.warm_up(rows, 1, rows)
+        self.warm_up_policies(rows, 1, rows)
+
+    def warm_up_policies(self, rows: int, num_epochs: int, minibatch_size: int) -> None:
+        """Traces and compiles what one policy of each kind needs.
+
+        Args:
+            rows: of a train batch. Where several agents act, each policy gets its share, which is
+                not known before; acting is made ready only.
+            num_epochs: of an update.
+            minibatch_size: likewise.
+        """
+        several = isinstance(self.worker.environments, MultiAgentEnvironments)
+        known = set()
+        for policy_id, policy in self.worker.policy_map.items():
+            if not isinstance(policy, TFPolicy) or policy.program in known:
+                continue
+            known.add(policy.program)
+            if not self.worker.roster.trains(policy_id):
+                _ = policy.inference
+            elif several:
+                policy.resolve()
+            else:
+                policy.warm_up(rows, num_epochs, minibatch_size)
 
     # -- parts of a training step -------------------------------------------------------------
 
     def sample_train_batch(self) -> dict[str, SampleBatch]:
-        """Samples at least `train_batch_size` rows; returns them by policy id."""
+        """Samples at least `train_batch_size` steps; returns what is trained by policy id."""
         return self.sample_rows(self.config.train_batch_size)
 
     def sample_rows(self, least: int) -> dict[str, SampleBatch]:
-        """Samples whole fragments until there are at least `least` rows, by policy id."""
+        """Samples whole fragments until there are at least `least` steps.
+
+        Steps are counted by `count_steps_by`. Returns the rows of policies that are trained on
+        them, by policy id.
+        """
         started = time.perf_counter()
-        batches: list[SampleBatch] = []
-        rows = 0
-        while rows < least:
-            batches.append(self.worker.sample().decompress_if_needed())
-            rows += batches[-1].env_steps()
-        batch = cast(SampleBatch, concat_samples(batches))
-        self.counters["num_env_steps_sampled"] += batch.env_steps()
-        self.counters["num_agent_steps_sampled"] += batch.agent_steps()
+        batches: list[SampleBatch | MultiAgentBatch] = []
+        steps = 0
+        while steps < least:
+            found = [batch.decompress_if_needed() for batch in self.workers.sample()]
+            batches += found
+            steps += sum(map(self._steps_of, found))
+        whole = concat_samples(batches).as_multi_agent()
+        self.counters["num_env_steps_sampled"] += whole.env_steps()
+        self.counters["num_agent_steps_sampled"] += whole.agent_steps()
+        trained = {
+            policy_id: batch
+            for policy_id, batch in whole.policy_batches.items()
+            if self.worker.roster.trains(policy_id, whole)
+        }
+        agent_steps = sum(batch.count for batch in trained.values())
+        self._env_share = whole.env_steps() / max(1, agent_steps)
         self._time("sample", started)
-        return {DEFAULT_POLICY_ID: batch}
+        return trained
+
+    def _steps_of(self, batch: SampleBatch | MultiAgentBatch) -> int:
+        by_agents = self.config.count_steps_by == "agent_steps"
+        return batch.agent_steps() if by_agents else batch.env_steps()
 
     def expected_train_batch_rows(self) -> int:
         """Returns the rows that `sample_train_batch` gives when episodes do not decide."""
@@ -182,7 +234,8 @@ class Algorithm:
         learner: dict[str, Any] = {}
         while True:
             learner = self._learn_and_sync() or learner
-            sampled = self.counters["num_env_steps_sampled"] - before["num_env_steps_sampled"]
+            name = f"num_{self._unit}_sampled"
+            sampled = self.counters[name] - before[name]
             seconds = time.perf_counter() - started
             if sampled >= self.config.min_sample_timesteps_per_iteration and seconds >= (
                 self.config.min_time_s_per_iteration or 0.0
@@ -209,22 +262,25 @@ class Algorithm:
         learning = time.perf_counter() - started - sampling
         self._timers["learn"] = self._timers.get("learn", 0.0) + learning
         trained = sum(result.get("num_agent_steps_trained", 0) for result in learner.values())
-        self.counters["num_env_steps_trained"] += trained
+        self.counters["num_env_steps_trained"] += round(trained * self._env_share)
         self.counters["num_agent_steps_trained"] += trained
-        updates = {pid: policy.num_grad_updates for pid, policy in self.worker.policy_map.items()}
-        self.worker.set_global_vars(
-            {
-                "timestep": self.counters["num_env_steps_sampled"],
-                "num_grad_updates_per_policy": updates,
-            }
-        )
-        self.worker.flush_filters()
+        policies = self.worker.policy_map
+        updates = {pid: policies.handle(pid).num_grad_updates for pid in learner}
+        steps = self.counters[f"num_{self._unit}_sampled"]
+        global_vars = {"timestep": steps, "num_grad_updates_per_policy": updates}
+        self.workers.sync_weights([*learner], global_vars)
+        self.workers.sync_filters()
         return learner
+
+    @property
+    def _unit(self) -> str:
+        """What training steps and time steps are counted in: "env_steps" or "agent_steps"."""
+        return str(self.config.count_steps_by)
 
     def _result(
         self, learner: dict[str, Any], before: Mapping[str, int], started: float
     ) -> dict[str, Any]:
-        fresh = self.worker.get_metrics()
+        fresh = self.workers.get_metrics()
         self._episodes.extend(fresh)
         self._episodes_total += len(fresh)
         window = [*self._episodes] if len(fresh) < len(self._episodes) else fresh
@@ -232,8 +288,10 @@ class Algorithm:
         seconds = time.perf_counter() - started
         self._time_total += seconds
         counters = self.counters
-        sampled = counters["num_env_steps_sampled"] - before["num_env_steps_sampled"]
-        trained = counters["num_env_steps_trained"] - before["num_env_steps_trained"]
+        unit = self._unit
+        sampled, trained = (
+            counters[name] - before[name] for name in (f"num_{unit}_sampled", f"num_{unit}_trained")
+        )
         now = datetime.datetime.now()
         return {
             **summary,
@@ -241,12 +299,12 @@ class Algorithm:
             "info": {"learner": learner, **counters},
             **counters,
             "counters": dict(counters),
-            "num_env_steps_sampled_this_iter": sampled,
-            "num_env_steps_trained_this_iter": trained,
-            "num_env_steps_sampled_throughput_per_sec": sampled / seconds,
-            "num_env_steps_trained_throughput_per_sec": trained / seconds,
+            f"num_{unit}_sampled_this_iter": sampled,
+            f"num_{unit}_trained_this_iter": trained,
+            f"num_{unit}_sampled_throughput_per_sec": sampled / seconds,
+            f"num_{unit}_trained_throughput_per_sec": trained / seconds,
             "num_steps_trained_this_iter": trained,
-            "timesteps_total": counters["num_env_steps_sampled"],
+            "timesteps_total": counters[f"num_{unit}_sampled"],
             "agent_timesteps_total": counters["num_agent_steps_sampled"],
             "timers": {
                 "training_iteration_time_ms": 1e3 * seconds,
@@ -285,8 +343,7 @@ class Algorithm:
         self._require_running()
         self.callbacks.on_evaluate_start(algorithm=self)
         worker = self._evaluation()
-        for policy_id, policy in self.worker.policy_map.items():
-            worker.get_policy(policy_id).act_like(policy)
+        self._show_policies_to(worker)
         by_episodes = self.config.evaluation_duration_unit == "episodes"
         played: list[RolloutMetrics] = []
         remaining = self.config.evaluation_duration if duration_fn is None else duration_fn(0)
@@ -296,11 +353,14 @@ class Algorithm:
             remaining = 0 if duration_fn is None else duration_fn(done)
         summary = summarize_episodes(played)
         steps = sum(episode.episode_length for episode in played)
+        agent_steps = steps
+        if isinstance(worker.sampler, MultiAgentSampler):
+            agent_steps = worker.sampler.agent_steps_played
         metrics = {
             **summary,
             "sampler_results": summary,
             "num_env_steps_sampled_this_iter": steps,
-            "num_agent_steps_sampled_this_iter": steps,
+            "num_agent_steps_sampled_this_iter": agent_steps,
             "timesteps_this_iter": steps,
         }
         self.callbacks.on_evaluate_end(algorithm=self, evaluation_metrics=metrics)
@@ -311,23 +371,49 @@ class Algorithm:
     ) -> list[RolloutMetrics]:
         if worker.environments is None:
             raise UsageError("The evaluation worker was stopped.")
+        if isinstance(worker.sampler, MultiAgentSampler):
+            seeds = worker.next_seeds(evaluation=True)
+            return worker.sampler.play(amount, seeds=seeds, by_episodes=by_episodes)
         return play_episodes(
             worker.get_policy(),
-            worker.environments,
+            cast(Environments, worker.environments),
             seeds=worker.next_seeds(evaluation=True),
             episodes=amount if by_episodes else None,
             timesteps=None if by_episodes else amount,
         )
 
     def _evaluation(self) -> RolloutWorker:
-        if self.evaluation_worker is None:
-            config = self.config.copy(copy_frozen=False)
-            config.update_from_dict(self.config.evaluation_config or {})
-            by_episodes = config.evaluation_duration_unit == "episodes"
-            envs = config.evaluation_duration // (1 if by_episodes else _STEPS_PER_EVALUATION_ENV)
-            config.rollouts(num_envs_per_worker=max(1, min(envs, _EVALUATION_ENVS)))
-            self.evaluation_worker = self._local_worker(config)
-        return self.evaluation_worker
+        if self.evaluation_workers is None:
+            config = self._evaluation_config()
+            self.evaluation_workers = self._new_workers(config, num_workers=0)
+            worker = self.evaluation_workers.local_worker()
+            for policy_id, policy in self.worker.policy_map.items():
+                if policy_id not in worker.policy_map:
+                    worker.add_policy(policy_id, policy=policy.copy(policy_id))
+            for policy_id in set(worker.policy_map) - set(self.worker.policy_map):
+                worker.remove_policy(policy_id=policy_id)
+            worker.set_policy_mapping_fn(self.worker.policy_mapping_fn)
+        return self.evaluation_workers.local_worker()
+
+    def _evaluation_config(self) -> AlgorithmConfig:
+        config = self.config.copy(copy_frozen=False)
+        config.update_from_dict(self.config.evaluation_config or {})
+        by_episodes = config.evaluation_duration_unit == "episodes"
+        envs = config.evaluation_duration // (1 if by_episodes else _STEPS_PER_EVALUATION_ENV)
+        config.rollouts(
+            num_envs_per_worker=max(1, min(envs, _EVALUATION_ENVS)), num_rollout_workers=0
+        )
+        return config
+
+    def _show_policies_to(self, worker: RolloutWorker) -> None:
+        """Gives an evaluation worker what changed in policies since it saw them last."""
+        for policy_id, policy in self.worker.policy_map.items():
+            state = policy.pageable_state
+            now = (id(policy), -1 if state is None else state.version)
+            if state is None or self._evaluated.get(policy_id) != now:
+                worker.policy_map[policy_id].act_like(policy)
+                self._evaluated[policy_id] = now
+            worker.policy_map.handle(policy_id).global_timestep = policy.global_timestep
 
     # -- policies and actions -----------------------------------------------------------------
 
@@ -335,13 +421,179 @@ class Algorithm:
         """Returns the policy of that id, or None."""
         return self.worker.get_policy(policy_id)
 
+    def add_policy(
+        self,
+        policy_id: str,
+        policy_cls: type[Policy] | None = None,
+        policy: Policy | None = None,
+        *,
+        observation_space: gym.Space | None = None,
+        action_space: gym.Space | None = None,
+        config: Mapping[str, Any] | AlgorithmConfig | None = None,
+        policy_state: Mapping[str, Any] | None = None,
+        policy_mapping_fn: Callable[..., str] | None = None,
+        policies_to_train: Any = None,
+        evaluation_workers: bool = True,
+        module_spec: Any = None,
+    ) -> Policy:
+        """Adds a policy to all workers, or to none; see `RolloutWorker.add_policy`.
+
+        Args:
+            policy_id: its id.
+            policy_cls: the class to make it of; or
+            policy: the policy itself.
+            observation_space: of the policy; None for what the environment or config says.
+            action_space: likewise.
+            config: its overrides of the algorithm's config.
+            policy_state: its state, as `get_state` returned it.
+            policy_mapping_fn: from now on says which policy acts for an agent.
+            policies_to_train: ids of the policies to train, or `f(policy_id, batch=None)`.
+            evaluation_workers: whether workers that evaluate get it, too.
+            module_spec: must be None.
+
+        Returns:
+            The policy of this process.
+
+        Raises:
+            ConfigError: for an invalid id or setting.
+            PolicyExistsError: if there is a policy of this id; also a KeyError.
+            UsageError: unless exactly one of `policy_cls` and `policy` is given; also a ValueError.
+        """
+        added = self.workers.add_policy(
+            policy_id,
+            policy_cls,
+            policy,
+            observation_space=observation_space,
+            action_space=action_space,
+            config=config,
+            policy_state=policy_state,
+            policy_mapping_fn=policy_mapping_fn,
+            policies_to_train=policies_to_train,
+            module_spec=module_spec,
+        )
+        if evaluation_workers and self.evaluation_workers is not None:
+            try:
+                self.evaluation_workers.add_policy(
+                    policy_id, policy=added.copy(policy_id), policy_mapping_fn=policy_mapping_fn
+                )
+            except BaseException:
+                self.workers.remove_policy(policy_id)
+                raise
+        return added
+
+    def remove_policy(
+        self,
+        policy_id: str = DEFAULT_POLICY_ID,
+        *,
+        policy_mapping_fn: Callable[..., str] | None = None,
+        policies_to_train: Any = None,
+        evaluation_workers: bool = True,
+    ) -> None:
+        """Removes a policy from all workers; see `RolloutWorker.remove_policy`.
+
+        Args:
+            policy_id: its id.
+            policy_mapping_fn: from now on says which policy acts for an agent.
+            policies_to_train: ids of the policies to train, or `f(policy_id, batch=None)`.
+            evaluation_workers: whether it is removed from workers that evaluate, too.
+
+        Raises:
+            UnknownPolicyError: if there is none of this id; also a ValueError and a KeyError.
+        """
+        self.workers.remove_policy(
+            policy_id, policy_mapping_fn=policy_mapping_fn, policies_to_train=policies_to_train
+        )
+        self._evaluated.pop(policy_id, None)
+        others = self.evaluation_workers
+        if evaluation_workers and others is not None and policy_id in self._evaluation_ids():
+            others.remove_policy(policy_id, policy_mapping_fn=policy_mapping_fn)
+
+    def _evaluation_ids(self) -> Collection[str]:
+        worker = self.evaluation_worker
+        return () if worker is None else worker.policy_map
+
+    def set_roster(self, policy_mapping_fn: Callable[..., str], policies_to_train: Any) -> None:
+        """Sets in all workers which policy acts for which agent, and which are trained.
+
+        Args:
+            policy_mapping_fn: `f(agent_id, episode, worker, **kwargs)`, the id of a policy.
+            policies_to_train: their ids, or `f(policy_id, batch=None)`; None for all.
+        """
+        everybody = functools.partial(
+            _set_roster, policy_mapping_fn=policy_mapping_fn, policies_to_train=policies_to_train
+        )
+        for workers in (self.workers, self.evaluation_workers):
+            if workers is not None:
+                workers.foreach_worker(everybody)
+
     def get_weights(self, policies: Any = None) -> dict[str, Any]:
-        """Returns copies of the weights by policy id."""
+        """Returns copies of the weights by policy id, of all or of those named."""
         return self.worker.get_weights(policies)
 
     def set_weights(self, weights: Mapping[str, Any]) -> None:
-        """Sets weights by policy id."""
+        """Sets weights by policy id, in all workers.
+
+        Raises:
+            UnknownPolicyError: if there is no policy of an id; nothing is changed then.
+        """
         self.worker.set_weights(weights)
+        self.workers.sync_weights([*weights])
+
+    def compute_actions(
+        self,
+        observations: Mapping[Any, Any],
+        state: Mapping[Any, Any] | None = None,
+        *,
+        prev_action: Mapping[Any, Any] | None = None,
+        prev_reward: Mapping[Any, float] | None = None,
+        info: Mapping[Any, Any] | None = None,
+        policy_id: str = DEFAULT_POLICY_ID,
+        full_fetch: bool = False,
+        explore: bool | None = None,
+        timestep: int | None = None,
+        episodes: Any = None,
+        unsquash_actions: bool | None = None,
+        clip_actions: bool | None = None,
+    ) -> Any:
+        """Returns the actions of one policy for several agents, ready for the environment.
+
+        Args:
+            observations: by agent id, one observation each.
+            state: by agent id, the memory of a recurrent policy.
+            prev_action: by agent id, for models that read it.
+            prev_reward: by agent id, likewise.
+            info: accepted and unused.
+            policy_id: which policy acts.
+            full_fetch: whether to return `(actions, states, extras)`, dicts by agent id.
+            explore: sample or be greedy; None takes the config's.
+            timestep: for schedules of exploration.
+            episodes: accepted and unused.
+            unsquash_actions: map from [-1, 1] to the Box's bounds; None takes `normalize_actions`.
+            clip_actions: clip to the Box's bounds; None takes `clip_actions`.
+
+        Raises:
+            UnknownPolicyError: if there is no such policy.
+        """
+        del info, episodes
+        found = {
+            agent: self.compute_single_action(
+                observation,
+                None if state is None else state[agent],
+                prev_action=None if prev_action is None else prev_action[agent],
+                prev_reward=None if prev_reward is None else prev_reward[agent],
+                policy_id=policy_id,
+                full_fetch=True,
+                explore=explore,
+                timestep=timestep,
+                unsquash_action=unsquash_actions,
+                clip_action=clip_actions,
+            )
+            for agent, observation in observations.items()
+        }
+        actions, states, extras = (
+            {agent: each[i] for agent, each in found.items()} for i in range(3)
+        )
+        return (actions, states, extras) if full_fetch or state else actions
 
     def compute_single_action(
         self,
@@ -425,6 +677,33 @@ class Algorithm:
         """
         return self._known_policy(policy_id).export_model(export_dir, onnx)
 
+    def export_policy_checkpoint(
+        self, export_dir: str | os.PathLike[str], policy_id: str = DEFAULT_POLICY_ID
+    ) -> None:
+        """Writes a policy's own checkpoint; see `Policy.export_checkpoint`.
+
+        Raises:
+            UnknownPolicyError: if there is no such policy; also a KeyError.
+            CheckpointError: if it cannot be written.
+        """
+        self._known_policy(policy_id).export_checkpoint(export_dir)
+
+    def import_policy_model_from_h5(
+        self, import_file: str | os.PathLike[str], policy_id: str = DEFAULT_POLICY_ID
+    ) -> Any:
+        """Takes over the weights of a Keras file in all workers.
+
+        Returns:
+            Which array of the file went where; see `TFPolicy.import_model_from_h5`.
+
+        Raises:
+            UnknownPolicyError: if there is no such policy; also a KeyError.
+            ModelImportError: if the file is damaged or does not fit; nothing is changed then.
+        """
+        report = self._known_policy(policy_id).import_model_from_h5(import_file)
+        self.workers.sync_weights([policy_id])
+        return report
+
     # -- checkpoints --------------------------------------------------------------------------
 
     def save(self, checkpoint_dir: str | os.PathLike[str] | None = None) -> SaveResult:
@@ -447,7 +726,7 @@ class Algorithm:
         folder = Path(checkpoint_dir or f"checkpoint_{self.iteration:06d}")
         checkpoints.write_algorithm(self, folder)
         if self.config.new_episodes_at_checkpoint:
-            self.worker.reset_episodes()
+            self.worker.has_episodes = False
         return SaveResult(SavedCheckpoint(str(folder)), self._last_result)
 
     def restore(self, checkpoint: Any) -> None:
@@ -461,30 +740,52 @@ class Algorithm:
                 then. The message names the file and the reason.
         """
         folder = path_of(checkpoint)
-        found = checkpoints.read_algorithm(folder)
-        checkpoints.restore_algorithm(self, found, repr(str(folder)))
+        found, source = checkpoints.read_algorithm(folder), repr(str(folder))
+        own = StoredRoster(self.worker.policy_mapping_fn, self.worker.is_policy_to_train)
+        roster = checkpoints.roster_of(found, source, StoredRoster(None, None), own)
+        checkpoints.restore_algorithm(self, found, source, roster)
         self.callbacks.on_checkpoint_loaded(algorithm=self)
 
     @classmethod
-    def from_checkpoint(cls, path: Any, *, config: Mapping[str, Any] | None = None) -> Algorithm:
+    def from_checkpoint(
+        cls,
+        path: Any,
+        policy_ids: Collection[str] | None = None,
+        policy_mapping_fn: Callable[..., str] | None = None,
+        policies_to_train: Any = None,
+        *,
+        config: Mapping[str, Any] | None = None,
+    ) -> Algorithm:
         """Builds the algorithm of a checkpoint and restores it.
 
         Args:
             path: the folder, or what `save` returned.
+            policy_ids: only these of its policies; None for all.
+            policy_mapping_fn: which policy acts for which agent; None for what was saved.
+            policies_to_train: ids of the policies to train, or `f(policy_id, batch=None)`; None
+                for what was saved.
             config: settings that replace stored ones, and those that a file cannot hold (an
                 environment class or a model of your own).
 
         Raises:
-            CheckpointError: if the checkpoint is missing, damaged or foreign.
+            CheckpointError: if the checkpoint is missing, damaged or foreign, or was saved with
+                functions that a file cannot hold and that are not given.
+            UnknownPolicyError: if one of `policy_ids` is not in it.
         """
         folder = path_of(path)
         source = repr(str(folder))
-        found = checkpoints.read_algorithm(folder)
+        found = checkpoints.read_algorithm(folder, policy_ids)
         kind: Any = checkpoints.algorithm_class_of(found, source, cls)
         if not issubclass(kind, Algorithm):
             raise CheckpointError(f"{source}: {kind.__name__} is no algorithm.")
-        algorithm = kind(checkpoints.config_of(found, source, kind.config_class, config))
-        checkpoints.restore_algorithm(algorithm, found, source)
+        given = StoredRoster(policy_mapping_fn, policies_to_train)
+        roster = checkpoints.roster_of(found, source, given)
+        settings = {**roster._asdict(), "policies_to_train": None, **(config or {})}
+        built = checkpoints.config_of(found, source, kind.config_class, settings)
+        stored = {pid: spec for pid, spec in built.policies.items() if pid in found.policies}
+        built.multi_agent(policies=stored, policies_to_train=None)  # the roster says who, later
+        algorithm = kind(built)
+        checkpoints.restore_algorithm(algorithm, found, source, roster)
         algorithm.callbacks.on_checkpoint_loaded(algorithm=algorithm)
         return algorithm
 
@@ -518,39 +819,55 @@ class Algorithm:
             CheckpointError: if it does not fit; nothing is changed then.
         """
 
-    def restore_evaluation(self, seeds_used: int, rng: np.random.Generator) -> None:
+    def restore_evaluation(
+        self, seeds_used: int, generators: Mapping[str, np.random.Generator]
+    ) -> None:
         """Lets evaluations continue with the seeds and noise of a checkpoint."""
         worker = self._evaluation()
         worker.seeds_used = seeds_used
-        worker.get_policy().generator.bit_generator.state = rng.bit_generator.state
+        for policy_id, rng in generators.items():
+            policy: Any = worker.policy_map.handle(policy_id)
+            policy.generator.bit_generator.state = rng.bit_generator.state
 
     def stop(self) -> None:
         """Closes the environments; may be called again."""
-        self.worker.stop()
-        if self.evaluation_worker is not None:
-            self.evaluation_worker.stop()
+        self.workers.stop()
+        if self.evaluation_workers is not None:
+            self.evaluation_workers.stop()
         self._stopped = True
 
     def _record_resolved(self) -> None:
         """Keeps in the config what every "auto" became."""
-        policy = self.get_policy()
+        policy = self._first_policy()
         length = self.config.fragment_length(self._num_envs())
         self.config.record_resolved(rollout_fragment_length=length)
-        if isinstance(policy, TFPolicy):
+        if policy is not None:
             resolved = policy.config
             self.config.record_resolved(
                 inference=policy.inference, jit_compile=resolved["jit_compile"]
             )
 
+    def _first_policy(self) -> TFPolicy | None:
+        """Returns a policy whose "auto"s are resolved: the default one, or the first there is."""
+        found = [self.get_policy(), *self.worker.policy_map.values()]
+        return next((policy for policy in found if isinstance(policy, TFPolicy)), None)
+
     def _announce(self) -> None:
         """Says in one line what every "auto" became."""
-        policy = self.get_policy()
-        if self.config.log_level == "ERROR" or not isinstance(policy, TFPolicy):
+        policy = self._first_policy()
+        if self.config.log_level == "ERROR" or policy is None:
             return
-        learning = "XLA" if policy.config["jit_compile"] else "tf.function"
+        learning = "XLA" if policy.config["jit_compile"] is True else "tf.function"
         envs = self._num_envs()
         length = self.config.fragment_length(envs)
         print(
             f"{type(self).__name__}: acting through {policy.inference}, learning through "
             f"{learning}, {envs} environments x {length} steps per sample."
         )
+
+
+def _set_roster(
+    worker: RolloutWorker, policy_mapping_fn: Callable[..., str], policies_to_train: Any
+) -> None:
+    worker.set_policy_mapping_fn(policy_mapping_fn)
+    worker.roster.is_policy_to_train = as_predicate(policies_to_train)

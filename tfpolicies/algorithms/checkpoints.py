@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from tfpolicies.policy.checkpoints import (
     ALGORITHM_MANIFEST,
     decode_config,
     encode_config,
+    policy_of,
     policy_part,
     state_of,
 )
@@ -49,16 +50,22 @@ def write_algorithm(algorithm: Any, folder: str | os.PathLike[str]) -> None:
         "algorithm_class": encode_value(type(algorithm)),
         "config": encode_config(algorithm.config.to_dict()),
         "progress": encode_value(algorithm.progress()),
+        "roster": _roster_record(worker.roster),
         "worker": {
             "seeds_used": worker.seeds_used,
-            "rng": encode_generator(worker.sampler.rng),
+            "rng": None if worker.sampler is None else encode_generator(worker.sampler.rng),
             "global_vars": encode_value(worker.global_vars),
             "sampler": sampler_state,
         },
         "evaluation": _evaluation_record(algorithm.evaluation_worker),
         "extra": encode_value(extra),
     }
-    policies = {pid: policy_part(policy) for pid, policy in worker.policy_map.items()}
+    only = algorithm.config.get("checkpoint_trainable_policies_only", False)
+    policies = {
+        pid: policy_part(policy)
+        for pid, policy in worker.policy_map.items()
+        if not only or worker.roster.trains(pid)
+    }
     groups = {"sampler": sampler_arrays, "extra": extra_arrays}
     arrays = {name: group for name, group in groups.items() if group}
     write_checkpoint(folder, ALGORITHM_MANIFEST, manifest, arrays, policies=policies)
@@ -66,7 +73,7 @@ def write_algorithm(algorithm: Any, folder: str | os.PathLike[str]) -> None:
 
 def _sampler_record(worker: Any) -> tuple[Any, dict[str, np.ndarray]]:
     """Returns the running episodes, if the environments can give their state."""
-    if worker.config.new_episodes_at_checkpoint:
+    if worker.config.new_episodes_at_checkpoint or not worker.has_episodes:
         return None, {}
     state = worker.sampler.get_state()
     if state is None:
@@ -115,59 +122,129 @@ def _sampler_state(record: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) 
     }
 
 
+def _roster_record(roster: Any) -> dict[str, Any]:
+    """Returns which policy acts for whom and which are trained; functions as import paths."""
+    to_train = roster.is_policy_to_train
+    ids = getattr(to_train, "ids", None)
+    return {
+        "policy_mapping_fn": encode_value(roster.policy_mapping_fn),
+        "policies_to_train": encode_value(to_train if ids is None else sorted(ids)),
+    }
+
+
 def _evaluation_record(worker: Any) -> Any:
     if worker is None:
         return None
-    rng = encode_generator(worker.get_policy().generator)
-    return {"seeds_used": worker.seeds_used, "rng": rng}
+    generators = {
+        policy_id: encode_generator(policy.generator)
+        for policy_id, policy in worker.policy_map.items()
+        if hasattr(policy, "generator")
+    }
+    return {"seeds_used": worker.seeds_used, "rngs": generators}
 
 
-def read_algorithm(folder: Path) -> Checkpoint:
+def read_algorithm(folder: Path, policy_ids: Collection[str] | None = None) -> Checkpoint:
     """Reads and checks an algorithm's checkpoint.
+
+    Args:
+        folder: where it is.
+        policy_ids: only these policies; None for all.
 
     Raises:
         CheckpointError: if it is missing, damaged or foreign.
+        UnknownPolicyError: if one of `policy_ids` is not in it.
     """
-    return read_checkpoint(folder, ALGORITHM_MANIFEST, kind="Algorithm")
+    chosen = None if policy_ids is None else list(policy_ids)
+    return read_checkpoint(folder, ALGORITHM_MANIFEST, kind="Algorithm", policies=chosen)
 
 
-def restore_algorithm(algorithm: Any, checkpoint: Checkpoint, source: str) -> None:
+class StoredRoster(NamedTuple):
+    """Who acts and who is trained, of a checkpoint."""
+
+    policy_mapping_fn: Any
+    policies_to_train: Any
+
+
+def roster_of(
+    checkpoint: Checkpoint, source: str, given: StoredRoster, otherwise: StoredRoster | None = None
+) -> StoredRoster:
+    """Returns what a checkpoint says of mapping and training.
+
+    Args:
+        checkpoint: what was read.
+        source: where it is from, for messages.
+        given: what to take instead, where it is not None.
+        otherwise: what to take for functions that a file cannot hold.
+
+    Raises:
+        CheckpointError: if there is nothing to take for such a function.
+    """
+    stored = checkpoint.manifest["roster"]
+    found = {}
+    for name, value in given._asdict().items():
+        value = decode_value(stored[name]) if value is None else value
+        if isinstance(value, Missing) and otherwise is not None:
+            value = getattr(otherwise, name)
+        if isinstance(value, Missing):
+            raise CheckpointError(
+                f"{source} was saved with a {name} that a file cannot hold safely: {value.name}. "
+                f"Give it again: from_checkpoint(path, {name}=...)."
+            )
+        found[name] = value
+    ids = found["policies_to_train"]
+    if isinstance(ids, list) and given.policies_to_train is None:
+        found["policies_to_train"] = [pid for pid in ids if pid in checkpoint.policies]
+    return StoredRoster(**found)
+
+
+def restore_algorithm(
+    algorithm: Any, checkpoint: Checkpoint, source: str, roster: StoredRoster
+) -> None:
     """Puts an algorithm into the state of a checkpoint; checks all before it changes anything.
+
+    Policies that the algorithm lacks are added, those that the checkpoint lacks are removed.
 
     Raises:
         CheckpointError: if the checkpoint does not fit the algorithm.
     """
     worker = algorithm.worker
-    if set(checkpoint.policies) != set(worker.policy_map):
-        raise CheckpointError(
-            f"{source} has the policies {sorted(checkpoint.policies)}, but this algorithm has "
-            f"{sorted(worker.policy_map)}."
-        )
+    classes = [type(policy) for policy in worker.policy_map.values()]
+    new = {
+        pid: policy_of(part, f"policy {pid!r} of {source}", classes)
+        for pid, part in checkpoint.policies.items()
+        if pid not in worker.policy_map
+    }
     try:
         states = {pid: state_of(part) for pid, part in checkpoint.policies.items()}
         manifest = checkpoint.manifest
         progress = decode_value(manifest["progress"])
         record = manifest["worker"]
-        rng = decode_generator(record["rng"])
+        rng = None if record["rng"] is None else decode_generator(record["rng"])
         global_vars = decode_value(record["global_vars"])
         sampler = None
         if record["sampler"] is not None:
             sampler = _sampler_state(record["sampler"], checkpoint.arrays["sampler"])
-            sampler["rng"] = rng.bit_generator.state
+            sampler["rng"] = rng.bit_generator.state  # type: ignore[union-attr]
         extra = put_arrays(decode_value(manifest["extra"]), checkpoint.arrays.get("extra", {}))
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{source}: its manifest lacks or garbles {error}.") from error
-    for pid, state in states.items():
-        worker.get_policy(pid).check_state(state)
+    for pid in states.keys() - new.keys():
+        worker.get_policy(pid).check_state(states[pid])
     algorithm.set_extra_state(extra)
-    for pid, state in states.items():
-        worker.get_policy(pid).set_state(state)
+    for pid, policy in new.items():
+        algorithm.add_policy(pid, policy=policy)
+    for pid in set(worker.policy_map) - set(states):
+        algorithm.remove_policy(pid)
+    for pid in states.keys() - new.keys():
+        worker.get_policy(pid).set_state(states[pid])
+    algorithm.set_roster(roster.policy_mapping_fn, roster.policies_to_train)
     algorithm.set_progress(progress)
     worker.restore_sampling(record["seeds_used"], rng, global_vars, sampler)
-    if manifest["evaluation"] is not None:
-        algorithm.restore_evaluation(
-            manifest["evaluation"]["seeds_used"], decode_generator(manifest["evaluation"]["rng"])
-        )
+    evaluation = manifest["evaluation"]
+    if evaluation is not None:
+        rngs = {pid: rng for pid, rng in evaluation["rngs"].items() if pid in states}
+        rngs = {pid: decode_generator(rng) for pid, rng in rngs.items()}
+        algorithm.restore_evaluation(evaluation["seeds_used"], rngs)
 
 
 def algorithm_class_of(checkpoint: Checkpoint, source: str, given: type) -> type:

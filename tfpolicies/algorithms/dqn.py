@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import gymnasium as gym
@@ -236,23 +235,19 @@ class DQNTFPolicy(OffPolicyTFPolicy):
         chosen = chosen_values(self._q_values(self._state, obs_t), np.asarray(act_t))
         return td_errors(chosen, targets).numpy()
 
-    @cached_property
-    def _scratch(self) -> PolicyState:
-        return PolicyState(self.program.layout, self._state.hyper, np.random.default_rng(0))
-
     def _target_state(self) -> PolicyState:
         """Returns a state whose model is the target network, for acting."""
-        layout, arrays = self.program.layout, self._state.arrays
-        pairs = zip(layout.of("model"), layout.of("target"), strict=True)
-        target = {model.key: arrays[target.key] for model, target in pairs}
-        self._scratch.write({**self._state.copy_of("filter"), **target})
-        return self._scratch
+        state = self._state.copy()
+        state.copy_part("target", "model", 1.0)
+        return state
 
     def _q_values(self, state: PolicyState, obs: Any) -> np.ndarray:
         inputs, explorer = self._acting.checked_inputs(obs), self.exploration
         noise = np.zeros((len(inputs[0]), explorer.noise_size), np.float32)
         params = np.zeros(explorer.num_params, np.float32)
-        return self._acting.runner.run(state, inputs, noise, params).dist_inputs.copy()
+        runner = self._acting.runner
+        with state.lock:
+            return runner.run(state, inputs, noise, params).dist_inputs.copy()
 
 
 def _is_dueling(static: Mapping[str, Any]) -> bool:

@@ -96,9 +96,9 @@ class OffPolicyConfig(AlgorithmConfig):
         super().__init__(algo_class)
         self.rollouts(rollout_fragment_length="auto")
 
-    def fragment_length(self, num_envs: int | None = None) -> int:
+    def fragment_length(self, num_envs: int | None = None, worker_index: int = 0) -> int:
         """Returns the rows that each environment yields per training step; "auto" is `n_step`."""
-        del num_envs
+        del num_envs, worker_index
         length = self.rollout_fragment_length
         return int(self.n_step if length == "auto" else length)
 
@@ -230,7 +230,9 @@ class OffPolicyAlgorithm(Algorithm):
         if now - counters["last_target_update_ts"] < freq:
             return
         for policy_id in self.replay_buffer.buffers:
-            self.get_policy(policy_id).update_target()
+            policy = self.worker.policy_map.get(policy_id)
+            if policy is not None:  # it may have been removed
+                policy.update_target()
         counters["num_target_updates"] += 1
         counters["last_target_update_ts"] = now
 
@@ -239,7 +241,7 @@ class OffPolicyAlgorithm(Algorithm):
         size, intensity = self.config.train_batch_size, self.config.training_intensity
         rows = self.expected_rows_per_sample()
         updates = 1 if intensity is None else max(1, int(intensity * rows / size))
-        self.get_policy().warm_up(updates * size, 1, size)
+        self.warm_up_policies(updates * size, 1, size)
 
     def get_extra_state(self) -> dict[str, Any]:
         """Returns what is owed, and the replay buffer if `store_buffer_in_checkpoints`."""

@@ -274,14 +274,19 @@ class PPO(Algorithm):
         config, results = self.config, {}
         for policy_id, batch in batches.items():
             policy = self.get_policy(policy_id)
-            batch["advantages"] = standardized(batch["advantages"])
+            if not isinstance(policy, TFPolicy):  # written by hand
+                results[policy_id] = policy.learn_on_batch(batch)
+                continue
+            if "advantages" in batch:
+                batch["advantages"] = standardized(batch["advantages"])
             result = policy.learn_epochs(
                 batch,
                 config.num_sgd_iter,
                 config.sgd_minibatch_size,
                 shuffle=config.shuffle_sequences,
             )
-            policy.update_kl(result["learner_stats"]["kl"])
+            if isinstance(policy, PPOTFPolicy):
+                policy.update_kl(result["learner_stats"]["kl"])
             results[policy_id] = result
         return results
 
@@ -289,7 +294,7 @@ class PPO(Algorithm):
         """Compiles the update for the configured batch."""
         config = self.config
         rows = self.expected_train_batch_rows()
-        self.get_policy().warm_up(rows, config.num_sgd_iter, config.sgd_minibatch_size)
+        self.warm_up_policies(rows, config.num_sgd_iter, config.sgd_minibatch_size)
 
 
 def standardized(advantages: np.ndarray) -> np.ndarray:

@@ -2,49 +2,33 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
+import logging
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+import gymnasium as gym
+
 from tfpolicies.config import sections
-from tfpolicies.config.read_only import copied, handed_out, merged
-from tfpolicies.errors import (
-    ConfigError,
-    FrozenConfigError,
-    UnknownSettingError,
-    near_matches,
-)
+from tfpolicies.config.multi_agent import REPLACED, MultiAgent, refuse_replaced
+from tfpolicies.config.multi_agent_setup import multi_agent_setup, policy_config
+from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID, PolicySpec
+from tfpolicies.config.sectioned import SectionedConfig
+from tfpolicies.errors import ConfigError, UnknownSettingError, near_matches
 
-# A given dict is merged over the present one, if True also the dicts in it.
-_MERGED = {
-    "env_config": True,
-    "model": False,
-    "optimizer": False,
-    "evaluation_config": False,
-    "tf_session_args": False,
-    "local_tf_session_args": False,
-    "exploration_config": False,
-    "replay_buffer_config": False,
-}
-
-_TYPED = ("exploration_config", "replay_buffer_config")  # another "type" drops the other keys
-
-_ALIASES = {
-    "lambda": "lambda_",
-    "num_workers": "num_rollout_workers",
-    "num_env_runners": "num_rollout_workers",
-    "num_envs_per_env_runner": "num_envs_per_worker",
-    "framework_str": "framework",
-    "num_epochs": "num_sgd_iter",
-    "minibatch_size": "sgd_minibatch_size",
-}
-
-_DICT_NAMES = {"lambda_": "lambda", "num_rollout_workers": "num_workers"}  # names in `to_dict()`
-
-_MISSING: Any = object()
+logger = logging.getLogger("tfpolicies")
 
 
-class AlgorithmConfig:
+class _NotProvided:
+    """The default of an argument that is left as it was; None is a value like any other."""
+
+    def __repr__(self) -> str:
+        return "<not provided>"
+
+
+_NOT_PROVIDED: Any = _NotProvided()
+
+
+class AlgorithmConfig(SectionedConfig):
     """All settings of an algorithm, in frozen sections, changed by fluent methods.
 
     Every method takes keywords, changes only those given, checks them at once and returns the same
@@ -65,43 +49,30 @@ class AlgorithmConfig:
     algo_class: type | None = None
     training_section: type = sections.Training
 
-    _sections: dict[str, Any]  # by name, which is also the name of the method that changes it
-    _homes: dict[str, str]  # the section of each setting
-    _frozen: bool
-
     def __init__(self, algo_class: type | None = None) -> None:
-        set_ = object.__setattr__
-        set_(self, "_frozen", False)
-        if algo_class is not None:
-            set_(self, "algo_class", algo_class)
-        parts = (
-            sections.Environment(),
-            sections.Rollouts(),
-            self.training_section(),
-            sections.Framework(),
-            sections.Resources(),
-            sections.Exploration(),
-            sections.Evaluation(),
-            sections.Debugging(),
-            sections.Reporting(),
-            sections.Checkpointing(),
-            sections.Callbacks(),
-            sections.Experimental(),
-        )
-        set_(self, "_sections", {_section_name(part): part for part in parts})
-        set_(
-            self,
-            "_homes",
+        super().__init__(
             {
-                field.name: name
-                for name, part in self._sections.items()
-                for field in dataclasses.fields(part)
-            },
+                "environment": sections.Environment,
+                "rollouts": sections.Rollouts,
+                "training": self.training_section,
+                "multi_agent": MultiAgent,
+                "framework": sections.Framework,
+                "resources": sections.Resources,
+                "exploration": sections.Exploration,
+                "evaluation": sections.Evaluation,
+                "debugging": sections.Debugging,
+                "reporting": sections.Reporting,
+                "checkpointing": sections.Checkpointing,
+                "callbacks": sections.Callbacks,
+                "experimental": sections.Experimental,
+            }
         )
+        if algo_class is not None:
+            object.__setattr__(self, "algo_class", algo_class)
 
     # -- the fluent methods -------------------------------------------------------------------
 
-    def environment(self, env: Any = _MISSING, **settings: Any) -> AlgorithmConfig:
+    def environment(self, env: Any = _NOT_PROVIDED, **settings: Any) -> AlgorithmConfig:
         """Sets what is acted in; see `sections.Environment` for the settings."""
         return self._change("environment", _with("env", env, settings))
 
@@ -111,19 +82,16 @@ class AlgorithmConfig:
 
     def env_runners(self, **settings: Any) -> AlgorithmConfig:
         """Is `rollouts` under its later name; takes `num_env_runners` and the like too."""
-        return self._change("rollouts", settings, called="env_runners")
+        return self._change("env_runners", settings, "rollouts")
 
     def training(self, **settings: Any) -> AlgorithmConfig:
         """Sets how policies learn; see the algorithm's training section.
 
         `model` may be a dict of model settings, a `keras.Model`, or a factory of one.
         """
-        model = settings.get("model")
-        if model is not None and not isinstance(model, Mapping) and callable(model):
-            settings = {**settings, "model": {"custom_model": model}}
         return self._change("training", settings)
 
-    def framework(self, framework: Any = _MISSING, **settings: Any) -> AlgorithmConfig:
+    def framework(self, framework: Any = _NOT_PROVIDED, **settings: Any) -> AlgorithmConfig:
         """Sets how policies run; see `sections.Framework`."""
         return self._change("framework", _with("framework", framework, settings))
 
@@ -159,204 +127,180 @@ class AlgorithmConfig:
         """Sets the `DefaultCallbacks` subclass whose methods are called; None for none."""
         return self._change("callbacks", {"callbacks": callbacks_class})
 
-    def _change(
-        self, section: str, settings: Mapping[str, Any], *, called: str | None = None
+    def multi_agent(
+        self,
+        *,
+        policies: Mapping[str, Any] | Collection[str] = _NOT_PROVIDED,
+        policy_map_capacity: int = _NOT_PROVIDED,
+        policy_mapping_fn: Callable[..., str] | None = _NOT_PROVIDED,
+        policies_to_train: Collection[str] | Callable[..., bool] | None = _NOT_PROVIDED,
+        policy_states_are_swappable: bool = _NOT_PROVIDED,
+        observation_fn: Callable[..., Mapping[Any, Any]] | None = _NOT_PROVIDED,
+        count_steps_by: str = _NOT_PROVIDED,
+        algorithm_config_overrides_per_module: Any = -1,
+        replay_mode: Any = -1,
+        policy_map_cache: Any = -1,
     ) -> AlgorithmConfig:
-        part = self._sections[section]
-        names = [field.name for field in dataclasses.fields(part)]
-        given: dict[str, Any] = {}
-        for name, value in settings.items():
-            known = name if name in names else _ALIASES.get(name, name)
-            if known not in names:
-                hint = near_matches(name, [*names, *_ALIASES]) or self._elsewhere(name)
-                raise TypeError(
-                    f"{called or section}() got an unexpected keyword {name!r}.{hint} "
-                    f"It takes {', '.join(names)}."
-                )
-            if known in given:
-                raise TypeError(f"{called or section}() got {known!r} under two names.")
-            if known == "evaluation_config" and isinstance(value, AlgorithmConfig):
-                value = value._changed()
-            if known in _MERGED and isinstance(value, Mapping):
-                present = getattr(part, known) or {}
-                kind = present.get("type")
-                if known in _TYPED and value.get("type", kind) != kind:
-                    present = {}  # its settings are of another type
-                value = merged(present, value, deep=_MERGED[known])
-            given[known] = copied(value)
-        if given:
-            self._check_not_frozen(", ".join(given))
-            self._sections[section] = dataclasses.replace(part, **given)
-        return self
+        """Sets which policies there are, for which agents they act, and which of them learn.
 
-    def _elsewhere(self, name: str) -> str:
-        home = self._homes.get(_ALIASES.get(name, name))
-        return f" It is a setting of `{home}()`." if home else ""
+        Everything that is given is checked before anything is changed, and translated at once:
+        `config.policies` is a dict of `PolicySpec` by id, whatever form it was given in.
 
-    def _check_not_frozen(self, what: str) -> None:
-        if self._frozen:
-            raise FrozenConfigError(
-                f"{what} cannot be set: this {type(self).__name__} is already frozen, because a "
-                "worker or an algorithm uses it. Change a copy: `config.copy(copy_frozen=False)`."
-            )
+        Args:
+            policies: replaces all policies there were. A dict by policy id of `PolicySpec` or
+                4-tuples `(policy_class, observation_space, action_space, config)`; or a list, set
+                or tuple of ids. What is None, or missing with ids, is filled in when policies are
+                made (`get_multi_agent_setup`): the algorithm's class, the spaces of the agents,
+                this config. `config` is a dict of overrides, or an `AlgorithmConfig`, whose
+                settings are then all taken. Ids are strings that could be file names.
+            policy_map_capacity: how many policies keep their variables in memory; those of the
+                least recently used others lie on disk. At least 1; by default 100.
+            policy_mapping_fn: `f(agent_id, episode, worker, **kwargs) -> policy_id`, asked when an
+                agent appears in an episode; its answer holds for that episode. To find out spaces
+                it may be called with None for episode and worker. By default, and for None: every
+                agent has the policy `DEFAULT_POLICY_ID`.
+            policies_to_train: which policies are updated. None: all; a list, set or tuple of ids,
+                empty to train nothing; or `f(policy_id, batch=None) -> bool`, asked with the batch
+                at hand, or None where there is none yet.
+            policy_states_are_swappable: a promise that all policies have variables of the same
+                shapes; paging costs the same either way here, so that it changes nothing.
+            observation_fn: `f(agent_obs, worker, base_env, policies, episode)`, all by keyword,
+                that returns the observations by agent id that policies get instead.
+            count_steps_by: what a step is where batches are measured. "env_steps": each step of an
+                environment, however many agents act in it; "agent_steps": each agent's.
+            algorithm_config_overrides_per_module: deprecated; only -1.
+            replay_mode: deprecated; only -1.
+            policy_map_cache: deprecated; only -1.
 
-    # -- as attributes and items --------------------------------------------------------------
+        Returns:
+            This config.
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name in ("_sections", "_homes", "_frozen"):
-            raise AttributeError(name)
-        return self[name]
+        Raises:
+            ConfigError: for an invalid value, or a deprecated argument with another value than -1:
+                it names the replacement.
+            UsageError: if `policies_to_train` is something else; also an AssertionError.
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        self.update_from_dict({name: value})
-
-    def __delattr__(self, name: str) -> None:
-        raise FrozenConfigError(f"{name} cannot be deleted: a config keeps all of its settings.")
-
-    def __getitem__(self, key: str) -> Any:
-        name = self._name_of(key)
-        home = self._homes[name]
-        return handed_out(getattr(self._sections[home], name), f"{home}({name}={{...}})")
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        self.update_from_dict({key: value})
-
-    def _name_of(self, key: str) -> str:
-        name = _ALIASES.get(key, key)
-        if name not in self._homes:
-            raise UnknownSettingError(
-                f"Invalid property name {key!r}: {type(self).__name__} has no such setting."
-                f"{near_matches(str(key), [*self._homes, *_ALIASES])}"
-            )
-        return name
-
-    def __contains__(self, key: object) -> bool:
-        return _ALIASES.get(str(key), key) in self._homes
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """Returns a setting, or `default` where there is none of that name."""
-        return self[key] if key in self else default  # noqa: SIM401
-
-    def keys(self) -> KeysView[str]:
-        """The names of all settings, as in `to_dict()`."""
-        return self.to_dict().keys()
-
-    def values(self) -> ValuesView[Any]:
-        """The values of all settings."""
-        return self.to_dict().values()
-
-    def items(self) -> ItemsView[str, Any]:
-        """All settings with their values."""
-        return self.to_dict().items()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.to_dict())
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, AlgorithmConfig):
-            return NotImplemented
-        return type(self) is type(other) and self._sections == other._sections
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        changed = [f"{name}={value!r}" for name, value in self._changed().items()]
-        return f"{type(self).__name__}({', '.join(changed)})"
-
-    def _changed(self) -> dict[str, Any]:
-        """Returns the settings that are not those of a new config of this class."""
-        default = type(self)().to_dict()
-        return {name: value for name, value in self.to_dict().items() if default[name] != value}
-
-    # -- whole configs ------------------------------------------------------------------------
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns all settings as a plain dict with copies of the containers in it.
-
-        `lambda_` is called `lambda` there, and `num_rollout_workers` `num_workers`.
+        >>> config = AlgorithmConfig().multi_agent(policies={"a", "b"}, policies_to_train=["a"])
+        >>> config.policies["b"]
+        PolicySpec(policy_class=None, observation_space=None, action_space=None, config=None)
         """
-        return {
-            _DICT_NAMES.get(name, name): copied(getattr(self._sections[home], name))
-            for name, home in self._homes.items()
+        refuse_replaced(
+            {
+                "algorithm_config_overrides_per_module": algorithm_config_overrides_per_module,
+                "replay_mode": replay_mode,
+                "policy_map_cache": policy_map_cache,
+            }
+        )
+        settings = {
+            "policies": policies,
+            "policy_map_capacity": policy_map_capacity,
+            "policy_mapping_fn": policy_mapping_fn,
+            "policies_to_train": policies_to_train,
+            "policy_states_are_swappable": policy_states_are_swappable,
+            "observation_fn": observation_fn,
+            "count_steps_by": count_steps_by,
         }
-
-    @classmethod
-    def from_dict(cls, config_dict: Mapping[str, Any]) -> AlgorithmConfig:
-        """Returns a new config with the given settings; see `update_from_dict`."""
-        return cls().update_from_dict(config_dict)
-
-    def update_from_dict(self, config_dict: Mapping[str, Any]) -> AlgorithmConfig:
-        """Changes the given settings, under their own names or those of `to_dict()`.
-
-        Raises:
-            ConfigError: for an unknown name; nothing is changed then.
-        """
-        by_section: dict[str, dict[str, Any]] = {}
-        for key, value in config_dict.items():
-            name = self._name_of(key)
-            by_section.setdefault(self._homes[name], {})[name] = value
-        before = dict(self._sections)
-        try:
-            for home, settings in by_section.items():
-                if home == "training":
-                    self.training(**settings)
-                else:
-                    self._change(home, settings)
-        except Exception:
-            self._sections.update(before)
-            raise
+        given = {name: x for name, x in settings.items() if x is not _NOT_PROVIDED}
+        self._change("multi_agent", given)
+        trained = given.get("policies_to_train")
+        if isinstance(trained, Collection) and not trained:
+            logger.warning("policies_to_train is empty: no policy will be trained.")
         return self
 
-    @classmethod
-    def overrides(cls, **settings: Any) -> dict[str, Any]:
-        """Returns the settings as a plain dict, after checking their names.
+    # -- several policies ---------------------------------------------------------------------
 
-        >>> AlgorithmConfig.overrides(gamma=0.95)
-        {'gamma': 0.95}
+    def is_multi_agent(self) -> bool:
+        """Whether there is another policy than the one called `DEFAULT_POLICY_ID`, or none."""
+        return set(self._sections["multi_agent"].policies) != {DEFAULT_POLICY_ID}
+
+    def get_multi_agent_setup(
+        self,
+        *,
+        policies: Mapping[str, Any] | Collection[str] | None = None,
+        env: Any = None,
+        spaces: Mapping[str, tuple[gym.Space | None, gym.Space | None]] | None = None,
+        default_policy_class: type | None = None,
+    ) -> tuple[dict[str, PolicySpec], Callable[..., bool] | None]:
+        """Returns the policies as complete specs, and what says which of them are trained.
+
+        A space that a spec does not name is taken from `spaces[policy_id]`, else from the
+        environment (its `single_observation_space`, or `observation_space`; without an environment
+        `spaces["__env__"]`), else from this config. Where a space of the environment is a Dict by
+        the ids of its agents, a policy gets the one that its agents share; that is None if
+        `policy_mapping_fn(agent_id, None, worker=None)` gives no agent to it.
+
+        Args:
+            policies: as in `multi_agent`; by default those of this config.
+            env: an environment to take spaces from.
+            spaces: `{policy_id: (observation_space, action_space)}`.
+            default_policy_class: the class of policies that name none.
+
+        Returns:
+            The specs by id, where each `config` is a whole `AlgorithmConfig`: a copy of this one,
+            without its multi-agent settings, with the spec's overrides, or one of the class that
+            the policy's class has as `config_class`. And `f(policy_id, batch=None) -> bool`, or
+            None where all policies are trained.
 
         Raises:
-            KeyError: for a name that is no setting of this config class.
+            ConfigError: for a space that nobody names, a policy whose agents have different spaces,
+                or an invalid override.
         """
-        config = cls()
-        return {config._name_of(name): value for name, value in settings.items()}
+        return multi_agent_setup(self, policies, env, spaces, default_policy_class)
 
     def settings_for(self, config_class: type[AlgorithmConfig]) -> dict[str, Any]:
         """Returns the settings that a policy with another config class takes from this config.
 
         These are all of them if this config is of that class, and otherwise those that were changed
-        here and that the class knows: the rest has the class's own defaults.
+        here and that the class knows: the rest has the class's own defaults. A policy takes no
+        multi-agent settings: it knows nothing of the others.
         """
-        if isinstance(self, config_class):
-            known = config_class()
-            return {key: value for key, value in self.to_dict().items() if key in known}
+        mine = isinstance(self, config_class)
+        settings = self._as_dict("multi_agent") if mine else self._changed("multi_agent")
         known = config_class()
-        return {key: value for key, value in self._changed().items() if key in known}
+        return {key: value for key, value in settings.items() if key in known}
 
-    def copy(self, copy_frozen: bool | None = None) -> AlgorithmConfig:
-        """Returns a copy, as frozen as this one, or as `copy_frozen` says."""
-        twin = type(self)()
-        twin._sections.update(self._sections)
-        object.__setattr__(twin, "algo_class", self.algo_class)
-        frozen = self._frozen if copy_frozen is None else copy_frozen
-        object.__setattr__(twin, "_frozen", frozen)
+    def copy_for_policy(self) -> AlgorithmConfig:
+        """Returns a copy that can be changed, with the defaults for the multi-agent settings."""
+        twin = self.copy(copy_frozen=False)
+        twin._sections["multi_agent"] = MultiAgent()
         return twin
 
-    def record_resolved(self, **values: Any) -> None:
-        """Puts what an "auto" became in its place, even in a frozen config."""
-        for name, value in values.items():
-            if self[name] == "auto":
-                home = self._homes[name]
-                part = self._sections[home]
-                self._sections[home] = dataclasses.replace(part, **{name: value})
+    def add_foreign(self, settings: Mapping[str, Any]) -> None:
+        """Keeps settings under names of its own for a policy class that was written by hand."""
+        self._check_not_frozen(", ".join(settings))
+        self._foreign.update(settings)
 
-    def freeze(self) -> None:
-        """Refuses all changes from here on."""
-        object.__setattr__(self, "_frozen", True)
+    def _check_parts(self, parts: Mapping[str, Any]) -> None:
+        """Checks the overrides of policies, as far as their classes are known."""
+        if "multi_agent" not in parts:
+            return
+        default = self._default_policy_class()
+        for policy_id, spec in parts["multi_agent"].policies.items():
+            if spec.config:
+                policy_config(self, policy_id, spec.policy_class or default, spec.config)
 
-    @property
-    def is_frozen(self) -> bool:
-        """Whether changes are refused."""
-        return self._frozen
+    def _default_policy_class(self) -> type:
+        """Returns the algorithm's class of policies, or `object`, which takes any override."""
+        find = getattr(self.algo_class, "default_policy_class", None)
+        try:
+            return object if find is None else find(self)
+        except ConfigError:
+            return object
+
+    def _multi_agent_settings(self, nested: Any) -> dict[str, Any]:
+        if not isinstance(nested, Mapping):
+            raise ConfigError(f"multiagent must be a dict of settings, got {nested!r}.")
+        known = [name for name, home in self._homes.items() if home == "multi_agent"]
+        for name in nested:
+            if name not in known and name not in REPLACED:
+                raise UnknownSettingError(
+                    f"multiagent has no key {name!r}.{near_matches(str(name), known)} It takes "
+                    f"{', '.join(known)}."
+                )
+        refuse_replaced({name: value for name, value in nested.items() if name in REPLACED})
+        return {name: value for name, value in nested.items() if name in known}
+
+    # -- whole configs ------------------------------------------------------------------------
 
     def validate(self) -> None:
         """Checks settings against each other.
@@ -364,6 +308,7 @@ class AlgorithmConfig:
         Raises:
             ConfigError: naming the contradiction.
         """
+        self._validate_policies()
         if self.evaluation_config is not None:
             self.copy(copy_frozen=False).update_from_dict(self.evaluation_config)
         if self.num_rollout_workers:
@@ -372,19 +317,39 @@ class AlgorithmConfig:
                 "use num_rollout_workers=0 and num_envs_per_worker for more environments."
             )
 
-    def fragment_length(self, num_envs: int | None = None) -> int:
+    def _validate_policies(self) -> None:
+        trained, policies = self.policies_to_train, self._sections["multi_agent"].policies
+        unknown = (
+            [x for x in trained if x not in policies] if isinstance(trained, Collection) else []
+        )
+        if unknown:
+            raise ConfigError(
+                f"policies_to_train has {unknown}, not defined in policies={sorted(policies)}."
+                f"{near_matches(unknown[0], policies)} Add them by multi_agent(policies=...)."
+            )
+
+    def fragment_length(self, num_envs: int | None = None, worker_index: int = 0) -> int:
         """Returns the rows that each environment yields per `sample()`, with "auto" resolved.
 
-        "auto" is `train_batch_size / (environments of all workers)`, rounded up.
+        "auto" is `train_batch_size / (environments of all workers)`, rounded up; of several
+        workers, the first ones take the rows that are left over.
 
         Args:
             num_envs: environments of one worker, where a vector environment decides their number;
                 `num_envs_per_worker` by default.
+            worker_index: of the worker, from 1; 0 for the largest length that any of them has.
+
+        >>> config = AlgorithmConfig().training(train_batch_size=4000)
+        >>> config = config.rollouts(num_rollout_workers=3, rollout_fragment_length="auto")
+        >>> [config.fragment_length(worker_index=i) for i in (1, 2, 3)]
+        [1334, 1333, 1333]
         """
         if self.rollout_fragment_length != "auto":
             return int(self.rollout_fragment_length)
-        envs = (num_envs or self.num_envs_per_worker) * max(1, self.num_rollout_workers)
-        return -(-self.train_batch_size // envs)
+        envs = num_envs or self.num_envs_per_worker
+        all_envs = envs * max(1, self.num_rollout_workers)
+        share, rest = divmod(self.train_batch_size, all_envs)
+        return int(share + (max(0, worker_index - 1) * envs < rest))
 
     def build(self, env: Any = None, logger_creator: Any = None, use_copy: bool = True) -> Any:
         """Builds the algorithm.
@@ -411,12 +376,5 @@ class AlgorithmConfig:
         return algorithm_class(config)
 
 
-def _section_name(part: Any) -> str:
-    for kind in type(part).__mro__:
-        if kind.__module__ == sections.__name__:
-            return kind.__name__.lower()
-    raise ConfigError(f"{type(part).__name__} is no section of a config.")
-
-
 def _with(name: str, value: Any, settings: dict[str, Any]) -> dict[str, Any]:
-    return settings if value is _MISSING else {name: value, **settings}
+    return settings if value is _NOT_PROVIDED else {name: value, **settings}

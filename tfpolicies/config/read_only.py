@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+from tfpolicies.config.policy_spec import PolicySpec
 from tfpolicies.errors import FrozenConfigError
 
 
@@ -43,20 +45,32 @@ _PLAIN = frozenset((type(None), bool, int, float, str, type))
 
 
 def copied(value: Any) -> Any:
-    """Returns `value` with its dicts and lists copied; what is in them stays the same object."""
+    """Returns `value` with its dicts, lists and sets copied; what is in them stays the same."""
     if type(value) in _PLAIN:  # nearly all; asking for a Mapping takes ten times as long
         return value
     if isinstance(value, Mapping):
         return {key: copied(part) for key, part in value.items()}
     if isinstance(value, list):
         return [copied(part) for part in value]
-    return value
+    return set(value) if isinstance(value, set) else value
+
+
+def in_dict(value: Any) -> Any:
+    """Returns a copy of `value` as `to_dict` has it: the specs of policies as 4-tuples."""
+    if isinstance(value, Mapping):
+        return {key: in_dict(part) for key, part in value.items()}
+    if isinstance(value, PolicySpec):
+        spaces = value.observation_space, value.action_space
+        return value.policy_class, *spaces, copied(value.config)
+    return copied(value)
 
 
 def handed_out(value: Any, way: str) -> Any:
-    """Returns `value` as a reader gets it: lists as copies, dicts as read-only ones."""
+    """Returns `value` as a reader gets it: dicts read-only, lists and specs as copies."""
     if isinstance(value, Mapping):
         return ReadOnlyDict({key: handed_out(part, way) for key, part in value.items()}, way)
+    if isinstance(value, PolicySpec):
+        return dataclasses.replace(value, config=copied(value.config))
     return copied(value)
 
 

@@ -63,7 +63,7 @@ class _SingleAgentCheck:
         """Plays `steps` steps."""
         obs = self._reset(seed)
         for _ in range(steps):
-            obs, over = self._step(_random_action(self.env.action_space, obs))
+            obs, over = self._step(random_action(self.env.action_space, obs))
             if over:
                 obs = self._reset(None)
 
@@ -160,7 +160,7 @@ class _MultiAgentCheck:
         self._seeded.add(agent)
 
     def _step(self, waiting: dict[Any, Any]) -> tuple[dict[Any, Any], bool]:
-        actions = {a: _random_action(self.env.action_space_of(a), x) for a, x in waiting.items()}
+        actions = {a: random_action(self.env.action_space_of(a), x) for a, x in waiting.items()}
         found = _called("step", lambda: self._envs.step(0, actions), actions)
         obs, rewards, terminateds, truncateds, _ = found
         self._check_observations(obs, "step")
@@ -196,7 +196,8 @@ def _called(method: str, call: Callable[[], Any], actions: Any = None) -> Any:
         ) from error
 
 
-def _random_action(space: Any, obs: Any) -> Any:
+def random_action(space: Any, obs: Any) -> Any:
+    """Returns an action that the mask of an observation allows, if it has one."""
     masked = isinstance(obs, Mapping) and set(obs) == {"observations", "action_mask"}
     if masked and isinstance(space, spaces.Discrete):
         return space.sample(mask=np.asarray(obs["action_mask"], np.int8))

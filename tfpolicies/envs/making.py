@@ -200,7 +200,7 @@ def _resolved(source: Any) -> Callable[[EnvContext], Any]:
     if isinstance(source, str) and is_pettingzoo_name(source):
         create = pettingzoo_creator(source)
         return lambda context: create(**context)
-    if is_pettingzoo(source) and not isinstance(source, type):
+    if is_pettingzoo(source):
         return lambda context: source
     if isinstance(source, str):
         module_name, _, class_name = (

@@ -7,13 +7,14 @@ become `{"observations": ..., "action_mask": ...}`, which policies read masks fr
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from gymnasium import spaces
 
 from tfpolicies.envs.multi_agent_env import ALL, MultiAgentEnv, MultiAgentStep
-from tfpolicies.errors import EnvError
+from tfpolicies.errors import EnvError, near_matches
 
 PREFIXES = ("pettingzoo", "mpe2")
 _THEIRS, _OURS = "observation", "observations"
@@ -30,7 +31,7 @@ def is_pettingzoo_name(name: str) -> bool:
 
 def is_pettingzoo(env: Any) -> bool:
     """Whether an object is an environment of PettingZoo's API, parallel or turn-based."""
-    return not isinstance(env, MultiAgentEnv) and hasattr(env, "possible_agents")
+    return hasattr(env, "possible_agents") and not isinstance(env, MultiAgentEnv | type)
 
 
 def pettingzoo_env(env: Any, **settings: Any) -> MultiAgentEnv:
@@ -64,22 +65,53 @@ def pettingzoo_creator(name: str) -> Callable[..., Any]:
     """Returns the creator that a name stands for; it is called with the environment's settings.
 
     Raises:
-        EnvError: if the name is unknown, or a package is missing.
+        EnvError: if the name is unknown, or a package is missing; by the creator, if a package is
+            missing that this environment needs.
     """
     package, _, rest = name.partition(":")
-    path = ".".join((package, *rest.split("/")))
+    return _registered(rest) if package == "pettingzoo" else _of_module(package, rest)
+
+
+def _registered(name: str) -> Callable[..., Any]:
+    """Returns the creator of an environment that PettingZoo knows: its parallel form if it has one.
+
+    PettingZoo's ids end in "-v1"; its modules, and the names everybody knows, in "_v1".
+    """
     try:
-        module = importlib.import_module(path)
+        import pettingzoo as package
+        from pettingzoo.env_registry.exceptions import PettingZooRegistryError
     except ImportError as error:
         raise EnvError(
-            f"The environment {name!r} could not be imported: {error}. Write it as "
-            "'pettingzoo:family/name_v1' or 'mpe2:name_v1', and install what it needs "
-            "(pip install 'tfpolicies[envs]', or the extra of PettingZoo's family)."
+            f"'pettingzoo:{name}' needs the package pettingzoo from version 1.27 on: {error}. "
+            "Install it: pip install 'tfpolicies[envs]'."
         ) from error
-    for form in ("parallel_env", "env"):
-        if callable(getattr(module, form, None)):
-            return getattr(module, form)
-    raise EnvError(f"{path} has neither `parallel_env` nor `env`, so {name!r} is no environment.")
+    registries = {"parallel": package.parallel_registry, "aec": package.aec_registry}
+    own_id = re.sub(r"_(v\d+)$", r"-\1", name)
+    form = next((form for form, registry in registries.items() if own_id in registry), None)
+    if form is None:
+        known = [re.sub(r"-(v\d+)$", r"_\1", known) for known in package.aec_registry]
+        raise EnvError(
+            f"No environment {name!r} is registered with PettingZoo.{near_matches(name, known)}"
+        )
+
+    def create(**settings: Any) -> Any:
+        try:
+            return package.make(form, own_id, **settings)
+        except (ImportError, PettingZooRegistryError) as error:
+            raise EnvError(f"The environment {name!r} could not be made: {error}") from error
+
+    return create
+
+
+def _of_module(package: str, name: str) -> Callable[..., Any]:
+    try:
+        module = importlib.import_module(f"{package}.{name}")
+        return module.parallel_env
+    except (ImportError, AttributeError) as error:
+        raise EnvError(
+            f"The environment '{package}:{name}' could not be imported: {error}. Write it as "
+            f"'{package}:simple_spread_v3', and install it: pip install 'tfpolicies[envs]'."
+        ) from error
 
 
 class _PettingZoo(MultiAgentEnv):

@@ -167,7 +167,9 @@ class Acting:
         explorer = self.exploration
         noise = np.zeros((len(inputs[0]), explorer.noise_size), np.float32)
         params = np.zeros(explorer.num_params, np.float32)
-        return self.runner.run(self.state, inputs, noise, params)
+        runner = self.runner
+        with self.state.lock:
+            return runner.run(self.state, inputs, noise, params)
 
     # -- checks -------------------------------------------------------------------------------
 
@@ -283,7 +285,8 @@ class Acting:
             raise BatchError(
                 f"{len(checked[0])} actions were given for {len(inputs[0])} observations."
             )
-        return self.program.runtime.log_likelihoods(self.state, inputs, checked)
+        with self.state.lock:
+            return self.program.runtime.log_likelihoods(self.state, inputs, checked)
 
     def env_action(self, action: Any, *, unsquash: bool | None, clip: bool | None) -> Any:
         """Returns one normalised action as the environment takes it; see `Policy.env_action`."""

@@ -62,7 +62,7 @@ def policy_part(policy: Any, state: Mapping[str, Any] | None = None) -> PolicyPa
         "policy_class": encode_value(type(policy)),
         "observation_space": encode_space(policy.observation_space),
         "action_space": encode_space(policy.action_space),
-        "config": encode_config(policy.config),
+        "config": encode_config(_without_environment(policy.config)),
         "policy_id": policy.policy_id,
         "program": _fingerprint(policy),
         "state": {
@@ -73,6 +73,12 @@ def policy_part(policy: Any, state: Mapping[str, Any] | None = None) -> PolicyPa
         "versions": {"tensorflow": tf.__version__, "keras": keras.__version__},
     }
     return PolicyPart(POLICY_MANIFEST, manifest, arrays)
+
+
+def _without_environment(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a policy's config without an environment that has no name: no policy needs it."""
+    env = config.get("env")
+    return {**config, "env": env if isinstance(env, str) else None}
 
 
 def _has_arrays(value: Any) -> bool:
@@ -174,12 +180,20 @@ def _stored_state(manifest: Mapping[str, Any]) -> dict[str, Any]:
 def policy_of(
     checkpoint: Checkpoint,
     source: str,
-    policy_class: type[Policy] | None,
-    overrides: Mapping[str, Any] | None,
+    classes: Sequence[type],
+    overrides: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Returns a new policy with the class, spaces, config and state of a checkpoint."""
+    """Returns a new policy with the class, spaces, config and state of a checkpoint.
+
+    Args:
+        checkpoint: of the policy.
+        source: where it is from, for messages.
+        classes: classes outside this package that it may name; one without an import path stands
+            for any.
+        overrides: settings that replace stored ones.
+    """
     held = sum(np.size(array) for array in checkpoint.arrays.get("weights", {}).values())
-    known = {} if policy_class is None else {import_path(policy_class): policy_class}
+    known = {import_path(found): found for found in classes}
     policy = _built(checkpoint.manifest, source, known, overrides, held)
     policy.set_state(state_of(checkpoint))
     return policy
@@ -304,7 +318,7 @@ def load_policies(
             given for the checkpoint of a single policy.
         UnknownPolicyError: if one of `policy_ids` is not in it.
     """
-    folder = Path(path)
+    folder, classes = Path(path), [] if policy_class is None else [policy_class]
     if (folder / POLICY_MANIFEST).exists() or not (folder / ALGORITHM_MANIFEST).exists():
         if policy_ids is not None:
             read_manifest(folder, POLICY_MANIFEST, kind="Policy")
@@ -312,7 +326,7 @@ def load_policies(
                 f"{str(folder)!r} is the checkpoint of one policy; leave policy_ids out."
             )
         checkpoint = read_checkpoint(folder, POLICY_MANIFEST, kind="Policy")
-        return policy_of(checkpoint, repr(str(folder)), policy_class, overrides)
+        return policy_of(checkpoint, repr(str(folder)), classes, overrides)
     whole = read_checkpoint(
         folder,
         ALGORITHM_MANIFEST,
@@ -321,6 +335,6 @@ def load_policies(
         policies=None if policy_ids is None else list(policy_ids),
     )
     return {
-        pid: policy_of(part, f"policy {pid!r} of {str(folder)!r}", policy_class, overrides)
+        pid: policy_of(part, f"policy {pid!r} of {str(folder)!r}", classes, overrides)
         for pid, part in whole.policies.items()
     }

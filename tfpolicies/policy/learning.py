@@ -66,6 +66,7 @@ class Learning:
         shuffle: bool,
     ) -> dict[str, Any]:
         """Updates by all minibatches of all epochs; see `TFPolicy.learn_epochs`."""
+        self.state.require_changeable()
         self.prepare()
         custom = self._announced(batch)
         columns = self._selected(batch, minibatch_size)
@@ -83,6 +84,7 @@ class Learning:
         self, batch: Mapping[str, Any], num_epochs: int, minibatch_size: int, *, shuffle: bool
     ) -> dict[str, Any]:
         """Calls `learn_on_batch` for each minibatch, in the order of `epochs`."""
+        self.state.require_changeable()
         whole = batch if isinstance(batch, SampleBatch) else SampleBatch(batch)
         if not whole.count:
             raise BatchError("The batch is empty; learning needs at least one row.")
@@ -158,6 +160,7 @@ class Learning:
         Raises:
             BatchError: if no batch is loaded, or `offset` lies behind its end.
         """
+        self.state.require_changeable()
         rows = self.rows_loaded(buffer_index)
         require_loaded(rows, offset if size < rows else 0, buffer_index)
         columns = self._buffers[buffer_index]

@@ -11,7 +11,7 @@ import heapq
 import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +21,7 @@ from tfpolicies.state import PolicyState, tick
 from tfpolicies.storage.stash import Stash
 
 _MOST_MAPPED = 512  # frozen states: each memory map keeps a file open
+_FEW = 64  # notes of use that are no more valid
 
 
 class PagingStatistics(NamedTuple):
@@ -69,7 +70,7 @@ class Page:
         self.stash = pager.stash
         self.written: int | None = None  # the version of the variables that lies in the stash
         self.is_pinned = False
-        self.was_written_here = True  # not opened from what another map wrote
+        self.is_own = True  # not frozen by another worker's map
         self.noted = 0  # when the state was last used, as the pager's order has it
 
     @property
@@ -81,6 +82,11 @@ class Page:
     def is_dirty(self) -> bool:
         """Whether the variables in memory are not in the stash."""
         return self.written != self.state.version
+
+    def read(self) -> np.ndarray:
+        """Returns the variables from the stash: mapped if the state is frozen."""
+        read = self.stash.map if self.is_frozen else self.stash.read
+        return read(self.name, self.state.layout.num_bytes)
 
     def bring_back(self, state: PolicyState) -> np.ndarray:
         """Returns the variables from the stash; see `tfpolicies.state.Pager`."""
@@ -109,6 +115,7 @@ class Pager:
         self._order: list[tuple[int, int, Page]] = []  # a heap: when each was last used, as noted
         self._tickets = itertools.count()
         self._bytes = 0
+        self._mapped = 0  # frozen states in memory
         self._counts = dict.fromkeys(("hits", "misses", "evictions", "writes"), 0)
         self._seconds = 0.0
 
@@ -120,22 +127,54 @@ class Pager:
 
     # -- which states -------------------------------------------------------------------------
 
-    def add(self, name: str, state: PolicyState, on_eviction: Callable[[], None]) -> Page:
+    def add(
+        self,
+        name: str,
+        state: PolicyState,
+        on_eviction: Callable[[], None],
+        leaving: PolicyState | None = None,
+    ) -> Page:
         """Takes a state that is in memory under paging, as the most recently used one.
+
+        Args:
+            name: of its entry.
+            state: the state.
+            on_eviction: called when the state leaves memory.
+            leaving: a state whose room it may have, as that one will be removed.
 
         Raises:
             StashError: if another one must go for it and cannot be written; nothing is changed.
         """
         with self._lock:
             page = Page(self, name, state, on_eviction)
-            self._make_room(page)
-            self._pages[state] = page
-            state.pager = page
-            self._take_in(page)
+            with self._without(leaving):
+                self._make_room(page)
+                self._pages[state] = page
+                state.pager = page
+                self._take_in(page)
             return page
 
+    @contextlib.contextmanager
+    def _without(self, leaving: PolicyState | None) -> Iterator[None]:
+        """Does not count a state for a while."""
+        page = None if leaving is None else self._pages.get(leaving)
+        if page is None or page not in self._in_memory:
+            yield
+            return
+        self._let_go(page)
+        try:
+            yield
+        finally:
+            self._count_in(page)
+
     def adopt(
-        self, name: str, state: PolicyState, on_eviction: Callable[[], None], stash: Stash
+        self,
+        name: str,
+        state: PolicyState,
+        on_eviction: Callable[[], None],
+        stash: Stash,
+        *,
+        is_own: bool,
     ) -> Page:
         """Takes a state under paging that lies in a stash; what it has in memory is let go.
 
@@ -144,11 +183,11 @@ class Pager:
             state: the state; a frozen one is mapped.
             on_eviction: called when the state leaves memory.
             stash: where it lies.
+            is_own: whether it is this map's to remove.
         """
         with state.lock, self._lock:
             page = Page(self, name, state, on_eviction)
-            page.stash, page.written = stash, state.version
-            page.was_written_here = False
+            page.stash, page.written, page.is_own = stash, state.version, is_own
             self._pages[state] = page
             state.pager = page
             state.page_out()
@@ -159,16 +198,27 @@ class Pager:
 
         One that cannot be read back is taken out all the same, and still says so when it is used.
         """
-        with state.lock:
+        with state.lock, self._lock:
+            page = self._let_stay(state)
+            if not page.is_frozen or page.stash is self.stash:
+                page.stash.remove(page.name)
+
+    def leave(self, state: PolicyState) -> None:
+        """Takes a state out of paging like `remove`, but leaves what is in the stash."""
+        with state.lock, self._lock:
+            self._let_stay(state)
+
+    def _let_stay(self, state: PolicyState) -> Page:
+        page = self._pages.pop(state)
+        if page in self._in_memory:
+            self._let_go(page)
+        elif not state.is_in_memory:
             with contextlib.suppress(StashError):
-                _ = state.segments
-            with self._lock:
-                page = self._pages.pop(state)
-                if page in self._in_memory:
-                    self._let_go(page)
-                    state.pager = None
-            if not page.is_frozen:
-                self.stash.remove(page.name)
+                state.page_in(page.read())
+        if state.is_in_memory:
+            state.pager = None
+        self._drop_old_notes()  # they would keep the state
+        return page
 
     def touch(self, state: PolicyState) -> None:
         """Makes a state the most recently used one, and brings it back if it is not in memory."""
@@ -182,12 +232,12 @@ class Pager:
     def bring_back(self, page: Page, state: PolicyState) -> np.ndarray:
         """Returns the variables of a state, making room for them; `state.lock` is held."""
         with self._lock:
+            if state not in self._pages:  # it was removed when it could not be read
+                return page.read()
             self._counts["misses"] += 1
             self._make_room(page)
             begun = time.perf_counter()
-            size = state.layout.num_bytes
-            read = page.stash.map if page.is_frozen else page.stash.read
-            memory = read(page.name, size)
+            memory = page.read()
             self._seconds += time.perf_counter() - begun
             self._take_in(page)
             return memory
@@ -196,9 +246,13 @@ class Pager:
 
     def _take_in(self, page: Page) -> None:
         page.state.last_used = tick()
+        self._count_in(page)
+
+    def _count_in(self, page: Page) -> None:
         self._in_memory.add(page)
         self._note(page)
         self._bytes += self._cost(page)
+        self._mapped += page.is_frozen
 
     def _note(self, page: Page) -> None:
         page.noted = page.state.last_used
@@ -207,30 +261,51 @@ class Pager:
     def _let_go(self, page: Page) -> None:
         self._in_memory.remove(page)
         self._bytes -= self._cost(page)
+        self._mapped -= page.is_frozen
+        if len(self._order) > 2 * len(self._in_memory) + _FEW:
+            self._drop_old_notes()
+
+    def _drop_old_notes(self) -> None:
+        """Keeps the one valid note of each state in memory."""
+        valid = [x for x in self._order if x[2] in self._in_memory and x[2].noted == x[0]]
+        self._order = valid
+        heapq.heapify(valid)
 
     def _cost(self, page: Page) -> int:
         return 0 if page.is_frozen else page.state.layout.num_bytes
 
-    def _make_room(self, page: Page) -> None:
-        """Evicts the least recently used states until one more fits."""
+    def _make_room(self, page: Page | None) -> None:
+        """Evicts the least recently used states until one more fits; None: those that are in."""
         while self._is_full(page):
             victim = self._victim()
             if victim is None:  # all others are pinned or in use at this moment
                 return
-            try:
-                self._evict(victim)
-            except BaseException:
-                self._note(victim)
-                raise
-            finally:
-                victim.state.lock.release()
+            self._evict_locked(victim)
+        while page is not None and page.is_frozen and self._mapped >= _MOST_MAPPED:
+            victim = self._mapped_victim()
+            if victim is None:
+                return
+            self._evict_locked(victim)
 
-    def _is_full(self, page: Page) -> bool:
-        capacity = _MOST_MAPPED if self.capacity is None and page.is_frozen else self.capacity
-        if capacity is not None and len(self._in_memory) >= capacity:
+    def _evict_locked(self, victim: Page) -> None:
+        """Evicts a page whose state's lock was taken for it."""
+        try:
+            self._evict(victim)
+        except BaseException:
+            self._note(victim)
+            raise
+        finally:
+            victim.state.lock.release()
+
+    def _is_full(self, page: Page | None) -> bool:
+        count = len(self._in_memory) + (page is not None)
+        if self.capacity is not None and count > self.capacity:
             return True
-        budget, cost = self.capacity_bytes, self._cost(page)
-        return budget is not None and bool(cost) and self._bytes + cost > budget
+        cost = 0 if page is None else self._cost(page)
+        counts = page is None or cost > 0
+        return (
+            self.capacity_bytes is not None and counts and self._bytes + cost > self.capacity_bytes
+        )
 
     def _victim(self) -> Page | None:
         """Returns the page to evict next, the least recently used one, its state's lock taken."""
@@ -243,15 +318,19 @@ class Pager:
                 if page.state.last_used != known:  # it was used after that
                     self._note(page)
                     continue
-                lock = page.state.lock
-                is_free = not (page.is_pinned or lock._is_owned())  # type: ignore[attr-defined]
-                if is_free and lock.acquire(blocking=False):
+                if _take_lock(page):
                     return page
                 passed.append(page)
             return None
         finally:
             for page in passed:
                 self._note(page)
+
+    def _mapped_victim(self) -> Page | None:
+        """Returns the frozen page to evict next, its state's lock taken."""
+        mapped = (page for page in self._in_memory if page.is_frozen)
+        oldest_first = sorted(mapped, key=lambda page: page.state.last_used)
+        return next(filter(_take_lock, oldest_first), None)
 
     def _evict(self, page: Page) -> None:
         self._write(page)
@@ -261,7 +340,9 @@ class Pager:
         page.on_eviction()
 
     def _write(self, page: Page) -> None:
-        if page.is_dirty:
+        if page.is_dirty or not page.stash.has(page.name):
+            if page.is_frozen:  # others may have another one under that name by now
+                page.stash = self.stash
             begun = time.perf_counter()
             page.stash.write(page.name, page.state.memory)
             self._seconds += time.perf_counter() - begun
@@ -277,6 +358,22 @@ class Pager:
 
     # -- what is asked of single states --------------------------------------------------------
 
+    def pin(self, state: PolicyState) -> None:
+        """Keeps a state in memory, whatever the capacity; brings it back if it is not there."""
+        with state.lock, self._lock:
+            self._pages[state].is_pinned = True
+            _ = state.segments
+
+    def unpin(self, state: PolicyState) -> None:
+        """Lets a state be evicted again, at once if there are too many.
+
+        Raises:
+            StashError: if one that must go cannot be written.
+        """
+        with self._lock:
+            self._pages[state].is_pinned = False
+            self._make_room(None)
+
     def write(self, state: PolicyState) -> None:
         """Writes a state to the stash if what lies there is older; it stays in memory."""
         with state.lock, self._lock:
@@ -285,7 +382,7 @@ class Pager:
                 self._write(page)
 
     def freeze(
-        self, state: PolicyState, policy_id: str, name: str, stash: Stash, *, written_here: bool
+        self, state: PolicyState, policy_id: str, name: str, stash: Stash, *, is_own: bool
     ) -> None:
         """Lets a state be mapped from an entry of a stash, where it was written, from now on.
 
@@ -294,17 +391,21 @@ class Pager:
             policy_id: what it is called in messages.
             name: of the entry.
             stash: where it lies.
-            written_here: whether it was this process that wrote it.
+            is_own: whether it is this map's to remove.
         """
         with state.lock, self._lock:
             page = self._pages[state]
-            if page in self._in_memory:
+            mapped = stash.map(name, state.layout.num_bytes)
+            is_in = page in self._in_memory
+            if is_in:
                 self._let_go(page)
-                state.page_out()
             self.stash.remove(page.name)
             page.name, page.stash, page.written = name, stash, state.version
-            page.was_written_here = written_here
+            page.is_own = is_own
             state.frozen_as = policy_id
+            if is_in:
+                state.page_in(mapped)
+                self._count_in(page)
 
     def statistics(self) -> PagingStatistics:
         """Returns the figures so far."""
@@ -321,3 +422,10 @@ class Pager:
                 seconds=self._seconds,
                 **self._counts,
             )
+
+
+def _take_lock(page: Page) -> bool:
+    """Takes the lock of a state that may be evicted, unless somebody has it."""
+    lock = page.state.lock
+    is_free = not (page.is_pinned or lock._is_owned())  # type: ignore[attr-defined]
+    return is_free and lock.acquire(blocking=False)

@@ -6,10 +6,12 @@ variables go to a stash and come back.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import secrets
 import threading
+import weakref
 from collections.abc import (
     Callable,
     ItemsView,
@@ -33,7 +35,7 @@ from tfpolicies.policy.paging import Pager, PagingStatistics
 from tfpolicies.policy.policy import ActionBatch, Policy
 from tfpolicies.policy.stacked_acting import compute_actions
 from tfpolicies.storage.atomic import FolderLock
-from tfpolicies.storage.stash import Stash
+from tfpolicies.storage.stash import HEADER, Stash
 
 logger = logging.getLogger("tfpolicies")
 
@@ -176,24 +178,26 @@ class PolicyMap(MutableMapping[str, Policy]):
             UsageError: if it is no policy, or that of another map.
             StashError: if another one must go for it and cannot be stashed; nothing is changed.
         """
-        validate_policy_id(policy_id)
+        validate_policy_id(policy_id, error=True)
         if not isinstance(policy, Policy):
             raise UsageError(f"A PolicyMap holds policies; got {policy!r:.80} for {policy_id!r}.")
         with self._lock:
             before = self._policies.get(policy_id)
             state = policy.pageable_state
-            if state is not None and before is not policy:
-                self._take(policy_id, policy, state)
-            self._policies[policy_id] = policy
-            self._waiting.pop(policy_id, None)
-            self._deleted.discard(policy_id)
-            if before is not None and before is not policy:
-                self._leave(before)
-        if state is not None:
-            self._pager.touch(state)
+            if before is not policy:
+                if state is not None:
+                    self._take(policy_id, policy, state, before)
+                self._policies[policy_id] = policy
+                self._forget_entry(policy_id)
+                self._deleted.discard(policy_id)
+                self.specs.pop(policy_id, None)
+                if before is not None:
+                    self._leave(before)
+            if state is not None:
+                self._pager.touch(state)
 
-    def _take(self, policy_id: str, policy: Policy, state: Any) -> None:
-        """Has the pager take a policy's state."""
+    def _take(self, policy_id: str, policy: Policy, state: Any, before: Policy | None) -> None:
+        """Has the pager take a policy's state, in place of that of the one before."""
         if state.pager is not None:
             if state in self._pager:
                 return  # under another id
@@ -202,17 +206,23 @@ class PolicyMap(MutableMapping[str, Policy]):
                 "`policy.copy()`."
             )
         name = f"{policy_id}~{secrets.token_hex(4)}"
-        self._pager.add(name, state, _release(policy, state))
+        is_leaving = before is not None and self._count(before) == 1
+        leaving = before.pageable_state if before is not None and is_leaving else None
+        self._pager.add(name, state, _release(policy, state), leaving)
+
+    def _count(self, policy: Policy) -> int:
+        """Returns the number of ids of a policy."""
+        return sum(other is policy for other in self._policies.values())
 
     def _leave(self, policy: Policy) -> None:
         """Lets go of a policy that may be here under another id, too."""
         state = policy.pageable_state
-        if any(other is policy for other in self._policies.values()):
+        if self._count(policy):
             return
         policy.close()
         if state is not None:
             page = self._pager[state]
-            mine = page.is_frozen and page.was_written_here
+            mine = page.is_frozen and page.is_own
             self._pager.remove(state)
             if mine:
                 self._frozen.remove(page.name)
@@ -225,15 +235,22 @@ class PolicyMap(MutableMapping[str, Policy]):
         """
         with self._lock:
             if policy_id in self._waiting:
-                stash, name = self._waiting.pop(policy_id)
-                if stash is self._pager.stash:
-                    stash.remove(name)
+                self._forget_entry(policy_id)
             else:
                 policy = self.handle(policy_id)
                 del self._policies[policy_id]
                 self._leave(policy)
             self.specs.pop(policy_id, None)
-            self._deleted.add(policy_id)
+            if self._is_kept:
+                self._deleted.add(policy_id)
+
+    def _forget_entry(self, policy_id: str) -> None:
+        """Forgets what waits in the stash under an id, if something does; its own also there."""
+        place = self._waiting.pop(policy_id, None)
+        if place is not None and place not in self._waiting.values():
+            stash, name = place
+            if stash is self._pager.stash or self._has_frozen(name):
+                stash.remove(name)
 
     def __contains__(self, policy_id: object) -> bool:
         return policy_id in self._policies or policy_id in self._waiting
@@ -254,6 +271,42 @@ class PolicyMap(MutableMapping[str, Policy]):
             return self[policy_id]
         except UnknownPolicyError:  # deleted meanwhile
             return default
+
+    def pop(self, policy_id: str, *default: Any) -> Any:
+        """Removes a policy and returns it, or `default`, if given, where there is none."""
+        if len(default) > 1:
+            raise TypeError(f"pop takes an id and at most one default, got {len(default)}.")
+        with self._lock:
+            if default and policy_id not in self:
+                return default[0]
+            policy = self.handle(policy_id)
+            del self[policy_id]
+            return policy
+
+    def popitem(self) -> tuple[str, Policy]:
+        """Removes a policy and returns its id and it, the last one of the order of iteration.
+
+        Raises:
+            UnknownPolicyError: if the map is empty; also a KeyError.
+        """
+        with self._lock:
+            ids = list(self)
+            if not ids:
+                raise UnknownPolicyError("popitem needs a policy, but this PolicyMap is empty.")
+            return ids[-1], self.pop(ids[-1])
+
+    def setdefault(self, policy_id: str, default: Any = None) -> Policy:
+        """Returns the policy under an id, after putting `default` there if there is none."""
+        with self._lock:
+            if policy_id not in self:
+                self[policy_id] = default
+            return self[policy_id]
+
+    def clear(self) -> None:
+        """Removes all policies, also those whose entries in the stash are damaged."""
+        with self._lock:
+            for policy_id in self:
+                del self[policy_id]
 
     def items(self) -> ItemsView[str, Policy]:
         """Returns a view of all ids and policies, of stashed ones, too; it brings nothing back."""
@@ -311,7 +364,7 @@ class PolicyMap(MutableMapping[str, Policy]):
         """
         if not (isinstance(policy_cls, type) and issubclass(policy_cls, Policy)):
             raise ConfigError(f"policy_cls must be a subclass of Policy, got {policy_cls!r}.")
-        validate_policy_id(policy_id)
+        validate_policy_id(policy_id, error=True)
         given = merged_config
         config = dict(given.to_dict() if isinstance(given, AlgorithmConfig) else given)
         config = {**self.policy_config, **config, "__policy_id": policy_id}
@@ -350,16 +403,18 @@ class PolicyMap(MutableMapping[str, Policy]):
         original = self.handle(source)
         if target == source:
             raise UsageError(f"source and target must differ, got {source!r} for both.")
+        validate_policy_id(target, error=True)
         policy = original.copy(target)
         for name, value in hyperparameters.items():
-            policy.set_hyper(name, value)
-        present = self.handle(target) if target in self else None
-        if present is not None and _takes_states_of(present, policy):
-            present.set_state({**policy.get_state(), "rng": present.get_state()["rng"]})
-            return present
-        self[target] = policy
-        if source in self.specs:
-            self.specs[target] = self.specs[source]
+            _tunable(policy).set_hyper(name, value)
+        with self._lock:
+            present: Any = self._policies.get(target)
+            if present is not original and _takes_states_of(present, policy):
+                present.set_state({**policy.get_state(), "rng": present.get_state()["rng"]})
+                return present
+            self[target] = policy
+            if source in self.specs:
+                self.specs[target] = self.specs[source]
         return policy
 
     def perturb(
@@ -385,8 +440,11 @@ class PolicyMap(MutableMapping[str, Policy]):
 
         Raises:
             ConfigError: if the policy has no such hyper-parameter; nothing is changed then.
+            FrozenPolicyError: if it is frozen; likewise.
+            UsageError: for a hand-written policy.
         """
-        policy: Any = self.handle(policy_id)
+        policy = _tunable(self.handle(policy_id))
+        policy.pageable_state.require_changeable()
         rng = policy.generator if rng is None else rng
         before = {name: policy.hyper(name) for name in names}
         after = {name: value * float(rng.choice(factors)) for name, value in before.items()}
@@ -466,16 +524,17 @@ class PolicyMap(MutableMapping[str, Policy]):
 
     def pin(self, policy_id: str) -> None:
         """Keeps a policy in memory, whatever the capacity, until `unpin`."""
-        policy = self[policy_id]
-        if policy.pageable_state is not None:
-            self._pager[policy.pageable_state].is_pinned = True
-            _ = policy.pageable_state.segments
+        with self._lock:
+            state = self[policy_id].pageable_state
+            if state is not None:
+                self._pager.pin(state)
 
     def unpin(self, policy_id: str) -> None:
         """Lets a policy go to the stash again."""
-        state = self.handle(policy_id).pageable_state
-        if state is not None:
-            self._pager[state].is_pinned = False
+        with self._lock:
+            state = self.handle(policy_id).pageable_state
+            if state is not None:
+                self._pager.unpin(state)
 
     def evict(self, policy_id: str) -> None:
         """Sends a policy to the stash now; a pinned one stays.
@@ -483,9 +542,10 @@ class PolicyMap(MutableMapping[str, Policy]):
         Raises:
             StashError: if it cannot be written; it stays in memory then.
         """
-        state = self.handle(policy_id).pageable_state
-        if state is not None:
-            self._pager.evict(state)
+        with self._lock:
+            state = self.handle(policy_id).pageable_state
+            if state is not None:
+                self._pager.evict(state)
 
     def freeze(self, policy_id: str) -> Policy:
         """Makes a policy read-only: it acts, but neither learns nor takes other weights.
@@ -500,61 +560,96 @@ class PolicyMap(MutableMapping[str, Policy]):
             UsageError: for a hand-written policy.
             StashError: if it cannot be written, or another one was frozen under this id.
         """
-        policy = self[policy_id]
-        state = policy.pageable_state
-        if state is None:
-            raise UsageError(f"{policy!r} cannot be frozen: the map knows no variables of it.")
-        name = f"{policy_id}~{_FROZEN}"
-        with self._lock, state.lock:
-            if state.frozen_as is not None:
-                return policy
-            is_new = not self._frozen.has(name)
-            if is_new:
-                self._frozen.write(name, state.memory)
-            elif not np.array_equal(self._frozen.read(name, state.memory.size), state.memory):
-                raise StashError(
-                    f"Another policy was frozen as {policy_id!r} in {str(self._frozen.folder)!r} "
-                    "before. Choose another id: `copy_policy(source, target)`, then freeze that."
-                )
-            if self._is_kept and is_new:
-                self._write_record(self._frozen, name, policy_id, policy)
-            self._pager.freeze(state, policy_id, name, self._frozen, written_here=is_new)
+        with self._lock:
+            policy = self[policy_id]
+            state = policy.pageable_state
+            if state is None:
+                raise UsageError(f"{policy!r} cannot be frozen: the map knows no variables of it.")
+            with state.lock:
+                if state.frozen_as is None:
+                    self._freeze(policy_id, policy, state)
         return policy
+
+    def _freeze(self, policy_id: str, policy: Policy, state: Any) -> None:
+        name = f"{policy_id}~{_FROZEN}"
+        is_new = self._frozen.write_new(name, state.memory)
+        if not is_new and not self._is_frozen_there(name, state.memory):
+            raise StashError(
+                f"Another policy was frozen as {policy_id!r} in {str(self._frozen.folder)!r} "
+                "before. Choose another id: `copy_policy(source, target)`, then freeze that."
+            )
+        if self._is_kept and not self._frozen.has_record(name):
+            self._write_record(self._frozen, name, [policy_id], policy)
+        is_own = is_new or self._has_frozen(name)
+        self._pager.freeze(state, policy_id, name, self._frozen, is_own=is_own)
+
+    def _has_frozen(self, name: str) -> bool:
+        """Whether it was a map of this path and worker that froze an entry, now or before."""
+        if not self._is_kept:
+            return True
+        with contextlib.suppress(StashError):
+            return bool(self._frozen.read_record(name).get("worker_index") == self.worker_index)
+        return False
+
+    def _is_frozen_there(self, name: str, memory: np.ndarray) -> bool:
+        same_size = self._frozen.size(name) == HEADER + memory.size
+        return same_size and np.array_equal(self._frozen.read(name, memory.size), memory)
 
     # -- the stash ----------------------------------------------------------------------------
 
     def flush(self) -> None:
         """Writes all policies to a kept stash, so that a later map finds them as they are now.
 
+        Hand-written ones are not among them: the map knows nothing of theirs to write.
+
         Raises:
-            StashError: if one of them cannot be written.
+            StashError: if one of them cannot be written; the others are.
         """
-        if not self._is_kept:
+        failed = None
+        for policy_id in self if self._is_kept else ():
+            with self._lock:
+                policy = self._policies.get(policy_id)  # others wait in the stash as they are
+                try:
+                    if policy is not None and policy.pageable_state is not None:
+                        self._flush(policy, policy.pageable_state)
+                except StashError as error:
+                    failed = failed or error
+        if failed is not None:
+            raise failed
+
+    def _flush(self, policy: Policy, state: Any) -> None:
+        page = self._pager[state]
+        if page.stash is self._frozen:
             return
-        for policy_id, policy in self.items():
-            state = policy.pageable_state
-            if state is not None and state.frozen_as is None:
-                with state.lock:
-                    self._pager.write(state)
-                    name = self._pager[state].name
-                    self._write_record(self._pager.stash, name, policy_id, policy)
+        ids = [policy_id for policy_id, other in self._policies.items() if other is policy]
+        with state.lock:
+            self._pager.write(state)
+            self._write_record(page.stash, page.name, ids, policy)
 
     def close(self) -> None:
         """Flushes a kept stash and lets other maps open it; closes sessions. The map is empty then.
 
-        Policies that are still held go on; a temporary stash stays as long as one of them does.
+        Policies that are still held go on in memory, and may be put into another map.
         """
         self.flush()
         with self._lock:
-            for policy in self._policies.values():
-                policy.close()
-                program = getattr(policy, "program", None)
-                if program is not None and self.session_creator is not None:
-                    program.runtime.drop_idle(self.session_creator)
+            self._close_sessions()
+            held = [weakref.ref(policy) for policy in set(self._policies.values())]
             self._policies.clear()
             self._waiting.clear()
+            self.specs.clear()
+            for policy in filter(None, (each() for each in held)):
+                if policy.pageable_state is not None:
+                    self._pager.leave(policy.pageable_state)
             if self._held is not None:
                 self._held.release()
+
+    def _close_sessions(self) -> None:
+        for policy in self._policies.values():
+            policy.close()
+            program = getattr(policy, "program", None)
+            if program is not None and self.session_creator is not None:
+                program.runtime.drop_idle(self.session_creator)
 
     def __enter__(self) -> PolicyMap:
         return self
@@ -583,35 +678,56 @@ class PolicyMap(MutableMapping[str, Policy]):
         stash, name = self._waiting[policy_id]
         record = stash.read_record(name)
         source = f"the stash's record of {policy_id!r}"
-        num_bytes = stash.path(name).stat().st_size
-        policy = policy_of_record(record["policy"], source, self._classes, num_bytes)
+        policy = policy_of_record(record["policy"], source, self._classes, stash.size(name))
         policy.policy_id = policy_id
         state = policy.pageable_state
         if stash is self._frozen:
             state.frozen_as = policy_id
-        self._pager.adopt(name, state, _release(policy, state), stash)
-        self._policies[policy_id] = policy
-        del self._waiting[policy_id]
+        is_own = stash is not self._frozen or self._has_frozen(name)
+        self._pager.adopt(name, state, _release(policy, state), stash, is_own=is_own)
+        for each in [i for i, place in self._waiting.items() if place == (stash, name)]:
+            self._policies[each] = policy
+            del self._waiting[each]
 
-    def _write_record(self, stash: Stash, name: str, policy_id: str, policy: Policy) -> None:
-        stash.write_record(name, {"policy_id": policy_id, "policy": policy_record(policy)})
+    def _write_record(
+        self, stash: Stash, name: str, policy_ids: Sequence[str], policy: Policy
+    ) -> None:
+        record = {"policy_ids": policy_ids, "worker_index": self.worker_index}
+        stash.write_record(name, {**record, "policy": policy_record(policy)})
 
 
 class _Items(ItemsView[str, Policy]):
     def __iter__(self) -> Iterator[tuple[str, Policy]]:
         m: Any = self._mapping  # type: ignore[attr-defined]
-        return iter([(policy_id, m.handle(policy_id)) for policy_id in m])
+        with m._lock:  # nobody deletes one of them meanwhile
+            return iter([(policy_id, m.handle(policy_id)) for policy_id in m])
+
+    def __contains__(self, item: object) -> bool:
+        return any(item == each for each in self)
 
 
 class _Values(ValuesView[Policy]):
     def __iter__(self) -> Iterator[Policy]:
-        m: Any = self._mapping  # type: ignore[attr-defined]
-        return iter([m.handle(policy_id) for policy_id in m])
+        return (policy for _, policy in _Items(self._mapping))  # type: ignore[attr-defined]
+
+    def __contains__(self, value: object) -> bool:
+        return any(value is each for each in self)
 
 
 def _release(policy: Any, state: Any) -> Callable[[], None]:
     """Returns what is called when a policy's variables leave memory."""
     return functools.partial(policy.program.runtime.release, state)
+
+
+def _tunable(policy: Policy) -> Any:
+    """Returns a policy that has hyper-parameters.
+
+    Raises:
+        UsageError: if it has none, being written by hand.
+    """
+    if policy.pageable_state is None:
+        raise UsageError(f"{policy!r} has no hyper-parameters that the map knows of.")
+    return policy
 
 
 def _takes_states_of(policy: Any, other: Any) -> bool:

@@ -151,8 +151,10 @@ def _grouped(
 
 
 def _policy_of(policies: Mapping[str, Policy], policy_id: str) -> Policy:
+    # A `PolicyMap` has handles, for which no variables are brought back: the stack may have them.
+    get = getattr(policies, "handle", policies.__getitem__)
     try:
-        return policies[policy_id]
+        return get(policy_id)
     except UnknownPolicyError:
         raise
     except KeyError:

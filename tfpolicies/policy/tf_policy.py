@@ -434,6 +434,11 @@ class TFPolicy(PolicyKind):
         self.prepare_learning()
         acting = self.config["inference"] != "tf"
         self.program.warm_up(rows, num_epochs, minibatch_size, acting=acting)
+        self.resolve()
+
+    def resolve(self) -> None:
+        """Decides in the config what every "auto" becomes, as the first use would."""
+        self.prepare_learning()
         self.config["jit_compile"] = self.program.resolve_jit()
         _ = self.inference
 
@@ -533,8 +538,18 @@ class TFPolicy(PolicyKind):
             self._state.copy_part("model", "target", 1.0)
 
     def hyper(self, name: str) -> float:
-        """Returns the value in force of a hyper-parameter."""
-        return float(self._state.hyper[self.program.spec.hyperparameters.index(name)])
+        """Returns the value in force of a hyper-parameter.
+
+        Raises:
+            ConfigError: if this class has no such hyper-parameter.
+        """
+        return float(self._state.hyper[self._hyper_index(name)])
+
+    def _hyper_index(self, name: str) -> int:
+        names = self.program.spec.hyperparameters
+        if name not in names:
+            raise ConfigError(f"{name!r} is no hyper-parameter; those are {', '.join(names)}.")
+        return names.index(name)
 
     def set_hyper(self, name: str, value: float | None) -> None:
         """Sets a hyper-parameter of this policy alone, from the next update on.
@@ -543,12 +558,10 @@ class TFPolicy(PolicyKind):
             ConfigError: if this class has no such hyper-parameter, or the value is no number.
         """
         self._state.require_changeable()
-        names = self.program.spec.hyperparameters
-        if name not in names:
-            raise ConfigError(f"{name!r} is no hyper-parameter; those are {', '.join(names)}.")
+        index = self._hyper_index(name)
         if not (value is None or is_number(value)):
             raise ConfigError(f"{name} must be a number or None (no limit), got {value!r}.")
-        self._state.hyper[names.index(name)] = float("inf") if value is None else value
+        self._state.hyper[index] = float("inf") if value is None else value
 
     def get_state(self) -> dict[str, Any]:
         """Returns everything that `set_state` restores, as copies.
@@ -617,7 +630,12 @@ class TFPolicy(PolicyKind):
         return rewards if self.reward_filter is None else self.reward_filter(rewards)
 
     def flush_filters(self) -> None:
-        """Lets what was observed take effect: in acting, in learning, in exports."""
+        """Lets what was observed take effect: in acting, in learning, in exports.
+
+        A frozen policy stays as it is.
+        """
+        if self.is_frozen:
+            return
         if self.reward_filter is not None:
             self.reward_filter.flush()
         if self.filter is not None and self.filter.pending_count:

@@ -353,10 +353,11 @@ class Program:
         size = rows if minibatch_size is None else self._items(minibatch_size)
         if not self.resolve_jit():  # XLA would compile anew for each smaller size
             size = min(size, rows)
-        minibatches = draw_minibatches(rows, num_epochs, size, state.rng if shuffle else None)
-        with state.changing(), self.lock, self.runtime.updating(state):
-            totals = self._run(state, columns, rows, minibatches)
-        state.num_grad_updates += minibatches.steps
+        with state.changing(), self.lock:
+            minibatches = draw_minibatches(rows, num_epochs, size, state.rng if shuffle else None)
+            with self.runtime.updating(state):
+                totals = self._run(state, columns, rows, minibatches)
+            state.num_grad_updates += minibatches.steps
         return dict(zip(("mean", "min", "max"), totals, strict=True))
 
     def _items(self, rows: int) -> int:
@@ -392,7 +393,7 @@ class Program:
             if self._single is None:
                 self._single = self.runtime.single_learner(self.signature.columns, jit=jit)
             stats, fetches = self._single(state, _pad(columns, width), mask)
-        state.num_grad_updates += 1
+            state.num_grad_updates += 1
         values = np.array([float(stats[name]) for name in self.signature.stat_names], np.float32)
         valid = self._valid_rows(columns, items, width)
         found = {name: _of_rows(x, valid) for name, x in fetches.items()}

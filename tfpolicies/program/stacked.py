@@ -27,7 +27,7 @@ from tfpolicies.program.runtimes.onnx import convert, cpu_session, quiet_convers
 from tfpolicies.state import ACTING, PolicyState, Slot, StateLayout
 
 MAX_BYTES = 256 * 2**20
-"""What the stacks of one Program may take together."""
+"""What the stacks of one Program and runtime may take together; tensors take as much again."""
 
 _MAX_STACKS = 4
 
@@ -42,12 +42,14 @@ class Stack:
     Attributes:
         arrays: `[P, *shape]` each.
         lock: held from `refresh` until the arrays are no longer read.
+        copies: grows with every row that is copied.
         held: what a runtime keeps with the arrays.
     """
 
     def __init__(self, slots: Sequence[Slot], rows: int) -> None:
         self.arrays = [np.zeros((rows, *slot.shape), slot.dtype) for slot in slots]
         self.lock = threading.Lock()
+        self.copies = 0
         self.held: Any = None
         self._keys = [slot.key for slot in slots]
         self._there: list[tuple[Any, int]] = [(_nobody, -1)] * rows
@@ -57,21 +59,16 @@ class Stack:
         """P."""
         return len(self._there)
 
-    def refresh(self, states: Sequence[PolicyState]) -> bool:
-        """Makes row i have the weights of `states[i]`; returns whether anything had to be copied.
-
-        The lock of one state at a time is held.
-        """
-        changed = False
+    def refresh(self, states: Sequence[PolicyState]) -> None:
+        """Makes row i have the weights of `states[i]`; the lock of one state at a time is held."""
         for i, (state, (known, version)) in enumerate(zip(states, self._there, strict=True)):
             if known() is not state or version != state.version:
-                changed = True
                 with state.lock:
                     arrays = state.arrays
+                    self.copies += 1
                     for stacked, key in zip(self.arrays, self._keys, strict=True):
                         stacked[i] = arrays[key]
                     self._there[i] = (weakref.ref(state), state.version)
-        return changed
 
     def is_orphan(self) -> bool:
         """Whether one of its states is gone."""
@@ -132,11 +129,11 @@ class StackedActor(abc.ABC):
         """
         stack = self._stack_of(states)
         with stack.lock:
-            changed = stack.refresh(states)
-            return self._call(stack, [*inputs, noise, params], changed=changed)
+            stack.refresh(states)
+            return self._call(stack, [*inputs, noise, params])
 
     @abc.abstractmethod
-    def _call(self, stack: Stack, given: Sequence[np.ndarray], *, changed: bool) -> ActOutputs:
+    def _call(self, stack: Stack, given: Sequence[np.ndarray]) -> ActOutputs:
         """Runs the stacked act function."""
 
     def _stack_of(self, states: Sequence[PolicyState]) -> Stack:
@@ -145,19 +142,26 @@ class StackedActor(abc.ABC):
         with self._lock:
             stack = self._stacks.get(key)
             if stack is None:
-                self._make_room(len(states))
-                stack = self._stacks[key] = Stack(self._slots, len(states))
+                stack = self._make_room(len(states)) or Stack(self._slots, len(states))
+                self._stacks[key] = stack
             self._stacks.move_to_end(key)
             return stack
 
-    def _make_room(self, rows: int) -> None:
+    def _make_room(self, rows: int) -> Stack | None:
+        """Forgets stacks of dead states, and the oldest ones; returns one to be used again.
+
+        Whoever still acts with that one holds its lock, and makes its rows anew the next time.
+        """
         stacks = self._stacks
         for key in [key for key, stack in stacks.items() if stack.is_orphan()]:
             del stacks[key]
         while stacks and (
             len(stacks) >= _MAX_STACKS or rows + sum(s.rows for s in stacks.values()) > self._most
         ):
-            stacks.popitem(last=False)
+            _, oldest = stacks.popitem(last=False)
+            if oldest.rows == rows:
+                return oldest
+        return None
 
 
 class TracedStackedActor(StackedActor):
@@ -183,11 +187,12 @@ class TracedStackedActor(StackedActor):
         with quiet_conversion():
             self._function = function.get_concrete_function(*signature)
 
-    def _call(self, stack: Stack, given: Sequence[np.ndarray], *, changed: bool) -> ActOutputs:
+    def _call(self, stack: Stack, given: Sequence[np.ndarray]) -> ActOutputs:
         with placed(CPU):
-            if changed or stack.held is None:
-                stack.held = [tf.constant(array) for array in stack.arrays]
-            packed = self._function(*stack.held, *(tf.constant(array) for array in given))
+            if stack.held is None or stack.held[0] != stack.copies:
+                stack.held = stack.copies, [tf.constant(array) for array in stack.arrays]
+            weights = stack.held[1]
+            packed = self._function(*weights, *(tf.constant(array) for array in given))
         return self._act.unpack([x.numpy().copy() for x in packed])
 
 
@@ -208,7 +213,7 @@ class OnnxStackedActor(StackedActor):
         self._ports = act.ports()
         self._given = [f"input_{i}" for i in range(num_ports)] + ["noise", "params"]
 
-    def _call(self, stack: Stack, given: Sequence[np.ndarray], *, changed: bool) -> ActOutputs:
+    def _call(self, stack: Stack, given: Sequence[np.ndarray]) -> ActOutputs:
         lead = given[0].shape[:2]
         if stack.held is None or stack.held.lead != lead:
             stack.held = self._bound(stack, lead, given)

@@ -201,8 +201,9 @@ class Copy:
 
     def leave(self, agents: Sequence[Any]) -> None:
         """Takes down that agents are done."""
-        self.done.update(agents)
-        self._casts.clear()
+        if agents:
+            self.done.update(agents)
+            self._casts.clear()
 
     def playing(self) -> list[Any]:
         """Returns the agents that had an observation and are not done."""

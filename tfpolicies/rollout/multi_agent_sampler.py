@@ -47,6 +47,7 @@ class MultiAgentSampler:
     Attributes:
         policy_mapping_fn: may be set anew; running episodes keep the one they began with.
         metrics: of the episodes that ended, until somebody takes them.
+        agent_steps_played: by the last `play`.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class MultiAgentSampler:
         self.policy_mapping_fn = policy_mapping_fn
         self.rng = rng
         self.metrics: list[RolloutMetrics] = []
+        self.agent_steps_played = 0
         self._length = fragment_length
         self._complete = complete_episodes
         self._by_agent_steps = count_agent_steps
@@ -296,6 +298,44 @@ class MultiAgentSampler:
             ledger.end(seat, terminated=ended, truncated=cut)
         copy.leave(leaving)
         return np.array(unseen, np.int64)
+
+    # -- playing ------------------------------------------------------------------------------
+
+    def play(
+        self, amount: int, *, seeds: Sequence[int] | None, by_episodes: bool
+    ) -> list[RolloutMetrics]:
+        """Plays whole episodes without handing out rows; returns their metrics.
+
+        Every copy plays its own share, the first ones larger shares: taking those that end first
+        from all copies would favour short episodes.
+
+        Args:
+            amount: how many episodes to play, or how many steps at least.
+            seeds: one for each copy; new episodes begin.
+            by_episodes: which of the two.
+        """
+        count = self.envs.num_envs
+        shares = [(amount + count - 1 - i) // count for i in range(count)]
+        self.reset(seeds)
+        self.metrics = []
+        self.agent_steps_played = 0
+        played: list[RolloutMetrics] = []
+        done = [0] * count
+        going = [copy for copy in self._copies if shares[copy.index] > 0]
+        while going:
+            before = [copy.episode for copy in going]
+            self._step(going)
+            for copy, episode in zip(going, before, strict=True):
+                if copy.episode is not episode:  # it ended, and the next one began
+                    played.append(episode.metrics())
+                    done[copy.index] += 1 if by_episodes else episode.length
+            going = [copy for copy in going if done[copy.index] < shares[copy.index]]
+            closed = self._ledger.records["t"] >= 0
+            self.agent_steps_played += int(closed.sum())
+            self._ledger.keep(~closed)
+            self._ledger.forget_trajectories(self._copies)
+        self._finished, self.metrics = [], []
+        return played
 
     # -- handing out --------------------------------------------------------------------------
 

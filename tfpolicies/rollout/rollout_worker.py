@@ -2,37 +2,51 @@
 
 from __future__ import annotations
 
+import copy
 import socket
-from collections.abc import Callable, Container, Mapping
-from typing import Any
+import threading
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NoReturn
 
 import gymnasium as gym
 import numpy as np
 
+from tfpolicies.batch.multi_agent_batch import MultiAgentBatch
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.callbacks import DefaultCallbacks
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID, PolicySpec
 from tfpolicies.connectors import ActionConnectorPipeline, AgentConnectorPipeline, restore
-from tfpolicies.envs.making import EnvContext, make_environments
+from tfpolicies.envs.making import EnvContext, make_any_environments
+from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
 from tfpolicies.envs.vector import Environments
-from tfpolicies.errors import ConfigError, UnknownPolicyError, UsageError
+from tfpolicies.errors import ConfigError, UsageError, WeightsError
 from tfpolicies.policy.policy import Policy
-from tfpolicies.policy.tf_policy import TFPolicy
+from tfpolicies.policy.policy_map import PolicyMap
 from tfpolicies.rollout.connected import ConnectedEnvironments
 from tfpolicies.rollout.episode import RolloutMetrics
+from tfpolicies.rollout.multi_agent_sampler import MultiAgentSampler, make_multi_agent_sampler
+from tfpolicies.rollout.parallel_iteration import ParallelIteration
+from tfpolicies.rollout.roster import (
+    MappingFn,
+    Roster,
+    ToTrain,
+    as_predicate,
+    named,
+    require_mapping_fn,
+)
 from tfpolicies.rollout.single_agent_sampler import SingleAgentSampler
 
 _EVALUATION_SEED = 10_000
 
 
-class RolloutWorker:
-    """Collects experience of a policy in environments.
+class RolloutWorker(ParallelIteration):
+    """Collects experience of policies in environments.
 
     Args:
         env_creator: `f(env_context)` that gives an environment, called once for each of
-            `num_envs_per_worker`; or None, to take `config.env`. See `make_environments` for what
-            is accepted, vector environments and EnvPool included.
+            `num_envs_per_worker`; or None, to take `config.env`. See `make_any_environments` for
+            what is accepted: vector environments, EnvPool, `MultiAgentEnv` and PettingZoo, too.
         validate_env: `f(env, env_context)`, raises to reject an environment.
         config: an `AlgorithmConfig` (frozen from here on), a dict of settings, or None for the
             policy class's defaults.
@@ -40,15 +54,28 @@ class RolloutWorker:
         num_workers: remote workers of the run; `config.num_rollout_workers` by default.
         recreated_worker: whether this worker replaces one that died.
         log_dir: accepted; kept in `creation_args()`.
-        spaces: `{policy_id: (observation_space, action_space)}`, used instead of the environment's.
+        spaces: `{policy_id: (observation_space, action_space)}`, used instead of the environment's;
+            the key `"__env__"` has those of an environment that is not made here.
         default_policy_class: the class of policies that name none.
         dataset_shards: must be None.
         tf_session_creator: must be -1; a session creator belongs to a `PolicyMap`.
 
-    Raises:
-        ConfigError: for contradicting settings, or if there is no policy class.
-        EnvError: for an environment that is unknown or unusable.
+    Attributes:
+        config: the frozen config.
+        worker_index: as given.
+        num_workers: as given.
+        environments: the environments behind one step, None without any; `async_env`, too.
+        sampler: what steps them.
+        policy_map: the policies by id.
+        policy_dict: how each was made, a `PolicySpec` by id.
+        global_vars: the counters of the run.
+        callbacks: the user's.
+        weights_seq_no: of the weights that were set last.
+        has_episodes: whether episodes run, which begin with the first sample.
 
+    Raises:
+        ConfigError: for contradicting settings, or if a policy has no class or no spaces.
+        EnvError: for an environment that is unknown or unusable.
     """
 
     def __init__(
@@ -86,8 +113,8 @@ class RolloutWorker:
             )
         if dataset_shards is not None:
             raise ConfigError("dataset_shards must be None: workers sample from environments.")
-        if not isinstance(default_policy_class, type) or not issubclass(
-            default_policy_class, Policy
+        if default_policy_class is not None and not (
+            isinstance(default_policy_class, type) and issubclass(default_policy_class, Policy)
         ):
             raise ConfigError(
                 f"default_policy_class must be a subclass of Policy, got {default_policy_class!r}; "
@@ -95,33 +122,49 @@ class RolloutWorker:
             )
         self.config = _as_config(config, default_policy_class)
         self.config.freeze()
+        self.default_policy_class = default_policy_class
         self.worker_index = worker_index
         self.num_workers = (
             self.config.num_rollout_workers if num_workers is None else int(num_workers)
         )
         self.recreated_worker = recreated_worker
+        self.log_dir = log_dir
+        self.spaces = dict(spaces or {})
         made = self.config["callbacks"]
         self.callbacks: DefaultCallbacks = DefaultCallbacks() if made is None else made()
         self.global_vars: dict[str, Any] = {"timestep": 0, "num_grad_updates_per_policy": {}}
-        self._stopped = False
+        self.weights_seq_no: int | None = None
         self.flushes_filters = True
-        self.environments: Environments | None = None
-        source = env_creator if env_creator is not None else self.config.env
-        if source is not None:
-            self.environments = self._make_environments(source, validate_env)
-        self.policy_dict = {DEFAULT_POLICY_ID: self._policy_spec(default_policy_class, spaces)}
-        self.policy_map: dict[str, Policy] = {}
-        for policy_id, spec in self.policy_dict.items():
-            self.policy_map[policy_id] = self._make_policy(policy_id, spec)
-        self.sampler = self._make_sampler()
         self.seeds_used = 0
-        if self.sampler is not None:
-            self.reset_episodes()
+        self._stopped = False
+        self.has_episodes = False  # they begin with the first sample
+        self._own_lock = threading.Lock()
+        self._first_batch: Any = None
+        self.environments: Environments | MultiAgentEnvironments | None = None
+        source = env_creator if env_creator is not None else self.config.env
+        if source is not None and self._has_environments():
+            self.environments = self._make_environments(source, validate_env)
+        self.roster = Roster(
+            self.config, self.worker_index, self.num_workers, self._on_create_policy
+        )
+        try:
+            for policy_id, spec in self._complete_specs(None).items():
+                self.roster.make(policy_id, spec)
+            self.sampler = self._make_sampler()
+        except BaseException:
+            self.stop()
+            raise
 
     # -- construction -------------------------------------------------------------------------
 
-    def _make_environments(self, source: Any, validate_env: Any) -> Environments:
+    def _has_environments(self) -> bool:
+        """Whether this worker samples: the local one does not where remote ones do."""
+        remote_ones_do = self.worker_index == 0 and self.num_workers > 0
+        return not remote_ones_do or bool(self.config.get("create_env_on_local_worker", False))
 
+    def _make_environments(
+        self, source: Any, validate_env: Any
+    ) -> Environments | MultiAgentEnvironments:
         def on_created(env: Any, env_context: EnvContext, index: int) -> None:
             if validate_env is not None:
                 validate_env(env, env_context)
@@ -129,7 +172,7 @@ class RolloutWorker:
                 worker=self, sub_environment=env, env_context=env_context, env_index=index
             )
 
-        made = make_environments(
+        made = make_any_environments(
             source,
             self.config.num_envs_per_worker,
             self._context(),
@@ -137,6 +180,21 @@ class RolloutWorker:
             checked=not self.config.disable_env_checking,
         )
         agent, action = self.config.agent_connectors, self.config.action_connectors
+        if isinstance(made, MultiAgentEnvironments):
+            if agent or action:
+                made.close()
+                raise ConfigError(
+                    "agent_connectors and action_connectors are for environments with one agent; "
+                    "use observation_fn, or wrap the environment."
+                )
+            return made
+        if self.config.is_multi_agent():
+            made.close()
+            raise ConfigError(
+                f"Have multiple policies {sorted(self.config.policies)}, but the environment "
+                f"{source!r} has one agent. Give a MultiAgentEnv or a PettingZoo environment, or "
+                "leave `multi_agent(policies=...)` out."
+            )
         if not agent and not action:
             return made
         return ConnectedEnvironments(
@@ -153,48 +211,50 @@ class RolloutWorker:
             recreated_worker=self.recreated_worker,
         )
 
-    def _policy_spec(self, policy_class: type[Policy], spaces: Any) -> PolicySpec:
-        given = (spaces or {}).get(DEFAULT_POLICY_ID) or (spaces or {}).get("__env__")
-        envs, config = self.environments, self.config
-        found = {}
-        for i, name in enumerate(("observation_space", "action_space")):
-            space = given[i] if given is not None else None
-            if space is None and envs is not None:
-                space = getattr(envs, name)
-            if space is None:
-                space = config[name]
-            if space is None:
-                raise ConfigError(
-                    f"{name} not provided for policy {DEFAULT_POLICY_ID!r}: give an environment, "
-                    f"spaces={{...}}, or config.environment({name}=...)."
-                )
-            found[name] = space
-        return PolicySpec(policy_class, found["observation_space"], found["action_space"], {})
+    def _complete_specs(self, policies: Mapping[str, PolicySpec] | None) -> dict[str, PolicySpec]:
+        """Returns specs with class, spaces and whole configs; those of the config by default."""
+        env, spaces = None, dict(self.spaces)
+        if isinstance(self.environments, MultiAgentEnvironments):
+            env = self.environments.instances()[0]
+        elif self.environments is not None:
+            own = self.environments.observation_space, self.environments.action_space
+            spaces.setdefault("__env__", own)
+        specs, _ = self.config.get_multi_agent_setup(
+            policies=policies,
+            env=env,
+            spaces=spaces or None,
+            default_policy_class=self.default_policy_class,
+        )
+        return specs
 
-    def _make_policy(self, policy_id: str, spec: PolicySpec) -> Policy:
-        policy_class: Any = spec.policy_class
-        if issubclass(policy_class, TFPolicy):
-            settings = self.config.settings_for(policy_class.config_class)
-            settings |= {"__policy_id": policy_id, "worker_index": self.worker_index}
-            settings.pop("framework", None)  # it chooses the class of policies that name none
-        else:
-            settings = self.config.to_dict()
-        settings.update(spec.config or {})
-        policy = policy_class(spec.observation_space, spec.action_space, settings)
+    def _on_create_policy(self, policy_id: str, policy: Policy) -> None:
         if isinstance(self.environments, ConnectedEnvironments):
             policy.agent_connectors = self.environments.agent
             policy.action_connectors = self.environments.action
         self.callbacks.on_create_policy(policy_id=policy_id, policy=policy)
-        return policy
 
-    def _make_sampler(self) -> SingleAgentSampler | None:
-        if self.environments is None:
+    def _make_sampler(self) -> SingleAgentSampler | MultiAgentSampler | None:
+        config, envs = self.config, self.environments
+        if envs is None:
             return None
-        config = self.config
+        if isinstance(envs, MultiAgentEnvironments):
+            return make_multi_agent_sampler(
+                envs,
+                self.policy_map,
+                self.policy_mapping_fn,
+                rollout_fragment_length=config.fragment_length(envs.num_envs, self.worker_index),
+                batch_mode=config.batch_mode,
+                count_steps_by=config.count_steps_by,
+                clip_rewards=config.clip_rewards,
+                observation_fn=config.observation_fn,
+                callbacks=self.callbacks,
+                seed=self._seed("episodes"),
+                worker=self,
+            )
         return SingleAgentSampler(
-            self.environments,
+            envs,
             self.get_policy,
-            fragment_length=config.fragment_length(self.environments.num_envs),
+            fragment_length=config.fragment_length(envs.num_envs, self.worker_index),
             complete_episodes=config.batch_mode == "complete_episodes",
             clip_rewards=config.clip_rewards,
             rng=np.random.default_rng(self._seed("episodes")),
@@ -215,9 +275,23 @@ class RolloutWorker:
         found = [] if self.environments is None else self.environments.instances()
         return found[0] if found else None
 
+    @property
+    def async_env(self) -> Environments | MultiAgentEnvironments | None:
+        """The environments behind one step, or None."""
+        return self.environments
+
+    @property
+    def total_rollout_fragment_length(self) -> int:
+        """The steps of one `sample()` over all environments, as `count_steps_by` counts them."""
+        envs = self.config.num_envs_per_worker
+        if self.environments is not None:
+            envs = self.environments.num_envs
+        return self.config.fragment_length(envs, self.worker_index) * envs
+
     def reset_episodes(self) -> None:
         """Starts new episodes in all environments; rows not handed out yet are dropped."""
         self._require_sampler().reset(self.next_seeds())
+        self.has_episodes = True
 
     def restore_sampling(
         self,
@@ -226,15 +300,15 @@ class RolloutWorker:
         global_vars: Mapping[str, Any],
         sampler_state: Mapping[str, Any] | None,
     ) -> None:
-        """Continues from a checkpoint: the running episodes, or new ones if it has none."""
-        sampler = self._require_sampler()
+        """Continues from a checkpoint: its running episodes, or new ones with the next sample."""
         self.seeds_used = seeds_used
         self.global_vars = dict(global_vars)
-        sampler.rng = rng
-        if sampler_state is None:
-            self.reset_episodes()
-        else:
-            sampler.set_state(sampler_state)
+        if self.sampler is None:
+            return
+        self.sampler.rng = rng
+        self.has_episodes = sampler_state is not None
+        if sampler_state is not None:
+            self.sampler.set_state(sampler_state)  # type: ignore[union-attr]
 
     def next_seeds(self, *, evaluation: bool = False) -> list[int] | None:
         """Returns a new seed for each environment, or None if the config has no seed.
@@ -250,7 +324,7 @@ class RolloutWorker:
         base += _EVALUATION_SEED if evaluation else 0
         return [base + i for i in range(envs.num_envs)]
 
-    def _require_sampler(self) -> SingleAgentSampler:
+    def _require_sampler(self) -> SingleAgentSampler | MultiAgentSampler:
         if self._stopped:
             raise UsageError(
                 "This worker was stopped, so its environments are closed; make a new one."
@@ -262,37 +336,79 @@ class RolloutWorker:
             )
         return self.sampler
 
-    def sample(self) -> SampleBatch:
+    def sample(self) -> SampleBatch | MultiAgentBatch:
         """Returns a batch of fresh, postprocessed experience; later calls continue the episodes.
 
-        With `batch_mode="truncate_episodes"` it has `rollout_fragment_length` rows of each
-        environment, with `"complete_episodes"` whole episodes of at least that many rows in all.
+        With `batch_mode="truncate_episodes"` it has `rollout_fragment_length` steps of each
+        environment, with `"complete_episodes"` whole episodes of at least that many steps in all.
+        Environments with several agents give a `MultiAgentBatch`, whose steps are counted by
+        `count_steps_by`; others a `SampleBatch`.
 
         Raises:
             UsageError: if the worker has no environment, or was stopped.
+            EnvError: if an environment breaks its contract.
         """
         sampler = self._require_sampler()
+        if self._first_batch is not None:
+            return self._first_batch
+        if not self.has_episodes:
+            self.reset_episodes()
         if self.flushes_filters:
             self.flush_filters()
-        batch = sampler.sample()
+        batch: SampleBatch | MultiAgentBatch = sampler.sample()
         self.callbacks.on_sample_end(worker=self, samples=batch)
         if self.config.compress_observations:
-            batch.compress(bulk=self.config.compress_observations == "bulk")
+            for part in batch.as_multi_agent().policy_batches.values():
+                part.compress(bulk=self.config.compress_observations == "bulk")
+        if self.config.get("fake_sampler", False):
+            self._first_batch = batch
         return batch
 
-    def flush_filters(self) -> None:
-        """Lets the statistics of what was sampled take effect in filters.
-
-        A worker of its own does it before each sample; an algorithm once per training iteration, so
-        that what was acted on and what is learned from are normalised alike.
-        """
-        for policy in self.policy_map.values():
-            policy.flush_filters()
-
-    def sample_with_count(self) -> tuple[SampleBatch, int]:
-        """Returns `(batch, rows)`."""
+    def sample_with_count(self) -> tuple[SampleBatch | MultiAgentBatch, int]:
+        """Returns `(batch, batch.count)`."""
         batch = self.sample()
         return batch, batch.count
+
+    def sample_and_learn(
+        self,
+        expected_batch_size: int,
+        num_sgd_iter: int,
+        sgd_minibatch_size: int,
+        standardize_fields: Collection[str],
+    ) -> tuple[dict[str, Any], int]:
+        """Samples one batch and learns from it in minibatches.
+
+        Args:
+            expected_batch_size: what `batch.count` must be.
+            num_sgd_iter: epochs.
+            sgd_minibatch_size: rows of an update; 0 for all rows at once.
+            standardize_fields: columns that get mean 0 and standard deviation 1 first.
+
+        Returns:
+            The results by policy id, and the count of the batch.
+
+        Raises:
+            UsageError: if the batch has another count; also an AssertionError.
+        """
+        batch = self.sample()
+        if batch.count != expected_batch_size:
+            raise UsageError(
+                f"sample_and_learn expected a batch of {expected_batch_size} steps, but this "
+                f"worker gave {batch.count}; see rollout_fragment_length."
+            )
+        results = {}
+        for policy_id, rows in self._trained_parts(batch).items():
+            for name in standardize_fields:
+                column = np.asarray(rows[name], np.float32)
+                rows[name] = (column - column.mean()) / max(1e-4, float(column.std()))
+            policy = self.roster.require(policy_id)
+            size = sgd_minibatch_size or rows.count
+            if hasattr(policy, "learn_epochs"):
+                results[policy_id] = policy.learn_epochs(rows, num_sgd_iter, size)
+            else:
+                for _ in range(num_sgd_iter):
+                    results[policy_id] = policy.learn_on_batch(rows)
+        return results, batch.count
 
     def get_metrics(self) -> list[RolloutMetrics]:
         """Returns the metrics of episodes that ended since the last call."""
@@ -302,6 +418,138 @@ class RolloutWorker:
         return metrics
 
     # -- policies -----------------------------------------------------------------------------
+
+    @property
+    def policy_map(self) -> PolicyMap:
+        """The policies by id."""
+        return self.roster.policy_map
+
+    @property
+    def policy_dict(self) -> dict[str, PolicySpec]:
+        """How each policy was made, by id."""
+        return self.roster.specs
+
+    @property
+    def policy_mapping_fn(self) -> MappingFn:
+        """The function that says which policy acts for an agent."""
+        return self.roster.policy_mapping_fn
+
+    @property
+    def is_policy_to_train(self) -> ToTrain:
+        """What says whether a policy is trained, `f(policy_id, batch=None)`; None for all."""
+        return self.roster.is_policy_to_train
+
+    def add_policy(
+        self,
+        policy_id: str,
+        policy_cls: type[Policy] | None = None,
+        policy: Policy | None = None,
+        *,
+        observation_space: gym.Space | None = None,
+        action_space: gym.Space | None = None,
+        config: Mapping[str, Any] | AlgorithmConfig | None = None,
+        policy_state: Mapping[str, Any] | None = None,
+        policy_mapping_fn: MappingFn | None = None,
+        policies_to_train: Any = None,
+        module_spec: Any = None,
+    ) -> Policy:
+        """Adds a policy, in the middle of episodes, too; all arguments are checked before.
+
+        Args:
+            policy_id: its id.
+            policy_cls: the class to make it of; or
+            policy: the policy itself, which may not belong to another worker: of such a one, a copy
+                is taken.
+            observation_space: of the policy; None for what the environment or config says.
+            action_space: likewise.
+            config: its overrides of the worker's config.
+            policy_state: its state, as `get_state` returned it.
+            policy_mapping_fn: from now on says which policy acts for an agent. Running episodes
+                keep the mapping that they began with.
+            policies_to_train: ids of the policies to train, or `f(policy_id, batch=None)`; None
+                keeps what there is, an empty list trains none.
+            module_spec: must be None.
+
+        Returns:
+            The new policy.
+
+        Raises:
+            ConfigError: for an invalid id or setting.
+            PolicyExistsError: if there is a policy of this id; also a KeyError.
+            UsageError: unless exactly one of `policy_cls` and `policy` is given; also a ValueError.
+        """
+        self.roster.require_new(policy_id, policy_cls, policy, module_spec)
+        require_mapping_fn(policy_mapping_fn)
+        as_predicate(policies_to_train)
+        spec = None
+        if policy is None:
+            given = PolicySpec(policy_cls, observation_space, action_space, config)
+            spec = self._complete_specs({policy_id: given})[policy_id]
+        added = self.roster.add(
+            policy_id,
+            spec,
+            policy,
+            policy_state=policy_state,
+            policy_mapping_fn=policy_mapping_fn,
+            policies_to_train=policies_to_train,
+        )
+        self._tell_sampler()
+        return added
+
+    def remove_policy(
+        self,
+        *,
+        policy_id: str = DEFAULT_POLICY_ID,
+        policy_mapping_fn: MappingFn | None = None,
+        policies_to_train: Any = None,
+    ) -> None:
+        """Removes a policy. Running episodes in which it plays are dropped with the next sample.
+
+        Args:
+            policy_id: its id.
+            policy_mapping_fn: as in `add_policy`.
+            policies_to_train: as in `add_policy`.
+
+        Raises:
+            UnknownPolicyError: if there is none of this id; also a ValueError and a KeyError.
+        """
+        self.roster.remove(policy_id, policy_mapping_fn, policies_to_train)
+        self.global_vars["num_grad_updates_per_policy"].pop(policy_id, None)
+        self._tell_sampler()
+
+    def set_policy_mapping_fn(self, policy_mapping_fn: MappingFn | None = None) -> None:
+        """Sets the function that says which policy acts for an agent; None keeps what there is.
+
+        Running episodes keep the mapping that they began with.
+
+        Raises:
+            ConfigError: if it is no function; nothing is changed then.
+        """
+        require_mapping_fn(policy_mapping_fn)
+        self.roster.change(policy_mapping_fn, None, None)
+        self._tell_sampler()
+
+    def _tell_sampler(self) -> None:
+        if isinstance(self.sampler, MultiAgentSampler):
+            self.sampler.policy_mapping_fn = self.policy_mapping_fn
+
+    def set_is_policy_to_train(self, is_policy_to_train: Any) -> None:
+        """Sets which policies are trained: a list, set or tuple of ids, or `f(id, batch=None)`.
+
+        Raises:
+            UsageError: for anything else; also an AssertionError.
+        """
+        if is_policy_to_train is None:
+            raise UsageError(
+                "is_policy_to_train must be a list, set or tuple of ids, or a function; got None. "
+                "To train all: `lambda policy_id, batch=None: True`."
+            )
+        predicate = as_predicate(is_policy_to_train)
+        self.roster.change(None, is_policy_to_train, predicate)
+
+    def get_policies_to_train(self, batch: Any = None) -> set[str]:
+        """Returns the ids of the policies that are trained on a batch."""
+        return self.roster.trained(batch)
 
     def get_policy(self, policy_id: str = DEFAULT_POLICY_ID) -> Any:
         """Returns the policy of that id, or None."""
@@ -315,71 +563,154 @@ class RolloutWorker:
         Raises:
             UnknownPolicyError: if there is no policy of that id.
         """
-        return func(self._require_policy(policy_id), **kwargs)
-
-    def _require_policy(self, policy_id: str) -> Policy:
-        if policy_id not in self.policy_map:
-            raise UnknownPolicyError(
-                f"No policy {policy_id!r} in this worker; it has {sorted(self.policy_map)}."
-            )
-        return self.policy_map[policy_id]
+        return func(self.roster.require(policy_id), **kwargs)
 
     def foreach_policy(self, func: Callable[..., Any], **kwargs: Any) -> list[Any]:
         """Returns `func(policy, policy_id, **kwargs)` for each policy."""
         return [func(policy, pid, **kwargs) for pid, policy in self.policy_map.items()]
 
-    def get_weights(self, policies: Container[str] | None = None) -> dict[str, Any]:
+    def foreach_policy_to_train(self, func: Callable[..., Any], **kwargs: Any) -> list[Any]:
+        """Returns `func(policy, policy_id, **kwargs)` for each policy that is trained."""
+        found = self.policy_map.items()
+        return [func(policy, pid, **kwargs) for pid, policy in found if self.roster.trains(pid)]
+
+    # -- weights, filters, state --------------------------------------------------------------
+
+    def get_weights(self, policies: Collection[str] | str | None = None) -> dict[str, Any]:
         """Returns the weights by policy id, of all policies or of the one or those named."""
-        if isinstance(policies, str):
-            policies = (policies,)
-        return {
-            pid: policy.get_weights()
-            for pid, policy in self.policy_map.items()
-            if policies is None or pid in policies
-        }
+        ids = named(policies, list(self.policy_map))
+        return {policy_id: self.policy_map[policy_id].get_weights() for policy_id in ids}
 
     def set_weights(
-        self, weights: Mapping[str, Any], global_vars: Mapping[str, Any] | None = None
+        self,
+        weights: Mapping[str, Any],
+        global_vars: Mapping[str, Any] | None = None,
+        weights_seq_no: int | None = None,
     ) -> None:
         """Sets the weights of the given policies, then the global variables.
+
+        Args:
+            weights: by policy id.
+            global_vars: as `set_global_vars` takes them.
+            weights_seq_no: a number of these weights; those of the number that was set last are
+                not set again.
 
         Raises:
             UnknownPolicyError: if there is no policy of an id; nothing is changed then.
         """
-        policies = {policy_id: self._require_policy(policy_id) for policy_id in weights}
-        for policy_id, policy in policies.items():
-            policy.set_weights(weights[policy_id])
+        policies = {policy_id: self.roster.require(policy_id) for policy_id in weights}
+        if weights_seq_no is None or weights_seq_no != self.weights_seq_no:
+            for policy_id, policy in policies.items():
+                policy.set_weights(weights[policy_id])
+            self.weights_seq_no = weights_seq_no
         if global_vars is not None:
             self.set_global_vars(global_vars)
 
-    def learn_on_batch(self, samples: Any) -> dict[str, Any]:
-        """Updates each policy on its part of a batch; returns results by policy id."""
-        parts = samples.as_multi_agent().policy_batches
-        policies = {policy_id: self._require_policy(policy_id) for policy_id in parts}
+    @property
+    def filters(self) -> dict[str, Any]:
+        """The running statistics of observations by policy id, of policies that have any."""
+        found = ((pid, getattr(policy, "filter", None)) for pid, policy in self.policy_map.items())
+        return {policy_id: each for policy_id, each in found if each is not None}
+
+    @property
+    def preprocessors(self) -> dict[str, Any]:
+        """Always empty: policies preprocess observations themselves."""
+        return {}
+
+    def get_filters(self, flush_after: bool = False) -> dict[str, Any]:
+        """Returns copies of the filters by policy id; what is pending in them is pending in those.
+
+        Args:
+            flush_after: let what is pending take effect here, so that it is not reported again.
+        """
+        copies = {pid: each.snapshot() for pid, each in self.filters.items()}
+        if flush_after:
+            self.flush_filters()
+        return copies
+
+    def sync_filters(self, new_filters: Mapping[str, Any]) -> None:
+        """Takes over the statistics of other filters; what is pending here stays pending.
+
+        Raises:
+            WeightsError: if one of this worker's filters is missing or does not fit; nothing is
+                changed then.
+        """
+        own = self.filters
+        missing = sorted(set(own) - set(new_filters))
+        if missing:
+            raise WeightsError(
+                f"new_filters must have a filter for each policy of this worker; {missing} are "
+                f"missing, it has {sorted(new_filters)}."
+            )
+        for policy_id, each in own.items():
+            each.snapshot().sync(new_filters[policy_id])
+        for policy_id, each in own.items():
+            each.sync(new_filters[policy_id])
+            self.policy_map.handle(policy_id).apply_filter()  # type: ignore[attr-defined]
+
+    def flush_filters(self) -> None:
+        """Lets the statistics of what was sampled take effect in filters.
+
+        A worker of its own does it before each sample; an algorithm once per training iteration, so
+        that what was acted on and what is learned from are normalised alike.
+        """
+        for policy in self.policy_map.values():
+            policy.flush_filters()
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns what `set_state` restores: policies, mapping, who is trained, counters.
+
+        Policies that are not trained are left out with `checkpoint_trainable_policies_only`.
+        """
+        only = self.config.get("checkpoint_trainable_policies_only", False)
+        ids = [pid for pid in self.policy_map if not only or self.roster.trains(pid)]
         return {
-            policy_id: policy.learn_on_batch(_readable(parts[policy_id]))
-            for policy_id, policy in policies.items()
+            "policy_ids": ids,
+            "policy_states": {pid: self.policy_map[pid].get_state() for pid in ids},
+            "policy_mapping_fn": self.policy_mapping_fn,
+            "is_policy_to_train": self.is_policy_to_train,
+            "filters": self.get_filters(),
+            "global_vars": copy.deepcopy(self.global_vars),
         }
 
-    def compute_gradients(self, samples: Any) -> tuple[Any, dict[str, Any]]:
-        """Returns the gradients of the default policy on a batch, and their statistics."""
-        policy: Any = self._require_policy(DEFAULT_POLICY_ID)
-        gradients, info = policy.compute_gradients(_readable(samples))
-        return gradients, {**info, "batch_count": samples.count}
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Restores what `get_state` returned; policies that are not here yet are added.
 
-    def apply_gradients(self, grads: Any) -> None:
-        """Applies gradients to the default policy, or by policy id."""
-        by_policy = grads if isinstance(grads, Mapping) else {DEFAULT_POLICY_ID: grads}
-        policies: dict[str, Any] = {pid: self._require_policy(pid) for pid in by_policy}
-        for policy_id, policy in policies.items():
-            policy.apply_gradients(by_policy[policy_id])
+        Raises:
+            WeightsError: if a policy's state does not fit.
+        """
+        for policy_id, each in state["policy_states"].items():
+            if policy_id in self.policy_map:
+                self.policy_map[policy_id].check_state(each)
+        for policy_id, each in state["policy_states"].items():
+            if policy_id in self.policy_map:
+                self.policy_map[policy_id].set_state(each)
+            else:
+                spec = each["policy_spec"]
+                made = spec["policy_class"](
+                    spec["observation_space"],
+                    spec["action_space"],
+                    {**spec["config"], "__policy_id": policy_id, "worker_index": self.worker_index},
+                )
+                self.add_policy(policy_id, policy=made, policy_state=each)
+        to_train = state.get("is_policy_to_train")
+        self.roster.change(state.get("policy_mapping_fn"), to_train, to_train)
+        self._tell_sampler()
+        if state.get("global_vars"):
+            self.set_global_vars(state["global_vars"])
 
     def get_global_vars(self) -> dict[str, Any]:
         """Returns the counters of the run: `timestep`, `num_grad_updates_per_policy`."""
         return self.global_vars
 
-    def set_global_vars(self, global_vars: Mapping[str, Any]) -> None:
-        """Takes over the counters of the run and tells the policies.
+    def set_global_vars(
+        self, global_vars: Mapping[str, Any], policy_ids: Collection[str] | None = None
+    ) -> None:
+        """Takes over the counters of the run and tells the policies that are trained.
+
+        Args:
+            global_vars: `timestep`, and `num_grad_updates_per_policy`.
+            policy_ids: tell only these.
 
         Raises:
             KeyError: without `timestep`.
@@ -388,9 +719,84 @@ class RolloutWorker:
         updates = dict(global_vars.get("num_grad_updates_per_policy", {}))
         self.global_vars["timestep"] = timestep
         self.global_vars["num_grad_updates_per_policy"].update(updates)
-        for policy_id, policy in self.policy_map.items():
-            given = {"timestep": timestep, "num_grad_updates": updates.get(policy_id)}
-            policy.on_global_var_update(given)
+        for policy_id in named(policy_ids, list(self.policy_map)):
+            if self.roster.trains(policy_id):
+                given = {"timestep": timestep, "num_grad_updates": updates.get(policy_id)}
+                self.policy_map.handle(policy_id).on_global_var_update(given)
+
+    # -- learning -----------------------------------------------------------------------------
+
+    def _trained_parts(self, samples: Any) -> dict[str, SampleBatch]:
+        """Returns the parts of a batch whose policies are trained on it, readable, by id.
+
+        Raises:
+            UnknownPolicyError: if there is no policy of an id.
+        """
+        whole = samples.as_multi_agent()
+        for policy_id in whole.policy_batches:
+            self.policy_map.handle(policy_id)
+        parts = whole.policy_batches.items()
+        return {pid: _readable(part) for pid, part in parts if self.roster.trains(pid, whole)}
+
+    def learn_on_batch(self, samples: Any) -> dict[str, Any]:
+        """Updates each policy that is trained on its part of a batch; returns results by id.
+
+        Raises:
+            UnknownPolicyError: if there is no policy of an id; nothing is changed then.
+        """
+        parts = self._trained_parts(samples)
+        return {pid: self.policy_map[pid].learn_on_batch(part) for pid, part in parts.items()}
+
+    def compute_gradients(
+        self, samples: Any, single_agent: bool | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Returns gradients of a batch and their statistics.
+
+        Args:
+            samples: the batch.
+            single_agent: True: of the default policy alone, as a list with its info. Otherwise
+                both are dicts by the ids of the policies that are trained, the info with
+                `batch_count`. None: True for a SampleBatch.
+
+        Raises:
+            UsageError: if `single_agent` is True for a batch of other policies.
+        """
+        if single_agent is None:
+            single_agent = isinstance(samples, SampleBatch)
+        whole = samples.as_multi_agent()
+        if single_agent:
+            if set(whole.policy_batches) != {DEFAULT_POLICY_ID}:
+                raise UsageError(
+                    "single_agent=True needs a batch of the default policy alone, got one of "
+                    f"{sorted(whole.policy_batches)}."
+                )
+            policy = self.roster.require(DEFAULT_POLICY_ID)
+            part = _readable(whole.policy_batches[DEFAULT_POLICY_ID])
+            gradients, info = policy.compute_gradients(part)
+            return gradients, {**info, "batch_count": samples.count}
+        found = {
+            policy_id: self.policy_map[policy_id].compute_gradients(part)
+            for policy_id, part in self._trained_parts(samples).items()
+        }
+        infos: dict[str, Any] = {policy_id: info for policy_id, (_, info) in found.items()}
+        return {pid: gradients for pid, (gradients, _) in found.items()}, {
+            **infos,
+            "batch_count": samples.count,
+        }
+
+    def apply_gradients(self, grads: Any) -> None:
+        """Applies gradients: a list to the default policy, a dict by the ids of policies.
+
+        Those of policies that are not trained are left out.
+
+        Raises:
+            UnknownPolicyError: if there is no policy of an id; nothing is changed then.
+        """
+        by_policy = grads if isinstance(grads, Mapping) else {DEFAULT_POLICY_ID: grads}
+        policies = {policy_id: self.roster.require(policy_id) for policy_id in by_policy}
+        for policy_id, policy in policies.items():
+            if self.roster.trains(policy_id):
+                policy.apply_gradients(by_policy[policy_id])
 
     # -- the rest -----------------------------------------------------------------------------
 
@@ -412,9 +818,46 @@ class RolloutWorker:
         """Returns "pong"."""
         return "pong"
 
+    def lock(self) -> None:
+        """Waits for this worker's own lock and takes it; nothing here takes it by itself."""
+        self._own_lock.acquire()
+
+    def unlock(self) -> None:
+        """Gives this worker's own lock back.
+
+        Raises:
+            RuntimeError: if nobody has it.
+        """
+        self._own_lock.release()
+
     def get_host(self) -> str:
         """Returns the computer's network name."""
         return socket.gethostname()
+
+    def get_node_ip(self) -> str:
+        """Returns an address under which other computers may reach this one."""
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.connect(("192.0.2.1", 9))  # a test address (RFC 5737): nothing is sent
+                return str(probe.getsockname()[0])
+            except OSError:
+                return "127.0.0.1"
+
+    def find_free_port(self) -> int:
+        """Returns a port of this computer that is free at this moment."""
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.bind(("", 0))
+            return int(probe.getsockname()[1])
+
+    def setup_torch_data_parallel(
+        self, url: str = "", world_rank: int = 0, world_size: int = 1, backend: str = ""
+    ) -> NoReturn:
+        """Raises a `UsageError`: policies of TensorFlow do not learn in a torch process group."""
+        del url, world_rank, world_size, backend
+        raise UsageError(
+            "This worker does not support torch distributed: its policies are TensorFlow's. Let "
+            "several workers sample with `rollouts(num_rollout_workers=...)`."
+        )
 
     def creation_args(self) -> dict[str, Any]:
         """Returns the arguments that this worker was made with."""
@@ -423,8 +866,9 @@ class RolloutWorker:
     def stop(self) -> None:
         """Closes the environments and the policies' sessions; may be called again."""
         self._stopped = True
-        for policy in self.policy_map.values():
-            policy.close()
+        if hasattr(self, "roster"):
+            for policy in self.policy_map.values():
+                policy.close()
         if self.environments is not None:
             self.environments.close()
             self.environments = self.sampler = None

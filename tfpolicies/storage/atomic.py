@@ -79,12 +79,18 @@ class FolderLock:
         folder: made if it is missing.
 
     Raises:
-        StashError: if another process, or another lock of this one, has it.
+        StashError: if it cannot be made, or if another process, or another lock of this one, has
+            it.
     """
 
     def __init__(self, folder: Path) -> None:
-        make_folder(folder)
-        self._file = open(folder / "lock", "a+b")  # noqa: SIM115 - it stays open
+        try:
+            make_folder(folder)
+            self._file = open(folder / "lock", "a+b")  # noqa: SIM115 - it stays open
+        except OSError as error:
+            raise StashError(
+                f"The stash {str(folder)!r} cannot be made: {error}. Give another `path`."
+            ) from error
         try:
             if fcntl is not None:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)

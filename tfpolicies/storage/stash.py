@@ -17,12 +17,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import shutil
 import struct
 import tempfile
+import threading
 import weakref
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import quote
@@ -48,14 +50,16 @@ class Stash:
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
+        self._lock = threading.Lock()
 
     @property
     def folder(self) -> Path:
         """Where the entries are."""
-        if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="tfpolicies-"))
-            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
-        return self._folder
+        with self._lock:
+            if self._folder is None:
+                self._folder = Path(tempfile.mkdtemp(prefix="tfpolicies-"))
+                weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+            return self._folder
 
     def path(self, name: str, ending: str = "state") -> Path:
         """Returns the file of an entry, whatever characters its name has."""
@@ -71,15 +75,30 @@ class Stash:
         Raises:
             StashError: if it cannot be written; what was there before is untouched.
         """
+        self._write(name, image, os.replace)
+
+    def write_new(self, name: str, image: np.ndarray) -> bool:
+        """Writes an image unless there is one; returns whether it did, whoever else tries to.
+
+        Raises:
+            StashError: if it cannot be written.
+        """
+        return self._write(name, image, _link)
+
+    def _write(self, name: str, image: np.ndarray, place: Callable[[Path, Path], None]) -> bool:
         path = self.path(name)
-        temporary = path.with_suffix(".tfp-tmp")
+        temporary = path.with_suffix(f".{secrets.token_hex(4)}.tfp-tmp")
         header = _FORM.pack(_MAGIC, _VERSION, zlib.crc32(image.data), image.nbytes)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with open(temporary, "wb", buffering=0) as file:
                 _write_all(file, header.ljust(HEADER, b"\0"))
                 _write_all(file, image)
-            os.replace(temporary, path)
+            place(temporary, path)
+            return True
+        except FileExistsError:
+            remove_file(temporary)
+            return False
         except OSError as error:
             remove_file(temporary)
             raise StashError(
@@ -146,6 +165,17 @@ class Stash:
         """Whether there is an image under a name."""
         return self.path(name).is_file()
 
+    def size(self, name: str) -> int:
+        """Returns the bytes of an entry's file.
+
+        Raises:
+            StashError: if it is missing.
+        """
+        try:
+            return self.path(name).stat().st_size
+        except OSError as error:
+            self._unreadable(name, error)
+
     def remove(self, name: str) -> None:
         """Removes an entry with its record, as far as they are there."""
         remove_file(self.path(name, "json"))
@@ -180,6 +210,8 @@ class Stash:
             record = json.loads(self.path(name, "json").read_bytes())
             if record["name"] != name:
                 raise ValueError(f"it is the record of {record['name']!r:.80}")
+            if not isinstance(record["policy"], dict):
+                raise ValueError("it holds no policy")
         except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
             self._unreadable(name, error)
         return dict(record)
@@ -189,16 +221,19 @@ class Stash:
         return self.path(name, "json").is_file()
 
     def recorded(self) -> Iterator[tuple[str, str]]:
-        """Yields name and policy id of the entries with a readable record, sorted by file."""
+        """Yields name and policy id of the entries with a readable record, sorted by file.
+
+        A policy that has several ids comes once for each.
+        """
         for path in sorted(self.folder.glob("*.json")):
             try:
                 record = json.loads(path.read_bytes())
-                name, policy_id = record["name"], record["policy_id"]
+                name, policy_ids = record["name"], list(record["policy_ids"])
             except (OSError, ValueError, TypeError, KeyError, RecursionError):
                 continue
-            named = isinstance(name, str) and isinstance(policy_id, str)
+            named = all(isinstance(x, str) for x in (name, *policy_ids))
             if named and self.path(name, "json") == path and self.has(name):
-                yield name, policy_id
+                yield from ((name, policy_id) for policy_id in policy_ids)
 
 
 def _policy_of(name: str) -> str:
@@ -208,6 +243,12 @@ def _policy_of(name: str) -> str:
     'main~v2'
     """
     return name.rpartition("~")[0]
+
+
+def _link(temporary: Path, path: Path) -> None:
+    """Gives a file its name, which must be free."""
+    os.link(temporary, path)
+    remove_file(temporary)
 
 
 def _write_all(file: Any, content: Any) -> None:

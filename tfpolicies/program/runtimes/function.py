@@ -138,8 +138,9 @@ class FunctionRuntime(Runtime):
         known = self._weights
         if known is not None and known[0] is state and known[1] == state.version:
             return known[2]
+        version = state.version
         flat = [tf.constant(state.segments[name]) for name in self._segments]
-        self._weights = (state, state.version, flat)
+        self._weights = (state, version, flat)
         return flat
 
     # -- learning -----------------------------------------------------------------------------

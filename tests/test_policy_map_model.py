@@ -1,0 +1,18 @@
+"""A map does what a dict of policies does, whatever is done to it, and from many threads."""
+
+import pytest
+
+from benchmarks.policy_map_model import run_machine, run_threads
+
+
+@pytest.mark.core
+def test_the_map_equals_a_plain_dict_of_policies():
+    done = run_machine(examples=12, steps=40)
+    assert done.total() > 200
+    assert {"add", "act", "learn", "copy", "freeze", "pin", "evict", "delete", "reopen"} <= set(
+        done
+    )
+
+
+def test_threads_lose_no_update_and_do_not_wait_for_each_other_for_ever():
+    assert run_threads(8, 40, seconds=120).total() > 100

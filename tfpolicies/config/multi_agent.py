@@ -1,0 +1,175 @@
+"""Several policies: which there are, who acts for which agent, and which of them learn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium as gym
+
+from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID, PolicySpec, validate_policy_id
+from tfpolicies.config.read_only import copied
+from tfpolicies.config.sections import check, check_bools, is_count
+from tfpolicies.errors import ConfigError, UsageError
+
+ToTrain = Callable[..., bool]
+
+
+def default_policy_mapping(
+    agent_id: Any, episode: Any = None, worker: Any = None, **kwargs: Any
+) -> str:
+    """Returns `DEFAULT_POLICY_ID`, whatever the agent.
+
+    >>> default_policy_mapping("car_1", None, worker=None)
+    'default_policy'
+    """
+    del agent_id, episode, worker, kwargs
+    return DEFAULT_POLICY_ID
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiAgent:
+    """Several policies; `AlgorithmConfig.multi_agent` documents the settings."""
+
+    policies: Mapping[str, PolicySpec] = field(
+        default_factory=lambda: {DEFAULT_POLICY_ID: PolicySpec()}
+    )
+    policy_map_capacity: int = 100  # policies with their variables in memory, >= 1
+    policy_mapping_fn: Callable[..., str] = default_policy_mapping
+    policies_to_train: Collection[str] | ToTrain | None = None  # None: all
+    policy_states_are_swappable: bool = False
+    observation_fn: Callable[..., Mapping[Any, Any]] | None = None
+    count_steps_by: str = "env_steps"  # or "agent_steps"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "policies", policy_specs(self.policies))
+        if self.policy_mapping_fn is None:
+            object.__setattr__(self, "policy_mapping_fn", default_policy_mapping)
+        require_mapping_fn(self.policy_mapping_fn)
+        as_predicate(self.policies_to_train)
+        capacity, function = self.policy_map_capacity, self.observation_fn
+        check(is_count(capacity), "policy_map_capacity", "an integer >= 1", capacity)
+        check_bools(self, "policy_states_are_swappable")
+        rule = "None or a function (agent_obs, worker, base_env, policies, episode) -> observations"
+        check(function is None or callable(function), "observation_fn", rule, function)
+        units = ("env_steps", "agent_steps")
+        check(
+            self.count_steps_by in units, "count_steps_by", f"one of {units}", self.count_steps_by
+        )
+
+
+def policy_specs(policies: Any) -> dict[str, PolicySpec]:
+    """Returns policies, in any form that `AlgorithmConfig.multi_agent` takes, as specs by id.
+
+    Ids of a set come in sorted order, so that a run does not depend on the hashes of a process.
+
+    Raises:
+        ConfigError: for an invalid id, or what is no spec of a policy.
+
+    >>> policy_specs(["a"]) == policy_specs({"a": (None, None, None, None)}) == {"a": PolicySpec()}
+    True
+    """
+    if isinstance(policies, Mapping):
+        specs = {policy_id: _policy_spec(policy_id, given) for policy_id, given in policies.items()}
+    elif isinstance(policies, list | tuple | set | frozenset):
+        ids = sorted(policies, key=str) if isinstance(policies, set | frozenset) else policies
+        for policy_id in ids:
+            validate_policy_id(policy_id, error=True)  # before it is asked for its hash
+        specs = {policy_id: PolicySpec() for policy_id in ids}
+    else:
+        raise ConfigError(
+            "policies must be a list, set or tuple of policy ids, or a dict {id: PolicySpec or "
+            f"(class, observation_space, action_space, config)}}, got {policies!r}."
+        )
+    for policy_id in specs:
+        validate_policy_id(policy_id, error=True)
+    return specs
+
+
+def _policy_spec(policy_id: str, given: Any) -> PolicySpec:
+    here = f"policies[{policy_id!r}]"
+    if not isinstance(given, PolicySpec):
+        if not isinstance(given, list | tuple) or len(given) != 4:
+            raise ConfigError(
+                "Policy specs must be tuples/lists of (class, observation_space, action_space, "
+                f"config), or PolicySpecs; {here} is {given!r}."
+            )
+        given = PolicySpec(*given)
+    policy_class, config = given.policy_class, given.config
+    valid = policy_class is None or isinstance(policy_class, type)
+    check(valid, f"{here}.policy_class", "a class of policies or None", policy_class)
+    for name in ("observation_space", "action_space"):
+        space = getattr(given, name)
+        valid = space is None or isinstance(space, gym.Space)
+        check(valid, f"{here}.{name}", "a gymnasium space or None", space)
+    if hasattr(config, "settings_for"):  # an AlgorithmConfig: all of its settings
+        config = config.settings_for(type(config))
+    valid = config is None or isinstance(config, Mapping)
+    check(valid, f"{here}.config", "a dict or AlgorithmConfig, or None", config)
+    return PolicySpec(policy_class, given.observation_space, given.action_space, copied(config))
+
+
+def require_mapping_fn(policy_mapping_fn: Any) -> None:
+    """Raises a `ConfigError` unless it is a function, or None."""
+    if policy_mapping_fn is not None and not callable(policy_mapping_fn):
+        raise ConfigError(
+            "policy_mapping_fn must be a function (agent_id, episode, worker, **kwargs) -> "
+            f"policy_id, got {policy_mapping_fn!r}."
+        )
+
+
+def as_predicate(policies_to_train: Any) -> ToTrain | None:
+    """Returns what says whether a policy is trained: `f(policy_id, batch=None)`; None for all.
+
+    Args:
+        policies_to_train: a list, set or tuple of ids, or such a function, or None.
+
+    Raises:
+        UsageError: for anything else; also an AssertionError.
+
+    >>> as_predicate(["main"])("main"), as_predicate([])("main")
+    (True, False)
+    """
+    if policies_to_train is None or callable(policies_to_train):
+        return policies_to_train
+    listed = isinstance(policies_to_train, list | set | tuple | frozenset)
+    if not listed or not all(isinstance(policy_id, str) for policy_id in policies_to_train):
+        raise UsageError(
+            "policies_to_train must be a list, set or tuple of policy ids, or a function "
+            f"(policy_id, batch=None) -> bool, or None for all; got {policies_to_train!r}."
+        )
+    return _AmongIds(frozenset(policies_to_train))
+
+
+@dataclass(frozen=True)
+class _AmongIds:
+    """Says yes to some ids; unlike a nested function it can be sent to other processes."""
+
+    ids: frozenset[str]
+
+    def __call__(self, policy_id: str, batch: Any = None) -> bool:
+        del batch
+        return policy_id in self.ids
+
+
+REPLACED = {
+    "algorithm_config_overrides_per_module": (
+        "there are no RLModules here; give policies={id: PolicySpec(config={...})}"
+    ),
+    "replay_mode": (
+        "rows are always replayed for each policy on its own; choose the buffer by "
+        "training(replay_buffer_config={...})"
+    ),
+    "policy_map_cache": (
+        "use policy_map_capacity; policies that are not in memory lie in a private folder"
+    ),
+}
+"""Arguments of `multi_agent` that are deprecated, and what replaces them."""
+
+
+def refuse_replaced(given: Mapping[str, Any]) -> None:
+    """Raises a `ConfigError` if a deprecated argument has another value than -1."""
+    for name, value in given.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value != -1:
+            raise ConfigError(f"{name}={value!r} has been deprecated: {REPLACED[name]}.")

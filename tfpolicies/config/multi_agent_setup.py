@@ -1,0 +1,142 @@
+"""From the settings about several policies to complete specs: class, spaces and config of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+
+from tfpolicies.config.multi_agent import as_predicate, policy_specs
+from tfpolicies.config.policy_spec import PolicySpec
+from tfpolicies.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tfpolicies.config.algorithm_config import AlgorithmConfig
+
+_SPACES = ("observation_space", "action_space")
+_ENV = "__env__"
+
+
+def multi_agent_setup(
+    config: AlgorithmConfig,
+    policies: Any,
+    env: Any,
+    spaces: Mapping[str, tuple[Any, Any]] | None,
+    default_policy_class: type | None,
+) -> tuple[dict[str, PolicySpec], Callable[..., bool] | None]:
+    """Completes the policies of a config; see `AlgorithmConfig.get_multi_agent_setup`."""
+    given = config.policies if policies is None else policy_specs(policies)
+    sources = _Sources(config, env, spaces or {})
+    specs = {}
+    for policy_id, spec in given.items():
+        policy_class = spec.policy_class or default_policy_class
+        own = spec.observation_space, spec.action_space
+        found = [sources.space(policy_id, i) if own[i] is None else own[i] for i in (0, 1)]
+        made = policy_config(config, policy_id, policy_class, spec.config or {})
+        specs[policy_id] = PolicySpec(policy_class, found[0], found[1], made)
+    return specs, as_predicate(config.policies_to_train)
+
+
+def policy_config(
+    config: AlgorithmConfig,
+    policy_id: str,
+    policy_class: type | None,
+    overrides: Mapping[str, Any],
+) -> AlgorithmConfig:
+    """Returns the whole config of one policy: a copy of `config` with the overrides.
+
+    It is of the class that the policy's class names as its `config_class`, if it names one that
+    `config` is not of. Overrides of a class that names none, one written by hand, may have names
+    that are no settings; they are kept. The multi-agent settings are the defaults: a policy knows
+    nothing of the others.
+
+    Raises:
+        ConfigError: for an override that is unknown or invalid, naming the policy.
+    """
+    wanted = type(config) if policy_class is None else getattr(policy_class, "config_class", None)
+    kind = wanted or type(config)
+    try:
+        if isinstance(config, kind):
+            made = config.copy_for_policy()
+        else:
+            made = kind().update_from_dict(config.settings_for(kind))
+        if wanted is None:
+            foreign = {key: value for key, value in overrides.items() if key not in made}
+            overrides = {key: value for key, value in overrides.items() if key in made}
+            made.add_foreign(foreign)
+        return made.update_from_dict(overrides)
+    except ConfigError as error:
+        raise ConfigError(f"policies[{policy_id!r}].config: {error}") from error
+
+
+@dataclass(frozen=True)
+class _Sources:
+    """Where the spaces of policies that name none come from."""
+
+    config: AlgorithmConfig
+    env: Any
+    spaces: Mapping[str, tuple[Any, Any]]
+
+    def space(self, policy_id: str, i: int) -> gym.Space | None:
+        """Returns a policy's observation (0) or action (1) space.
+
+        Raises:
+            ConfigError: if nobody names one, or its agents have different ones.
+        """
+        own = self.spaces.get(policy_id)
+        if own is not None and own[i] is not None:
+            return own[i]
+        name = _SPACES[i]
+        found = self._of_env(i)
+        if found is None:
+            found = self.config[name]
+        if found is None:
+            raise ConfigError(
+                f"{name} not provided for policy {policy_id!r}: give an environment, the space in "
+                f"its PolicySpec, spaces={{...}}, or config.environment({name}=...)."
+            )
+        agents = _agents(self.env)
+        if isinstance(found, Mapping | gym.spaces.Dict) and agents and set(found.keys()) == agents:
+            return self._of_agents(policy_id, name, found)
+        return found
+
+    def _of_env(self, i: int) -> Any:
+        if self.env is None:
+            return self.spaces[_ENV][i] if _ENV in self.spaces else None
+        single = getattr(self.env, f"single_{_SPACES[i]}", None)
+        return getattr(self.env, _SPACES[i], None) if single is None else single
+
+    def _of_agents(self, policy_id: str, name: str, by_agent: Any) -> gym.Space | None:
+        """Returns the space of the agents that a policy acts for; None if there are none."""
+        every = list(by_agent.values())
+        if all(space == every[0] for space in every):
+            return every[0]
+        found: dict[Any, gym.Space] = {
+            agent: space for agent, space in by_agent.items() if self._policy_of(agent) == policy_id
+        }
+        kinds = list(found.values())
+        if any(space != kinds[0] for space in kinds):
+            raise ConfigError(
+                f"Policy {policy_id!r} acts for agents with different {name}s: {found}. Map them "
+                f"to several policies, or give the policy's {name} in its PolicySpec."
+            )
+        return kinds[0] if kinds else None
+
+    def _policy_of(self, agent: Any) -> str:
+        try:
+            return self.config.policy_mapping_fn(agent, None, worker=None)
+        except Exception as error:
+            raise ConfigError(
+                "policy_mapping_fn is called without an episode and a worker to find out the "
+                f"spaces of policies, but policy_mapping_fn({agent!r}, None, worker=None) raised "
+                f"{error!r}. Let it work without them, or give the spaces in the PolicySpecs."
+            ) from error
+
+
+def _agents(env: Any) -> set[Any]:
+    """Returns the ids of all agents of an environment; empty if it has but one, or does not say."""
+    if hasattr(env, "get_agent_ids"):
+        return set(env.get_agent_ids())
+    return set(getattr(env, "possible_agents", None) or ())

@@ -1,0 +1,289 @@
+"""What any config is: settings in frozen sections, read as attributes and items, changed whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Collection, ItemsView, Iterator, KeysView, Mapping, ValuesView
+from typing import Any, TypeVar
+
+from tfpolicies.config.read_only import copied, handed_out, in_dict, merged
+from tfpolicies.errors import FrozenConfigError, UnknownSettingError, near_matches
+
+# A given dict is merged over the present one, if True also the dicts in it.
+_MERGED = {
+    "env_config": True,
+    "model": False,
+    "optimizer": False,
+    "evaluation_config": False,
+    "tf_session_args": False,
+    "local_tf_session_args": False,
+    "exploration_config": False,
+    "replay_buffer_config": False,
+}
+
+_TYPED = ("exploration_config", "replay_buffer_config")  # another "type" drops the other keys
+
+_ALIASES = {
+    "lambda": "lambda_",
+    "num_workers": "num_rollout_workers",
+    "num_env_runners": "num_rollout_workers",
+    "num_envs_per_env_runner": "num_envs_per_worker",
+    "framework_str": "framework",
+    "num_epochs": "num_sgd_iter",
+    "minibatch_size": "sgd_minibatch_size",
+}
+
+_DICT_NAMES = {"lambda_": "lambda", "num_rollout_workers": "num_workers"}  # names in `to_dict()`
+
+_PRIVATE = ("_sections", "_homes", "_frozen", "_foreign")
+
+Config = TypeVar("Config", bound="SectionedConfig")
+
+
+class SectionedConfig:
+    """Settings in frozen sections; a subclass says which, and names the methods that change them.
+
+    Args:
+        kinds: the classes of the sections, by name: the name of the method that changes it.
+    """
+
+    _sections: dict[str, Any]  # by name
+    _homes: Mapping[str, str]  # the section of each setting
+    _frozen: bool
+    _foreign: dict[str, Any]  # settings that only a policy class written by hand knows
+
+    def __init__(self, kinds: Mapping[str, type]) -> None:
+        parts, homes = _new_sections(tuple(kinds.items()))
+        set_ = object.__setattr__
+        set_(self, "_frozen", False)
+        set_(self, "_sections", dict(parts))
+        set_(self, "_homes", homes)
+        set_(self, "_foreign", {})
+
+    # -- changes ------------------------------------------------------------------------------
+
+    def _change(self: Config, called: str, settings: Mapping[str, Any], *homes: str) -> Config:
+        """Changes settings of some sections, by default that of the name; all of them or none."""
+        homes = homes or (called,)
+        given: dict[str, dict[str, Any]] = {}
+        for name, value in settings.items():
+            known = name if name in self._homes else _ALIASES.get(name, name)
+            home = self._homes.get(known, "")
+            if home not in homes:
+                raise TypeError(self._unexpected(called, name, homes))
+            changes = given.setdefault(home, {})
+            if known in changes:
+                raise TypeError(f"{called}() got {known!r} under two names.")
+            changes[known] = self._taken(known, value)
+        if given:
+            self._check_not_frozen(", ".join(name for part in given.values() for name in part))
+            parts = {
+                home: dataclasses.replace(self._sections[home], **changes)
+                for home, changes in given.items()
+            }
+            self._check_parts(parts)
+            self._sections.update(parts)
+        return self
+
+    def _check_parts(self, parts: Mapping[str, Any]) -> None:
+        """Checks changed sections against the rest, before anything is changed."""
+
+    def _taken(self, name: str, value: Any) -> Any:
+        """Returns a setting as it is kept: merged over the present one if it is such a dict."""
+        if name == "evaluation_config" and isinstance(value, SectionedConfig):
+            value = value._changed()
+        if name == "model" and callable(value) and not isinstance(value, Mapping):
+            value = {"custom_model": value}
+        if name in _MERGED and isinstance(value, Mapping):
+            present = getattr(self._sections[self._homes[name]], name) or {}
+            kind = present.get("type")
+            if name in _TYPED and value.get("type", kind) != kind:
+                present = {}  # its settings are of another type
+            value = merged(present, value, deep=_MERGED[name])
+        return copied(value)
+
+    def _unexpected(self, called: str, name: str, homes: Collection[str]) -> str:
+        names = [known for known, home in self._homes.items() if home in homes]
+        hint = near_matches(name, [*names, *_ALIASES])
+        home = self._homes.get(_ALIASES.get(name, name))
+        if home and not hint:
+            hint = f" It is a setting of `{home}()`."
+        return f"{called}() got an unexpected keyword {name!r}.{hint} It takes {', '.join(names)}."
+
+    def _check_not_frozen(self, what: str) -> None:
+        if self._frozen:
+            raise FrozenConfigError(
+                f"{what} cannot be set: this {type(self).__name__} is already frozen, because a "
+                "worker or an algorithm uses it. Change a copy: `config.copy(copy_frozen=False)`."
+            )
+
+    # -- as attributes and items --------------------------------------------------------------
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in _PRIVATE:
+            raise AttributeError(name)
+        return self[name]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self.update_from_dict({name: value})
+
+    def __delattr__(self, name: str) -> None:
+        raise FrozenConfigError(f"{name} cannot be deleted: a config keeps all of its settings.")
+
+    def __getitem__(self, key: str) -> Any:
+        if key in self._foreign:
+            return copied(self._foreign[key])
+        name = self._name_of(key)
+        home = self._homes[name]
+        return handed_out(getattr(self._sections[home], name), f"{home}({name}={{...}})")
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.update_from_dict({key: value})
+
+    def _name_of(self, key: str) -> str:
+        name = _ALIASES.get(key, key)
+        if name in self._homes:
+            return name
+        if key == "multiagent":
+            raise UnknownSettingError(
+                "'multiagent' belongs to old dict configs: give it to `update_from_dict` or "
+                "`from_dict`; read `config.policies` and the like, and set them by `multi_agent()`."
+            )
+        raise UnknownSettingError(
+            f"Invalid property name {key!r}: {type(self).__name__} has no such setting."
+            f"{near_matches(str(key), [*self._homes, *_ALIASES])}"
+        )
+
+    def __contains__(self, key: object) -> bool:
+        return _ALIASES.get(str(key), key) in self._homes or key in self._foreign
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Returns a setting, or `default` where there is none of that name."""
+        return self[key] if key in self else default  # noqa: SIM401
+
+    def keys(self) -> KeysView[str]:
+        """The names of all settings, as in `to_dict()`."""
+        return self.to_dict().keys()
+
+    def values(self) -> ValuesView[Any]:
+        """The values of all settings."""
+        return self.to_dict().values()
+
+    def items(self) -> ItemsView[str, Any]:
+        """All settings with their values."""
+        return self.to_dict().items()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.to_dict())
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SectionedConfig) or type(self) is not type(other):
+            return NotImplemented
+        return self._sections == other._sections and self._foreign == other._foreign
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        changed = [f"{name}={value!r}" for name, value in self._changed().items()]
+        return f"{type(self).__name__}({', '.join(changed)})"
+
+    def _changed(self, *without: str) -> dict[str, Any]:
+        """Returns the settings that are not those of a new config of this class."""
+        default = type(self)()._as_dict(*without)  # type: ignore[call-arg]
+        mine = self._as_dict(*without)
+        return {name: x for name, x in mine.items() if name not in default or default[name] != x}
+
+    # -- whole configs ------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns all settings as a plain dict with copies of the containers in it.
+
+        Some have the names of old dict configs there: `lambda_` is `lambda`, and
+        `num_rollout_workers` is `num_workers`. The values of `policies` are 4-tuples `(class,
+        observation_space, action_space, config)`.
+        """
+        return self._as_dict()
+
+    def _as_dict(self, *without: str) -> dict[str, Any]:
+        """Returns the settings of all sections but those named."""
+        settings = {
+            _DICT_NAMES.get(name, name): in_dict(getattr(self._sections[home], name))
+            for name, home in self._homes.items()
+            if home not in without
+        }
+        return settings | copied(self._foreign)
+
+    @classmethod
+    def from_dict(cls: type[Config], config_dict: Mapping[str, Any]) -> Config:
+        """Returns a new config with the given settings; see `update_from_dict`."""
+        return cls().update_from_dict(config_dict)  # type: ignore[call-arg]
+
+    def update_from_dict(self: Config, config_dict: Mapping[str, Any]) -> Config:
+        """Changes the given settings, under their own names or those of `to_dict()`.
+
+        What an old dict config has under `multiagent` is taken as arguments of `multi_agent`.
+
+        Raises:
+            ConfigError: for an unknown name; nothing is changed then.
+        """
+        given = dict(config_dict)
+        nested = given.pop("multiagent", None)
+        settings = {self._name_of(key): value for key, value in given.items()}
+        if nested is not None:
+            settings.update(self._multi_agent_settings(nested))
+        return self._change("update_from_dict", settings, *self._sections)
+
+    def _multi_agent_settings(self, nested: Any) -> Mapping[str, Any]:
+        """Returns what an old dict config has under `multiagent` as settings."""
+        raise NotImplementedError
+
+    @classmethod
+    def overrides(cls, **settings: Any) -> dict[str, Any]:
+        """Returns the settings as a plain dict, after checking their names.
+
+        >>> from tfpolicies import AlgorithmConfig
+        >>> AlgorithmConfig.overrides(gamma=0.95)
+        {'gamma': 0.95}
+
+        Raises:
+            KeyError: for a name that is no setting of this config class.
+        """
+        config = cls()  # type: ignore[call-arg]
+        return {config._name_of(name): value for name, value in settings.items()}
+
+    def copy(self: Config, copy_frozen: bool | None = None) -> Config:
+        """Returns a copy, as frozen as this one, or as `copy_frozen` says."""
+        twin = type(self).__new__(type(self))
+        for name, value in vars(self).items():
+            object.__setattr__(twin, name, value)
+        object.__setattr__(twin, "_sections", dict(self._sections))
+        object.__setattr__(twin, "_foreign", copied(self._foreign))
+        if copy_frozen is not None:
+            object.__setattr__(twin, "_frozen", copy_frozen)
+        return twin
+
+    def record_resolved(self, **values: Any) -> None:
+        """Puts what an "auto" became in its place, even in a frozen config."""
+        for name, value in values.items():
+            if self[name] == "auto":
+                home = self._homes[name]
+                part = self._sections[home]
+                self._sections[home] = dataclasses.replace(part, **{name: value})
+
+    def freeze(self) -> None:
+        """Refuses all changes from here on."""
+        object.__setattr__(self, "_frozen", True)
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether changes are refused."""
+        return self._frozen
+
+
+@functools.cache
+def _new_sections(kinds: tuple[tuple[str, Callable]]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Returns new sections by name, and the section of each setting: made once, never written."""
+    parts = {name: kind() for name, kind in kinds}
+    homes = {field.name: name for name, part in parts.items() for field in dataclasses.fields(part)}
+    return parts, homes

@@ -1,0 +1,1 @@
+"""The workers of a run, in this process or in others."""

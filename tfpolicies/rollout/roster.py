@@ -1,0 +1,214 @@
+"""Who plays: a worker's policies, which agents each of them acts for, and which of them learn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from tfpolicies.config.algorithm_config import AlgorithmConfig
+from tfpolicies.config.policy_spec import PolicySpec, validate_policy_id
+from tfpolicies.errors import ConfigError, PolicyExistsError, UnknownPolicyError, UsageError
+from tfpolicies.policy.policy import Policy
+from tfpolicies.policy.policy_map import PolicyMap
+from tfpolicies.policy.tf_policy import TFPolicy
+
+ToTrain = Callable[..., bool] | None
+MappingFn = Callable[..., str]
+
+
+def as_predicate(policies_to_train: Any) -> ToTrain:
+    """Returns what says whether a policy is trained: `f(policy_id, batch=None)`; None for all.
+
+    Args:
+        policies_to_train: a list, set or tuple of ids, or such a function, or None.
+
+    Raises:
+        UsageError: for anything else; also an AssertionError.
+
+    >>> as_predicate(["main"])("main"), as_predicate([])("main")
+    (True, False)
+    """
+    if policies_to_train is None or callable(policies_to_train):
+        return policies_to_train
+    if not isinstance(policies_to_train, list | set | tuple | frozenset):
+        raise UsageError(
+            "policies_to_train must be a list, set or tuple of policy ids, or a function "
+            f"(policy_id, batch=None) -> bool; got {policies_to_train!r}."
+        )
+    return _AmongIds(frozenset(policies_to_train))
+
+
+class _AmongIds:
+    """Says yes to some ids; unlike a nested function it can be sent to other processes."""
+
+    def __init__(self, ids: frozenset[str]) -> None:
+        self.ids = ids
+
+    def __call__(self, policy_id: str, batch: Any = None) -> bool:
+        del batch
+        return policy_id in self.ids
+
+
+def require_mapping_fn(policy_mapping_fn: Any) -> None:
+    """Raises a `ConfigError` unless it is a function or None."""
+    if policy_mapping_fn is not None and not callable(policy_mapping_fn):
+        raise ConfigError(
+            "policy_mapping_fn must be a function (agent_id, episode, worker, **kwargs) -> "
+            f"policy_id, got {policy_mapping_fn!r}."
+        )
+
+
+class Roster:
+    """The policies of a worker, with the mapping function and who is trained.
+
+    Every change is checked as a whole before anything happens.
+
+    Args:
+        config: of the worker.
+        worker_index: of the worker.
+        num_workers: of the run.
+        on_create_policy: called with the id and each policy that is made here.
+
+    Attributes:
+        policy_map: the policies.
+        specs: how each was made, by id.
+        policy_mapping_fn: the function that names a policy for an agent.
+        is_policy_to_train: `f(policy_id, batch=None)`; None where all are trained.
+    """
+
+    def __init__(
+        self,
+        config: AlgorithmConfig,
+        worker_index: int,
+        num_workers: int,
+        on_create_policy: Callable[[str, Policy], None],
+    ) -> None:
+        self.config = config
+        self.specs: dict[str, PolicySpec] = {}
+        self.policy_mapping_fn: MappingFn = config.policy_mapping_fn
+        self.is_policy_to_train = as_predicate(config.policies_to_train)
+        self._on_create_policy = on_create_policy
+        self.policy_map = PolicyMap(
+            worker_index,
+            num_workers,
+            config.policy_map_capacity,
+            policy_states_are_swappable=config.policy_states_are_swappable,
+        )
+
+    def require(self, policy_id: str) -> Any:
+        """Returns a policy.
+
+        Raises:
+            UnknownPolicyError: if there is none of this id; also a KeyError.
+        """
+        return self.policy_map[policy_id]
+
+    def make(self, policy_id: str, spec: PolicySpec) -> Policy:
+        """Makes a policy of a complete spec, puts it in the map, and tells the callback."""
+        policy_class: Any = spec.policy_class
+        if policy_class is None:
+            raise ConfigError(
+                f"There is no class for the policy {policy_id!r}. Name one in its PolicySpec, or "
+                "give the worker a default_policy_class, for example PPOTF2Policy."
+            )
+        config: AlgorithmConfig = spec.config if spec.config is not None else self.config
+        if issubclass(policy_class, TFPolicy):
+            settings = config.settings_for(policy_class.config_class)
+            settings.pop("framework", None)  # it chooses the class of policies that name none
+        else:
+            settings = config.to_dict()
+        spaces: Any = spec.observation_space, spec.action_space
+        self.policy_map.create_policy(policy_id, policy_class, spaces[0], spaces[1], None, settings)
+        self.specs[policy_id] = spec
+        policy = self.policy_map[policy_id]
+        self._on_create_policy(policy_id, policy)
+        return policy
+
+    def add(
+        self,
+        policy_id: str,
+        spec: PolicySpec | None,
+        policy: Policy | None,
+        *,
+        policy_state: Mapping[str, Any] | None,
+        policy_mapping_fn: Any,
+        policies_to_train: Any,
+    ) -> Policy:
+        """Adds a policy, by its spec or itself; see `RolloutWorker.add_policy`."""
+        require_mapping_fn(policy_mapping_fn)
+        predicate = as_predicate(policies_to_train)
+        if policy is None:
+            policy = self.make(policy_id, spec or PolicySpec())
+        else:
+            if policy.pageable_state is not None and policy.pageable_state.pager is not None:
+                policy = policy.copy(policy_id)
+            self.policy_map[policy_id] = policy
+            spaces = policy.observation_space, policy.action_space
+            self.specs[policy_id] = PolicySpec(type(policy), *spaces, policy.config)
+        if policy_state is not None:
+            try:
+                policy.set_state(policy_state)
+            except Exception:
+                self.remove(policy_id)
+                raise
+        self.change(policy_mapping_fn, policies_to_train, predicate)
+        return policy
+
+    def change(self, policy_mapping_fn: Any, policies_to_train: Any, predicate: ToTrain) -> None:
+        """Takes over what is given, which was checked; None keeps what there is."""
+        if policy_mapping_fn is not None:
+            self.policy_mapping_fn = policy_mapping_fn
+        if policies_to_train is not None:
+            self.is_policy_to_train = predicate
+
+    def require_new(self, policy_id: str, policy_cls: Any, policy: Any, module_spec: Any) -> None:
+        """Checks what `add_policy` is given.
+
+        Raises:
+            ConfigError: for an invalid id, or a `module_spec`.
+            PolicyExistsError: if there is a policy of this id; also a KeyError.
+            UsageError: unless exactly one of class and instance is given.
+        """
+        validate_policy_id(policy_id, error=True)
+        if module_spec is not None:
+            raise ConfigError(
+                "module_spec must be None: there are no RLModules here; give `policy_cls` and "
+                "`config={'model': ...}`."
+            )
+        if policy_id in self.policy_map:
+            raise PolicyExistsError(
+                f"Policy ID {policy_id!r} already exists in policy map. Remove it first, or choose "
+                "another id."
+            )
+        if (policy_cls is None) == (policy is None):
+            raise UsageError(
+                "Only one of `policy_cls` and `policy` must be given to add_policy, got "
+                f"policy_cls={policy_cls!r} and policy={policy!r}."
+            )
+
+    def remove(self, policy_id: str, policy_mapping_fn: Any = None, to_train: Any = None) -> None:
+        """Removes a policy; see `RolloutWorker.remove_policy`."""
+        require_mapping_fn(policy_mapping_fn)
+        predicate = as_predicate(to_train)
+        if policy_id not in self.policy_map:
+            raise UnknownPolicyError(
+                f"Policy ID {policy_id!r} is not in policy map; it has {sorted(self.policy_map)}."
+            )
+        del self.policy_map[policy_id]
+        self.specs.pop(policy_id, None)
+        self.change(policy_mapping_fn, to_train, predicate)
+
+    def trains(self, policy_id: str, batch: Any = None) -> bool:
+        """Whether a policy is trained on a batch."""
+        return self.is_policy_to_train is None or self.is_policy_to_train(policy_id, batch)
+
+    def trained(self, batch: Any = None) -> set[str]:
+        """Returns the ids of the policies that are trained on a batch."""
+        return {policy_id for policy_id in self.policy_map if self.trains(policy_id, batch)}
+
+
+def named(policies: Collection[str] | str | None, known: Collection[str]) -> list[str]:
+    """Returns the ids of `known` that are named; all for None."""
+    if isinstance(policies, str):
+        policies = (policies,)
+    return [policy_id for policy_id in known if policies is None or policy_id in policies]
