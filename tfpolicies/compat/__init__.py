@@ -10,9 +10,12 @@ import importlib
 from typing import Any
 
 _HOMES = {
+    "DQNTrainer": "tfpolicies.compat.agents",
     "EnvContext": "tfpolicies.envs.making",
     "FullyConnectedNetwork": "tfpolicies.compat.tf_model",
     "ModelCatalog": "tfpolicies.compat.catalog",
+    "PGTrainer": "tfpolicies.compat.agents",
+    "PPOTrainer": "tfpolicies.compat.agents",
     "Postprocessing": "tfpolicies.batch.postprocessing",
     "RecurrentNetwork": "tfpolicies.compat.tf_model",
     "TFModelV2": "tfpolicies.compat.tf_model",

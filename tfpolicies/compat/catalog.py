@@ -126,5 +126,20 @@ def normc_initializer(std: float = 1.0) -> Callable[..., Any]:
 
 
 def with_common_config(extra_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a complete dict of settings: the defaults, and `extra_config` over them."""
-    return AlgorithmConfig.from_dict(extra_config).to_dict()
+    """Returns a complete dict of settings: the defaults, and `extra_config` over them.
+
+    Settings that `AlgorithmConfig` does not have are kept: `build_tf_policy` makes them a class's
+    own.
+
+    >>> config = with_common_config({"lr": 0.5, "my_weight": 2.0})
+    >>> config["lr"], config["gamma"], config["my_weight"]
+    (0.5, 0.99, 2.0)
+    """
+    known = AlgorithmConfig()
+    own = {key: value for key, value in extra_config.items() if not _is_known(known, key)}
+    common = {key: value for key, value in extra_config.items() if key not in own}
+    return {**known.update_from_dict(common).to_dict(), **own}
+
+
+def _is_known(config: AlgorithmConfig, key: str) -> bool:
+    return key in config or key == "multiagent"

@@ -105,6 +105,7 @@ def build_tf_policy(
         members["optimizer"] = lambda self: optimizer_fn(self, self.config)
     if extra_action_out_fn is not None:
         members["extra_action_out_fn"] = _action_out(extra_action_out_fn)
+        members["model"] = property(_model_of, doc=TFPolicy.model.__doc__)
     if make_model is not None:
         members["make_model"] = _model_maker(make_model)
     members["__init__"] = _constructor(before_init, before_loss_init, after_init)
@@ -152,12 +153,17 @@ class _ActedModel:
 
 def _action_out(function: Callable[..., Any]) -> Callable[..., Any]:
     def extra_action_out_fn(self: Any) -> dict[str, Any]:
-        self.__dict__["model"] = _ActedModel(self.dist_inputs, self.values)
+        self.__dict__["_acted"] = _ActedModel(self.dist_inputs, self.values)
         found = dict(function(self))
         found.pop("vf_preds", None)  # every policy that estimates values gives them
         return found
 
     return extra_action_out_fn
+
+
+def _model_of(policy: Any) -> Any:
+    """Returns the model of a policy; where acting is traced, what is known of it there."""
+    return policy.__dict__.get("_acted") or TFPolicy.model.__get__(policy)
 
 
 def _model_maker(function: Callable[..., Any]) -> Callable[..., Any]:
