@@ -12,6 +12,7 @@ from tiny import make
 
 from tfpolicies import MultiAgentEnv, PGTF2Policy, PPOTF2Policy
 from tfpolicies.errors import ConfigError
+from tfpolicies.policy import stacked_acting
 
 
 def one_policy(agent_id: Any, episode: Any, **kwargs: Any) -> str:
@@ -201,3 +202,29 @@ def test_policies_learn_from_their_parts():
     for pid, part in batch.policy_batches.items():
         policies[pid].learn_on_batch(part)
         assert policies[pid].num_grad_updates == 1
+
+
+@pytest.mark.parametrize("model", [{"fcnet_hiddens": [4]}, {"use_lstm": True, "lstm_cell_size": 3}])
+def test_policies_of_one_program_act_in_one_call_and_as_if_alone(model, monkeypatch):
+    def sampled(few_rows: int) -> list[Any]:
+        monkeypatch.setattr(stacked_acting, "_FEW_ROWS", few_rows)
+        policies = {
+            x: make(PPOTF2Policy, SPACE, spaces.Discrete(3), model=model, seed=i)
+            for i, x in enumerate("abcd")
+        }
+        assert len({policy.program for policy in policies.values()}) == 1
+        envs = [Crowd(i, 30 + i) for i in range(3)]
+        sampler = sampler_of(
+            *envs,
+            policies=policies,
+            mapping=lambda agent, episode, **kwargs: agent,
+            rollout_fragment_length=12,
+        )
+        return [sampler.sample().policy_batches for _ in range(2)]
+
+    for alone, stacked in zip(sampled(0), sampled(32), strict=True):
+        assert list(alone) == list(stacked)
+        for policy_id, part in alone.items():
+            assert list(part) == list(stacked[policy_id])
+            for name, column in part.items():
+                np.testing.assert_allclose(column, stacked[policy_id][name], atol=1e-5)

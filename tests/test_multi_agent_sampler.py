@@ -1,5 +1,8 @@
 """Many agents: every transition is true, booked once, and in the batch of its policy."""
 
+import copy
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -23,6 +26,8 @@ from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
 from tfpolicies.errors import ConfigError, EnvError, UnknownPolicyError, UsageError
 from tfpolicies.rollout.metrics import summarize_episodes
 from tfpolicies.rollout.multi_agent_sampler import make_multi_agent_sampler
+from tfpolicies.storage.array_places import put_arrays, take_arrays
+from tfpolicies.storage.json_values import decode_value, encode_value
 
 END, GO = {"__all__": True}, {}
 
@@ -581,3 +586,73 @@ def test_an_observation_of_another_shape_names_the_agent():
         sampler_of(Ragged(), rollout_fragment_length=4).sample()
     assert SPACE.shape == (3,)
     assert THREE.n == 3
+
+
+# -- checkpoints ------------------------------------------------------------------------------
+
+
+class SavedCrowd(Crowd):
+    def get_state(self):
+        kept = {name: value for name, value in vars(self).items() if name != "rng"}
+        return {**copy.deepcopy(kept), "rng": self.rng.bit_generator.state}
+
+    def set_state(self, state):
+        state = copy.deepcopy(state)
+        self.rng.bit_generator.state = state.pop("rng")
+        vars(self).update(state)
+
+
+@pytest.mark.parametrize("mode", ["truncate_episodes", "complete_episodes"])
+@pytest.mark.parametrize("unit", ["env_steps", "agent_steps"])
+def test_a_restored_sampler_goes_on_as_if_nothing_had_happened(mode, unit):
+    settings_ = {"rollout_fragment_length": 6, "batch_mode": mode, "count_steps_by": unit}
+    policies = {"p": Nosy(), "q": Walker(seed=1)}
+    sampler = sampler_of(*(SavedCrowd(i, 20 + i) for i in range(3)), policies=policies, **settings_)
+    for _ in range(3):
+        sampler.sample()
+    arrays = {}
+    state = sampler.get_state()
+    envs = state.pop("envs")
+    stored = encode_value(take_arrays(state, arrays))
+    twins = copy.deepcopy(policies)
+    other = sampler_of(*(SavedCrowd(i, 0) for i in range(3)), policies=twins, **settings_)
+    restored = put_arrays(decode_value(json.loads(json.dumps(stored))), arrays)
+    other.set_state({**restored, "envs": envs})
+    assert [m.agent_rewards for m in other.metrics] == [m.agent_rewards for m in sampler.metrics]
+    for _ in range(4):
+        left, right = sampler.sample(), other.sample()
+        assert set(left.policy_batches) == set(right.policy_batches)
+        for pid, part in left.policy_batches.items():
+            assert list(part) == list(right[pid])
+            for name, column in part.items():
+                np.testing.assert_array_equal(column, right[pid][name], err_msg=name)
+    assert other.metrics == sampler.metrics
+    assert policies["p"].seen == twins["p"].seen
+
+
+def test_a_sampler_without_the_policies_or_copies_of_its_state_begins_new_episodes():
+    sampler = sampler_of(SavedCrowd(0, 1), SavedCrowd(1, 2), rollout_fragment_length=9)
+    sampler.sample()
+    state = sampler.get_state()
+    one_copy = sampler_of(SavedCrowd(0, 5), rollout_fragment_length=9)
+    one_policy = sampler_of(
+        *(SavedCrowd(i, 5) for i in range(2)),
+        policies={"q": Walker()},
+        mapping=lambda agent_id, episode, **kwargs: "q",
+        rollout_fragment_length=9,
+    )
+    for other in (one_copy, one_policy):
+        other.set_state(state)
+        assert other.metrics == sampler.metrics
+        assert other.sample().env_steps() == 9 * other.envs.num_envs
+
+
+def test_episodes_that_cannot_be_told_have_no_state():
+    assert sampler_of(Staggered()).get_state() is None
+
+    class Follows(DefaultCallbacks):
+        def on_episode_end(self, **kwargs):
+            pass
+
+    assert sampler_of(SavedCrowd(0, 0)).get_state() is not None
+    assert sampler_of(SavedCrowd(0, 0), callbacks=Follows()).get_state() is None

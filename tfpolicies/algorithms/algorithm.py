@@ -782,8 +782,8 @@ class Algorithm:
         roster = checkpoints.roster_of(found, source, given)
         settings = {**roster._asdict(), "policies_to_train": None, **(config or {})}
         built = checkpoints.config_of(found, source, kind.config_class, settings)
-        stored = {pid: spec for pid, spec in built.policies.items() if pid in found.policies}
-        built.multi_agent(policies=stored, policies_to_train=None)  # the roster says who, later
+        specs = checkpoints.specs_of(found, source, built)
+        built.multi_agent(policies=specs, policies_to_train=None)  # the roster says who, later
         algorithm = kind(built)
         checkpoints.restore_algorithm(algorithm, found, source, roster)
         algorithm.callbacks.on_checkpoint_loaded(algorithm=algorithm)

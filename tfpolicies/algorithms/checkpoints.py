@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tfpolicies.config.policy_spec import PolicySpec
 from tfpolicies.errors import CheckpointError, ConfigError
 from tfpolicies.policy.checkpoints import (
     ALGORITHM_MANIFEST,
@@ -16,6 +17,7 @@ from tfpolicies.policy.checkpoints import (
     encode_config,
     policy_of,
     policy_part,
+    spec_of,
     state_of,
 )
 from tfpolicies.rollout.episode import RolloutMetrics
@@ -60,7 +62,7 @@ def write_algorithm(algorithm: Any, folder: str | os.PathLike[str]) -> None:
         "evaluation": _evaluation_record(algorithm.evaluation_worker),
         "extra": encode_value(extra),
     }
-    only = algorithm.config.get("checkpoint_trainable_policies_only", False)
+    only = algorithm.config.checkpoint_trainable_policies_only
     policies = {
         pid: policy_part(policy)
         for pid, policy in worker.policy_map.items()
@@ -78,6 +80,8 @@ def _sampler_record(worker: Any) -> tuple[Any, dict[str, np.ndarray]]:
     state = worker.sampler.get_state()
     if state is None:
         return None, {}
+    if "ledger" in state:
+        return _many_agents_record(state)
     arrays = {f"columns/{name}": column for name, column in state["columns"].items()}
     arrays |= {f"obs/{i}": leaf for i, leaf in enumerate(state["obs"])}
     arrays |= {f"running/{i}": part for i, part in enumerate(state["running"])}
@@ -95,7 +99,20 @@ def _sampler_record(worker: Any) -> tuple[Any, dict[str, np.ndarray]]:
     return record, arrays
 
 
+def _many_agents_record(state: dict[str, Any]) -> tuple[Any, dict[str, np.ndarray]]:
+    """Returns the running episodes of a multi-agent sampler; its generator is stored apart."""
+    arrays: dict[str, np.ndarray] = {}
+    envs = state.pop("envs")
+    del state["rng"]
+    stored = encode_value(take_arrays(state, arrays))
+    return {"envs": encode_value(envs), "many_agents": stored}, arrays
+
+
 def _sampler_state(record: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    if "many_agents" in record:
+        found = put_arrays(decode_value(record["many_agents"]), arrays)
+        return {**found, "envs": decode_value(record["envs"])}
+
     def numbered(prefix: str) -> list[np.ndarray]:
         count = sum(name.startswith(f"{prefix}/") for name in arrays)
         return [arrays[f"{prefix}/{i}"] for i in range(count)]
@@ -245,6 +262,20 @@ def restore_algorithm(
         rngs = {pid: rng for pid, rng in evaluation["rngs"].items() if pid in states}
         rngs = {pid: decode_generator(rng) for pid, rng in rngs.items()}
         algorithm.restore_evaluation(evaluation["seeds_used"], rngs)
+
+
+def specs_of(checkpoint: Checkpoint, source: str, config: Any) -> dict[str, PolicySpec]:
+    """Returns how the policies of a checkpoint are made; those that its config lacks, too.
+
+    Raises:
+        CheckpointError: if a policy cannot be made of what was stored.
+    """
+    known = config.policies
+    classes = [spec.policy_class for spec in known.values() if spec.policy_class is not None]
+    return {
+        pid: known[pid] if pid in known else spec_of(part, f"policy {pid!r} of {source}", classes)
+        for pid, part in checkpoint.policies.items()
+    }
 
 
 def algorithm_class_of(checkpoint: Checkpoint, source: str, given: type) -> type:

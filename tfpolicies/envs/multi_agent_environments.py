@@ -59,6 +59,17 @@ class MultiAgentEnvironments:
         """Returns the copies for callers that want to talk to them."""
         return list(self.envs)
 
+    def get_state(self) -> list[Any] | None:
+        """Returns the state of each copy, or None if one cannot tell it (by `get_state`)."""
+        tell = [getattr(env, "get_state", None) for env in self.envs]
+        states = [one() if callable(one) else None for one in tell]
+        return None if any(state is None for state in states) else states
+
+    def set_state(self, states: Sequence[Any]) -> None:
+        """Restores what `get_state` returned."""
+        for env, state in zip(self.envs, states, strict=True):
+            env.set_state(state)  # type: ignore[attr-defined]
+
     def close(self) -> None:
         """Closes all copies."""
         for env in self.envs:

@@ -91,16 +91,32 @@ class Memory:
         """
         if not self.is_needed:
             return self.policy.act_columns(obs, explore=explore)
+        previous, states = self.inputs(rows)
+        for_env, columns = self.policy.act_columns(obs, previous, states, explore=explore)
+        return for_env, self.remember(columns, previous, states, rows)
+
+    def inputs(self, rows: Any = None) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Returns what acting reads besides the observations, of the rows that act.
+
+        That is the leaves of the previous actions and the previous rewards, as far as the policy
+        reads them, and the memory; `[K, ...]` each.
+        """
         chosen = slice(None) if rows is None else rows
-        actions = [x[chosen] for x in self._actions] if self._reads_actions else []
-        rewards = [self._rewards[chosen]] if self._reads_rewards else []
-        states = [state[chosen] for state in self._states]
-        for_env, columns = self.policy.act_columns(
-            obs, (*actions, *rewards), states, explore=explore
-        )
-        kept = {f"prev_{name}": x for name, x in zip(self._names, actions, strict=False)}
-        if rewards:
-            kept["prev_rewards"] = rewards[0]
+        previous = [x[chosen] for x in self._actions] if self._reads_actions else []
+        previous += [self._rewards[chosen]] if self._reads_rewards else []
+        return previous, [state[chosen] for state in self._states]
+
+    def remember(
+        self,
+        columns: dict[str, np.ndarray],
+        previous: Sequence[np.ndarray],
+        states: Sequence[np.ndarray],
+        rows: Any = None,
+    ) -> dict[str, np.ndarray]:
+        """Takes down how rows acted; returns the columns to keep, with what `inputs` gave."""
+        kept = {f"prev_{name}": x for name, x in zip(self._names, previous, strict=False)}
+        if self._reads_rewards:
+            kept["prev_rewards"] = previous[-1]
         kept |= {f"state_in_{i}": state for i, state in enumerate(states)}
         if rows is None:  # the columns that were handed out must not change
             self._states = [np.array(columns[f"state_out_{i}"]) for i in range(len(states))]
@@ -110,7 +126,7 @@ class Memory:
                 state[rows] = columns[f"state_out_{i}"]
             for name, array in zip(self._names, self._actions, strict=True):
                 array[rows] = columns[name]
-        return for_env, {**columns, **kept}
+        return {**columns, **kept}
 
     def rewarded(self, rewards: np.ndarray, rows: Any = None) -> None:
         """Takes down the rewards `[N]` of the last actions; `[K]` of the rows given, int `[K]`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,15 +11,20 @@ from tfpolicies.errors import TfPoliciesError, UnknownPolicyError, UsageError, n
 from tfpolicies.policy.acting import Acting
 from tfpolicies.policy.policy import ActionBatch, Policy
 from tfpolicies.policy.tf_policy import TFPolicy
+from tfpolicies.program.functions import ActOutputs
+from tfpolicies.program.outputs import one_of
 from tfpolicies.program.stacked import StackedActor
 from tfpolicies.state import PolicyState
 
 _MAX_PADDING = 2
 """How many times the rows of a group its stack may have, once all are filled up to the longest."""
 
+_FEW_ROWS = 32
+"""Up to how many rows per policy samplers stack; for more, one call each is as fast."""
 
-_Call = tuple[str, Acting, list[np.ndarray], int]
-"""One policy's part of a call, checked: its id, what acts, one array `[N, ...]` per port, and N."""
+_Call = tuple[Any, Acting, list[np.ndarray], int]
+"""One policy's part of a call, checked: its id or number, what acts, one array `[N, ...]` per port,
+and N."""
 
 
 def compute_actions(
@@ -84,6 +89,57 @@ def compute_actions(
             else:
                 _act_together(actor, part, explores, timestep, found)
     return {policy_id: found[policy_id] for policy_id in obs_batches}
+
+
+class ColumnsCall(NamedTuple):
+    """What a sampler asks one policy for: the arguments of `Policy.act_columns`."""
+
+    policy: Any
+    obs: Sequence[np.ndarray]
+    previous: Sequence[np.ndarray]
+    states: Sequence[np.ndarray]
+
+    def alone(self) -> tuple[Any, dict[str, np.ndarray]]:
+        """Returns what the policy does by itself."""
+        return self.policy.act_columns(self.obs, self.previous, self.states)
+
+
+def act_columns(
+    calls: Sequence[ColumnsCall],
+) -> Iterator[tuple[int, Any, dict[str, np.ndarray]]]:
+    """Acts for a sampler with many policies: what one `Policy.act_columns` call each would give.
+
+    Policies that share a Program run in one call, as in `compute_actions`, if they have few rows
+    each.
+
+    Args:
+        calls: one for each policy.
+
+    Yields:
+        The number of a call, not in their order, and what `Policy.act_columns` returns for it; the
+        arrays are valid until the next one is asked for.
+    """
+    groups: _Groups = {}
+    for number, call in enumerate(calls):
+        policy = call.policy
+        if type(policy).act_columns is not TFPolicy.act_columns:
+            yield number, *call.alone()
+            continue
+        acting: Acting = policy._acting
+        key = acting.program, acting.inference, bool(acting.config["explore"])
+        inputs = [*call.obs, *call.previous, *call.states]
+        groups.setdefault(key, []).append((number, acting, inputs, len(inputs[0])))
+    for (program, inference, explores), group in groups.items():
+        few = sum(rows for *_, rows in group) <= _FEW_ROWS * len(group)
+        actor = program.stacked_actor(inference) if few and len(group) > 1 else None
+        for part in _parts(group, 1 if actor is None else actor.max_states):
+            if actor is None or len(part) == 1:
+                for number, *_ in part:
+                    yield number, *calls[number].alone()
+                continue
+            outputs = _outputs_together(actor, part, explores)
+            for i, (number, _, _, rows) in enumerate(part):
+                yield number, *calls[number].policy.columns_of(one_of(outputs, i, rows))
 
 
 class _Given(NamedTuple):
@@ -203,14 +259,22 @@ def _act_together(
 ) -> None:
     """Runs the calls as one stack, whose rows are filled up to those of the longest one."""
     longest = max(rows for *_, rows in calls)
-    states, noise, params = _drawn(calls, longest, explore, timestep)
-    outputs = actor.run(states, _stacked_inputs(calls, longest), noise, params)
+    outputs = _outputs_together(actor, calls, explore, timestep)
     results = calls[0][1].results
     arrays = results.arrays(outputs, explore=explore)
     for (policy_id, _, _, rows), parts in zip(calls, zip(*arrays, strict=True), strict=True):
         if rows < longest:
             parts = tuple(part[:rows] for part in parts)
         found[policy_id] = results.batch(parts)
+
+
+def _outputs_together(
+    actor: StackedActor, calls: Sequence[_Call], explore: bool, timestep: int | None = None
+) -> ActOutputs:
+    """Runs the calls as one stack; returns arrays `[P, N, ...]`, filled up to the longest N."""
+    longest = max(rows for *_, rows in calls)
+    states, noise, params = _drawn(calls, longest, explore, timestep)
+    return actor.run(states, _stacked_inputs(calls, longest), noise, params)
 
 
 def _drawn(

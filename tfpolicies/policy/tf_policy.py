@@ -35,6 +35,7 @@ from tfpolicies.policy.learning import Learning
 from tfpolicies.policy.policy import ActionBatch
 from tfpolicies.policy.states import Owned, matched
 from tfpolicies.policy.views import read_views
+from tfpolicies.program.functions import ActOutputs
 from tfpolicies.program.program import Program
 from tfpolicies.program.runtimes.session import session_creator
 from tfpolicies.program.spec import ProgramSpec, static_settings
@@ -297,7 +298,10 @@ class TFPolicy(PolicyKind):
         """Acts for a sampler; see `Policy.act_columns`."""
         explore = self.config["explore"] if explore is None else explore
         inputs = [*obs, *previous, *states] if previous or states else obs
-        out = self._acting.run(inputs, explore)
+        return self.columns_of(self._acting.run(inputs, explore))
+
+    def columns_of(self, out: ActOutputs) -> tuple[Any, dict[str, np.ndarray]]:
+        """Returns the outputs of acting as `act_columns` does."""
         columns = dict(zip(self._action_names, out.actions, strict=True))
         columns["action_logp"] = out.logp
         columns["action_dist_inputs"] = out.dist_inputs

@@ -152,3 +152,24 @@ def copied(outputs: ActOutputs) -> ActOutputs:
         [x.copy() for x in outputs.states],
         {name: x.copy() for name, x in outputs.extras.items()},
     )
+
+
+def one_of(outputs: ActOutputs, index: int, rows: int) -> ActOutputs:
+    """Returns the outputs of one of P stacked states: the first `rows` rows, as views.
+
+    Args:
+        outputs: arrays `[P, N, ...]`.
+        index: which of the states.
+        rows: at most N.
+    """
+    values = outputs.values
+    return ActOutputs(
+        [x[index, :rows] for x in outputs.actions],
+        [x[index, :rows] for x in outputs.env_actions],
+        outputs.logp[index, :rows],
+        outputs.prob[index, :rows],
+        outputs.dist_inputs[index, :rows],
+        None if values is None else values[index, :rows],
+        [x[index, :rows] for x in outputs.states],
+        {name: x[index, :rows] for name, x in outputs.extras.items()},
+    )

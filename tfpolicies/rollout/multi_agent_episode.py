@@ -77,9 +77,13 @@ class MultiAgentEpisode(Episode):
         """Returns the last info of an agent, `{}` if it had none."""
         return self.last_infos.get(agent_id, {})
 
-    def close(self) -> None:
-        """Keeps the rewards as they are when the episode ends."""
-        self._rewards = self.agent_rewards
+    def set_policies(self, policy_ids: Mapping[Any, str]) -> None:
+        """Takes over which policy acts for which agent, as a checkpoint has it."""
+        self._policy_ids.update(policy_ids)
+
+    def close(self, rewards: Mapping[tuple[Any, str], float] | None = None) -> None:
+        """Keeps the rewards of agents as they are when the episode ends, or those given."""
+        self._rewards = self.agent_rewards if rewards is None else dict(rewards)
 
     def metrics(self) -> RolloutMetrics:
         """Returns what is reported of the episode."""
@@ -118,7 +122,7 @@ class Copy:
     def __init__(self, index: int, seats: Seats, rows_of: Callable[[str], PolicyRows]) -> None:
         self.index = index
         self._seats = seats
-        self._rows_of = rows_of
+        self.rows_of = rows_of
         self.episode = MultiAgentEpisode(0, index, None)
         self._start()
 
@@ -162,7 +166,7 @@ class Copy:
             if agent not in seat_of:
                 self._seat(agent)
             by_policy.setdefault(self.episode.policy_for(agent), []).append(agent)
-        parts = [self._part(self._rows_of(p), tuple(named)) for p, named in by_policy.items()]
+        parts = [self._part(self.rows_of(p), tuple(named)) for p, named in by_policy.items()]
         return Cast(np.array([seat_of[agent] for agent in agents], np.int64), tuple(parts))
 
     def _seat(self, agent: Any) -> None:
@@ -170,7 +174,7 @@ class Copy:
             raise EnvError(
                 f"Environment {self.index} gave an observation of '__all__', which is no agent id."
             )
-        rows = self._rows_of(self.episode.policy_for(agent))
+        rows = self.rows_of(self.episode.policy_for(agent))
         seat = self._seats.take(self.episode, agent, len(self.episode.seat_of))
         self.episode.seat_of[agent] = seat
         if rows.memory.is_needed:

@@ -115,9 +115,17 @@ class Seats(Table):
         """Takes back the seats of an episode that is over."""
         self._free.extend(seats)
 
+    def free_seats(self) -> list[int]:
+        """Returns the seats that nobody has."""
+        return list(self._free)
+
     def unroll(self, seat: int) -> int:
         """Returns the unroll id of the running piece of a seat's trajectory."""
         return int(self.columns["unroll_id"][seat])
+
+    def recognise(self, seat: int, episode: Any, agent: Any) -> None:
+        """Takes down who has a seat that is taken already."""
+        self.who[self.unroll(seat)] = (episode, agent)
 
     def turn_page(self, seat: int, episode: Any, agent: Any) -> None:
         """Begins a new piece of an agent's trajectory."""

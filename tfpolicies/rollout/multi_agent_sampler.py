@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 
 from tfpolicies.batch.multi_agent_batch import MultiAgentBatch
-from tfpolicies.config.callbacks import DefaultCallbacks, overrides
+from tfpolicies.config.callbacks import DefaultCallbacks, follows_episodes, overrides
 from tfpolicies.envs.multi_agent_env import ALL, MultiAgentStep
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
 from tfpolicies.envs.vector import own_copy, single_actions
 from tfpolicies.errors import ConfigError, EnvError, UsageError
+from tfpolicies.policy.stacked_acting import ColumnsCall, act_columns
+from tfpolicies.rollout import multi_agent_state
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.multi_agent_batches import Postprocessor
 from tfpolicies.rollout.multi_agent_episode import Copy, MultiAgentEpisode
@@ -109,14 +111,7 @@ class MultiAgentSampler:
         return found
 
     def _begin_episode(self, copy: Copy, seed: int | None = None) -> None:
-        episode = MultiAgentEpisode(
-            int(self.rng.integers(10**18)),
-            copy.index,
-            self._worker,
-            mapping_fn=self.policy_mapping_fn,
-            policies=self.policies,
-            seats=self._ledger.seats,
-        )
+        episode = self._new_episode(copy.index, int(self.rng.integers(10**18)))
         self._call("on_episode_created", episode)
         obs, infos = self.envs.reset(copy.index, seed)
         copy.begin(episode)
@@ -125,6 +120,16 @@ class MultiAgentSampler:
         obs = self._seen(obs, episode)
         copy.wait(copy.cast(tuple(obs)), obs)
         self._call("on_episode_start", episode)
+
+    def _new_episode(self, index: int, episode_id: int) -> MultiAgentEpisode:
+        return MultiAgentEpisode(
+            episode_id,
+            index,
+            self._worker,
+            mapping_fn=self.policy_mapping_fn,
+            policies=self.policies,
+            seats=self._ledger.seats,
+        )
 
     def _seen(self, obs: Mapping[Any, Any], episode: MultiAgentEpisode) -> Mapping[Any, Any]:
         if self._observation_fn is None:
@@ -238,12 +243,16 @@ class MultiAgentSampler:
             return
         seats = [rows.seats() for rows in acting]
         first = self._ledger.open(np.concatenate(seats))
-        # Policies that share a Program may act in one stacked call here.
-        for rows, own in zip(acting, seats, strict=True):
-            obs = rows.write_observations(own)
-            actions, columns = rows.memory.act(obs, rows=own)
-            rows.write_columns(columns, first)
-            first += len(own)
+        firsts = first + np.cumsum([0, *map(len, seats)])
+        calls = [
+            ColumnsCall(rows.policy, rows.write_observations(own), *rows.memory.inputs(own))
+            for rows, own in zip(acting, seats, strict=True)
+        ]
+        for i, actions, columns in act_columns(calls):
+            rows, call = acting[i], calls[i]
+            if rows.memory.is_needed:
+                columns = rows.memory.remember(columns, call.previous, call.states, seats[i])
+            rows.write_columns(columns, int(firsts[i]))
             _give(rows, actions)
 
     def _take(self, copy: Copy, step: MultiAgentStep) -> bool:
@@ -367,9 +376,58 @@ class MultiAgentSampler:
         ledger.forget_trajectories(self._copies)
         return MultiAgentBatch(batches, env_steps)
 
-    def get_state(self) -> None:
-        """Returns None: running episodes cannot be told; a restored run begins new ones."""
-        return None
+    # -- checkpoints --------------------------------------------------------------------------
+
+    def get_state(self) -> dict[str, Any] | None:
+        """Returns what continues the running episodes, or None if that is not possible.
+
+        It is not where an environment cannot tell its state, and where callbacks follow single
+        episodes: what they keep with an episode may be anything. The policies' states are apart.
+        """
+        states = None if follows_episodes(self._callbacks) else self.envs.get_state()
+        if states is None or not self._copies:
+            return None
+        return {
+            "envs": states,
+            "ledger": multi_agent_state.ledger_state(self._ledger),
+            "copies": [multi_agent_state.copy_state(copy) for copy in self._copies],
+            "ended": multi_agent_state.ended_state(self._ledger, self._copies),
+            "finished": [list(steps) for steps in self._finished],
+            "steps": [self._env_steps.copy(), self._agent_steps.copy()],
+            "episode_agent_steps": self._episode_agent_steps.copy(),
+            "pending": multi_agent_state.metrics_state(self.metrics),
+            "rng": self.rng.bit_generator.state,
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continues where `get_state` was called.
+
+        Running episodes go on with the policies that they had, and map agents that come later by
+        the present mapping function. Where one of these policies is no longer there, or there are
+        not as many copies now, new episodes begin.
+        """
+        played = [policy_id for policy_id, _ in state["ledger"]["rows"]]
+        self.metrics = multi_agent_state.restored_metrics(state["pending"])
+        self.rng.bit_generator.state = state["rng"]
+        gone = [policy_id for policy_id in played if policy_id not in self.policies]
+        if gone or len(state["copies"]) != self.envs.num_envs:
+            self.reset(None)
+            return
+        self._ledger = ledger = Ledger(self.envs.num_envs)
+        multi_agent_state.restore_ledger(ledger, state["ledger"], self.policies)
+        self._copies = [Copy(i, ledger.seats, self._rows_of) for i in range(self.envs.num_envs)]
+        for copy, saved in zip(self._copies, state["copies"], strict=True):
+            multi_agent_state.restore_copy(copy, self._new_episode(copy.index, 0), saved)
+            for agent, seat in copy.episode.seat_of.items():
+                ledger.seats.recognise(seat, copy.episode, agent)
+        for saved, trajectories in state["ended"]:
+            episode = self._new_episode(saved["env_index"], 0)
+            multi_agent_state.restore_episode(episode, saved, ended=True)
+            ledger.seats.who.update({unroll: (episode, agent) for unroll, agent in trajectories})
+        self.envs.set_state(state["envs"])
+        self._finished = [(number, env, agent) for number, env, agent in state["finished"]]
+        self._env_steps, self._agent_steps = (np.array(x) for x in state["steps"])
+        self._episode_agent_steps = np.array(state["episode_agent_steps"])
 
 
 def _total(rewards: list[Any]) -> float:

@@ -71,7 +71,7 @@ class RolloutWorker(ParallelIteration):
         global_vars: the counters of the run.
         callbacks: the user's.
         weights_seq_no: of the weights that were set last.
-        has_episodes: whether episodes run, which begin with the first sample.
+        has_episodes: whether episodes run; if not, new ones begin with the next sample.
 
     Raises:
         ConfigError: for contradicting settings, or if a policy has no class or no spaces.
@@ -137,7 +137,7 @@ class RolloutWorker(ParallelIteration):
         self.flushes_filters = True
         self.seeds_used = 0
         self._stopped = False
-        self.has_episodes = False  # they begin with the first sample
+        self.has_episodes = False
         self._own_lock = threading.Lock()
         self._first_batch: Any = None
         self.environments: Environments | MultiAgentEnvironments | None = None
@@ -151,6 +151,8 @@ class RolloutWorker(ParallelIteration):
             for policy_id, spec in self._complete_specs(None).items():
                 self.roster.make(policy_id, spec)
             self.sampler = self._make_sampler()
+            if self.sampler is not None:
+                self.reset_episodes()
         except BaseException:
             self.stop()
             raise
@@ -160,7 +162,7 @@ class RolloutWorker(ParallelIteration):
     def _has_environments(self) -> bool:
         """Whether this worker samples: the local one does not where remote ones do."""
         remote_ones_do = self.worker_index == 0 and self.num_workers > 0
-        return not remote_ones_do or bool(self.config.get("create_env_on_local_worker", False))
+        return not remote_ones_do or bool(self.config.create_env_on_local_worker)
 
     def _make_environments(
         self, source: Any, validate_env: Any
@@ -308,7 +310,7 @@ class RolloutWorker(ParallelIteration):
         self.sampler.rng = rng
         self.has_episodes = sampler_state is not None
         if sampler_state is not None:
-            self.sampler.set_state(sampler_state)  # type: ignore[union-attr]
+            self.sampler.set_state(sampler_state)
 
     def next_seeds(self, *, evaluation: bool = False) -> list[int] | None:
         """Returns a new seed for each environment, or None if the config has no seed.
@@ -360,7 +362,7 @@ class RolloutWorker(ParallelIteration):
         if self.config.compress_observations:
             for part in batch.as_multi_agent().policy_batches.values():
                 part.compress(bulk=self.config.compress_observations == "bulk")
-        if self.config.get("fake_sampler", False):
+        if self.config.fake_sampler:
             self._first_batch = batch
         return batch
 
@@ -662,7 +664,7 @@ class RolloutWorker(ParallelIteration):
 
         Policies that are not trained are left out with `checkpoint_trainable_policies_only`.
         """
-        only = self.config.get("checkpoint_trainable_policies_only", False)
+        only = self.config.checkpoint_trainable_policies_only
         ids = [pid for pid in self.policy_map if not only or self.roster.trains(pid)]
         return {
             "policy_ids": ids,

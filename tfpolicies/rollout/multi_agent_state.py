@@ -1,0 +1,159 @@
+"""The running episodes of a multi-agent sampler as plain values and arrays, and back.
+
+The values are dicts with string keys, lists, numbers, texts and agent ids, and NumPy arrays among
+them, so that a checkpoint can hold them. What users attach to episodes is not among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfpolicies.models.spaces import nest
+from tfpolicies.rollout.episode import RolloutMetrics
+from tfpolicies.rollout.multi_agent_episode import Copy, MultiAgentEpisode
+from tfpolicies.rollout.multi_agent_ledger import Ledger
+from tfpolicies.rollout.multi_agent_rows import PolicyRows, Table
+
+# -- episodes ---------------------------------------------------------------------------------
+
+
+def episode_state(episode: MultiAgentEpisode) -> dict[str, Any]:
+    """Returns what identifies an episode and what was counted in it."""
+    barred = [
+        agent
+        for agent, info in episode.last_infos.items()
+        if isinstance(info, Mapping) and not info.get("training_enabled", True)
+    ]
+    return {
+        "id": episode.episode_id,
+        "env_index": episode.env_index,
+        "length": episode.length,
+        "total_reward": float(episode.total_reward),
+        "agents": [[agent, episode.policy_for(agent)] for agent in episode.get_agents()],
+        "seats": [[agent, seat] for agent, seat in episode.seat_of.items()],
+        "rewards": [[agent, pid, total] for (agent, pid), total in episode.agent_rewards.items()],
+        "barred": barred,
+    }
+
+
+def restore_episode(episode: MultiAgentEpisode, state: Mapping[str, Any], *, ended: bool) -> None:
+    """Makes a new episode the one that `episode_state` was called on."""
+    episode.episode_id = state["id"]
+    episode.length = state["length"]
+    episode.total_reward = state["total_reward"]
+    episode.set_policies(dict(state["agents"]))
+    episode.last_infos.update({agent: {"training_enabled": False} for agent in state["barred"]})
+    if ended:
+        episode.close({(agent, pid): total for agent, pid, total in state["rewards"]})
+    else:
+        episode.seat_of.update(dict(state["seats"]))
+
+
+def copy_state(copy: Copy) -> dict[str, Any]:
+    """Returns the episode of a copy, and who waits for actions on which observations."""
+    pending = [[list(part.agents), part.rows.stacked(observed)] for part, observed in copy.pending]
+    return {"episode": episode_state(copy.episode), "done": list(copy.done), "pending": pending}
+
+
+def restore_copy(copy: Copy, episode: MultiAgentEpisode, state: Mapping[str, Any]) -> None:
+    """Puts a copy where `copy_state` was called."""
+    restore_episode(episode, state["episode"], ended=False)
+    copy.begin(episode)
+    obs = {}
+    for agents, leaves in state["pending"]:
+        for i, agent in enumerate(agents):
+            space = copy.rows_of(episode.policy_for(agent)).policy.observation_space
+            obs[agent] = nest(space, [leaf[i] for leaf in leaves])
+    copy.wait(copy.cast(tuple(obs)), obs)
+    copy.leave(state["done"])
+
+
+# -- tables -----------------------------------------------------------------------------------
+
+
+def ledger_state(ledger: Ledger) -> dict[str, Any]:
+    """Returns all tables of a ledger."""
+    seats = ledger.seats
+    return {
+        "records": _columns(ledger.records),
+        "seats": _columns(seats),
+        "free": seats.free_seats(),
+        "next_unroll": seats.next_unroll,
+        "barred": sorted(seats.barred),
+        "rows": [[pid, _rows_state(rows)] for pid, rows in ledger.rows.items()],
+    }
+
+
+def restore_ledger(ledger: Ledger, state: Mapping[str, Any], policies: Mapping[str, Any]) -> None:
+    """Fills a new ledger with what `ledger_state` returned."""
+    _fill(ledger.records, state["records"])
+    seats = ledger.seats
+    seats.used = 0
+    _fill(seats, state["seats"])
+    seats.free(state["free"])
+    seats.next_unroll = state["next_unroll"]
+    seats.barred = set(state["barred"])
+    for policy_id, saved in state["rows"]:
+        rows = ledger.rows[policy_id] = PolicyRows(policy_id, policies[policy_id])
+        present = saved["columns"]
+        rows.acted = tuple(saved["acted"])
+        rows.table.add_columns(
+            {name: (present[name].shape[1:], present[name].dtype) for name in rows.acted}
+        )
+        _fill(rows.table, present)
+        rows.finals = {unroll: list(leaves) for unroll, leaves in saved["finals"]}
+        if len(saved["memory"]["rewards"]) > 1:
+            rows.memory.grow(len(saved["memory"]["rewards"]))
+        rows.memory.set_state(saved["memory"])
+
+
+def _rows_state(rows: PolicyRows) -> dict[str, Any]:
+    return {
+        "columns": _columns(rows.table),
+        "acted": list(rows.acted),
+        "finals": [[unroll, leaves] for unroll, leaves in rows.finals.items()],
+        "memory": rows.memory.get_state(),
+    }
+
+
+def _columns(table: Table) -> dict[str, np.ndarray]:
+    return {name: table[name].copy() for name in table.columns}
+
+
+def _fill(table: Table, columns: Mapping[str, np.ndarray]) -> None:
+    where = table.append(len(next(iter(columns.values()))))
+    for name, column in columns.items():
+        table.columns[name][where] = column
+
+
+# -- trajectories that are over, metrics ------------------------------------------------------
+
+
+def ended_state(ledger: Ledger, copies: Sequence[Copy]) -> list[Any]:
+    """Returns the episodes that are over but have rows left, and who played in them."""
+    running = {id(copy.episode) for copy in copies}
+    found: dict[int, list[Any]] = {}
+    for unroll, (episode, agent) in ledger.seats.who.items():
+        if id(episode) not in running:
+            entry = found.setdefault(id(episode), [episode_state(episode), []])
+            entry[1].append([unroll, agent])
+    return list(found.values())
+
+
+def metrics_state(metrics: Sequence[RolloutMetrics]) -> list[Any]:
+    """Returns metrics that nobody took yet."""
+    return [
+        [m.episode_length, m.episode_reward, [[a, p, x] for (a, p), x in m.agent_rewards.items()]]
+        for m in metrics
+    ]
+
+
+def restored_metrics(state: Sequence[Any]) -> list[RolloutMetrics]:
+    """Returns the metrics that `metrics_state` was called on."""
+    return [
+        RolloutMetrics(length, reward, {(agent, pid): x for agent, pid, x in by_agent})
+        for length, reward, by_agent in state
+    ]
