@@ -1,5 +1,8 @@
 """`TFModelV2` classes as users of RLlib write them, in every way a policy runs."""
 
+import re
+from pathlib import Path
+
 import keras
 import numpy as np
 import pytest
@@ -7,7 +10,7 @@ import tensorflow as tf
 from gymnasium import spaces
 from tiny import OBS, TWO, batch_for, make, rows_of
 
-from tfpolicies import PGTF2Policy, Policy, PPOTF1Policy, PPOTF2Policy, ViewRequirement
+from tfpolicies import PGTF2Policy, Policy, PolicyMap, PPOTF1Policy, PPOTF2Policy, ViewRequirement
 from tfpolicies.compat import (
     FullyConnectedNetwork,
     ModelCatalog,
@@ -84,9 +87,11 @@ ModelCatalog.register_custom_model("cells", Cells)
 ModelCatalog.register_custom_model("linear", Linear)
 
 
-def with_model(name, policy_class=PPOTF2Policy, obs=OBS, actions=TWO, inference="tf", **settings):
+def with_model(
+    name, policy_class=PPOTF2Policy, obs=OBS, actions=TWO, inference="tf", seed=0, **settings
+):
     model = {"custom_model": name, **settings}
-    return make(policy_class, obs, actions, model=model, inference=inference)
+    return make(policy_class, obs, actions, model=model, inference=inference, seed=seed)
 
 
 @pytest.mark.core
@@ -274,6 +279,28 @@ def test_rows_become_sequences():
     assert folded[1].numpy().tolist() == [[6, 7], [8, 9], [10, 11]]
     with pytest.raises(ModelError, match="time_major must be False"):
         add_time_dimension(rows, seq_lens=tf.constant([3]), time_major=True)
+
+
+def test_the_model_of_the_porting_page_works_as_it_stands():
+    page = (Path(__file__).parent.parent / "docs" / "porting.md").read_text()
+    (block,) = re.findall(r"```python\n(class Memory.*?)```", page, re.DOTALL)
+    names = {"keras": keras, "np": np, "tf": tf, "RecurrentNetwork": RecurrentNetwork}
+    exec(block, names)
+    ModelCatalog.register_custom_model("memory", names["Memory"])
+    policy = with_model("memory", max_seq_len=4, custom_model_config={"cells": 5})
+    assert [part.shape for part in policy.get_initial_state()] == [(5,), (5,)]
+
+
+def test_policies_with_ported_models_act_in_one_call():
+    league = PolicyMap()
+    for i in range(3):
+        league[str(i)] = with_model("dense", seed=i, inference="onnx")
+    together = league.compute_actions(dict.fromkeys(league, FIVE), explore=False)
+    for key, policy in league.items():
+        alone = policy.compute_actions(FIVE, explore=False)
+        np.testing.assert_allclose(
+            together[key].extras["vf_preds"], alone.extras["vf_preds"], atol=1e-6
+        )
 
 
 # -- forms that cannot work ---------------------------------------------------------------------

@@ -85,7 +85,7 @@ def main(stop_iters: int = 20, stop_reward: float = -0.2, folder: str = "exporte
             break
 
     env = SimpleCorridor({"corridor_length": 8})
-    obs, info = env.reset()
+    obs, _ = env.reset()
     terminated = truncated = False
     total = 0.0
     while not terminated and not truncated:

@@ -191,8 +191,8 @@ def gym_spec(name: str) -> gym.envs.registration.EnvSpec:
         known = [*gym.registry, *names, *registered_names()]
         raise EnvError(
             f"No environment {name!r} is registered with Gymnasium."
-            f"{near_matches(name, known)} For one of your own give its class, or "
-            "'package.module:Class'."
+            f"{near_matches(name, known)} For one of your own give its class or "
+            "'package.module:Class', or name it by `register_environment(name, creator)` first."
         ) from error
 
 
