@@ -13,13 +13,16 @@ def test_the_python_of_the_readme_runs_in_order(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-    assert len(blocks) == 6
+    assert len(blocks) == 8
     names: dict[str, Any] = {}
     for block in blocks:
         exec(compile(block, str(README), "exec"), names)
     assert names["actions"].shape == (2,)
     assert names["algorithm"].iteration == 10
     assert names["action"] in (0, 1)
+    assert set(names["pair"].worker.policy_map) == {"left", "right", "left_v1"}
+    assert len(names["league"]) == 101
+    assert [batch.actions.shape for batch in names["found"].values()] == [(3,)] * 100
     logits, value = names["trained_model"](np.zeros((1, 6), np.float32))
     assert (logits.shape, value.shape) == ((1, 3), (1, 1))
 

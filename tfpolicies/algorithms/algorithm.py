@@ -234,12 +234,7 @@ class Algorithm:
         learner: dict[str, Any] = {}
         while True:
             learner = self._learn_and_sync() or learner
-            name = f"num_{self._unit}_sampled"
-            sampled = self.counters[name] - before[name]
-            seconds = time.perf_counter() - started
-            if sampled >= self.config.min_sample_timesteps_per_iteration and seconds >= (
-                self.config.min_time_s_per_iteration or 0.0
-            ):
+            if self._iteration_is_over(before, time.perf_counter() - started):
                 break
         self.iteration += 1
         result = self._result(learner, before, started)
@@ -249,6 +244,18 @@ class Algorithm:
         self.callbacks.on_train_result(algorithm=self, result=result)
         self._last_result = result
         return result
+
+    def _iteration_is_over(self, before: Mapping[str, int], seconds: float) -> bool:
+        config, unit = self.config, self._unit
+        sampled, trained = (
+            self.counters[name] - before[name]
+            for name in (f"num_{unit}_sampled", f"num_{unit}_trained")
+        )
+        return bool(
+            sampled >= config.min_sample_timesteps_per_iteration
+            and trained >= config.min_train_timesteps_per_iteration
+            and seconds >= (config.min_time_s_per_iteration or 0.0)
+        )
 
     def _require_running(self) -> None:
         if self._stopped:
@@ -284,7 +291,8 @@ class Algorithm:
         self._episodes.extend(fresh)
         self._episodes_total += len(fresh)
         window = [*self._episodes] if len(fresh) < len(self._episodes) else fresh
-        summary = summarize_episodes(window, len(fresh))
+        kept = self.config.keep_per_episode_custom_metrics
+        summary = summarize_episodes(window, len(fresh), keep_custom_metrics=kept)
         seconds = time.perf_counter() - started
         self._time_total += seconds
         counters = self.counters

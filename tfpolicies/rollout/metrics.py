@@ -14,13 +14,17 @@ _NAN = float("nan")
 
 
 def summarize_episodes(
-    episodes: Sequence[RolloutMetrics], new_episodes: int | None = None
+    episodes: Sequence[RolloutMetrics],
+    new_episodes: int | None = None,
+    *,
+    keep_custom_metrics: bool = False,
 ) -> dict[str, Any]:
     """Returns means, minima and maxima over episodes; NaN where there are none.
 
     Args:
         episodes: those of the smoothing window, oldest first.
         new_episodes: how many of them are of this iteration; all by default.
+        keep_custom_metrics: give lists of custom metrics, a value per episode.
 
     >>> summary = summarize_episodes([RolloutMetrics(3, 2.0), RolloutMetrics(5, 4.0)])
     >>> summary["episode_reward_mean"], summary["episode_len_mean"], summary["episodes_this_iter"]
@@ -44,7 +48,7 @@ def summarize_episodes(
         "policy_reward_min": {pid: min(values) for pid, values in of_policies.items()},
         "policy_reward_max": {pid: max(values) for pid, values in of_policies.items()},
         "policy_reward_mean": {pid: float(np.mean(x)) for pid, x in of_policies.items()},
-        "custom_metrics": _summarize_custom(custom),
+        "custom_metrics": custom if keep_custom_metrics else _summarize_custom(custom),
         "hist_stats": {
             "episode_reward": rewards,
             "episode_lengths": lengths,
