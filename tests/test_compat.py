@@ -10,6 +10,7 @@ from tiny import OBS, TWO, batch_for, rows_of
 
 import tfpolicies
 from tfpolicies import (
+    Algorithm,
     MultiAgentEnv,
     PGConfig,
     Policy,
@@ -188,6 +189,20 @@ def test_a_policy_of_functions_acts_and_learns_as_they_say():
         np.testing.assert_allclose(new, old - 0.1 * grad, atol=1e-6)  # plain SGD, lr 0.1
 
 
+def test_a_policy_of_functions_runs_in_graph_mode_if_a_subclass_says_so():
+    kind = type("InGraph", (MyPolicy,), {"runtime": "session"})
+    policy, eager = kind(OBS, TWO, quick()), MyPolicy(OBS, TWO, quick())
+    assert policy.get_session() is not None
+    np.testing.assert_allclose(
+        policy.compute_actions(FIVE, explore=False).extras["twice"],
+        eager.compute_actions(FIVE, explore=False).extras["twice"],
+        atol=1e-6,
+    )
+    batch = batch_for(policy, 4)
+    stats = [each.learn_on_batch(batch)["learner_stats"] for each in (policy, eager)]
+    assert stats[0]["mean_logp"] == pytest.approx(stats[1]["mean_logp"], abs=1e-6)
+
+
 def test_own_settings_of_a_policy_of_functions_are_hyperparameters_if_they_are_numbers():
     one, two = MyPolicy(OBS, TWO, quick()), MyPolicy(OBS, TWO, quick(my_weight=3.0))
     assert one.program is two.program
@@ -316,7 +331,7 @@ def test_helpers_do_what_they_did():
 
 
 @pytest.mark.core
-def test_a_trainer_takes_a_dict_and_an_environment():
+def test_a_trainer_takes_a_dict_and_an_environment_and_comes_back_from_its_checkpoint(tmp_path):
     register_env("corridor", Corridor)
     config = PGTrainer.get_default_config()
     config |= {"env_config": {"length": 2}, "num_workers": 0, "train_batch_size": 8}
@@ -325,7 +340,11 @@ def test_a_trainer_takes_a_dict_and_an_environment():
     trainer = PGTrainer(config=config, env="corridor")
     assert trainer.train()["timesteps_total"] >= 8
     assert trainer.get_policy().config["lr"] == PGConfig().lr
+    trainer.save(tmp_path)
     trainer.stop()
+    restored = Algorithm.from_checkpoint(tmp_path)
+    assert (type(restored), restored.iteration) == (PGTrainer, 1)
+    restored.stop()
 
 
 def test_a_trainer_refuses_what_contradicts_itself():
