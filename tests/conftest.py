@@ -1,8 +1,10 @@
-"""Makes `benchmarks` importable and nothing else: the package is the installed one."""
+"""Makes `benchmarks` importable, and a Ray cluster for those who ask for one."""
 
 import importlib.util
 import sys
 from pathlib import Path
+
+import pytest
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
 
@@ -15,3 +17,12 @@ if "benchmarks" not in sys.modules:
     module = importlib.util.module_from_spec(found)
     sys.modules["benchmarks"] = module
     found.loader.exec_module(module)
+
+
+@pytest.fixture(scope="session")
+def ray_cluster():
+    """A Ray cluster on this computer, for all tests that need one."""
+    ray = pytest.importorskip("ray")
+    ray.init(num_cpus=2, include_dashboard=False, _node_ip_address="127.0.0.1")
+    yield ray
+    ray.shutdown()

@@ -26,6 +26,7 @@ Each class is also a builtin, so that code which catches the builtin keeps worki
     ├── UnknownPolicyError (KeyError, ValueError)   a policy id that nobody holds
     ├── PolicyExistsError (KeyError)          a policy id that is taken
     ├── EnvError (ValueError)                 an environment that is unknown or breaks its contract
+    ├── WorkerError (RuntimeError)            remote workers that died, or cannot be started
     ├── StashError (RuntimeError)             a stashed policy that cannot be written or read
     ├── CheckpointError (ValueError)          a checkpoint that is missing, foreign or damaged
     ├── ExportError (ValueError)              an artefact that failed or does not agree
@@ -143,6 +144,10 @@ class PolicyExistsError(TfPoliciesError, KeyError):
 
 class EnvError(TfPoliciesError, ValueError):
     """An environment is unknown or breaks the contract of its API."""
+
+
+class WorkerError(TfPoliciesError, RuntimeError):
+    """Remote workers died, or cannot be started."""
 
 
 class StashError(TfPoliciesError, RuntimeError):

@@ -11,36 +11,32 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
 from tfpolicies.algorithms import checkpoints
 from tfpolicies.algorithms.checkpoints import SavedCheckpoint, SaveResult, StoredRoster
+from tfpolicies.algorithms.evaluator import Evaluator, as_metrics
 from tfpolicies.batch.multi_agent_batch import MultiAgentBatch
 from tfpolicies.batch.sample_batch import SampleBatch, concat_samples
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.callbacks import DefaultCallbacks
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
+from tfpolicies.distributed import messages
 from tfpolicies.distributed.worker_set import WorkerSet
-from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
-from tfpolicies.envs.vector import Environments
 from tfpolicies.errors import CheckpointError, ConfigError, UnknownPolicyError, UsageError
 from tfpolicies.policy.checkpoints import path_of
 from tfpolicies.policy.policy import Policy
 from tfpolicies.policy.tf_policy import TFPolicy
 from tfpolicies.rollout.episode import RolloutMetrics
-from tfpolicies.rollout.evaluation import play_episodes
+from tfpolicies.rollout.evaluation import Played
 from tfpolicies.rollout.metrics import summarize_episodes
-from tfpolicies.rollout.multi_agent_sampler import MultiAgentSampler
 from tfpolicies.rollout.rollout_worker import RolloutWorker
 from tfpolicies.rollout.roster import as_predicate
 
 logger = logging.getLogger("tfpolicies")
-
-_EVALUATION_ENVS = 32  # at most so many environments play the episodes of one evaluation
-_STEPS_PER_EVALUATION_ENV = 1000  # each ends the episode it began, so few steps need few of them
 
 
 class Algorithm:
@@ -58,6 +54,7 @@ class Algorithm:
     """
 
     config_class: type[AlgorithmConfig] = AlgorithmConfig
+    overlaps = False  # whether remote workers sample while this process learns
 
     def __init__(self, config: AlgorithmConfig | Mapping[str, Any]) -> None:
         if not isinstance(config, AlgorithmConfig):
@@ -73,9 +70,9 @@ class Algorithm:
         made = config["callbacks"]
         self.callbacks: DefaultCallbacks = DefaultCallbacks() if made is None else made()
         self.workers = self._new_workers(config)
+        self.workers.on_recreated = functools.partial(self._tell_of_recreated, False)
         self.worker.flushes_filters = False
-        self.evaluation_workers: WorkerSet | None = None
-        self._evaluated: dict[str, tuple[int, int]] = {}  # versions of states, by policy id
+        self._evaluator = Evaluator(config, self._new_evaluation_workers, self.worker)
         self.iteration = 0
         self.counters = {
             "num_env_steps_sampled": 0,
@@ -102,16 +99,31 @@ class Algorithm:
         default_class = self.default_policy_class(config)
         return WorkerSet(config=config, default_policy_class=default_class, **settings)
 
+    def _new_evaluation_workers(self, config: AlgorithmConfig, count: int) -> WorkerSet:
+        workers = self._new_workers(config, num_workers=count)
+        workers.on_recreated = functools.partial(self._tell_of_recreated, True)
+        return workers
+
+    def _tell_of_recreated(self, is_evaluation: bool, worker_ids: list[int]) -> None:
+        workers = self.evaluation_workers if is_evaluation else self.workers
+        self.callbacks.on_workers_recreated(
+            algorithm=self, worker_set=workers, worker_ids=worker_ids, is_evaluation=is_evaluation
+        )
+
     @property
     def worker(self) -> RolloutWorker:
         """The worker of this process, whose policies learn."""
         return self.workers.local_worker()
 
     @property
+    def evaluation_workers(self) -> WorkerSet | None:
+        """The workers that evaluate; None before the first evaluation."""
+        return self._evaluator.workers
+
+    @property
     def evaluation_worker(self) -> RolloutWorker | None:
         """The worker of this process that evaluates; None before the first evaluation."""
-        found = self.evaluation_workers
-        return None if found is None else found.local_worker()
+        return self._evaluator.worker
 
     # -- what subclasses say ------------------------------------------------------------------
 
@@ -150,7 +162,7 @@ class Algorithm:
             num_epochs: of an update.
             minibatch_size: likewise.
         """
-        several = isinstance(self.worker.environments, MultiAgentEnvironments)
+        several = self.workers.has_several_agents()
         known = set()
         for policy_id, policy in self.worker.policy_map.items():
             if not isinstance(policy, TFPolicy) or policy.program in known:
@@ -179,7 +191,8 @@ class Algorithm:
         batches: list[SampleBatch | MultiAgentBatch] = []
         steps = 0
         while steps < least:
-            found = [batch.decompress_if_needed() for batch in self.workers.sample()]
+            sampled = self.workers.sample_ready() if self.overlaps else self.workers.sample()
+            found = [batch.decompress_if_needed() for batch in sampled]
             batches += found
             steps += sum(map(self._steps_of, found))
         whole = concat_samples(batches).as_multi_agent()
@@ -188,7 +201,7 @@ class Algorithm:
         trained = {
             policy_id: batch
             for policy_id, batch in whole.policy_batches.items()
-            if self.worker.roster.trains(policy_id, whole)
+            if policy_id in self.worker.policy_map and self.worker.roster.trains(policy_id, whole)
         }
         agent_steps = sum(batch.count for batch in trained.values())
         self._env_share = whole.env_steps() / max(1, agent_steps)
@@ -205,14 +218,8 @@ class Algorithm:
         return -(-self.config.train_batch_size // rows) * rows
 
     def expected_rows_per_sample(self) -> int:
-        """Returns the rows of one fragment of each environment."""
-        envs = self._num_envs()
-        return self.config.fragment_length(envs) * envs
-
-    def _num_envs(self) -> int:
-        """Returns how many environments are stepped; a vector environment decides it itself."""
-        made = self.worker.environments
-        return self.config.num_envs_per_worker if made is None else made.num_envs
+        """Returns the rows of one fragment of each environment of all workers."""
+        return self.workers.rows_per_sample()
 
     def _time(self, name: str, started: float) -> None:
         self._timers[name] = self._timers.get(name, 0.0) + time.perf_counter() - started
@@ -232,14 +239,21 @@ class Algorithm:
         before = dict(self.counters)
         self._timers = {}
         learner: dict[str, Any] = {}
+        evaluation = None
+        if self._evaluation_due() and self.config.evaluation_parallel_to_training:
+            self.callbacks.on_evaluate_start(algorithm=self)
+            evaluation = self._evaluator.start()
         while True:
             learner = self._learn_and_sync() or learner
             if self._iteration_is_over(before, time.perf_counter() - started):
                 break
+        due = self._evaluation_due()
         self.iteration += 1
         result = self._result(learner, before, started)
-        interval = self.config.evaluation_interval
-        if interval is not None and self.iteration % interval == 0:
+        if evaluation is not None:
+            evaluation.training_is_over.set()
+            result.update(self._evaluated(evaluation.played.result()))
+        elif due:
             result.update(self.evaluate())
         self.callbacks.on_train_result(algorithm=self, result=result)
         self._last_result = result
@@ -275,7 +289,7 @@ class Algorithm:
         updates = {pid: policies.handle(pid).num_grad_updates for pid in learner}
         steps = self.counters[f"num_{self._unit}_sampled"]
         global_vars = {"timestep": steps, "num_grad_updates_per_policy": updates}
-        self.workers.sync_weights([*learner], global_vars)
+        self.workers.sync_weights(None, global_vars)
         self.workers.sync_filters()
         return learner
 
@@ -307,6 +321,9 @@ class Algorithm:
             "info": {"learner": learner, **counters},
             **counters,
             "counters": dict(counters),
+            "num_healthy_workers": self.workers.num_healthy_remote_workers(),
+            "num_remote_worker_restarts": self.workers.num_remote_worker_restarts(),
+            "num_in_flight_async_reqs": self.workers.num_in_flight_async_reqs(),
             f"num_{unit}_sampled_this_iter": sampled,
             f"num_{unit}_trained_this_iter": trained,
             f"num_{unit}_sampled_throughput_per_sec": sampled / seconds,
@@ -350,78 +367,20 @@ class Algorithm:
         """
         self._require_running()
         self.callbacks.on_evaluate_start(algorithm=self)
-        worker = self._evaluation()
-        self._show_policies_to(worker)
-        by_episodes = self.config.evaluation_duration_unit == "episodes"
-        played: list[RolloutMetrics] = []
-        remaining = self.config.evaluation_duration if duration_fn is None else duration_fn(0)
-        while remaining > 0:
-            played += self._play(worker, remaining, by_episodes=by_episodes)
-            done = len(played) if by_episodes else sum(e.episode_length for e in played)
-            remaining = 0 if duration_fn is None else duration_fn(done)
-        summary = summarize_episodes(played)
-        steps = sum(episode.episode_length for episode in played)
-        agent_steps = steps
-        if isinstance(worker.sampler, MultiAgentSampler):
-            agent_steps = worker.sampler.agent_steps_played
-        metrics = {
-            **summary,
-            "sampler_results": summary,
-            "num_env_steps_sampled_this_iter": steps,
-            "num_agent_steps_sampled_this_iter": agent_steps,
-            "timesteps_this_iter": steps,
-        }
+        played = self._evaluator.play(duration_fn)
+        return self._evaluated(played)
+
+    def _evaluated(self, played: Played) -> dict[str, dict[str, Any]]:
+        workers = self._evaluator.prepare()
+        workers.tell_of_recreated()
+        metrics = as_metrics(played, workers)
         self.callbacks.on_evaluate_end(algorithm=self, evaluation_metrics=metrics)
         return {"evaluation": metrics}
 
-    def _play(
-        self, worker: RolloutWorker, amount: int, *, by_episodes: bool
-    ) -> list[RolloutMetrics]:
-        if worker.environments is None:
-            raise UsageError("The evaluation worker was stopped.")
-        if isinstance(worker.sampler, MultiAgentSampler):
-            seeds = worker.next_seeds(evaluation=True)
-            return worker.sampler.play(amount, seeds=seeds, by_episodes=by_episodes)
-        return play_episodes(
-            worker.get_policy(),
-            cast(Environments, worker.environments),
-            seeds=worker.next_seeds(evaluation=True),
-            episodes=amount if by_episodes else None,
-            timesteps=None if by_episodes else amount,
-        )
-
-    def _evaluation(self) -> RolloutWorker:
-        if self.evaluation_workers is None:
-            config = self._evaluation_config()
-            self.evaluation_workers = self._new_workers(config, num_workers=0)
-            worker = self.evaluation_workers.local_worker()
-            for policy_id, policy in self.worker.policy_map.items():
-                if policy_id not in worker.policy_map:
-                    worker.add_policy(policy_id, policy=policy.copy(policy_id))
-            for policy_id in set(worker.policy_map) - set(self.worker.policy_map):
-                worker.remove_policy(policy_id=policy_id)
-            worker.set_policy_mapping_fn(self.worker.policy_mapping_fn)
-        return self.evaluation_workers.local_worker()
-
-    def _evaluation_config(self) -> AlgorithmConfig:
-        config = self.config.copy(copy_frozen=False)
-        config.update_from_dict(self.config.evaluation_config or {})
-        by_episodes = config.evaluation_duration_unit == "episodes"
-        envs = config.evaluation_duration // (1 if by_episodes else _STEPS_PER_EVALUATION_ENV)
-        config.rollouts(
-            num_envs_per_worker=max(1, min(envs, _EVALUATION_ENVS)), num_rollout_workers=0
-        )
-        return config
-
-    def _show_policies_to(self, worker: RolloutWorker) -> None:
-        """Gives an evaluation worker what changed in policies since it saw them last."""
-        for policy_id, policy in self.worker.policy_map.items():
-            state = policy.pageable_state
-            now = (id(policy), -1 if state is None else state.version)
-            if state is None or self._evaluated.get(policy_id) != now:
-                worker.policy_map[policy_id].act_like(policy)
-                self._evaluated[policy_id] = now
-            worker.policy_map.handle(policy_id).global_timestep = policy.global_timestep
+    def _evaluation_due(self) -> bool:
+        """Whether the running iteration ends with an evaluation."""
+        interval = self.config.evaluation_interval
+        return interval is not None and (self.iteration + 1) % interval == 0
 
     # -- policies and actions -----------------------------------------------------------------
 
@@ -511,7 +470,6 @@ class Algorithm:
         self.workers.remove_policy(
             policy_id, policy_mapping_fn=policy_mapping_fn, policies_to_train=policies_to_train
         )
-        self._evaluated.pop(policy_id, None)
         others = self.evaluation_workers
         if evaluation_workers and others is not None and policy_id in self._evaluation_ids():
             others.remove_policy(policy_id, policy_mapping_fn=policy_mapping_fn)
@@ -527,12 +485,10 @@ class Algorithm:
             policy_mapping_fn: `f(agent_id, episode, worker, **kwargs)`, the id of a policy.
             policies_to_train: their ids, or `f(policy_id, batch=None)`; None for all.
         """
-        everybody = functools.partial(
-            _set_roster, policy_mapping_fn=policy_mapping_fn, policies_to_train=policies_to_train
-        )
+        predicate = as_predicate(policies_to_train)
         for workers in (self.workers, self.evaluation_workers):
             if workers is not None:
-                workers.foreach_worker(everybody)
+                workers.set_roster(policy_mapping_fn, predicate)
 
     def get_weights(self, policies: Any = None) -> dict[str, Any]:
         """Returns copies of the weights by policy id, of all or of those named."""
@@ -734,7 +690,7 @@ class Algorithm:
         folder = Path(checkpoint_dir or f"checkpoint_{self.iteration:06d}")
         checkpoints.write_algorithm(self, folder)
         if self.config.new_episodes_at_checkpoint:
-            self.worker.has_episodes = False
+            self.workers.foreach_worker(messages.begin_episodes)
         return SaveResult(SavedCheckpoint(str(folder)), self._last_result)
 
     def restore(self, checkpoint: Any) -> None:
@@ -831,7 +787,7 @@ class Algorithm:
         self, seeds_used: int, generators: Mapping[str, np.random.Generator]
     ) -> None:
         """Lets evaluations continue with the seeds and noise of a checkpoint."""
-        worker = self._evaluation()
+        worker = self._evaluator.prepare().local_worker()
         worker.seeds_used = seeds_used
         for policy_id, rng in generators.items():
             policy: Any = worker.policy_map.handle(policy_id)
@@ -840,14 +796,13 @@ class Algorithm:
     def stop(self) -> None:
         """Closes the environments; may be called again."""
         self.workers.stop()
-        if self.evaluation_workers is not None:
-            self.evaluation_workers.stop()
+        self._evaluator.stop()
         self._stopped = True
 
     def _record_resolved(self) -> None:
         """Keeps in the config what every "auto" became."""
         policy = self._first_policy()
-        length = self.config.fragment_length(self._num_envs())
+        length = self.config.fragment_length(self.workers.num_envs())
         self.config.record_resolved(rollout_fragment_length=length)
         if policy is not None:
             resolved = policy.config
@@ -866,16 +821,9 @@ class Algorithm:
         if self.config.log_level == "ERROR" or policy is None:
             return
         learning = "XLA" if policy.config["jit_compile"] is True else "tf.function"
-        envs = self._num_envs()
+        envs = self.workers.num_envs()
         length = self.config.fragment_length(envs)
         print(
             f"{type(self).__name__}: acting through {policy.inference}, learning through "
             f"{learning}, {envs} environments x {length} steps per sample."
         )
-
-
-def _set_roster(
-    worker: RolloutWorker, policy_mapping_fn: Callable[..., str], policies_to_train: Any
-) -> None:
-    worker.set_policy_mapping_fn(policy_mapping_fn)
-    worker.roster.is_policy_to_train = as_predicate(policies_to_train)

@@ -257,6 +257,7 @@ def restore_algorithm(
     algorithm.set_roster(roster.policy_mapping_fn, roster.policies_to_train)
     algorithm.set_progress(progress)
     worker.restore_sampling(record["seeds_used"], rng, global_vars, sampler)
+    algorithm.workers.align(new_episodes=True)
     evaluation = manifest["evaluation"]
     if evaluation is not None:
         rngs = {pid: rng for pid, rng in evaluation["rngs"].items() if pid in states}

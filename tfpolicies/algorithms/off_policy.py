@@ -178,6 +178,7 @@ class OffPolicyAlgorithm(Algorithm):
     """
 
     config_class = OffPolicyConfig
+    overlaps = True
 
     def setup(self) -> None:
         """Makes the replay buffer."""

@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.text import Text
 
 from tfpolicies.cli.arguments import RUNS
-from tfpolicies.cli.quiet import load_tensorflow
 from tfpolicies.cli.serving import find_player, play_in_own_process
 from tfpolicies.cli.settings import TrainSettings
 from tfpolicies.cli.training_run import (
@@ -30,6 +29,7 @@ from tfpolicies.cli.training_run import (
 from tfpolicies.envs.making import EnvContext, check_source, make_environments
 from tfpolicies.envs.vector import Environments
 from tfpolicies.errors import CheckpointError, ConfigError, EnvError, UsageError
+from tfpolicies.quiet import load_tensorflow
 from tfpolicies.reporting.console import summary_table
 from tfpolicies.reporting.run_folder import RunFolder, find_runs
 

@@ -366,12 +366,6 @@ class AlgorithmConfig(SectionedConfig):
             self.copy(copy_frozen=False).update_from_dict(self.evaluation_config)
         self._validate_connectors()
         self._validate_evaluation()
-        for name in ("num_rollout_workers", "evaluation_num_workers"):
-            if self[name]:
-                raise ConfigError(
-                    f"{name}={self[name]}: sampling runs in this process; use {name}=0 and "
-                    "num_envs_per_worker for more environments."
-                )
 
     def _validate_connectors(self) -> None:
         for name in ("agent_connectors", "action_connectors"):

@@ -72,6 +72,11 @@ class DefaultCallbacks:
     def on_evaluate_end(self, *, algorithm: Any, evaluation_metrics: dict[str, Any]) -> None:
         """Is called with the result of an evaluation."""
 
+    def on_workers_recreated(
+        self, *, algorithm: Any, worker_set: Any, worker_ids: list[int], is_evaluation: bool
+    ) -> None:
+        """Is called when remote workers were made anew in the place of those that had failed."""
+
     def on_checkpoint_loaded(self, *, algorithm: Any) -> None:
         """Is called when an algorithm was restored."""
 

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 
 from tfpolicies.batch.multi_agent_batch import MultiAgentBatch
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.config.algorithm_config import AlgorithmConfig
+from tfpolicies.config.policy_spec import PolicySpec
+from tfpolicies.distributed import messages
+from tfpolicies.distributed.messages import Changes, Description, Harvest, Roster
+from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
+from tfpolicies.errors import ConfigError
 from tfpolicies.policy.policy import Policy
 from tfpolicies.rollout.episode import RolloutMetrics
+from tfpolicies.rollout.evaluation import Played, play
 from tfpolicies.rollout.rollout_worker import RolloutWorker
+
+if TYPE_CHECKING:
+    from tfpolicies.distributed.ray_workers import RayWorkers
 
 
 class WorkerSet:
     """A worker in this process, which learns, and those that sample for it.
+
+    With remote workers, the one of this process has no environments and does not sample, unless
+    `create_env_on_local_worker` says so. Remote workers are Ray actors: in the cluster that this
+    process is connected to, or else in one on this computer that ends with the last worker set.
 
     Args:
         config: of all workers.
@@ -25,6 +40,14 @@ class WorkerSet:
         validate_env: likewise.
         num_workers: how many others; `config.num_rollout_workers` by default.
         spaces: as a `RolloutWorker` takes them.
+
+    Attributes:
+        config: of all workers.
+        on_recreated: called with the indices of workers that replaced others which had failed.
+
+    Raises:
+        ConfigError: if there are to be remote workers, but Ray is not installed.
+        WorkerError: if remote workers cannot be started.
     """
 
     def __init__(
@@ -38,67 +61,405 @@ class WorkerSet:
         spaces: Mapping[str, tuple[gym.Space, gym.Space]] | None = None,
     ) -> None:
         self.config = config
-        self._local = RolloutWorker(
-            env_creator=env_creator,
-            validate_env=validate_env,
-            config=_of_this_process(config),
-            num_workers=num_workers,
-            spaces=spaces,
-            default_policy_class=default_policy_class,
-        )
+        self.on_recreated: Callable[[list[int]], None] = _ignore
+        self._metrics: list[RolloutMetrics] = []
+        self._changes: list[Changes] = []
+        self._sent: dict[str, Any] = {}  # what stood for the state of a policy that was sent last
+        self._followed: dict[str, Any] = {}  # the same of the leader's policies
+        self._remotes: RayWorkers | None = None
+        self._description: Description | None = None
+        count = config.num_rollout_workers if num_workers is None else num_workers
+        arguments = {
+            "env_creator": env_creator,
+            "validate_env": validate_env,
+            "config": config,
+            "num_workers": count,
+            "spaces": spaces,
+            "default_policy_class": default_policy_class,
+        }
+        if count:
+            self._remotes = _remote_workers(count, arguments, config, self._welcome)
+            self._description = next(iter(self._remotes.descriptions.values()))
+            arguments["spaces"] = {**self._description.spaces, **(spaces or {})}
+        arguments["config"] = _of_this_process(config)
+        try:
+            self._local = RolloutWorker(**arguments)
+            self.align()
+        except BaseException:
+            if self._remotes is not None:
+                self._remotes.stop()
+            raise
+
+    # -- who there is -------------------------------------------------------------------------
 
     def local_worker(self) -> RolloutWorker:
         """Returns the worker of this process."""
         return self._local
 
+    def num_remote_workers(self) -> int:
+        """Returns how many remote workers there should be."""
+        return 0 if self._remotes is None else self._remotes.num_workers
+
+    def healthy_worker_ids(self) -> list[int]:
+        """Returns the indices of the remote workers that work, from 1."""
+        return [] if self._remotes is None else self._remotes.healthy()
+
+    def num_healthy_remote_workers(self) -> int:
+        """Returns how many remote workers work."""
+        return len(self.healthy_worker_ids())
+
+    def num_remote_worker_restarts(self) -> int:
+        """Returns how often a remote worker was made anew."""
+        return 0 if self._remotes is None else self._remotes.num_restarts
+
+    def num_in_flight_async_reqs(self) -> int:
+        """Returns how many samples were asked for and did not arrive yet."""
+        return 0 if self._remotes is None else self._remotes.num_in_flight
+
+    def num_envs(self) -> int:
+        """Returns how many environments one worker steps."""
+        envs = self._local.environments
+        if envs is not None:
+            return envs.num_envs
+        found = self._description
+        return self.config.num_envs_per_worker if found is None else found.num_envs
+
+    def has_several_agents(self) -> bool:
+        """Whether the environments have several agents each."""
+        if self._description is not None:
+            return self._description.several_agents
+        return isinstance(self._local.environments, MultiAgentEnvironments)
+
+    def rows_per_sample(self) -> int:
+        """Returns the rows of one fragment of each environment of all workers that sample."""
+        indices = range(1, self.num_remote_workers() + 1) or [0]
+        envs = self.num_envs()
+        return sum(self.config.fragment_length(envs, i) * envs for i in indices)
+
+    # -- calling ------------------------------------------------------------------------------
+
     def foreach_worker(
-        self, func: Callable[[RolloutWorker], Any], local_worker: bool = True
+        self,
+        func: Callable[[RolloutWorker], Any],
+        local_worker: bool = True,
+        *,
+        timeout_seconds: float | None = None,
+        remote_worker_ids: Collection[int] | None = None,
     ) -> list[Any]:
-        """Returns `func(worker)` for each worker.
+        """Returns `func(worker)` for each worker: the local one first, then by index.
+
+        Workers that died are left out.
 
         Args:
             func: called in the worker's process.
             local_worker: whether the worker of this process is one of them.
+            timeout_seconds: results of remote workers that take longer are left out.
+            remote_worker_ids: only these remote workers; None for all.
+
+        Raises:
+            Exception: what `func` raised in a worker.
         """
-        return [func(self._local)] if local_worker else []
+        found = [func(self._local)] if local_worker else []
+        if self._remotes is not None:
+            self._remotes.look_after()
+            answers = self._remotes.call(func, indices=remote_worker_ids, timeout=timeout_seconds)
+            found += answers.values()
+        return found
+
+    def foreach_worker_with_id(
+        self,
+        func: Callable[[int, RolloutWorker], Any],
+        local_worker: bool = True,
+        *,
+        timeout_seconds: float | None = None,
+        remote_worker_ids: Collection[int] | None = None,
+    ) -> list[Any]:
+        """Returns `func(index, worker)` for each worker; the local one has the index 0.
+
+        The arguments are those of `foreach_worker`.
+        """
+        return self.foreach_worker(
+            functools.partial(_with_id, func),
+            local_worker,
+            timeout_seconds=timeout_seconds,
+            remote_worker_ids=remote_worker_ids,
+        )
+
+    # -- sampling -----------------------------------------------------------------------------
 
     def sample(self) -> list[SampleBatch | MultiAgentBatch]:
-        """Returns a batch of each worker that samples."""
-        return [self._local.sample()]
+        """Returns a batch of each worker that samples; remote ones sample at the same time.
+
+        What a worker that failed had sampled is lost, and is in no count and no metric.
+
+        Raises:
+            WorkerError: if remote workers failed and the config does not say to go on.
+        """
+        if self._remotes is None:
+            return [self._local.sample()]
+        return self._gathered(self._remotes.sample(messages.harvest))
+
+    def sample_ready(self) -> list[SampleBatch | MultiAgentBatch]:
+        """Returns the batches that are ready, at least one; remote workers go on sampling.
+
+        Each remote worker has `max_requests_in_flight_per_sampler_worker` batches to sample at any
+        time, so that it does so while this process learns.
+
+        Raises:
+            WorkerError: as `sample`.
+        """
+        if self._remotes is None:
+            return [self._local.sample()]
+        in_flight = self.config.max_requests_in_flight_per_sampler_worker
+        return self._gathered(self._remotes.sample_ready(messages.harvest, in_flight))
+
+    def _gathered(self, found: list[Harvest]) -> list[SampleBatch | MultiAgentBatch]:
+        for each in found:
+            self._metrics += each.metrics
+            if each.changes and self.config.use_worker_filter_stats:
+                self._changes.append(each.changes)
+        self.tell_of_recreated()
+        return [each.batch for each in found]
+
+    def tell_of_recreated(self) -> None:
+        """Calls `on_recreated` if workers were made anew since the last call."""
+        recreated = [] if self._remotes is None else self._remotes.take_recreated()
+        if recreated:
+            self.on_recreated(recreated)
 
     def get_metrics(self) -> list[RolloutMetrics]:
         """Returns the metrics of episodes that ended in any worker since the last call."""
-        return self._local.get_metrics()
+        metrics, self._metrics = self._metrics, []
+        return metrics + self._local.get_metrics()
 
-    def add_policy(self, policy_id: str, *args: Any, **kwargs: Any) -> Policy:
+    # -- policies -----------------------------------------------------------------------------
+
+    def add_policy(
+        self,
+        policy_id: str,
+        policy_cls: type[Policy] | None = None,
+        policy: Policy | None = None,
+        **kwargs: Any,
+    ) -> Policy:
         """Adds a policy to all workers, or to none; see `RolloutWorker.add_policy`.
 
         Returns:
             The policy of this process.
         """
-        return self._local.add_policy(policy_id, *args, **kwargs)
+        if self._remotes is None:
+            return self._local.add_policy(policy_id, policy_cls, policy, **kwargs)
+        if policy_cls is not None and policy is None and self._local.environments is None:
+            kwargs = self._with_spaces(policy_id, policy_cls, kwargs)
+        before = messages.roster_of(self._local)
+        added = self._local.add_policy(policy_id, policy_cls, policy, **kwargs)
+        try:
+            message = functools.partial(
+                messages.add_policy,
+                policy_id=policy_id,
+                state=messages.acting_state(added),
+                roster=messages.roster_of(self._local),
+                made=policy is None,
+            )
+            self._remotes.call(message)
+        except BaseException:
+            messages.remove_policy(self._local, policy_id, before)
+            self._remotes.call(_removal(policy_id, before))
+            raise
+        self._sent[policy_id] = _stands_for(added)
+        return added
+
+    def _with_spaces(
+        self, policy_id: str, policy_cls: type[Policy], kwargs: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Returns arguments of `add_policy` with the spaces that the environments give."""
+        names = ("observation_space", "action_space")
+        given = [kwargs.get(name) for name in names]
+        healthy = self.healthy_worker_ids()
+        if None not in given or not healthy or self._remotes is None:
+            return dict(kwargs)
+        spec = PolicySpec(policy_cls, *given, kwargs.get("config"))
+        asked = functools.partial(messages.spaces_for, policy_id=policy_id, spec=spec)
+        spaces = next(iter(self._remotes.call(asked, indices=healthy[:1]).values()), given)
+        return {**kwargs, **dict(zip(names, spaces, strict=True))}
 
     def remove_policy(self, policy_id: str, **kwargs: Any) -> None:
-        """Removes a policy from all workers; see `RolloutWorker.remove_policy`."""
+        """Removes a policy from all workers; see `RolloutWorker.remove_policy`.
+
+        Raises:
+            UnknownPolicyError: if there is none of this id; nothing is changed then.
+        """
         self._local.remove_policy(policy_id=policy_id, **kwargs)
+        self._sent.pop(policy_id, None)
+        self._followed.pop(policy_id, None)
+        if self._remotes is not None:
+            self._remotes.call(_removal(policy_id, messages.roster_of(self._local)))
+
+    def set_roster(self, policy_mapping_fn: Callable[..., str], policies_to_train: Any) -> None:
+        """Sets in all workers which policy acts for which agent, and which are trained.
+
+        Args:
+            policy_mapping_fn: `f(agent_id, episode, worker, **kwargs)`, the id of a policy.
+            policies_to_train: `f(policy_id, batch=None)`; None for all.
+        """
+        roster = Roster(policy_mapping_fn, policies_to_train)
+        self.foreach_worker(functools.partial(messages.set_roster, roster=roster))
+
+    # -- what workers know of each other ------------------------------------------------------
 
     def sync_weights(
         self,
         policies: Collection[str] | None = None,
         global_vars: Mapping[str, Any] | None = None,
     ) -> None:
-        """Gives all workers the weights and counters of this process's worker."""
-        del policies
+        """Gives all workers the weights and counters of this process's worker.
+
+        Weights of policies that did not change since they were sent last are not sent again, and
+        each version is sent once for all workers. Nobody waits for the workers: they take it over
+        before they sample what is asked of them later.
+
+        Args:
+            policies: the ids of the policies; None for all.
+            global_vars: the counters of the run, for this process's worker, too.
+        """
         if global_vars is not None:
             self._local.set_global_vars(global_vars)
+        if self._remotes is None:
+            return
+        local, changed = self._local, []
+        for policy_id in local.policy_map if policies is None else policies:
+            if policy_id not in local.policy_map:
+                continue
+            now = _stands_for(local.policy_map.handle(policy_id))
+            if now is None or now != self._sent.get(policy_id):
+                changed.append(policy_id)
+                self._sent[policy_id] = now
+        if changed or global_vars is not None:
+            news = messages.news_of(local, changed, global_vars)
+            self._remotes.send(messages.take_news, news)
 
     def sync_filters(self) -> None:
-        """Lets what all workers observed take effect in all of them."""
+        """Lets what all workers observed take effect in all of them.
+
+        Without `use_worker_filter_stats` nothing that remote workers observed is taken over, and
+        without `update_worker_filter_stats` they go on with their own statistics.
+        """
         self._local.flush_filters()
+        if self._remotes is None:
+            return
+        changes, self._changes = self._changes, []
+        sent = {pid for pid, known in self._sent.items() if known == self._now(pid)}
+        merged: set[str] = set()
+        for each in changes:
+            merged |= messages.merge_changes(self._local, each)
+        if self.config.update_worker_filter_stats and merged:
+            self._remotes.send(messages.take_filters, messages.filters_of(self._local, merged))
+            self._sent.update({pid: self._now(pid) for pid in merged & sent})
+
+    def _now(self, policy_id: str) -> Any:
+        policies = self._local.policy_map
+        return _stands_for(policies.handle(policy_id)) if policy_id in policies else None
+
+    def follow(self, leader: RolloutWorker) -> None:
+        """Makes the policies of all workers act like those of a worker of another set.
+
+        Those that did not change since the last call are left as they are.
+
+        Args:
+            leader: it has the same policies, by id.
+        """
+        local, changed = self._local, []
+        for policy_id in leader.policy_map:
+            policy = leader.policy_map.handle(policy_id)
+            own: Any = local.policy_map.handle(policy_id)
+            now = _stands_for(policy)
+            if now is None or self._followed.get(policy_id) != now:
+                own.act_like(leader.policy_map[policy_id])
+                self._followed[policy_id] = now
+                changed.append(policy_id)
+            own.global_timestep = policy.global_timestep
+        if self._remotes is not None and changed:
+            news = messages.news_of(local, changed, with_filters=True)
+            self._remotes.send(messages.take_news, news)
+
+    def play(self, amount: int, *, by_episodes: bool) -> Played | None:
+        """Plays whole episodes, each remote worker its share, or else the one of this process.
+
+        Args:
+            amount: how many episodes, or steps at least.
+            by_episodes: which of the two.
+
+        Returns:
+            What was played; less than `amount` if a worker failed; None if nothing came within
+            `evaluation_sample_timeout_s`.
+        """
+        if self._remotes is None:
+            return play(self._local, amount, by_episodes=by_episodes)
+        self._remotes.look_after()
+        healthy = self._remotes.healthy()
+        each, rest = divmod(amount, len(healthy))
+        shares = {index: each + (i < rest) for i, index in enumerate(healthy)}
+        job = functools.partial(messages.play_share, shares=shares, by_episodes=by_episodes)
+        found = self._remotes.sample(job, self.config.evaluation_sample_timeout_s)
+        return functools.reduce(Played.plus, found) if found else None
+
+    def align(self, *, new_episodes: bool = False) -> None:
+        """Makes all remote workers like this process's one: policies, roster, filters, counters.
+
+        Args:
+            new_episodes: whether they begin new episodes.
+        """
+        if self._remotes is None:
+            return
+        alignment = messages.alignment_of(self._local)
+        self._sent = {pid: self._now(pid) for pid in self._local.policy_map}
+        episodes = self._remotes.num_restarts if new_episodes else None
+        self._remotes.send(messages.align, alignment, episodes)
+
+    def _welcome(self) -> tuple[Callable[..., Any], Any]:
+        return messages.align, messages.alignment_of(self._local)
 
     def stop(self) -> None:
         """Stops all workers; may be called again."""
+        if self._remotes is not None:
+            self._remotes.stop()
         self._local.stop()
+
+
+def _remote_workers(
+    count: int, arguments: Mapping[str, Any], config: AlgorithmConfig, welcome: Any
+) -> RayWorkers:
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigError(
+            f"{count} remote workers need Ray, which is not installed: run `pip install "
+            "'tfpolicies[ray]'`, or use num_rollout_workers=0, evaluation_num_workers=0 and "
+            "num_envs_per_worker for more environments in this process."
+        )
+    from tfpolicies.distributed.ray_workers import RayWorkers
+
+    config.freeze()
+
+    def arguments_of(index: int, recreated: bool) -> dict[str, Any]:
+        return {**arguments, "worker_index": index, "recreated_worker": recreated}
+
+    return RayWorkers(count, arguments_of, config, welcome)
+
+
+def _removal(policy_id: str, roster: Roster) -> Callable[[RolloutWorker], None]:
+    return functools.partial(messages.remove_policy, policy_id=policy_id, roster=roster)
+
+
+def _stands_for(policy: Policy) -> Any:
+    """Returns what is equal as long as a policy's numbers are; None if it does not tell."""
+    state = policy.pageable_state
+    return None if state is None else (id(state), state.version, state.hyper.tobytes())
+
+
+def _with_id(func: Callable[[int, RolloutWorker], Any], worker: RolloutWorker) -> Any:
+    return func(worker.worker_index, worker)
+
+
+def _ignore(worker_ids: list[int]) -> None:
+    del worker_ids
 
 
 def _of_this_process(config: AlgorithmConfig) -> AlgorithmConfig:

@@ -173,9 +173,19 @@ def _registered(
         except TypeError:
             pass  # the vector implementation knows fewer arguments than the plain one
         else:
-            return VectorEnvironments(vector)
-    unchecked = {"disable_env_checker": not checked}
-    return PlainEnvironments([gym.make(name, **unchecked, **arguments) for _ in range(num_envs)])
+            made: Environments = VectorEnvironments(vector)
+            made.maker = lambda index: gym.make_vec(
+                name, num_envs, vectorization_mode="vector_entry_point", **arguments
+            )
+            return made
+
+    def make(index: int) -> gym.Env:
+        del index
+        return gym.make(name, disable_env_checker=not checked, **arguments)
+
+    made = PlainEnvironments([make(i) for i in range(num_envs)])
+    made.maker = make
+    return made
 
 
 def gym_spec(name: str) -> gym.envs.registration.EnvSpec:
@@ -226,9 +236,16 @@ def _by_creator(
 ) -> Environments | MultiAgentEnvironments:
     if isinstance(create, type) and not _takes_an_argument(create):
         kind, create = create, lambda context: kind()
+    made: Environments | MultiAgentEnvironments
+
+    def make(index: int) -> Any:
+        return create(context.copy_with(index))
+
     first = create(context)
     if isinstance(first, VectorEnv):
-        return VectorEnvironments(first)
+        made = VectorEnvironments(first)
+        made.maker = make
+        return made
     several = isinstance(first, MultiAgentEnv) or is_pettingzoo(first)
     if not several and not isinstance(first, gym.Env):
         raise EnvError(
@@ -236,17 +253,23 @@ def _by_creator(
             f"or a PettingZoo environment, but gave {type(first).__name__}. Subclass gymnasium.Env "
             "or MultiAgentEnv, or wrap it."
         )
-    envs = [first, *(create(context.copy_with(i)) for i in range(1, num_envs))]
+    envs = [first, *(make(i) for i in range(1, num_envs))]
     if not several:
-        return PlainEnvironments(envs)
+        made = PlainEnvironments(envs)
+        made.maker = make
+        return made
     if len({id(env) for env in envs}) < num_envs:
         raise EnvError(
             f"{source!r} gives one environment again and again, but {num_envs} are to be stepped "
             "together. Give a creator that makes a new one at each call."
         )
-    return MultiAgentEnvironments(
-        [env if isinstance(env, MultiAgentEnv) else pettingzoo_env(env) for env in envs]
-    )
+    made = MultiAgentEnvironments([_multi_agent(env) for env in envs])
+    made.maker = lambda index: _multi_agent(make(index))
+    return made
+
+
+def _multi_agent(env: Any) -> MultiAgentEnv:
+    return env if isinstance(env, MultiAgentEnv) else pettingzoo_env(env)
 
 
 def _takes_an_argument(kind: type) -> bool:

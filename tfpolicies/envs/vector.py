@@ -7,6 +7,8 @@ environment too). What differs between them ends here:
 * A step's `obs` are what the next actions are chosen for.
 * `dead[i]` says that environment i was only being reset in this step (Gymnasium's NEXT_STEP mode):
   no transition took place.
+* `broken` has the environments that broke in this step: they were made anew, their running episodes
+  are to be dropped, and `obs` shows their next ones.
 * `final` has the last observations of episodes that ended in this step, where `obs` already shows
   the next episode. In NEXT_STEP mode `obs` itself is the last observation.
 """
@@ -15,7 +17,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -23,6 +25,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
+from tfpolicies.envs.repairs import Repairs, are_finite, check_reward, is_finite
 from tfpolicies.errors import EnvError
 
 
@@ -36,6 +39,7 @@ class Step(NamedTuple):
     infos: Any  # a list of dicts, or a vector environment's dict
     dead: np.ndarray | None  # bool [N]; None: all of them are transitions
     final: tuple[np.ndarray, Any] | None  # indices [K] and their last observations [K, ...]
+    broken: Mapping[int, Exception] | None = None  # environments that were made anew: dead, too
 
 
 class Environments(abc.ABC):
@@ -45,11 +49,19 @@ class Environments(abc.ABC):
         num_envs: N.
         observation_space: of one environment.
         action_space: of one environment.
+        maker: makes the environment of an index anew (index 0 of a vector environment makes all of
+            them); None if nobody knows how.
     """
 
     num_envs: int
     observation_space: gym.Space
     action_space: gym.Space
+    maker: Callable[[int], Any] | None = None
+    _repairs = Repairs()
+
+    def guard(self, repairs: Repairs) -> None:
+        """Takes what is done about environments that break."""
+        self._repairs = repairs
 
     @abc.abstractmethod
     def reset(self, seeds: Sequence[int] | None) -> Any:
@@ -104,6 +116,9 @@ def _restore(env: Any, layers: Sequence[Any]) -> None:
     env.set_state(layers[-1])
 
 
+_NONE: Mapping[int, Exception] = {}
+
+
 class PlainEnvironments(Environments):
     """Plain `gymnasium.Env` instances, stepped one after the other and reset at once when done.
 
@@ -127,17 +142,50 @@ class PlainEnvironments(Environments):
                         f"Environment {i} has the {kind} space {own}, but the first one has "
                         f"{first}; environments of a worker share one."
                     )
-        self._steps: list[Callable[[Any], Any]] = [env.step for env in self.envs]
+        self._watch_calls()
         self._stack = _stacker(self.observation_space, self.num_envs)
         self._discrete = isinstance(self.action_space, gym.spaces.Discrete)
         self._dtype = self.action_space.dtype if self._discrete else None
+        self._count = 0  # of steps
+
+    def guard(self, repairs: Repairs) -> None:
+        super().guard(repairs)
+        self._watch_calls()
+
+    def _watch_calls(self) -> None:
+        watched, envs = self._repairs.watched, self.envs
+        self._steps = [watched(i, "step", env.step) for i, env in enumerate(envs)]
+        self._resets = [watched(i, "reset", env.reset) for i, env in enumerate(envs)]
 
     def reset(self, seeds: Sequence[int] | None) -> Any:
         given = [None] * self.num_envs if seeds is None else list(seeds)
-        rows = [env.reset(seed=seed)[0] for env, seed in zip(self.envs, given, strict=True)]
-        for i, row in enumerate(rows):
-            _check_observation(self.observation_space, row, f"observation of environment {i}")
-        return self._stack(rows)
+        return self._stack([self._reset(i, seed) for i, seed in enumerate(given)])
+
+    def _reset(self, index: int, seed: int | None = None) -> Any:
+        """Returns the first observation of a new episode of one environment."""
+        try:
+            return self._first_observation(index, seed)
+        except Exception as error:
+            self._repairs.broke(index, f"reset(seed={seed})", error)
+            return self._renewed(index)
+
+    def _first_observation(self, index: int, seed: int | None = None) -> Any:
+        found = self._resets[index](seed=seed)
+        what = f"`reset` of {self._repairs.name(index).lower()}"
+        if not isinstance(found, tuple) or len(found) != 2:
+            raise EnvError(f"{what} must return a pair (observation, info), got {found!r:.200}.")
+        _check_observation(self.observation_space, found[0], f"observation that {what} gave")
+        return found[0]
+
+    def _renewed(self, index: int) -> Any:
+        """Puts a new environment in the place of one that broke; returns its first observation."""
+
+        def start(env: Any) -> Any:
+            self.envs[index] = env
+            self._watch_calls()
+            return self._first_observation(index)
+
+        return self._repairs.renewed(index, self.envs[index], start)[1]
 
     def step(self, actions: Any) -> Step:
         # `tolist` turns an array of ints into ints at once, which beats indexing it N times.
@@ -145,20 +193,71 @@ class PlainEnvironments(Environments):
             rows = actions.astype(self._dtype, copy=False).tolist()
         else:
             rows = single_actions(own_copy(self.action_space, actions))
-        results = [step(action) for step, action in zip(self._steps, rows, strict=True)]
-        rows_reached, rewards, terminateds, truncateds, infos = zip(*results, strict=True)
-        obs, final = list(rows_reached), None
+        results: list[Any] = []
+        broken: dict[int, Exception] = {}
+        self._count += 1
+        for step, action in zip(self._steps, rows, strict=True):
+            try:
+                results.append(step(action))
+            except Exception as error:
+                index = len(results)
+                self._repairs.broke(index, f"step({action!r})", error, self._count)
+                broken[index] = error
+                results.append(None)
+        made = None if broken else self._made_of(results)
+        return self._repaired(results, rows, broken) if made is None else made
+
+    def _made_of(self, results: Sequence[Any], broken: Mapping[int, Exception] = _NONE) -> Any:
+        """Returns the step that results make, before environments reset; None if one is unsound."""
+        try:
+            reached, rewards, terminateds, truncateds, infos = zip(*results, strict=True)
+            obs = list(reached)
+            numbers = np.array(rewards, np.float32)
+            stacked = self._stack(obs)
+        except (TypeError, ValueError, KeyError, IndexError):
+            return None
+        if not (is_finite(numbers) and numbers.ndim == 1 and are_finite(stacked)):
+            return None
+        final = dead = None
         if any(terminateds) or any(truncateds):
             final = self._reset_ended(obs, terminateds, truncateds)
-        return Step(
-            self._stack(obs),
-            np.array(rewards, np.float32),
-            np.array(terminateds, bool),
-            np.array(truncateds, bool),
-            infos,
-            None,
-            final,
-        )
+            stacked = self._stack(obs)
+        if broken:
+            dead = np.isin(np.arange(self.num_envs), list(broken))
+        flags = np.array(terminateds, bool), np.array(truncateds, bool)
+        return Step(stacked, numbers, *flags, infos, dead, final, broken or None)
+
+    def _repaired(
+        self, results: list[Any], actions: Sequence[Any], broken: dict[int, Exception]
+    ) -> Step:
+        """Returns the step with new environments in the place of those that broke."""
+        for i, result in enumerate(results):
+            if i in broken:
+                continue
+            try:
+                self._check_result(i, result)
+            except EnvError as error:
+                self._repairs.broke(i, f"step({actions[i]!r})", error, self._count)
+                broken[i] = error
+        for i in broken:
+            results[i] = self._renewed(i), 0.0, False, False, {}
+        made = self._made_of(results, broken)
+        if made is None:
+            raise EnvError(f"The results of a step cannot be put together: {results!r:.500}.")
+        return made
+
+    def _check_result(self, index: int, result: Any) -> None:
+        what = f"`step` of {self._repairs.name(index).lower()}"
+        if not isinstance(result, tuple) or len(result) != 5:
+            raise EnvError(
+                f"{what} must return (observation, reward, terminated, truncated, info), got "
+                f"{result!r:.200}."
+            )
+        _check_observation(self.observation_space, result[0], f"observation that {what} gave")
+        check_reward(result[1], what)
+        for name, flag in zip(("terminated", "truncated"), result[2:4], strict=True):
+            if np.shape(flag) != ():
+                raise EnvError(f"{what} gave {name}={flag!r}; it must be True or False.")
 
     def _reset_ended(
         self, obs: list[Any], terminateds: Sequence[bool], truncateds: Sequence[bool]
@@ -167,7 +266,7 @@ class PlainEnvironments(Environments):
         ended = [i for i in range(self.num_envs) if terminateds[i] or truncateds[i]]
         last = _stacker(self.observation_space, len(ended))([obs[i] for i in ended])
         for i in ended:
-            obs[i] = self.envs[i].reset()[0]
+            obs[i] = self._reset(i)
         return np.array(ended), last
 
     def instances(self) -> list[Any]:
@@ -179,7 +278,7 @@ class PlainEnvironments(Environments):
 
 
 def _check_observation(space: gym.Space, obs: Any, what: str) -> None:
-    """Raises an `EnvError` if a part of `obs` is missing or of another shape than its space."""
+    """Raises an `EnvError` unless all parts of `obs` are there, of their shape, and finite."""
     if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
         parts = space.items() if isinstance(space, gym.spaces.Dict) else enumerate(space)
         for key, sub in parts:
@@ -194,8 +293,10 @@ def _check_observation(space: gym.Space, obs: Any, what: str) -> None:
     elif np.shape(obs) != (space.shape or ()):
         raise EnvError(
             f"The {what} has the shape {np.shape(obs)}, but its space is {space} with the shape "
-            f"{space.shape or ()}. Return what `observation_space.contains` accepts."
+            f"{space.shape or ()}: {obs!r:.200}. Return what `observation_space.contains` accepts."
         )
+    elif not is_finite(np.asarray(obs)):
+        raise EnvError(f"The {what} is not finite: {obs!r:.500}.")
 
 
 def _stacker(space: gym.Space, count: int) -> Callable[[Sequence[Any]], Any]:
@@ -209,9 +310,13 @@ def _stacker(space: gym.Space, count: int) -> Callable[[Sequence[Any]], Any]:
     dtype = np.float32 if space.dtype == np.float64 else space.dtype
     shape = (count, *(space.shape or ()))
 
+    inner = shape[1:]
+
     def stack(rows: Sequence[Any]) -> np.ndarray:
-        if len(shape) == 1:
-            return np.array(rows, dtype)
+        if not inner:
+            return np.array(rows, dtype).reshape(shape)
+        if any([np.shape(row) != inner for row in rows]):
+            raise ValueError(f"{[np.shape(row) for row in rows]} are not all {inner}")
         return np.concatenate(rows, dtype=dtype, casting="unsafe").reshape(shape)
 
     return stack
@@ -232,8 +337,21 @@ class VectorEnvironments(Environments):
         mode = (env.metadata or {}).get("autoreset_mode", AutoresetMode.NEXT_STEP)
         self.mode = AutoresetMode(mode)
         self._ended = np.zeros(self.num_envs, bool)
+        self._step = env.step
+        self._count = 0  # of steps
+
+    def guard(self, repairs: Repairs) -> None:
+        super().guard(repairs)
+        self._step = repairs.watched(0, "step", self.env.step)
 
     def reset(self, seeds: Sequence[int] | None) -> Any:
+        try:
+            return self._reset(seeds)
+        except Exception as error:
+            self._repairs.broke(0, "reset", error)
+            return self._renewed()
+
+    def _reset(self, seeds: Sequence[int] | None) -> Any:
         self._ended = np.zeros(self.num_envs, bool)
         if seeds is None:
             return self.env.reset()[0]
@@ -244,9 +362,37 @@ class VectorEnvironments(Environments):
                 return self.env.reset(seed=seed)[0]
         return self.env.reset()[0]
 
+    def _renewed(self) -> Any:
+        """Makes the whole vector environment anew; returns its first observations."""
+
+        def start(env: VectorEnv) -> Any:
+            self.env = env
+            self._step = self._repairs.watched(0, "step", env.step)
+            return self._reset(None)
+
+        return self._repairs.renewed(0, self.env, start)[1]
+
     def step(self, actions: Any) -> Step:
         actions = own_copy(self.action_space, actions)
-        obs, rewards, terminateds, truncateds, infos = self.env.step(actions)
+        self._count += 1
+        try:
+            return self._made_of(*self._step(actions))
+        except Exception as error:
+            self._repairs.broke(0, "step", error, self._count)
+            return self._all_anew(error)
+
+    def _all_anew(self, error: Exception) -> Step:
+        """Returns the step in which all environments broke, since nobody can tell which did."""
+        count = self.num_envs
+        never, broken = np.zeros(count, bool), dict.fromkeys(range(count), error)
+        first, rewards = self._renewed(), np.zeros(count, np.float32)
+        return Step(first, rewards, never, never, {}, ~never, None, broken)
+
+    def _made_of(
+        self, obs: Any, rewards: Any, terminateds: Any, truncateds: Any, infos: Any
+    ) -> Step:
+        if not (is_finite(rewards) and are_finite(obs)):
+            self._explain(obs, rewards)
         dead = final = None
         if self.mode is AutoresetMode.NEXT_STEP:
             dead = self._ended
@@ -256,6 +402,14 @@ class VectorEnvironments(Environments):
             if ended.any():
                 obs, final = self._finish(obs, ended, infos)
         return Step(obs, rewards, terminateds, truncateds, infos, dead, final)
+
+    def _explain(self, obs: Any, rewards: np.ndarray) -> None:
+        """Raises an `EnvError` about the first environment whose answer is not finite."""
+        for i in range(self.num_envs):
+            row = _rows(self.observation_space, obs, np.array([i]))
+            if not are_finite(row):
+                raise EnvError(f"The observation of environment {i} is not finite: {row!r:.500}.")
+            check_reward(rewards[i], f"`step` of environment {i}")
 
     def _finish(self, obs: Any, ended: np.ndarray, infos: Any) -> tuple[Any, Any]:
         indices = np.flatnonzero(ended)

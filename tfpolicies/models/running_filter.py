@@ -90,6 +90,11 @@ class RunningFilter(abc.ABC):
                 self._flush()
         return new
 
+    def forget_pending(self) -> None:
+        """Drops the pending elements, which somebody else counts."""
+        with self._lock:
+            self._pending = [RunningStat(stat.shape) for stat in self._frozen]
+
     def apply_changes(self, other: RunningFilter) -> None:
         """Adds the *pending* elements of `other` to the statistics; `other` stays as it is.
 

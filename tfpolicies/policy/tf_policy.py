@@ -657,6 +657,10 @@ class TFPolicy(PolicyKind):
                 self._state.write(arrays)
             self._state.copy_part("model", "target", 1.0)
         self._state.global_timestep = other.global_timestep
+        for name in ("filter", "reward_filter"):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if mine is not None and theirs is not None:
+                mine.sync(theirs)
 
     def apply_filter(self) -> None:
         """Acts and learns with `filter`'s present statistics from now on; call it after a change.

@@ -9,6 +9,7 @@ import numpy as np
 
 from tfpolicies.connectors.connector import ActionStep, AgentStep
 from tfpolicies.connectors.pipelines import ActionConnectorPipeline, AgentConnectorPipeline
+from tfpolicies.envs.repairs import Repairs
 from tfpolicies.envs.vector import Environments, Step
 
 
@@ -39,7 +40,11 @@ class ConnectedEnvironments(Environments):
         self.num_envs = inner.num_envs
         self.observation_space = agent.connect(inner.observation_space)
         self.action_space = action.connect(inner.action_space)
+        self.maker = inner.maker
         self._ids = np.arange(self.num_envs)
+
+    def guard(self, repairs: Repairs) -> None:
+        self.inner.guard(repairs)
 
     def reset(self, seeds: Sequence[int] | None) -> Any:
         self.agent.reset(self._ids)

@@ -126,6 +126,17 @@ class EpisodeFollower:
                 self._finished[i].append(episode)
                 self._episodes[i] = self._begin(i)
 
+    def broke(self, env_index: int, error: Exception) -> None:
+        """Ends the episode of an environment that broke: `on_episode_end` gets the error."""
+        self._callbacks.on_episode_end(
+            worker=self._worker,
+            base_env=self._envs,
+            policies=self._worker.policy_map,
+            episode=error,
+            env_index=env_index,
+        )
+        self._episodes[env_index] = self._begin(env_index)
+
     def complete(self, metrics: RolloutMetrics, env_index: int) -> RolloutMetrics:
         """Adds what callbacks noted in the oldest finished episode of an environment."""
         episode = self._finished[env_index].pop(0)

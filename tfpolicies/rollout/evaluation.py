@@ -2,14 +2,59 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tfpolicies.envs.vector import Environments
+from tfpolicies.errors import UsageError
 from tfpolicies.models.spaces import batch_leaves, leaves
 from tfpolicies.policy.session import Memory
 from tfpolicies.rollout.episode import RolloutMetrics
+from tfpolicies.rollout.multi_agent_sampler import MultiAgentSampler
+
+
+class Played(NamedTuple):
+    """Episodes that were played, and the steps that their agents took."""
+
+    episodes: list[RolloutMetrics]
+    agent_steps: int
+
+    def done(self, *, by_episodes: bool) -> int:
+        """Returns the number of sound episodes, or of the steps of environments."""
+        sound = [episode for episode in self.episodes if not episode.episode_faulty]
+        return len(sound) if by_episodes else sum(e.episode_length for e in sound)
+
+    def plus(self, other: Played) -> Played:
+        """Returns the two together."""
+        return Played(self.episodes + other.episodes, self.agent_steps + other.agent_steps)
+
+
+def play(worker: Any, amount: int, *, by_episodes: bool) -> Played:
+    """Plays whole episodes in a worker's environments, without learning from them.
+
+    Args:
+        worker: a `RolloutWorker`.
+        amount: how many episodes to play, or how many steps at least.
+        by_episodes: which of the two.
+
+    Raises:
+        UsageError: if the worker was stopped.
+    """
+    if worker.environments is None:
+        raise UsageError("The evaluation worker was stopped.")
+    sampler, seeds = worker.sampler, worker.next_seeds(evaluation=True)
+    if isinstance(sampler, MultiAgentSampler):
+        episodes = sampler.play(amount, seeds=seeds, by_episodes=by_episodes)
+        return Played(episodes, sampler.agent_steps_played)
+    episodes = play_episodes(
+        worker.get_policy(),
+        worker.environments,
+        seeds=seeds,
+        episodes=amount if by_episodes else None,
+        timesteps=None if by_episodes else amount,
+    )
+    return Played(episodes, sum(episode.episode_length for episode in episodes))
 
 
 def play_episodes(
@@ -53,6 +98,9 @@ def play_episodes(
         alive = True if step.dead is None else ~step.dead
         returns += np.where(alive, step.rewards, 0.0)
         lengths += alive
+        for i in step.broken or ():
+            played.append(RolloutMetrics(episode_faulty=True))
+            returns[i] = lengths[i] = 0
         for i in np.flatnonzero((step.terminateds | step.truncateds) & alive):
             if done[i] < shares[i]:
                 played.append(RolloutMetrics(int(lengths[i]), float(returns[i])))

@@ -148,7 +148,7 @@ class RolloutWorker(ParallelIteration):
             self.config, self.worker_index, self.num_workers, self._on_create_policy
         )
         try:
-            for policy_id, spec in self._complete_specs(None).items():
+            for policy_id, spec in self.complete_specs(None).items():
                 self.roster.make(policy_id, spec)
             self.sampler = self._make_sampler()
             if self.sampler is not None:
@@ -213,8 +213,15 @@ class RolloutWorker(ParallelIteration):
             recreated_worker=self.recreated_worker,
         )
 
-    def _complete_specs(self, policies: Mapping[str, PolicySpec] | None) -> dict[str, PolicySpec]:
-        """Returns specs with class, spaces and whole configs; those of the config by default."""
+    def complete_specs(self, policies: Mapping[str, PolicySpec] | None) -> dict[str, PolicySpec]:
+        """Returns specs with class, spaces and whole configs; those of the config by default.
+
+        Args:
+            policies: specs by policy id; None for those of the config.
+
+        Raises:
+            ConfigError: for spaces that nobody names.
+        """
         env, spaces = None, dict(self.spaces)
         if isinstance(self.environments, MultiAgentEnvironments):
             env = self.environments.instances()[0]
@@ -298,16 +305,20 @@ class RolloutWorker(ParallelIteration):
     def restore_sampling(
         self,
         seeds_used: int,
-        rng: np.random.Generator,
+        rng: np.random.Generator | None,
         global_vars: Mapping[str, Any],
         sampler_state: Mapping[str, Any] | None,
     ) -> None:
-        """Continues from a checkpoint: its running episodes, or new ones with the next sample."""
+        """Continues from a checkpoint: its running episodes, or new ones with the next sample.
+
+        A worker that had no environment left no generator (`rng`); this one keeps its own then.
+        """
         self.seeds_used = seeds_used
         self.global_vars = dict(global_vars)
         if self.sampler is None:
             return
-        self.sampler.rng = rng
+        if rng is not None:
+            self.sampler.rng = rng
         self.has_episodes = sampler_state is not None
         if sampler_state is not None:
             self.sampler.set_state(sampler_state)
@@ -486,7 +497,7 @@ class RolloutWorker(ParallelIteration):
         spec = None
         if policy is None:
             given = PolicySpec(policy_cls, observation_space, action_space, config)
-            spec = self._complete_specs({policy_id: given})[policy_id]
+            spec = self.complete_specs({policy_id: given})[policy_id]
         added = self.roster.add(
             policy_id,
             spec,
@@ -831,6 +842,10 @@ class RolloutWorker(ParallelIteration):
             RuntimeError: if nobody has it.
         """
         self._own_lock.release()
+
+    def trouble(self) -> str | None:
+        """Says what an environment hangs in, None if none does; may be asked from any thread."""
+        return None
 
     def get_host(self) -> str:
         """Returns the computer's network name."""

@@ -220,6 +220,8 @@ class SingleAgentSampler:
                 np.logical_not(step.dead, out=buffer.alive[:, t])
             if step.final is not None:
                 self._keep_final(buffer, step, t)
+            if step.broken is not None:
+                self._drop_episodes(buffer, step.broken, t)
             if follower is not None:
                 follower.step(step)
             buffer.used = t + 1
@@ -229,6 +231,19 @@ class SingleAgentSampler:
         if self._memory is None or self._memory.policy is not policy:
             self._memory = Memory(policy, self.envs.num_envs)
         return self._memory
+
+    def _drop_episodes(self, buffer: _Buffer, broken: Mapping[int, Exception], t: int) -> None:
+        """Drops the rows of episodes whose environments broke in step `t`, and reports them."""
+        done = buffer.columns["terminateds"][:, :t] | buffer.columns["truncateds"][:, :t]
+        for i, error in broken.items():
+            ends = np.flatnonzero(done[i] & buffer.alive[i, :t])
+            buffer.alive[i, ends[-1] + 1 if len(ends) else 0 : t + 1] = False
+            if not len(ends):  # its first rows were handed out before
+                for running, new in zip(self._running, _Running.start(1, self.rng), strict=True):
+                    running[i] = new[0]
+            self.metrics.append(RolloutMetrics(episode_faulty=True))
+            if self._follower is not None:
+                self._follower.broke(i, error)
 
     def _keep_final(self, buffer: _Buffer, step: Step, t: int) -> None:
         indices, last = step.final  # type: ignore[misc]

@@ -1,0 +1,151 @@
+"""Evaluating policies while they are trained: on environments of their own, here or elsewhere."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+from tfpolicies.config.algorithm_config import AlgorithmConfig
+from tfpolicies.distributed.worker_set import WorkerSet
+from tfpolicies.rollout.evaluation import Played
+from tfpolicies.rollout.metrics import summarize_episodes
+from tfpolicies.rollout.rollout_worker import RolloutWorker
+
+_MOST_ENVS = 32  # at most so many environments play the episodes of one evaluation
+_STEPS_PER_ENV = 1000  # each ends the episode it began, so few steps need few of them
+
+Remaining = Callable[[int], int]
+"""Given the episodes or steps done so far, returns how many remain."""
+
+
+class RunningEvaluation(NamedTuple):
+    """An evaluation that goes on while this process does something else.
+
+    Attributes:
+        played: what will have been played.
+        training_is_over: to be set when it need not go on any longer.
+    """
+
+    played: Future[Played]
+    training_is_over: threading.Event
+
+
+class Evaluator:
+    """Plays episodes with the present policies of a worker that trains them.
+
+    It has environments, policy objects and random numbers of its own, so that evaluating changes
+    nothing about training: in this process, or in `evaluation_num_workers` remote workers.
+
+    Args:
+        config: of the algorithm.
+        new_workers: makes a `WorkerSet` of a config and a number of workers.
+        leader: the worker whose policies are evaluated.
+
+    Attributes:
+        workers: those who play; None before the first evaluation.
+    """
+
+    def __init__(
+        self,
+        config: AlgorithmConfig,
+        new_workers: Callable[[AlgorithmConfig, int], WorkerSet],
+        leader: RolloutWorker,
+    ) -> None:
+        self.config = config
+        self.workers: WorkerSet | None = None
+        self._new_workers = new_workers
+        self._leader = leader
+
+    @property
+    def worker(self) -> RolloutWorker | None:
+        """The worker of this process; None before the first evaluation."""
+        return None if self.workers is None else self.workers.local_worker()
+
+    def prepare(self) -> WorkerSet:
+        """Makes the workers, if there are none yet, with the policies there are; returns them."""
+        if self.workers is not None:
+            return self.workers
+        workers = self._new_workers(self._config(), self.config.evaluation_num_workers)
+        here, leader = workers.local_worker(), self._leader
+        for policy_id, policy in leader.policy_map.items():
+            if policy_id not in here.policy_map:
+                here.add_policy(policy_id, policy=policy.copy(policy_id))
+        for policy_id in set(here.policy_map) - set(leader.policy_map):
+            here.remove_policy(policy_id=policy_id)
+        here.set_policy_mapping_fn(leader.policy_mapping_fn)
+        workers.align()
+        self.workers = workers
+        return workers
+
+    def _config(self) -> AlgorithmConfig:
+        """Returns the config of those who play; they take up whole shares of the episodes."""
+        config = self.config.get_evaluation_config_object()
+        duration, workers = config.evaluation_duration, max(1, config.evaluation_num_workers)
+        envs = 1
+        if duration != "auto":
+            by_episodes = config.evaluation_duration_unit == "episodes"
+            envs = duration // ((1 if by_episodes else _STEPS_PER_ENV) * workers)
+        envs = max(1, min(envs, _MOST_ENVS))
+        return config.rollouts(num_envs_per_worker=envs, num_rollout_workers=0)
+
+    def play(self, remaining: Remaining | None = None) -> Played:
+        """Plays `evaluation_duration` episodes or steps with the present policies.
+
+        Args:
+            remaining: overrides the duration.
+        """
+        self.prepare().follow(self._leader)
+        return self._play(self._fixed if remaining is None else remaining)
+
+    def start(self) -> RunningEvaluation:
+        """Begins to play with the present policies in remote workers, and returns at once."""
+        workers = self.prepare()
+        workers.follow(self._leader)
+        over = threading.Event()
+        duration = self.config.evaluation_duration
+
+        def as_long_as_training(done: int) -> int:
+            return 0 if over.is_set() and done else max(1, workers.num_healthy_remote_workers())
+
+        executor = ThreadPoolExecutor(1, thread_name_prefix="evaluation")
+        remaining = as_long_as_training if duration == "auto" else self._fixed
+        played = executor.submit(self._play, remaining)
+        executor.shutdown(wait=False)
+        return RunningEvaluation(played, over)
+
+    def _fixed(self, done: int) -> int:
+        return int(self.config.evaluation_duration) - done
+
+    def _play(self, remaining: Remaining) -> Played:
+        workers = self.prepare()
+        by_episodes = self.config.evaluation_duration_unit == "episodes"
+        whole = Played([], 0)
+        while (amount := remaining(whole.done(by_episodes=by_episodes))) > 0:
+            part = workers.play(amount, by_episodes=by_episodes)
+            if part is None:  # nothing came in time
+                break
+            whole = whole.plus(part)
+        return whole
+
+    def stop(self) -> None:
+        """Stops those who play."""
+        if self.workers is not None:
+            self.workers.stop()
+
+
+def as_metrics(played: Played, workers: WorkerSet) -> dict[str, Any]:
+    """Returns what is reported of an evaluation."""
+    summary = summarize_episodes(played.episodes)
+    steps = played.done(by_episodes=False)
+    return {
+        **summary,
+        "sampler_results": summary,
+        "num_env_steps_sampled_this_iter": steps,
+        "num_agent_steps_sampled_this_iter": played.agent_steps,
+        "timesteps_this_iter": steps,
+        "num_healthy_workers": workers.num_healthy_remote_workers(),
+        "num_remote_worker_restarts": workers.num_remote_worker_restarts(),
+        "num_in_flight_async_reqs": workers.num_in_flight_async_reqs(),
+    }

@@ -1,0 +1,290 @@
+"""What workers tell each other: samples one way, policies the other. All of it runs in a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+
+from tfpolicies.batch.multi_agent_batch import MultiAgentBatch
+from tfpolicies.batch.sample_batch import SampleBatch
+from tfpolicies.config.policy_spec import PolicySpec
+from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
+from tfpolicies.models.running_filter import RunningFilter
+from tfpolicies.rollout.episode import RolloutMetrics
+from tfpolicies.rollout.evaluation import Played, play
+from tfpolicies.rollout.rollout_worker import RolloutWorker
+
+Spaces = dict[str, tuple[gym.Space | None, gym.Space | None]]
+Changes = dict[str, dict[str, RunningFilter]]
+"""By policy id and attribute, filters with what they observed since they were asked last."""
+
+_FILTERS = ("filter", "reward_filter")
+_FOR_LEARNING = ("_optimizer_variables", "target_weights", "rng")
+
+
+class Description(NamedTuple):
+    """What a worker's environments are like.
+
+    Attributes:
+        spaces: observation and action space of each policy, and of the environment (`"__env__"`).
+        num_envs: how many environments it steps.
+        several_agents: whether they have several agents each.
+    """
+
+    spaces: Spaces
+    num_envs: int
+    several_agents: bool
+
+
+def describe(worker: RolloutWorker) -> Description:
+    """Returns what the environments of a worker are like."""
+    spaces: Spaces = {
+        pid: (spec.observation_space, spec.action_space) for pid, spec in worker.policy_dict.items()
+    }
+    envs = worker.environments
+    several = isinstance(envs, MultiAgentEnvironments)
+    if envs is not None:
+        source: Any = worker.env if several else envs
+        spaces["__env__"] = source.observation_space, source.action_space
+    return Description(spaces, 0 if envs is None else envs.num_envs, several)
+
+
+def spaces_for(worker: RolloutWorker, policy_id: str, spec: PolicySpec) -> tuple[Any, Any]:
+    """Returns the spaces that a policy would have in a worker."""
+    whole = worker.complete_specs({policy_id: spec})[policy_id]
+    return whole.observation_space, whole.action_space
+
+
+# -- from those who sample ---------------------------------------------------------------------
+
+
+class Harvest(NamedTuple):
+    """One sample, with all that goes with it: what is lost with it is not counted anywhere."""
+
+    batch: SampleBatch | MultiAgentBatch
+    metrics: list[RolloutMetrics]
+    changes: Changes
+
+
+def harvest(worker: RolloutWorker) -> Harvest:
+    """Returns a sample, the episodes that ended in it, and what filters observed."""
+    batch = worker.sample()
+    return Harvest(batch, worker.get_metrics(), _take_changes(worker))
+
+
+def _take_changes(worker: RolloutWorker) -> Changes:
+    taken: Changes = {}
+    for policy_id, own in _filters(worker).items():
+        pending = {name: each for name, each in own.items() if each.pending_count}
+        if pending:
+            taken[policy_id] = {name: each.snapshot() for name, each in pending.items()}
+            if not worker.config.update_worker_filter_stats:  # its own statistics are all it has
+                worker.policy_map.handle(policy_id).flush_filters()
+        for each in pending.values():
+            each.forget_pending()
+    return taken
+
+
+def _filters(worker: RolloutWorker) -> Changes:
+    """Returns the filters of all policies, which stay where they are, in memory or not."""
+    handles = ((pid, worker.policy_map.handle(pid)) for pid in worker.policy_map)
+    found = {
+        pid: {name: x for name in _FILTERS if (x := getattr(policy, name, None)) is not None}
+        for pid, policy in handles
+    }
+    return {pid: own for pid, own in found.items() if own}
+
+
+def merge_changes(worker: RolloutWorker, changes: Changes) -> set[str]:
+    """Adds what others observed to a worker's filters, in force at once; returns whose they are."""
+    own = _filters(worker)
+    merged = set()
+    for policy_id, others in changes.items():
+        if policy_id not in own or worker.policy_map.handle(policy_id).is_frozen:
+            continue
+        for name, other in others.items():
+            own[policy_id][name].apply_changes(other)
+        worker.policy_map.handle(policy_id).apply_filter()
+        merged.add(policy_id)
+    return merged
+
+
+def filters_of(worker: RolloutWorker, policy_ids: Collection[str]) -> Changes:
+    """Returns copies of some policies' filters."""
+    return {
+        policy_id: {name: each.snapshot() for name, each in own.items()}
+        for policy_id, own in _filters(worker).items()
+        if policy_id in policy_ids
+    }
+
+
+def take_filters(worker: RolloutWorker, filters: Changes) -> None:
+    """Acts by the statistics of others from now on; what is pending here stays pending."""
+    own = _filters(worker)
+    for policy_id, others in filters.items():
+        for name, other in others.items() if policy_id in own else ():
+            own[policy_id][name].sync(other)
+        if policy_id in own:
+            worker.policy_map.handle(policy_id).apply_filter()
+
+
+def play_share(worker: RolloutWorker, shares: Mapping[int, int], *, by_episodes: bool) -> Played:
+    """Plays a worker's share of episodes or steps, by worker index."""
+    amount = shares.get(worker.worker_index, 0)
+    return play(worker, amount, by_episodes=by_episodes) if amount else Played([], 0)
+
+
+# -- to those who sample -----------------------------------------------------------------------
+
+
+class News(NamedTuple):
+    """What changed in the policies of the worker that learns.
+
+    Attributes:
+        weights: of policies by id.
+        hyper: their hyper-parameters, float32 `[H]`.
+        timesteps: their global time steps.
+        filters: their filters, where they are to be taken over.
+        global_vars: the counters of the run, or None.
+    """
+
+    weights: dict[str, Any]
+    hyper: dict[str, np.ndarray]
+    timesteps: dict[str, int]
+    filters: Changes
+    global_vars: Mapping[str, Any] | None
+
+
+def news_of(
+    worker: RolloutWorker,
+    policy_ids: Collection[str],
+    global_vars: Mapping[str, Any] | None = None,
+    *,
+    with_filters: bool = False,
+) -> News:
+    """Returns what there is to tell of some policies."""
+    policies = {pid: worker.policy_map.handle(pid) for pid in policy_ids}
+    states = {pid: policy.pageable_state for pid, policy in policies.items()}
+    return News(
+        worker.get_weights(policy_ids),
+        {pid: state.hyper.copy() for pid, state in states.items() if state is not None},
+        {pid: policy.global_timestep for pid, policy in policies.items()},
+        filters_of(worker, policy_ids) if with_filters else {},
+        global_vars,
+    )
+
+
+def take_news(worker: RolloutWorker, news: News) -> None:
+    """Takes over what is told; what is of unknown policies is left."""
+    known = {pid: x for pid, x in news.weights.items() if pid in worker.policy_map}
+    worker.set_weights(known)
+    for policy_id in known:
+        policy: Any = worker.policy_map.handle(policy_id)
+        policy.global_timestep = news.timesteps[policy_id]
+        if policy_id in news.hyper:
+            policy.pageable_state.hyper[...] = news.hyper[policy_id]
+    take_filters(worker, news.filters)
+    if news.global_vars is not None:
+        worker.set_global_vars(news.global_vars)
+
+
+class Roster(NamedTuple):
+    """Which policy acts for whom, and which are trained (None: all)."""
+
+    policy_mapping_fn: Callable[..., str]
+    is_policy_to_train: Callable[..., bool] | None
+
+
+def roster_of(worker: RolloutWorker) -> Roster:
+    """Returns the roster of a worker."""
+    return Roster(worker.policy_mapping_fn, worker.is_policy_to_train)
+
+
+def set_roster(worker: RolloutWorker, roster: Roster) -> None:
+    """Gives a worker another roster."""
+    worker.set_policy_mapping_fn(roster.policy_mapping_fn)
+    worker.roster.is_policy_to_train = roster.is_policy_to_train
+
+
+def acting_state(policy: Any) -> dict[str, Any]:
+    """Returns the state of a policy without what only learning needs."""
+    return {name: x for name, x in policy.get_state().items() if name not in _FOR_LEARNING}
+
+
+def add_policy(
+    worker: RolloutWorker, policy_id: str, state: Mapping[str, Any], roster: Roster, *, made: bool
+) -> None:
+    """Adds the policy that a state is of.
+
+    Args:
+        worker: who gets it.
+        policy_id: its id.
+        state: what `acting_state` returned.
+        roster: from now on.
+        made: whether it was made of a class, so that `on_create_policy` is called.
+    """
+    worker.set_state({"policy_states": {policy_id: state}})
+    set_roster(worker, roster)
+    if made:
+        policy = worker.policy_map[policy_id]
+        worker.callbacks.on_create_policy(policy_id=policy_id, policy=policy)
+
+
+def remove_policy(worker: RolloutWorker, policy_id: str, roster: Roster) -> None:
+    """Removes a policy, if it is there."""
+    if policy_id in worker.policy_map:
+        worker.remove_policy(policy_id=policy_id)
+    set_roster(worker, roster)
+
+
+def begin_episodes(worker: RolloutWorker) -> None:
+    """Lets a worker start new episodes with its next sample."""
+    worker.has_episodes = False
+
+
+class Alignment(NamedTuple):
+    """All that makes a worker like the one that learns.
+
+    Attributes:
+        states: of all policies by id, as `acting_state` returns them.
+        roster: who acts and who is trained.
+        global_vars: the counters of the run.
+    """
+
+    states: dict[str, dict[str, Any]]
+    roster: Roster
+    global_vars: dict[str, Any]
+
+
+def alignment_of(worker: RolloutWorker) -> Alignment:
+    """Returns what makes other workers like this one."""
+    states = {pid: acting_state(policy) for pid, policy in worker.policy_map.items()}
+    return Alignment(states, roster_of(worker), dict(worker.global_vars))
+
+
+def align(worker: RolloutWorker, alignment: Alignment, episodes: int | None = None) -> None:
+    """Makes a worker like the one that learns.
+
+    Args:
+        worker: who is to change.
+        alignment: what `alignment_of` returned.
+        episodes: the worker begins new episodes, other ones for each number; None keeps those that
+            are running.
+    """
+    for policy_id in set(worker.policy_map) - set(alignment.states):
+        worker.remove_policy(policy_id=policy_id)
+    worker.set_state({"policy_states": alignment.states, "global_vars": alignment.global_vars})
+    set_roster(worker, alignment.roster)
+    if episodes is None:
+        return
+    worker.seeds_used = 1 + episodes
+    if worker.config.seed is not None:
+        for i, policy in enumerate(worker.policy_map.values()):
+            if hasattr(policy, "generator"):
+                seed = [worker.config.seed, worker.worker_index, episodes, i]
+                fresh = np.random.default_rng(seed)
+                policy.generator.bit_generator.state = fresh.bit_generator.state
+    begin_episodes(worker)

@@ -1,0 +1,529 @@
+"""Workers in Ray actors: started, called, watched, made anew when they die. What knows Ray."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import ray
+from ray import cloudpickle
+from ray.exceptions import RayActorError, RayError, RayTaskError
+
+from tfpolicies.config.algorithm_config import AlgorithmConfig
+from tfpolicies.distributed.hosted_worker import HostedWorker
+from tfpolicies.errors import WorkerError
+
+logger = logging.getLogger("tfpolicies")
+
+_SLICE = 0.5  # seconds of waiting after which silent workers are asked how they are
+_GOODBYE = 3.0  # seconds that a worker has to close its environments
+
+
+class _Cluster:
+    """The Ray cluster: the user's, or one of this process's own while somebody needs it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._is_own = False
+
+    def join(self, cpus: float) -> None:
+        """Connects to the cluster there is, or starts one on this computer."""
+        with self._lock:
+            if not ray.is_initialized():
+                settings: dict[str, Any] = {"include_dashboard": False, "log_to_driver": True}
+                if "RAY_ADDRESS" not in os.environ:
+                    settings["num_cpus"] = max(os.cpu_count() or 1, int(cpus + 1))
+                ray.init(logging_level=logging.WARNING, **settings)
+                self._is_own, self._users = True, 0
+            self._users += 1
+
+    def leave(self) -> None:
+        """Shuts the own cluster down when its last user left."""
+        with self._lock:
+            self._users -= 1
+            if self._is_own and self._users <= 0 and ray.is_initialized():
+                ray.shutdown()
+                self._is_own = False
+
+
+_cluster = _Cluster()
+
+
+@dataclass(eq=False)
+class _Remote:
+    """One remote worker.
+
+    Attributes:
+        index: its worker index, from 1.
+        actor: the Ray actor; None while there is none.
+        building: the reference of `build`, until it is made.
+        healthy: whether it is called.
+        since: when it was started, or when it failed.
+        restarts: how often it was started anew.
+        probe: the reference of a question how it is, and when it was asked.
+        notices: references of calls that nobody waits for.
+        samples: references of samples that were asked for.
+    """
+
+    index: int
+    actor: Any = None
+    building: Any = None
+    healthy: bool = False
+    since: float = 0.0
+    restarts: int = 0
+    probe: tuple[Any, float] | None = None
+    notices: list[Any] = field(default_factory=list)
+    samples: list[Any] = field(default_factory=list)
+
+
+class _Answer(NamedTuple):
+    """What a worker answered to a call, or why it did not."""
+
+    reference: Any
+    remote: _Remote
+    value: Any
+    error: BaseException | None
+
+
+class RayWorkers:
+    """N rollout workers in Ray actors.
+
+    Args:
+        count: how many.
+        arguments: returns the keyword arguments of the `RolloutWorker` of an index; the second
+            argument says whether it replaces one that died.
+        config: says what they need, and what happens when they fail.
+        welcome: returns what is called in a worker that was made anew before it samples:
+            `func(worker, argument, restarts)`.
+
+    Attributes:
+        num_restarts: how often one was made anew.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        arguments: Callable[[int, bool], Mapping[str, Any]],
+        config: AlgorithmConfig,
+        welcome: Callable[[], tuple[Callable[..., Any], Any]],
+    ) -> None:
+        self._arguments = arguments
+        self._config = config
+        self._welcome = welcome
+        self.num_restarts = 0
+        self._recreated: list[int] = []
+        self._failed_rounds = 0
+        self._stopped = False
+        self._remotes = [_Remote(i) for i in range(1, count + 1)]
+        _cluster.join(count * config.num_cpus_per_worker)
+        try:
+            for remote in self._remotes:
+                self._start(remote, recreated=False)
+            self.descriptions = self._await_first()
+        except BaseException:
+            self.stop()
+            raise
+
+    # -- starting -----------------------------------------------------------------------------
+
+    def _start(self, remote: _Remote, *, recreated: bool) -> None:
+        config = self._config
+        environ = dict(config.extra_python_environs_for_worker)
+        if not config.num_gpus_per_worker:
+            environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+        kind = ray.remote(concurrency_groups={"health": 1})(HostedWorker).options(
+            num_cpus=config.num_cpus_per_worker,
+            num_gpus=config.num_gpus_per_worker,
+            resources=dict(config.custom_resources_per_worker) or None,
+            scheduling_strategy="SPREAD" if "SPREAD" in config.placement_strategy else "DEFAULT",
+            max_restarts=0,
+        )
+        threads = max(1, int(config.num_cpus_per_worker))
+        remote.actor = kind.remote(threads, environ, [os.path.abspath(path) for path in sys.path])
+        arguments = cloudpickle.dumps(dict(self._arguments(remote.index, recreated)))
+        remote.building = remote.actor.build.remote(arguments)
+        remote.since = time.monotonic()
+        remote.probe, remote.notices, remote.samples = None, [], []
+
+    def _await_first(self) -> dict[int, Any]:
+        """Waits until all workers are there; returns what `build` returned, by index."""
+        found = {}
+        building = {remote.building: remote for remote in self._remotes}
+        for _, remote, answer, error in self._answers(building):
+            remote.building = None
+            if error is None:
+                remote.healthy = True
+                found[remote.index] = answer
+            elif self._config.validate_workers_after_construction or not self._is_lenient():
+                raise _cause(error, remote.index)
+            else:
+                self._fail(remote, error)
+        if not found:
+            raise WorkerError(f"None of the {len(self._remotes)} remote workers could be made.")
+        return found
+
+    # -- who is there -------------------------------------------------------------------------
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers there should be."""
+        return len(self._remotes)
+
+    def healthy(self) -> list[int]:
+        """Returns the indices of the workers that work."""
+        return [remote.index for remote in self._remotes if remote.healthy]
+
+    @property
+    def num_in_flight(self) -> int:
+        """How many samples were asked for and did not arrive yet."""
+        return sum(len(remote.samples) for remote in self._remotes)
+
+    def take_recreated(self) -> list[int]:
+        """Returns the indices of the workers that were made anew since the last call."""
+        found, self._recreated = self._recreated, []
+        return found
+
+    # -- calling ------------------------------------------------------------------------------
+
+    def call(
+        self,
+        func: Callable[..., Any],
+        *args: Any,
+        indices: Collection[int] | None = None,
+        timeout: float | None = None,
+    ) -> dict[int, Any]:
+        """Returns `func(worker, *args)` of the healthy workers, by index, in order.
+
+        Args:
+            func: called in the workers' processes.
+            args: for `func`.
+            indices: only of these workers.
+            timeout: seconds; what did not arrive by then is left out.
+
+        Raises:
+            Exception: what `func` raised in the first worker in which it did. A worker that died is
+                left out.
+        """
+        found, errors = {}, []
+        for _, remote, answer, error in self._answers(self._asked(func, args, indices), timeout):
+            if error is None:
+                found[remote.index] = answer
+            elif isinstance(error, RayTaskError):
+                errors.append((remote.index, error))
+            else:
+                self._fail(remote, error)
+        if errors:
+            index, error = min(errors, key=lambda pair: pair[0])
+            raise _cause(error, index) from error
+        return dict(sorted(found.items()))
+
+    def _asked(
+        self, func: Callable[..., Any], args: tuple, indices: Collection[int] | None
+    ) -> dict[Any, _Remote]:
+        shared = [ray.put(part) for part in (func, *args)]
+        return {
+            remote.actor.call.remote(*shared): remote
+            for remote in self._remotes
+            if remote.healthy and (indices is None or remote.index in indices)
+        }
+
+    def send(self, func: Callable[..., Any], *args: Any) -> None:
+        """Calls `func(worker, *args)` in the healthy workers, before all that is asked later."""
+        for reference, remote in self._asked(func, args, None).items():
+            remote.notices.append(reference)
+
+    def _check_notices(self) -> None:
+        """Looks after the calls that nobody waited for.
+
+        Raises:
+            Exception: what one of them raised.
+        """
+        for remote in self._remotes:
+            if not remote.notices:
+                continue
+            done, remote.notices = ray.wait(
+                remote.notices, num_returns=len(remote.notices), timeout=0
+            )
+            for reference in done:
+                _, error = _fetched(reference)
+                if isinstance(error, RayTaskError):
+                    raise _cause(error, remote.index) from error
+                if error is not None and remote.healthy:
+                    self._fail(remote, error)
+
+    def _answers(
+        self, asked: Mapping[Any, _Remote], timeout: float | None = None
+    ) -> Iterator[_Answer]:
+        """Yields all answers as they arrive, or those that do until the time is over."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        waiting = dict(asked)
+        while waiting:
+            for answer in self._arrived(waiting):
+                del waiting[answer.reference]
+                yield answer
+            if deadline is not None and time.monotonic() >= deadline:
+                return
+
+    def _arrived(self, waiting: Mapping[Any, _Remote]) -> list[_Answer]:
+        """Waits a little for answers; asks workers that stay silent how they are."""
+        references = list(waiting)
+        done, _ = ray.wait(references, num_returns=1, timeout=_SLICE)
+        if done:
+            done, _ = ray.wait(references, num_returns=len(references), timeout=0)
+            return [_Answer(ref, waiting[ref], *_fetched(ref)) for ref in done]
+        silent = {remote: self._trouble(remote) for remote in set(waiting.values())}
+        return [
+            _Answer(reference, remote, None, WorkerError(silent[remote]))
+            for reference, remote in waiting.items()
+            if silent[remote] is not None
+        ]
+
+    def _trouble(self, remote: _Remote) -> str | None:
+        """Returns why a worker that does not answer counts as dead, None if it does not."""
+        now = time.monotonic()
+        if remote.building is not None:
+            limit = self._config.worker_restore_timeout_s
+            late = now - remote.since > limit
+            return f"it was not ready after {limit:g} seconds" if late else None
+        if remote.probe is None:
+            remote.probe = remote.actor.trouble.remote(), now
+            return None
+        reference, asked_at = remote.probe
+        done, _ = ray.wait([reference], timeout=0)
+        if done:
+            remote.probe = None
+            answer, error = _fetched(reference)
+            return None if error is not None else answer
+        limit = self._config.worker_health_probe_timeout_s
+        return f"it has not answered for {limit:g} seconds" if now - asked_at > limit else None
+
+    # -- sampling -----------------------------------------------------------------------------
+
+    def sample(self, func: Callable[..., Any], timeout: float | None = None) -> list[Any]:
+        """Returns one `func(worker)` of each worker that works, at least one.
+
+        A worker that fails in it is reported, and made anew where the config says so.
+
+        Args:
+            func: called in the workers.
+            timeout: seconds; what did not arrive by then is reported and left out.
+
+        Raises:
+            WorkerError: if a worker died and the config says neither to recreate nor to ignore it.
+            Exception: what `func` raised in a worker, likewise.
+        """
+        while True:
+            self.look_after()
+            asked = self._asked(func, (), None)
+            for reference, remote in asked.items():
+                remote.samples.append(reference)
+            found = {}
+            for _, remote, answer, error in self._answers(asked, timeout):
+                remote.samples = []
+                if error is None:
+                    found[remote.index] = answer
+                else:
+                    self._fail(remote, error)
+            late = [remote for remote in self._remotes if remote.samples]
+            for remote in late:
+                remote.samples = []
+                logger.warning("Remote worker %d took over %s seconds.", remote.index, timeout)
+            if not late:
+                self._count_round(found)
+            if found or late:
+                return [answer for _, answer in sorted(found.items())]
+
+    def sample_ready(self, func: Callable[..., Any], in_flight: int) -> list[Any]:
+        """Returns `func(worker)` of those who are ready, at least one; the others go on.
+
+        Args:
+            func: called in the workers.
+            in_flight: how many calls each of them has to do, so that none waits for this process.
+
+        Raises:
+            WorkerError: as `sample`.
+        """
+        while True:
+            self.look_after()
+            self._request(func, in_flight)
+            waiting = {ref: remote for remote in self._remotes for ref in remote.samples}
+            found, failed = [], False
+            for reference, remote, answer, error in self._arrived(waiting):
+                if error is None:
+                    remote.samples.remove(reference)
+                    found.append(answer)
+                elif remote.healthy:
+                    self._fail(remote, error)
+                    failed = True
+            if failed or found:
+                self._count_round(found)
+            if found:
+                self._request(func, in_flight)
+                return found
+
+    def _request(self, func: Callable[..., Any], in_flight: int) -> None:
+        for remote in self._remotes:
+            while remote.healthy and len(remote.samples) < in_flight:
+                remote.samples.append(remote.actor.call.remote(func))
+
+    def _count_round(self, found: Collection[Any]) -> None:
+        """Counts rounds without a sample.
+
+        Raises:
+            WorkerError: after more of them than the config tolerates.
+        """
+        self._failed_rounds = 0 if found else self._failed_rounds + 1
+        most = self._config.num_consecutive_worker_failures_tolerance
+        if self._failed_rounds > most:
+            raise WorkerError(
+                f"All {self.num_workers} remote workers failed in {self._failed_rounds} rounds of "
+                "sampling one after the other, more than "
+                f"num_consecutive_worker_failures_tolerance={most}. The log says why each of them "
+                "failed; correct the environment, or raise the limit."
+            )
+
+    # -- failures -----------------------------------------------------------------------------
+
+    def _is_lenient(self) -> bool:
+        return self._config.recreate_failed_workers or self._config.ignore_worker_failures
+
+    def _fail(self, remote: _Remote, error: BaseException) -> None:
+        """Takes down that a worker failed, and lets go of what is left of it.
+
+        Raises:
+            Exception: if the config does not say to go on without it.
+        """
+        remote.healthy, remote.building = False, None
+        remote.since = time.monotonic()
+        remote.notices, remote.samples, remote.probe = [], [], None
+        if remote.actor is not None:
+            ray.kill(remote.actor)
+            remote.actor = None
+        logger.warning("Remote worker %d failed: %s", remote.index, _reason(error))
+        if not self._is_lenient() and not self._stopped:
+            raise _cause(error, remote.index) from error
+
+    def look_after(self) -> None:
+        """Starts workers that died, as the config says, and welcomes those that are ready.
+
+        Waits if there is no other worker.
+
+        Raises:
+            WorkerError: if none is left, and none will come.
+        """
+        self._check_notices()
+        while True:
+            for remote in self._remotes:
+                if remote.actor is None and self._may_restart(remote):
+                    remote.restarts += 1
+                    self.num_restarts += 1
+                    self._start(remote, recreated=True)
+                elif remote.building is not None:
+                    self._look_at(remote)
+            if self.healthy():
+                return
+            if not any(r.building is not None or self._will_restart(r) for r in self._remotes):
+                raise WorkerError(
+                    f"None of the {self.num_workers} remote workers is left. The log says why each "
+                    "failed; fault_tolerance(recreate_failed_workers=True, "
+                    "max_num_worker_restarts=...) makes new ones."
+                )
+            time.sleep(0.05)
+
+    def _will_restart(self, remote: _Remote) -> bool:
+        config = self._config
+        return config.recreate_failed_workers and remote.restarts < config.max_num_worker_restarts
+
+    def _may_restart(self, remote: _Remote) -> bool:
+        """Whether a worker is due to be made anew: at once, then after the delay."""
+        delay = self._config.delay_between_worker_restarts_s if remote.restarts else 0.0
+        return self._will_restart(remote) and time.monotonic() - remote.since >= delay
+
+    def _look_at(self, remote: _Remote) -> None:
+        """Welcomes a new worker if it is ready."""
+        done, _ = ray.wait([remote.building], timeout=0)
+        if not done:
+            trouble = self._trouble(remote)
+            if trouble is not None:
+                self._fail(remote, WorkerError(trouble))
+            return
+        _, error = _fetched(remote.building)
+        if error is not None:
+            self._fail(remote, error)
+            return
+        remote.building = None
+        func, argument = self._welcome()
+        remote.notices.append(remote.actor.call.remote(func, argument, remote.restarts))
+        remote.healthy = True
+        self._recreated.append(remote.index)
+        logger.warning("Remote worker %d works again, restart %d.", remote.index, remote.restarts)
+
+    # -- the end ------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Closes the workers' environments and ends their processes; may be called again."""
+        if self._stopped:
+            return
+        self._stopped = True
+        try:
+            if ray.is_initialized():
+                self._say_goodbye()
+        finally:
+            _cluster.leave()
+
+    def _say_goodbye(self) -> None:
+        actors = [remote.actor for remote in self._remotes if remote.actor is not None]
+        calm = [r.actor for r in self._remotes if r.healthy and not r.samples]
+        if calm:
+            ray.wait(
+                [actor.call.remote(_stop) for actor in calm],
+                num_returns=len(calm),
+                timeout=_GOODBYE,
+            )
+        for actor in actors:
+            ray.kill(actor)
+        for remote in self._remotes:
+            remote.actor, remote.healthy, remote.samples = None, False, []
+
+
+def _stop(worker: Any) -> None:
+    worker.stop()
+
+
+def _fetched(reference: Any) -> tuple[Any, BaseException | None]:
+    """Returns (answer, None), or (None, error)."""
+    try:
+        return ray.get(reference), None
+    except RayError as error:
+        return None, error
+
+
+def _reason(error: BaseException) -> str:
+    """Returns why a worker failed, in one line."""
+    if isinstance(error, RayTaskError):
+        return f"{type(error.cause).__name__}: {error.cause}"
+    if isinstance(error, RayActorError):
+        text = " ".join(str(error).split())
+        return f"its process died ({text[:300]})"
+    return str(error)
+
+
+def _cause(error: BaseException, index: int) -> BaseException:
+    """Returns what to raise for an error of a worker: what was raised there, if anything was."""
+    if isinstance(error, RayTaskError) and isinstance(error.cause, Exception):
+        cause = error.cause
+        if hasattr(cause, "add_note"):
+            cause.add_note(f"raised in remote worker {index}")
+        return cause
+    return WorkerError(
+        f"Remote worker {index} failed: {_reason(error)}. Let it be replaced by "
+        "fault_tolerance(recreate_failed_workers=True), or do without it by "
+        "fault_tolerance(ignore_worker_failures=True)."
+    )

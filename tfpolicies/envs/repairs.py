@@ -1,0 +1,214 @@
+"""Environments that break: which one it was and what it gave, and a new one in its place.
+
+An environment breaks when `reset` or `step` raises, takes longer than it may, or returns what is no
+observation of its space, no reward, or not finite.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tfpolicies.errors import EnvError
+
+logger = logging.getLogger("tfpolicies")
+
+_TRIES = 3  # times that an environment is made anew before its `reset` works
+_MOST_IN_A_ROW = 10  # steps in a row that an environment may break in
+
+
+class Watchdog:
+    """Notices calls that take too long, in a thread of its own.
+
+    A call cannot be ended from outside. While it lasts, the log has where it hangs, and `trouble`
+    says so; if it returns after all, it counts as broken. A remote worker that hangs is replaced.
+
+    Args:
+        limit: seconds that a call may take.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+        self._running: tuple[str, float, int] | None = None  # what, since when, thread
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def call(self, what: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Returns `function(*args, **kwargs)`.
+
+        Raises:
+            EnvError: if it took too long.
+        """
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+            self._thread.start()
+        since = time.monotonic()
+        self._running = what, since, threading.get_ident()
+        try:
+            result = function(*args, **kwargs)
+        finally:
+            self._running = None
+        seconds = time.monotonic() - since
+        if seconds > self.limit:
+            raise EnvError(f"{what} took {seconds:.1f} seconds; env_step_timeout_s={self.limit:g}.")
+        return result
+
+    def trouble(self) -> str | None:
+        """Says what takes too long at present; None if nothing does."""
+        running = self._running
+        if running is None:
+            return None
+        seconds = time.monotonic() - running[1]
+        if seconds <= self.limit:
+            return None
+        return f"{running[0]} hangs for {seconds:.1f} seconds; env_step_timeout_s={self.limit:g}"
+
+    def _watch(self) -> None:
+        reported = None
+        while not self._closed.wait(min(1.0, self.limit / 4)):
+            running = self._running
+            trouble = self.trouble()
+            if running is None or trouble is None or running is reported:
+                continue
+            reported = running
+            frame = sys._current_frames().get(running[2])
+            stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
+            logger.error("%s. It is here:\n%s", trouble, stack)
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._closed.set()
+
+
+class Repairs:
+    """Says which environment broke, and makes a new one where that is asked for.
+
+    Args:
+        make: makes the environment of an index anew; None: what breaks is an error.
+        worker_index: of the worker that the environments belong to, for messages.
+        watchdog: looks after how long calls take; None: they may take any time.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[int], Any] | None = None,
+        worker_index: int | None = None,
+        watchdog: Watchdog | None = None,
+    ) -> None:
+        self.make = make
+        self.watchdog = watchdog
+        self._place = "" if worker_index is None else f" of worker {worker_index}"
+        self._streaks: dict[int, tuple[int, int]] = {}  # by index: step it broke in, times in a row
+
+    def name(self, index: int) -> str:
+        """Returns how messages call an environment."""
+        return f"Environment {index}{self._place}"
+
+    def watched(self, index: int, method: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a method of an environment that the watchdog looks after."""
+        watchdog = self.watchdog
+        if watchdog is None:
+            return function
+        what = f"`{method}` of {self.name(index).lower()}"
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return watchdog.call(what, function, *args, **kwargs)
+
+        return call
+
+    def broke(self, index: int, call: str, error: Exception, step: int | None = None) -> None:
+        """Reports an environment that broke.
+
+        Args:
+            index: which one.
+            call: what was called.
+            error: what it raised, or an `EnvError` about what it returned.
+            step: the number of the step, to notice one that breaks always.
+
+        Raises:
+            Exception: `error`, unless environments are made anew.
+            EnvError: if it broke in too many steps in a row.
+        """
+        message = f"{self.name(index)} broke in {call}: {type(error).__name__}: {error}"
+        if self.make is None:
+            if hasattr(error, "add_note"):
+                error.add_note(
+                    f"{self.name(index)} broke in {call}. "
+                    "fault_tolerance(restart_failed_sub_environments=True) makes it anew."
+                )
+            else:
+                logger.error(message)
+            raise error
+        logger.warning("%s; it is made anew, and its episode is dropped.", message)
+        if step is None:
+            return
+        last, times = self._streaks.get(index, (-2, 0))
+        times = times + 1 if step == last + 1 else 1
+        self._streaks[index] = step, times
+        if times > _MOST_IN_A_ROW:
+            raise EnvError(f"{message}. It did so in {times} steps in a row.") from error
+
+    def renewed(self, index: int, old: Any, start: Callable[[Any], Any]) -> tuple[Any, Any]:
+        """Returns a new environment and what `start(environment)` gave.
+
+        Args:
+            index: which one.
+            old: is closed first.
+            start: resets the new one, and checks what that gives.
+
+        Raises:
+            EnvError: if it does not work after several tries.
+        """
+        if self.make is None:
+            raise EnvError(f"{self.name(index)} cannot be made anew.")
+        last: Exception | None = None
+        for _ in range(_TRIES):
+            try:
+                old.close()
+            except Exception as error:
+                logger.warning("%s broke in close(): %r", self.name(index), error)
+            try:
+                old = self.make(index)
+                return old, start(old)
+            except Exception as error:
+                logger.warning("%s broke in its first reset(): %r", self.name(index), error)
+                last = error
+        raise EnvError(
+            f"{self.name(index)} was made anew {_TRIES} times, but could not be reset: {last!r}."
+        ) from last
+
+
+def is_finite(array: np.ndarray) -> bool:
+    """Whether an array has neither NaN nor infinity; True for what is no float.
+
+    >>> is_finite(np.array([1.0, 1e200])), is_finite(np.array([1.0, np.nan]))
+    (True, False)
+    """
+    if array.dtype.kind != "f":
+        return True
+    flat = array.reshape(-1)
+    return math.isfinite(np.dot(flat, flat)) or bool(np.isfinite(flat).all())
+
+
+def are_finite(nested: Any) -> bool:
+    """Whether all arrays in nested dicts and tuples are finite."""
+    if isinstance(nested, dict):
+        return all(are_finite(part) for part in nested.values())
+    if isinstance(nested, tuple):
+        return all(are_finite(part) for part in nested)
+    return is_finite(nested)
+
+
+def check_reward(reward: Any, what: str) -> None:
+    """Raises an `EnvError` unless a reward is a finite number."""
+    array = np.asarray(reward)
+    if array.size != 1 or array.dtype.kind not in "biuf" or not np.isfinite(array).all():
+        raise EnvError(f"{what} gave the reward {reward!r}; a reward is a finite number.")
