@@ -10,6 +10,7 @@ import pytest
 from environments import TwoArmsEnv
 
 from tfpolicies import PG, PPO, AlgorithmConfig, DefaultCallbacks, PGConfig, PPOConfig
+from tfpolicies.connectors import FrameStack
 from tfpolicies.errors import ConfigError, FrozenConfigError, UnknownSettingError
 from tfpolicies.models.defaults import MODEL_DEFAULTS
 
@@ -47,6 +48,13 @@ def test_every_fluent_method_returns_the_same_object_and_may_set_nothing(kind):
         "debugging",
         "reporting",
         "checkpointing",
+        "resources",
+        "multi_agent",
+        "fault_tolerance",
+        "python_environment",
+        "offline_data",
+        "api_stack",
+        "experimental",
     ):
         assert getattr(config, name)() is config
     assert config.to_dict() == before
@@ -83,6 +91,12 @@ def test_none_is_a_value_and_not_nothing():
         ("debugging", "sed", "Did you mean 'seed'"),
         ("reporting", "lr", r"`training\(\)`"),
         ("checkpointing", "xyz", "new_episodes_at_checkpoint"),
+        ("fault_tolerance", "recreate_failed_worker", "Did you mean 'recreate_failed_workers'"),
+        ("resources", "num_gpu", "Did you mean 'num_gpus'"),
+        ("offline_data", "inputs", "Did you mean 'input'"),
+        ("training", "output", r"`offline_data\(\)`"),
+        ("rollouts", "env_step_timeout_s", r"`fault_tolerance\(\)`"),
+        ("env_runners", "lr", r"`training\(\)`"),
     ],
 )
 def test_an_unknown_keyword_is_a_type_error_with_a_hint(method, wrong, hint):
@@ -133,6 +147,7 @@ WRONG = [
     ("use_gae", "no"),
     ("use_critic", 2),
     ("shuffle_sequences", None),
+    ("env", 5),
     ("env_config", [1]),
     ("clip_rewards", -1.0),
     ("clip_rewards", "sign"),
@@ -156,7 +171,8 @@ WRONG = [
     ("eager_tracing", "no"),
     ("explore", 1),
     ("evaluation_interval", 0),
-    ("evaluation_duration", "auto"),
+    ("evaluation_duration", "all"),
+    ("evaluation_duration", 2.0),
     ("evaluation_duration_unit", "steps"),
     ("evaluation_config", ["explore"]),
     ("seed", -1),
@@ -167,6 +183,38 @@ WRONG = [
     ("min_sample_timesteps_per_iteration", None),
     ("new_episodes_at_checkpoint", "yes"),
     ("callbacks", "print"),
+    ("max_requests_in_flight_per_sampler_worker", 0),
+    ("create_env_on_local_worker", 1),
+    ("enable_connectors", None),
+    ("update_worker_filter_stats", "yes"),
+    ("use_worker_filter_stats", 0),
+    ("validate_workers_after_construction", None),
+    ("evaluation_num_workers", -1),
+    ("evaluation_parallel_to_training", "yes"),
+    ("evaluation_sample_timeout_s", -1.0),
+    ("custom_evaluation_function", "evaluate"),
+    ("always_attach_evaluation_results", 1),
+    ("restart_failed_sub_environments", "yes"),
+    ("env_step_timeout_s", 0),
+    ("recreate_failed_workers", 1),
+    ("ignore_worker_failures", None),
+    ("max_num_worker_restarts", 1.5),
+    ("delay_between_worker_restarts_s", -1),
+    ("num_consecutive_worker_failures_tolerance", None),
+    ("worker_health_probe_timeout_s", "60"),
+    ("worker_restore_timeout_s", float("nan")),
+    ("num_gpus", 2),
+    ("num_cpus_per_worker", -1),
+    ("num_gpus_per_worker", "1"),
+    ("num_cpus_for_local_worker", None),
+    ("custom_resources_per_worker", {"TPU": -1}),
+    ("custom_resources_per_worker", ["TPU"]),
+    ("placement_strategy", "TIGHT"),
+    ("metrics_episode_collection_timeout_s", None),
+    ("keep_per_episode_custom_metrics", 1),
+    ("min_train_timesteps_per_iteration", -1),
+    ("checkpoint_trainable_policies_only", "yes"),
+    ("extra_python_environs_for_worker", {"A": 1}),
 ]
 
 
@@ -455,6 +503,11 @@ def test_a_dict_that_is_read_can_be_copied_into_a_plain_one():
         lambda c: c.reporting(min_time_s_per_iteration=1),
         lambda c: c.checkpointing(new_episodes_at_checkpoint=True),
         lambda c: c.callbacks(DefaultCallbacks),
+        lambda c: c.fault_tolerance(recreate_failed_workers=True),
+        lambda c: c.resources(num_cpus_per_worker=2),
+        lambda c: c.multi_agent(policies=["a"]),
+        lambda c: c.rollouts(ignore_worker_failures=False),
+        lambda c: c.add_foreign({"mood": 1}),
         lambda c: c.update_from_dict({"lr": 0.5}),
         lambda c: c.update_from_dict({"env_config": {"a": 3}}),
         lambda c: setattr(c, "algo_class", PG),
@@ -491,6 +544,16 @@ def test_the_refusal_says_what_to_do():
         (PPOConfig().training(use_gae=False), "complete_episodes"),
         (PPOConfig().rollouts(rollout_fragment_length=3001), "within 10 %"),
         (PPOConfig().rollouts(num_rollout_workers=2), "num_rollout_workers=2"),
+        (PPOConfig().evaluation(evaluation_num_workers=1), "evaluation_num_workers=1"),
+        (PPOConfig().evaluation(evaluation_duration="auto"), "evaluation_parallel_to_training"),
+        (
+            PPOConfig().evaluation(evaluation_parallel_to_training=True),
+            "evaluation_num_workers to 1 or more",
+        ),
+        (
+            PPOConfig().rollouts(enable_connectors=False, agent_connectors=[FrameStack(2)]),
+            "agent_connectors has 1 .* enable_connectors=False",
+        ),
         (PPOConfig().evaluation(evaluation_config={"explor": False}), "Did you mean 'explore'"),
         (PPOConfig().evaluation(evaluation_config={"gamma": 3}), "gamma"),
     ],

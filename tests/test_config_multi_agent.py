@@ -282,7 +282,12 @@ def test_old_dict_configs_have_it_under_multiagent():
 @pytest.mark.core
 def test_multiagent_is_no_setting_of_its_own():
     config = PPOConfig()
-    for read in (lambda: config.multiagent, lambda: config["multiagent"]):
+    for read in (
+        lambda: config.multiagent,
+        lambda: config["multiagent"],
+        lambda: config.__setitem__("multiagent", {}),
+        lambda: setattr(config, "multiagent", {}),
+    ):
         with pytest.raises(UnknownSettingError, match=r"config\.policies"):
             read()
     assert "multiagent" not in config

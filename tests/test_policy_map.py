@@ -25,7 +25,6 @@ from tfpolicies.errors import (
     ConfigError,
     FrozenPolicyError,
     StashError,
-    TfPoliciesError,
     UnknownPolicyError,
     UsageError,
 )
@@ -85,6 +84,14 @@ def flat(value, path=""):
 def same(left, right):
     assert_equal({k: np.asarray(v) for k, v in left.items()}, {k: right[k] for k in left})
     assert list(left) == list(right)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def programs():
+    """Keeps what the policies of this file share from being made again for each test."""
+    kept = [used(policy_class, **config) for policy_class, config in KINDS.values()]
+    yield
+    kept.clear()
 
 
 def map_of(*ids, **arguments):
@@ -954,6 +961,15 @@ def test_unopened_policies_can_be_deleted_and_survive_a_flush(tmp_path):
         assert len(m) == 0
 
 
+def test_a_copy_onto_an_unopened_policy_keeps_its_generator(tmp_path):
+    with map_of("a", "b", path=tmp_path) as m:
+        generator = m["b"].get_state()["rng"]
+    with PolicyMap(path=tmp_path) as m:
+        m.copy_policy("a", "b")
+        assert m["b"].get_state()["rng"] == generator
+        assert number_of(m["b"]) == 1
+
+
 def test_one_policy_under_two_ids_is_found_again_under_both(tmp_path):
     with map_of("a", path=tmp_path) as m:
         m["b"] = m["a"]
@@ -1017,7 +1033,7 @@ def test_a_class_of_ones_own_is_given_to_the_map(tmp_path):
         m["a"] = make(Own)
         m["b"] = make()
     with PolicyMap(path=tmp_path) as m:
-        with pytest.raises(TfPoliciesError, match="'a'"):
+        with pytest.raises(StashError, match=r"'a' cannot be made.*policy_classes"):
             _ = m["a"]
         assert isinstance(m["b"], PPOTF2Policy)  # others are not concerned
         m.flush()
@@ -1149,30 +1165,50 @@ def test_a_second_process_shares_frozen_policies(tmp_path):
 # -- threads --------------------------------------------------------------------------------------
 
 
-def test_questions_that_count_nothing_never_see_half_an_update():
-    """Values and likelihoods while weights are set: all of one number, and not of an old one."""
-    m = map_of("a", "b", capacity=1)
-    a = m["a"]
-    stop, wrong = threading.Event(), []
-    inputs = [ROWS]
+@pytest.mark.parametrize("kind", ["ppo", "ppo through onnx", "graph"])
+def test_questions_never_see_half_a_change_nor_hold_one_up(kind):
+    """Values and likelihoods of a policy that learns, is set and evicted by other threads."""
+    policy_class, config = KINDS[kind]
+    m = PolicyMap(capacity=1)
+    for policy_id in ("a", "b"):
+        m[policy_id] = make(policy_class, **config)
+        fill(m[policy_id], 0)
+    a, batch, actions = m["a"], batch_for(make(policy_class, **config), 4), np.zeros(5, np.int64)
+    half, failed, expected = np.log(0.5).astype(np.float32), [], []
+    for number in (0, 1):
+        alone = make(policy_class, **config)
+        fill(alone, number)
+        expected.append(alone.compute_values([ROWS]).tolist())
 
-    def ask():
-        while not stop.is_set():
-            m["b"].compute_values(inputs)
-            wrong.extend(x for x in a.compute_values(inputs) if not np.isfinite(x))
+    def repeat(count, *questions):
+        try:
+            for i in range(count):
+                for question in questions:
+                    question(i)
+        except BaseException as error:
+            failed.append(error)
 
-    threads = [threading.Thread(target=ask) for _ in range(2)]
+    def ask(i):
+        for policy in (a, m.handle("b")):
+            np.testing.assert_allclose(policy.compute_log_likelihoods(actions, ROWS), half)
+            assert policy.compute_values([ROWS]).tolist() in expected
+
+    def change(i):
+        fill(a, i % 2)  # equal weights: all actions are as likely
+
+    def learn(i):
+        a.compute_gradients(batch)
+        a.set_state(a.get_state())
+
+    plans = [(100, ask), (100, ask), (100, change), (60, learn), (300, lambda i: m.evict("a"))]
+    threads = [threading.Thread(target=repeat, args=plan, daemon=True) for plan in plans]
     for thread in threads:
         thread.start()
-    try:
-        for i in range(100):
-            fill(a, i / 100)
-            alone = make()
-            fill(alone, i / 100)
-            np.testing.assert_array_equal(a.compute_values(inputs), alone.compute_values(inputs))
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join(30)
-    assert wrong == []
+    for thread in threads:
+        thread.join(60)
     assert not any(thread.is_alive() for thread in threads)
+    assert failed == []
+    fill(a, 0.5)
+    alone = make(policy_class, **config)
+    fill(alone, 0.5)
+    np.testing.assert_array_equal(a.compute_values([ROWS]), alone.compute_values([ROWS]))

@@ -7,7 +7,7 @@ from benchmarks.policy_map_model import run_machine, run_threads
 
 @pytest.mark.core
 def test_the_map_equals_a_plain_dict_of_policies():
-    done = run_machine(examples=12, steps=40)
+    done = run_machine(examples=8, steps=40)
     assert done.total() > 200
     assert {"add", "act", "learn", "copy", "freeze", "pin", "evict", "delete", "reopen"} <= set(
         done

@@ -90,7 +90,7 @@ class Algorithm:
         self._time_total = 0.0
         self._timers: dict[str, float] = {}
         self._stopped = False
-        self._env_share = 1.0  # environment steps per agent step of the last train batch
+        self._env_share = 1.0  # environment steps per row to train on of the last train batch
         self._last_result: dict[str, Any] = {}
         self.setup()
         self.warm_up()
@@ -156,8 +156,10 @@ class Algorithm:
             if not isinstance(policy, TFPolicy) or policy.program in known:
                 continue
             known.add(policy.program)
-            if several or not self.worker.roster.trains(policy_id):
+            if not self.worker.roster.trains(policy_id):
                 _ = policy.inference
+            elif several:
+                policy.resolve()
             else:
                 policy.warm_up(rows, num_epochs, minibatch_size)
 
@@ -183,13 +185,15 @@ class Algorithm:
         whole = concat_samples(batches).as_multi_agent()
         self.counters["num_env_steps_sampled"] += whole.env_steps()
         self.counters["num_agent_steps_sampled"] += whole.agent_steps()
-        self._env_share = whole.env_steps() / max(1, whole.agent_steps())
-        self._time("sample", started)
-        return {
+        trained = {
             policy_id: batch
             for policy_id, batch in whole.policy_batches.items()
             if self.worker.roster.trains(policy_id, whole)
         }
+        agent_steps = sum(batch.count for batch in trained.values())
+        self._env_share = whole.env_steps() / max(1, agent_steps)
+        self._time("sample", started)
+        return trained
 
     def _steps_of(self, batch: SampleBatch | MultiAgentBatch) -> int:
         by_agents = self.config.count_steps_by == "agent_steps"
@@ -721,8 +725,8 @@ class Algorithm:
         """
         folder = Path(checkpoint_dir or f"checkpoint_{self.iteration:06d}")
         checkpoints.write_algorithm(self, folder)
-        if self.config.new_episodes_at_checkpoint and self.worker.sampler is not None:
-            self.worker.reset_episodes()
+        if self.config.new_episodes_at_checkpoint:
+            self.worker.has_episodes = False
         return SaveResult(SavedCheckpoint(str(folder)), self._last_result)
 
     def restore(self, checkpoint: Any) -> None:
@@ -776,10 +780,10 @@ class Algorithm:
             raise CheckpointError(f"{source}: {kind.__name__} is no algorithm.")
         given = StoredRoster(policy_mapping_fn, policies_to_train)
         roster = checkpoints.roster_of(found, source, given)
-        settings = {**roster._asdict(), **(config or {})}
+        settings = {**roster._asdict(), "policies_to_train": None, **(config or {})}
         built = checkpoints.config_of(found, source, kind.config_class, settings)
-        stored = {pid: spec for pid, spec in built.policies.items() if pid in found.policies}
-        built.multi_agent(policies=stored)
+        specs = checkpoints.specs_of(found, source, built)
+        built.multi_agent(policies=specs, policies_to_train=None)  # the roster says who, later
         algorithm = kind(built)
         checkpoints.restore_algorithm(algorithm, found, source, roster)
         algorithm.callbacks.on_checkpoint_loaded(algorithm=algorithm)
@@ -853,7 +857,7 @@ class Algorithm:
         policy = self._first_policy()
         if self.config.log_level == "ERROR" or policy is None:
             return
-        learning = {True: "XLA", False: "tf.function"}.get(policy.config["jit_compile"], "auto")
+        learning = "XLA" if policy.config["jit_compile"] is True else "tf.function"
         envs = self._num_envs()
         length = self.config.fragment_length(envs)
         print(

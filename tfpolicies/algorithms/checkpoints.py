@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tfpolicies.config.policy_spec import PolicySpec
 from tfpolicies.errors import CheckpointError, ConfigError
 from tfpolicies.policy.checkpoints import (
     ALGORITHM_MANIFEST,
@@ -16,6 +17,7 @@ from tfpolicies.policy.checkpoints import (
     encode_config,
     policy_of,
     policy_part,
+    spec_of,
     state_of,
 )
 from tfpolicies.rollout.episode import RolloutMetrics
@@ -60,7 +62,7 @@ def write_algorithm(algorithm: Any, folder: str | os.PathLike[str]) -> None:
         "evaluation": _evaluation_record(algorithm.evaluation_worker),
         "extra": encode_value(extra),
     }
-    only = algorithm.config.get("checkpoint_trainable_policies_only", False)
+    only = algorithm.config.checkpoint_trainable_policies_only
     policies = {
         pid: policy_part(policy)
         for pid, policy in worker.policy_map.items()
@@ -73,7 +75,7 @@ def write_algorithm(algorithm: Any, folder: str | os.PathLike[str]) -> None:
 
 def _sampler_record(worker: Any) -> tuple[Any, dict[str, np.ndarray]]:
     """Returns the running episodes, if the environments can give their state."""
-    if worker.config.new_episodes_at_checkpoint or worker.sampler is None:
+    if worker.config.new_episodes_at_checkpoint or not worker.has_episodes:
         return None, {}
     state = worker.sampler.get_state()
     if state is None:
@@ -260,6 +262,20 @@ def restore_algorithm(
         rngs = {pid: rng for pid, rng in evaluation["rngs"].items() if pid in states}
         rngs = {pid: decode_generator(rng) for pid, rng in rngs.items()}
         algorithm.restore_evaluation(evaluation["seeds_used"], rngs)
+
+
+def specs_of(checkpoint: Checkpoint, source: str, config: Any) -> dict[str, PolicySpec]:
+    """Returns how the policies of a checkpoint are made; those that its config lacks, too.
+
+    Raises:
+        CheckpointError: if a policy cannot be made of what was stored.
+    """
+    known = config.policies
+    classes = [spec.policy_class for spec in known.values() if spec.policy_class is not None]
+    return {
+        pid: known[pid] if pid in known else spec_of(part, f"policy {pid!r} of {source}", classes)
+        for pid, part in checkpoint.policies.items()
+    }
 
 
 def algorithm_class_of(checkpoint: Checkpoint, source: str, given: type) -> type:

@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import gymnasium as gym
 
-from tfpolicies.config import sections
+from tfpolicies.config import run_sections, sections
 from tfpolicies.config.multi_agent import REPLACED, MultiAgent, refuse_replaced
 from tfpolicies.config.multi_agent_setup import multi_agent_setup, policy_config
+from tfpolicies.config.names import ALIASES
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID, PolicySpec
 from tfpolicies.config.sectioned import SectionedConfig
 from tfpolicies.errors import ConfigError, UnknownSettingError, near_matches
 
 logger = logging.getLogger("tfpolicies")
+
+_FAILURES = frozenset(
+    field.name
+    for field in dataclasses.fields(run_sections.FaultTolerance)
+    if field.name != "env_step_timeout_s"  # never was one of `rollouts`
+)
+_OF_ENV_RUNNERS = frozenset(
+    (
+        "explore",
+        "exploration_config",
+        "num_cpus_per_worker",
+        "num_gpus_per_worker",
+        "custom_resources_per_worker",
+        "max_requests_in_flight_per_sampler_worker",
+    )
+)
 
 
 class _NotProvided:
@@ -57,14 +75,16 @@ class AlgorithmConfig(SectionedConfig):
                 "training": self.training_section,
                 "multi_agent": MultiAgent,
                 "framework": sections.Framework,
-                "resources": sections.Resources,
+                "resources": run_sections.Resources,
                 "exploration": sections.Exploration,
-                "evaluation": sections.Evaluation,
-                "debugging": sections.Debugging,
-                "reporting": sections.Reporting,
-                "checkpointing": sections.Checkpointing,
-                "callbacks": sections.Callbacks,
-                "experimental": sections.Experimental,
+                "evaluation": run_sections.Evaluation,
+                "debugging": run_sections.Debugging,
+                "reporting": run_sections.Reporting,
+                "checkpointing": run_sections.Checkpointing,
+                "callbacks": run_sections.Callbacks,
+                "fault_tolerance": run_sections.FaultTolerance,
+                "python_environment": run_sections.PythonEnvironment,
+                "experimental": run_sections.Experimental,
             }
         )
         if algo_class is not None:
@@ -73,16 +93,30 @@ class AlgorithmConfig(SectionedConfig):
     # -- the fluent methods -------------------------------------------------------------------
 
     def environment(self, env: Any = _NOT_PROVIDED, **settings: Any) -> AlgorithmConfig:
-        """Sets what is acted in; see `sections.Environment` for the settings."""
+        """Sets what is acted in; see `sections.Environment` for the settings.
+
+        `env_task_fn`, `render_env`, `is_atari`, `auto_wrap_old_gym_envs` and `action_mask_key` are
+        accepted at their defaults, like all settings of `constant_settings.py`.
+        """
         return self._change("environment", _with("env", env, settings))
 
     def rollouts(self, **settings: Any) -> AlgorithmConfig:
-        """Sets how experience is collected; see `sections.Rollouts`."""
-        return self._change("rollouts", settings)
+        """Sets how experience is collected; see `sections.Rollouts`.
+
+        Settings of `fault_tolerance` are taken too, with a warning.
+        """
+        moved = [name for name in settings if ALIASES.get(name, name) in _FAILURES]
+        if moved:
+            logger.warning("%s: a setting of `fault_tolerance()` now.", ", ".join(moved))
+        return self._change("rollouts", settings, also=_FAILURES)
 
     def env_runners(self, **settings: Any) -> AlgorithmConfig:
-        """Is `rollouts` under its later name; takes `num_env_runners` and the like too."""
-        return self._change("env_runners", settings, "rollouts")
+        """Is `rollouts` under its later name; takes `num_env_runners` and the like too.
+
+        With it came settings of `exploration` and `resources`: `explore`, `exploration_config`,
+        `num_cpus_per_env_runner` and others.
+        """
+        return self._change("env_runners", settings, "rollouts", also=_OF_ENV_RUNNERS)
 
     def training(self, **settings: Any) -> AlgorithmConfig:
         """Sets how policies learn; see the algorithm's training section.
@@ -96,31 +130,50 @@ class AlgorithmConfig(SectionedConfig):
         return self._change("framework", _with("framework", framework, settings))
 
     def resources(self, **settings: Any) -> AlgorithmConfig:
-        """Sets what hardware is used; see `sections.Resources`."""
+        """Sets what hardware is used; see `run_sections.Resources`."""
         return self._change("resources", settings)
+
+    def fault_tolerance(self, **settings: Any) -> AlgorithmConfig:
+        """Sets what follows when something fails; see `run_sections.FaultTolerance`."""
+        return self._change("fault_tolerance", settings)
 
     def exploration(self, **settings: Any) -> AlgorithmConfig:
         """Sets whether policies explore; see `sections.Exploration`."""
         return self._change("exploration", settings)
 
     def evaluation(self, **settings: Any) -> AlgorithmConfig:
-        """Sets how policies are evaluated; see `sections.Evaluation`."""
+        """Sets how policies are evaluated; see `run_sections.Evaluation`."""
         return self._change("evaluation", settings)
 
     def debugging(self, **settings: Any) -> AlgorithmConfig:
-        """Sets seed and log level; see `sections.Debugging`."""
+        """Sets seed and log level; see `run_sections.Debugging`."""
         return self._change("debugging", settings)
 
     def reporting(self, **settings: Any) -> AlgorithmConfig:
-        """Sets what an iteration is; see `sections.Reporting`."""
+        """Sets what an iteration is; see `run_sections.Reporting`."""
         return self._change("reporting", settings)
 
     def checkpointing(self, **settings: Any) -> AlgorithmConfig:
-        """Sets what happens at checkpoints; see `sections.Checkpointing`."""
+        """Sets what happens at checkpoints; see `run_sections.Checkpointing`."""
         return self._change("checkpointing", settings)
 
+    def python_environment(self, **settings: Any) -> AlgorithmConfig:
+        """Sets variables of remote workers; see `run_sections.PythonEnvironment`."""
+        return self._change("python_environment", settings)
+
+    def offline_data(self, **settings: Any) -> AlgorithmConfig:
+        """Takes RLlib's settings for recorded experience, at their defaults only.
+
+        Batches come from environments here, and are not read from or written to files.
+        """
+        return self._change("offline_data", settings)
+
+    def api_stack(self, **settings: Any) -> AlgorithmConfig:
+        """Takes newer RLlib's switches for its other stack, if they are off: there is one here."""
+        return self._change("api_stack", settings)
+
     def experimental(self, **settings: Any) -> AlgorithmConfig:
-        """Sets what few policy classes need; see `sections.Experimental`."""
+        """Sets what few policy classes need; see `run_sections.Experimental`."""
         return self._change("experimental", settings)
 
     def callbacks(self, callbacks_class: Callable[[], Any] | None) -> AlgorithmConfig:
@@ -311,10 +364,40 @@ class AlgorithmConfig(SectionedConfig):
         self._validate_policies()
         if self.evaluation_config is not None:
             self.copy(copy_frozen=False).update_from_dict(self.evaluation_config)
-        if self.num_rollout_workers:
+        self._validate_connectors()
+        self._validate_evaluation()
+        for name in ("num_rollout_workers", "evaluation_num_workers"):
+            if self[name]:
+                raise ConfigError(
+                    f"{name}={self[name]}: sampling runs in this process; use {name}=0 and "
+                    "num_envs_per_worker for more environments."
+                )
+
+    def _validate_connectors(self) -> None:
+        for name in ("agent_connectors", "action_connectors"):
+            if self[name] and not self.enable_connectors:
+                raise ConfigError(
+                    f"{name} has {len(self[name])} connectors, which enable_connectors=False "
+                    f"contradicts; leave it out, or set {name}=[]."
+                )
+
+    def _validate_evaluation(self) -> None:
+        parallel, workers = self.evaluation_parallel_to_training, self.evaluation_num_workers
+        if parallel and not workers:
             raise ConfigError(
-                f"num_rollout_workers={self.num_rollout_workers}: sampling runs in this process; "
-                "use num_rollout_workers=0 and num_envs_per_worker for more environments."
+                "evaluation_parallel_to_training=True needs workers of its own: set "
+                "evaluation_num_workers to 1 or more, or leave it out."
+            )
+        if self.evaluation_duration == "auto" and not parallel:
+            raise ConfigError(
+                "evaluation_duration='auto' is as long as training takes, so it needs "
+                "evaluation_parallel_to_training=True; or set it to a number."
+            )
+        if workers and self.evaluation_interval is None:
+            logger.warning(
+                "evaluation_num_workers=%s, but evaluation_interval is None: they are used by "
+                "`evaluate()` alone.",
+                workers,
             )
 
     def _validate_policies(self) -> None:
@@ -350,6 +433,23 @@ class AlgorithmConfig(SectionedConfig):
         all_envs = envs * max(1, self.num_rollout_workers)
         share, rest = divmod(self.train_batch_size, all_envs)
         return int(share + (max(0, worker_index - 1) * envs < rest))
+
+    def get_evaluation_config_object(self) -> AlgorithmConfig:
+        """Returns the config of evaluation workers: a copy with `evaluation_config` laid over it.
+
+        They sample whole episodes one by one, or, where `evaluation_duration_unit` is "timesteps",
+        fragments that share the duration among the workers (10 steps where it is "auto").
+
+        Raises:
+            ConfigError: for an override that is unknown or invalid.
+        """
+        made = self.copy(copy_frozen=False).update_from_dict(self.evaluation_config or {})
+        made.evaluation(evaluation_config=None, in_evaluation=True)
+        if made.evaluation_duration_unit == "episodes":
+            return made.rollouts(batch_mode="complete_episodes", rollout_fragment_length=1)
+        duration, workers = made.evaluation_duration, max(1, made.evaluation_num_workers)
+        length = 10 if duration == "auto" else -(-duration // workers)
+        return made.rollouts(batch_mode="truncate_episodes", rollout_fragment_length=length)
 
     def build(self, env: Any = None, logger_creator: Any = None, use_copy: bool = True) -> Any:
         """Builds the algorithm.

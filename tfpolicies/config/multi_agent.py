@@ -13,7 +13,7 @@ from tfpolicies.config.read_only import copied
 from tfpolicies.config.sections import check, check_bools, is_count
 from tfpolicies.errors import ConfigError, UsageError
 
-ToTrain = Callable[..., bool]
+ToTrain = Callable[..., bool] | None
 
 
 def default_policy_mapping(
@@ -37,7 +37,7 @@ class MultiAgent:
     )
     policy_map_capacity: int = 100  # policies with their variables in memory, >= 1
     policy_mapping_fn: Callable[..., str] = default_policy_mapping
-    policies_to_train: Collection[str] | ToTrain | None = None  # None: all
+    policies_to_train: Collection[str] | ToTrain = None  # None: all
     policy_states_are_swappable: bool = False
     observation_fn: Callable[..., Mapping[Any, Any]] | None = None
     count_steps_by: str = "env_steps"  # or "agent_steps"
@@ -119,7 +119,7 @@ def require_mapping_fn(policy_mapping_fn: Any) -> None:
         )
 
 
-def as_predicate(policies_to_train: Any) -> ToTrain | None:
+def as_predicate(policies_to_train: Any) -> ToTrain:
     """Returns what says whether a policy is trained: `f(policy_id, batch=None)`; None for all.
 
     Args:

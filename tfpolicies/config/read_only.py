@@ -44,6 +44,13 @@ class ReadOnlyDict(dict[str, Any]):
 _PLAIN = frozenset((type(None), bool, int, float, str, type))
 
 
+def is_same(value: Any, present: Any) -> bool:
+    """Whether two values are the same object, or equal plain ones of one type."""
+    return value is present or (
+        type(value) is type(present) and type(value) in _PLAIN and value == present
+    )
+
+
 def copied(value: Any) -> Any:
     """Returns `value` with its dicts, lists and sets copied; what is in them stays the same."""
     if type(value) in _PLAIN:  # nearly all; asking for a Mapping takes ten times as long
@@ -57,6 +64,8 @@ def copied(value: Any) -> Any:
 
 def in_dict(value: Any) -> Any:
     """Returns a copy of `value` as `to_dict` has it: the specs of policies as 4-tuples."""
+    if type(value) in _PLAIN:
+        return value
     if isinstance(value, Mapping):
         return {key: in_dict(part) for key, part in value.items()}
     if isinstance(value, PolicySpec):

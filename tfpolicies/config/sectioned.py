@@ -7,7 +7,9 @@ import functools
 from collections.abc import Callable, Collection, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from typing import Any, TypeVar
 
-from tfpolicies.config.read_only import copied, handed_out, in_dict, merged
+from tfpolicies.config.constant_settings import CONSTANTS, require_constant
+from tfpolicies.config.names import ALIASES, DICT_NAMES
+from tfpolicies.config.read_only import copied, handed_out, in_dict, is_same, merged
 from tfpolicies.errors import FrozenConfigError, UnknownSettingError, near_matches
 
 # A given dict is merged over the present one, if True also the dicts in it.
@@ -24,18 +26,7 @@ _MERGED = {
 
 _TYPED = ("exploration_config", "replay_buffer_config")  # another "type" drops the other keys
 
-_ALIASES = {
-    "lambda": "lambda_",
-    "num_workers": "num_rollout_workers",
-    "num_env_runners": "num_rollout_workers",
-    "num_envs_per_env_runner": "num_envs_per_worker",
-    "framework_str": "framework",
-    "num_epochs": "num_sgd_iter",
-    "minibatch_size": "sgd_minibatch_size",
-}
-
-_DICT_NAMES = {"lambda_": "lambda", "num_rollout_workers": "num_workers"}  # names in `to_dict()`
-
+_METHODS = {constant.method for constant in CONSTANTS.values()}
 _PRIVATE = ("_sections", "_homes", "_frozen", "_foreign")
 
 Config = TypeVar("Config", bound="SectionedConfig")
@@ -63,15 +54,33 @@ class SectionedConfig:
 
     # -- changes ------------------------------------------------------------------------------
 
-    def _change(self: Config, called: str, settings: Mapping[str, Any], *homes: str) -> Config:
-        """Changes settings of some sections, by default that of the name; all of them or none."""
+    def _change(
+        self: Config,
+        called: str,
+        settings: Mapping[str, Any],
+        *homes: str,
+        also: Collection[str] = (),
+    ) -> Config:
+        """Changes settings, all of them or none.
+
+        Args:
+            called: the method, for messages.
+            settings: the new values.
+            homes: the sections that they may be of; the one called like the method by default.
+            also: settings of other sections that may be among them.
+        """
         homes = homes or (called,)
         given: dict[str, dict[str, Any]] = {}
         for name, value in settings.items():
-            known = name if name in self._homes else _ALIASES.get(name, name)
+            known = name if name in self._homes else ALIASES.get(name, name)
+            if known in CONSTANTS and CONSTANTS[known].method in homes:
+                require_constant(known, value)
+                continue
             home = self._homes.get(known, "")
-            if home not in homes:
+            if home not in homes and known not in also:
                 raise TypeError(self._unexpected(called, name, homes))
+            if not self._frozen and is_same(value, getattr(self._sections[home], known)):
+                continue  # most, where a policy takes over the settings of a worker
             changes = given.setdefault(home, {})
             if known in changes:
                 raise TypeError(f"{called}() got {known!r} under two names.")
@@ -105,9 +114,11 @@ class SectionedConfig:
 
     def _unexpected(self, called: str, name: str, homes: Collection[str]) -> str:
         names = [known for known, home in self._homes.items() if home in homes]
-        hint = near_matches(name, [*names, *_ALIASES])
-        home = self._homes.get(_ALIASES.get(name, name))
-        if home and not hint:
+        names += [known for known, constant in CONSTANTS.items() if constant.method in homes]
+        hint = near_matches(name, [*names, *ALIASES])
+        known = ALIASES.get(name, name)
+        home = CONSTANTS[known].method if known in CONSTANTS else self._homes.get(known)
+        if home:
             hint = f" It is a setting of `{home}()`."
         return f"{called}() got an unexpected keyword {name!r}.{hint} It takes {', '.join(names)}."
 
@@ -126,7 +137,7 @@ class SectionedConfig:
         return self[name]
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self.update_from_dict({name: value})
+        self[name] = value
 
     def __delattr__(self, name: str) -> None:
         raise FrozenConfigError(f"{name} cannot be deleted: a config keeps all of its settings.")
@@ -135,15 +146,17 @@ class SectionedConfig:
         if key in self._foreign:
             return copied(self._foreign[key])
         name = self._name_of(key)
+        if name in CONSTANTS:
+            return copied(CONSTANTS[name].value)
         home = self._homes[name]
         return handed_out(getattr(self._sections[home], name), f"{home}({name}={{...}})")
 
     def __setitem__(self, key: str, value: Any) -> None:
-        self.update_from_dict({key: value})
+        self.update_from_dict({self._name_of(key): value})
 
     def _name_of(self, key: str) -> str:
-        name = _ALIASES.get(key, key)
-        if name in self._homes:
+        name = ALIASES.get(key, key)
+        if name in self._homes or name in CONSTANTS:
             return name
         if key == "multiagent":
             raise UnknownSettingError(
@@ -152,11 +165,12 @@ class SectionedConfig:
             )
         raise UnknownSettingError(
             f"Invalid property name {key!r}: {type(self).__name__} has no such setting."
-            f"{near_matches(str(key), [*self._homes, *_ALIASES])}"
+            f"{near_matches(str(key), [*self._homes, *ALIASES, *CONSTANTS])}"
         )
 
     def __contains__(self, key: object) -> bool:
-        return _ALIASES.get(str(key), key) in self._homes or key in self._foreign
+        name = ALIASES.get(str(key), key)
+        return name in self._homes or name in CONSTANTS or key in self._foreign
 
     def get(self, key: str, default: Any = None) -> Any:
         """Returns a setting, or `default` where there is none of that name."""
@@ -201,16 +215,18 @@ class SectionedConfig:
 
         Some have the names of old dict configs there: `lambda_` is `lambda`, and
         `num_rollout_workers` is `num_workers`. The values of `policies` are 4-tuples `(class,
-        observation_space, action_space, config)`.
+        observation_space, action_space, config)`. Settings that are the same in all configs
+        (`constant_settings.py`) are not among them.
         """
         return self._as_dict()
 
     def _as_dict(self, *without: str) -> dict[str, Any]:
         """Returns the settings of all sections but those named."""
         settings = {
-            _DICT_NAMES.get(name, name): in_dict(getattr(self._sections[home], name))
-            for name, home in self._homes.items()
+            DICT_NAMES.get(name, name): in_dict(value)
+            for home, part in self._sections.items()
             if home not in without
+            for name, value in vars(part).items()
         }
         return settings | copied(self._foreign)
 
@@ -232,7 +248,7 @@ class SectionedConfig:
         settings = {self._name_of(key): value for key, value in given.items()}
         if nested is not None:
             settings.update(self._multi_agent_settings(nested))
-        return self._change("update_from_dict", settings, *self._sections)
+        return self._change("update_from_dict", settings, *self._sections, *_METHODS)
 
     def _multi_agent_settings(self, nested: Any) -> Mapping[str, Any]:
         """Returns what an old dict config has under `multiagent` as settings."""

@@ -1,9 +1,12 @@
-"""The sections of a config: frozen, typed, and checked when they are made."""
+"""The sections about acting and learning: frozen, typed, and checked when they are made.
+
+`run_sections.py` has those about how a run goes.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,6 +46,21 @@ def check_bools(section: Any, *names: str) -> None:
         check(isinstance(value, bool), name, "True or False", value)
 
 
+def check_counts(section: Any, least: int, *names: str) -> None:
+    """Raises a `ConfigError` unless the settings of these names are integers >= `least`."""
+    for name in names:
+        value = getattr(section, name)
+        check(is_count(value, least), name, f"an integer >= {least}", value)
+
+
+def check_amounts(section: Any, *names: str, optional: bool = False) -> None:
+    """Raises a `ConfigError` unless the settings of these names are numbers >= 0, or None."""
+    for name in names:
+        value = getattr(section, name)
+        valid = (optional and value is None) or (is_number(value) and value >= 0)
+        check(valid, name, "None or a number >= 0" if optional else "a number >= 0", value)
+
+
 def check_model(model: Any) -> None:
     """Raises a `ConfigError` unless `model` is a dict of known settings with sound values."""
     check(isinstance(model, Mapping), "model", "a dict, a keras.Model or a factory of one", model)
@@ -76,6 +94,9 @@ class Environment:
     disable_env_checking: bool = False
 
     def __post_init__(self) -> None:
+        valid = self.env is None or isinstance(self.env, str) or callable(self.env)
+        rule = "a name, 'package.module:Class', a class or creator of environments, or None"
+        check(valid or hasattr(self.env, "reset"), "env", rule, self.env)
         check(isinstance(self.env_config, Mapping), "env_config", "a dict", self.env_config)
         for name in ("observation_space", "action_space"):
             space = getattr(self, name)
@@ -124,11 +145,18 @@ class Rollouts:
     agent_connectors: Sequence[Any] = ()  # connectors, or their states, for observations
     action_connectors: Sequence[Any] = ()  # the same for actions
     reward_filter: str = "NoFilter"  # or "MeanStdFilter": learned from at a running scale
+    update_worker_filter_stats: bool = True  # workers get the statistics of all after a round
+    use_worker_filter_stats: bool = True  # workers' statistics are merged into those of all
+    enable_connectors: bool = True  # False: `agent_connectors`, `action_connectors` must be empty
+    create_env_on_local_worker: bool = False  # also where remote workers sample
+    validate_workers_after_construction: bool = True  # a worker that cannot be built is an error
 
     def __post_init__(self) -> None:
-        workers, envs = self.num_rollout_workers, self.num_envs_per_worker
-        check(is_count(workers, 0), "num_rollout_workers", "an integer >= 0", workers)
-        check(is_count(envs), "num_envs_per_worker", "an integer >= 1", envs)
+        check_counts(self, 0, "num_rollout_workers")
+        check_counts(self, 1, "num_envs_per_worker")
+        check_bools(self, "update_worker_filter_stats", "use_worker_filter_stats")
+        check_bools(self, "enable_connectors", "create_env_on_local_worker")
+        check_bools(self, "validate_workers_after_construction")
         length = self.rollout_fragment_length
         valid = length == "auto" or is_count(length)
         check(valid, "rollout_fragment_length", "an integer >= 1 or 'auto'", length)
@@ -161,6 +189,7 @@ class Training:
     train_batch_size: int = 32  # rows of one training step
     model: Mapping[str, Any] = field(default_factory=lambda: dict(MODEL_DEFAULTS))
     optimizer: Mapping[str, Any] = field(default_factory=dict)  # {"type": "adam", "epsilon": ...}
+    max_requests_in_flight_per_sampler_worker: int = 2  # samples asked of a remote worker at once
 
     def __post_init__(self) -> None:
         check_unit_interval("gamma", self.gamma)
@@ -172,6 +201,7 @@ class Training:
         check(by in ways, "grad_clip_by", f"one of {ways}", by)
         size = self.train_batch_size
         check(is_count(size), "train_batch_size", "an integer >= 1", size)
+        check_counts(self, 1, "max_requests_in_flight_per_sampler_worker")
         check_model(self.model)
         optimizer = self.optimizer
         check(isinstance(optimizer, Mapping), "optimizer", "a dict {'type': ...}", optimizer)
@@ -215,18 +245,6 @@ class Framework:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Resources:
-    """What hardware is used."""
-
-    num_gpus: float = 0  # 1: the learner is on a GPU, if there is one
-
-    def __post_init__(self) -> None:
-        rule = "0 or 1 (a learner uses one GPU at most), or a share between"
-        valid = is_number(self.num_gpus) and 0 <= self.num_gpus <= 1
-        check(valid, "num_gpus", rule, self.num_gpus)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Exploration:
     """Whether actions are sampled or greedy, and how sampling goes."""
 
@@ -239,87 +257,3 @@ class Exploration:
         check_bools(self, "explore")
         given = self.exploration_config
         check(isinstance(given, Mapping), "exploration_config", "a dict {'type': ...}", given)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Evaluation:
-    """How policies are evaluated, on environments of their own."""
-
-    evaluation_interval: int | None = None  # training iterations; None: only by `evaluate()`
-    evaluation_duration: int = 10  # episodes, or time steps
-    evaluation_duration_unit: str = "episodes"  # or "timesteps"
-    evaluation_config: Mapping[str, Any] | None = None  # overrides, e.g. {"explore": False}
-
-    def __post_init__(self) -> None:
-        interval, duration = self.evaluation_interval, self.evaluation_duration
-        valid = interval is None or is_count(interval)
-        check(valid, "evaluation_interval", "None or an integer >= 1", interval)
-        check(is_count(duration), "evaluation_duration", "an integer >= 1", duration)
-        unit, units = self.evaluation_duration_unit, ("episodes", "timesteps")
-        check(unit in units, "evaluation_duration_unit", f"one of {units}", unit)
-        config = self.evaluation_config
-        valid = config is None or isinstance(config, Mapping)
-        check(valid, "evaluation_config", "None or a dict of overrides", config)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Debugging:
-    """What makes runs repeatable and visible."""
-
-    seed: int | None = None  # of everything; None: drawn anew
-    log_level: str = "WARN"  # of the logger "tfpolicies"
-
-    def __post_init__(self) -> None:
-        check(self.seed is None or is_count(self.seed, 0), "seed", "None or an int >= 0", self.seed)
-        levels = ("DEBUG", "INFO", "WARN", "ERROR")
-        check(self.log_level in levels, "log_level", f"one of {levels}", self.log_level)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reporting:
-    """What `train()` reports, and how long one iteration is."""
-
-    metrics_num_episodes_for_smoothing: int = 100  # episodes of the mean return
-    min_time_s_per_iteration: float | None = None  # seconds
-    min_sample_timesteps_per_iteration: int = 0  # environment steps
-
-    def __post_init__(self) -> None:
-        episodes = self.metrics_num_episodes_for_smoothing
-        check(is_count(episodes), "metrics_num_episodes_for_smoothing", "an int >= 1", episodes)
-        seconds = self.min_time_s_per_iteration
-        valid = seconds is None or (is_number(seconds) and seconds >= 0)
-        check(valid, "min_time_s_per_iteration", "None or a number >= 0", seconds)
-        steps = self.min_sample_timesteps_per_iteration
-        check(is_count(steps, 0), "min_sample_timesteps_per_iteration", "an int >= 0", steps)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Checkpointing:
-    """What happens at a checkpoint."""
-
-    new_episodes_at_checkpoint: bool = False  # start new episodes, so that a resumed run is equal
-    export_native_model_files: bool = False  # a SavedModel beside each checkpoint of a policy
-
-    def __post_init__(self) -> None:
-        check_bools(self, "new_episodes_at_checkpoint", "export_native_model_files")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Callbacks:
-    """Code of the user that is called at the documented moments."""
-
-    callbacks: Callable[[], Any] | None = None  # a DefaultCallbacks subclass
-
-    def __post_init__(self) -> None:
-        made = self.callbacks
-        check(made is None or callable(made), "callbacks", "a DefaultCallbacks subclass", made)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Experimental:
-    """What few policy classes need."""
-
-    _tf_policy_handles_more_than_one_loss: bool = False  # `loss` and `optimizer` may return lists
-
-    def __post_init__(self) -> None:
-        check_bools(self, "_tf_policy_handles_more_than_one_loss")

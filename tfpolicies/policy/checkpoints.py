@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfpolicies.config.policy_spec import PolicySpec
 from tfpolicies.errors import CheckpointError
 from tfpolicies.exploration.making import STRATEGIES
 from tfpolicies.models.keras_json import model_from_json, model_to_json
@@ -62,7 +63,7 @@ def policy_part(policy: Any, state: Mapping[str, Any] | None = None) -> PolicyPa
         "policy_class": encode_value(type(policy)),
         "observation_space": encode_space(policy.observation_space),
         "action_space": encode_space(policy.action_space),
-        "config": encode_config(policy.config),
+        "config": encode_config(_without_environment(policy.config)),
         "policy_id": policy.policy_id,
         "program": _fingerprint(policy),
         "state": {
@@ -73,6 +74,12 @@ def policy_part(policy: Any, state: Mapping[str, Any] | None = None) -> PolicyPa
         "versions": {"tensorflow": tf.__version__, "keras": keras.__version__},
     }
     return PolicyPart(POLICY_MANIFEST, manifest, arrays)
+
+
+def _without_environment(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a policy's config without an environment that has no name: no policy needs it."""
+    env = config.get("env")
+    return {**config, "env": env if isinstance(env, str) else None}
 
 
 def _has_arrays(value: Any) -> bool:
@@ -186,7 +193,7 @@ def policy_of(
             for any.
         overrides: settings that replace stored ones.
     """
-    held = sum(np.size(array) for array in checkpoint.arrays.get("weights", {}).values())
+    held = _held(checkpoint)
     known = {import_path(found): found for found in classes}
     policy = _built(checkpoint.manifest, source, known, overrides, held)
     policy.set_state(state_of(checkpoint))
@@ -201,14 +208,9 @@ def _built(
     held: int,
 ) -> Any:
     """Returns a new policy of the class, spaces and config of a manifest."""
-    try:
-        found: Any = _class_of(manifest, source, known)
-        spaces = [decode_space(manifest[f"{kind}_space"]) for kind in ("observation", "action")]
-        config = decode_config(manifest["config"], overrides, source)
-        _ = manifest["state"]
-    except (KeyError, TypeError) as error:
-        raise CheckpointError(f"{source}: its manifest lacks or garbles {error}.") from error
-    _check_extent(config, held, source)
+    spec = _spec(manifest, source, known, overrides, held)
+    found: Any = spec.policy_class
+    spaces, config = (spec.observation_space, spec.action_space), spec.config
     program, policy_id = manifest.get("program"), manifest.get("policy_id")
     named = {"__policy_id": policy_id} if program is not None else {}
     policy = found(*spaces, {**config, **named})
@@ -218,6 +220,39 @@ def _built(
             "others than when it was saved. Load it with the class and model it was saved with."
         )
     return policy
+
+
+def spec_of(checkpoint: Checkpoint, source: str, classes: Sequence[type]) -> PolicySpec:
+    """Returns how the policy of a checkpoint is made: its class, spaces and whole config.
+
+    Raises:
+        CheckpointError: if the manifest lacks it, or names an unknown class.
+    """
+    known = {import_path(found): found for found in classes}
+    return _spec(checkpoint.manifest, source, known, None, _held(checkpoint))
+
+
+def _held(checkpoint: Checkpoint) -> int:
+    """Returns how many weights a checkpoint holds."""
+    return sum(np.size(array) for array in checkpoint.arrays.get("weights", {}).values())
+
+
+def _spec(
+    manifest: Mapping[str, Any],
+    source: str,
+    known: Mapping[Any, type],
+    overrides: Mapping[str, Any] | None,
+    held: int,
+) -> PolicySpec:
+    try:
+        found: Any = _class_of(manifest, source, known)
+        spaces = [decode_space(manifest[f"{kind}_space"]) for kind in ("observation", "action")]
+        config = decode_config(manifest["config"], overrides, source)
+        _ = manifest["state"]
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"{source}: its manifest lacks or garbles {error}.") from error
+    _check_extent(config, held, source)
+    return PolicySpec(found, spaces[0], spaces[1], config)
 
 
 def _check_extent(config: Mapping[str, Any], held: int, source: str) -> None:

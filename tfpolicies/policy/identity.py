@@ -23,17 +23,19 @@ def complete_config(policy_class: Any, config: Any) -> tuple[dict[str, Any], dic
         "worker_index": 0,
         "__session_creator": None,
     }
-    config_class = policy_class.config_class
-    settings = config_class()
-    if isinstance(config, AlgorithmConfig):
-        given = config.settings_for(config_class)
-        named = None
+    config_class, named = policy_class.config_class, None
+    if type(config) is config_class:
+        settings = config.copy_for_policy()
+    elif isinstance(config, AlgorithmConfig):
+        settings = config_class().update_from_dict(config.settings_for(config_class))
     else:
-        given = dict(config or {})
+        settings, given = config_class(), dict(config or {})
         identity.update({key: given.pop(key) for key in identity if key in given})
-        named = None if set(given) >= set(settings.keys()) else given.get("framework")
-    complete = settings.update_from_dict(given).to_dict()
-    return _of_runtime(policy_class, complete, named), identity
+        named = given.get("framework")
+        if named and given.keys() >= settings.settings_for(config_class).keys():
+            named = None
+        settings.update_from_dict(given)
+    return _of_runtime(policy_class, settings.to_dict(), named), identity
 
 
 def _of_runtime(policy_class: Any, complete: dict[str, Any], named: Any) -> dict[str, Any]:

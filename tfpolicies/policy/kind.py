@@ -124,7 +124,7 @@ class PolicyKind(Policy):
         """Returns a new Keras optimizer; by default that of `make_optimizer`.
 
         A class whose `loss` returns a list returns a list of them, one for each loss. All of them
-        learn at `lr`. See `sections.Experimental` for the setting that allows it.
+        learn at `lr`. See `run_sections.Experimental` for the setting that allows it.
         """
         return self.make_optimizer(self.config)
 

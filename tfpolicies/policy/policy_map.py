@@ -29,7 +29,13 @@ import numpy as np
 
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.policy_spec import PolicySpec, validate_policy_id
-from tfpolicies.errors import ConfigError, StashError, UnknownPolicyError, UsageError
+from tfpolicies.errors import (
+    ConfigError,
+    StashError,
+    TfPoliciesError,
+    UnknownPolicyError,
+    UsageError,
+)
 from tfpolicies.policy.checkpoints import policy_of_record, policy_record
 from tfpolicies.policy.paging import Pager, PagingStatistics
 from tfpolicies.policy.policy import ActionBatch, Policy
@@ -408,7 +414,10 @@ class PolicyMap(MutableMapping[str, Policy]):
         for name, value in hyperparameters.items():
             _tunable(policy).set_hyper(name, value)
         with self._lock:
-            present: Any = self._policies.get(target)
+            present: Any = None
+            if target in self:
+                with contextlib.suppress(StashError):  # what is damaged is replaced
+                    present = self.handle(target)
             if present is not original and _takes_states_of(present, policy):
                 present.set_state({**policy.get_state(), "rng": present.get_state()["rng"]})
                 return present
@@ -678,7 +687,13 @@ class PolicyMap(MutableMapping[str, Policy]):
         stash, name = self._waiting[policy_id]
         record = stash.read_record(name)
         source = f"the stash's record of {policy_id!r}"
-        policy = policy_of_record(record["policy"], source, self._classes, stash.size(name))
+        try:
+            policy = policy_of_record(record["policy"], source, self._classes, stash.size(name))
+        except TfPoliciesError as error:
+            raise StashError(
+                f"The policy {policy_id!r} cannot be made as the stash has it: {error} (Classes of "
+                "yours are given by `PolicyMap(policy_classes=[...])`.)"
+            ) from error
         policy.policy_id = policy_id
         state = policy.pageable_state
         if stash is self._frozen:

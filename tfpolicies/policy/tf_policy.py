@@ -438,6 +438,11 @@ class TFPolicy(PolicyKind):
         self.prepare_learning()
         acting = self.config["inference"] != "tf"
         self.program.warm_up(rows, num_epochs, minibatch_size, acting=acting)
+        self.resolve()
+
+    def resolve(self) -> None:
+        """Decides in the config what every "auto" becomes, as the first use would."""
+        self.prepare_learning()
         self.config["jit_compile"] = self.program.resolve_jit()
         _ = self.inference
 

@@ -71,6 +71,7 @@ class RolloutWorker(ParallelIteration):
         global_vars: the counters of the run.
         callbacks: the user's.
         weights_seq_no: of the weights that were set last.
+        has_episodes: whether episodes run; if not, new ones begin with the next sample.
 
     Raises:
         ConfigError: for contradicting settings, or if a policy has no class or no spaces.
@@ -136,6 +137,7 @@ class RolloutWorker(ParallelIteration):
         self.flushes_filters = True
         self.seeds_used = 0
         self._stopped = False
+        self.has_episodes = False
         self._own_lock = threading.Lock()
         self._first_batch: Any = None
         self.environments: Environments | MultiAgentEnvironments | None = None
@@ -160,7 +162,7 @@ class RolloutWorker(ParallelIteration):
     def _has_environments(self) -> bool:
         """Whether this worker samples: the local one does not where remote ones do."""
         remote_ones_do = self.worker_index == 0 and self.num_workers > 0
-        return not remote_ones_do or bool(self.config.get("create_env_on_local_worker", False))
+        return not remote_ones_do or bool(self.config.create_env_on_local_worker)
 
     def _make_environments(
         self, source: Any, validate_env: Any
@@ -291,6 +293,7 @@ class RolloutWorker(ParallelIteration):
     def reset_episodes(self) -> None:
         """Starts new episodes in all environments; rows not handed out yet are dropped."""
         self._require_sampler().reset(self.next_seeds())
+        self.has_episodes = True
 
     def restore_sampling(
         self,
@@ -299,15 +302,14 @@ class RolloutWorker(ParallelIteration):
         global_vars: Mapping[str, Any],
         sampler_state: Mapping[str, Any] | None,
     ) -> None:
-        """Continues from a checkpoint: the running episodes, or new ones if it has none."""
+        """Continues from a checkpoint: its running episodes, or new ones with the next sample."""
         self.seeds_used = seeds_used
         self.global_vars = dict(global_vars)
         if self.sampler is None:
             return
         self.sampler.rng = rng
-        if sampler_state is None:
-            self.reset_episodes()
-        else:
+        self.has_episodes = sampler_state is not None
+        if sampler_state is not None:
             self.sampler.set_state(sampler_state)
 
     def next_seeds(self, *, evaluation: bool = False) -> list[int] | None:
@@ -351,6 +353,8 @@ class RolloutWorker(ParallelIteration):
         sampler = self._require_sampler()
         if self._first_batch is not None:
             return self._first_batch
+        if not self.has_episodes:
+            self.reset_episodes()
         if self.flushes_filters:
             self.flush_filters()
         batch: SampleBatch | MultiAgentBatch = sampler.sample()
@@ -358,7 +362,7 @@ class RolloutWorker(ParallelIteration):
         if self.config.compress_observations:
             for part in batch.as_multi_agent().policy_batches.values():
                 part.compress(bulk=self.config.compress_observations == "bulk")
-        if self.config.get("fake_sampler", False):
+        if self.config.fake_sampler:
             self._first_batch = batch
         return batch
 
@@ -660,7 +664,7 @@ class RolloutWorker(ParallelIteration):
 
         Policies that are not trained are left out with `checkpoint_trainable_policies_only`.
         """
-        only = self.config.get("checkpoint_trainable_policies_only", False)
+        only = self.config.checkpoint_trainable_policies_only
         ids = [pid for pid in self.policy_map if not only or self.roster.trains(pid)]
         return {
             "policy_ids": ids,

@@ -6,56 +6,14 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from tfpolicies.config.algorithm_config import AlgorithmConfig
+from tfpolicies.config.multi_agent import ToTrain, as_predicate, require_mapping_fn
 from tfpolicies.config.policy_spec import PolicySpec, validate_policy_id
 from tfpolicies.errors import ConfigError, PolicyExistsError, UnknownPolicyError, UsageError
 from tfpolicies.policy.policy import Policy
 from tfpolicies.policy.policy_map import PolicyMap
 from tfpolicies.policy.tf_policy import TFPolicy
 
-ToTrain = Callable[..., bool] | None
 MappingFn = Callable[..., str]
-
-
-def as_predicate(policies_to_train: Any) -> ToTrain:
-    """Returns what says whether a policy is trained: `f(policy_id, batch=None)`; None for all.
-
-    Args:
-        policies_to_train: a list, set or tuple of ids, or such a function, or None.
-
-    Raises:
-        UsageError: for anything else; also an AssertionError.
-
-    >>> as_predicate(["main"])("main"), as_predicate([])("main")
-    (True, False)
-    """
-    if policies_to_train is None or callable(policies_to_train):
-        return policies_to_train
-    if not isinstance(policies_to_train, list | set | tuple | frozenset):
-        raise UsageError(
-            "policies_to_train must be a list, set or tuple of policy ids, or a function "
-            f"(policy_id, batch=None) -> bool; got {policies_to_train!r}."
-        )
-    return _AmongIds(frozenset(policies_to_train))
-
-
-class _AmongIds:
-    """Says yes to some ids; unlike a nested function it can be sent to other processes."""
-
-    def __init__(self, ids: frozenset[str]) -> None:
-        self.ids = ids
-
-    def __call__(self, policy_id: str, batch: Any = None) -> bool:
-        del batch
-        return policy_id in self.ids
-
-
-def require_mapping_fn(policy_mapping_fn: Any) -> None:
-    """Raises a `ConfigError` unless it is a function or None."""
-    if policy_mapping_fn is not None and not callable(policy_mapping_fn):
-        raise ConfigError(
-            "policy_mapping_fn must be a function (agent_id, episode, worker, **kwargs) -> "
-            f"policy_id, got {policy_mapping_fn!r}."
-        )
 
 
 class Roster:
@@ -154,7 +112,9 @@ class Roster:
         self.change(policy_mapping_fn, policies_to_train, predicate)
         return policy
 
-    def change(self, policy_mapping_fn: Any, policies_to_train: Any, predicate: ToTrain) -> None:
+    def change(
+        self, policy_mapping_fn: Any, policies_to_train: Any, predicate: ToTrain | None
+    ) -> None:
         """Takes over what is given, which was checked; None keeps what there is."""
         if policy_mapping_fn is not None:
             self.policy_mapping_fn = policy_mapping_fn

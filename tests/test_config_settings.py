@@ -1,0 +1,359 @@
+"""Every setting of RLlib's fluent methods: one that means something here, or a constant."""
+
+import logging
+
+import pytest
+
+from tfpolicies import AlgorithmConfig, PPOConfig
+from tfpolicies.config.constant_settings import CONSTANTS
+from tfpolicies.config.names import ALIASES, DICT_NAMES
+from tfpolicies.errors import ConfigError
+
+# The methods of RLlib's TF stack with their arguments and defaults (contract of the API).
+DEFAULTS = {
+    "environment": {
+        "env": None,
+        "env_config": {},
+        "observation_space": None,
+        "action_space": None,
+        "env_task_fn": None,
+        "render_env": False,
+        "clip_rewards": None,
+        "normalize_actions": True,
+        "clip_actions": False,
+        "disable_env_checking": False,
+        "is_atari": None,
+        "auto_wrap_old_gym_envs": True,
+        "action_mask_key": "action_mask",
+    },
+    "rollouts": {
+        "num_rollout_workers": 0,
+        "num_envs_per_worker": 1,
+        "rollout_fragment_length": 200,
+        "batch_mode": "truncate_episodes",
+        "create_env_on_local_worker": False,
+        "enable_connectors": True,
+        "observation_filter": "NoFilter",
+        "update_worker_filter_stats": True,
+        "use_worker_filter_stats": True,
+        "compress_observations": False,
+        "preprocessor_pref": "deepmind",
+        "remote_worker_envs": False,
+        "remote_env_batch_wait_ms": 0,
+        "validate_workers_after_construction": True,
+        "sampler_perf_stats_ema_coef": None,
+        "sample_collector": None,
+        "enable_tf1_exec_eagerly": False,
+        "sample_async": False,
+    },
+    "training": {
+        "gamma": 0.99,
+        "lr": 0.001,
+        "grad_clip": None,
+        "grad_clip_by": "global_norm",
+        "train_batch_size": 32,
+        "optimizer": {},
+        "max_requests_in_flight_per_sampler_worker": 2,
+    },
+    "framework": {"framework": "tf2", "eager_tracing": True, "eager_max_retraces": 20},
+    "exploration": {"explore": True},
+    "evaluation": {
+        "evaluation_interval": None,
+        "evaluation_duration": 10,
+        "evaluation_duration_unit": "episodes",
+        "evaluation_sample_timeout_s": 180,
+        "evaluation_parallel_to_training": False,
+        "evaluation_config": None,
+        "evaluation_num_workers": 0,
+        "custom_evaluation_function": None,
+        "always_attach_evaluation_results": False,
+        "off_policy_estimation_methods": {},
+        "ope_split_batch_by_episode": True,
+        "enable_async_evaluation": False,
+    },
+    "debugging": {
+        "logger_creator": None,
+        "logger_config": None,
+        "log_level": "WARN",
+        "log_sys_usage": True,
+        "fake_sampler": False,
+        "seed": None,
+    },
+    "fault_tolerance": {
+        "restart_failed_sub_environments": False,
+        "recreate_failed_workers": False,
+        "ignore_worker_failures": False,
+        "max_num_worker_restarts": 1000,
+        "delay_between_worker_restarts_s": 60,
+        "num_consecutive_worker_failures_tolerance": 100,
+        "worker_health_probe_timeout_s": 60,
+        "worker_restore_timeout_s": 1800,
+        "env_step_timeout_s": None,
+    },
+    "resources": {
+        "num_gpus": 0,
+        "_fake_gpus": False,
+        "num_cpus_per_worker": 1,
+        "num_gpus_per_worker": 0,
+        "num_cpus_for_local_worker": 1,
+        "custom_resources_per_worker": {},
+        "placement_strategy": "PACK",
+        "num_learner_workers": 0,
+        "num_gpus_per_learner_worker": 0,
+    },
+    "checkpointing": {
+        "export_native_model_files": False,
+        "checkpoint_trainable_policies_only": False,
+    },
+    "reporting": {
+        "keep_per_episode_custom_metrics": False,
+        "metrics_episode_collection_timeout_s": 60,
+        "metrics_num_episodes_for_smoothing": 100,
+        "min_time_s_per_iteration": None,
+        "min_train_timesteps_per_iteration": 0,
+        "min_sample_timesteps_per_iteration": 0,
+    },
+    "offline_data": {
+        "input_": "sampler",
+        "input_config": {},
+        "actions_in_input_normalized": False,
+        "postprocess_inputs": False,
+        "shuffle_buffer_size": 0,
+        "output": None,
+        "output_config": {},
+        "output_compress_columns": ["obs", "new_obs"],
+        "output_max_file_size": 67108864,
+        "offline_sampling": False,
+    },
+    "python_environment": {
+        "extra_python_environs_for_driver": {},
+        "extra_python_environs_for_worker": {},
+    },
+    "experimental": {
+        "_tf_policy_handles_more_than_one_loss": False,
+        "_disable_preprocessor_api": False,
+        "_disable_action_flattening": False,
+        "_disable_initialize_loss_from_dummy_batch": False,
+    },
+}
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("method", DEFAULTS)
+def test_every_argument_has_its_default_and_is_taken_at_it(method):
+    for name, value in DEFAULTS[method].items():
+        config = AlgorithmConfig()
+        assert config[name] == value, name
+        assert callable(getattr(config, name)) or getattr(config, name) == value, name
+        assert name in config
+        assert getattr(config, method)(**{name: value}) is config
+        assert config == AlgorithmConfig(), name
+        assert AlgorithmConfig.from_dict({name: value}) == config
+
+
+# -- constants --------------------------------------------------------------------------------
+
+OTHERS = {
+    "env_task_fn": print,
+    "render_env": True,
+    "is_atari": True,
+    "auto_wrap_old_gym_envs": None,
+    "action_mask_key": "mask",
+    "sample_async": True,
+    "enable_tf1_exec_eagerly": True,
+    "preprocessor_pref": "rllib",
+    "remote_worker_envs": True,
+    "remote_env_batch_wait_ms": 10,
+    "sampler_perf_stats_ema_coef": 0.9,
+    "sample_collector": object,
+    "enable_async_evaluation": True,
+    "off_policy_estimation_methods": {"is": {}},
+    "ope_split_batch_by_episode": False,
+    "logger_creator": print,
+    "logger_config": {"type": "csv"},
+    "log_sys_usage": "yes",
+    "fake_sampler": True,
+    "_fake_gpus": True,
+    "num_learner_workers": 1,
+    "num_cpus_per_learner_worker": 2,
+    "num_gpus_per_learner_worker": 1,
+    "local_gpu_idx": 1,
+    "extra_python_environs_for_driver": {"A": "b"},
+    "input_": "/tmp/batches",
+    "input_config": {"path": "x"},
+    "actions_in_input_normalized": True,
+    "postprocess_inputs": True,
+    "shuffle_buffer_size": 5,
+    "output": "logdir",
+    "output_config": {"format": "json"},
+    "output_compress_columns": [],
+    "output_max_file_size": 1,
+    "offline_sampling": True,
+    "_disable_preprocessor_api": True,
+    "_disable_action_flattening": None,
+    "_disable_initialize_loss_from_dummy_batch": None,
+    "_enable_new_api_stack": True,
+    "enable_rl_module_and_learner": True,
+    "enable_env_runner_and_connector_v2": True,
+}
+
+
+def test_each_constant_is_tried_here():
+    assert set(OTHERS) == set(CONSTANTS)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_another_value_of_a_constant_is_refused_with_the_reason_and_a_way(name):
+    constant, config = CONSTANTS[name], PPOConfig()
+    with pytest.raises(ConfigError) as error:
+        getattr(config, constant.method)(**{name: OTHERS[name]})
+    message = str(error.value)
+    assert message.startswith(f"{name} must be {constant.value!r} here, got {OTHERS[name]!r}: ")
+    assert constant.why in message
+    with pytest.raises(ConfigError):
+        config.update_from_dict({"lr": 1.0, name: OTHERS[name]})
+    assert config == PPOConfig()
+
+
+@pytest.mark.core
+def test_constants_are_read_but_are_no_part_of_the_dict():
+    config = AlgorithmConfig()
+    assert not set(CONSTANTS) & set(config.to_dict())
+    config.output_compress_columns.append("rewards")
+    assert config.output_compress_columns == ["obs", "new_obs"]
+    assert config["input"] == config.get("input") == "sampler"
+    assert AlgorithmConfig.overrides(render_env=False) == {"render_env": False}
+
+
+def test_values_that_would_change_nothing_are_taken_too():
+    config = AlgorithmConfig()
+    config.environment(is_atari=False, auto_wrap_old_gym_envs=False)
+    config.debugging(log_sys_usage=False, logger_config={})
+    config.experimental(_disable_action_flattening=True)
+    config.offline_data(shuffle_buffer_size=0.0)
+    assert config == AlgorithmConfig()
+    with pytest.raises(ConfigError, match="remote_worker_envs must be False here, got 0"):
+        config.rollouts(remote_worker_envs=0)
+
+
+def test_a_frozen_config_takes_what_changes_nothing():
+    config = PPOConfig()
+    config.freeze()
+    assert config.environment(render_env=False).offline_data(input_="sampler") is config
+
+
+@pytest.mark.core
+def test_scripts_that_switch_the_other_stack_off_run():
+    config = PPOConfig().api_stack(
+        enable_rl_module_and_learner=False, enable_env_runner_and_connector_v2=False
+    )
+    assert config.experimental(_enable_new_api_stack=False) == PPOConfig()
+
+
+# -- two names --------------------------------------------------------------------------------
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("alias", ALIASES)
+def test_both_names_are_one_setting(alias):
+    config = PPOConfig()
+    name = ALIASES[alias]
+    assert alias in config
+    assert config[alias] == config[name]
+    assert PPOConfig.overrides(**{alias: 1}) == {name: 1}
+
+
+@pytest.mark.core
+def test_dicts_have_the_names_of_old_dict_configs():
+    as_dict = PPOConfig().to_dict()
+    assert set(DICT_NAMES.values()) <= set(as_dict)
+    assert not set(DICT_NAMES) & set(as_dict)
+    assert {
+        "num_workers",
+        "lambda",
+        "create_env_on_driver",
+        "custom_eval_function",
+        "num_cpus_for_driver",
+    } == set(DICT_NAMES.values())
+
+
+@pytest.mark.core
+def test_env_runners_take_what_moved_there_later():
+    config = PPOConfig().env_runners(
+        num_env_runners=0,
+        num_envs_per_env_runner=4,
+        num_cpus_per_env_runner=2,
+        num_gpus_per_env_runner=0.5,
+        custom_resources_per_env_runner={"arm": 1},
+        max_requests_in_flight_per_env_runner=3,
+        explore=False,
+        exploration_config={"type": "Random"},
+    )
+    expected = (
+        PPOConfig()
+        .rollouts(num_rollout_workers=0, num_envs_per_worker=4)
+        .resources(
+            num_cpus_per_worker=2, num_gpus_per_worker=0.5, custom_resources_per_worker={"arm": 1}
+        )
+        .training(max_requests_in_flight_per_sampler_worker=3)
+        .exploration(explore=False, exploration_config={"type": "Random"})
+    )
+    assert config == expected
+    with pytest.raises(ConfigError, match="explore must be"):
+        config.env_runners(num_envs_per_env_runner=9, explore=3)
+    assert config == expected  # all or nothing, over sections too
+
+
+@pytest.mark.core
+def test_failures_are_still_taken_by_rollouts_with_a_warning(caplog):
+    with caplog.at_level(logging.WARNING, "tfpolicies"):
+        config = PPOConfig().rollouts(recreate_failed_workers=True, num_envs_per_worker=2)
+    assert "recreate_failed_workers: a setting of `fault_tolerance()` now" in caplog.text
+    expected = PPOConfig().fault_tolerance(recreate_failed_workers=True)
+    assert config == expected.rollouts(num_envs_per_worker=2)
+    later = PPOConfig().fault_tolerance(
+        restart_failed_env_runners=True,
+        env_runner_restore_timeout_s=5,
+        max_num_env_runner_restarts=3,
+    )
+    assert (later.recreate_failed_workers, later.worker_restore_timeout_s) == (True, 5)
+    assert later.max_num_worker_restarts == 3
+
+
+# -- evaluation -------------------------------------------------------------------------------
+
+
+@pytest.mark.core
+def test_evaluation_workers_sample_one_episode_at_a_time():
+    config = PPOConfig().training(gamma=0.5).evaluation(evaluation_config={"explore": False})
+    made = config.get_evaluation_config_object()
+    assert (made.explore, made.gamma, made.in_evaluation) == (False, 0.5, True)
+    assert (made.batch_mode, made.rollout_fragment_length) == ("complete_episodes", 1)
+    assert made.evaluation_config is None
+    assert (config.explore, config.in_evaluation) == (True, False)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("duration", "workers", "rows"), [(100, 0, 100), (100, 3, 34), ("auto", 2, 10)]
+)
+def test_evaluation_by_time_steps_is_shared_by_the_workers(duration, workers, rows):
+    config = PPOConfig().evaluation(
+        evaluation_duration=duration,
+        evaluation_duration_unit="timesteps",
+        evaluation_num_workers=workers,
+    )
+    made = config.get_evaluation_config_object()
+    assert (made.batch_mode, made.rollout_fragment_length) == ("truncate_episodes", rows)
+
+
+def test_evaluation_workers_without_an_interval_are_worth_a_warning(caplog):
+    config = PPOConfig().evaluation(evaluation_num_workers=2)
+    with caplog.at_level(logging.WARNING, "tfpolicies"), pytest.raises(ConfigError):
+        config.validate()
+    assert "evaluation_interval is None" in caplog.text
+
+
+def test_connectors_may_be_off_where_there_are_none():
+    assert PPOConfig().rollouts(enable_connectors=False).validate() is None

@@ -1,0 +1,54 @@
+"""Policies in one map have nothing to do with each other, nor with TensorFlow's global state."""
+
+import gc
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny import OBS, assert_equal, batch_for, make, rows_of
+
+from benchmarks.policy_map_isolation import run
+from tfpolicies import DQNTF1Policy, PGTF1Policy, PolicyMap, PPOTF1Policy
+
+ROWS = rows_of(OBS, 6)
+
+
+def resident_megabytes():
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+@pytest.mark.core
+def test_policies_of_all_kinds_in_one_map_are_as_if_apart():
+    statistics = run(accesses=240, threads=2)
+    assert statistics.evictions > 30
+    assert statistics.hits > 30
+
+
+def test_graph_policies_come_and_go_two_hundred_times_and_the_memory_stays():
+    """Each restored policy equals itself to the bit, in what it owns and in what it does."""
+    m = PolicyMap(capacity=1)
+    for i, policy_class in enumerate((PPOTF1Policy, PGTF1Policy, DQNTF1Policy)):
+        m[f"p{i}"] = make(policy_class, seed=i, model={"fcnet_hiddens": [64, 64]})
+        m[f"q{i}"] = make(policy_class, seed=10 + i, model={"fcnet_hiddens": [64, 64]})
+        for policy_id in (f"p{i}", f"q{i}"):
+            m[policy_id].learn_on_batch(batch_for(m[policy_id], 8))
+    wanted = {
+        policy_id: (policy.get_weights(), policy.compute_actions(ROWS, explore=False).extras)
+        for policy_id, policy in m.items()
+    }
+    before = m.statistics
+    sizes = []
+    for turn in range(-(-200 // len(m)) + 10):
+        for policy_id, (weights, extras) in wanted.items():
+            policy = m[policy_id]
+            assert_equal(policy.get_weights(), weights)
+            assert_equal(policy.compute_actions(ROWS, explore=False).extras, extras)
+        if turn % 34 == 9:
+            gc.collect()
+            sizes.append(resident_megabytes())
+    assert m.statistics.misses - before.misses >= 200
+    assert m.statistics.writes - before.writes <= len(m)  # nothing was changed
+    assert sizes[-1] - sizes[0] < 4.0, sizes
+    assert np.isfinite(sizes).all()
