@@ -157,14 +157,17 @@ class MapAndDict(RuleBasedStateMachine):
 
     steps_done: Counter[str] = Counter()
 
-    @initialize()
-    def start(self) -> None:
+    @initialize(kinds=st.tuples(_kinds, _kinds, _kinds), seed=_seeds)
+    def start(self, kinds: tuple[str, ...], seed: int) -> None:
         self.folder = tempfile.TemporaryDirectory()
         self.m = PolicyMap(capacity=CAPACITY, path=self.folder.name)
         self.plain: dict[str, Any] = {}
         self.handles: dict[str, Any] = {}
         self.pinned: set[str] = set()
         self.frozen: dict[str, dict[str, Any]] = {}  # with what they owned when they were frozen
+        self.since_reopening = 0
+        for policy_id, kind in zip(IDS, kinds, strict=False):
+            self.add(policy_id, kind, seed)
 
     def _put(self, policy_id: str, policy: Any, twin: Any) -> None:
         self._gone(policy_id)
@@ -179,6 +182,7 @@ class MapAndDict(RuleBasedStateMachine):
 
     def _count(self, name: str) -> None:
         self.steps_done[name] += 1
+        self.since_reopening += 1
 
     # -- rules ------------------------------------------------------------------------------------
 
@@ -190,8 +194,21 @@ class MapAndDict(RuleBasedStateMachine):
         self._put(policy_id, self.m.handle(policy_id), make(kind, policy_id, seed))
 
     @precondition(lambda self: self.plain)
+    @rule(index=_seeds, seed=_seeds)
+    def act(self, index: int, seed: int) -> None:
+        self._use(index, act, seed, by_map=True)
+
+    @precondition(lambda self: self.plain)
+    @rule(index=_seeds, seed=_seeds)
+    def learn(self, index: int, seed: int) -> None:
+        self._use(index, learn, seed, by_map=True)
+
+    @precondition(lambda self: self.plain)
     @rule(index=_seeds, step=st.sampled_from(STEPS), seed=_seeds, by_map=st.booleans())
     def use(self, index: int, step: Any, seed: int, by_map: bool) -> None:
+        self._use(index, step, seed, by_map)
+
+    def _use(self, index: int, step: Any, seed: int, by_map: bool) -> None:
         self._count(step.__name__)
         policy_id = self._one(index)
         policy = self.m[policy_id] if by_map else self.m.handle(policy_id)
@@ -227,8 +244,7 @@ class MapAndDict(RuleBasedStateMachine):
         twin.set_hyper("lr", lr)
         copied = self.m.copy_policy(source, onto, lr=lr)
         if present is not None and present.program is twin.program and onto not in self.frozen:
-            twin.set_state({**twin.get_state(), "rng": present.get_state()["rng"]})
-            self.plain[onto] = twin
+            present.set_state({**twin.get_state(), "rng": present.get_state()["rng"]})
             self.handles.setdefault(onto, copied)
         else:
             self._put(onto, copied, twin)
@@ -268,9 +284,11 @@ class MapAndDict(RuleBasedStateMachine):
         self.handles.pop(policy_id, None)
         self._gone(policy_id)
 
+    @precondition(lambda self: self.plain and self.since_reopening > 5)
     @rule(close=st.booleans())
     def reopen(self, close: bool) -> None:
         self._count("reopen")
+        self.since_reopening = 0
         if not close:
             self.m.flush()
             return

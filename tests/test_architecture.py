@@ -32,6 +32,7 @@ FLOORS = {
     "testing": 4,
     "algorithms": 5,
     "cli": 6,
+    "compat": 6,
     "__main__": 7,
 }
 
@@ -63,6 +64,14 @@ def test_a_module_imports_only_its_own_room_and_lower_floors(path):
     above = {other for other in imports_of(path) if other != room and FLOORS[other] >= FLOORS[room]}
 
     assert not above, f"{path.relative_to(ROOT)} imports {sorted(above)}"
+
+
+@pytest.mark.core
+def test_nothing_needs_the_names_that_exist_for_ported_code():
+    others = [path for path in ROOT.rglob("*.py") if room_of(path) != "compat"]
+
+    assert [path for path in others if "compat" in imports_of(path)] == []
+    assert all("tfpolicies.compat" not in path.read_text() for path in others)
 
 
 def test_every_room_is_drawn_in_the_architecture():

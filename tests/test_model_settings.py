@@ -31,7 +31,7 @@ REFUSED = {
     "dim": [42, "AtariPreprocessing"],
     "grayscale": [True, "AtariPreprocessing"],
     "zero_mean": [False, "AtariPreprocessing"],
-    "custom_model": ["a string", r"keras\.Model or a factory"],
+    "custom_model": ["a string", r"keras\.Model, a factory"],
     "custom_model_config": [[], "a dict"],
     "custom_action_dist": [3, "subclass of models"],
     "custom_preprocessor": ["mine", "ObservationWrapper"],

@@ -555,6 +555,24 @@ def test_rewards_and_infos_that_break_the_contract_are_named(step, message):
         sampler_of(Scripted([step]), rollout_fragment_length=1).sample()
 
 
+def test_after_an_error_in_a_step_new_episodes_are_asked_for_and_no_batch_is_poisoned():
+    class Flaky(Staggered):
+        def play(self, actions):
+            if self.episode == 0 and self.now == 4:
+                raise RuntimeError("the server is gone")
+            return super().play(actions)
+
+    sampler = sampler_of(Flaky(), Staggered(), rollout_fragment_length=6)
+    with pytest.raises(RuntimeError, match="the server is gone"):
+        sampler.sample()
+    with pytest.raises(UsageError, match="call reset"):
+        sampler.sample()
+    sampler.reset(None)
+    part = sampler.sample()["p"]
+    assert set(part["obs"][:, 1].tolist()) == {1.0}  # of the second episodes only
+    check_trajectories(part)
+
+
 def test_answers_of_the_wrong_form_are_named():
     class Broken(Staggered):
         answer: object = None

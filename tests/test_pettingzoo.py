@@ -89,6 +89,7 @@ def test_a_won_game_gives_both_players_their_reward():
     assert not truncateds["__all__"]
 
 
+@pytest.mark.core
 def test_turns_become_rows_of_the_player_who_took_them():
     policies, mapping = one_policy_for_each(pettingzoo_env(TIC_TAC_TOE))
     sampler = sampler_of(

@@ -18,6 +18,7 @@ from tfpolicies.envs.pettingzoo import (
     pettingzoo_creator,
     pettingzoo_env,
 )
+from tfpolicies.envs.registry import registered_creator, registered_names
 from tfpolicies.envs.vector import Environments, PlainEnvironments, VectorEnvironments
 from tfpolicies.errors import EnvError, near_matches
 
@@ -72,13 +73,14 @@ def make_any_environments(
     """Makes `num_envs` environments of one agent or of several.
 
     Args:
-        source: a name registered with Gymnasium (stepped by its own vector implementation if it
-            has one), a name of PettingZoo's (`"pettingzoo:classic/chess_v6"`, called with the
-            context's settings), `"package.module:Class"`, an environment class (called with the
-            context, unless its constructor takes no argument), or a creator `f(context)`. A class
-            or creator may give a plain environment, a `MultiAgentEnv` or one of PettingZoo, and is
-            then called once for each; or a vector environment (EnvPool included), which is taken as
-            it is and decides the number. A single PettingZoo environment may be given itself.
+        source: a name given by `register_environment`, a name registered with Gymnasium (stepped by
+            its own vector implementation if it has one), a name of PettingZoo's
+            (`"pettingzoo:classic/chess_v6"`, called with the context's settings),
+            `"package.module:Class"`, an environment class (called with the context, unless its
+            constructor takes no argument), or a creator `f(context)`. A class or creator may give a
+            plain environment, a `MultiAgentEnv` or one of PettingZoo, and is then called once for
+            each; or a vector environment (EnvPool included), which is taken as it is and decides
+            the number. A single PettingZoo environment may be given itself.
         num_envs: how many are stepped together.
         context: the context of the first one.
         on_created: called with each environment, its context and its index.
@@ -91,10 +93,11 @@ def make_any_environments(
         EnvError: for an unknown name, or if nothing usable is made.
     """
     made: Environments | MultiAgentEnvironments
-    if isinstance(source, str) and not is_import_path(source):
+    named = registered_creator(source)
+    if named is None and isinstance(source, str) and not is_import_path(source):
         made = _by_name(source, num_envs, context, checked=checked)
     else:
-        made = _by_creator(_resolved(source), source, num_envs, context)
+        made = _by_creator(named or _resolved(source), source, num_envs, context)
     if on_created is not None:
         for i, env in enumerate(made.instances()):
             on_created(env, context.copy_with(i), i)
@@ -132,6 +135,8 @@ def check_source(name: str) -> None:
     Raises:
         EnvError: if it is not.
     """
+    if registered_creator(name) is not None:
+        return
     if is_pettingzoo_name(name):
         pettingzoo_creator(name)
     elif is_import_path(name):
@@ -192,11 +197,12 @@ def gym_spec(name: str) -> gym.envs.registration.EnvSpec:
     try:
         return gym.spec(name)
     except gym.error.Error as error:
-        known = [*gym.registry, *{spec.name for spec in gym.registry.values()}]
+        names = {spec.name for spec in gym.registry.values()}
+        known = [*gym.registry, *names, *registered_names()]
         raise EnvError(
             f"No environment {name!r} is registered with Gymnasium."
-            f"{near_matches(name, known)} For one of your own give its class, or "
-            "'package.module:Class'."
+            f"{near_matches(name, known)} For one of your own give its class or "
+            "'package.module:Class', or name it by `register_environment(name, creator)` first."
         ) from error
 
 

@@ -42,7 +42,8 @@ MODEL_DEFAULTS: dict[str, Any] = {
     "grayscale": False,
     "zero_mean": True,
     # A model of the user's own.
-    "custom_model": None,  # a keras.Model, or a factory f(observation_space, num_outputs, **config)
+    # a keras.Model, a factory f(observation_space, num_outputs, **config), or a registered name
+    "custom_model": None,
     "custom_model_config": {},  # keyword arguments of the factory
     # what a Box of floats in the action space gets: None for "diag_gaussian", or
     # "squashed_gaussian", "deterministic", or a subclass of models.distributions.Distribution

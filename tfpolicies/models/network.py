@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import inspect
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,7 @@ from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.filters import normalize
 from tfpolicies.models.ports import SEQ_LENS, InputPorts, Port, model_leaves
 from tfpolicies.models.preprocessing import encode, encode_action, encoded_shape
+from tfpolicies.models.registry import registered_model
 from tfpolicies.models.spaces import Leaf
 
 
@@ -98,13 +100,15 @@ def model_source(
     """Resolves the `model` config to a source of networks.
 
     `custom_model` is a `keras.Model` (the template), or a factory
-    `f(observation_space, num_outputs, **custom_model_config) -> keras.Model`, or None for a model
-    of the catalog.
+    `f(observation_space, num_outputs, **custom_model_config) -> keras.Model`, or the name of a
+    registered one; or None for a model of the catalog. A factory with parameters `action_space` or
+    `model_config` is given these, too.
 
     Raises:
         ModelError: if it is none of these.
     """
     custom, num_outputs = config["custom_model"], dist_class.num_inputs
+    custom = registered_model(custom) or custom
     space_leaves = model_leaves(observation_space)
 
     def complete(model: keras.Model) -> keras.Model:
@@ -140,12 +144,15 @@ def model_source(
         return _instance_source(custom, complete, value_key)
     if callable(custom):
         arguments = dict(config["custom_model_config"])
+        context = _context_of(custom, dist_class.space, config)
 
         def make_custom(seed: int) -> keras.Model:
             del seed  # fresh weights are drawn from the layers' own initializers
-            return complete(_model_of(custom, observation_space, num_outputs, arguments))
+            told = {**arguments, **context}
+            return complete(_model_of(custom, observation_space, num_outputs, told))
 
-        factory_key = ("factory", custom, fingerprint(arguments), num_outputs, *value_key)
+        given = fingerprint([arguments, context.get("model_config")])
+        factory_key = ("factory", custom, given, num_outputs, *value_key)
         return ModelSource(factory_key, make_custom, None)
     raise ModelError(
         "custom_model must be a keras.Model or a factory f(observation_space, num_outputs, "
@@ -175,6 +182,18 @@ def q_model_source(
         )
 
     return ModelSource(key, make, None)
+
+
+def _context_of(
+    factory: Callable[..., Any], action_space: gym.Space, config: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns what a factory is given beside its own arguments, if it names it."""
+    offered = {"action_space": action_space, "model_config": {**config, "custom_model": None}}
+    try:
+        named = inspect.signature(factory).parameters
+    except (TypeError, ValueError):  # a callable whose signature Python cannot tell
+        return {}
+    return {name: value for name, value in offered.items() if name in named}
 
 
 def _model_of(factory: Any, space: gym.Space, num_outputs: int, arguments: Any) -> keras.Model:

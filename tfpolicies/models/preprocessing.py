@@ -32,7 +32,7 @@ def encode(leaf: Leaf, batch: tf.Tensor) -> tf.Tensor:
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
         return _one_hot(leaf, batch - np.asarray(space.start, np.int64))
     numbers = tf.cast(batch, tf.float32)
-    return numbers / 255.0 if _is_image(space) else numbers
+    return numbers / 255.0 if is_image(space) else numbers
 
 
 def encode_action(leaf: Leaf, batch: tf.Tensor) -> tf.Tensor:
@@ -52,7 +52,8 @@ def _one_hot(leaf: Leaf, counted: tf.Tensor) -> tf.Tensor:
     return tf.concat(parts, axis=-1)
 
 
-def _is_image(space: Any) -> bool:
+def is_image(space: Any) -> bool:
+    """Whether `space` is a Box of uint8 of rank 3, whose values are divided by 255."""
     return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from tfpolicies.errors import ModelSettingError, near_matches
 from tfpolicies.models.defaults import MODEL_DEFAULTS
+from tfpolicies.models.registry import registered_model
 
 
 class Rule(NamedTuple):
@@ -142,7 +143,10 @@ _RULES: dict[str, Rule] = {
     "dim": _only(84, f"84: {_ATARI}"),
     "grayscale": _only(False, f"False: {_ATARI}"),
     "zero_mean": _only(True, f"True: {_ATARI}"),
-    "custom_model": Rule(lambda x: x is None or callable(x), "None, a keras.Model or a factory"),
+    "custom_model": Rule(
+        lambda x: x is None or callable(x) or registered_model(x) is not None,
+        "None, a keras.Model, a factory or the name of a registered model",
+    ),
     "custom_model_config": Rule(lambda x: isinstance(x, Mapping), "a dict"),
     "custom_action_dist": Rule(
         lambda x: x is None or isinstance(x, str | type),

@@ -210,12 +210,20 @@ class MultiAgentSampler:
         Raises:
             EnvError: if an environment breaks the contract of `MultiAgentEnv`.
             UnknownPolicyError: if the mapping function names no policy that is there.
+            UsageError: if no episodes are running. After an error `reset` has to begin new ones.
         """
         if not self._copies:
-            raise UsageError("sample() needs running episodes; call reset() first.")
-        self._follow_policies()
-        while copies := self._copies_to_step():
-            self._step(copies)
+            raise UsageError(
+                "sample() needs running episodes, and there are none before reset(), nor after an "
+                "error in the middle of a step; call reset() first."
+            )
+        try:
+            self._follow_policies()
+            while copies := self._copies_to_step():
+                self._step(copies)
+        except BaseException:
+            self._copies = []  # what was half written down must not get into a batch
+            raise
         return self._hand_out_episodes() if self._complete else self._hand_out_fragments()
 
     def _copies_to_step(self) -> list[Copy]:

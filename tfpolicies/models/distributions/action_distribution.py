@@ -163,6 +163,17 @@ class ActionDistribution:
         return [kind.mask_size(leaf.space) for kind, leaf in self._pairs]
 
 
+def register_box_distribution(name: str, kind: type[Distribution]) -> None:
+    """Gives a distribution for Boxes of floats a name, for `model={"custom_action_dist": name}`.
+
+    Raises:
+        ConfigError: if the name is no text or the class is no `Distribution`.
+    """
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"A distribution's name must be a non-empty str, got {name!r}.")
+    BOX_DISTRIBUTIONS[name] = _box_kind(kind)
+
+
 def _box_kind(custom: Any) -> type[Distribution]:
     if custom is None:
         return DiagGaussian

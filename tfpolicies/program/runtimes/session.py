@@ -114,6 +114,8 @@ class _OpenSession:
         self.session = session
         self.resident = Resident()
         self._callables: dict[_GraphFunction, Any] = {}
+        # At the end of the process they must go before TensorFlow's modules do.
+        weakref.finalize(self, self._callables.clear)
 
     def run(self, function: _GraphFunction, arrays: Sequence[Any]) -> list[np.ndarray]:
         """Runs a function that was traced on flat inputs; returns its flat results."""

@@ -1,0 +1,58 @@
+"""Scripts written as RLlib's users write them run with imports of this package."""
+
+import ast
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+PORTING = Path(__file__).parent.parent / "examples" / "porting"
+SCRIPTS = sorted(path.stem for path in PORTING.glob("*.py"))
+ALLOWED = {"tfpolicies", "gymnasium", "numpy", "tensorflow", "keras", *sys.stdlib_module_names}
+
+
+@pytest.fixture
+def load(monkeypatch):
+    monkeypatch.syspath_prepend(PORTING)
+    return importlib.import_module
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_ported_script_imports_nothing_else(script):
+    tree = ast.parse((PORTING / f"{script}.py").read_text())
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add(node.module.split(".")[0])
+    assert found <= ALLOWED
+
+
+@pytest.mark.core
+def test_a_custom_tf_model_learns_and_is_exported(tmp_path, load):
+    total = load("custom_tf_model").main(stop_iters=8, folder=str(tmp_path))
+    assert total == pytest.approx(0.3)  # 1 - 7 * 0.1: straight to the end
+    assert (tmp_path / "model.onnx").is_file()
+
+
+def test_self_play_adds_frozen_copies_to_the_league(load):
+    module = load("self_play")
+    algorithms = []
+    spy = module.SelfPlayCallback.on_train_result
+
+    def watched(self, *, algorithm, result, **kwargs):
+        spy(self, algorithm=algorithm, result=result, **kwargs)
+        algorithms.append((set(algorithm.worker.policy_map), set(result["info"]["learner"])))
+
+    module.SelfPlayCallback.on_train_result = watched
+    summary = module.main(iterations=6, win_rate_threshold=0.55)
+    assert summary["league_size"] >= 3
+    policies, trained = algorithms[-1]
+    assert {"main", "random", "main_v1"} <= policies
+    assert trained == {"main"}
+
+
+def test_a_hand_written_policy_finds_its_way(load):
+    assert load("hand_written_policy").main(iterations=50) == 1.0

@@ -1,0 +1,283 @@
+"""A `TFModelV2` as the Keras model that a policy takes."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import keras
+import numpy as np
+import tensorflow as tf
+from gymnasium import spaces
+
+from tfpolicies.compat.tf_model import InputDict, TFModelV2, parts_of
+from tfpolicies.errors import ModelError
+from tfpolicies.models.distributions import ActionDistribution
+from tfpolicies.models.network import call_with_zeros, ports_of, zeros
+from tfpolicies.models.ports import SEQ_LENS, InputPorts
+from tfpolicies.models.preprocessing import encoded_shape, is_image
+from tfpolicies.models.spaces import Leaf, leaves, nest
+
+logger = logging.getLogger("tfpolicies")
+
+
+@dataclass(frozen=True)
+class TFModelFactory:
+    """The factory of Keras models that run a `TFModelV2` class; equal for equal classes.
+
+    Attributes:
+        model_class: the class.
+    """
+
+    model_class: type[TFModelV2]
+
+    def __call__(
+        self,
+        observation_space: gym.Space,
+        num_outputs: int,
+        *,
+        action_space: gym.Space,
+        model_config: Mapping[str, Any],
+        **custom_model_config: Any,
+    ) -> keras.Model:
+        """Makes a `TFModelV2` and the Keras model around it.
+
+        The constructor gets the `custom_model_config` as keyword arguments if it takes them, and in
+        `model_config` in any case.
+
+        Raises:
+            ModelError: if it cannot be made, or in a form that cannot work here.
+        """
+        kind = self.model_class
+        obs_space = preprocessed_space(observation_space)
+        arguments = (obs_space, action_space, num_outputs, dict(model_config), kind.__name__)
+        extra = custom_model_config if _takes(kind, arguments, custom_model_config) else {}
+        try:
+            inner = kind(*arguments, **extra)
+        except Exception as error:
+            raise ModelError(f"{kind.__name__} could not be made: {error}{_hint(error)}") from error
+        return adapted(inner, observation_space, action_space)
+
+
+def adapted(
+    inner: TFModelV2, observation_space: gym.Space, action_space: gym.Space
+) -> TFModelAdapter:
+    """Returns the Keras model, built, that runs a `TFModelV2`.
+
+    Args:
+        inner: the model; it belongs to the result from here on.
+        observation_space: the environment's.
+        action_space: the environment's.
+
+    Raises:
+        ModelError: if it has a form that cannot work here.
+    """
+    _check_hooks(type(inner))
+    leaves_ = tuple(ActionDistribution.of(action_space).leaves)
+    model = TFModelAdapter(inner, InputPorts(observation_space, leaves_))
+    _build(model, observation_space, action_space)
+    return model
+
+
+class TFModelAdapter(keras.Model):
+    """Calls a `TFModelV2` with rows by name and gives what the core expects of a model.
+
+    Args:
+        inner: the model.
+        ports: the inputs, of which those of the observation and the action's leaves are read.
+
+    Attributes:
+        state_shapes: the shapes of the memory.
+        extra_inputs: which of `prev_actions` and `prev_rewards` it reads.
+    """
+
+    def __init__(self, inner: TFModelV2, ports: InputPorts) -> None:
+        super().__init__(name=type(inner).__name__)
+        self.inner = inner
+        self.state_shapes = _state_shapes(inner)
+        self.extra_inputs = _extra_inputs(inner)
+        self._ports = ports
+        self._has_value = type(inner).value_function is not TFModelV2.value_function
+
+    def collect_parts(self) -> None:
+        """Makes the layers and variables of the inner model those of this one.
+
+        Raises:
+            ModelError: for a `tf.Variable`, which cannot take a policy's weights.
+        """
+        found = parts_of(self.inner)
+        for part in found:
+            if isinstance(part, tf.Variable):
+                raise ModelError(
+                    f"{self.name} holds the tf.Variable {part.name!r}, which cannot take the "
+                    "weights of one policy or another. Make it a "
+                    "keras.Variable(initial_value, name=...)."
+                )
+        self.parts = found
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        """Returns outputs, with values if the model has them; a dict if it has a memory."""
+        given = dict(inputs) if isinstance(inputs, Mapping) else {self._only_input(): inputs}
+        if not self.state_shapes:
+            outputs, _ = self.inner(self._input_dict(given, training))
+            return (outputs, self._values([-1, 1])) if self._has_value else outputs
+        state = [given.pop(f"state_in_{i}") for i in range(len(self.state_shapes))]
+        seq_lens = given.pop(SEQ_LENS)
+        lead = tf.shape(next(iter(given.values())))[:2]
+        rows = {name: tf.reshape(x, [-1, *x.shape[2:]]) for name, x in given.items()}
+        input_dict = self._input_dict(rows, training)
+        input_dict |= {f"state_in_{i}": x for i, x in enumerate(state)}
+        input_dict[SEQ_LENS] = seq_lens
+        outputs, after = self.inner(input_dict, state, seq_lens)
+        width = tf.constant([outputs.shape[-1]])
+        found = {"action_dist_inputs": tf.reshape(outputs, tf.concat([lead, width], 0))}
+        if self._has_value:
+            found["vf_preds"] = self._values(tf.concat([lead, [1]], 0))
+        return found | {f"state_out_{i}": x for i, x in enumerate(after)}
+
+    def _only_input(self) -> str:
+        pairs = zip(self._ports.obs, self._ports.is_mask, strict=True)
+        return next(port.name for port, mask in pairs if not mask)
+
+    def _values(self, shape: Any) -> tf.Tensor:
+        return tf.reshape(self.inner.value_function(), shape)
+
+    def _input_dict(self, rows: Mapping[str, tf.Tensor], training: bool) -> InputDict:
+        ports = self._ports
+        count = tf.shape(next(iter(rows.values())))[0]
+        parts = []
+        for port, leaf, mask in zip(ports.obs, ports.obs_leaves, ports.is_mask, strict=True):
+            if mask:
+                part = tf.ones(tf.concat([[count], encoded_shape(leaf)], 0))
+                parts.append(tf.ensure_shape(part, [None, *encoded_shape(leaf)]))
+            else:
+                x = rows[port.name]
+                parts.append(x * 255.0 if is_image(leaf.space) else x)
+        found = InputDict({"obs": nest(ports.space, parts)}, is_training=training)
+        if "prev_actions" in self.extra_inputs:
+            found["prev_actions"] = self._previous_actions(rows)
+        if "prev_rewards" in self.extra_inputs:
+            found["prev_rewards"] = tf.reshape(rows["prev_rewards"], [-1])
+        return found
+
+    def _previous_actions(self, rows: Mapping[str, tf.Tensor]) -> Any:
+        names = [name for name in rows if name.startswith("prev_actions")]
+        pairs = zip(self._ports.action_leaves, names, strict=True)
+        return nest(self.inner.action_space, [_decoded(leaf, rows[name]) for leaf, name in pairs])
+
+
+def preprocessed_space(space: gym.Space) -> gym.Space:
+    """Returns the space that a `TFModelV2` is told: a Box itself, else a flat one.
+
+    The flat one has the original in its attribute `original_space`.
+
+    >>> preprocessed_space(spaces.Discrete(3)).shape
+    (3,)
+    """
+    if isinstance(space, spaces.Box):
+        return space
+    width = sum(int(np.prod(encoded_shape(leaf))) for leaf in leaves(space))
+    told: Any = spaces.Box(-np.inf, np.inf, (width,), np.float32)
+    told.original_space = space
+    return told
+
+
+def _takes(kind: type, arguments: Sequence[Any], extra: Mapping[str, Any]) -> bool:
+    try:
+        inspect.signature(kind).bind(*arguments, **extra)
+    except TypeError:
+        return False
+    return True
+
+
+def _hint(error: Exception) -> str:
+    if "KerasTensor" not in str(error):
+        return ""
+    return (
+        " Functional models of Keras 3 are made of layers and keras.ops: write keras.ops.reshape "
+        "for tf.reshape, or keep the TensorFlow calls in `forward`."
+    )
+
+
+def _check_hooks(kind: type[TFModelV2]) -> None:
+    if kind.custom_loss is not TFModelV2.custom_loss:
+        raise ModelError(
+            f"{kind.__name__}.custom_loss would not be called: a loss belongs to the policy class. "
+            "Subclass that and override `loss(self, model, dist_class, train_batch)`; regularizers "
+            "of Keras layers are added to every loss."
+        )
+    if kind.metrics is not TFModelV2.metrics:
+        logger.warning(
+            "%s.metrics is not called; give statistics by `stats_fn` of the policy class.",
+            kind.__name__,
+        )
+
+
+def _state_shapes(inner: TFModelV2) -> list[tuple[int, ...]]:
+    start = list(inner.get_initial_state())
+    for i, part in enumerate(start):
+        known = part if isinstance(part, np.ndarray | list | float) else None
+        if known is not None and np.any(known):
+            raise ModelError(
+                f"{type(inner).__name__}.get_initial_state()[{i}] must be zeros: every memory "
+                "begins at zero here. Add what it should begin with in `forward`."
+            )
+    return [tuple(int(n) for n in np.shape(part)) for part in start]
+
+
+def _extra_inputs(inner: TFModelV2) -> list[str]:
+    found = []
+    for name, view in inner.view_requirements.items():
+        if name == "obs" or name.startswith("state_in_") or not view.used_for_compute_actions:
+            continue
+        if name not in ("prev_actions", "prev_rewards") or view.shift != -1:
+            raise ModelError(
+                f"{type(inner).__name__}.view_requirements[{name!r}] (shift {view.shift!r}) cannot "
+                "be had: a model reads obs and, with shift=-1, prev_actions and prev_rewards. "
+                "Frames are stacked by `agent_connectors=[FrameStack(n)]`, older steps kept in a "
+                "memory."
+            )
+        found.append(name)
+    return found
+
+
+def _decoded(leaf: Leaf, rows: tf.Tensor) -> tf.Tensor:
+    """Returns encoded actions as they travel: numbers for one-hot rows."""
+    space: Any = leaf.space
+    if isinstance(space, spaces.Discrete):
+        return tf.argmax(rows, -1)
+    if isinstance(space, spaces.MultiDiscrete):
+        parts = tf.split(rows, space.nvec.reshape(-1).tolist(), axis=-1)
+        return tf.reshape(tf.stack([tf.argmax(x, -1) for x in parts], -1), [-1, *leaf.shape])
+    return rows
+
+
+def _build(model: TFModelAdapter, observation_space: gym.Space, action_space: gym.Space) -> None:
+    """Builds a model by two calls, the second of which must not make variables.
+
+    The first one goes round Keras, which takes no layers any more once a model was called.
+
+    Raises:
+        ModelError: if it does, or cannot be called.
+    """
+    ports = ports_of(model, observation_space, ActionDistribution.of(action_space))
+    seen = {name: tf.convert_to_tensor(x) for name, x in zeros(ports).items()}
+    try:
+        model.call(seen)
+    except Exception as error:
+        shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in seen.items())
+        raise ModelError(f"{model.name} could not be called with {shapes}: {error}") from error
+    model.collect_parts()
+
+    def refuse(next_creator: Any, **given: Any) -> Any:
+        raise ModelError(
+            f"{model.name}.forward makes a variable at each call ({given.get('name')!r}), so it "
+            "would never learn. Make its layers in the constructor and keep them as attributes."
+        )
+
+    with tf.variable_creator_scope(refuse):
+        call_with_zeros(model, ports)

@@ -1,0 +1,67 @@
+"""Algorithms under the names and with the constructor that they had as trainers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tfpolicies.algorithms.algorithm import Algorithm
+from tfpolicies.algorithms.dqn import DQN
+from tfpolicies.algorithms.pg import PG
+from tfpolicies.algorithms.ppo import PPO
+from tfpolicies.config.algorithm_config import AlgorithmConfig
+from tfpolicies.errors import ConfigError
+
+__all__ = ["DQNTrainer", "PGTrainer", "PPOTrainer"]
+
+
+class _Trainer(Algorithm):
+    """An algorithm with the constructor of a trainer.
+
+    Args:
+        config: a dict of settings, also with `multiagent` in it, or an `AlgorithmConfig`; missing
+            settings have the algorithm's defaults.
+        env: the environment, if the config names none.
+        logger_creator: must be None.
+
+    Raises:
+        ConfigError: for wrong settings, or an `env` beside another one in the config.
+    """
+
+    def __init__(
+        self,
+        config: AlgorithmConfig | Mapping[str, Any] | None = None,
+        env: Any = None,
+        logger_creator: Any = None,
+    ) -> None:
+        if logger_creator is not None:
+            raise ConfigError("logger_creator must be None; log the results of `train()` instead.")
+        if isinstance(config, AlgorithmConfig):
+            made = config.copy(copy_frozen=False)
+        else:
+            made = self.config_class.from_dict(config or {})
+        if env is not None:
+            if made.env not in (None, env):
+                raise ConfigError(
+                    f"env must be given once: it is {env!r} as an argument and {made.env!r} in the "
+                    "config."
+                )
+            made.environment(env)
+        super().__init__(made)
+
+    @classmethod
+    def get_default_config(cls) -> dict[str, Any]:
+        """Returns all settings with their defaults, as a dict to change."""
+        return cls.config_class().to_dict()
+
+
+class PPOTrainer(_Trainer, PPO):
+    """PPO; see `_Trainer` for the arguments."""
+
+
+class PGTrainer(_Trainer, PG):
+    """The policy gradient; see `_Trainer` for the arguments."""
+
+
+class DQNTrainer(_Trainer, DQN):
+    """DQN; see `_Trainer` for the arguments."""

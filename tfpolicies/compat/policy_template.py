@@ -1,0 +1,239 @@
+"""`build_tf_policy`: a policy class from functions instead of methods."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import gymnasium as gym
+import keras
+import tensorflow as tf
+
+from tfpolicies.compat.adapter import adapted, preprocessed_space
+from tfpolicies.compat.tf_model import TFModelV2
+from tfpolicies.config.algorithm_config import AlgorithmConfig
+from tfpolicies.config.sections import Training
+from tfpolicies.errors import ConfigError
+from tfpolicies.policy.identity import complete_config
+from tfpolicies.policy.tf_policy import TFPolicy
+
+Hook = Callable[..., Any] | None
+
+
+def build_tf_policy(
+    name: str,
+    *,
+    loss_fn: Hook,
+    get_default_config: Callable[[], Any] | None = None,
+    postprocess_fn: Hook = None,
+    stats_fn: Hook = None,
+    optimizer_fn: Hook = None,
+    compute_gradients_fn: Hook = None,
+    apply_gradients_fn: Hook = None,
+    grad_stats_fn: Hook = None,
+    extra_action_out_fn: Hook = None,
+    extra_learn_fetches_fn: Hook = None,
+    validate_spaces: Hook = None,
+    before_init: Hook = None,
+    before_loss_init: Hook = None,
+    after_init: Hook = None,
+    make_model: Hook = None,
+    action_sampler_fn: Hook = None,
+    action_distribution_fn: Hook = None,
+    mixins: Sequence[type] | None = None,
+    get_batch_divisibility_req: Hook = None,
+) -> Any:
+    """Returns a subclass of `TFPolicy` whose methods are the given functions.
+
+    Each function gets the policy first and then what the method of `TFPolicy` gets. Those that are
+    traced see `policy.config` and no state of one policy; `docs/porting.md` tells which. The model
+    estimates values, so a loss may ask for `model.value_function()`.
+
+    Args:
+        name: the class's name.
+        loss_fn: `(policy, model, dist_class, train_batch)`: the loss; None for policies that only
+            act.
+        get_default_config: gives a dict, or an `AlgorithmConfig`, of default settings. Settings
+            that `AlgorithmConfig` lacks become the class's own: numbers hyper-parameters, others
+            static.
+        postprocess_fn: `(policy, sample_batch, other_agent_batches, episode)`: the batch.
+        stats_fn: `(policy, train_batch)`: scalar tensors by name.
+        optimizer_fn: `(policy, config)`: a Keras optimizer.
+        compute_gradients_fn: `(policy, optimizer, loss)`: pairs (gradient, variable).
+        apply_gradients_fn: `(policy, optimizer, grads)`.
+        grad_stats_fn: `(policy, train_batch, grads)`: scalar tensors by name.
+        extra_action_out_fn: `(policy)`: tensors `[N, ...]` by name. `policy.model` has
+            `value_function()` and `last_output()` there.
+        extra_learn_fetches_fn: `(policy)`: tensors by name.
+        validate_spaces: `(policy, observation_space, action_space, config)`; raises.
+        before_init: `(policy, observation_space, action_space, config)`, before all else.
+        before_loss_init: the same, after the policy was made.
+        after_init: the same, last.
+        make_model: `(policy, observation_space, action_space, config)`: a new Keras model or
+            `TFModelV2`. The observation space is the one that a `TFModelV2` is told.
+        action_sampler_fn: `(policy, model, **inputs)`, see `PolicyKind.action_sampler_fn`.
+        action_distribution_fn: `(policy, model, **inputs)`, likewise.
+        mixins: further bases, before `TFPolicy`; their constructors are not called.
+        get_batch_divisibility_req: `(policy)`: a number.
+
+    Raises:
+        ConfigError: if the default config is neither a dict nor an `AlgorithmConfig`.
+    """
+    given = {key: value for key, value in locals().items() if key != "name"}
+    direct = {
+        "loss": loss_fn,
+        "stats_fn": stats_fn,
+        "grad_stats_fn": grad_stats_fn,
+        "compute_gradients_fn": compute_gradients_fn,
+        "apply_gradients_fn": apply_gradients_fn,
+        "extra_learn_fetches_fn": extra_learn_fetches_fn,
+        "validate_spaces": validate_spaces,
+        "action_sampler_fn": action_sampler_fn,
+        "action_distribution_fn": action_distribution_fn,
+        "get_batch_divisibility_req": get_batch_divisibility_req,
+    }
+    members: dict[str, Any] = {
+        method: _method(method, function)
+        for method, function in direct.items()
+        if function is not None
+    }
+    if postprocess_fn is not None:
+        members["postprocess_trajectory"] = _postprocessing(postprocess_fn)
+    if optimizer_fn is not None:
+        members["optimizer"] = lambda self: optimizer_fn(self, self.config)
+    if extra_action_out_fn is not None:
+        members["extra_action_out_fn"] = _action_out(extra_action_out_fn)
+        members["model"] = property(_model_of, doc=TFPolicy.model.__doc__)
+    if make_model is not None:
+        members["make_model"] = _model_maker(make_model)
+    members["__init__"] = _constructor(before_init, before_loss_init, after_init)
+    members["wants_value"] = classmethod(lambda cls, static: True)
+    members["with_updates"] = staticmethod(
+        lambda **changes: build_tf_policy(**{"name": name, **given, **changes})
+    )
+    members["as_eager"] = classmethod(lambda cls: cls)
+    members["__doc__"] = f"{name}, made of functions by `build_tf_policy`."
+    members["__module__"] = sys._getframe(1).f_globals.get("__name__", __name__)
+    if get_default_config is not None:
+        members |= _settings(name, get_default_config())
+    return type(name, (*(mixins or ()), TFPolicy), members)
+
+
+def _method(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(self, *args, **kwargs)
+
+    method.__name__, method.__doc__ = name, getattr(TFPolicy, name).__doc__
+    return method
+
+
+def _postprocessing(function: Callable[..., Any]) -> Callable[..., Any]:
+    def postprocess_trajectory(
+        self: Any, sample_batch: Any, other_agent_batches: Any = None, episode: Any = None
+    ) -> Any:
+        return function(self, sample_batch, other_agent_batches, episode)
+
+    return postprocess_trajectory
+
+
+class _ActedModel:
+    """What a ported `extra_action_out_fn` asks a policy's model for."""
+
+    def __init__(self, dist_inputs: tf.Tensor, values: tf.Tensor) -> None:
+        self._dist_inputs, self._values = dist_inputs, values
+
+    def value_function(self) -> tf.Tensor:
+        return self._values
+
+    def last_output(self) -> tf.Tensor:
+        return self._dist_inputs
+
+
+def _action_out(function: Callable[..., Any]) -> Callable[..., Any]:
+    def extra_action_out_fn(self: Any) -> dict[str, Any]:
+        self.__dict__["_acted"] = _ActedModel(self.dist_inputs, self.values)
+        found = dict(function(self))
+        found.pop("vf_preds", None)  # every policy that estimates values gives them
+        return found
+
+    return extra_action_out_fn
+
+
+def _model_of(policy: Any) -> Any:
+    """Returns the model of a policy; where acting is traced, what is known of it there."""
+    return policy.__dict__.get("_acted") or TFPolicy.model.__get__(policy)
+
+
+def _model_maker(function: Callable[..., Any]) -> Callable[..., Any]:
+    def make_model(self: Any) -> keras.Model:
+        space, actions = self.observation_space, self.action_space
+        made = function(self, preprocessed_space(space), actions, self.config)
+        return adapted(made, space, actions) if isinstance(made, TFModelV2) else made
+
+    return make_model
+
+
+def _constructor(before: Hook, before_loss: Hook, after: Hook) -> Callable[..., None]:
+    def __init__(
+        self: Any, observation_space: gym.Space, action_space: gym.Space, config: Any = None
+    ) -> None:
+        if before is not None:
+            complete, _ = complete_config(type(self), config)
+            before(self, observation_space, action_space, complete)
+        TFPolicy.__init__(self, observation_space, action_space, config)
+        for hook in (before_loss, after):
+            if hook is not None:
+                hook(self, observation_space, action_space, self.config)
+
+    return __init__
+
+
+def _settings(name: str, default: Any) -> dict[str, Any]:
+    """Returns the members of a policy class that follow from its default settings."""
+    if isinstance(default, AlgorithmConfig):
+        base: Any = type(default)
+        default = default.to_dict()
+    elif isinstance(default, Mapping):
+        base = AlgorithmConfig
+    else:
+        raise ConfigError(
+            f"get_default_config of {name} must return a dict or an AlgorithmConfig, got "
+            f"{default!r}."
+        )
+    known = base()
+    own = {key: value for key, value in default.items() if key not in known}
+    numbers = [key for key, value in own.items() if _is_number(value)]
+    section = dataclasses.make_dataclass(
+        "Training",
+        [(key, Any, _field(value)) for key, value in own.items()],
+        bases=(known.training_section,),
+        frozen=True,
+        kw_only=True,
+    )
+    section.__module__ = Training.__module__
+
+    class Config(base):
+        """The settings of a policy class that `build_tf_policy` made."""
+
+        training_section = section
+
+        def __init__(self, algo_class: type | None = None) -> None:
+            super().__init__(algo_class)
+            self.update_from_dict(default)
+
+    Config.__name__ = Config.__qualname__ = f"{name}Config"
+    return {
+        "config_class": Config,
+        "hyperparameters": (*TFPolicy.hyperparameters, *numbers),
+        "static_keys": (*TFPolicy.static_keys, *[key for key in own if key not in numbers]),
+    }
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _field(value: Any) -> Any:
+    return dataclasses.field(default_factory=lambda: value)

@@ -1,0 +1,346 @@
+"""`TFModelV2` and its like: the classes that ported models derive from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import gymnasium as gym
+import keras
+import numpy as np
+import tensorflow as tf
+from gymnasium import spaces
+
+from tfpolicies.batch.view_requirement import ViewRequirement
+from tfpolicies.errors import ModelError, NotOfferedError
+from tfpolicies.models.catalog import build_model
+from tfpolicies.models.preprocessing import encoded_shape
+from tfpolicies.models.settings import model_settings
+from tfpolicies.models.spaces import leaves
+
+
+class InputDict(dict[str, Any]):
+    """What `forward` is given, by column name.
+
+    `obs` is encoded (float32; discrete parts one-hot) and nested as the observation space is,
+    `obs_flat` `[N, F]` the same in one tensor. `prev_actions` and `prev_rewards` `[N]` come to
+    models that ask for them. Of an action mask all entries are 1: forbidden actions are taken out
+    of what `forward` returns.
+
+    Attributes:
+        is_training: whether layers such as Dropout are in training mode; also an item.
+    """
+
+    def __init__(self, columns: Mapping[str, Any], *, is_training: bool = False) -> None:
+        super().__init__(columns)
+        self.is_training = is_training
+        self["is_training"] = is_training
+
+
+class TFModelV2:
+    """A model as RLlib's users write it: `forward` and `value_function` over layers of `self`.
+
+    Give the class to `ModelCatalog.register_custom_model`. Layers, Keras models and other
+    `TFModelV2` objects are made in the constructor and kept as attributes (also in lists and
+    dicts): those are what is trained.
+
+    Args:
+        obs_space: as `forward` sees observations: a Box as it is, of other spaces a flat Box whose
+            `original_space` is the environment's.
+        action_space: the environment's.
+        num_outputs: how many numbers `forward` gives per row.
+        model_config: the complete `model` config.
+        name: a name.
+
+    Attributes:
+        view_requirements: add `prev_actions` or `prev_rewards` (shift -1) to read them.
+    """
+
+    def __init__(
+        self,
+        obs_space: gym.Space,
+        action_space: gym.Space,
+        num_outputs: int | None,
+        model_config: Mapping[str, Any],
+        name: str,
+    ) -> None:
+        self.obs_space: Any = obs_space
+        self.action_space: Any = action_space
+        self.num_outputs = num_outputs
+        self.model_config = dict(model_config)
+        self.name = name
+        self.framework = "tf"
+        self.time_major = False
+        self.view_requirements = {"obs": ViewRequirement(shift=0)}
+        self._last_output: Any = None
+
+    def __call__(
+        self,
+        input_dict: Mapping[str, Any],
+        state: Sequence[tf.Tensor] | None = None,
+        seq_lens: tf.Tensor | None = None,
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Returns what `forward` does, with `obs_flat` added to its inputs.
+
+        Raises:
+            ModelError: if `forward` does not return a pair.
+        """
+        training = bool(input_dict.get("is_training", False))
+        given = InputDict(input_dict, is_training=training)
+        given["obs_flat"] = flat(given["obs"])
+        result = self.forward(given, list(state or []), seq_lens)
+        if not isinstance(result, tuple | list) or len(result) != 2:
+            raise ModelError(
+                f"{type(self).__name__}.forward must return a pair (outputs [N, num_outputs], "
+                f"state), got {type(result).__name__}. Write `return outputs, state`."
+            )
+        outputs, after = result
+        self._last_output = outputs
+        return outputs, list(after) or list(state or [])
+
+    def forward(
+        self, input_dict: dict[str, Any], state: list[tf.Tensor], seq_lens: tf.Tensor | None
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Returns `(outputs [N, num_outputs], state after [S, ...])`; to be overridden.
+
+        Args:
+            input_dict: see `InputDict`. For models with a memory N = S * T rows are S sequences of
+                T steps, one after the other.
+            state: the memory before, `[S, ...]` each.
+            seq_lens: int32 `[S]`, the true lengths; None for models without a memory.
+        """
+        raise NotOfferedError(
+            f"{type(self).__name__} has no `forward(self, input_dict, state, seq_lens)`; it must "
+            "return (outputs [N, num_outputs], state)."
+        )
+
+    def value_function(self) -> tf.Tensor:
+        """Returns the values `[N]` of the last `forward`.
+
+        A model that does not override it gets a value network of its own from the catalog where the
+        algorithm needs values.
+        """
+        raise NotOfferedError(
+            f"{type(self).__name__} has no `value_function(self)`; keep the values in `forward` "
+            "and return them, of shape [N]."
+        )
+
+    def get_initial_state(self) -> list[np.ndarray]:
+        """Returns zeros of the shapes of the memory, without a batch; [] for none."""
+        return []
+
+    def register_variables(self, variables: Sequence[Any]) -> None:
+        """Does nothing: the variables of the layers that are attributes are found by themselves."""
+
+    def custom_loss(self, policy_loss: Any, loss_inputs: Mapping[str, Any]) -> Any:
+        """Is not called; override `loss` of the policy class instead."""
+        del loss_inputs
+        return policy_loss
+
+    def metrics(self) -> dict[str, Any]:
+        """Is not called; override `stats_fn` of the policy class instead."""
+        return {}
+
+    def is_time_major(self) -> bool:
+        """Returns False: rows are S sequences of T steps."""
+        return False
+
+    def last_output(self) -> Any:
+        """Returns the outputs of the last call."""
+        return self._last_output
+
+    def context(self) -> AbstractContextManager[None]:
+        """Returns a context that does nothing."""
+        return nullcontext()
+
+    def variables(self, as_dict: bool = False) -> Any:
+        """Returns the variables of all layers, as a list or by their paths."""
+        found = _by_path(self, "variables")
+        return found if as_dict else list(found.values())
+
+    def trainable_variables(self, as_dict: bool = False) -> Any:
+        """Returns the variables that learn, as a list or by their paths."""
+        found = _by_path(self, "trainable_variables")
+        return found if as_dict else list(found.values())
+
+
+class RecurrentNetwork(TFModelV2):
+    """A model with a memory that says in `forward_rnn` what it does with sequences."""
+
+    def forward(
+        self, input_dict: dict[str, Any], state: list[tf.Tensor], seq_lens: tf.Tensor | None
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        sequences = add_time_dimension(input_dict["obs_flat"], seq_lens=seq_lens)
+        outputs, after = self.forward_rnn(sequences, state, seq_lens)
+        return tf.reshape(outputs, [-1, outputs.shape[-1]]), after
+
+    def forward_rnn(
+        self, inputs: tf.Tensor, state: list[tf.Tensor], seq_lens: Any
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Returns `(outputs [S, T, num_outputs], state after)`; to be overridden.
+
+        Steps behind a sequence's true length must leave the state as it is: mask them.
+
+        Args:
+            inputs: observations `[S, T, F]`.
+            state: the memory before, `[S, ...]` each.
+            seq_lens: int32 `[S]`, the true lengths.
+        """
+        raise NotOfferedError(
+            f"{type(self).__name__} has no `forward_rnn(self, inputs, state, seq_lens)`; it must "
+            "return (outputs [S, T, num_outputs], state)."
+        )
+
+
+class FullyConnectedNetwork(TFModelV2):
+    """The catalog's dense layers and a value, as a part of other models or by itself.
+
+    Args:
+        obs_space: a Box; observations are flattened.
+        action_space: kept.
+        num_outputs: units of the output; None: the output is the last hidden layer.
+        model_config: `model` settings; missing ones have their defaults.
+        name: a name.
+    """
+
+    def __init__(
+        self,
+        obs_space: gym.Space,
+        action_space: gym.Space,
+        num_outputs: int | None,
+        model_config: Mapping[str, Any],
+        name: str,
+    ) -> None:
+        super().__init__(obs_space, action_space, num_outputs, model_config, name)
+        width = sum(math.prod(encoded_shape(leaf)) for leaf in leaves(obs_space))
+        seen = spaces.Box(-np.inf, np.inf, (width,), np.float32)
+        self.base_model, self.num_outputs = _catalog_model(seen, num_outputs, model_config)
+        self._value: Any = None
+
+    def forward(
+        self, input_dict: dict[str, Any], state: list[tf.Tensor], seq_lens: tf.Tensor | None
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        outputs, self._value = self.base_model(input_dict["obs_flat"])
+        return outputs, state
+
+    def value_function(self) -> tf.Tensor:
+        return tf.reshape(self._value, [-1])
+
+
+class VisionNetwork(TFModelV2):
+    """The catalog's convolutions and a value; the arguments are `FullyConnectedNetwork`'s.
+
+    The observation is an image, its pixels from 0 to 255 if they are uint8.
+    """
+
+    def __init__(
+        self,
+        obs_space: gym.Space,
+        action_space: gym.Space,
+        num_outputs: int | None,
+        model_config: Mapping[str, Any],
+        name: str,
+    ) -> None:
+        super().__init__(obs_space, action_space, num_outputs, model_config, name)
+        self.base_model, self.num_outputs = _catalog_model(obs_space, num_outputs, model_config)
+        self._scale = 255.0 if obs_space.dtype == np.uint8 else 1.0
+        self._value: Any = None
+
+    def forward(
+        self, input_dict: dict[str, Any], state: list[tf.Tensor], seq_lens: tf.Tensor | None
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        pixels = tf.cast(input_dict["obs"], tf.float32) / self._scale
+        outputs, self._value = self.base_model(pixels)
+        return outputs, state
+
+    def value_function(self) -> tf.Tensor:
+        return tf.reshape(self._value, [-1])
+
+
+def add_time_dimension(
+    padded_inputs: tf.Tensor,
+    *,
+    seq_lens: Any,
+    framework: str = "tf",
+    time_major: bool = False,
+) -> tf.Tensor:
+    """Makes sequences `[S, T, ...]` of rows `[S * T, ...]`.
+
+    Args:
+        padded_inputs: rows, sequence by sequence.
+        seq_lens: `[S]`; says how many sequences there are.
+        framework: accepted for ported code.
+        time_major: must be False.
+
+    Raises:
+        ModelError: if `time_major` is True.
+    """
+    del framework
+    if time_major:
+        raise ModelError("time_major must be False, got True: sequences are [S, T, ...] here.")
+    shape = tf.shape(padded_inputs)
+    count = tf.shape(seq_lens)[0]
+    lead = tf.stack([count, shape[0] // tf.maximum(count, 1)])
+    folded = tf.reshape(padded_inputs, tf.concat([lead, shape[1:]], axis=0))
+    return tf.ensure_shape(folded, [None, None, *padded_inputs.shape[1:]])
+
+
+def flat(obs: Any) -> tf.Tensor:
+    """Returns an observation, nested or not, as one tensor `[N, F]`, in its own order."""
+    if isinstance(obs, Mapping):
+        return tf.concat([flat(part) for part in obs.values()], axis=-1)
+    if isinstance(obs, tuple | list):
+        return tf.concat([flat(part) for part in obs], axis=-1)
+    rows = tf.cast(obs, tf.float32)
+    return tf.reshape(rows, [tf.shape(rows)[0], math.prod(rows.shape[1:])])
+
+
+def parts_of(value: Any) -> list[Any]:
+    """Returns the Keras layers and variables, and the TensorFlow ones, that an object holds.
+
+    Attributes of `TFModelV2` objects, lists, tuples and dicts are looked through, each only once.
+    """
+    found: list[Any] = []
+    seen: set[int] = set()
+
+    def walk(value: Any) -> None:
+        if id(value) in seen:
+            return
+        seen.add(id(value))
+        if isinstance(value, keras.layers.Layer | keras.Variable | tf.Variable):
+            found.append(value)
+        elif isinstance(value, TFModelV2):
+            walk(vars(value))
+        elif isinstance(value, Mapping):
+            for part in value.values():
+                walk(part)
+        elif isinstance(value, list | tuple):
+            for part in value:
+                walk(part)
+
+    walk(value)
+    return found
+
+
+def _by_path(model: TFModelV2, kind: str) -> dict[str, Any]:
+    found = [v for part in parts_of(model) for v in getattr(part, kind, [])]
+    return {variable.path: variable for variable in found}
+
+
+def _catalog_model(
+    space: gym.Space, num_outputs: int | None, config: Mapping[str, Any]
+) -> tuple[Any, int]:
+    """Returns a model of the catalog with a value, and how many outputs it has."""
+    settings = {**config, "custom_model": None, "custom_model_config": {}}
+    if num_outputs is None:
+        hidden = [*model_settings(settings)["fcnet_hiddens"]]
+        hidden += model_settings(settings)["post_fcnet_hiddens"]
+        if not hidden:
+            raise ModelError(
+                "num_outputs must be an integer where there is no hidden layer to become the "
+                "output, got None."
+            )
+        num_outputs, settings["no_final_linear"] = hidden[-1], True
+    return build_model(leaves(space), num_outputs, settings, with_value=True), num_outputs

@@ -1,0 +1,38 @@
+"""Names for models of one's own, which `model={"custom_model": name}` takes. Knows no Keras."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tfpolicies.errors import ModelSettingError
+
+_FACTORIES: dict[str, Callable[..., Any]] = {}
+
+
+def register_model(name: str, factory: Callable[..., Any]) -> None:
+    """Gives a factory of models a name, which `model={"custom_model": name}` then takes.
+
+    Registering a name again replaces the factory for policies made later. The register belongs to
+    the process: whoever loads a checkpoint in another one registers there.
+
+    Args:
+        name: a non-empty text.
+        factory: `f(observation_space, num_outputs, **custom_model_config) -> keras.Model`.
+
+    Raises:
+        ModelSettingError: if the name is no text or the factory cannot be called.
+    """
+    if not isinstance(name, str) or not name:
+        raise ModelSettingError(f"A model's name must be a non-empty str, got {name!r}.")
+    if not callable(factory):
+        raise ModelSettingError(
+            f"The model {name!r} must be a factory f(observation_space, num_outputs, "
+            f"**custom_model_config) that returns a keras.Model, got {factory!r}."
+        )
+    _FACTORIES[name] = factory
+
+
+def registered_model(name: Any) -> Callable[..., Any] | None:
+    """Returns the factory registered under a name, or None."""
+    return _FACTORIES.get(name) if isinstance(name, str) else None
