@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import sys
 from typing import Any
 
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.errors import ConfigError
+from tfpolicies.quiet import extend_paths, load_tensorflow
 
 
 def tune_trainable(base: AlgorithmConfig | type) -> type:
@@ -32,14 +35,19 @@ def tune_trainable(base: AlgorithmConfig | type) -> type:
     """
     if importlib.util.find_spec("ray") is None or importlib.util.find_spec("pyarrow") is None:
         raise ConfigError("Ray Tune is not installed: run `pip install 'ray[tune]'`.")
-    from ray import tune
+    from ray import cloudpickle, tune
 
     given: Any = base
     common = base if isinstance(base, AlgorithmConfig) else given.config_class()
     name = getattr(common.algo_class, "__name__", "Algorithm")
+    pickled = cloudpickle.dumps(common.copy(copy_frozen=False))
+    paths = [os.path.abspath(path) for path in sys.path]
 
     def configured(settings: dict[str, Any]) -> AlgorithmConfig:
-        return common.copy(copy_frozen=False).update_from_dict(settings)
+        # Pickled apart: what it needs may be found where only this process looks for modules.
+        extend_paths(paths)
+        load_tensorflow()
+        return cloudpickle.loads(pickled).update_from_dict(settings)
 
     class Trainable(tune.Trainable):
         """One trial: an algorithm that is trained."""
