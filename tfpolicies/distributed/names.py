@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from ray import cloudpickle
 
 from tfpolicies.envs.registry import register_environment, registered_creator, registered_names
@@ -11,7 +14,7 @@ from tfpolicies.models.distributions.action_distribution import (
 )
 from tfpolicies.models.registry import register_model, registered_model, registered_models
 
-_REGISTERS = {
+_REGISTERS: dict[str, Callable[[str, Any], None]] = {
     "environment": register_environment,
     "model": register_model,
     "distribution": register_box_distribution,
@@ -23,6 +26,7 @@ def pack_names() -> list[tuple[str, str, bytes]]:
 
     An object that cannot be pickled is left out: whoever needs it is told that it has no name.
     """
+    found: list[tuple[str, str, Any]]
     found = [("environment", name, registered_creator(name)) for name in registered_names()]
     found += [("model", name, registered_model(name)) for name in registered_models()]
     found += [("distribution", name, kind) for name, kind in BOX_DISTRIBUTIONS.items()]
