@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tfpolicies.envs.multi_agent_env import ALL, COMMON, MultiAgentEnv, MultiAgentStep
+from tfpolicies.envs.repairs import Repairs
 from tfpolicies.errors import EnvError
 
 _NAMES = ("observations", "rewards", "terminateds", "truncateds", "infos")
@@ -19,20 +20,61 @@ class MultiAgentEnvironments:
 
     Attributes:
         num_envs: N.
+        maker: makes the copy of an index anew; None if nobody knows how.
     """
+
+    maker: Callable[[int], MultiAgentEnv] | None = None
 
     def __init__(self, envs: Sequence[MultiAgentEnv]) -> None:
         self.envs = list(envs)
         self.num_envs = len(self.envs)
-        self._steps = [env.step for env in self.envs]
+        self.guard(Repairs())
 
-    def reset(self, index: int, seed: int | None = None) -> tuple[Mapping, Mapping]:
+    def guard(self, repairs: Repairs) -> None:
+        """Takes what is done about copies that break."""
+        self.repairs = repairs
+        self._watch_calls()
+
+    def _watch_calls(self) -> None:
+        watched, envs = self.repairs.watched, self.envs
+        self._steps = [watched(i, "step", env.step) for i, env in enumerate(envs)]
+        self._resets = [watched(i, "reset", env.reset) for i, env in enumerate(envs)]
+
+    def reset(
+        self, index: int, seed: int | None = None, check: Callable[[Mapping], None] | None = None
+    ) -> tuple[Mapping, Mapping]:
         """Starts an episode in one copy; returns observations and infos by agent id.
+
+        Args:
+            index: which copy.
+            seed: for its `reset`.
+            check: called with the observations; what it raises says that the copy broke.
 
         Raises:
             EnvError: if the answer breaks the contract of `MultiAgentEnv`.
         """
-        found = self.envs[index].reset(seed=seed)
+        try:
+            return self._first(index, seed, check)
+        except Exception as error:
+            self.repairs.broke(index, f"reset(seed={seed})", error)
+            return self.renew(index, check)
+
+    def renew(
+        self, index: int, check: Callable[[Mapping], None] | None = None
+    ) -> tuple[Mapping, Mapping]:
+        """Puts a new copy in the place of one that broke, and starts an episode like `reset`."""
+
+        def start(env: MultiAgentEnv) -> tuple[Mapping, Mapping]:
+            self.envs[index] = env
+            self._watch_calls()
+            return self._first(index, None, check)
+
+        return self.repairs.renewed(index, self.envs[index], start)[1]
+
+    def _first(
+        self, index: int, seed: int | None, check: Callable[[Mapping], None] | None
+    ) -> tuple[Mapping, Mapping]:
+        found = self._resets[index](seed=seed)
         if not isinstance(found, tuple) or len(found) != 2:
             raise EnvError(
                 f"`reset` of environment {index} must return a pair (observations, infos), got "
@@ -42,6 +84,8 @@ class MultiAgentEnvironments:
         obs, infos = found
         if infos.keys() - obs.keys() - {COMMON}:
             raise EnvError(_strange_infos(index, "reset", infos, obs))
+        if check is not None:
+            check(obs)
         return obs, infos
 
     def step(self, index: int, actions: Mapping[Any, Any]) -> MultiAgentStep:

@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 
 from tfpolicies.errors import EnvError
@@ -22,7 +23,7 @@ from tfpolicies.errors import EnvError
 logger = logging.getLogger("tfpolicies")
 
 _TRIES = 3  # times that an environment is made anew before its `reset` works
-_MOST_IN_A_ROW = 10  # steps in a row that an environment may break in
+_MOST_IN_A_ROW = 10  # times that an environment may break without finishing an episode
 
 
 class Watchdog:
@@ -106,36 +107,39 @@ class Repairs:
         self.make = make
         self.watchdog = watchdog
         self._place = "" if worker_index is None else f" of worker {worker_index}"
-        self._streaks: dict[int, tuple[int, int]] = {}  # by index: step it broke in, times in a row
+        self._times: dict[int, int] = {}  # that one broke since its last whole episode
 
     def name(self, index: int) -> str:
         """Returns how messages call an environment."""
         return f"Environment {index}{self._place}"
+
+    def call(self, index: int, method: str) -> str:
+        """Returns how messages call a method of an environment."""
+        return f"`{method}` of {self.name(index).lower()}"
 
     def watched(self, index: int, method: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Returns a method of an environment that the watchdog looks after."""
         watchdog = self.watchdog
         if watchdog is None:
             return function
-        what = f"`{method}` of {self.name(index).lower()}"
+        what = self.call(index, method)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             return watchdog.call(what, function, *args, **kwargs)
 
         return call
 
-    def broke(self, index: int, call: str, error: Exception, step: int | None = None) -> None:
+    def broke(self, index: int, call: str, error: Exception) -> None:
         """Reports an environment that broke.
 
         Args:
             index: which one.
             call: what was called.
             error: what it raised, or an `EnvError` about what it returned.
-            step: the number of the step, to notice one that breaks always.
 
         Raises:
             Exception: `error`, unless environments are made anew.
-            EnvError: if it broke in too many steps in a row.
+            EnvError: if it broke too often without finishing an episode.
         """
         message = f"{self.name(index)} broke in {call}: {type(error).__name__}: {error}"
         if self.make is None:
@@ -148,13 +152,15 @@ class Repairs:
                 logger.error(message)
             raise error
         logger.warning("%s; it is made anew, and its episode is dropped.", message)
-        if step is None:
-            return
-        last, times = self._streaks.get(index, (-2, 0))
-        times = times + 1 if step == last + 1 else 1
-        self._streaks[index] = step, times
+        times = self._times[index] = self._times.get(index, 0) + 1
         if times > _MOST_IN_A_ROW:
-            raise EnvError(f"{message}. It did so in {times} steps in a row.") from error
+            raise EnvError(
+                f"{message}. It did so {times} times without a whole episode."
+            ) from error
+
+    def worked(self, index: int) -> None:
+        """Takes down that an environment finished an episode."""
+        self._times.pop(index, None)
 
     def renewed(self, index: int, old: Any, start: Callable[[Any], Any]) -> tuple[Any, Any]:
         """Returns a new environment and what `start(environment)` gave.
@@ -205,6 +211,28 @@ def are_finite(nested: Any) -> bool:
     if isinstance(nested, tuple):
         return all(are_finite(part) for part in nested)
     return is_finite(nested)
+
+
+def check_observation(space: gym.Space, obs: Any, what: str) -> None:
+    """Raises an `EnvError` unless all parts of `obs` are there, of their shape, and finite."""
+    if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
+        parts = space.items() if isinstance(space, gym.spaces.Dict) else enumerate(space)
+        for key, sub in parts:
+            try:
+                part = obs[key]
+            except (KeyError, IndexError, TypeError) as error:
+                raise EnvError(
+                    f"The {what} has no part {key!r}, but its space is {space}. Return what "
+                    "`observation_space.contains` accepts."
+                ) from error
+            check_observation(sub, part, f"part {key!r} of the {what}")
+    elif np.shape(obs) != (space.shape or ()):
+        raise EnvError(
+            f"The {what} has the shape {np.shape(obs)}, but its space is {space} with the shape "
+            f"{space.shape or ()}: {obs!r:.200}. Return what `observation_space.contains` accepts."
+        )
+    elif not is_finite(np.asarray(obs)):
+        raise EnvError(f"The {what} is not finite: {obs!r:.500}.")
 
 
 def check_reward(reward: Any, what: str) -> None:

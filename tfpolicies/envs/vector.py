@@ -25,7 +25,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
-from tfpolicies.envs.repairs import Repairs, are_finite, check_reward, is_finite
+from tfpolicies.envs.repairs import Repairs, are_finite, check_observation, check_reward, is_finite
 from tfpolicies.errors import EnvError
 
 
@@ -146,7 +146,6 @@ class PlainEnvironments(Environments):
         self._stack = _stacker(self.observation_space, self.num_envs)
         self._discrete = isinstance(self.action_space, gym.spaces.Discrete)
         self._dtype = self.action_space.dtype if self._discrete else None
-        self._count = 0  # of steps
 
     def guard(self, repairs: Repairs) -> None:
         super().guard(repairs)
@@ -171,10 +170,10 @@ class PlainEnvironments(Environments):
 
     def _first_observation(self, index: int, seed: int | None = None) -> Any:
         found = self._resets[index](seed=seed)
-        what = f"`reset` of {self._repairs.name(index).lower()}"
+        what = self._repairs.call(index, "reset")
         if not isinstance(found, tuple) or len(found) != 2:
             raise EnvError(f"{what} must return a pair (observation, info), got {found!r:.200}.")
-        _check_observation(self.observation_space, found[0], f"observation that {what} gave")
+        check_observation(self.observation_space, found[0], f"observation that {what} gave")
         return found[0]
 
     def _renewed(self, index: int) -> Any:
@@ -195,13 +194,12 @@ class PlainEnvironments(Environments):
             rows = single_actions(own_copy(self.action_space, actions))
         results: list[Any] = []
         broken: dict[int, Exception] = {}
-        self._count += 1
         for step, action in zip(self._steps, rows, strict=True):
             try:
                 results.append(step(action))
             except Exception as error:
                 index = len(results)
-                self._repairs.broke(index, f"step({action!r})", error, self._count)
+                self._repairs.broke(index, f"step({action!r})", error)
                 broken[index] = error
                 results.append(None)
         made = None if broken else self._made_of(results)
@@ -237,7 +235,7 @@ class PlainEnvironments(Environments):
             try:
                 self._check_result(i, result)
             except EnvError as error:
-                self._repairs.broke(i, f"step({actions[i]!r})", error, self._count)
+                self._repairs.broke(i, f"step({actions[i]!r})", error)
                 broken[i] = error
         for i in broken:
             results[i] = self._renewed(i), 0.0, False, False, {}
@@ -247,13 +245,13 @@ class PlainEnvironments(Environments):
         return made
 
     def _check_result(self, index: int, result: Any) -> None:
-        what = f"`step` of {self._repairs.name(index).lower()}"
+        what = self._repairs.call(index, "step")
         if not isinstance(result, tuple) or len(result) != 5:
             raise EnvError(
                 f"{what} must return (observation, reward, terminated, truncated, info), got "
                 f"{result!r:.200}."
             )
-        _check_observation(self.observation_space, result[0], f"observation that {what} gave")
+        check_observation(self.observation_space, result[0], f"observation that {what} gave")
         check_reward(result[1], what)
         for name, flag in zip(("terminated", "truncated"), result[2:4], strict=True):
             if np.shape(flag) != ():
@@ -266,6 +264,7 @@ class PlainEnvironments(Environments):
         ended = [i for i in range(self.num_envs) if terminateds[i] or truncateds[i]]
         last = _stacker(self.observation_space, len(ended))([obs[i] for i in ended])
         for i in ended:
+            self._repairs.worked(i)
             obs[i] = self._reset(i)
         return np.array(ended), last
 
@@ -275,28 +274,6 @@ class PlainEnvironments(Environments):
     def close(self) -> None:
         for env in self.envs:
             env.close()
-
-
-def _check_observation(space: gym.Space, obs: Any, what: str) -> None:
-    """Raises an `EnvError` unless all parts of `obs` are there, of their shape, and finite."""
-    if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
-        parts = space.items() if isinstance(space, gym.spaces.Dict) else enumerate(space)
-        for key, sub in parts:
-            try:
-                part = obs[key]
-            except (KeyError, IndexError, TypeError) as error:
-                raise EnvError(
-                    f"The {what} has no part {key!r}, but its space is {space}. Return what "
-                    "`observation_space.contains` accepts."
-                ) from error
-            _check_observation(sub, part, f"part {key!r} of the {what}")
-    elif np.shape(obs) != (space.shape or ()):
-        raise EnvError(
-            f"The {what} has the shape {np.shape(obs)}, but its space is {space} with the shape "
-            f"{space.shape or ()}: {obs!r:.200}. Return what `observation_space.contains` accepts."
-        )
-    elif not is_finite(np.asarray(obs)):
-        raise EnvError(f"The {what} is not finite: {obs!r:.500}.")
 
 
 def _stacker(space: gym.Space, count: int) -> Callable[[Sequence[Any]], Any]:
@@ -315,8 +292,9 @@ def _stacker(space: gym.Space, count: int) -> Callable[[Sequence[Any]], Any]:
     def stack(rows: Sequence[Any]) -> np.ndarray:
         if not inner:
             return np.array(rows, dtype).reshape(shape)
-        if any([np.shape(row) != inner for row in rows]):
-            raise ValueError(f"{[np.shape(row) for row in rows]} are not all {inner}")
+        shapes = [np.shape(row) for row in rows]
+        if shapes.count(inner) != len(shapes):
+            raise ValueError(f"{shapes} are not all {inner}")
         return np.concatenate(rows, dtype=dtype, casting="unsafe").reshape(shape)
 
     return stack
@@ -338,7 +316,6 @@ class VectorEnvironments(Environments):
         self.mode = AutoresetMode(mode)
         self._ended = np.zeros(self.num_envs, bool)
         self._step = env.step
-        self._count = 0  # of steps
 
     def guard(self, repairs: Repairs) -> None:
         super().guard(repairs)
@@ -374,11 +351,10 @@ class VectorEnvironments(Environments):
 
     def step(self, actions: Any) -> Step:
         actions = own_copy(self.action_space, actions)
-        self._count += 1
         try:
             return self._made_of(*self._step(actions))
         except Exception as error:
-            self._repairs.broke(0, "step", error, self._count)
+            self._repairs.broke(0, "step", error)
             return self._all_anew(error)
 
     def _all_anew(self, error: Exception) -> Step:
@@ -393,6 +369,8 @@ class VectorEnvironments(Environments):
     ) -> Step:
         if not (is_finite(rewards) and are_finite(obs)):
             self._explain(obs, rewards)
+        if terminateds.any() or truncateds.any():
+            self._repairs.worked(0)
         dead = final = None
         if self.mode is AutoresetMode.NEXT_STEP:
             dead = self._ended

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tfpolicies.envs.repairs import is_finite
 from tfpolicies.errors import EnvError
 from tfpolicies.rollout.multi_agent_batches import Sample
 from tfpolicies.rollout.multi_agent_episode import Copy
@@ -239,14 +240,19 @@ def _as_numbers(rewards: Sequence[Any]) -> np.ndarray:
         numbers = np.array(rewards, np.float64)
     except (TypeError, ValueError):
         raise not_numbers(rewards) from None
-    if numbers.ndim != 1:
+    if numbers.ndim != 1 or not is_finite(numbers):
         raise not_numbers(rewards)
     return numbers
 
 
 def not_numbers(rewards: Sequence[Any]) -> EnvError:
     """Returns the error about the first of some rewards that is no number."""
-    wrong = next((x for x in rewards if np.ndim(x) or np.asarray(x).dtype.kind not in "biuf"), None)
+    wrong = next((x for x in rewards if not _is_number(x)), None)
     return EnvError(
-        f"Rewards must be one number for each agent, but one is {wrong!r}. Return floats."
+        f"Rewards must be one finite number for each agent, but one is {wrong!r}. Return floats."
     )
+
+
+def _is_number(reward: Any) -> bool:
+    array = np.asarray(reward)
+    return array.ndim == 0 and array.dtype.kind in "biuf" and bool(np.isfinite(array))

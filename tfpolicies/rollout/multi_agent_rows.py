@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tfpolicies.envs.repairs import is_finite
 from tfpolicies.errors import EnvError
 from tfpolicies.models.ports import action_ports
 from tfpolicies.models.spaces import Leaf, action_leaves, leaves, pick
@@ -216,11 +217,13 @@ class PolicyRows:
             values = [pick(x, leaf.path) for x in observed] if leaf.path else observed
             if not leaf.shape:
                 target[...] = values
-                return
-            if _shapes(values) != {leaf.shape}:
+            elif _shapes(values) != {leaf.shape}:
                 raise ValueError
-            flat = target.reshape(len(values) * leaf.shape[0], *leaf.shape[1:])
-            np.concatenate(values, out=flat, casting="unsafe")
+            else:
+                flat = target.reshape(len(values) * leaf.shape[0], *leaf.shape[1:])
+                np.concatenate(values, out=flat, casting="unsafe")
+            if not is_finite(target):
+                raise ValueError
         except (ValueError, TypeError, KeyError, IndexError):
             self._explain(leaf, observed)
             raise
@@ -231,8 +234,12 @@ class PolicyRows:
         named = agents if len(agents) == len(observed) else [None] * len(observed)
         for agent, obs in zip(named, observed, strict=True):
             try:
-                got = np.shape(pick(obs, leaf.path))
-                problem = f"has the shape {got}" if got != leaf.shape else None
+                part = pick(obs, leaf.path)
+                got, problem = np.shape(part), None
+                if got != leaf.shape:
+                    problem = f"has the shape {got}"
+                elif not is_finite(np.asarray(part)):
+                    problem = f"is not finite: {part!r:.200}"
             except (ValueError, TypeError, KeyError, IndexError):
                 problem = f"has no part {'/'.join(leaf.path)!r}" if leaf.path else "is ragged"
             if problem is not None:

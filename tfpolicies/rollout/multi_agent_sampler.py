@@ -7,7 +7,7 @@ order of trajectories when a batch is full; see `multi_agent_ledger.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,9 @@ from tfpolicies.batch.multi_agent_batch import MultiAgentBatch
 from tfpolicies.config.callbacks import DefaultCallbacks, follows_episodes, overrides
 from tfpolicies.envs.multi_agent_env import ALL, MultiAgentStep
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
+from tfpolicies.envs.repairs import check_observation, check_reward
 from tfpolicies.envs.vector import own_copy, single_actions
-from tfpolicies.errors import ConfigError, EnvError, UsageError
+from tfpolicies.errors import ConfigError, EnvError, UnknownPolicyError, UsageError
 from tfpolicies.policy.stacked_acting import ColumnsCall, act_columns
 from tfpolicies.rollout import multi_agent_state
 from tfpolicies.rollout.episode import RolloutMetrics
@@ -82,6 +83,7 @@ class MultiAgentSampler:
         self._worker = worker
         self._postprocessor = Postprocessor(clip_rewards, callbacks, worker, policies)
         self._copies: list[Copy] = []
+        self._broken: dict[int, Exception] = {}  # by copy, in the present step
 
     # -- episodes -----------------------------------------------------------------------------
 
@@ -110,13 +112,24 @@ class MultiAgentSampler:
             found = self._ledger.rows[policy_id] = PolicyRows(policy_id, policy)
         return found
 
-    def _begin_episode(self, copy: Copy, seed: int | None = None) -> None:
-        episode = self._new_episode(copy.index, int(self.rng.integers(10**18)))
+    def _begin_episode(
+        self, copy: Copy, seed: int | None = None, *, in_new_copy: bool = False
+    ) -> None:
+        episode, index = self._new_episode(copy.index, int(self.rng.integers(10**18))), copy.index
         self._call("on_episode_created", episode)
-        obs, infos = self.envs.reset(copy.index, seed)
+
+        def check(obs: Mapping[Any, Any]) -> None:
+            if self.envs.repairs.make is not None:
+                what = self.envs.repairs.call(index, "reset")
+                check_observations(self._seen(obs, episode), episode, (), what)
+
+        if in_new_copy:
+            obs, infos = self.envs.renew(index, check)
+        else:
+            obs, infos = self.envs.reset(index, seed, check)
         copy.begin(episode)
         episode.last_infos.update(infos)
-        self._episode_agent_steps[copy.index] = 0
+        self._episode_agent_steps[index] = 0
         obs = self._seen(obs, episode)
         copy.wait(copy.cast(tuple(obs)), obs)
         self._call("on_episode_start", episode)
@@ -160,6 +173,7 @@ class MultiAgentSampler:
                 "single transition of an agent. Give observations to agents that can act on them."
             )
         episode.close()
+        self.envs.repairs.worked(index)
         self._call("on_episode_end", episode)
         self.metrics.append(episode.metrics())
         if self._complete:
@@ -222,21 +236,52 @@ class MultiAgentSampler:
 
     def _step(self, copies: list[Copy]) -> None:
         self._act(copies)
+        self._broken = {}
         over = []
         for copy in copies:
             moves, copy.moves = copy.moves, {}
-            if self._take(copy, self.envs.step(copy.index, moves)):
-                over.append(copy)
-            self._env_steps[copy.index] += 1
+            length = copy.episode.length
+            try:
+                if self._take(copy, self.envs.step(copy.index, moves)):
+                    over.append(copy)
+            except UnknownPolicyError:
+                raise
+            except Exception as error:
+                self.envs.repairs.broke(copy.index, f"step({moves!r})", error)
+                self._broken[copy.index] = error
+                copy.episode.length = length
+            else:
+                self._env_steps[copy.index] += 1
         closed = self._ledger.book()
         self._agent_steps += closed
         self._episode_agent_steps += closed
         if self._calls_steps:
             for copy in copies:
-                self._call("on_episode_step", copy.episode)
+                if copy.index not in self._broken:
+                    self._call("on_episode_step", copy.episode)
         for copy in over:
             self._end_episode(copy)
             self._begin_episode(copy)
+        for index, error in self._broken.items():
+            self._replace(self._copies[index], error)
+
+    def _replace(self, copy: Copy, error: Exception) -> None:
+        """Drops the episode of a copy that broke, and begins one in a new copy."""
+        ledger, index, episode = self._ledger, copy.index, copy.episode
+        dropped = ledger.records["eps_id"] == episode.episode_id
+        closed = int((dropped & (ledger.records["t"] >= 0)).sum())
+        ledger.keep(~dropped)
+        self._agent_steps[index] -= closed
+        self._env_steps[index] -= min(int(self._env_steps[index]), episode.length)
+        self.metrics.append(RolloutMetrics(episode_faulty=True))
+        self._callbacks.on_episode_end(
+            worker=self._worker,
+            base_env=self.envs,
+            policies=self.policies,
+            episode=error,
+            env_index=index,
+        )
+        self._begin_episode(copy, in_new_copy=True)
 
     def _act(self, copies: list[Copy]) -> None:
         """Chooses the actions of all agents that wait for one."""
@@ -271,6 +316,11 @@ class MultiAgentSampler:
         if infos:
             episode.last_infos.update(infos)
         obs = self._seen(obs, episode)
+        if self.envs.repairs.make is not None:
+            what = self.envs.repairs.call(copy.index, "step")
+            check_observations(obs, episode, copy.done, what)
+            for reward in rewards.values():
+                check_reward(reward, what)
         cast = copy.cast(tuple(obs))
         seats = cast.seats
         if rewards:
@@ -343,7 +393,9 @@ class MultiAgentSampler:
             before = [copy.episode for copy in going]
             self._step(going)
             for copy, episode in zip(going, before, strict=True):
-                if copy.episode is not episode:  # it ended, and the next one began
+                if copy.index in self._broken:
+                    played.append(RolloutMetrics(episode_faulty=True))
+                elif copy.episode is not episode:  # it ended, and the next one began
                     played.append(episode.metrics())
                     done[copy.index] += 1 if by_episodes else episode.length
             going = [copy for copy in going if done[copy.index] < shares[copy.index]]
@@ -436,6 +488,28 @@ class MultiAgentSampler:
         self._finished = [(number, env, agent) for number, env, agent in state["finished"]]
         self._env_steps, self._agent_steps = (np.array(x) for x in state["steps"])
         self._episode_agent_steps = np.array(state["episode_agent_steps"])
+
+
+def check_observations(
+    obs: Mapping[Any, Any], episode: MultiAgentEpisode, done: Collection[Any], what: str
+) -> None:
+    """Checks the observations of one copy one by one.
+
+    Args:
+        obs: by agent id.
+        episode: says which policy acts for an agent.
+        done: agents that act no more.
+        what: gave them, for messages.
+
+    Raises:
+        EnvError: if one is of an agent that is done, or is not of its policy's space, or is not
+            finite.
+    """
+    for agent, each in obs.items():
+        if agent in done or agent == ALL:
+            raise EnvError(f"{what} gave an observation of agent {agent!r}, which does not act.")
+        space = episode.policies[episode.policy_for(agent)].observation_space
+        check_observation(space, each, f"observation of agent {agent!r} that {what} gave")
 
 
 def _total(rewards: list[Any]) -> float:

@@ -19,6 +19,7 @@ from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID, PolicySpec
 from tfpolicies.connectors import ActionConnectorPipeline, AgentConnectorPipeline, restore
 from tfpolicies.envs.making import EnvContext, make_any_environments
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
+from tfpolicies.envs.repairs import Repairs, Watchdog
 from tfpolicies.envs.vector import Environments
 from tfpolicies.errors import ConfigError, UsageError, WeightsError
 from tfpolicies.policy.policy import Policy
@@ -71,6 +72,7 @@ class RolloutWorker(ParallelIteration):
         global_vars: the counters of the run.
         callbacks: the user's.
         weights_seq_no: of the weights that were set last.
+        watchdog: looks after how long environments take; None without `env_step_timeout_s`.
         has_episodes: whether episodes run; if not, new ones begin with the next sample.
 
     Raises:
@@ -141,6 +143,7 @@ class RolloutWorker(ParallelIteration):
         self._own_lock = threading.Lock()
         self._first_batch: Any = None
         self.environments: Environments | MultiAgentEnvironments | None = None
+        self.watchdog: Watchdog | None = None
         source = env_creator if env_creator is not None else self.config.env
         if source is not None and self._has_environments():
             self.environments = self._make_environments(source, validate_env)
@@ -181,6 +184,7 @@ class RolloutWorker(ParallelIteration):
             on_created,
             checked=not self.config.disable_env_checking,
         )
+        made.guard(self._repairs(made.maker, on_created))
         agent, action = self.config.agent_connectors, self.config.action_connectors
         if isinstance(made, MultiAgentEnvironments):
             if agent or action:
@@ -204,6 +208,19 @@ class RolloutWorker(ParallelIteration):
             AgentConnectorPipeline(restore(*state) for state in agent),
             ActionConnectorPipeline(restore(*state) for state in action),
         )
+
+    def _repairs(self, maker: Any, on_created: Callable[[Any, EnvContext, int], None]) -> Repairs:
+        """Returns what is done about environments that break."""
+
+        def make(index: int) -> Any:
+            env = maker(index)
+            on_created(env, self._context().copy_with(index), index)
+            return env
+
+        limit = self.config.env_step_timeout_s
+        self.watchdog = None if limit is None else Watchdog(limit)
+        restarts = self.config.restart_failed_sub_environments and maker is not None
+        return Repairs(make if restarts else None, self.worker_index, self.watchdog)
 
     def _context(self) -> EnvContext:
         return EnvContext(
@@ -845,7 +862,7 @@ class RolloutWorker(ParallelIteration):
 
     def trouble(self) -> str | None:
         """Says what an environment hangs in, None if none does; may be asked from any thread."""
-        return None
+        return None if self.watchdog is None else self.watchdog.trouble()
 
     def get_host(self) -> str:
         """Returns the computer's network name."""
@@ -889,6 +906,8 @@ class RolloutWorker(ParallelIteration):
         if self.environments is not None:
             self.environments.close()
             self.environments = self.sampler = None
+        if self.watchdog is not None:
+            self.watchdog.close()
 
 
 def _readable(batch: SampleBatch) -> SampleBatch:

@@ -1,0 +1,250 @@
+"""Environments that raise, return garbage or hang: what a user sees, and how sampling goes on."""
+
+import logging
+import time
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from tfpolicies import DefaultCallbacks, MultiAgentEnv, PPOConfig, PPOTF2Policy, RolloutWorker
+from tfpolicies.errors import EnvError
+
+GOOD = np.zeros(2, np.float32)
+BAD_OBSERVATIONS = {
+    "shape": np.zeros(3, np.float32),
+    "nan": np.array([0.0, np.nan], np.float32),
+    "infinite": np.array([np.inf, 0.0], np.float32),
+    "none": None,
+}
+
+
+class Breaking(gym.Env):
+    """Episodes of 4 steps, observing (environment, step); one of the first lives breaks once.
+
+    `kind` says how, in step 3 of the second episode of environment 1 (or in its second reset).
+    """
+
+    observation_space = spaces.Box(-100.0, 100.0, (2,), np.float32)
+    action_space = spaces.Discrete(2)
+    made = []
+
+    def __init__(self, config):
+        self.kind, self.number = config["kind"], config.vector_index
+        self.always = config.get("always", False)
+        self.life = sum(env.number == self.number for env in self.made)
+        self.made.append(self)
+        self.episode, self.now, self.closed = -1, 0, False
+
+    def breaks(self, kind):
+        due = self.life == 0 and self.number == 1 and self.episode == 1
+        return self.kind == kind and (due or self.always)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.episode, self.now = self.episode + 1, 0
+        if self.breaks("reset"):
+            raise RuntimeError("no episode today")
+        return self.observation(), {}
+
+    def observation(self):
+        return np.array([self.number + 10 * self.life, self.now], np.float32)
+
+    def step(self, action):
+        self.now += 1
+        obs, reward = self.observation(), 1.0
+        if self.now == 3:
+            if self.breaks("step"):
+                raise RuntimeError("the wheel came off")
+            if self.breaks("reward"):
+                reward = float("nan")
+            if self.breaks("tuple"):
+                return obs, reward
+            if self.breaks("hang"):
+                time.sleep(0.5)
+            for kind, bad in BAD_OBSERVATIONS.items():
+                obs = bad if self.breaks(kind) else obs
+        return obs, reward, self.now == 4, False, {}
+
+    def close(self):
+        self.closed = True
+
+
+class Team(MultiAgentEnv):
+    """Two agents in a `Breaking` environment; kinds of its own are about agents."""
+
+    observation_space = Breaking.observation_space
+    action_space = Breaking.action_space
+    _agent_ids = ("a", "b")
+
+    def __init__(self, config):
+        self.inner = Breaking(config)
+
+    def reset(self, *, seed=None, options=None):
+        obs, _ = self.inner.reset(seed=seed)
+        return {"a": obs, "b": obs}, {}
+
+    def step(self, action_dict):
+        found = self.inner.step(0)
+        obs, reward, over, _, _ = found if len(found) == 5 else (*found, False, False, {})
+        seen = {"a": self.inner.observation(), "b": obs}
+        ends = {"__all__": over}
+        if self.inner.now == 2 and self.inner.breaks("agents"):
+            ends["a"] = True  # and gives an observation of it in the next step
+        if self.inner.now == 3 and self.inner.breaks("flags"):
+            ends = {}
+        infos = {"c": {}} if self.inner.now == 3 and self.inner.breaks("infos") else {}
+        return seen, {"a": 1.0, "b": reward}, ends, {"__all__": False}, infos
+
+    def close(self):
+        self.inner.close()
+
+
+class Noting(DefaultCallbacks):
+    ends = []
+
+    def on_episode_end(self, *, worker, base_env, policies, episode, env_index):
+        self.ends.append((env_index, episode))
+
+
+def vector_of(config):
+    def made(number):
+        return lambda: Breaking(config.copy_with(number))
+
+    return SyncVectorEnv([made(0), made(1)], autoreset_mode=AutoresetMode.SAME_STEP)
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    Breaking.made, Noting.ends = [], []
+
+
+def worker_of(source, kind, *, restart=True, mode="truncate_episodes", always=False, **settings):
+    config = (
+        PPOConfig()
+        .environment(env_config={"kind": kind, "always": always})
+        .framework("tf2", inference="tf", jit_compile=False)
+        .training(model={"fcnet_hiddens": [4]}, train_batch_size=64, sgd_minibatch_size=64)
+        .rollouts(num_envs_per_worker=2, rollout_fragment_length=6, batch_mode=mode)
+        .fault_tolerance(restart_failed_sub_environments=restart, **settings)
+        .callbacks(Noting)
+        .debugging(seed=0)
+    )
+    return RolloutWorker(env_creator=source, config=config, default_policy_class=PPOTF2Policy)
+
+
+SINGLE = ("step", "reward", "tuple", *BAD_OBSERVATIONS)
+SEVERAL = ("step", "reward", *BAD_OBSERVATIONS, "agents", "flags", "infos")
+WORDS = {
+    "step": "the wheel came off",
+    "reset": "no episode today",
+    "reward": "nan",
+    "tuple": "must return",
+    "shape": r"shape \(3,\)",
+    "nan": "not finite.*nan",
+    "infinite": "not finite.*inf",
+    "none": r"shape \(\)",
+    "agents": "agent 'a'.* done before",
+    "flags": "must have the key '__all__'",
+    "infos": r"infos of agents without an observation: \['c'\]",
+}
+CASES = [(Breaking, kind) for kind in SINGLE] + [(Team, kind) for kind in SEVERAL]
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(("source", "kind"), [*CASES, (Breaking, "reset"), (Team, "reset")])
+def test_what_breaks_is_an_error_that_says_what_and_which(source, kind):
+    worker = worker_of(source, kind, restart=False)
+    with pytest.raises((EnvError, RuntimeError), match=WORDS[kind]) as found:
+        worker.sample()
+        worker.sample()
+    notes = " ".join(getattr(found.value, "__notes__", ["environment 1"]))
+    assert "nvironment 1" in f"{found.value} {notes}" or source is Team
+    worker.stop()
+
+
+def sampled(worker, count=4):
+    parts = [worker.sample().as_multi_agent().policy_batches for _ in range(count)]
+    return [part["default_policy"] for part in parts], worker.get_metrics()
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("mode", ["truncate_episodes", "complete_episodes"])
+@pytest.mark.parametrize(("source", "kind"), CASES)
+def test_a_broken_episode_is_dropped_and_sampling_goes_on(source, kind, mode):
+    worker = worker_of(source, kind, mode=mode)
+    batches, metrics = sampled(worker)
+    faulty = [m for m in metrics if m.episode_faulty]
+    assert len(faulty) == 1
+    assert [m.episode_length for m in metrics if not m.episode_faulty] == [4] * (len(metrics) - 1)
+    broken = [env for env in Breaking.made if (env.number, env.life) == (1, 0)]
+    assert [env.closed for env in broken] == [True]
+    assert [env.number for env in Breaking.made] == [0, 1, 1]
+    (index, error), *_ = [(i, e) for i, e in Noting.ends if isinstance(e, Exception)]
+    assert index == 1
+    assert isinstance(error, RuntimeError if kind == "step" else EnvError)
+    for batch in batches:
+        for name in batch:
+            assert np.isfinite(np.asarray(batch[name], np.float64)).all(), name
+        if mode == "truncate_episodes" and source is Breaking:
+            assert batch.count == 12
+    rows = np.concatenate([np.column_stack([b["eps_id"], b["t"], b["obs"]]) for b in batches])
+    np.testing.assert_array_equal(rows[:, 1], rows[:, 3])  # t is the step that is observed
+    for episode in np.unique(rows[:, 0]):
+        assert len(np.unique(rows[rows[:, 0] == episode, 2])) == 1  # all of one life
+    worker.stop()
+
+
+@pytest.mark.parametrize("source", [Breaking, Team])
+def test_a_reset_that_fails_is_done_again_in_a_new_environment(source, caplog):
+    worker = worker_of(source, "reset")
+    batches, metrics = sampled(worker)
+    assert [m.episode_faulty for m in metrics] == [False] * len(metrics)
+    assert [env.number for env in Breaking.made] == [0, 1, 1]
+    assert "Environment 1 of worker 0 broke in reset(seed=None): RuntimeError" in caplog.text
+    assert all(np.isfinite(batch["obs"]).all() for batch in batches)
+    worker.stop()
+
+
+@pytest.mark.parametrize("source", [Breaking, Team])
+def test_an_environment_that_always_breaks_is_given_up(source):
+    worker = worker_of(source, "step", always=True)
+    with pytest.raises(EnvError, match="without a whole episode"):
+        for _ in range(20):
+            worker.sample()
+    worker.stop()
+    with pytest.raises(EnvError, match="Environment 0 of worker 0 was made anew 3 times"):
+        worker_of(source, "reset", always=True)
+
+
+def test_a_vector_environment_that_breaks_is_made_anew_as_a_whole():
+    worker = worker_of(vector_of, "step")
+    batches, metrics = sampled(worker)
+    assert sum(m.episode_faulty for m in metrics) == 2
+    assert [env.number for env in Breaking.made] == [0, 1, 0, 1]
+    assert [batch.count for batch in batches] == [12] * 4
+    worker.stop()
+    Breaking.made.clear()
+    worker = worker_of(vector_of, "nan", restart=False)
+    with pytest.raises(EnvError, match=r"environment 1 is not finite.*nan"):
+        sampled(worker)
+    worker.stop()
+
+
+@pytest.mark.parametrize("source", [Breaking, Team])
+def test_a_step_that_takes_too_long_is_reported_while_it_lasts_and_counts_as_broken(source, caplog):
+    worker = worker_of(source, "hang", env_step_timeout_s=0.2)
+    with caplog.at_level(logging.ERROR):
+        _, metrics = sampled(worker)
+    assert sum(m.episode_faulty for m in metrics) == 1
+    assert "`step` of environment 1 of worker 0 hangs for 0." in caplog.text
+    assert "time.sleep(0.5)" in caplog.text
+    assert worker.trouble() is None
+    worker.stop()
+    Breaking.made.clear()
+    strict = worker_of(source, "hang", restart=False, env_step_timeout_s=0.2)
+    with pytest.raises(EnvError, match=r"took 0\.\d seconds; env_step_timeout_s=0.2"):
+        sampled(strict)
+    strict.stop()
