@@ -38,7 +38,7 @@ def config(workers=2, **fault_tolerance):
             observation_filter="MeanStdFilter",
         )
         .fault_tolerance(**settings)
-        .resources(num_cpus_per_worker=0.5)
+        .resources(num_cpus_per_worker=0)
         .debugging(seed=1)
         .callbacks(Noting)
     )

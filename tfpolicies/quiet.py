@@ -1,4 +1,4 @@
-"""Loading TensorFlow without the lines it prints before its log level applies."""
+"""Making a process ready: TensorFlow without the lines it prints first; where modules are."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 
 @contextlib.contextmanager
@@ -38,3 +38,8 @@ def load_tensorflow() -> None:
     with native_stderr_held_back():
         import keras  # noqa: F401
         import tensorflow  # noqa: F401
+
+
+def extend_paths(paths: Iterable[str]) -> None:
+    """Lets this process import what another one can, whose `sys.path` is given."""
+    sys.path.extend(path for path in paths if path not in sys.path)

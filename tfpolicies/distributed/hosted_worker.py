@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
 from ray import cloudpickle
+
+from tfpolicies.quiet import extend_paths, load_tensorflow
 
 
 class HostedWorker:
@@ -23,9 +24,7 @@ class HostedWorker:
     def __init__(self, threads: int, environ: Mapping[str, str], paths: Sequence[str]) -> None:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         os.environ.update(environ)
-        sys.path.extend(path for path in paths if path not in sys.path)
-        from tfpolicies.quiet import load_tensorflow
-
+        extend_paths(paths)
         load_tensorflow()
         import tensorflow as tf
 

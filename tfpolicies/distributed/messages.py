@@ -282,9 +282,16 @@ def align(worker: RolloutWorker, alignment: Alignment, episodes: int | None = No
         return
     worker.seeds_used = 1 + episodes
     if worker.config.seed is not None:
-        for i, policy in enumerate(worker.policy_map.values()):
-            if hasattr(policy, "generator"):
-                seed = [worker.config.seed, worker.worker_index, episodes, i]
-                fresh = np.random.default_rng(seed)
-                policy.generator.bit_generator.state = fresh.bit_generator.state
+        _draw_anew(worker, episodes)
     begin_episodes(worker)
+
+
+def _draw_anew(worker: RolloutWorker, episodes: int) -> None:
+    """Gives a worker other random numbers than those that its seed gave it at first."""
+    seeds = np.random.SeedSequence([worker.config.seed, worker.worker_index, episodes])
+    policies = [policy for policy in worker.policy_map.values() if hasattr(policy, "generator")]
+    first, *others = seeds.spawn(1 + len(policies))
+    if worker.sampler is not None:
+        worker.sampler.rng = np.random.default_rng(first)
+    for policy, seed in zip(policies, others, strict=True):
+        policy.generator.bit_generator.state = np.random.default_rng(seed).bit_generator.state

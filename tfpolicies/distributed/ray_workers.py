@@ -23,6 +23,7 @@ from tfpolicies.errors import WorkerError
 logger = logging.getLogger("tfpolicies")
 
 _SLICE = 0.5  # seconds of waiting after which silent workers are asked how they are
+_PATIENCE = 45.0  # seconds after which a worker that is not ready is reported
 _GOODBYE = 3.0  # seconds that a worker has to close its environments
 
 
@@ -68,6 +69,7 @@ class _Remote:
         healthy: whether it is called.
         since: when it was started, or when it failed.
         restarts: how often it was started anew.
+        warned: whether it was reported that it takes long to be ready.
         probe: the reference of a question how it is, and when it was asked.
         notices: references of calls that nobody waits for.
         samples: references of samples that were asked for.
@@ -80,6 +82,7 @@ class _Remote:
     since: float = 0.0
     restarts: int = 0
     probe: tuple[Any, float] | None = None
+    warned: bool = False
     notices: list[Any] = field(default_factory=list)
     samples: list[Any] = field(default_factory=list)
 
@@ -143,7 +146,7 @@ class RayWorkers:
             num_cpus=config.num_cpus_per_worker,
             num_gpus=config.num_gpus_per_worker,
             resources=dict(config.custom_resources_per_worker) or None,
-            scheduling_strategy="SPREAD" if "SPREAD" in config.placement_strategy else "DEFAULT",
+            scheduling_strategy="SPREAD" if "SPREAD" in config.placement_strategy else None,
             max_restarts=0,
         )
         threads = max(1, int(config.num_cpus_per_worker))
@@ -151,7 +154,13 @@ class RayWorkers:
         arguments = cloudpickle.dumps(dict(self._arguments(remote.index, recreated)))
         remote.building = remote.actor.build.remote(arguments, pack_names())
         remote.since = time.monotonic()
-        remote.probe, remote.notices, remote.samples = None, [], []
+        remote.probe, remote.notices, remote.samples, remote.warned = None, [], [], False
+
+    def _needs(self) -> dict[str, float]:
+        """Returns what Ray keeps for one worker."""
+        config = self._config
+        needs = {"CPU": config.num_cpus_per_worker, "GPU": config.num_gpus_per_worker}
+        return {**needs, **config.custom_resources_per_worker}
 
     def _await_first(self) -> dict[int, Any]:
         """Waits until all workers are there; returns what `build` returned, by index."""
@@ -292,6 +301,17 @@ class RayWorkers:
         if remote.building is not None:
             limit = self._config.worker_restore_timeout_s
             late = now - remote.since > limit
+            if now - remote.since > _PATIENCE and not remote.warned:
+                remote.warned = True
+                logger.warning(
+                    "Remote worker %d is not ready after %g seconds. It asks for %s; the cluster "
+                    "has %s in all, of which %s are free.",
+                    remote.index,
+                    _PATIENCE,
+                    self._needs(),
+                    _amounts(ray.cluster_resources()),
+                    _amounts(ray.available_resources()),
+                )
             return f"it was not ready after {limit:g} seconds" if late else None
         if remote.probe is None:
             remote.probe = remote.actor.trouble.remote(), now
@@ -492,6 +512,13 @@ class RayWorkers:
             ray.kill(actor)
         for remote in self._remotes:
             remote.actor, remote.healthy, remote.samples = None, False, []
+
+
+def _amounts(resources: Mapping[str, float]) -> dict[str, float]:
+    """Returns the resources of a cluster without those that name its nodes."""
+    return {
+        name: x for name, x in resources.items() if "node:" not in name and "memory" not in name
+    }
 
 
 def _stop(worker: Any) -> None:

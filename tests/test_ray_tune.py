@@ -1,0 +1,57 @@
+"""Algorithms as trials of Ray Tune."""
+
+import numpy as np
+import pytest
+
+from environments import SeededEnv
+from tfpolicies import PPO, PPOConfig
+from tfpolicies.distributed.tune import tune_trainable
+
+CONFIG = (
+    PPOConfig()
+    .environment(SeededEnv)
+    .framework("tf2", inference="tf", jit_compile=False)
+    .training(
+        model={"fcnet_hiddens": [4]}, train_batch_size=40, sgd_minibatch_size=40, num_sgd_iter=1
+    )
+    .rollouts(rollout_fragment_length=40)
+    .debugging(seed=1)
+)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
+@pytest.mark.filterwarnings("ignore::FutureWarning:ray")
+@pytest.mark.filterwarnings("ignore::UserWarning:ray")
+def test_trials_report_metrics_and_their_checkpoints_are_ours(ray_cluster, tmp_path):
+    from ray import tune
+
+    tuner = tune.Tuner(
+        tune_trainable(CONFIG),
+        param_space={"lr": tune.grid_search([0.0, 0.01])},
+        tune_config=tune.TuneConfig(max_concurrent_trials=1, reuse_actors=True),
+        run_config=tune.RunConfig(
+            storage_path=str(tmp_path),
+            stop={"training_iteration": 2},
+            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=True),
+            verbose=0,
+        ),
+    )
+    results = tuner.fit()
+    assert not results.errors
+    assert [r.metrics["num_env_steps_sampled"] for r in results] == [80, 80]
+    assert sorted(r.metrics["config"]["lr"] for r in results) == [0.0, 0.01]
+    fresh = CONFIG.build().get_policy().get_weights()
+    for result in results:
+        again = PPO.from_checkpoint(result.checkpoint.path, config={"env": SeededEnv})
+        assert again.iteration == 2
+        assert again.config.lr == result.metrics["config"]["lr"]
+        learned = again.get_policy().get_weights()
+        same = all(np.array_equal(fresh[key], learned[key]) for key in fresh)
+        assert same == (again.config.lr == 0.0)
+
+
+def test_a_trial_asks_for_what_its_workers_need():
+    kind = tune_trainable(PPO)
+    asked = kind.default_resource_request({"num_rollout_workers": 2, "num_cpus_per_worker": 0.5})
+    assert kind.__name__ == "PPO"
+    assert asked.bundles == [{"CPU": 1.0}, {"CPU": 0.5}, {"CPU": 0.5}]

@@ -1,0 +1,97 @@
+"""Algorithms as trainables of Ray Tune."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from typing import Any
+
+from tfpolicies.config.algorithm_config import AlgorithmConfig
+from tfpolicies.errors import ConfigError
+from tfpolicies.quiet import extend_paths, load_tensorflow
+
+
+def tune_trainable(base: AlgorithmConfig | type) -> type:
+    """Returns a class for `ray.tune.Tuner` whose trials train an algorithm.
+
+    A trial's settings are laid over those of `base`, under their own names or nested as in
+    `config.to_dict()`. Each step is one `Algorithm.train()`, whose result is reported; checkpoints
+    are those of `Algorithm.save`, which `Algorithm.from_checkpoint` reads, too. A trial asks for
+    `num_cpus_for_local_worker` CPUs and `num_gpus` GPUs, and for what its remote workers need.
+
+    Args:
+        base: a config that can be built; or an algorithm class, for its defaults.
+
+    Raises:
+        ConfigError: if Ray Tune is not installed.
+
+    Example::
+
+        config = PPOConfig().environment("CartPole-v1")
+        space = {"lr": tune.grid_search([1e-3, 3e-4])}
+        run_config = tune.RunConfig(stop={"training_iteration": 20})
+        tune.Tuner(tune_trainable(config), param_space=space, run_config=run_config).fit()
+    """
+    if importlib.util.find_spec("ray") is None or importlib.util.find_spec("pyarrow") is None:
+        raise ConfigError("Ray Tune is not installed: run `pip install 'ray[tune]'`.")
+    from ray import cloudpickle, tune
+
+    given: Any = base
+    common = base if isinstance(base, AlgorithmConfig) else given.config_class()
+    name = getattr(common.algo_class, "__name__", "Algorithm")
+    pickled = cloudpickle.dumps(common.copy(copy_frozen=False))
+    paths = [os.path.abspath(path) for path in sys.path]
+
+    def configured(settings: dict[str, Any]) -> AlgorithmConfig:
+        # Pickled apart: what it needs may be found where only this process looks for modules.
+        extend_paths(paths)
+        load_tensorflow()
+        return cloudpickle.loads(pickled).update_from_dict(settings)
+
+    class Trainable(tune.Trainable):
+        """One trial: an algorithm that is trained."""
+
+        @classmethod
+        def default_resource_request(cls, config: dict[str, Any]) -> Any:
+            """Returns what a trial needs: a bundle for its learner, and one per worker."""
+            made = configured(config)
+            learner = {"CPU": made.num_cpus_for_local_worker, "GPU": made.num_gpus}
+            worker = {"CPU": made.num_cpus_per_worker, "GPU": made.num_gpus_per_worker}
+            worker.update(made.custom_resources_per_worker)
+            count = made.num_rollout_workers + made.evaluation_num_workers
+            bundles = [
+                {kind: x for kind, x in bundle.items() if x}
+                for bundle in [learner, *[worker] * count]
+            ]
+            return tune.PlacementGroupFactory(bundles, strategy=made.placement_strategy)
+
+        def setup(self, config: dict[str, Any]) -> None:
+            """Builds the algorithm of a trial."""
+            self.algorithm = configured(config).build(use_copy=False)
+
+        def step(self) -> dict[str, Any]:
+            """Returns the result of an iteration, without the config, which Tune knows."""
+            result = self.algorithm.train()
+            return {key: value for key, value in result.items() if key != "config"}
+
+        def save_checkpoint(self, checkpoint_dir: str) -> None:
+            """Writes a checkpoint into a folder."""
+            self.algorithm.save(checkpoint_dir)
+
+        def load_checkpoint(self, checkpoint: str) -> None:
+            """Goes on from a checkpoint."""
+            self.algorithm.restore(checkpoint)
+
+        def reset_config(self, new_config: dict[str, Any]) -> bool:
+            """Builds another algorithm in the same process."""
+            self.algorithm.stop()
+            self.setup(new_config)
+            return True
+
+        def cleanup(self) -> None:
+            """Stops the algorithm."""
+            self.algorithm.stop()
+
+    Trainable.__name__ = Trainable.__qualname__ = name
+    return Trainable
