@@ -59,7 +59,7 @@ METHODS = (
 )
 
 
-class _Outcomes:
+class Outcomes:
     """Collects how each test ended."""
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class _Outcomes:
 
 def main() -> int:
     """Runs the tests and prints the table; returns 1 if a method is not shown to work."""
-    outcomes = _Outcomes()
+    outcomes = Outcomes()
     pytest.main(["-q", "-p", "no:cacheprovider", "--no-header", str(TESTS)], plugins=[outcomes])
     table = Table("method", *CLASSES, "shown by")
     proven = 0

@@ -1,5 +1,7 @@
 """Old names that ported code imports: environments, policies from functions, helpers, trainers."""
 
+import threading
+
 import gymnasium as gym
 import keras
 import numpy as np
@@ -78,6 +80,10 @@ class Pair(MultiAgentEnv):
         return obs, {"a": 1.0, "b": 2.0}, over, {"__all__": False}, {}
 
 
+class WideModel(FullyConnectedNetwork):
+    """A ported model in a module that workers can import."""
+
+
 # -- environments -------------------------------------------------------------------------------
 
 
@@ -118,6 +124,20 @@ def test_wrong_registrations_and_unknown_names_are_refused():
         register_env(None, Corridor)
     with pytest.raises(EnvError, match="must be an environment class or f"):
         register_env("corridor", Corridor(EnvContext({"length": 1})))
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_names_reach_workers_in_other_processes():
+    lock = threading.Lock()
+    register_env("corridor", Corridor)
+    register_env("not picklable", lambda env_config: lock)
+    compat.ModelCatalog.register_custom_model("wide", WideModel)
+    config = PPOConfig().environment("corridor", env_config={"length": 3})
+    config.rollouts(num_rollout_workers=1, rollout_fragment_length=8)
+    config.training(train_batch_size=8, sgd_minibatch_size=8, model={"custom_model": "wide"})
+    algorithm = config.framework(inference="tf", jit_compile=False).build()
+    assert algorithm.train()["timesteps_total"] == 8
+    algorithm.stop()
 
 
 # -- policies from functions --------------------------------------------------------------------

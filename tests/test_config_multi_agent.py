@@ -69,7 +69,7 @@ def test_the_defaults_are_one_policy_for_all_agents_that_is_trained():
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("ids", [["b", "a"], ("b", "a"), {"b", "a"}, frozenset("ba")], ids=repr)
+@pytest.mark.parametrize("ids", [["b", "a"], ("b", "a"), {"b", "a"}, frozenset("ba")], ids=type)
 def test_ids_become_specs(ids):
     config = AlgorithmConfig().multi_agent(policies=ids)
     assert config.policies == {"a": PolicySpec(), "b": PolicySpec()}

@@ -32,15 +32,18 @@ class HostedWorker:
         tf.config.threading.set_inter_op_parallelism_threads(threads)
         self._worker: Any = None
 
-    def build(self, arguments: bytes) -> Any:
+    def build(self, arguments: bytes, names: list[tuple[str, str, bytes]]) -> Any:
         """Makes the worker; returns what its environments are like.
 
         Args:
             arguments: the pickled arguments of `RolloutWorker`; they may need TensorFlow.
+            names: what `pack_names` returned.
         """
         from tfpolicies.distributed.messages import describe
+        from tfpolicies.distributed.names import take_names
         from tfpolicies.rollout.rollout_worker import RolloutWorker
 
+        take_names(names)
         self._worker = RolloutWorker(**cloudpickle.loads(arguments))
         self._worker.flushes_filters = False
         return describe(self._worker)

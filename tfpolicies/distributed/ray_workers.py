@@ -17,6 +17,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.distributed.hosted_worker import HostedWorker
+from tfpolicies.distributed.names import pack_names
 from tfpolicies.errors import WorkerError
 
 logger = logging.getLogger("tfpolicies")
@@ -151,7 +152,7 @@ class RayWorkers:
         threads = max(1, int(config.num_cpus_per_worker))
         remote.actor = kind.remote(threads, environ, [os.path.abspath(path) for path in sys.path])
         arguments = cloudpickle.dumps(dict(self._arguments(remote.index, recreated)))
-        remote.building = remote.actor.build.remote(arguments)
+        remote.building = remote.actor.build.remote(arguments, pack_names())
         remote.since = time.monotonic()
         remote.probe, remote.notices, remote.samples, remote.warned = None, [], [], False
 

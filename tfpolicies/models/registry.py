@@ -36,3 +36,8 @@ def register_model(name: str, factory: Callable[..., Any]) -> None:
 def registered_model(name: Any) -> Callable[..., Any] | None:
     """Returns the factory registered under a name, or None."""
     return _FACTORIES.get(name) if isinstance(name, str) else None
+
+
+def registered_models() -> list[str]:
+    """Returns all names, sorted."""
+    return sorted(_FACTORIES)

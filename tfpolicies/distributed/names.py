@@ -1,0 +1,45 @@
+"""The names given to environments, models and distributions, for workers in other processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ray import cloudpickle
+
+from tfpolicies.envs.registry import register_environment, registered_creator, registered_names
+from tfpolicies.models.distributions.action_distribution import (
+    BOX_DISTRIBUTIONS,
+    register_box_distribution,
+)
+from tfpolicies.models.registry import register_model, registered_model, registered_models
+
+_REGISTERS: dict[str, Callable[[str, Any], None]] = {
+    "environment": register_environment,
+    "model": register_model,
+    "distribution": register_box_distribution,
+}
+
+
+def pack_names() -> list[tuple[str, str, bytes]]:
+    """Returns (register, name, pickled object) of all names that this process gave.
+
+    An object that cannot be pickled is left out: whoever needs it is told that it has no name.
+    """
+    found: list[tuple[str, str, Any]]
+    found = [("environment", name, registered_creator(name)) for name in registered_names()]
+    found += [("model", name, registered_model(name)) for name in registered_models()]
+    found += [("distribution", name, kind) for name, kind in BOX_DISTRIBUTIONS.items()]
+    packed = []
+    for register, name, value in found:
+        try:
+            packed.append((register, name, cloudpickle.dumps(value)))
+        except Exception:
+            continue
+    return packed
+
+
+def take_names(packed: list[tuple[str, str, bytes]]) -> None:
+    """Registers in this process what `pack_names` returned in another."""
+    for register, name, value in packed:
+        _REGISTERS[register](name, cloudpickle.loads(value))
