@@ -158,8 +158,7 @@ CASES = [(Breaking, kind) for kind in SINGLE] + [(Team, kind) for kind in SEVERA
 def test_what_breaks_is_an_error_that_says_what_and_which(source, kind):
     worker = worker_of(source, kind, restart=False)
     with pytest.raises((EnvError, RuntimeError), match=WORDS[kind]) as found:
-        worker.sample()
-        worker.sample()
+        sampled(worker)
     notes = " ".join(getattr(found.value, "__notes__", ["environment 1"]))
     assert "nvironment 1" in f"{found.value} {notes}"
     worker.stop()
@@ -212,8 +211,7 @@ def test_a_reset_that_fails_is_done_again_in_a_new_environment(source, caplog):
 def test_an_environment_that_always_breaks_is_given_up(source):
     worker = worker_of(source, "step", always=True)
     with pytest.raises(EnvError, match="without a whole episode"):
-        for _ in range(20):
-            worker.sample()
+        sampled(worker, 20)
     worker.stop()
     with pytest.raises(EnvError, match="Environment 0 of worker 0 was made anew 3 times"):
         worker_of(source, "reset", always=True)

@@ -2,13 +2,14 @@
 
 import os
 import signal
+import threading
 import time
 
 import numpy as np
 import pytest
+from environments import SeededEnv
 from gymnasium import spaces
 
-from environments import SeededEnv
 from tfpolicies import (
     DefaultCallbacks,
     DQNConfig,
@@ -17,7 +18,7 @@ from tfpolicies import (
     PPOConfig,
     PPOTF2Policy,
 )
-from tfpolicies.errors import PolicyExistsError, UnknownPolicyError
+from tfpolicies.errors import ConfigError, PolicyExistsError, UnknownPolicyError
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -168,9 +169,11 @@ def test_a_policy_that_one_worker_cannot_make_is_added_to_none(league):
             league.add_policy(*arguments)
     with pytest.raises(UnknownPolicyError):
         league.remove_policy("nobody")
-    with pytest.raises(TypeError, match="pickle|serialize"):
-        lock = __import__("threading").Lock()
+    lock = threading.Lock()
+    with pytest.raises(ConfigError, match="policy_mapping_fn=.* cannot be sent to remote workers"):
         league.add_policy("second", PPOTF2Policy, policy_mapping_fn=lambda *a, **k: lock)
+    with pytest.raises(ConfigError, match="cannot be sent to remote workers"):
+        league.remove_policy("first", policy_mapping_fn=lambda *a, **k: lock)
     assert league.workers.foreach_worker(roster_of) == before
     assert league.evaluation_workers.foreach_worker(lambda w: list(w.policy_map)) == [["first"]] * 2
 
@@ -201,7 +204,7 @@ def test_sampling_goes_on_while_an_off_policy_algorithm_learns(ray_cluster):
     assert result["num_env_steps_sampled"] >= 40
     assert result["num_env_steps_trained"] > 0
     assert algorithm.replay_buffer.num_added == result["num_env_steps_sampled"]
-    weights = algorithm.workers.foreach_worker(lambda w: list(w.get_weights().values())[0])
+    weights = algorithm.workers.foreach_worker(lambda w: next(iter(w.get_weights().values())))
     for key, value in weights[0].items():
         np.testing.assert_array_equal(weights[1][key], value)
     algorithm.stop()

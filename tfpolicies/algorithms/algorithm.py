@@ -426,6 +426,7 @@ class Algorithm:
             PolicyExistsError: if there is a policy of this id; also a KeyError.
             UsageError: unless exactly one of `policy_cls` and `policy` is given; also a ValueError.
         """
+        before = messages.roster_of(self.worker)
         added = self.workers.add_policy(
             policy_id,
             policy_cls,
@@ -445,6 +446,7 @@ class Algorithm:
                 )
             except BaseException:
                 self.workers.remove_policy(policy_id)
+                self.workers.set_roster(*before)
                 raise
         return added
 

@@ -18,7 +18,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.distributed.hosted_worker import HostedWorker
 from tfpolicies.distributed.names import pack_names
-from tfpolicies.errors import WorkerError
+from tfpolicies.errors import ConfigError, WorkerError
 
 logger = logging.getLogger("tfpolicies")
 
@@ -512,6 +512,22 @@ class RayWorkers:
             ray.kill(actor)
         for remote in self._remotes:
             remote.actor, remote.healthy, remote.samples = None, False, []
+
+
+def require_sendable(**values: Any) -> None:
+    """Checks that values can be sent to workers, so that nothing is changed before it is sure.
+
+    Raises:
+        ConfigError: for one that cannot be pickled.
+    """
+    for name, value in values.items():
+        try:
+            cloudpickle.dumps(value)
+        except Exception as error:
+            raise ConfigError(
+                f"{name}={value!r} cannot be sent to remote workers: {error}. Leave out what it "
+                "holds of this process (locks, open files, the algorithm)."
+            ) from error
 
 
 def _amounts(resources: Mapping[str, float]) -> dict[str, float]:

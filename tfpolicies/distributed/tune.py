@@ -37,16 +37,20 @@ def tune_trainable(base: AlgorithmConfig | type) -> type:
         raise ConfigError("Ray Tune is not installed: run `pip install 'ray[tune]'`.")
     from ray import cloudpickle, tune
 
+    from tfpolicies.distributed.names import pack_names, take_names
+
     given: Any = base
     common = base if isinstance(base, AlgorithmConfig) else given.config_class()
     name = getattr(common.algo_class, "__name__", "Algorithm")
     pickled = cloudpickle.dumps(common.copy(copy_frozen=False))
+    names = pack_names()
     paths = [os.path.abspath(path) for path in sys.path]
 
     def configured(settings: dict[str, Any]) -> AlgorithmConfig:
         # Pickled apart: what it needs may be found where only this process looks for modules.
         extend_paths(paths)
         load_tensorflow()
+        take_names(names)
         return cloudpickle.loads(pickled).update_from_dict(settings)
 
     class Trainable(tune.Trainable):

@@ -245,11 +245,16 @@ class WorkerSet:
 
         Returns:
             The policy of this process.
+
+        Raises:
+            ConfigError: also for a function that cannot be sent to remote workers.
+            Exception: what a remote worker raised; no worker has the policy then.
         """
         if self._remotes is None:
             return self._local.add_policy(policy_id, policy_cls, policy, **kwargs)
         if policy_cls is not None and policy is None and self._local.environments is None:
             kwargs = self._with_spaces(policy_id, policy_cls, kwargs)
+        self._require_sendable(kwargs)
         before = messages.roster_of(self._local)
         added = self._local.add_policy(policy_id, policy_cls, policy, **kwargs)
         try:
@@ -267,6 +272,13 @@ class WorkerSet:
             raise
         self._sent[policy_id] = _stands_for(added)
         return added
+
+    def _require_sendable(self, arguments: Mapping[str, Any]) -> None:
+        if self._remotes is None:
+            return
+        from tfpolicies.distributed.ray_workers import require_sendable
+
+        require_sendable(**{name: x for name, x in arguments.items() if callable(x)})
 
     def _with_spaces(
         self, policy_id: str, policy_cls: type[Policy], kwargs: Mapping[str, Any]
@@ -288,6 +300,7 @@ class WorkerSet:
         Raises:
             UnknownPolicyError: if there is none of this id; nothing is changed then.
         """
+        self._require_sendable(kwargs)
         self._local.remove_policy(policy_id=policy_id, **kwargs)
         self._sent.pop(policy_id, None)
         self._followed.pop(policy_id, None)
@@ -302,6 +315,7 @@ class WorkerSet:
             policies_to_train: `f(policy_id, batch=None)`; None for all.
         """
         roster = Roster(policy_mapping_fn, policies_to_train)
+        self._require_sendable(roster._asdict())
         self.foreach_worker(functools.partial(messages.set_roster, roster=roster))
 
     # -- what workers know of each other ------------------------------------------------------
