@@ -543,8 +543,6 @@ def test_the_refusal_says_what_to_do():
         (PPOConfig().training(train_batch_size=64, sgd_minibatch_size=65), "sgd_minibatch_size=65"),
         (PPOConfig().training(use_gae=False), "complete_episodes"),
         (PPOConfig().rollouts(rollout_fragment_length=3001), "within 10 %"),
-        (PPOConfig().rollouts(num_rollout_workers=2), "num_rollout_workers=2"),
-        (PPOConfig().evaluation(evaluation_num_workers=1), "evaluation_num_workers=1"),
         (PPOConfig().evaluation(evaluation_duration="auto"), "evaluation_parallel_to_training"),
         (
             PPOConfig().evaluation(evaluation_parallel_to_training=True),

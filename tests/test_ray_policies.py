@@ -6,9 +6,9 @@ import time
 
 import numpy as np
 import pytest
+from environments import SeededEnv
 from gymnasium import spaces
 
-from environments import SeededEnv
 from tfpolicies import (
     DefaultCallbacks,
     DQNConfig,

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-
 from environments import SeededEnv
+
 from tfpolicies import PPO, PPOConfig
 from tfpolicies.distributed.tune import tune_trainable
 

@@ -6,8 +6,8 @@ import time
 
 import numpy as np
 import pytest
-
 from environments import SeededEnv
+
 from tfpolicies import DefaultCallbacks, PPOConfig
 from tfpolicies.distributed.worker_set import WorkerSet
 from tfpolicies.errors import ConfigError, UnknownPolicyError, WorkerError
