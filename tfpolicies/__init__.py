@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tfpolicies.config.algorithm_config import AlgorithmConfig
     from tfpolicies.config.callbacks import DefaultCallbacks
     from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID, PolicySpec
+    from tfpolicies.distributed.worker_set import WorkerSet
     from tfpolicies.envs.multi_agent_env import MultiAgentEnv
     from tfpolicies.policy.policy import Policy
     from tfpolicies.policy.policy_map import PolicyMap
@@ -56,6 +57,7 @@ _HOMES = {
     "SampleBatch": "tfpolicies.batch.sample_batch",
     "TFPolicy": "tfpolicies.policy.tf_policy",
     "ViewRequirement": "tfpolicies.batch.view_requirement",
+    "WorkerSet": "tfpolicies.distributed.worker_set",
     "compute_advantages": "tfpolicies.batch.postprocessing",
     "concat_samples": "tfpolicies.batch.sample_batch",
 }
@@ -88,6 +90,7 @@ __all__ = [
     "SampleBatch",
     "TFPolicy",
     "ViewRequirement",
+    "WorkerSet",
     "__version__",
     "compute_advantages",
     "concat_samples",

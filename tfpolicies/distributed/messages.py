@@ -103,11 +103,12 @@ def merge_changes(worker: RolloutWorker, changes: Changes) -> set[str]:
     own = _filters(worker)
     merged = set()
     for policy_id, others in changes.items():
-        if policy_id not in own or worker.policy_map.handle(policy_id).is_frozen:
+        policy: Any = worker.policy_map.handle(policy_id) if policy_id in own else None
+        if policy is None or policy.is_frozen:
             continue
         for name, other in others.items():
             own[policy_id][name].apply_changes(other)
-        worker.policy_map.handle(policy_id).apply_filter()
+        policy.apply_filter()
         merged.add(policy_id)
     return merged
 
@@ -124,11 +125,11 @@ def filters_of(worker: RolloutWorker, policy_ids: Collection[str]) -> Changes:
 def take_filters(worker: RolloutWorker, filters: Changes) -> None:
     """Acts by the statistics of others from now on; what is pending here stays pending."""
     own = _filters(worker)
-    for policy_id, others in filters.items():
-        for name, other in others.items() if policy_id in own else ():
+    for policy_id in filters.keys() & own.keys():
+        for name, other in filters[policy_id].items():
             own[policy_id][name].sync(other)
-        if policy_id in own:
-            worker.policy_map.handle(policy_id).apply_filter()
+        policy: Any = worker.policy_map.handle(policy_id)
+        policy.apply_filter()
 
 
 def play_share(worker: RolloutWorker, shares: Mapping[int, int], *, by_episodes: bool) -> Played:

@@ -69,7 +69,7 @@ class WorkerSet:
         self._remotes: RayWorkers | None = None
         self._description: Description | None = None
         count = config.num_rollout_workers if num_workers is None else num_workers
-        arguments = {
+        arguments: dict[str, Any] = {
             "env_creator": env_creator,
             "validate_env": validate_env,
             "config": config,
@@ -277,7 +277,7 @@ class WorkerSet:
         healthy = self.healthy_worker_ids()
         if None not in given or not healthy or self._remotes is None:
             return dict(kwargs)
-        spec = PolicySpec(policy_cls, *given, kwargs.get("config"))
+        spec = PolicySpec(policy_cls, given[0], given[1], kwargs.get("config"))
         asked = functools.partial(messages.spaces_for, policy_id=policy_id, spec=spec)
         spaces = next(iter(self._remotes.call(asked, indices=healthy[:1]).values()), given)
         return {**kwargs, **dict(zip(names, spaces, strict=True))}

@@ -21,6 +21,7 @@ from tfpolicies.errors import EnvError
 
 logger = logging.getLogger("tfpolicies")
 
+_FRAMES = 8  # of the stack that are shown of a call that hangs
 _TRIES = 3  # times that an environment is made anew before its `reset` works
 _MOST_IN_A_ROW = 10  # times that an environment may break without finishing an episode
 
@@ -80,7 +81,7 @@ class Watchdog:
                 continue
             reported = running
             frame = sys._current_frames().get(running[2])
-            stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
+            stack = "".join(traceback.format_stack(frame)[-_FRAMES:]) if frame is not None else ""
             logger.error("%s. It is here:\n%s", trouble, stack)
 
     def close(self) -> None:

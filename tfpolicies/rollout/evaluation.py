@@ -98,9 +98,9 @@ def play_episodes(
         alive = True if step.dead is None else ~step.dead
         returns += np.where(alive, step.rewards, 0.0)
         lengths += alive
-        for i in step.broken or ():
+        for index in step.broken or ():
             played.append(RolloutMetrics(episode_faulty=True))
-            returns[i] = lengths[i] = 0
+            returns[index] = lengths[index] = 0
         for i in np.flatnonzero((step.terminateds | step.truncateds) & alive):
             if done[i] < shares[i]:
                 played.append(RolloutMetrics(int(lengths[i]), float(returns[i])))

@@ -7,6 +7,7 @@ order of trajectories when a batch is full; see `multi_agent_ledger.py`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -262,8 +263,8 @@ class MultiAgentSampler:
         for copy in over:
             self._end_episode(copy)
             self._begin_episode(copy)
-        for index, error in self._broken.items():
-            self._replace(self._copies[index], error)
+        for index, reason in self._broken.items():
+            self._replace(self._copies[index], reason)
 
     def _replace(self, copy: Copy, error: Exception) -> None:
         """Drops the episode of a copy that broke, and begins one in a new copy."""
@@ -298,7 +299,7 @@ class MultiAgentSampler:
         first = self._ledger.open(np.concatenate(seats))
         firsts = first + np.cumsum([0, *map(len, seats)])
         calls = [
-            ColumnsCall(rows.policy, rows.write_observations(own), *rows.memory.inputs(own))
+            ColumnsCall(rows.policy, self._observed(rows, own), *rows.memory.inputs(own))
             for rows, own in zip(acting, seats, strict=True)
         ]
         for i, actions, columns in act_columns(calls):
@@ -307,6 +308,22 @@ class MultiAgentSampler:
                 columns = rows.memory.remember(columns, call.previous, call.states, seats[i])
             rows.write_columns(columns, int(firsts[i]))
             _give(rows, actions)
+
+    def _observed(self, rows: PolicyRows, seats: np.ndarray) -> list[np.ndarray]:
+        """Returns what those who act next by one policy observe, as leaves `[K, ...]`.
+
+        Raises:
+            EnvError: if one is not of the policy's space, or not finite; it names the environment.
+        """
+        try:
+            return rows.write_observations(seats)
+        except EnvError:
+            for moves, part, observed in rows.waiting:
+                copy = next(copy for copy in self._copies if copy.moves is moves)
+                obs = dict(zip(part.agents, observed, strict=True))
+                what = f"`reset` or `step` of {self.envs.repairs.name(copy.index).lower()}"
+                check_observations(obs, copy.episode, (), what)
+            raise
 
     def _take(self, copy: Copy, step: MultiAgentStep) -> bool:
         """Takes down what one copy gave; returns whether its episode is over."""
@@ -508,15 +525,19 @@ def check_observations(
     for agent, each in obs.items():
         if agent in done or agent == ALL:
             raise EnvError(f"{what} gave an observation of agent {agent!r}, which does not act.")
-        space = episode.policies[episode.policy_for(agent)].observation_space
-        check_observation(space, each, f"observation of agent {agent!r} that {what} gave")
+        policy_id = episode.policy_for(agent)
+        whose = f"observation of agent {agent!r} that {what} gave policy {policy_id!r}"
+        check_observation(episode.policies[policy_id].observation_space, each, whose)
 
 
 def _total(rewards: list[Any]) -> float:
     try:
-        return float(sum(rewards))
+        total = float(sum(rewards))
     except (TypeError, ValueError):
         raise not_numbers(rewards) from None
+    if not math.isfinite(total):
+        raise not_numbers(rewards)
+    return total
 
 
 def _give(rows: PolicyRows, actions: Any) -> None:
