@@ -1,5 +1,6 @@
 """`TFModelV2` classes as users of RLlib write them, in every way a policy runs."""
 
+import logging
 import re
 from pathlib import Path
 
@@ -391,7 +392,8 @@ def test_a_keras_variable_learns():
 
 def test_metrics_of_a_model_are_not_silently_dropped(caplog):
     ModelCatalog.register_custom_model("measured", refused(metrics=lambda self: {"x": 1}))
-    with_model("measured", PGTF2Policy)
+    with caplog.at_level(logging.WARNING, "tfpolicies"):
+        with_model("measured", PGTF2Policy)
     assert "Refused.metrics is not called" in caplog.text
 
 

@@ -351,9 +351,16 @@ def test_one_policy_under_two_ids():
 def test_a_deleted_policy_stays_usable_and_may_join_another_map():
     m, other = map_of("a", "b", capacity=1), PolicyMap()
     a = m.handle("a")
-    with pytest.raises(UsageError, match="another PolicyMap"):
-        other["a"] = a
+    other["a"] = a  # a guest
+    assert other["a"] is a
+    assert other.statistics.policies == 0
+    for call in (other.evict, other.pin, other.freeze):
+        with pytest.raises(UsageError, match=r"guest.*another PolicyMap"):
+            call("a")
+    assert other.copy_policy("a", "b") is not a
+    del other["a"], other["b"]
     assert len(other) == 0
+    _ = m["b"]
     before = m.in_memory()
     del m["a"]
     assert m.in_memory() == before  # it took nobody's place to leave

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,8 @@ from tfpolicies.models.distributions.action_distribution import (
     register_box_distribution,
 )
 from tfpolicies.models.registry import register_model, registered_model, registered_models
+
+logger = logging.getLogger("tfpolicies")
 
 _REGISTERS: dict[str, Callable[[str, Any], None]] = {
     "environment": register_environment,
@@ -40,6 +43,20 @@ def pack_names() -> list[tuple[str, str, bytes]]:
 
 
 def take_names(packed: list[tuple[str, str, bytes]]) -> None:
-    """Registers in this process what `pack_names` returned in another."""
+    """Registers in this process what `pack_names` returned in another.
+
+    What cannot be imported here is left out with a warning: a run may well do without it.
+    """
     for register, name, value in packed:
-        _REGISTERS[register](name, cloudpickle.loads(value))
+        try:
+            found = cloudpickle.loads(value)
+        except Exception as error:
+            logger.warning(
+                "the %s %r is not known to this worker: %s. Define it in a module that workers can "
+                "import, or in the script itself.",
+                register,
+                name,
+                error,
+            )
+            continue
+        _REGISTERS[register](name, found)

@@ -7,7 +7,6 @@ observation of its space, no reward, or not finite.
 from __future__ import annotations
 
 import logging
-import math
 import sys
 import threading
 import time
@@ -201,8 +200,7 @@ def is_finite(array: np.ndarray) -> bool:
     """
     if array.dtype.kind != "f":
         return True
-    flat = array.reshape(-1)
-    return math.isfinite(np.dot(flat, flat)) or bool(np.isfinite(flat).all())
+    return bool(np.isfinite(array).all())
 
 
 def are_finite(nested: Any) -> bool:

@@ -58,7 +58,8 @@ class PolicyMap(MutableMapping[str, Policy]):
     Asking for a policy (`m[k]`, `get`), setting it and acting with it make it the most recently
     used one; iterating over the map does not, and brings nothing back.
 
-    Hand-written policies, which have no variables that the map knows of, stay in memory.
+    Hand-written policies, which have no variables that the map knows of, stay in memory. A policy
+    of another map, such as a worker's, may be here as a guest: the other map pages it.
 
     Args:
         worker_index: of the worker that the map belongs to; it seeds noise.
@@ -152,10 +153,30 @@ class PolicyMap(MutableMapping[str, Policy]):
             StashError: if its variables cannot be brought back, or others not be stashed.
         """
         policy = self.handle(policy_id)
-        state = policy.pageable_state
+        state = self._paged(policy)
         if state is not None:
             self._pager.touch(state)
         return policy
+
+    def _paged(self, policy: Policy) -> Any:
+        """Returns the state of a policy if this map pages it; None for others."""
+        state = policy.pageable_state
+        return state if state is not None and state in self._pager else None
+
+    def _own_state(self, policy_id: str) -> Any:
+        """Returns the state of a policy; None for one written by hand.
+
+        Raises:
+            UsageError: for a guest, whose memory is another map's affair.
+        """
+        policy = self.handle(policy_id)
+        state = self._paged(policy)
+        if state is None and policy.pageable_state is not None:
+            raise UsageError(
+                f"The policy {policy_id!r} is a guest here: its memory belongs to another "
+                "PolicyMap. Ask that one, or put a copy here: `policy.copy()`."
+            )
+        return state
 
     def handle(self, policy_id: str) -> Policy:
         """Returns a policy without bringing its variables back, which its use will do.
@@ -181,7 +202,7 @@ class PolicyMap(MutableMapping[str, Policy]):
         """Puts a policy under an id, as the most recently used one, in place of another.
 
         Raises:
-            UsageError: if it is no policy, or that of another map.
+            UsageError: if it is no policy.
             StashError: if another one must go for it and cannot be stashed; nothing is changed.
         """
         validate_policy_id(policy_id, error=True)
@@ -189,31 +210,26 @@ class PolicyMap(MutableMapping[str, Policy]):
             raise UsageError(f"A PolicyMap holds policies; got {policy!r:.80} for {policy_id!r}.")
         with self._lock:
             before = self._policies.get(policy_id)
-            state = policy.pageable_state
             if before is not policy:
-                if state is not None:
-                    self._take(policy_id, policy, state, before)
+                if policy.pageable_state is not None:
+                    self._take(policy_id, policy, policy.pageable_state, before)
                 self._policies[policy_id] = policy
                 self._forget_entry(policy_id)
                 self._deleted.discard(policy_id)
                 self.specs.pop(policy_id, None)
                 if before is not None:
                     self._leave(before)
+            state = self._paged(policy)
             if state is not None:
                 self._pager.touch(state)
 
     def _take(self, policy_id: str, policy: Policy, state: Any, before: Policy | None) -> None:
         """Has the pager take a policy's state, in place of that of the one before."""
         if state.pager is not None:
-            if state in self._pager:
-                return  # under another id
-            raise UsageError(
-                f"The policy given for {policy_id!r} belongs to another PolicyMap. Give a copy: "
-                "`policy.copy()`."
-            )
+            return  # it is here under another id, or a guest
         name = f"{policy_id}~{secrets.token_hex(4)}"
         is_leaving = before is not None and self._count(before) == 1
-        leaving = before.pageable_state if before is not None and is_leaving else None
+        leaving = self._paged(before) if before is not None and is_leaving else None
         self._pager.add(name, state, _release(policy, state), leaving)
 
     def _count(self, policy: Policy) -> int:
@@ -222,8 +238,9 @@ class PolicyMap(MutableMapping[str, Policy]):
 
     def _leave(self, policy: Policy) -> None:
         """Lets go of a policy that may be here under another id, too."""
-        state = policy.pageable_state
-        if self._count(policy):
+        state = self._paged(policy)
+        is_guest = state is None and policy.pageable_state is not None
+        if self._count(policy) or is_guest:
             return
         policy.close()
         if state is not None:
@@ -534,14 +551,15 @@ class PolicyMap(MutableMapping[str, Policy]):
     def pin(self, policy_id: str) -> None:
         """Keeps a policy in memory, whatever the capacity, until `unpin`."""
         with self._lock:
-            state = self[policy_id].pageable_state
+            state = self._own_state(policy_id)
             if state is not None:
+                self._pager.touch(state)
                 self._pager.pin(state)
 
     def unpin(self, policy_id: str) -> None:
         """Lets a policy go to the stash again."""
         with self._lock:
-            state = self.handle(policy_id).pageable_state
+            state = self._own_state(policy_id)
             if state is not None:
                 self._pager.unpin(state)
 
@@ -552,7 +570,7 @@ class PolicyMap(MutableMapping[str, Policy]):
             StashError: if it cannot be written; it stays in memory then.
         """
         with self._lock:
-            state = self.handle(policy_id).pageable_state
+            state = self._own_state(policy_id)
             if state is not None:
                 self._pager.evict(state)
 
@@ -570,8 +588,7 @@ class PolicyMap(MutableMapping[str, Policy]):
             StashError: if it cannot be written, or another one was frozen under this id.
         """
         with self._lock:
-            policy = self[policy_id]
-            state = policy.pageable_state
+            policy, state = self[policy_id], self._own_state(policy_id)
             if state is None:
                 raise UsageError(f"{policy!r} cannot be frozen: the map knows no variables of it.")
             with state.lock:
@@ -619,8 +636,9 @@ class PolicyMap(MutableMapping[str, Policy]):
             with self._lock:
                 policy = self._policies.get(policy_id)  # others wait in the stash as they are
                 try:
-                    if policy is not None and policy.pageable_state is not None:
-                        self._flush(policy, policy.pageable_state)
+                    state = None if policy is None else self._paged(policy)
+                    if policy is not None and state is not None:
+                        self._flush(policy, state)
                 except StashError as error:
                     failed = failed or error
         if failed is not None:
@@ -643,18 +661,21 @@ class PolicyMap(MutableMapping[str, Policy]):
         self.flush()
         with self._lock:
             self._close_sessions()
-            held = [weakref.ref(policy) for policy in set(self._policies.values())]
+            own = [policy for policy in self._policies.values() if self._paged(policy) is not None]
+            held = [weakref.ref(policy) for policy in set(own)]
+            del own
             self._policies.clear()
             self._waiting.clear()
             self.specs.clear()
             for policy in filter(None, (each() for each in held)):
-                if policy.pageable_state is not None:
-                    self._pager.leave(policy.pageable_state)
+                self._pager.leave(policy.pageable_state)
             if self._held is not None:
                 self._held.release()
 
     def _close_sessions(self) -> None:
         for policy in self._policies.values():
+            if self._paged(policy) is None and policy.pageable_state is not None:
+                continue  # a guest
             policy.close()
             program = getattr(policy, "program", None)
             if program is not None and self.session_creator is not None:
