@@ -600,7 +600,8 @@ def test_an_observation_of_another_shape_names_the_agent():
             found = super().obs(*agents)
             return {**found, "b": np.zeros(2, np.float32)} if self.now == 2 else found
 
-    with pytest.raises(EnvError, match=r"agent 'b' that .* environment 0 gave policy 'p' has the shape \(2,\)"):
+    words = r"agent 'b' that .* environment 0 gave policy 'p' has the shape \(2,\)"
+    with pytest.raises(EnvError, match=words):
         sampler_of(Ragged(), rollout_fragment_length=4).sample()
     assert SPACE.shape == (3,)
     assert THREE.n == 3

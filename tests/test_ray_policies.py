@@ -170,7 +170,7 @@ def test_a_policy_that_one_worker_cannot_make_is_added_to_none(league):
     with pytest.raises(UnknownPolicyError):
         league.remove_policy("nobody")
     lock = threading.Lock()
-    with pytest.raises(ConfigError, match="policy_mapping_fn=.* cannot be sent to remote workers"):
+    with pytest.raises(ConfigError, match=r"policy_mapping_fn=.* cannot be sent to remote workers"):
         league.add_policy("second", PPOTF2Policy, policy_mapping_fn=lambda *a, **k: lock)
     with pytest.raises(ConfigError, match="cannot be sent to remote workers"):
         league.remove_policy("first", policy_mapping_fn=lambda *a, **k: lock)

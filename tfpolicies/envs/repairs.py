@@ -205,11 +205,10 @@ def is_finite(array: np.ndarray) -> bool:
 
 def are_finite(nested: Any) -> bool:
     """Whether all arrays in nested dicts and tuples are finite."""
-    if isinstance(nested, dict):
-        return all(are_finite(part) for part in nested.values())
-    if isinstance(nested, tuple):
-        return all(are_finite(part) for part in nested)
-    return is_finite(nested)
+    if isinstance(nested, np.ndarray):
+        return is_finite(nested)
+    parts = nested.values() if isinstance(nested, dict) else nested
+    return all(map(are_finite, parts))
 
 
 def check_observation(space: gym.Space, obs: Any, what: str) -> None:

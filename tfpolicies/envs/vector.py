@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -211,10 +212,11 @@ class PlainEnvironments(Environments):
             reached, rewards, terminateds, truncateds, infos = zip(*results, strict=True)
             obs = list(reached)
             numbers = np.array(rewards, np.float32)
+            sound = numbers.ndim == 1 and math.isfinite(sum(rewards))
             stacked = self._stack(obs)
         except (TypeError, ValueError, KeyError, IndexError):
             return None
-        if not (is_finite(numbers) and numbers.ndim == 1 and are_finite(stacked)):
+        if not (sound and are_finite(stacked)):
             return None
         final = dead = None
         if any(terminateds) or any(truncateds):
@@ -292,7 +294,10 @@ def _stacker(space: gym.Space, count: int) -> Callable[[Sequence[Any]], Any]:
     def stack(rows: Sequence[Any]) -> np.ndarray:
         if not inner:
             return np.array(rows, dtype).reshape(shape)
-        shapes = [np.shape(row) for row in rows]
+        try:
+            shapes = [row.shape for row in rows]
+        except AttributeError:  # lists
+            shapes = [np.shape(row) for row in rows]
         if shapes.count(inner) != len(shapes):
             raise ValueError(f"{shapes} are not all {inner}")
         return np.concatenate(rows, dtype=dtype, casting="unsafe").reshape(shape)
