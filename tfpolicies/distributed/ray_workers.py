@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,49 +12,20 @@ from typing import Any, NamedTuple
 
 import ray
 from ray import cloudpickle
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import RayTaskError
 
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.distributed.hosted_worker import HostedWorker
 from tfpolicies.distributed.names import pack_names
-from tfpolicies.errors import ConfigError, WorkerError
+from tfpolicies.distributed.ray_cluster import amounts, cluster
+from tfpolicies.distributed.ray_errors import cause, fetched, reason
+from tfpolicies.errors import WorkerError
 
 logger = logging.getLogger("tfpolicies")
 
 _SLICE = 0.5  # seconds of waiting after which silent workers are asked how they are
 _PATIENCE = 45.0  # seconds after which a worker that is not ready is reported
 _GOODBYE = 3.0  # seconds that a worker has to close its environments
-
-
-class _Cluster:
-    """The Ray cluster: the user's, or one of this process's own while somebody needs it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._users = 0
-        self._is_own = False
-
-    def join(self, cpus: float) -> None:
-        """Connects to the cluster there is, or starts one on this computer."""
-        with self._lock:
-            if not ray.is_initialized():
-                settings: dict[str, Any] = {"include_dashboard": False, "log_to_driver": True}
-                if "RAY_ADDRESS" not in os.environ:
-                    settings["num_cpus"] = max(os.cpu_count() or 1, int(cpus + 1))
-                ray.init(logging_level=logging.WARNING, **settings)
-                self._is_own, self._users = True, 0
-            self._users += 1
-
-    def leave(self) -> None:
-        """Shuts the own cluster down when its last user left."""
-        with self._lock:
-            self._users -= 1
-            if self._is_own and self._users <= 0 and ray.is_initialized():
-                ray.shutdown()
-                self._is_own = False
-
-
-_cluster = _Cluster()
 
 
 @dataclass(eq=False)
@@ -126,7 +96,7 @@ class RayWorkers:
         self._failed_rounds = 0
         self._stopped = False
         self._remotes = [_Remote(i) for i in range(1, count + 1)]
-        _cluster.join(count * config.num_cpus_per_worker)
+        cluster.join(count * config.num_cpus_per_worker)
         try:
             for remote in self._remotes:
                 self._start(remote, recreated=False)
@@ -172,7 +142,7 @@ class RayWorkers:
                 remote.healthy = True
                 found[remote.index] = answer
             elif self._config.validate_workers_after_construction or not self._is_lenient():
-                raise _cause(error, remote.index)
+                raise cause(error, remote.index)
             else:
                 self._fail(remote, error)
         if not found:
@@ -231,7 +201,7 @@ class RayWorkers:
                 self._fail(remote, error)
         if errors:
             index, error = min(errors, key=lambda pair: pair[0])
-            raise _cause(error, index) from error
+            raise cause(error, index) from error
         return dict(sorted(found.items()))
 
     def _asked(
@@ -262,9 +232,9 @@ class RayWorkers:
                 remote.notices, num_returns=len(remote.notices), timeout=0
             )
             for reference in done:
-                _, error = _fetched(reference)
+                _, error = fetched(reference)
                 if isinstance(error, RayTaskError):
-                    raise _cause(error, remote.index) from error
+                    raise cause(error, remote.index) from error
                 if error is not None and remote.healthy:
                     self._fail(remote, error)
 
@@ -287,7 +257,7 @@ class RayWorkers:
         done, _ = ray.wait(references, num_returns=1, timeout=_SLICE)
         if done:
             done, _ = ray.wait(references, num_returns=len(references), timeout=0)
-            return [_Answer(ref, waiting[ref], *_fetched(ref)) for ref in done]
+            return [_Answer(ref, waiting[ref], *fetched(ref)) for ref in done]
         silent = {remote: self._trouble(remote) for remote in set(waiting.values())}
         return [
             _Answer(reference, remote, None, WorkerError(silent[remote]))
@@ -309,8 +279,8 @@ class RayWorkers:
                     remote.index,
                     _PATIENCE,
                     self._needs(),
-                    _amounts(ray.cluster_resources()),
-                    _amounts(ray.available_resources()),
+                    amounts(ray.cluster_resources()),
+                    amounts(ray.available_resources()),
                 )
             return f"it was not ready after {limit:g} seconds" if late else None
         if remote.probe is None:
@@ -320,7 +290,7 @@ class RayWorkers:
         done, _ = ray.wait([reference], timeout=0)
         if done:
             remote.probe = None
-            answer, error = _fetched(reference)
+            answer, error = fetched(reference)
             return None if error is not None else answer
         limit = self._config.worker_health_probe_timeout_s
         return f"it has not answered for {limit:g} seconds" if now - asked_at > limit else None
@@ -427,9 +397,9 @@ class RayWorkers:
         if remote.actor is not None:
             ray.kill(remote.actor)
             remote.actor = None
-        logger.warning("Remote worker %d failed: %s", remote.index, _reason(error))
+        logger.warning("Remote worker %d failed: %s", remote.index, reason(error))
         if not self._is_lenient() and not self._stopped:
-            raise _cause(error, remote.index) from error
+            raise cause(error, remote.index) from error
 
     def look_after(self) -> None:
         """Starts workers that died, as the config says, and welcomes those that are ready.
@@ -475,7 +445,7 @@ class RayWorkers:
             if trouble is not None:
                 self._fail(remote, WorkerError(trouble))
             return
-        _, error = _fetched(remote.building)
+        _, error = fetched(remote.building)
         if error is not None:
             self._fail(remote, error)
             return
@@ -497,7 +467,7 @@ class RayWorkers:
             if ray.is_initialized():
                 self._say_goodbye()
         finally:
-            _cluster.leave()
+            cluster.leave()
 
     def _say_goodbye(self) -> None:
         actors = [remote.actor for remote in self._remotes if remote.actor is not None]
@@ -514,60 +484,5 @@ class RayWorkers:
             remote.actor, remote.healthy, remote.samples = None, False, []
 
 
-def require_sendable(**values: Any) -> None:
-    """Checks that values can be sent to workers, so that nothing is changed before it is sure.
-
-    Raises:
-        ConfigError: for one that cannot be pickled.
-    """
-    for name, value in values.items():
-        try:
-            cloudpickle.dumps(value)
-        except Exception as error:
-            raise ConfigError(
-                f"{name}={value!r} cannot be sent to remote workers: {error}. Leave out what it "
-                "holds of this process (locks, open files, the algorithm)."
-            ) from error
-
-
-def _amounts(resources: Mapping[str, float]) -> dict[str, float]:
-    """Returns the resources of a cluster without those that name its nodes."""
-    return {
-        name: x for name, x in resources.items() if "node:" not in name and "memory" not in name
-    }
-
-
 def _stop(worker: Any) -> None:
     worker.stop()
-
-
-def _fetched(reference: Any) -> tuple[Any, BaseException | None]:
-    """Returns (answer, None), or (None, error)."""
-    try:
-        return ray.get(reference), None
-    except RayError as error:
-        return None, error
-
-
-def _reason(error: BaseException) -> str:
-    """Returns why a worker failed, in one line."""
-    if isinstance(error, RayTaskError):
-        return f"{type(error.cause).__name__}: {error.cause}"
-    if isinstance(error, RayActorError):
-        text = " ".join(str(error).split())
-        return f"its process died ({text[:300]})"
-    return str(error)
-
-
-def _cause(error: BaseException, index: int) -> BaseException:
-    """Returns what to raise for an error of a worker: what was raised there, if anything was."""
-    if isinstance(error, RayTaskError) and isinstance(error.cause, Exception):
-        cause = error.cause
-        if hasattr(cause, "add_note"):
-            cause.add_note(f"raised in remote worker {index}")
-        return cause
-    return WorkerError(
-        f"Remote worker {index} failed: {_reason(error)}. Let it be replaced by "
-        "fault_tolerance(recreate_failed_workers=True), or do without it by "
-        "fault_tolerance(ignore_worker_failures=True)."
-    )

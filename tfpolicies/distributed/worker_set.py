@@ -276,7 +276,7 @@ class WorkerSet:
     def _require_sendable(self, arguments: Mapping[str, Any]) -> None:
         if self._remotes is None:
             return
-        from tfpolicies.distributed.ray_workers import require_sendable
+        from tfpolicies.distributed.ray_errors import require_sendable
 
         require_sendable(**{name: x for name, x in arguments.items() if callable(x)})
 
