@@ -47,9 +47,9 @@ def algorithm_of(workers: int, rounds: int) -> Any:
     algorithm = (
         PPOConfig()
         .environment(Simulation, env_config={"rounds": rounds})
-        .rollouts(num_rollout_workers=workers, rollout_fragment_length=500)
+        .rollouts(num_rollout_workers=workers, rollout_fragment_length=200)
         .framework("tf2", inference="onnx", jit_compile=False)
-        .training(train_batch_size=500 * workers)
+        .training(train_batch_size=200 * workers)
         .debugging(log_level="ERROR")
         .build()
     )
@@ -88,7 +88,7 @@ class Loop:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=2.0, help="of one measurement")
-    parser.add_argument("--rounds", type=int, default=5000, help="work of one step")
+    parser.add_argument("--rounds", type=int, default=20_000, help="work of one step")
     parser.add_argument("--repeats", type=int, default=10)
     options = parser.parse_args()
     algorithms = [algorithm_of(workers, options.rounds) for workers in (1, 2)]

@@ -6,7 +6,6 @@ import logging
 import os
 import threading
 from collections.abc import Mapping
-from typing import Any
 
 import ray
 
@@ -19,15 +18,17 @@ class Cluster:
         self._users = 0
         self._is_own = False
 
-    def join(self, cpus: float) -> None:
+    @property
+    def is_own(self) -> bool:
+        """Whether it is one that this process started."""
+        return self._is_own
+
+    def join(self) -> None:
         """Connects to the cluster there is, or starts one on this computer."""
         with self._lock:
             if not ray.is_initialized():
-                settings: dict[str, Any] = {"include_dashboard": False, "log_to_driver": True}
-                if "RAY_ADDRESS" not in os.environ:
-                    settings["num_cpus"] = max(os.cpu_count() or 1, int(cpus + 1))
-                ray.init(logging_level=logging.WARNING, **settings)
-                self._is_own, self._users = True, 0
+                ray.init(logging_level=logging.WARNING, include_dashboard=False)
+                self._is_own, self._users = "RAY_ADDRESS" not in os.environ, 0
             self._users += 1
 
     def leave(self) -> None:

@@ -96,7 +96,7 @@ class RayWorkers:
         self._failed_rounds = 0
         self._stopped = False
         self._remotes = [_Remote(i) for i in range(1, count + 1)]
-        cluster.join(count * config.num_cpus_per_worker)
+        cluster.join()
         try:
             for remote in self._remotes:
                 self._start(remote, recreated=False)
@@ -113,7 +113,8 @@ class RayWorkers:
         if not config.num_gpus_per_worker:
             environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
         kind = ray.remote(concurrency_groups={"health": 1})(HostedWorker).options(
-            num_cpus=config.num_cpus_per_worker,
+            # In a cluster of one's own nobody else needs them: who waits would wait forever.
+            num_cpus=0 if cluster.is_own else config.num_cpus_per_worker,
             num_gpus=config.num_gpus_per_worker,
             resources=dict(config.custom_resources_per_worker) or None,
             scheduling_strategy="SPREAD" if "SPREAD" in config.placement_strategy else None,

@@ -31,7 +31,8 @@ class WorkerSet:
 
     With remote workers, the one of this process has no environments and does not sample, unless
     `create_env_on_local_worker` says so. Remote workers are Ray actors: in the cluster that this
-    process is connected to, or else in one on this computer that ends with the last worker set.
+    process is connected to, or else in one on this computer that ends with the last worker set;
+    there `num_cpus_per_worker` says how many threads a worker has, but no worker waits for CPUs.
 
     Args:
         config: of all workers.
