@@ -206,3 +206,26 @@ def test_a_stopped_algorithm_does_not_evaluate(evaluated_before):
     algorithm.stop()
     with pytest.raises(UsageError, match="was stopped"):
         algorithm.evaluate()
+
+
+def test_a_function_of_ones_own_evaluates_with_the_present_policies():
+    seen = []
+
+    def own(algorithm, workers):
+        here = workers.local_worker().get_policy().get_weights()
+        there = algorithm.get_policy().get_weights()
+        seen.append(all((here[key] == there[key]).all() for key in here))
+        return {"score": 7}
+
+    algorithm = config().evaluation(evaluation_interval=2, custom_evaluation_function=own).build()
+    results = [algorithm.train() for _ in range(3)]
+    assert [result.get("evaluation") for result in results] == [None, {"score": 7}, None]
+    assert seen == [True]
+
+
+def test_results_carry_the_latest_evaluation_if_asked_for():
+    chosen = {"evaluation_interval": 2, "always_attach_evaluation_results": True}
+    algorithm = config().evaluation(evaluation_duration=1, **chosen).build()
+    first, second, third = (algorithm.train() for _ in range(3))
+    assert "evaluation" not in first
+    assert third["evaluation"] is second["evaluation"]

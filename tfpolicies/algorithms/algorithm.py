@@ -255,6 +255,8 @@ class Algorithm:
             result.update(self._evaluated(evaluation.played.result()))
         elif due:
             result.update(self.evaluate())
+        elif self.config.always_attach_evaluation_results and "evaluation" in self._last_result:
+            result["evaluation"] = self._last_result["evaluation"]
         self.callbacks.on_train_result(algorithm=self, result=result)
         self._last_result = result
         return result
@@ -363,17 +365,24 @@ class Algorithm:
                 `evaluation_duration`.
 
         Returns:
-            `{"evaluation": {...}}` with the summary of the episodes.
+            `{"evaluation": {...}}` with the summary of the episodes, or what
+            `custom_evaluation_function` gives.
         """
         self._require_running()
         self.callbacks.on_evaluate_start(algorithm=self)
-        played = self._evaluator.play(duration_fn)
-        return self._evaluated(played)
+        own = self.config.custom_evaluation_function
+        if own is not None:
+            workers = self._evaluator.prepare()
+            workers.follow(self.worker)
+            return self._announced(own(self, workers))
+        return self._evaluated(self._evaluator.play(duration_fn))
 
     def _evaluated(self, played: Played) -> dict[str, dict[str, Any]]:
         workers = self._evaluator.prepare()
         workers.tell_of_recreated()
-        metrics = as_metrics(played, workers)
+        return self._announced(as_metrics(played, workers))
+
+    def _announced(self, metrics: dict[str, Any]) -> dict[str, dict[str, Any]]:
         self.callbacks.on_evaluate_end(algorithm=self, evaluation_metrics=metrics)
         return {"evaluation": metrics}
 
