@@ -103,6 +103,11 @@ class TFModelAdapter(keras.Model):
         self._ports = ports
         self._has_value = type(inner).value_function is not TFModelV2.value_function
 
+    def build(self, input_shape: Any = None) -> None:
+        """Does nothing: calling the inner model builds its layers; those never called stay so."""
+        del input_shape
+        self.built = True
+
     def collect_parts(self) -> None:
         """Makes the layers and variables of the inner model those of this one.
 
