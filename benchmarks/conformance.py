@@ -12,7 +12,7 @@ import itertools
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import keras
@@ -131,22 +131,6 @@ def possible(combination: Combination) -> bool:
 def every_combination() -> list[Combination]:
     found = itertools.starmap(Combination, itertools.product(OBSERVATIONS, ACTIONS, MODELS))
     return [combination for combination in found if possible(combination)]
-
-
-def covering(kinds: Sequence[Sequence[int]] = ((0, 2), (1, 2))) -> list[Combination]:
-    """Returns few combinations that hold every possible pair of the given dimensions."""
-    left = every_combination()
-
-    def pairs(combination: Combination) -> set[tuple]:
-        return {(i, j, combination[i], combination[j]) for i, j in kinds}
-
-    missing = set().union(*map(pairs, left))
-    chosen = []
-    while missing:
-        best = max(left, key=lambda x: len(pairs(x) & missing))
-        chosen.append(best)
-        missing -= pairs(best)
-    return chosen
 
 
 def make_policy(combination: Combination, policy_class: Any = PPOTF2Policy, **config: Any) -> Any:

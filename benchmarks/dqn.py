@@ -4,7 +4,6 @@
 """
 
 import argparse
-import datetime
 import json
 import sys
 from pathlib import Path
@@ -12,8 +11,8 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks import peers, report
-from benchmarks.main_job import HERE, Runs, machine
+from benchmarks import peers
+from benchmarks.main_job import HERE, compare
 from benchmarks.plan import Cell, Contestant, Measurement
 
 SETTINGS: dict[str, Any] = {
@@ -66,25 +65,7 @@ def main() -> int:
         except peers.PeerError as error:
             console.print(f"[red]{error}[/red]", highlight=False)
             return 1
-    runs = Runs(interpreters, options.peers / "bytecode", settings)
-    results = runs.measure([MEASUREMENT], quick=options.quick)
-    records = report.summary([MEASUREMENT], results.values)
-    console.print(report.table([MEASUREMENT], records))
-    for failed in results.errors:
-        console.print(f"[red]{failed['contestant']}:[/red]")
-        console.print(failed["message"], markup=False, highlight=False, soft_wrap=True)
-    options.out.mkdir(parents=True, exist_ok=True)
-    written = {
-        "made": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "machine": machine(),
-        "versions": results.versions,
-        "settings": settings,
-        "results": records,
-        "errors": results.errors,
-    }
-    (options.out / "dqn.json").write_text(json.dumps(written, indent=1) + "\n")
-    console.print(f"Written: {options.out / 'dqn.json'}")
-    return 1 if results.errors else 0
+    return compare(console, MEASUREMENT, interpreters, settings, options, "dqn.json")
 
 
 def _parse() -> argparse.Namespace:

@@ -202,6 +202,48 @@ class Runs:
         return variables | ({"PYTHONPATH": str(HERE.parent)} if contestant.is_ours else {})
 
 
+def compare(
+    console: Console,
+    measurement: Measurement,
+    interpreters: dict[str, Path],
+    settings: dict[str, Any],
+    options: argparse.Namespace,
+    name: str,
+) -> int:
+    """Takes one measurement by itself, prints its table and writes it as JSON.
+
+    Args:
+        console: where the table goes.
+        measurement: what is measured, with whom.
+        interpreters: Name of each interpreter -> its path.
+        settings: The hyper-parameters.
+        options: With `quick`, `peers` and `out`.
+        name: Of the JSON file, in the folder `out`.
+
+    Returns:
+        1 if a contestant failed, else 0.
+    """
+    runs = Runs(interpreters, options.peers / "bytecode", settings)
+    results = runs.measure([measurement], quick=options.quick)
+    records = report.summary([measurement], results.values)
+    console.print(report.table([measurement], records))
+    for failed in results.errors:
+        console.print(f"[red]{failed['contestant']}:[/red]")
+        console.print(failed["message"], markup=False, highlight=False, soft_wrap=True)
+    options.out.mkdir(parents=True, exist_ok=True)
+    written = {
+        "made": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "versions": results.versions,
+        "settings": settings,
+        "results": records,
+        "errors": results.errors,
+    }
+    (options.out / name).write_text(json.dumps(written, indent=1) + "\n")
+    console.print(f"Written: {options.out / name}")
+    return 1 if results.errors else 0
+
+
 def _rotated(contestants: tuple[Contestant, ...], by: int) -> tuple[Contestant, ...]:
     by %= len(contestants)
     return contestants[by:] + contestants[:by]

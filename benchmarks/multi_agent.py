@@ -6,16 +6,14 @@ mapping draws one of two policies for each car and episode. `python -m benchmark
 """
 
 import argparse
-import datetime
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from benchmarks import peers, report
-from benchmarks.main_job import HERE, Runs, machine
+from benchmarks import peers
+from benchmarks.main_job import HERE, compare
 from benchmarks.plan import Cell, Contestant, Measurement
 
 SETTINGS: dict[str, Any] = {"cars": 25, "copies": 8, "fragment": 50, "first_seed": 10}
@@ -47,25 +45,7 @@ def main() -> int:
     except peers.PeerError as error:
         console.print(f"[red]{error}[/red]", highlight=False)
         return 1
-    runs = Runs(interpreters, options.peers / "bytecode", SETTINGS)
-    results = runs.measure([MEASUREMENT], quick=options.quick)
-    records = report.summary([MEASUREMENT], results.values)
-    console.print(report.table([MEASUREMENT], records))
-    for failed in results.errors:
-        console.print(f"[red]{failed['contestant']}:[/red]")
-        console.print(failed["message"], markup=False, highlight=False, soft_wrap=True)
-    options.out.mkdir(parents=True, exist_ok=True)
-    written = {
-        "made": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "machine": machine(),
-        "versions": results.versions,
-        "settings": SETTINGS,
-        "results": records,
-        "errors": results.errors,
-    }
-    (options.out / "multi_agent.json").write_text(json.dumps(written, indent=1) + "\n")
-    console.print(f"Written: {options.out / 'multi_agent.json'}")
-    return 1 if results.errors else 0
+    return compare(console, MEASUREMENT, interpreters, SETTINGS, options, "multi_agent.json")
 
 
 def _parse() -> argparse.Namespace:

@@ -509,8 +509,6 @@ class RolloutWorker(ParallelIteration):
             UsageError: unless exactly one of `policy_cls` and `policy` is given; also a ValueError.
         """
         self.roster.require_new(policy_id, policy_cls, policy, module_spec)
-        require_mapping_fn(policy_mapping_fn)
-        as_predicate(policies_to_train)
         spec = None
         if policy is None:
             given = PolicySpec(policy_cls, observation_space, action_space, config)
