@@ -366,6 +366,71 @@ def test_episodes_of_a_policy_that_was_removed_are_dropped_and_others_go_on(mode
     assert set(sampler.sample().policy_batches) == {"q"}
 
 
+@pytest.mark.core
+@pytest.mark.parametrize("mode", ["truncate_episodes", "complete_episodes"])
+@pytest.mark.parametrize("moment", ["on_episode_step", "on_episode_end", "on_episode_start"])
+@pytest.mark.parametrize("again", [False, True])
+def test_a_callback_may_remove_a_policy_in_the_middle_of_an_episode(mode, moment, again):
+    """Its episodes are dropped, also if another policy comes under its id; "c" appears later."""
+
+    class Growing(Staggered):
+        def play(self, actions):
+            seen, rewards, *others = super().play(actions)
+            return (seen | self.obs("c") if self.now > 4 else seen), rewards, *others
+
+    policies = {"p": Walker(), "q": Walker()}
+
+    class Remover(DefaultCallbacks):
+        def __init__(self):
+            self.times = 0
+
+    def remove(callbacks, *, episode, **kwargs):
+        callbacks.times += 1
+        if callbacks.times == 3:
+            del policies["q"]
+            sampler.policy_mapping_fn = lambda agent_id, episode, **kwargs: "p"
+            if again:
+                policies["q"] = Walker()
+
+    setattr(Remover, moment, remove)
+    sampler = sampler_of(
+        Growing(),
+        Growing(),
+        policies=policies,
+        mapping=lambda agent_id, episode, **kwargs: "p" if agent_id == "a" else "q",
+        rollout_fragment_length=9,
+        batch_mode=mode,
+        callbacks=Remover(),
+    )
+    for _ in range(4):
+        batch = sampler.sample()
+        assert batch.env_steps() >= 18
+        for part in batch.policy_batches.values():
+            check_trajectories(part)
+    assert set(batch.policy_batches) == {"p"}
+
+
+def test_rows_of_a_policy_removed_with_the_last_step_of_a_sample_are_not_handed_out():
+    policies = {"p": Walker(), "q": Walker()}
+
+    class Remover(DefaultCallbacks):
+        def on_episode_end(self, **kwargs):
+            if policies.pop("q", None) is not None:
+                sampler.policy_mapping_fn = lambda agent_id, episode, **kwargs: "p"
+
+    sampler = sampler_of(
+        Staggered(),
+        policies=policies,
+        mapping=lambda agent_id, episode, **kwargs: "p" if agent_id == "a" else "q",
+        rollout_fragment_length=7,
+        callbacks=Remover(),
+    )
+    batch = sampler.sample()
+    assert (batch.env_steps(), batch.agent_steps()) == (7, 7)
+    assert set(batch.policy_batches) == {"p"}
+    assert (sampler.sample().env_steps(), sampler.sample().agent_steps()) == (7, 11)
+
+
 # -- settings ---------------------------------------------------------------------------------
 
 

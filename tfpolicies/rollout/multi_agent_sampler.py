@@ -85,6 +85,7 @@ class MultiAgentSampler:
         self._postprocessor = Postprocessor(clip_rewards, callbacks, worker, policies)
         self._copies: list[Copy] = []
         self._broken: dict[int, Exception] = {}  # by copy, in the present step
+        self._own_code_ran = True  # of the user's, which may have removed policies
 
     # -- episodes -----------------------------------------------------------------------------
 
@@ -157,6 +158,7 @@ class MultiAgentSampler:
         )
 
     def _call(self, name: str, episode: MultiAgentEpisode) -> None:
+        self._own_code_ran = True
         getattr(self._callbacks, name)(
             worker=self._worker,
             base_env=self.envs,
@@ -180,25 +182,45 @@ class MultiAgentSampler:
         if self._complete:
             self._finished.append((episode.episode_id, episode.length, agent_steps))
         for policy_id in {episode.policy_for(agent) for agent in episode.seat_of}:
-            policy = self.policies[policy_id]
-            if policy.follows_episodes:
+            policy = self._present(policy_id)
+            if policy is not None and policy.follows_episodes:
                 policy.next_episode()
 
     def _follow_policies(self) -> None:
-        """Takes note of policies that were removed since the last sample, or are others now."""
+        """Takes note of policies that were removed since the last step, or are others now.
+
+        Episodes that they play in are dropped, and so are their rows of episodes that are over.
+        """
+        self._own_code_ran = False
         ledger = self._ledger
-        gone = [p for p, rows in ledger.rows.items() if self.policies.get(p) is not rows.policy]
         for copy in self._copies:
             copy.episode.present_mapping_fn = self.policy_mapping_fn
+        gone = [p for p, rows in ledger.rows.items() if self._present(p) is not rows.policy]
         if not gone:
             return
         dropped = [copy for copy in self._copies if copy.is_played_by(gone)]
+        for copy in dropped:
+            self._drop_episode(copy)
         for policy_id in gone:
             del ledger.rows[policy_id]
-        ids = [copy.episode.episode_id for copy in dropped]
-        ledger.keep(~np.isin(ledger.records["eps_id"], ids))
         for copy in dropped:
             self._begin_episode(copy)
+
+    def _present(self, policy_id: str) -> Any:
+        """Returns the policy of that id without bringing its variables into memory, or None."""
+        if policy_id not in self.policies:
+            return None
+        handle = getattr(self.policies, "handle", self.policies.__getitem__)
+        return handle(policy_id)
+
+    def _drop_episode(self, copy: Copy) -> None:
+        """Forgets the rows of a running episode that were not handed out, and their steps."""
+        ledger, index, episode = self._ledger, copy.index, copy.episode
+        dropped = ledger.records["eps_id"] == episode.episode_id
+        closed = int((dropped & (ledger.records["t"] >= 0)).sum())
+        ledger.keep(~dropped)
+        self._agent_steps[index] -= closed
+        self._env_steps[index] -= min(int(self._env_steps[index]), episode.length)
 
     # -- sampling -----------------------------------------------------------------------------
 
@@ -218,8 +240,8 @@ class MultiAgentSampler:
                 "sample() needs running episodes, and there are none before reset(), nor after an "
                 "error in the middle of a step; call reset() first."
             )
+        self._own_code_ran = True
         try:
-            self._follow_policies()
             while copies := self._copies_to_step():
                 self._step(copies)
         except BaseException:
@@ -229,6 +251,8 @@ class MultiAgentSampler:
 
     def _copies_to_step(self) -> list[Copy]:
         """Returns the copies whose fragment is not full; none if there is enough for a batch."""
+        if self._own_code_ran:
+            self._follow_policies()
         if self._complete:
             done = sum(steps[2 if self._by_agent_steps else 1] for steps in self._finished)
             return self._copies if done < self._length * self.envs.num_envs else []
@@ -268,13 +292,10 @@ class MultiAgentSampler:
 
     def _replace(self, copy: Copy, error: Exception) -> None:
         """Drops the episode of a copy that broke, and begins one in a new copy."""
-        ledger, index, episode = self._ledger, copy.index, copy.episode
-        dropped = ledger.records["eps_id"] == episode.episode_id
-        closed = int((dropped & (ledger.records["t"] >= 0)).sum())
-        ledger.keep(~dropped)
-        self._agent_steps[index] -= closed
-        self._env_steps[index] -= min(int(self._env_steps[index]), episode.length)
+        index = copy.index
+        self._drop_episode(copy)
         self.metrics.append(RolloutMetrics(episode_faulty=True))
+        self._own_code_ran = True
         self._callbacks.on_episode_end(
             worker=self._worker,
             base_env=self.envs,
@@ -407,6 +428,7 @@ class MultiAgentSampler:
         done = [0] * count
         going = [copy for copy in self._copies if shares[copy.index] > 0]
         while going:
+            self._follow_policies()
             before = [copy.episode for copy in going]
             self._step(going)
             for copy, episode in zip(going, before, strict=True):
