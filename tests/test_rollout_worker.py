@@ -299,6 +299,39 @@ def test_sample_counts_and_calls_back_and_metrics_empty():
     assert made.get_metrics() == []
 
 
+@pytest.mark.core
+@pytest.mark.parametrize("broken", ["env", "callback"])
+def test_after_an_error_the_next_sample_begins_new_episodes(broken):
+    """The first environment was stepped, the second was not: no row may join the two."""
+    state = {"fails": False}
+
+    class Flaky(CountingEnv):
+        def step(self, action):
+            if self.number and broken == "env" and state["fails"]:
+                raise RuntimeError("out of order")
+            return super().step(action)
+
+    class Callbacks(DefaultCallbacks):
+        def on_episode_step(self, **kwargs):
+            if broken == "callback" and state["fails"]:
+                raise RuntimeError("out of order")
+
+    made = RolloutWorker(
+        env_creator=lambda context: Flaky(context.vector_index),
+        config=tiny().rollouts(rollout_fragment_length=5).callbacks(Callbacks),
+        default_policy_class=PPOTF2Policy,
+    )
+    made.sample()
+    state["fails"] = True
+    with pytest.raises(RuntimeError, match="out of order"):
+        made.sample()
+    state["fails"] = False
+    batch = made.sample()
+    assert batch["t"][::5].tolist() == [0, 0]
+    np.testing.assert_array_equal(batch["obs"][:, 2], batch["t"])
+    np.testing.assert_array_equal(batch["new_obs"][:, 2], batch["t"] + 1)
+
+
 @pytest.mark.parametrize("how", [True, "bulk"])
 def test_compressed_observations_are_those_of_an_uncompressed_worker(how):
     plain, packed = worker(), worker(tiny().rollouts(compress_observations=how))

@@ -376,7 +376,8 @@ class RolloutWorker(ParallelIteration):
 
         Raises:
             UsageError: if the worker has no environment, or was stopped.
-            EnvError: if an environment breaks its contract.
+            EnvError: if an environment breaks its contract. After this and any other error, of
+                callbacks for example, new episodes begin with the next sample.
         """
         sampler = self._require_sampler()
         if self._first_batch is not None:
@@ -385,7 +386,9 @@ class RolloutWorker(ParallelIteration):
             self.reset_episodes()
         if self.flushes_filters:
             self.flush_filters()
+        self.has_episodes = False  # what an error leaves behind must not get into a batch
         batch: SampleBatch | MultiAgentBatch = sampler.sample()
+        self.has_episodes = True
         self.callbacks.on_sample_end(worker=self, samples=batch)
         if self.config.compress_observations:
             for part in batch.as_multi_agent().policy_batches.values():
