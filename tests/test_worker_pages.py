@@ -15,6 +15,7 @@ from test_many_policies import Staged, a_and_b, all_left, all_new, config_of, on
 
 from tfpolicies import (
     AlgorithmConfig,
+    DefaultCallbacks,
     MultiAgentBatch,
     PGTF2Policy,
     Policy,
@@ -419,6 +420,25 @@ def test_add_policy_policy():
     assert worker.add_policy("new", policy=policy) is policy
     with pytest.raises(ValueError, match="Only one of"):
         worker.add_policy("other", PPOTF2Policy, policy)
+    for wrong in ("a name", PPOTF2Policy, {}):
+        with pytest.raises(UsageError, match="policy must be a Policy"):
+            worker.add_policy("other", policy=wrong)
+    assert "other" not in worker.policy_map
+
+
+def test_add_policy_undone_if_a_callback_fails():
+    class Refusing(DefaultCallbacks):
+        def on_create_policy(self, *, policy_id, policy):
+            if policy_id == "new":
+                raise RuntimeError("not this one")
+
+    config = config_of().callbacks(Refusing)
+    worker = RolloutWorker(config=config, default_policy_class=PPOTF2Policy)
+    with pytest.raises(RuntimeError, match="not this one"):
+        worker.add_policy("new", PPOTF2Policy, policy_mapping_fn=all_new, policies_to_train=[])
+    assert set(worker.policy_map) == set(worker.policy_dict) == {"left", "right"}
+    assert worker.get_policies_to_train() == {"left", "right"}
+    assert worker.policy_mapping_fn is not all_new
 
 
 def test_add_policy_observation_space():

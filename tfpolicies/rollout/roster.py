@@ -79,7 +79,11 @@ class Roster:
         self.policy_map.create_policy(policy_id, policy_class, spaces[0], spaces[1], None, settings)
         self.specs[policy_id] = spec
         policy = self.policy_map[policy_id]
-        self._on_create_policy(policy_id, policy)
+        try:
+            self._on_create_policy(policy_id, policy)
+        except BaseException:
+            self.remove(policy_id)
+            raise
         return policy
 
     def add(
@@ -127,7 +131,7 @@ class Roster:
         Raises:
             ConfigError: for an invalid id, or a `module_spec`.
             PolicyExistsError: if there is a policy of this id; also a KeyError.
-            UsageError: unless exactly one of class and instance is given.
+            UsageError: unless exactly one of class and instance is given, and is a policy.
         """
         validate_policy_id(policy_id, error=True)
         if module_spec is not None:
@@ -144,6 +148,10 @@ class Roster:
             raise UsageError(
                 "Only one of `policy_cls` and `policy` must be given to add_policy, got "
                 f"policy_cls={policy_cls!r} and policy={policy!r}."
+            )
+        if policy is not None and not isinstance(policy, Policy):
+            raise UsageError(
+                f"policy must be a Policy, got {policy!r}; give a class as `policy_cls`."
             )
 
     def remove(self, policy_id: str, policy_mapping_fn: Any = None, to_train: Any = None) -> None:
