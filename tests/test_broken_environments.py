@@ -121,7 +121,16 @@ def _fresh():
     Breaking.made, Noting.ends = [], []
 
 
-def worker_of(source, kind, *, restart=True, mode="truncate_episodes", always=False, **settings):
+def worker_of(
+    source,
+    kind,
+    *,
+    restart=True,
+    mode="truncate_episodes",
+    always=False,
+    observation_fn=None,
+    **settings,
+):
     config = (
         PPOConfig()
         .environment(env_config={"kind": kind, "always": always})
@@ -129,6 +138,7 @@ def worker_of(source, kind, *, restart=True, mode="truncate_episodes", always=Fa
         .training(model={"fcnet_hiddens": [4]}, train_batch_size=64, sgd_minibatch_size=64)
         .rollouts(num_envs_per_worker=2, rollout_fragment_length=6, batch_mode=mode)
         .fault_tolerance(restart_failed_sub_environments=restart, **settings)
+        .multi_agent(observation_fn=observation_fn)
         .callbacks(Noting)
         .debugging(seed=0)
     )
@@ -246,3 +256,29 @@ def test_a_step_that_takes_too_long_is_reported_while_it_lasts_and_counts_as_bro
     with pytest.raises(EnvError, match=r"took 0\.\d seconds; env_step_timeout_s=0.2"):
         sampled(strict)
     strict.stop()
+
+
+@pytest.mark.core
+def test_an_observation_fn_is_called_once_for_each_observation_where_copies_may_break():
+    seen = []
+
+    def observation_fn(agent_obs, episode, **kwargs):
+        seen.append((episode.env_index, episode.episode_id, episode.length))
+        return agent_obs
+
+    worker = worker_of(Team, "shape", observation_fn=observation_fn)
+    worker.sample()
+    assert len(seen) == len(set(seen)) > 12
+    assert [length for index, _, length in seen if not index] == [0, 1, 2, 3, 4, 0, 1, 2]
+
+
+def test_what_an_observation_fn_raises_is_no_fault_of_the_environment():
+    def observation_fn(agent_obs, episode, **kwargs):
+        if episode.length == 2:
+            raise KeyError("a bug of mine")
+        return agent_obs
+
+    worker = worker_of(Team, "no kind", observation_fn=observation_fn)
+    with pytest.raises(KeyError, match="a bug of mine"):
+        worker.sample()
+    assert len(Breaking.made) == 2  # nothing was made anew

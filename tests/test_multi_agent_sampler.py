@@ -341,6 +341,8 @@ def test_a_new_mapping_is_for_episodes_that_begin_later():
 def test_an_unknown_policy_id_and_a_function_of_other_arguments_are_refused():
     with pytest.raises(UnknownPolicyError, match="returned invalid policy id 'x' for agent 'a'"):
         sampler_of(Staggered(), mapping=lambda agent_id, episode, **kwargs: "x")
+    with pytest.raises(UnknownPolicyError, match=r"returned invalid policy id \['p'\]"):
+        sampler_of(Staggered(), mapping=lambda agent_id, episode, **kwargs: ["p"])
     with pytest.raises(TypeError):
         sampler_of(Staggered(), mapping=lambda agent_id, episode: "p")
 
@@ -457,6 +459,12 @@ def test_an_observation_fn_changes_what_policies_see_and_learn_from():
     assert part["new_obs"][:, 2].tolist() == [101, 102, 101, 101]
     assert [x[:2] for x in seen] == [(["a", "b"], 0), (["a", "b"], 1), (["a"], 2), (["a", "b"], 0)]
     assert seen[0][2:] == (1, ["p", "q"])
+
+
+@pytest.mark.parametrize("found", [None, ["a"]])
+def test_an_observation_fn_that_gives_no_dict_is_named(found):
+    with pytest.raises(UsageError, match="observation_fn must return a dict"):
+        sampler_of(Staggered(), observation_fn=lambda **kwargs: found)
 
 
 def test_settings_that_are_none_are_refused():

@@ -40,40 +40,33 @@ class MultiAgentEnvironments:
         self._steps = [watched(i, "step", env.step) for i, env in enumerate(envs)]
         self._resets = [watched(i, "reset", env.reset) for i, env in enumerate(envs)]
 
-    def reset(
-        self, index: int, seed: int | None = None, check: Callable[[Mapping], None] | None = None
-    ) -> tuple[Mapping, Mapping]:
+    def reset(self, index: int, seed: int | None = None) -> tuple[Mapping, Mapping]:
         """Starts an episode in one copy; returns observations and infos by agent id.
 
         Args:
             index: which copy.
             seed: for its `reset`.
-            check: called with the observations; what it raises says that the copy broke.
 
         Raises:
             EnvError: if the answer breaks the contract of `MultiAgentEnv`.
         """
         try:
-            return self._first(index, seed, check)
+            return self._first(index, seed)
         except Exception as error:
             self.repairs.broke(index, f"reset(seed={seed})", error)
-            return self.renew(index, check)
+            return self.renew(index)
 
-    def renew(
-        self, index: int, check: Callable[[Mapping], None] | None = None
-    ) -> tuple[Mapping, Mapping]:
+    def renew(self, index: int) -> tuple[Mapping, Mapping]:
         """Puts a new copy in the place of one that broke, and starts an episode like `reset`."""
 
         def start(env: MultiAgentEnv) -> tuple[Mapping, Mapping]:
             self.envs[index] = env
             self._watch_calls()
-            return self._first(index, None, check)
+            return self._first(index, None)
 
         return self.repairs.renewed(index, self.envs[index], start)[1]
 
-    def _first(
-        self, index: int, seed: int | None, check: Callable[[Mapping], None] | None
-    ) -> tuple[Mapping, Mapping]:
+    def _first(self, index: int, seed: int | None) -> tuple[Mapping, Mapping]:
         found = self._resets[index](seed=seed)
         if not isinstance(found, tuple) or len(found) != 2:
             raise EnvError(
@@ -84,8 +77,6 @@ class MultiAgentEnvironments:
         obs, infos = found
         if infos.keys() - obs.keys() - {COMMON}:
             raise EnvError(_strange_infos(index, "reset", infos, obs))
-        if check is not None:
-            check(obs)
         return obs, infos
 
     def step(self, index: int, actions: Mapping[Any, Any]) -> MultiAgentStep:

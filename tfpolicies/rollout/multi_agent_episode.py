@@ -60,7 +60,7 @@ class MultiAgentEpisode(Episode):
         for mapping_fn in (self.mapping_fn, self.present_mapping_fn):
             if mapping_fn is not None:
                 policy_id = mapping_fn(agent_id, self, worker=self.worker)
-                if policy_id in self.policies:
+                if isinstance(policy_id, str) and policy_id in self.policies:
                     return policy_id
         known = sorted(map(str, self.policies))
         raise UnknownPolicyError(

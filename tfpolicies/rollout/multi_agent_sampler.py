@@ -15,7 +15,7 @@ import numpy as np
 
 from tfpolicies.batch.multi_agent_batch import MultiAgentBatch
 from tfpolicies.config.callbacks import DefaultCallbacks, follows_episodes, overrides
-from tfpolicies.envs.multi_agent_env import ALL, MultiAgentStep
+from tfpolicies.envs.multi_agent_env import ALL
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
 from tfpolicies.envs.repairs import check_observation, check_reward
 from tfpolicies.envs.vector import own_copy, single_actions
@@ -119,22 +119,27 @@ class MultiAgentSampler:
     ) -> None:
         episode, index = self._new_episode(copy.index, int(self.rng.integers(10**18))), copy.index
         self._call("on_episode_created", episode)
-
-        def check(obs: Mapping[Any, Any]) -> None:
-            if self.envs.repairs.make is not None:
-                what = self.envs.repairs.call(index, "reset")
-                check_observations(self._seen(obs, episode), episode, (), what)
-
-        if in_new_copy:
-            obs, infos = self.envs.renew(index, check)
-        else:
-            obs, infos = self.envs.reset(index, seed, check)
+        obs, infos = self.envs.renew(index) if in_new_copy else self.envs.reset(index, seed)
+        obs = self._seen(obs, episode)
+        while error := self._wrong(obs, episode):
+            self.envs.repairs.broke(index, "reset", error)
+            obs, infos = self.envs.renew(index)
+            obs = self._seen(obs, episode)
         copy.begin(episode)
         episode.last_infos.update(infos)
         self._episode_agent_steps[index] = 0
-        obs = self._seen(obs, episode)
         copy.wait(copy.cast(tuple(obs)), obs)
         self._call("on_episode_start", episode)
+
+    def _wrong(self, obs: Mapping[Any, Any], episode: MultiAgentEpisode) -> EnvError | None:
+        """Returns what is wrong with first observations, where copies that break are replaced."""
+        if self.envs.repairs.make is None:
+            return None  # the policies' rows will find it
+        try:
+            check_observations(obs, episode, (), self.envs.repairs.call(episode.env_index, "reset"))
+        except EnvError as error:
+            return error
+        return None
 
     def _new_episode(self, index: int, episode_id: int) -> MultiAgentEpisode:
         return MultiAgentEpisode(
@@ -149,13 +154,19 @@ class MultiAgentSampler:
     def _seen(self, obs: Mapping[Any, Any], episode: MultiAgentEpisode) -> Mapping[Any, Any]:
         if self._observation_fn is None:
             return obs
-        return self._observation_fn(
+        found = self._observation_fn(
             agent_obs=obs,
             worker=self._worker,
             base_env=self.envs,
             policies=self.policies,
             episode=episode,
         )
+        if not isinstance(found, Mapping):
+            raise UsageError(
+                "observation_fn must return a dict of observations by agent id, got "
+                f"{type(found).__name__}; return `agent_obs` where there is nothing to change."
+            )
+        return found
 
     def _call(self, name: str, episode: MultiAgentEpisode) -> None:
         self._own_code_ran = True
@@ -262,21 +273,7 @@ class MultiAgentSampler:
     def _step(self, copies: list[Copy]) -> None:
         self._act(copies)
         self._broken = {}
-        over = []
-        for copy in copies:
-            moves, copy.moves = copy.moves, {}
-            length = copy.episode.length
-            try:
-                if self._take(copy, self.envs.step(copy.index, moves)):
-                    over.append(copy)
-            except UnknownPolicyError:
-                raise
-            except Exception as error:
-                self.envs.repairs.broke(copy.index, f"step({moves!r})", error)
-                self._broken[copy.index] = error
-                copy.episode.length = length
-            else:
-                self._env_steps[copy.index] += 1
+        over = [copy for copy in copies if self._step_copy(copy)]
         closed = self._ledger.book()
         self._agent_steps += closed
         self._episode_agent_steps += closed
@@ -289,6 +286,34 @@ class MultiAgentSampler:
             self._begin_episode(copy)
         for index, reason in self._broken.items():
             self._replace(self._copies[index], reason)
+
+    def _step_copy(self, copy: Copy) -> bool:
+        """Steps one copy; returns whether its episode is over."""
+        moves, copy.moves = copy.moves, {}
+        episode = copy.episode
+        try:
+            obs, *others, infos = self.envs.step(copy.index, moves)
+        except Exception as error:
+            return self._is_broken(copy, moves, error)
+        t, episode.length = episode.length, episode.length + 1
+        if infos:
+            episode.last_infos.update(infos)
+        obs = self._seen(obs, episode)  # what it raises is no fault of the environment
+        try:
+            over = self._take(copy, t, obs, *others)
+        except UnknownPolicyError:
+            raise
+        except Exception as error:
+            episode.length = t
+            return self._is_broken(copy, moves, error)
+        self._env_steps[copy.index] += 1
+        return over
+
+    def _is_broken(self, copy: Copy, moves: Mapping[Any, Any], error: Exception) -> bool:
+        """Takes down that a copy broke, or raises the error; returns False."""
+        self.envs.repairs.broke(copy.index, f"step({moves!r})", error)
+        self._broken[copy.index] = error
+        return False
 
     def _replace(self, copy: Copy, error: Exception) -> None:
         """Drops the episode of a copy that broke, and begins one in a new copy."""
@@ -346,14 +371,17 @@ class MultiAgentSampler:
                 check_observations(obs, copy.episode, (), what)
             raise
 
-    def _take(self, copy: Copy, step: MultiAgentStep) -> bool:
-        """Takes down what one copy gave; returns whether its episode is over."""
-        obs, rewards, terminateds, truncateds, infos = step
+    def _take(
+        self,
+        copy: Copy,
+        t: int,
+        obs: Mapping[Any, Any],
+        rewards: Mapping[Any, float],
+        terminateds: Mapping[Any, bool],
+        truncateds: Mapping[Any, bool],
+    ) -> bool:
+        """Takes down what one copy gave at `t`; returns whether its episode is over."""
         episode, ledger = copy.episode, self._ledger
-        t, episode.length = episode.length, episode.length + 1
-        if infos:
-            episode.last_infos.update(infos)
-        obs = self._seen(obs, episode)
         if self.envs.repairs.make is not None:
             what = self.envs.repairs.call(copy.index, "step")
             check_observations(obs, episode, copy.done, what)
