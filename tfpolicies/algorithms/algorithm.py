@@ -33,6 +33,7 @@ from tfpolicies.policy.tf_policy import TFPolicy
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.evaluation import Played
 from tfpolicies.rollout.metrics import summarize_episodes
+from tfpolicies.rollout.metrics_state import metrics_state, restored_metrics
 from tfpolicies.rollout.rollout_worker import RolloutWorker
 from tfpolicies.rollout.roster import as_predicate
 
@@ -769,7 +770,7 @@ class Algorithm:
         return {
             "iteration": self.iteration,
             "counters": dict(self.counters),
-            "episodes": [(e.episode_length, e.episode_reward) for e in self._episodes],
+            "episodes": metrics_state(self._episodes),
             "episodes_total": self._episodes_total,
             "time_total_s": self._time_total,
         }
@@ -779,7 +780,7 @@ class Algorithm:
         self.iteration = progress["iteration"]
         self.counters.update(progress["counters"])
         self._episodes.clear()
-        self._episodes.extend(RolloutMetrics(*pair) for pair in progress["episodes"])
+        self._episodes.extend(restored_metrics(progress["episodes"]))
         self._episodes_total = progress["episodes_total"]
         self._time_total = progress["time_total_s"]
 

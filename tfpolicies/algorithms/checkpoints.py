@@ -20,7 +20,6 @@ from tfpolicies.policy.checkpoints import (
     spec_of,
     state_of,
 )
-from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.storage.array_places import put_arrays, take_arrays
 from tfpolicies.storage.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from tfpolicies.storage.generator_json import decode_generator, encode_generator
@@ -94,7 +93,7 @@ def _sampler_record(worker: Any) -> tuple[Any, dict[str, np.ndarray]]:
         "envs": encode_value(state["envs"]),
         "finals": [[t, len(last)] for t, _, last in state["finals"]],
         "next_unroll": state["next_unroll"],
-        "pending": [[m.episode_length, m.episode_reward] for m in state["pending"]],
+        "pending": encode_value(state["pending"]),
     }
     return record, arrays
 
@@ -135,7 +134,7 @@ def _sampler_state(record: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) 
         "finals": finals,
         "running": numbered("running"),
         "next_unroll": record["next_unroll"],
-        "pending": [RolloutMetrics(*pair) for pair in record["pending"]],
+        "pending": decode_value(record["pending"]),
     }
 
 

@@ -53,6 +53,7 @@ def summarize_episodes(
             "episode_reward": rewards,
             "episode_lengths": lengths,
             **{f"policy_{pid}_reward": values for pid, values in of_policies.items()},
+            **_joined_hist_data(sound),
         },
         "episode_media": _media(sound),
     }
@@ -65,6 +66,15 @@ def _policy_rewards(episodes: Sequence[RolloutMetrics]) -> dict[str, list[float]
         for (_, policy_id), reward in episode.agent_rewards.items():
             if policy_id != DEFAULT_POLICY_ID:
                 found.setdefault(policy_id, []).append(reward)
+    return found
+
+
+def _joined_hist_data(episodes: Sequence[RolloutMetrics]) -> dict[str, list[float]]:
+    """Returns the lists that callbacks kept, those of all episodes joined."""
+    found: dict[str, list[float]] = {}
+    for episode in episodes:
+        for name, values in episode.hist_data.items():
+            found.setdefault(name, []).extend(values)
     return found
 
 

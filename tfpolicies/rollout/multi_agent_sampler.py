@@ -23,6 +23,7 @@ from tfpolicies.errors import ConfigError, EnvError, UnknownPolicyError, UsageEr
 from tfpolicies.policy.stacked_acting import ColumnsCall, act_columns
 from tfpolicies.rollout import multi_agent_state
 from tfpolicies.rollout.episode import RolloutMetrics
+from tfpolicies.rollout.metrics_state import metrics_state, restored_metrics
 from tfpolicies.rollout.multi_agent_batches import Postprocessor
 from tfpolicies.rollout.multi_agent_episode import Copy, MultiAgentEpisode
 from tfpolicies.rollout.multi_agent_ledger import Ledger, not_numbers
@@ -292,7 +293,7 @@ class MultiAgentSampler:
         moves, copy.moves = copy.moves, {}
         episode = copy.episode
         try:
-            obs, *others, infos = self.envs.step(copy.index, moves)
+            obs, rewards, terminateds, truncateds, infos = self.envs.step(copy.index, moves)
         except Exception as error:
             return self._is_broken(copy, moves, error)
         t, episode.length = episode.length, episode.length + 1
@@ -300,7 +301,7 @@ class MultiAgentSampler:
             episode.last_infos.update(infos)
         obs = self._seen(obs, episode)  # what it raises is no fault of the environment
         try:
-            over = self._take(copy, t, obs, *others)
+            over = self._take(copy, t, obs, rewards, terminateds, truncateds)
         except UnknownPolicyError:
             raise
         except Exception as error:
@@ -522,7 +523,7 @@ class MultiAgentSampler:
             "finished": [list(steps) for steps in self._finished],
             "steps": [self._env_steps.copy(), self._agent_steps.copy()],
             "episode_agent_steps": self._episode_agent_steps.copy(),
-            "pending": multi_agent_state.metrics_state(self.metrics),
+            "pending": metrics_state(self.metrics),
             "rng": self.rng.bit_generator.state,
         }
 
@@ -534,7 +535,7 @@ class MultiAgentSampler:
         not as many copies now, new episodes begin.
         """
         played = [policy_id for policy_id, _ in state["ledger"]["rows"]]
-        self.metrics = multi_agent_state.restored_metrics(state["pending"])
+        self.metrics = restored_metrics(state["pending"])
         self.rng.bit_generator.state = state["rng"]
         gone = [policy_id for policy_id in played if policy_id not in self.policies]
         if gone or len(state["copies"]) != self.envs.num_envs:

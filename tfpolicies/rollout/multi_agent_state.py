@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from tfpolicies.models.spaces import nest
-from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.multi_agent_episode import Copy, MultiAgentEpisode
 from tfpolicies.rollout.multi_agent_ledger import Ledger
 from tfpolicies.rollout.multi_agent_rows import PolicyRows, Table
@@ -129,7 +128,7 @@ def _fill(table: Table, columns: Mapping[str, np.ndarray]) -> None:
         table.columns[name][where] = column
 
 
-# -- trajectories that are over, metrics ------------------------------------------------------
+# -- trajectories that are over ---------------------------------------------------------------
 
 
 def ended_state(ledger: Ledger, copies: Sequence[Copy]) -> list[Any]:
@@ -141,19 +140,3 @@ def ended_state(ledger: Ledger, copies: Sequence[Copy]) -> list[Any]:
             entry = found.setdefault(id(episode), [episode_state(episode), []])
             entry[1].append([unroll, agent])
     return list(found.values())
-
-
-def metrics_state(metrics: Sequence[RolloutMetrics]) -> list[Any]:
-    """Returns metrics that nobody took yet."""
-    return [
-        [m.episode_length, m.episode_reward, [[a, p, x] for (a, p), x in m.agent_rewards.items()]]
-        for m in metrics
-    ]
-
-
-def restored_metrics(state: Sequence[Any]) -> list[RolloutMetrics]:
-    """Returns the metrics that `metrics_state` was called on."""
-    return [
-        RolloutMetrics(length, reward, {(agent, pid): x for agent, pid, x in by_agent})
-        for length, reward, by_agent in state
-    ]

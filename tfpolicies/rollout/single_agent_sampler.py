@@ -25,6 +25,7 @@ from tfpolicies.policy.learning_batches import in_sequences
 from tfpolicies.policy.session import Memory
 from tfpolicies.rollout.columns import clipped_rewards, nested_actions, remembered
 from tfpolicies.rollout.episode import SINGLE_AGENT, EpisodeFollower, RolloutMetrics
+from tfpolicies.rollout.metrics_state import metrics_state, restored_metrics
 
 _AGENT_AND_POLICY = (SINGLE_AGENT, DEFAULT_POLICY_ID)
 
@@ -432,7 +433,7 @@ class SingleAgentSampler:
             "finals": [(t, i.copy(), [x.copy() for x in last]) for t, i, last in buffer.finals],
             "running": tuple(part.copy() for part in self._running),
             "next_unroll": self._next_unroll,
-            "pending": list(self.metrics),
+            "pending": metrics_state(self.metrics),
             "rng": self.rng.bit_generator.state,
             "memory": self._memory_of(self._get_policy()).get_state(),
         }
@@ -456,7 +457,7 @@ class SingleAgentSampler:
         self._memory_of(self._get_policy()).set_state(state["memory"])
         self._running = _Running(*state["running"])
         self._next_unroll = state["next_unroll"]
-        self.metrics = list(state["pending"])
+        self.metrics = restored_metrics(state["pending"])
         self.rng.bit_generator.state = state["rng"]
 
 
