@@ -331,6 +331,36 @@ def test_a_workers_state_goes_to_another_one_with_its_policies():
         assert same(weights, other.get_weights()[pid])
 
 
+def test_a_workers_state_says_that_all_policies_are_trained():
+    worker = worker_of(policies_to_train=["left"])
+    worker.set_state(worker_of().get_state())
+    assert worker.is_policy_to_train is None
+    assert worker.get_policies_to_train() == {"left", "right"}
+
+
+@pytest.mark.parametrize("wrong", ["text", "empty", "id", "spec", "shape"])
+def test_a_state_that_does_not_fit_a_worker_changes_nothing(wrong):
+    worker, state = worker_of(), worker_of().get_state()
+    policies = state["policy_states"]
+    policies["left"]["weights"] = {n: x + 1 for n, x in policies["left"]["weights"].items()}
+    if wrong == "id":
+        policies["a/b"] = policies["right"]
+    elif wrong == "spec":
+        policies["new"] = {n: x for n, x in policies["right"].items() if n != "policy_spec"}
+    elif wrong == "shape":
+        policies["new"] = {**policies["right"], "weights": {}}
+    elif wrong == "empty":
+        state = {}
+    elif wrong == "text":
+        state = "no state"
+    before = worker.get_weights()
+    with pytest.raises((WeightsError, ConfigError)) as found:
+        worker.set_state(state)
+    assert {"id": "a/b", "spec": "'policy_spec'"}.get(wrong, "") in str(found.value)
+    assert set(worker.policy_map) == {"left", "right"}
+    assert same(worker.get_weights()["left"], before["left"])
+
+
 def test_filters_are_taken_over():
     def filtered():
         config = config_of().rollouts(observation_filter="MeanStdFilter")
@@ -417,6 +447,16 @@ def test_evaluation_plays_whole_episodes_and_disturbs_nothing():
 
 
 @pytest.mark.core
+def test_a_policy_may_be_kept_from_those_who_evaluate():
+    algorithm = config_of().evaluation(evaluation_duration=1).build()
+    algorithm.evaluate()
+    algorithm.add_policy("new", PPOTF2Policy, policy_mapping_fn=all_new, evaluation_workers=False)
+    found = algorithm.evaluate()["evaluation"]
+    assert set(found["policy_reward_mean"]) == {"left", "right"}
+    algorithm.remove_policy("new", policy_mapping_fn=a_and_b)
+    assert "new" not in algorithm.worker.policy_map
+
+
 def test_a_checkpoint_holds_policies_that_were_added_and_may_be_restored_in_part(tmp_path):
     algorithm = config_of().build()
     algorithm.train()

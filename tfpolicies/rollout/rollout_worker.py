@@ -15,7 +15,7 @@ from tfpolicies.batch.multi_agent_batch import MultiAgentBatch
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.callbacks import DefaultCallbacks
-from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID, PolicySpec
+from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID, PolicySpec, validate_policy_id
 from tfpolicies.connectors import ActionConnectorPipeline, AgentConnectorPipeline, restore
 from tfpolicies.envs.making import EnvContext, make_any_environments
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
@@ -707,28 +707,55 @@ class RolloutWorker(ParallelIteration):
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restores what `get_state` returned; policies that are not here yet are added.
 
+        Policies that are here only stay as they are.
+
         Raises:
-            WeightsError: if a policy's state does not fit.
+            ConfigError: for an invalid id of a policy.
+            WeightsError: if this is no state of a worker, or a policy's state does not fit; nothing
+                is changed then.
         """
+        made = self._checked_state(state)
         for policy_id, each in state["policy_states"].items():
-            if policy_id in self.policy_map:
-                self.policy_map[policy_id].check_state(each)
-        for policy_id, each in state["policy_states"].items():
-            if policy_id in self.policy_map:
-                self.policy_map[policy_id].set_state(each)
+            if policy_id in made:
+                self.add_policy(policy_id, policy=made[policy_id], policy_state=each)
             else:
-                spec = each["policy_spec"]
-                made = spec["policy_class"](
-                    spec["observation_space"],
-                    spec["action_space"],
-                    {**spec["config"], "__policy_id": policy_id, "worker_index": self.worker_index},
-                )
-                self.add_policy(policy_id, policy=made, policy_state=each)
+                self.policy_map[policy_id].set_state(each)
         to_train = state.get("is_policy_to_train")
         self.roster.change(state.get("policy_mapping_fn"), to_train, to_train)
+        if "is_policy_to_train" in state:
+            self.roster.is_policy_to_train = to_train  # None, too: all are
         self._tell_sampler()
         if state.get("global_vars"):
             self.set_global_vars(state["global_vars"])
+
+    def _checked_state(self, state: Any) -> dict[str, Policy]:
+        """Checks a state of a worker; returns the policies that it has and this worker has not."""
+        policy_states = state.get("policy_states") if isinstance(state, Mapping) else None
+        if not isinstance(policy_states, Mapping):
+            raise WeightsError(
+                "A state of a worker must be a dict with 'policy_states', as `get_state()` gives "
+                f"it; got {state!r:.200}."
+            )
+        made = {}
+        for policy_id, each in policy_states.items():
+            policy = self.policy_map.get(policy_id)
+            if policy is None:
+                policy = made[policy_id] = self._policy_of_state(policy_id, each)
+            policy.check_state(each)
+        return made
+
+    def _policy_of_state(self, policy_id: str, state: Any) -> Policy:
+        """Returns a new policy of the kind that a policy's state tells."""
+        validate_policy_id(policy_id, error=True)
+        spec = state.get("policy_spec") if isinstance(state, Mapping) else None
+        if spec is None:
+            raise WeightsError(
+                f"There is no policy {policy_id!r} here, and its state has no 'policy_spec' to "
+                "make it of. Add the policy first, or give what `get_state()` returned."
+            )
+        spaces = spec["observation_space"], spec["action_space"]
+        own = {"__policy_id": policy_id, "worker_index": self.worker_index}
+        return spec["policy_class"](*spaces, {**spec["config"], **own})
 
     def get_global_vars(self) -> dict[str, Any]:
         """Returns the counters of the run: `timestep`, `num_grad_updates_per_policy`."""
