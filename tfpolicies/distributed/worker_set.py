@@ -380,10 +380,12 @@ class WorkerSet:
         Those that did not change since the last call are left as they are.
 
         Args:
-            leader: it has the same policies, by id.
+            leader: policies that only it has are passed over.
         """
         local, changed = self._local, []
         for policy_id in leader.policy_map:
+            if policy_id not in local.policy_map:
+                continue
             policy = leader.policy_map.handle(policy_id)
             own: Any = local.policy_map.handle(policy_id)
             now = _stands_for(policy)
