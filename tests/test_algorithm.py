@@ -72,6 +72,12 @@ def test_an_iteration_reports_what_is_documented():
     assert 0 < result["time_this_iter_s"] <= result["time_total_s"]
     timers = result["timers"]
     assert set(timers) >= {"training_iteration_time_ms", "sample_time_ms", "learn_time_ms"}
+    assert 0 < timers["synch_weights_time_ms"] < timers["training_iteration_time_ms"]
+    assert timers["learn_throughput"] == pytest.approx(32e3 / timers["learn_time_ms"])
+    assert result["iterations_since_restore"] == 2
+    assert result["time_since_restore"] == result["time_total_s"]
+    assert result["node_ip"] == algorithm.worker.get_node_ip()
+    assert result["trial_id"] == "default"
     parts = timers["sample_time_ms"] + timers["learn_time_ms"]
     assert 0 < parts <= timers["training_iteration_time_ms"]
     for name in ("date", "timestamp", "pid", "hostname"):

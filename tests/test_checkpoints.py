@@ -114,6 +114,9 @@ def test_restore_brings_back_an_earlier_state(tmp_path):
         np.testing.assert_array_equal(left, right)
     assert algorithm.counters == counters
     assert algorithm.iteration == 1
+    result = algorithm.train()
+    assert (result["training_iteration"], result["iterations_since_restore"]) == (2, 1)
+    assert result["time_since_restore"] == pytest.approx(result["time_this_iter_s"])
 
 
 def test_what_auto_became_is_kept(tmp_path):

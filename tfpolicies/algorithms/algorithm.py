@@ -86,6 +86,7 @@ class Algorithm:
         )
         self._episodes_total = 0
         self._time_total = 0.0
+        self._restored_at = (0, 0.0)  # iterations and seconds when it was built or restored
         self._timers: dict[str, float] = {}
         self._stopped = False
         self._env_share = 1.0  # environment steps per row to train on of the last train batch
@@ -233,7 +234,8 @@ class Algorithm:
         The result has `episode_reward_mean` and the like over the last
         `metrics_num_episodes_for_smoothing` episodes (NaN before the first one ended),
         `timesteps_total`, `training_iteration`, `info` with the learner's statistics by policy,
-        counters, timers in ms and, when due, `evaluation`.
+        counters, timers in ms and, when due, `evaluation`. Time for loading batches is part of
+        `learn_time_ms`; `trial_id` is "default" here, and Ray Tune fills in its own.
         """
         self._require_running()
         started = time.perf_counter()
@@ -292,8 +294,10 @@ class Algorithm:
         updates = {pid: policies.handle(pid).num_grad_updates for pid in learner}
         steps = self.counters[f"num_{self._unit}_sampled"]
         global_vars = {"timestep": steps, "num_grad_updates_per_policy": updates}
+        learned = time.perf_counter()
         self.workers.sync_weights(None, global_vars)
         self.workers.sync_filters()
+        self._time("synch_weights", learned)
         return learner
 
     @property
@@ -318,6 +322,8 @@ class Algorithm:
             counters[name] - before[name] for name in (f"num_{unit}_sampled", f"num_{unit}_trained")
         )
         now = datetime.datetime.now()
+        ms = {name: 1e3 * each for name, each in self._timers.items()}
+        restored_iteration, restored_time = self._restored_at
         return {
             **summary,
             "sampler_results": summary,
@@ -336,17 +342,23 @@ class Algorithm:
             "agent_timesteps_total": counters["num_agent_steps_sampled"],
             "timers": {
                 "training_iteration_time_ms": 1e3 * seconds,
-                "sample_time_ms": 1e3 * self._timers.get("sample", 0.0),
-                "learn_time_ms": 1e3 * self._timers.get("learn", 0.0),
+                "sample_time_ms": ms.get("sample", 0.0),
+                "learn_time_ms": ms["learn"],
+                "learn_throughput": 1e3 * trained / max(ms["learn"], 1e-3),
+                "synch_weights_time_ms": ms["synch_weights"],
             },
             "training_iteration": self.iteration,
+            "iterations_since_restore": self.iteration - restored_iteration,
             "episodes_total": self._episodes_total,
             "time_this_iter_s": seconds,
             "time_total_s": self._time_total,
+            "time_since_restore": self._time_total - restored_time,
             "date": now.strftime("%Y-%m-%d_%H-%M-%S"),
             "timestamp": int(now.timestamp()),
             "pid": os.getpid(),
             "hostname": socket.gethostname(),
+            "node_ip": self.worker.get_node_ip(),
+            "trial_id": "default",
             "done": False,
             "config": self.config.to_dict(),
         }
@@ -783,6 +795,7 @@ class Algorithm:
         self._episodes.extend(restored_metrics(progress["episodes"]))
         self._episodes_total = progress["episodes_total"]
         self._time_total = progress["time_total_s"]
+        self._restored_at = self.iteration, self._time_total
 
     def get_extra_state(self) -> dict[str, Any]:
         """Returns what a subclass adds to checkpoints: JSON values and arrays, nested in dicts."""
