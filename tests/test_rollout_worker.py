@@ -332,6 +332,17 @@ def test_after_an_error_the_next_sample_begins_new_episodes(broken):
     np.testing.assert_array_equal(batch["new_obs"][:, 2], batch["t"] + 1)
 
 
+def test_a_fake_sampler_gives_its_first_batch_again():
+    made = worker(tiny(fake_sampler=True))
+    first = made.sample()
+    before = {name: column.copy() for name, column in first.items()}
+    made.learn_on_batch(first)
+    assert made.sample() is first
+    assert_equal_batches(first, before)
+    with pytest.raises(ConfigError, match="fake_sampler must be True or False"):
+        tiny(fake_sampler="yes")
+
+
 @pytest.mark.parametrize("how", [True, "bulk"])
 def test_compressed_observations_are_those_of_an_uncompressed_worker(how):
     plain, packed = worker(), worker(tiny().rollouts(compress_observations=how))
