@@ -1,5 +1,6 @@
 """Workers and algorithms with several policies: adding, removing, mapping, training, restoring."""
 
+import keras
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -446,7 +447,6 @@ def test_evaluation_plays_whole_episodes_and_disturbs_nothing():
     assert same(quiet.get_weights()["left"], busy.get_weights()["left"])
 
 
-@pytest.mark.core
 def test_a_policy_may_be_kept_from_those_who_evaluate():
     algorithm = config_of().evaluation(evaluation_duration=1).build()
     algorithm.evaluate()
@@ -457,6 +457,7 @@ def test_a_policy_may_be_kept_from_those_who_evaluate():
     assert "new" not in algorithm.worker.policy_map
 
 
+@pytest.mark.core
 def test_a_checkpoint_holds_policies_that_were_added_and_may_be_restored_in_part(tmp_path):
     algorithm = config_of().build()
     algorithm.train()
@@ -490,6 +491,44 @@ def test_a_checkpoint_holds_policies_that_were_added_and_may_be_restored_in_part
     fresh = config_of().build()
     fresh.restore(tmp_path)
     assert set(fresh.worker.policy_map) == {"left", "right", "new"}
+
+
+class Quiet(DefaultCallbacks):
+    """A class that no checkpoint can import by itself."""
+
+
+def linear(observation_space, num_outputs, **config):
+    seen = keras.Input(observation_space.shape)
+    outputs = [keras.layers.Dense(num_outputs)(seen), keras.layers.Dense(1)(seen)]
+    return keras.Model(seen, outputs)
+
+
+def another(observation_space, num_outputs, **config):
+    return linear(observation_space, num_outputs)
+
+
+@pytest.mark.core
+def test_what_a_file_cannot_hold_is_given_once_for_policies_that_were_added_too(tmp_path):
+    config = config_of().callbacks(Quiet).training(model={"custom_model": linear})
+    algorithm = config.build()
+    algorithm.add_policy("new", PPOTF2Policy, config={"lr": 0.5, "model": {"max_seq_len": 7}})
+    algorithm.train()
+    algorithm.save(tmp_path)
+    given = {"env": Staged, "callbacks": Quiet, "model": {"custom_model": linear}}
+    restored = Algorithm.from_checkpoint(tmp_path, policy_mapping_fn=a_and_b, config=given)
+    policy = restored.get_policy("new")
+    assert policy.config["callbacks"] is Quiet
+    assert policy.config["model"]["custom_model"] is linear
+    assert (policy.config["lr"], policy.config["model"]["max_seq_len"]) == (0.5, 7)
+    fresh = config.copy(copy_frozen=False).build()
+    fresh.restore(tmp_path)
+    for pid, weights in algorithm.get_weights().items():
+        assert same(weights, restored.get_weights()[pid])
+        assert same(weights, fresh.get_weights()[pid])
+    algorithm.add_policy("own", PPOTF2Policy, config={"model": {"custom_model": another}})
+    algorithm.save(tmp_path)
+    with pytest.raises(CheckpointError, match=r"policy 'own' of .*custom_model.*another"):
+        Algorithm.from_checkpoint(tmp_path, policy_mapping_fn=a_and_b, config=given)
 
 
 def test_a_mapping_that_a_file_cannot_hold_is_asked_for(tmp_path):

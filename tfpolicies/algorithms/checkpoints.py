@@ -24,7 +24,7 @@ from tfpolicies.storage.array_places import put_arrays, take_arrays
 from tfpolicies.storage.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from tfpolicies.storage.generator_json import decode_generator, encode_generator
 from tfpolicies.storage.import_paths import import_path
-from tfpolicies.storage.json_values import Missing, decode_value, encode_value
+from tfpolicies.storage.json_values import Missing, decode_value, encode_value, find_missing
 
 
 class SavedCheckpoint(NamedTuple):
@@ -225,8 +225,11 @@ def restore_algorithm(
     """
     worker = algorithm.worker
     classes = [type(policy) for policy in worker.policy_map.values()]
+    config = algorithm.config
     new = {
-        pid: policy_of(part, f"policy {pid!r} of {source}", classes)
+        pid: policy_of(
+            part, f"policy {pid!r} of {source}", classes, _given_again(checkpoint, part, config)
+        )
         for pid, part in checkpoint.policies.items()
         if pid not in worker.policy_map
     }
@@ -272,10 +275,46 @@ def specs_of(checkpoint: Checkpoint, source: str, config: Any) -> dict[str, Poli
     """
     known = config.policies
     classes = [spec.policy_class for spec in known.values() if spec.policy_class is not None]
-    return {
-        pid: known[pid] if pid in known else spec_of(part, f"policy {pid!r} of {source}", classes)
-        for pid, part in checkpoint.policies.items()
-    }
+
+    def spec(pid: str, part: Checkpoint) -> PolicySpec:
+        if pid in known:
+            return known[pid]
+        given = _given_again(checkpoint, part, config)
+        return spec_of(part, f"policy {pid!r} of {source}", classes, given)
+
+    return {pid: spec(pid, part) for pid, part in checkpoint.policies.items()}
+
+
+def _given_again(checkpoint: Checkpoint, part: Checkpoint, config: Any) -> dict[str, Any]:
+    """Returns what a file cannot hold of a policy's config, where its algorithm's has the same.
+
+    A policy that was added to an algorithm has a config of its own, with the algorithm's callbacks
+    or model among it; those that the algorithm is given again are the policy's, too.
+
+    Args:
+        checkpoint: of the algorithm.
+        part: of the policy.
+        config: of the algorithm, complete.
+    """
+    own, stored = (
+        _dict_in(_dict_in(each.manifest, "config"), "settings") for each in (part, checkpoint)
+    )
+    given = {name: config[name] for name in _unheld(own, stored) if name in config}
+    model = _unheld(_dict_in(own, "model"), _dict_in(stored, "model"))
+    again = {name: config["model"][name] for name in model if name in config["model"]}
+    return {**given, "model": again} if again else given
+
+
+def _dict_in(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Returns a dict in a record; an empty one if there is none, which will be told elsewhere."""
+    found = record.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _unheld(own: Mapping[str, Any], stored: Mapping[str, Any]) -> list[str]:
+    """Returns the names under which both have the same that a file cannot hold."""
+    same = [name for name, value in own.items() if name in stored and stored[name] == value]
+    return [name for name in same if find_missing(decode_value(own[name]))]
 
 
 def algorithm_class_of(checkpoint: Checkpoint, source: str, given: type) -> type:

@@ -222,14 +222,25 @@ def _built(
     return policy
 
 
-def spec_of(checkpoint: Checkpoint, source: str, classes: Sequence[type]) -> PolicySpec:
+def spec_of(
+    checkpoint: Checkpoint,
+    source: str,
+    classes: Sequence[type],
+    overrides: Mapping[str, Any] | None = None,
+) -> PolicySpec:
     """Returns how the policy of a checkpoint is made: its class, spaces and whole config.
+
+    Args:
+        checkpoint: of the policy.
+        source: where it is from, for messages.
+        classes: classes outside this package that it may name.
+        overrides: settings that replace stored ones.
 
     Raises:
         CheckpointError: if the manifest lacks it, or names an unknown class.
     """
     known = {import_path(found): found for found in classes}
-    return _spec(checkpoint.manifest, source, known, None, _held(checkpoint))
+    return _spec(checkpoint.manifest, source, known, overrides, _held(checkpoint))
 
 
 def _held(checkpoint: Checkpoint) -> int:
