@@ -618,8 +618,11 @@ def test_trajectories_are_shown_to_the_callback():
 @pytest.mark.parametrize(
     ("step", "message"),
     [
-        ((("a", "b"), {"a": "x"}, GO, GO), "Rewards must be .* one is 'x'"),
+        ((("a", "b"), {"a": "x"}, GO, GO), "Rewards must be .* agent 'a' is 'x'"),
         ((("a", "b"), {"a": [1.0, 2.0]}, GO, GO), "Rewards must be"),
+        ((("a", "b"), {"a": 1.0, "b": None}, GO, GO), "Rewards must be .* agent 'b' is None"),
+        ((("a", "b"), {"a": 1.0, "b": np.nan}, GO, GO), "Rewards must be .* agent 'b' is nan"),
+        ((("a", "b"), {"b": np.ones(1)}, GO, GO), r"Rewards must be .* agent 'b' is array"),
         ((("a",), {}, GO, GO, {"b": {}}), "infos of agents without an observation: .'b'."),
     ],
 )

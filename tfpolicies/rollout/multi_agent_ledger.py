@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -245,11 +246,18 @@ def _as_numbers(rewards: Sequence[Any]) -> np.ndarray:
     return numbers
 
 
-def not_numbers(rewards: Sequence[Any]) -> EnvError:
-    """Returns the error about the first of some rewards that is no number."""
-    wrong = next((x for x in rewards if not _is_number(x)), None)
+def not_numbers(rewards: Iterable[Any], agents: Iterable[Any] = ()) -> EnvError:
+    """Returns the error about the first of some rewards that is no number.
+
+    Args:
+        rewards: what was given for numbers.
+        agents: the agents that they are of, if that is known.
+    """
+    named = itertools.zip_longest(rewards, (f"that of agent {agent!r}" for agent in agents))
+    wrong, whose = next((pair for pair in named if not _is_number(pair[0])), (None, None))
     return EnvError(
-        f"Rewards must be one finite number for each agent, but one is {wrong!r}. Return floats."
+        f"Rewards must be one finite number for each agent, but {whose or 'one'} is {wrong!r}. "
+        "Return floats."
     )
 
 

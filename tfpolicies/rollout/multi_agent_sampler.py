@@ -391,9 +391,9 @@ class MultiAgentSampler:
         cast = copy.cast(tuple(obs))
         seats = cast.seats
         if rewards:
-            earned = list(rewards.values())
-            ledger.earn(copy.seats_of(tuple(rewards)), earned)
-            episode.total_reward += _total(earned)
+            total = _total(rewards)
+            ledger.earn(copy.seats_of(tuple(rewards)), list(rewards.values()))
+            episode.total_reward += total
         over = bool(terminateds[ALL] or truncateds[ALL])
         if over or any(terminateds.values()) or any(truncateds.values()):
             unseen = self._take_ends(copy, obs, terminateds, truncateds)
@@ -581,14 +581,16 @@ def check_observations(
         check_observation(episode.policies[policy_id].observation_space, each, whose)
 
 
-def _total(rewards: list[Any]) -> float:
+def _total(rewards: Mapping[Any, Any]) -> float:
     try:
-        total = float(sum(rewards))
+        total = sum(rewards.values())
+        if type(total) is float or not np.ndim(total):
+            number = float(total)
+            if math.isfinite(number):
+                return number
     except (TypeError, ValueError):
-        raise not_numbers(rewards) from None
-    if not math.isfinite(total):
-        raise not_numbers(rewards)
-    return total
+        pass
+    raise not_numbers(rewards.values(), rewards)
 
 
 def _give(rows: PolicyRows, actions: Any) -> None:
