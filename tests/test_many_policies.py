@@ -234,6 +234,25 @@ def test_a_removed_policy_leaves_no_trace_and_its_running_episodes_are_dropped()
         worker.remove_policy(policy_id="right")
 
 
+def test_a_policy_for_which_nobody_has_spaces_is_named():
+    class Unlike(Staggered):
+        observation_space = spaces.Dict({"a": SPACE, "b": spaces.Box(-1.0, 2e6, (3,))})
+        _agent_ids = ("a", "b")
+
+    config = config_of(policies={"left", "right", "spare"}).environment(Unlike)
+    with pytest.raises(ConfigError, match="no spaces for the policy 'spare'"):
+        RolloutWorker(config=config, default_policy_class=PPOTF2Policy)
+    given = {"spare": PolicySpec(None, THREE, None), "left": PolicySpec(), "right": PolicySpec()}
+    worker = RolloutWorker(
+        config=config.copy(copy_frozen=False).multi_agent(policies=given),
+        default_policy_class=PPOTF2Policy,
+    )
+    assert worker.get_policy("spare").observation_space == THREE
+    with pytest.raises(ConfigError, match="no spaces for the policy 'new'"):
+        worker.add_policy("new", PPOTF2Policy)
+    assert "new" not in worker.policy_map
+
+
 def test_callbacks_hear_of_new_policies():
     made = []
 

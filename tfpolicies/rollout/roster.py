@@ -69,6 +69,12 @@ class Roster:
                 f"There is no class for the policy {policy_id!r}. Name one in its PolicySpec, or "
                 "give the worker a default_policy_class, for example PPOTF2Policy."
             )
+        if spec.observation_space is None or spec.action_space is None:
+            raise ConfigError(
+                f"There are no spaces for the policy {policy_id!r}: the environment's agents have "
+                "different ones, and policy_mapping_fn(agent_id, None, worker=None) maps none of "
+                "them to it. Give observation_space and action_space with the policy."
+            )
         config: AlgorithmConfig = spec.config if spec.config is not None else self.config
         if issubclass(policy_class, TFPolicy):
             settings = config.settings_for(policy_class.config_class)
