@@ -12,7 +12,16 @@ import pytest
 import tensorflow as tf
 from environments import BoxActionEnv, CountingEnv, SeededEnv, TwoArmsEnv, counting_creator
 
-from tfpolicies import PG, PPO, Algorithm, DefaultCallbacks, PGConfig, Policy, PPOConfig
+from tfpolicies import (
+    PG,
+    PPO,
+    Algorithm,
+    AlgorithmConfig,
+    DefaultCallbacks,
+    PGConfig,
+    Policy,
+    PPOConfig,
+)
 from tfpolicies.errors import ConfigError, EnvError, UnknownPolicyError, UsageError
 from tfpolicies.policy.policy import ActionBatch
 
@@ -280,6 +289,11 @@ def test_an_algorithm_of_a_hand_written_policy_runs_without_learning():
 
 
 # -- repeatability ----------------------------------------------------------------------------
+
+
+def test_an_algorithm_refuses_a_config_without_its_settings():
+    with pytest.raises(ConfigError, match=r"PPO has settings that .* lacks; begin with PPOConfig"):
+        AlgorithmConfig(algo_class=PPO).environment("CartPole-v1").build()
 
 
 @pytest.mark.core

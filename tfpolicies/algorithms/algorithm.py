@@ -60,6 +60,11 @@ class Algorithm:
     def __init__(self, config: AlgorithmConfig | Mapping[str, Any]) -> None:
         if not isinstance(config, AlgorithmConfig):
             config = self.config_class().update_from_dict(config)
+        if not isinstance(config, self.config_class):
+            raise ConfigError(
+                f"{type(self).__name__} has settings that {type(config).__name__} lacks; begin "
+                f"with {self.config_class.__name__}()."
+            )
         config.validate()
         if config.env is None:
             raise ConfigError(

@@ -534,7 +534,7 @@ class RolloutWorker(ParallelIteration):
         policy_mapping_fn: MappingFn | None = None,
         policies_to_train: Any = None,
     ) -> None:
-        """Removes a policy. Running episodes in which it plays are dropped with the next sample.
+        """Removes a policy. Running episodes in which it plays are dropped at their next step.
 
         Args:
             policy_id: its id.
