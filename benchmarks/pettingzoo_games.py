@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from benchmarks import probe
@@ -50,7 +51,7 @@ def main() -> int:
             table.add_row(name, *(f"{figure:,.0f}" for figure in figures))
         except Exception as error:
             failed += 1
-            table.add_row(name, f"{type(error).__name__}: {error}")
+            table.add_row(name, escape(f"{type(error).__name__}: {error}"))
     Console(width=120).print(table)
     return 1 if failed else 0
 

@@ -27,7 +27,7 @@ def test_a_ported_script_imports_nothing_else(script):
             found |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             found.add(node.module.split(".")[0])
-    assert found <= ALLOWED
+    assert found <= ALLOWED | {path.stem for path in PORTING.parent.glob("*.py")}
 
 
 @pytest.mark.core
@@ -56,3 +56,16 @@ def test_self_play_adds_frozen_copies_to_the_league(load):
 
 def test_a_hand_written_policy_finds_its_way(load):
     assert load("hand_written_policy").main(iterations=50) == 1.0
+
+
+@pytest.mark.core
+def test_rollout_workers_by_hand_give_the_batches_of_one_and_of_three_policies(load):
+    cart_pole, traffic = load("rollout_workers").main()
+    columns = {"obs", "actions", "rewards", "terminateds", "truncateds", "new_obs"}
+    assert columns <= set(cart_pole)
+    assert cart_pole["obs"].shape == cart_pole["new_obs"].shape == (cart_pole.count, 4)
+    cars, lights = {"car_policy1", "car_policy2"}, {"traffic_light_policy"}
+    assert set(traffic.policy_batches) == cars | lights
+    assert all(columns <= set(rows) for rows in traffic.policy_batches.values())
+    assert sum(traffic[name].count for name in cars) == 25 * traffic.env_steps()
+    assert traffic["traffic_light_policy"].count == 4 * traffic.env_steps()

@@ -6,8 +6,8 @@ import pytest
 from gymnasium import spaces
 
 from tfpolicies import PPOConfig, PPOTF2Policy, RolloutWorker
-from tfpolicies.connectors import ClipReward, FrameStack
-from tfpolicies.errors import ConfigError
+from tfpolicies.connectors import ClipObservations, ClipReward, FrameStack, UnsquashActions
+from tfpolicies.errors import ConfigError, UsageError
 
 
 class Counting(gym.Env):
@@ -63,3 +63,59 @@ def test_what_is_no_connector_is_refused_at_the_call():
         PPOConfig().rollouts(agent_connectors=[np.sign])
     with pytest.raises(ConfigError, match="FrameStak"):
         PPOConfig().rollouts(agent_connectors=[["FrameStak", {}]])
+
+
+def clipping(**rollouts):
+    made = config().rollouts(agent_connectors=[ClipObservations(low=0.0, high=2.0)], **rollouts)
+    return made.training(train_batch_size=8, sgd_minibatch_size=8).resources(num_cpus_per_worker=0)
+
+
+def logits(algorithm, observation):
+    found = algorithm.compute_single_action(observation, explore=False, full_fetch=True)
+    return found[2]["action_dist_inputs"].tolist()
+
+
+@pytest.mark.core
+def test_one_observation_goes_through_the_connectors_too():
+    algorithm = clipping().build()
+    assert logits(algorithm, [9.0]) == logits(algorithm, [2.0]) != logits(algorithm, [1.0])
+    given = {"input_dict": {"obs": np.array([9.0])}, "explore": False, "full_fetch": True}
+    assert algorithm.compute_single_action(**given)[2]["action_dist_inputs"].tolist() == logits(
+        algorithm, [2.0]
+    )
+    algorithm.stop()
+
+
+def test_one_action_goes_through_the_connectors_too():
+    class Pushed(Counting):
+        action_space = spaces.Box(-4.0, 4.0, (1,), np.float32)
+
+    made = clipping().environment(Pushed, normalize_actions=False)
+    plain = made.copy(copy_frozen=False).build()
+    widened = made.rollouts(action_connectors=[UnsquashActions()]).build()
+    observation = [1.0]
+    own = plain.compute_single_action(observation, explore=False)
+    np.testing.assert_allclose(
+        widened.compute_single_action(observation, explore=False), 4.0 * own, rtol=1e-6
+    )
+
+
+def test_a_connector_that_remembers_wants_whole_episodes():
+    algorithm = config().training(train_batch_size=16, sgd_minibatch_size=8).build()
+    with pytest.raises(UsageError, match=r"FrameStack needs a whole episode.*`evaluate\(\)`"):
+        algorithm.compute_single_action([1.0])
+
+
+def test_a_learner_whose_workers_sample_elsewhere_has_the_connectors(ray_cluster, tmp_path):
+    algorithm = clipping(num_rollout_workers=1).build()
+    policy = algorithm.get_policy()
+    assert policy.observation_space == spaces.Box(0.0, 2.0, (1,), np.float32)
+    assert logits(algorithm, [9.0]) == logits(algorithm, [2.0]) != logits(algorithm, [1.0])
+    assert algorithm.train()["num_env_steps_sampled"] == 8
+    algorithm.save(tmp_path)
+    algorithm.stop()
+    alone = type(algorithm).from_checkpoint(
+        tmp_path, config={"env": Counting, "num_rollout_workers": 0}
+    )
+    assert alone.get_policy().agent_connectors[0].params() == {"low": 0.0, "high": 2.0}
+    alone.stop()

@@ -188,3 +188,11 @@ def test_unknown_names_and_other_things_are_refused():
     check_source("pettingzoo:classic/rps_v2")
     with pytest.raises(EnvError, match="but got int"):
         pettingzoo_env(3)
+
+
+def test_a_package_that_an_environment_needs_is_named(monkeypatch):
+    monkeypatch.setitem(pettingzoo.aec_registry, "classic/ludo-v1", None)
+    del pettingzoo.aec_registry["classic/ludo-v1"]  # now, and again after the test
+    pettingzoo.register("aec", "classic/ludo-v1", "pettingzoo.classic.ludo.ludo:env")
+    with pytest.raises(EnvError, match=r"'pettingzoo\.classic\.ludo'.*pip install 'pettingzoo"):
+        pettingzoo_env("pettingzoo:classic/ludo_v1")

@@ -231,6 +231,22 @@ def test_no_seed_gives_other_weights_each_time():
     assert not np.array_equal(first, second)
 
 
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("shape", "filters", "wanted"),
+    [
+        ((10, 10, 3), [[4, 3, 1]], "onnx"),
+        ((64, 64, 3), [[4, 8, 4]], "tf"),
+        ((10, 10, 3), [[4, 3, 1], [300, 10, 1]], "tf"),  # 4 * 10 * 10 * 300 numbers
+        ((64, 64, 3), [], "onnx"),
+    ],
+)
+def test_auto_takes_tensorflow_where_much_is_convolved(shape, filters, wanted):
+    image = spaces.Box(0, 255, shape, np.uint8)
+    model = {"conv_filters": filters, "fcnet_hiddens": [4]}
+    assert make(obs=image, inference="auto", model=model).inference == wanted
+
+
 def test_policies_of_one_program_act_through_onnx_with_their_own_weights_in_turn():
     policies = [make(seed=i, inference="onnx") for i in range(3)]
     obs = rows_of(OBS, 4)

@@ -934,7 +934,7 @@ def test_what_is_not_flushed_is_not_found_and_what_is_deleted_neither(tmp_path):
     m["c"] = make()
     del m["b"]
     a = m["a"]
-    m._held.release()  # as if the process had ended
+    m._archive._held.release()  # as if the process had ended
     again = PolicyMap(path=tmp_path)
     assert list(again) == ["a"]
     assert number_of(again["a"]) == number_of(a) == 1
@@ -1114,7 +1114,7 @@ def test_a_frozen_policy_whose_owner_deleted_it_goes_on(tmp_path):
 
 def test_a_freeze_cut_short_is_finished_by_the_next(tmp_path, monkeypatch):
     m = map_of("a", path=tmp_path)
-    monkeypatch.setattr(m, "_write_record", lambda *x: 1 / 0)
+    monkeypatch.setattr(m._archive, "write_record", lambda *x: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         m.freeze("a")
     monkeypatch.undo()

@@ -608,8 +608,8 @@ class Algorithm:
         """Returns the action for one observation, ready for the environment.
 
         Args:
-            observation: one observation; or
-            input_dict: a dict with `obs` and what else the policy reads.
+            observation: one observation, as the environment gives it; or
+            input_dict: a dict with it as `obs` and what else the policy reads.
             state: the memory of a recurrent policy.
             prev_action: the last action, for models that read it.
             prev_reward: the last reward, likewise.
@@ -624,11 +624,17 @@ class Algorithm:
 
         Raises:
             UnknownPolicyError: if there is no such policy.
-            UsageError: if both or neither of `observation` and `input_dict` are given.
+            UsageError: if both or neither of `observation` and `input_dict` are given, or if a
+                connector remembers something of running episodes.
         """
         policy = self._known_policy(policy_id)
         if (observation is None) == (input_dict is None):
             raise UsageError("Give either observation or input_dict to compute_single_action.")
+        if policy.agent_connectors:
+            if input_dict is None:
+                observation = policy.agent_connectors.seen(observation)
+            else:
+                input_dict = {**input_dict, "obs": policy.agent_connectors.seen(input_dict["obs"])}
         action, states, extras = policy.compute_single_action(
             observation,
             state,
@@ -641,6 +647,8 @@ class Algorithm:
             timestep=timestep,
         )
         action = policy.env_action(action, unsquash=unsquash_action, clip=clip_action)
+        if policy.action_connectors:
+            action = policy.action_connectors.done(action)
         return (action, states, extras) if full_fetch or states else action
 
     def _known_policy(self, policy_id: str) -> Any:

@@ -214,7 +214,7 @@ class Framework:
     framework: str = "tf2"  # traced functions; "tf": graph mode, where no policy class is named
     eager_tracing: bool = True  # False: untraced, for a debugger
     eager_max_retraces: int | None = 20  # of each function; more are an error; None: no limit
-    inference: str = "auto"  # acting through "tf" or "onnx"; "auto": onnx where it agrees with tf
+    inference: str = "auto"  # acting through "tf", "onnx", or the faster one
     jit_compile: bool | str = "auto"  # learning compiled by XLA
     tf_session_args: Mapping[str, Any] = field(
         default_factory=lambda: {

@@ -94,6 +94,11 @@ class Connector(abc.ABC):
             env_ids: one environment's id, or several, int `[K]`; unknown ones are ignored.
         """
 
+    @property
+    def remembers(self) -> bool:
+        """Whether it remembers something of running episodes: then it has a `reset` of its own."""
+        return type(self).reset is not Connector.reset
+
     def params(self) -> dict[str, Any]:
         """Returns the constructor's arguments, as JSON values."""
         return {}

@@ -6,8 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from time import perf_counter
 from typing import Any, ClassVar, TypeVar
 
+import numpy as np
 from gymnasium import spaces
 
+from tfpolicies.batch.leaves import first_row, with_batch_axis
 from tfpolicies.connectors.connector import (
     ActionConnector,
     ActionStep,
@@ -75,6 +77,24 @@ class ConnectorPipeline(Connector):
     def reset(self, env_ids: Any) -> None:
         for connector in self._connectors:
             connector.reset(env_ids)
+
+    @property
+    def remembers(self) -> bool:
+        return any(connector.remembers for connector in self._connectors)
+
+    def require_no_memory(self) -> None:
+        """Refuses to work on a row that no running episode goes with.
+
+        Raises:
+            UsageError: if a connector remembers something of running episodes.
+        """
+        names = [connector.name for connector in self._connectors if connector.remembers]
+        if names:
+            raise UsageError(
+                f"{', '.join(names)} needs a whole episode, step by step, not one row of it. Play "
+                "episodes by `evaluate()`, or call a pipeline of your own in each step: "
+                f"`{self.name}.from_params(pipeline.params())`, then `connect(space)`."
+            )
 
     @property
     def timers(self) -> dict[str, float]:
@@ -194,6 +214,15 @@ class AgentConnectorPipeline(ConnectorPipeline):
     def __call__(self, step: AgentStep) -> AgentStep:
         return super().__call__(step)
 
+    def seen(self, observation: Any) -> Any:
+        """Returns what a policy sees of one observation, without a batch axis both.
+
+        Raises:
+            UsageError: if a connector remembers something of running episodes.
+        """
+        self.require_no_memory()
+        return first_row(self(AgentStep(with_batch_axis(observation), np.zeros(1, int))).obs)
+
 
 @register_connector
 class ActionConnectorPipeline(ConnectorPipeline):
@@ -203,6 +232,15 @@ class ActionConnectorPipeline(ConnectorPipeline):
 
     def __call__(self, step: ActionStep) -> ActionStep:
         return super().__call__(step)
+
+    def done(self, action: Any) -> Any:
+        """Returns what the environment gets of one action, without a batch axis both.
+
+        Raises:
+            UsageError: if a connector remembers something of running episodes.
+        """
+        self.require_no_memory()
+        return first_row(self(ActionStep(with_batch_axis(action), np.zeros(1, int))).actions)
 
 
 def connector_metrics(

@@ -13,6 +13,7 @@ from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.config.policy_spec import PolicySpec
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
 from tfpolicies.models.running_filter import RunningFilter
+from tfpolicies.rollout.connected import ConnectedEnvironments
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.evaluation import Played, play
 from tfpolicies.rollout.rollout_worker import RolloutWorker
@@ -29,7 +30,8 @@ class Description(NamedTuple):
     """What a worker's environments are like.
 
     Attributes:
-        spaces: observation and action space of each policy, and of the environment (`"__env__"`).
+        spaces: observation and action space of each policy, and of the environment (`"__env__"`),
+            before connectors.
         num_envs: how many environments it steps.
         several_agents: whether they have several agents each.
     """
@@ -47,7 +49,8 @@ def describe(worker: RolloutWorker) -> Description:
     envs = worker.environments
     several = isinstance(envs, MultiAgentEnvironments)
     if envs is not None:
-        source: Any = worker.env if several else envs
+        behind = envs.inner if isinstance(envs, ConnectedEnvironments) else envs
+        source: Any = worker.env if several else behind
         spaces["__env__"] = source.observation_space, source.action_space
     return Description(spaces, 0 if envs is None else envs.num_envs, several)
 

@@ -98,7 +98,8 @@ def _registered(name: str) -> Callable[..., Any]:
         try:
             return package.make(form, own_id, **settings)
         except (ImportError, PettingZooRegistryError) as error:
-            raise EnvError(f"The environment {name!r} could not be made: {error}") from error
+            why = error if error.__cause__ is None else f"{error.__cause__}. {error}"
+            raise EnvError(f"The environment {name!r} could not be made: {why}") from error
 
     return create
 

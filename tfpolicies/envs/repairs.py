@@ -141,21 +141,21 @@ class Repairs:
             Exception: `error`, unless environments are made anew.
             EnvError: if it broke too often without finishing an episode.
         """
-        message = f"{self.name(index)} broke in {call}: {type(error).__name__}: {error}"
+        name, reason = self.name(index), f"broke in {call}: {type(error).__name__}: {error}"
         if self.make is None:
             if hasattr(error, "add_note"):
                 error.add_note(
-                    f"{self.name(index)} broke in {call}. "
+                    f"{name} broke in {call}. "
                     "fault_tolerance(restart_failed_sub_environments=True) makes it anew."
                 )
             else:
-                logger.error(message)
+                logger.error("%s %s", name, reason)
             raise error
-        logger.warning("%s; it is made anew, and its episode is dropped.", message)
+        logger.warning("%s is made anew, and its episode is dropped: it %s", name, reason)
         times = self._times[index] = self._times.get(index, 0) + 1
         if times > _MOST_IN_A_ROW:
             raise EnvError(
-                f"{message}. It did so {times} times without a whole episode."
+                f"{name} broke {times} times without a whole episode; at last it {reason}"
             ) from error
 
     def worked(self, index: int) -> None:

@@ -69,17 +69,25 @@ class Acting:
             self._runner = self._resolved()
         return self.config["inference"]
 
-    def _resolved(self) -> Any:
+    @property
+    def tries_onnx(self) -> bool:
+        """Whether ONNX Runtime is to act, if it can.
+
+        "auto" leaves it where all code is to run untraced, and where it is the slower one.
+        """
         wanted = self.config["inference"]
-        if wanted == "auto" and not self.config["eager_tracing"]:
-            wanted = "tf"  # so that all code runs untraced
-        if wanted != "tf":
+        if wanted == "auto":
+            return self.config["eager_tracing"] and not self.program.convolves_much
+        return wanted == "onnx"
+
+    def _resolved(self) -> Any:
+        if self.tries_onnx:
             try:
                 actor = self.program.onnx_actor()
                 self.config["inference"] = "onnx"
                 return actor
             except ConfigError as reason:
-                if wanted == "onnx":
+                if self.config["inference"] == "onnx":
                     raise
                 logger.warning("acting through TensorFlow instead of ONNX Runtime: %s", reason)
         self.config["inference"] = "tf"

@@ -29,23 +29,14 @@ import numpy as np
 
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.policy_spec import PolicySpec, validate_policy_id
-from tfpolicies.errors import (
-    ConfigError,
-    StashError,
-    TfPoliciesError,
-    UnknownPolicyError,
-    UsageError,
-)
-from tfpolicies.policy.checkpoints import policy_of_record, policy_record
+from tfpolicies.errors import ConfigError, StashError, UnknownPolicyError, UsageError
+from tfpolicies.policy.archive import Archive, Entry
 from tfpolicies.policy.paging import Pager, PagingStatistics
 from tfpolicies.policy.policy import ActionBatch, Policy
 from tfpolicies.policy.stacked_acting import compute_actions
-from tfpolicies.storage.atomic import FolderLock
-from tfpolicies.storage.stash import HEADER, Stash
 
 logger = logging.getLogger("tfpolicies")
 
-_FROZEN = "frozen"  # folder of frozen policies in a stash, and the mark of their entries
 _PAGE_NAMES, _NEW_NAMES = 10, 100  # capacities where none is given
 
 
@@ -125,22 +116,12 @@ class PolicyMap(MutableMapping[str, Policy]):
         self.seed = seed
         self.policy_states_are_swappable = policy_states_are_swappable
         self.specs: dict[str, PolicySpec] = {}
-        self._classes = tuple(policy_classes)
         self._lock = threading.RLock()
         self._policies: dict[str, Policy] = {}
-        self._waiting: dict[str, tuple[Stash, str]] = {}  # by id: stashes and entries to open
-        self._deleted: set[str] = set()  # frozen ones that others may still have
-        self._is_kept = path is not None
-        self._held: FolderLock | None = None
-        own, frozen = None, None
-        if path is not None:
-            own = Path(path) / f"worker_{self.worker_index}"
-            frozen = Path(path) / _FROZEN
-            self._held = FolderLock(own)
-        self._pager = Pager(capacity, capacity_bytes, Stash(own))
-        self._frozen = Stash(frozen) if self._is_kept else self._pager.stash
-        if self._is_kept:
-            self._find(self._pager.stash)
+        self._archive = Archive(path, self.worker_index, policy_classes)
+        self._pager = Pager(capacity, capacity_bytes, self._archive.stash)
+        if self._archive.is_kept:
+            self._archive.find(self._archive.stash, self._policies)
             self.refresh()
 
     # -- a dict -------------------------------------------------------------------------------
@@ -188,9 +169,9 @@ class PolicyMap(MutableMapping[str, Policy]):
         if policy is not None:
             return policy
         with self._lock:
-            if policy_id not in self._policies and policy_id not in self._waiting:
-                self._look_for_frozen(policy_id)
-            if policy_id in self._waiting:
+            if policy_id not in self:
+                self._archive.look_for(policy_id)
+            if policy_id in self._archive.waiting:
                 self._open(policy_id)
             if policy_id not in self._policies:
                 raise UnknownPolicyError(
@@ -214,8 +195,7 @@ class PolicyMap(MutableMapping[str, Policy]):
                 if policy.pageable_state is not None:
                     self._take(policy_id, policy, policy.pageable_state, before)
                 self._policies[policy_id] = policy
-                self._forget_entry(policy_id)
-                self._deleted.discard(policy_id)
+                self._archive.replaced(policy_id)
                 self.specs.pop(policy_id, None)
                 if before is not None:
                     self._leave(before)
@@ -248,7 +228,7 @@ class PolicyMap(MutableMapping[str, Policy]):
             mine = page.is_frozen and page.is_own
             self._pager.remove(state)
             if mine:
-                self._frozen.remove(page.name)
+                page.stash.remove(page.name)
 
     def __delitem__(self, policy_id: str) -> None:
         """Removes a policy, also from the stash, and closes its session.
@@ -257,34 +237,23 @@ class PolicyMap(MutableMapping[str, Policy]):
             UnknownPolicyError: if there is none of this id; also a KeyError.
         """
         with self._lock:
-            if policy_id in self._waiting:
-                self._forget_entry(policy_id)
-            else:
+            if policy_id not in self._archive.waiting:
                 policy = self.handle(policy_id)
                 del self._policies[policy_id]
                 self._leave(policy)
+            self._archive.deleted(policy_id)
             self.specs.pop(policy_id, None)
-            if self._is_kept:
-                self._deleted.add(policy_id)
-
-    def _forget_entry(self, policy_id: str) -> None:
-        """Forgets what waits in the stash under an id, if something does; its own also there."""
-        place = self._waiting.pop(policy_id, None)
-        if place is not None and place not in self._waiting.values():
-            stash, name = place
-            if stash is self._pager.stash or self._has_frozen(name):
-                stash.remove(name)
 
     def __contains__(self, policy_id: object) -> bool:
-        return policy_id in self._policies or policy_id in self._waiting
+        return policy_id in self._policies or policy_id in self._archive.waiting
 
     def __len__(self) -> int:
         with self._lock:
-            return len(self._policies) + len(self._waiting)
+            return len(self._policies) + len(self._archive.waiting)
 
     def __iter__(self) -> Iterator[str]:
         with self._lock:
-            return iter([*self._policies, *self._waiting])
+            return iter([*self._policies, *self._archive.waiting])
 
     def get(self, policy_id: str, default: Any = None) -> Any:
         """Returns `m[policy_id]`, or `default` if there is none of this id."""
@@ -593,33 +562,9 @@ class PolicyMap(MutableMapping[str, Policy]):
                 raise UsageError(f"{policy!r} cannot be frozen: the map knows no variables of it.")
             with state.lock:
                 if state.frozen_as is None:
-                    self._freeze(policy_id, policy, state)
+                    entry, is_own = self._archive.freeze(policy_id, policy, state.memory)
+                    self._pager.freeze(state, policy_id, entry.name, entry.stash, is_own=is_own)
         return policy
-
-    def _freeze(self, policy_id: str, policy: Policy, state: Any) -> None:
-        name = f"{policy_id}~{_FROZEN}"
-        is_new = self._frozen.write_new(name, state.memory)
-        if not is_new and not self._is_frozen_there(name, state.memory):
-            raise StashError(
-                f"Another policy was frozen as {policy_id!r} in {str(self._frozen.folder)!r} "
-                "before. Choose another id: `copy_policy(source, target)`, then freeze that."
-            )
-        if self._is_kept and not self._frozen.has_record(name):
-            self._write_record(self._frozen, name, [policy_id], policy)
-        is_own = is_new or self._has_frozen(name)
-        self._pager.freeze(state, policy_id, name, self._frozen, is_own=is_own)
-
-    def _has_frozen(self, name: str) -> bool:
-        """Whether it was a map of this path and worker that froze an entry, now or before."""
-        if not self._is_kept:
-            return True
-        with contextlib.suppress(StashError):
-            return bool(self._frozen.read_record(name).get("worker_index") == self.worker_index)
-        return False
-
-    def _is_frozen_there(self, name: str, memory: np.ndarray) -> bool:
-        same_size = self._frozen.size(name) == HEADER + memory.size
-        return same_size and np.array_equal(self._frozen.read(name, memory.size), memory)
 
     # -- the stash ----------------------------------------------------------------------------
 
@@ -632,7 +577,7 @@ class PolicyMap(MutableMapping[str, Policy]):
             StashError: if one of them cannot be written; the others are.
         """
         failed = None
-        for policy_id in self if self._is_kept else ():
+        for policy_id in self if self._archive.is_kept else ():
             with self._lock:
                 policy = self._policies.get(policy_id)  # others wait in the stash as they are
                 try:
@@ -646,12 +591,12 @@ class PolicyMap(MutableMapping[str, Policy]):
 
     def _flush(self, policy: Policy, state: Any) -> None:
         page = self._pager[state]
-        if page.stash is self._frozen:
+        if page.stash is self._archive.frozen:
             return
         ids = [policy_id for policy_id, other in self._policies.items() if other is policy]
         with state.lock:
             self._pager.write(state)
-            self._write_record(page.stash, page.name, ids, policy)
+            self._archive.write_record(Entry(page.stash, page.name), ids, policy)
 
     def close(self) -> None:
         """Flushes a kept stash and lets other maps open it; closes sessions. The map is empty then.
@@ -665,12 +610,10 @@ class PolicyMap(MutableMapping[str, Policy]):
             held = [weakref.ref(policy) for policy in set(own)]
             del own
             self._policies.clear()
-            self._waiting.clear()
             self.specs.clear()
             for policy in filter(None, (each() for each in held)):
                 self._pager.leave(policy.pageable_state)
-            if self._held is not None:
-                self._held.release()
+            self._archive.close()
 
     def _close_sessions(self) -> None:
         for policy in self._policies.values():
@@ -689,47 +632,17 @@ class PolicyMap(MutableMapping[str, Policy]):
 
     def refresh(self) -> list[str]:
         """Looks for policies that other processes froze in the stash; returns the new ids."""
-        return self._find(self._frozen) if self._is_kept else []
-
-    def _find(self, stash: Stash) -> list[str]:
         with self._lock:
-            found = {i: name for name, i in stash.recorded() if i not in self}
-            found = {i: name for i, name in found.items() if i not in self._deleted}
-            self._waiting.update({i: (stash, name) for i, name in found.items()})
-            return sorted(found)
-
-    def _look_for_frozen(self, policy_id: str) -> None:
-        name = f"{policy_id}~{_FROZEN}"
-        if self._is_kept and policy_id not in self._deleted and self._frozen.has_record(name):
-            self._waiting[policy_id] = (self._frozen, name)
+            archive = self._archive
+            return archive.find(archive.frozen, self._policies) if archive.is_kept else []
 
     def _open(self, policy_id: str) -> None:
-        """Makes a policy of its record in the stash."""
-        stash, name = self._waiting[policy_id]
-        record = stash.read_record(name)
-        source = f"the stash's record of {policy_id!r}"
-        try:
-            policy = policy_of_record(record["policy"], source, self._classes, stash.size(name))
-        except TfPoliciesError as error:
-            raise StashError(
-                f"The policy {policy_id!r} cannot be made as the stash has it: {error} (Classes of "
-                "yours are given by `PolicyMap(policy_classes=[...])`.)"
-            ) from error
-        policy.policy_id = policy_id
-        state = policy.pageable_state
-        if stash is self._frozen:
-            state.frozen_as = policy_id
-        is_own = stash is not self._frozen or self._has_frozen(name)
-        self._pager.adopt(name, state, _release(policy, state), stash, is_own=is_own)
-        for each in [i for i, place in self._waiting.items() if place == (stash, name)]:
-            self._policies[each] = policy
-            del self._waiting[each]
-
-    def _write_record(
-        self, stash: Stash, name: str, policy_ids: Sequence[str], policy: Policy
-    ) -> None:
-        record = {"policy_ids": policy_ids, "worker_index": self.worker_index}
-        stash.write_record(name, {**record, "policy": policy_record(policy)})
+        """Makes a policy that waits in the stash."""
+        entry = self._archive.waiting[policy_id]
+        policy = self._archive.make(policy_id)
+        state, is_own = policy.pageable_state, self._archive.owns(entry)
+        self._pager.adopt(entry.name, state, _release(policy, state), entry.stash, is_own=is_own)
+        self._policies.update(dict.fromkeys(self._archive.arrived(entry), policy))
 
 
 class _Items(ItemsView[str, Policy]):

@@ -436,7 +436,7 @@ class TFPolicy(PolicyKind):
     def warm_up(self, rows: int, num_epochs: int, minibatch_size: int) -> None:
         """Traces and compiles acting and learning for batches of `rows`; changes no numbers."""
         self.prepare_learning()
-        acting = self.config["inference"] != "tf"
+        acting = self._acting.tries_onnx
         self.program.warm_up(rows, num_epochs, minibatch_size, acting=acting)
         self.resolve()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
+import math
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
@@ -37,6 +38,7 @@ from tfpolicies.state import ACTING, PolicyState, Slot, StateLayout
 logger = logging.getLogger("tfpolicies")
 
 _TOLERANCE = 1e-4
+_LARGE_IMAGE, _LARGE_KERNELS = 64 * 64, 100_000  # pixels, numbers
 """How far two ways of acting may be apart, as a share of an output's largest number, or of 1."""
 
 _registry: weakref.WeakValueDictionary[tuple, Program] = weakref.WeakValueDictionary()
@@ -157,6 +159,18 @@ class Program:
     def has_values(self) -> bool:
         """Whether the network estimates values."""
         return self.spec.with_value
+
+    @property
+    def convolves_much(self) -> bool:
+        """Whether the network convolves large images, or with large kernels.
+
+        TensorFlow is the faster one there: with weights that are inputs, ONNX Runtime brings the
+        kernels into its own layout in each call (10 ns a number), and it has one thread.
+        """
+        kernels = [math.prod(slot.shape) for slot in self.layout.of(*ACTING) if len(slot.shape) > 3]
+        images = [leaf.shape[:-1] for leaf in self.ports.obs_leaves if len(leaf.shape) > 2]
+        large_image = any(math.prod(image) >= _LARGE_IMAGE for image in images)
+        return sum(kernels) >= _LARGE_KERNELS or (bool(kernels) and large_image)
 
     def onnx_actor(self) -> OnnxActor:
         """Returns the converted act function, converting and checking it on first use.

@@ -56,7 +56,8 @@ class RolloutWorker(ParallelIteration):
         recreated_worker: whether this worker replaces one that died.
         log_dir: accepted; kept in `creation_args()`.
         spaces: `{policy_id: (observation_space, action_space)}`, used instead of the environment's;
-            the key `"__env__"` has those of an environment that is not made here.
+            the key `"__env__"` has those of an environment that is not made here, as they are
+            before connectors.
         default_policy_class: the class of policies that name none.
         dataset_shards: must be None.
         tf_session_creator: must be -1; a session creator belongs to a `PolicyMap`.
@@ -142,11 +143,15 @@ class RolloutWorker(ParallelIteration):
         self.has_episodes = False
         self._own_lock = threading.Lock()
         self._first_batch: Any = None
+        self.connectors = _connectors_of(self.config)
         self.environments: Environments | MultiAgentEnvironments | None = None
         self.watchdog: Watchdog | None = None
         source = env_creator if env_creator is not None else self.config.env
         if source is not None and self._has_environments():
             self.environments = self._make_environments(source, validate_env)
+        elif self.connectors is not None and "__env__" in self.spaces:
+            for pipeline, space in zip(self.connectors, self.spaces["__env__"], strict=True):
+                pipeline.connect(space)
         self.roster = Roster(
             self.config, self.worker_index, self.num_workers, self._on_create_policy
         )
@@ -185,9 +190,8 @@ class RolloutWorker(ParallelIteration):
             checked=not self.config.disable_env_checking,
         )
         made.guard(self._repairs(made.maker, on_created))
-        agent, action = self.config.agent_connectors, self.config.action_connectors
         if isinstance(made, MultiAgentEnvironments):
-            if agent or action:
+            if self.connectors is not None:
                 made.close()
                 raise ConfigError(
                     "agent_connectors and action_connectors are for environments with one agent; "
@@ -201,13 +205,7 @@ class RolloutWorker(ParallelIteration):
                 f"{source!r} has one agent. Give a MultiAgentEnv or a PettingZoo environment, or "
                 "leave `multi_agent(policies=...)` out."
             )
-        if not agent and not action:
-            return made
-        return ConnectedEnvironments(
-            made,
-            AgentConnectorPipeline(restore(*state) for state in agent),
-            ActionConnectorPipeline(restore(*state) for state in action),
-        )
+        return made if self.connectors is None else ConnectedEnvironments(made, *self.connectors)
 
     def _repairs(self, maker: Any, on_created: Callable[[Any, EnvContext, int], None]) -> Repairs:
         """Returns what is done about environments that break."""
@@ -245,6 +243,9 @@ class RolloutWorker(ParallelIteration):
         elif self.environments is not None:
             own = self.environments.observation_space, self.environments.action_space
             spaces.setdefault("__env__", own)
+        elif self.connectors is not None and "__env__" in spaces:
+            (agent, action), (observations, actions) = self.connectors, spaces["__env__"]
+            spaces["__env__"] = agent.output_space(observations), action.output_space(actions)
         specs, _ = self.config.get_multi_agent_setup(
             policies=policies,
             env=env,
@@ -254,9 +255,8 @@ class RolloutWorker(ParallelIteration):
         return specs
 
     def _on_create_policy(self, policy_id: str, policy: Policy) -> None:
-        if isinstance(self.environments, ConnectedEnvironments):
-            policy.agent_connectors = self.environments.agent
-            policy.action_connectors = self.environments.action
+        if self.connectors is not None:
+            policy.agent_connectors, policy.action_connectors = self.connectors
         self.callbacks.on_create_policy(policy_id=policy_id, policy=policy)
 
     def _make_sampler(self) -> SingleAgentSampler | MultiAgentSampler | None:
@@ -941,6 +941,19 @@ class RolloutWorker(ParallelIteration):
 def _readable(batch: SampleBatch) -> SampleBatch:
     """Returns the batch with its observations unpacked, leaving the caller's as it is."""
     return batch.copy(shallow=True).decompress_if_needed()
+
+
+def _connectors_of(
+    config: AlgorithmConfig,
+) -> tuple[AgentConnectorPipeline, ActionConnectorPipeline] | None:
+    """Returns new connectors as the config has them, not connected yet; None if it has none."""
+    agent, action = config.agent_connectors, config.action_connectors
+    if not agent and not action:
+        return None
+    return (
+        AgentConnectorPipeline(restore(*state) for state in agent),
+        ActionConnectorPipeline(restore(*state) for state in action),
+    )
 
 
 def _as_config(config: Any, policy_class: Any) -> AlgorithmConfig:
