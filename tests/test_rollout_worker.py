@@ -137,6 +137,21 @@ def test_spaces_serve_where_there_is_no_environment(key):
         made.sample()
 
 
+def test_a_creator_may_give_no_environment_where_there_are_spaces():
+    spaces_of = {"default_policy": (OBS, ACTIONS)}
+    made = RolloutWorker(
+        env_creator=lambda context: None if context.worker_index == 0 else SeededEnv(),
+        config=tiny(),
+        default_policy_class=PPOTF2Policy,
+        spaces=spaces_of,
+    )
+    assert (made.env, made.sampler, made.get_metrics()) == (None, None, [])
+    with pytest.raises(UsageError, match="no input_reader"):
+        made.sample()
+    with pytest.raises(EnvError, match="but gave NoneType"):
+        RolloutWorker(env_creator=lambda context: None, default_policy_class=PPOTF2Policy)
+
+
 def test_spaces_of_the_config_serve_where_there_is_nothing_else():
     made = worker(tiny().environment(observation_space=OBS, action_space=ACTIONS), env=None)
     assert made.get_policy().action_space == ACTIONS

@@ -69,7 +69,8 @@ def make_any_environments(
     on_created: Callable[[Any, EnvContext, int], None] | None = None,
     *,
     checked: bool = True,
-) -> Environments | MultiAgentEnvironments:
+    may_be_none: bool = False,
+) -> Environments | MultiAgentEnvironments | None:
     """Makes `num_envs` environments of one agent or of several.
 
     Args:
@@ -85,20 +86,24 @@ def make_any_environments(
         context: the context of the first one.
         on_created: called with each environment, its context and its index.
         checked: whether Gymnasium's checker watches environments made by name.
+        may_be_none: whether a creator may give None, for no environment.
 
     Returns:
-        `MultiAgentEnvironments` for environments with several agents, `Environments` for others.
+        `MultiAgentEnvironments` for environments with several agents, `Environments` for others;
+        None if the creator gave None and may do so.
 
     Raises:
         EnvError: for an unknown name, or if nothing usable is made.
     """
-    made: Environments | MultiAgentEnvironments
+    made: Environments | MultiAgentEnvironments | None
     named = registered_creator(source)
     if named is None and isinstance(source, str) and not is_import_path(source):
         made = _by_name(source, num_envs, context, checked=checked)
     else:
         made = _by_creator(named or _resolved(source), source, num_envs, context)
-    if on_created is not None:
+    if made is None and not may_be_none:
+        raise _unusable(source, made)
+    if made is not None and on_created is not None:
         for i, env in enumerate(made.instances()):
             on_created(env, context.copy_with(i), i)
     return made
@@ -120,8 +125,8 @@ def make_environments(
         EnvError: for an unknown name, or if nothing usable is made; also for several agents.
     """
     made = make_any_environments(source, num_envs, context, on_created, checked=checked)
-    if isinstance(made, MultiAgentEnvironments):
-        made.close()
+    if not isinstance(made, Environments):
+        made.close()  # type: ignore[union-attr]
         raise EnvError(
             f"{source!r} has several agents, but one policy is to act in it. Say which policies "
             "act for which agents, or take an environment with one agent."
@@ -233,7 +238,7 @@ def _resolved(source: Any) -> Callable[[EnvContext], Any]:
 
 def _by_creator(
     create: Callable[[EnvContext], Any], source: Any, num_envs: int, context: EnvContext
-) -> Environments | MultiAgentEnvironments:
+) -> Environments | MultiAgentEnvironments | None:
     if isinstance(create, type) and not _takes_an_argument(create):
         kind, create = create, lambda context: kind()
     made: Environments | MultiAgentEnvironments
@@ -242,17 +247,15 @@ def _by_creator(
         return create(context.copy_with(index))
 
     first = create(context)
+    if first is None:
+        return None
     if isinstance(first, VectorEnv):
         made = VectorEnvironments(first)
         made.maker = make
         return made
     several = isinstance(first, MultiAgentEnv) or is_pettingzoo(first)
     if not several and not isinstance(first, gym.Env):
-        raise EnvError(
-            f"{source!r} must give a gymnasium.Env, a gymnasium.vector.VectorEnv, a MultiAgentEnv "
-            f"or a PettingZoo environment, but gave {type(first).__name__}. Subclass gymnasium.Env "
-            "or MultiAgentEnv, or wrap it."
-        )
+        raise _unusable(source, first)
     envs = [first, *(make(i) for i in range(1, num_envs))]
     if not several:
         made = PlainEnvironments(envs)
@@ -266,6 +269,14 @@ def _by_creator(
     made = MultiAgentEnvironments([_multi_agent(env) for env in envs])
     made.maker = lambda index: _multi_agent(make(index))
     return made
+
+
+def _unusable(source: Any, made: Any) -> EnvError:
+    return EnvError(
+        f"{source!r} must give a gymnasium.Env, a gymnasium.vector.VectorEnv, a MultiAgentEnv or a "
+        f"PettingZoo environment, but gave {type(made).__name__}. Subclass gymnasium.Env or "
+        "MultiAgentEnv, or wrap it."
+    )
 
 
 def _multi_agent(env: Any) -> MultiAgentEnv:

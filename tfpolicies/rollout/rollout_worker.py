@@ -48,6 +48,7 @@ class RolloutWorker(ParallelIteration):
         env_creator: `f(env_context)` that gives an environment, called once for each of
             `num_envs_per_worker`; or None, to take `config.env`. See `make_any_environments` for
             what is accepted: vector environments, EnvPool, `MultiAgentEnv` and PettingZoo, too.
+            It may give None, for a worker without environments, if there are `spaces`.
         validate_env: `f(env, env_context)`, raises to reject an environment.
         config: an `AlgorithmConfig` (frozen from here on), a dict of settings, or None for the
             policy class's defaults.
@@ -174,7 +175,7 @@ class RolloutWorker(ParallelIteration):
 
     def _make_environments(
         self, source: Any, validate_env: Any
-    ) -> Environments | MultiAgentEnvironments:
+    ) -> Environments | MultiAgentEnvironments | None:
         def on_created(env: Any, env_context: EnvContext, index: int) -> None:
             if validate_env is not None:
                 validate_env(env, env_context)
@@ -188,7 +189,10 @@ class RolloutWorker(ParallelIteration):
             self._context(),
             on_created,
             checked=not self.config.disable_env_checking,
+            may_be_none=bool(self.spaces),
         )
+        if made is None:
+            return None
         made.guard(self._repairs(made.maker, on_created))
         if isinstance(made, MultiAgentEnvironments):
             if self.connectors is not None:
