@@ -19,6 +19,7 @@ from tfpolicies import (
     RolloutWorker,
     SampleBatch,
 )
+from tfpolicies.envs.multi_agent_env import make_multi_agent
 from tfpolicies.errors import ConfigError, EnvError, UnknownPolicyError, UsageError
 from tfpolicies.policy.policy import ActionBatch
 
@@ -492,6 +493,44 @@ def test_a_hand_written_policy_samples_too():
     assert (batch["actions"] == 0).all()
     assert "advantages" not in batch
     assert made.get_policy().config["rollout_fragment_length"] == 7
+
+
+class Scripted(Policy):
+    """Gives what its script says, call after call."""
+
+    script = ()
+
+    def compute_actions(self, obs_batch, state_batches=None, **kwargs):
+        self.calls = getattr(self, "calls", -1) + 1
+        return self.script[self.calls % len(self.script)]
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("env", [SeededEnv, lambda: make_multi_agent("CartPole-v1")({})])
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ([None], "must return .actions, state_outs, extras., got None"),
+        ([([0, 1, 1], [], {})], r"got \d observations, but gave actions of the shape .3,."),
+        ([([0], [], {"x": [1.0, 2.0, 3.0]})], r"but gave x of the shape .3,."),
+        ([([0], [], {"x": [1.0]}), ([0], [], {})], r"gave the columns .* but .*'x'"),
+        ([([0], [], {}), ([0], [], {"x": [1.0]})], r"gave the columns .*'x'.* but "),
+    ],
+)
+def test_what_a_hand_written_policy_gives_is_checked(env, script, words):
+    kind = type("Own", (Scripted,), {"script": script})
+    made = worker(tiny().rollouts(num_envs_per_worker=1), env=env, policy=kind)
+    with pytest.raises(UsageError, match=words):
+        made.sample()
+
+
+@pytest.mark.parametrize("env", [SeededEnv, lambda: make_multi_agent("CartPole-v1")({})])
+def test_a_hand_written_policy_may_give_lists(env):
+    kind = type("Own", (Scripted,), {"script": [([1], [], {"x": [2.5]})]})
+    made = worker(tiny().rollouts(num_envs_per_worker=1), env=env, policy=kind)
+    batch = made.sample().as_multi_agent()["default_policy"]
+    assert batch["actions"].tolist() == [1] * 8
+    assert batch["x"].tolist() == [2.5] * 8
 
 
 def test_a_policy_that_acts_on_a_dict_space_by_hand_gets_nested_batches():

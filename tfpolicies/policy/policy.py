@@ -220,16 +220,33 @@ class Policy(abc.ABC):
             Actions for the environment, and the columns to keep of each row: `actions` (one column
             per leaf), extras, and the new memory `state_out_<i>`. The arrays are valid until the
             next call.
+
+        Raises:
+            UsageError: if `compute_actions` gives something else, or not one for each observation.
+            ObservationError: if actions are not of the action space's shape.
         """
         del previous
         batch = nest(self.observation_space, obs)
-        actions, after, extras = self.compute_actions(batch, list(states) or None, explore=explore)
+        given = self.compute_actions(batch, list(states) or None, explore=explore)
+        here = f"{type(self).__name__}.compute_actions"
+        if not isinstance(given, tuple | list) or len(given) != 3:
+            raise UsageError(
+                f"{here} must return (actions, state_outs, extras), got {given!r:.200}."
+            )
+        actions, after, extras = given
         found = action_leaves(self.action_space)
         ports = action_ports("actions", found)
         parts = batch_leaves(found, actions, "actions")
         columns = {port.name: part for port, part in zip(ports, parts, strict=True)}
         columns |= {f"state_out_{i}": np.asarray(state) for i, state in enumerate(after)}
-        return actions, {**columns, **extras}
+        columns |= {name: np.asarray(extra) for name, extra in extras.items()}
+        for name, column in columns.items():
+            if column.shape[:1] != (len(obs[0]),):
+                raise UsageError(
+                    f"{here} got {len(obs[0])} observations, but gave {name} of the shape "
+                    f"{column.shape}; its first axis must have one for each."
+                )
+        return nest(self.action_space, parts), columns
 
     def reads_previous(self) -> tuple[bool, bool]:
         """Whether acting reads the previous action, and the previous reward."""

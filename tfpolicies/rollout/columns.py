@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
+from tfpolicies.errors import UsageError
 from tfpolicies.models.ports import Port
 from tfpolicies.models.spaces import nest
 
@@ -21,6 +22,24 @@ def clipped_rewards(rewards: np.ndarray, clip: bool | float | None) -> np.ndarra
     if not clip:
         return rewards
     return np.sign(rewards) if clip is True else np.clip(rewards, -clip, clip)
+
+
+def require_same_columns(policy: Any, kept: Collection[str], given: Collection[str]) -> None:
+    """Checks that a policy acts with the columns that it acted with before.
+
+    Args:
+        policy: acts.
+        kept: the names of the columns of acting that there are.
+        given: those that it gave now.
+
+    Raises:
+        UsageError: if they differ: rows of one batch have the same columns.
+    """
+    if set(kept) != set(given):
+        raise UsageError(
+            f"{type(policy).__name__} gave the columns {sorted(given)} when it acted, but "
+            f"{sorted(kept)} before. Return the same extras in every call."
+        )
 
 
 def nested_actions(

@@ -17,6 +17,7 @@ from tfpolicies.errors import EnvError
 from tfpolicies.models.ports import action_ports
 from tfpolicies.models.spaces import Leaf, action_leaves, leaves, pick
 from tfpolicies.policy.session import Memory
+from tfpolicies.rollout.columns import require_same_columns
 
 NOBODY = 0
 """The seat that takes what is meant for agents without one."""
@@ -196,6 +197,7 @@ class PolicyRows:
         if not self.acted:
             self.acted = tuple(columns)
             table.add_columns({name: (x.shape[1:], x.dtype) for name, x in columns.items()})
+        require_same_columns(self.policy, self.acted, columns)
         count = len(next(iter(columns.values())))
         where = slice(table.used - count, table.used)
         for name, column in columns.items():

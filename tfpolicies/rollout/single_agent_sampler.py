@@ -23,10 +23,16 @@ from tfpolicies.models.spaces import Leaf, action_leaves, batch_leaves, leaves, 
 from tfpolicies.policy.fragments import Fragments
 from tfpolicies.policy.learning_batches import in_sequences
 from tfpolicies.policy.session import Memory
-from tfpolicies.rollout.columns import clipped_rewards, nested_actions, remembered
+from tfpolicies.rollout.columns import (
+    clipped_rewards,
+    nested_actions,
+    remembered,
+    require_same_columns,
+)
 from tfpolicies.rollout.episode import SINGLE_AGENT, EpisodeFollower, RolloutMetrics
 from tfpolicies.rollout.metrics_state import metrics_state, restored_metrics
 
+_OF_ENV = {"rewards", "terminateds", "truncateds"}
 _AGENT_AND_POLICY = (SINGLE_AGENT, DEFAULT_POLICY_ID)
 
 
@@ -204,6 +210,8 @@ class SingleAgentSampler:
             stored = buffer.columns
             if t == 0 and "actions" not in stored:
                 buffer.add_columns(columns)
+            elif len(stored) != len(columns) + len(_OF_ENV) or not stored.keys() >= columns.keys():
+                require_same_columns(policy, stored.keys() - _OF_ENV, columns)
             for name, column in columns.items():
                 stored[name][:, t] = column
             stored["rewards"][:, t] = step.rewards
