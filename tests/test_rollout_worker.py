@@ -533,6 +533,16 @@ def test_a_hand_written_policy_may_give_lists(env):
     assert batch["x"].tolist() == [2.5] * 8
 
 
+@pytest.mark.parametrize("env", [SeededEnv, lambda: make_multi_agent("CartPole-v1")({})])
+def test_a_postprocessing_that_gives_no_batch_is_named(env):
+    class Forgetful(Zero):
+        def postprocess_trajectory(self, sample_batch, other_agent_batches=None, episode=None):
+            sample_batch["twice"] = 2 * sample_batch["rewards"]
+
+    with pytest.raises(UsageError, match=r"Forgetful.postprocess_trajectory must return a Sample"):
+        worker(env=env, policy=Forgetful).sample()
+
+
 def test_a_policy_that_acts_on_a_dict_space_by_hand_gets_nested_batches():
     class ByName(Policy):
         def compute_actions(self, obs_batch, state_batches=None, **kwargs):

@@ -13,7 +13,7 @@ from tfpolicies.config.callbacks import DefaultCallbacks, overrides
 from tfpolicies.models.spaces import nest
 from tfpolicies.policy.fragments import Fragments
 from tfpolicies.policy.learning_batches import in_sequences
-from tfpolicies.rollout.columns import clipped_rewards, nested_actions, remembered
+from tfpolicies.rollout.columns import clipped_rewards, nested_actions, postprocessed, remembered
 from tfpolicies.rollout.multi_agent_rows import PolicyRows
 
 Who = Mapping[int, tuple[Any, Any]]
@@ -253,7 +253,7 @@ class Postprocessor:
             all_agents, piece = originals[episode.episode_id], rows
             if policy.has_own_postprocessing():
                 others = {other: x for other, x in all_agents.items() if other != agent}
-                piece = policy.postprocess_trajectory(piece.copy(shallow=True), others, episode)
+                piece = postprocessed(policy, piece, others, episode)
             self._callbacks.on_postprocess_trajectory(
                 worker=self._worker,
                 episode=episode,

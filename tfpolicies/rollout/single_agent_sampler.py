@@ -26,6 +26,7 @@ from tfpolicies.policy.session import Memory
 from tfpolicies.rollout.columns import (
     clipped_rewards,
     nested_actions,
+    postprocessed,
     remembered,
     require_same_columns,
 )
@@ -344,7 +345,7 @@ class SingleAgentSampler:
         for end in (np.flatnonzero(ends) + 1).tolist():
             piece = original = batch[start:end]
             if policy.has_own_postprocessing():
-                piece = policy.postprocess_trajectory(piece.copy(shallow=True), {}, None)
+                piece = postprocessed(policy, piece, {}, None)
             self._callbacks.on_postprocess_trajectory(
                 worker=self._worker,
                 episode=None,
