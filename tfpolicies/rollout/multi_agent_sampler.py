@@ -170,8 +170,10 @@ class MultiAgentSampler:
         return found
 
     def _call(self, name: str, episode: MultiAgentEpisode) -> None:
-        self._own_code_ran = True
-        getattr(self._callbacks, name)(
+        call = getattr(self._callbacks, name)
+        does_nothing = getattr(call, "__func__", None) is getattr(DefaultCallbacks, name)
+        self._own_code_ran |= not does_nothing
+        call(
             worker=self._worker,
             base_env=self.envs,
             policies=self.policies,
@@ -457,7 +459,8 @@ class MultiAgentSampler:
         done = [0] * count
         going = [copy for copy in self._copies if shares[copy.index] > 0]
         while going:
-            self._follow_policies()
+            if self._own_code_ran:
+                self._follow_policies()
             before = [copy.episode for copy in going]
             self._step(going)
             for copy, episode in zip(going, before, strict=True):
