@@ -466,6 +466,26 @@ def test_evaluation_plays_whole_episodes_and_disturbs_nothing():
     assert same(quiet.get_weights()["left"], busy.get_weights()["left"])
 
 
+@pytest.mark.core
+@pytest.mark.parametrize("nested", [False, True])
+def test_evaluation_may_have_a_mapping_of_its_own(tmp_path, nested):
+    own = {"policy_mapping_fn": all_left}
+    overrides = {"multiagent": own} if nested else own
+    config = config_of().evaluation(evaluation_duration=1, evaluation_config=overrides)
+    algorithm = config.build()
+
+    def evaluated():
+        return set(algorithm.evaluate()["evaluation"]["policy_reward_mean"])
+
+    assert evaluated() == {"left"}
+    assert set(algorithm.train()["info"]["learner"]) == {"left", "right"}
+    algorithm.save(tmp_path)
+    algorithm.restore(tmp_path)
+    assert evaluated() == {"left"}
+    algorithm.add_policy("new", PPOTF2Policy, policy_mapping_fn=all_new)
+    assert evaluated() == {"new"}  # said of all workers
+
+
 def test_a_policy_may_be_kept_from_those_who_evaluate():
     algorithm = config_of().evaluation(evaluation_duration=1).build()
     algorithm.evaluate()

@@ -515,9 +515,8 @@ class Algorithm:
             policies_to_train: their ids, or `f(policy_id, batch=None)`; None for all.
         """
         predicate = as_predicate(policies_to_train)
-        for workers in (self.workers, self.evaluation_workers):
-            if workers is not None:
-                workers.set_roster(policy_mapping_fn, predicate)
+        self.workers.set_roster(policy_mapping_fn, predicate)
+        self._evaluator.set_roster(policy_mapping_fn, predicate)
 
     def get_weights(self, policies: Any = None) -> dict[str, Any]:
         """Returns copies of the weights by policy id, of all or of those named."""

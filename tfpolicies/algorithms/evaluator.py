@@ -74,10 +74,26 @@ class Evaluator:
                 here.add_policy(policy_id, policy=policy.copy(policy_id))
         for policy_id in set(here.policy_map) - set(leader.policy_map):
             here.remove_policy(policy_id=policy_id)
-        here.set_policy_mapping_fn(leader.policy_mapping_fn)
+        here.set_policy_mapping_fn(self._mapping_of(here, leader.policy_mapping_fn))
         workers.align()
         self.workers = workers
         return workers
+
+    def _mapping_of(self, here: RolloutWorker, followed: Callable[..., str]) -> Callable[..., str]:
+        """Returns who acts for which agent: as followed, or as `evaluation_config` says."""
+        own = here.config.policy_mapping_fn
+        return followed if own is self.config.policy_mapping_fn else own
+
+    def set_roster(self, policy_mapping_fn: Callable[..., str], policies_to_train: Any) -> None:
+        """Follows who acts and who is trained, where there are workers.
+
+        Args:
+            policy_mapping_fn: of the training workers; a mapping of `evaluation_config` stays.
+            policies_to_train: `f(policy_id, batch=None)`; None for all.
+        """
+        if self.workers is not None:
+            here = self.workers.local_worker()
+            self.workers.set_roster(self._mapping_of(here, policy_mapping_fn), policies_to_train)
 
     def _config(self) -> AlgorithmConfig:
         """Returns the config of those who play; they take up whole shares of the episodes."""
