@@ -486,6 +486,22 @@ def test_evaluation_may_have_a_mapping_of_its_own(tmp_path, nested):
     assert evaluated() == {"new"}  # said of all workers
 
 
+@pytest.mark.core
+@pytest.mark.parametrize("early", [False, True])
+def test_policies_that_are_added_explore_in_evaluation_as_the_others_do(early):
+    config = config_of().evaluation(evaluation_duration=1, evaluation_config={"explore": False})
+    algorithm = config.build()
+    if early:
+        algorithm.evaluate()
+    algorithm.add_policy("new", PPOTF2Policy, policy_mapping_fn=all_new)
+    algorithm.evaluate()
+    evaluated = algorithm.evaluation_worker.policy_map
+    assert [evaluated[pid].config["explore"] for pid in ("left", "new")] == [False, False]
+    assert algorithm.get_policy("new").config["explore"] is True
+    policy, obs = evaluated["new"], np.full((64, 3), 2.0, np.float32)
+    assert len(set(policy.act_columns([obs])[1]["actions"].tolist())) == 1
+
+
 def test_a_policy_may_be_kept_from_those_who_evaluate():
     algorithm = config_of().evaluation(evaluation_duration=1).build()
     algorithm.evaluate()

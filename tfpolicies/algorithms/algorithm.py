@@ -469,7 +469,9 @@ class Algorithm:
         if evaluation_workers and self.evaluation_workers is not None:
             try:
                 self.evaluation_workers.add_policy(
-                    policy_id, policy=added.copy(policy_id), policy_mapping_fn=policy_mapping_fn
+                    policy_id,
+                    policy=self._evaluator.copy_of(added, policy_id),
+                    policy_mapping_fn=policy_mapping_fn,
                 )
             except BaseException:
                 self.workers.remove_policy(policy_id)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.distributed.worker_set import WorkerSet
+from tfpolicies.policy.policy import Policy
 from tfpolicies.rollout.evaluation import Played
 from tfpolicies.rollout.metrics import summarize_episodes
 from tfpolicies.rollout.rollout_worker import RolloutWorker
@@ -71,13 +72,24 @@ class Evaluator:
         here, leader = workers.local_worker(), self._leader
         for policy_id, policy in leader.policy_map.items():
             if policy_id not in here.policy_map:
-                here.add_policy(policy_id, policy=policy.copy(policy_id))
+                here.add_policy(policy_id, policy=self.copy_of(policy, policy_id))
         for policy_id in set(here.policy_map) - set(leader.policy_map):
             here.remove_policy(policy_id=policy_id)
         here.set_policy_mapping_fn(self._mapping_of(here, leader.policy_mapping_fn))
         workers.align()
         self.workers = workers
         return workers
+
+    def copy_of(self, policy: Policy, policy_id: str) -> Any:
+        """Returns a copy of a policy that was added while training, for those who evaluate.
+
+        It explores as `evaluation_config` says, unless the policy has a setting of its own.
+        """
+        twin: Any = policy.copy(policy_id)
+        trained, evaluated = self.config.explore, self._config().explore
+        if trained != evaluated and twin.config.get("explore") == trained:
+            twin.config["explore"] = evaluated
+        return twin
 
     def _mapping_of(self, here: RolloutWorker, followed: Callable[..., str]) -> Callable[..., str]:
         """Returns who acts for which agent: as followed, or as `evaluation_config` says."""
