@@ -488,7 +488,7 @@ def test_evaluation_may_have_a_mapping_of_its_own(tmp_path, nested):
 
 @pytest.mark.core
 @pytest.mark.parametrize("early", [False, True])
-def test_policies_that_are_added_explore_in_evaluation_as_the_others_do(early):
+def test_policies_that_are_added_explore_in_evaluation_as_the_others_do(tmp_path, early):
     config = config_of().evaluation(evaluation_duration=1, evaluation_config={"explore": False})
     algorithm = config.build()
     if early:
@@ -500,6 +500,13 @@ def test_policies_that_are_added_explore_in_evaluation_as_the_others_do(early):
     assert algorithm.get_policy("new").config["explore"] is True
     policy, obs = evaluated["new"], np.full((64, 3), 2.0, np.float32)
     assert len(set(policy.act_columns([obs])[1]["actions"].tolist())) == 1
+    algorithm.save(tmp_path)
+    given = {"policy_mapping_fn": all_new, "config": {"env": Staged}}
+    restored = Algorithm.from_checkpoint(tmp_path, **given)
+    restored.evaluate()
+    evaluated = restored.evaluation_worker.policy_map
+    assert [evaluated[pid].config["explore"] for pid in ("left", "new")] == [False, False]
+    assert restored.get_policy("new").config["explore"] is True
 
 
 def test_a_policy_may_be_kept_from_those_who_evaluate():

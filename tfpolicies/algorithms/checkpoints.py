@@ -280,7 +280,10 @@ def specs_of(checkpoint: Checkpoint, source: str, config: Any) -> dict[str, Poli
         if pid in known:
             return known[pid]
         given = _given_again(checkpoint, part, config)
-        return spec_of(part, f"policy {pid!r} of {source}", classes, given)
+        found = spec_of(part, f"policy {pid!r} of {source}", classes, given)
+        if found.config.get("explore") == config.explore:  # so that it may differ in evaluation
+            del found.config["explore"]
+        return found
 
     return {pid: spec(pid, part) for pid, part in checkpoint.policies.items()}
 
