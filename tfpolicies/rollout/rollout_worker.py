@@ -276,6 +276,7 @@ class RolloutWorker(ParallelIteration):
                 callbacks=self.callbacks,
                 seed=self._seed("episodes"),
                 worker=self,
+                perf_stats_ema_coef=config.sampler_perf_stats_ema_coef,
             )
         return SingleAgentSampler(
             envs,
@@ -286,6 +287,7 @@ class RolloutWorker(ParallelIteration):
             rng=np.random.default_rng(self._seed("episodes")),
             callbacks=self.callbacks,
             worker=self,
+            perf_stats_ema_coef=config.sampler_perf_stats_ema_coef,
         )
 
     def _seed(self, purpose: str) -> Any:
