@@ -171,7 +171,6 @@ OTHERS = {
     "logger_creator": print,
     "logger_config": {"type": "csv"},
     "log_sys_usage": "yes",
-    "fake_sampler": True,
     "_fake_gpus": True,
     "num_learner_workers": 1,
     "num_cpus_per_learner_worker": 2,

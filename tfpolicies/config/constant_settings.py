@@ -98,7 +98,6 @@ CONSTANTS: Mapping[str, Constant] = {
     "log_sys_usage": Constant(
         "debugging", True, "results have no statistics of the machine either way", (False,)
     ),
-    "fake_sampler": Constant("debugging", False, "learn from `tfpolicies.testing.random_batch`"),
     # resources
     "_fake_gpus": Constant("resources", False, "use num_gpus=0 where there is none"),
     "num_learner_workers": Constant("resources", 0, _NO_LEARNERS),

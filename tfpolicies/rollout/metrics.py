@@ -21,8 +21,8 @@ def summarize_episodes(
 ) -> dict[str, Any]:
     """Returns means, minima and maxima over episodes; NaN where there are none.
 
-    `sampler_perf` has the means of `perf_stats` (see `StepTimes.means`); episodes that tell no times
-    do not count there.
+    `sampler_perf` has the means of `perf_stats` (see `StepTimes.means`) over the episodes that have
+    them.
 
     Args:
         episodes: those of the smoothing window, oldest first.
