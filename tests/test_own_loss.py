@@ -260,8 +260,16 @@ def late_layer(self, policy_loss, loss_inputs):
 @pytest.mark.parametrize(
     ("name", "custom_loss", "words"),
     [
-        ("PerRow", lambda s, loss, d: loss[0] + d["rewards"], r"as many scalars.*got \[\[\d+\]\]"),
-        ("Twice", lambda s, loss, d: loss + loss, r"a list of 1, got \[\[\], \[\]\] as shapes"),
+        (
+            "PerRow",
+            lambda s, loss, d: loss[0] + d["rewards"],
+            r"as many scalars.*the shapes \['\(\d+,\)'\]",
+        ),
+        (
+            "Twice",
+            lambda s, loss, d: loss + loss,
+            r"a list of 1, got the shapes \['\(\)', '\(\)'\]",
+        ),
         ("Late", late_layer, "custom_loss of the model makes a variable"),
         ("Unknown", lambda s, loss, d: loss[0] + d["reward"], "no column 'reward'.*'rewards'"),
     ],

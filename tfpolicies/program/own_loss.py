@@ -25,7 +25,7 @@ _OBSERVATIONS = ("obs", "new_obs")
 class LossInputs(TrainBatch):
     """A train batch for a model: observations are as the model sees them, encoded and normalised.
 
-    They are one tensor `[N, ...]`, or a dict by input name for a model with several inputs.
+    They are one tensor of rows `[N, ...]`, or a dict by input name for a model with several inputs.
     """
 
     def __init__(self, columns: Mapping[str, Any], network: Network) -> None:
@@ -83,7 +83,7 @@ def own_stats(network: Network) -> dict[str, tf.Tensor]:
     found = {}
     for name, value in custom_metrics().items():
         tensor = tf.cast(tf.convert_to_tensor(value), tf.float32)
-        if tensor.shape.num_elements() != 1:
+        if tensor.shape.num_elements() not in (1, None):
             raise ModelError(
                 f"The metric {name!r} of {model.name} must be one number, got the shape "
                 f"{tensor.shape}. Return its mean, `tf.reduce_mean(...)`."
@@ -101,10 +101,10 @@ def _asked(network: Network) -> keras.Model:
 def _scalars(found: Any, count: int, model: keras.Model) -> list[tf.Tensor]:
     listed: Sequence[Any] = found if isinstance(found, list | tuple) else [found]
     tensors = [tf.convert_to_tensor(x) for x in listed]
-    if len(tensors) != count or any(x.shape.num_elements() != 1 for x in tensors):
+    if len(tensors) != count or any(x.shape.num_elements() not in (1, None) for x in tensors):
         raise ModelError(
             f"custom_loss of {model.name} must return as many scalars as there are in policy_loss, "
-            f"which is a list of {count}, got {[x.shape.as_list() for x in tensors]} as shapes. "
+            f"which is a list of {count}, got the shapes {[str(x.shape) for x in tensors]}. "
             "Return `[loss + own for loss in policy_loss]`, where own is a mean over rows."
         )
     return [tf.reshape(x, []) for x in tensors]
