@@ -27,6 +27,7 @@ from tfpolicies.rollout.multi_agent_batches import Postprocessor
 from tfpolicies.rollout.multi_agent_episode import Copy, MultiAgentEpisode
 from tfpolicies.rollout.multi_agent_ledger import Ledger, not_numbers
 from tfpolicies.rollout.multi_agent_rows import PolicyRows
+from tfpolicies.rollout.timing import StepTimes, now
 
 
 class MultiAgentSampler:
@@ -47,11 +48,13 @@ class MultiAgentSampler:
         rng: draws episode ids.
         callbacks: the user's.
         worker: passed to callbacks and to the mapping function.
+        perf_stats_ema_coef: see `StepTimes`.
 
     Attributes:
         policy_mapping_fn: may be set anew; running episodes keep the one they began with.
         metrics: of the episodes that ended, until somebody takes them.
         agent_steps_played: by the last `play`.
+        times: of the parts of a step.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class MultiAgentSampler:
         rng: np.random.Generator,
         callbacks: DefaultCallbacks,
         worker: Any = None,
+        perf_stats_ema_coef: float | None = None,
     ) -> None:
         self.envs = envs
         self.policies = policies
@@ -75,6 +79,8 @@ class MultiAgentSampler:
         self.rng = rng
         self.metrics: list[RolloutMetrics] = []
         self.agent_steps_played = 0
+        self.times = StepTimes(perf_stats_ema_coef)
+        self._waited = 0  # ns for environments in the present step
         self._length = fragment_length
         self._complete = complete_episodes
         self._by_agent_steps = count_agent_steps
@@ -124,10 +130,12 @@ class MultiAgentSampler:
                 what = self.envs.repairs.call(index, "reset")
                 check_observations(self._seen(obs, episode), episode, (), what)
 
+        started = now()
         if in_new_copy:
             obs, infos = self.envs.renew(index, check)
         else:
             obs, infos = self.envs.reset(index, seed, check)
+        self._waited += now() - started
         copy.begin(episode)
         episode.last_infos.update(infos)
         self._episode_agent_steps[index] = 0
@@ -176,7 +184,7 @@ class MultiAgentSampler:
         episode.close()
         self.envs.repairs.worked(index)
         self._call("on_episode_end", episode)
-        self.metrics.append(episode.metrics())
+        self.metrics.append(episode.metrics(self.times.means()))
         if self._complete:
             self._finished.append((episode.episode_id, episode.length, agent_steps))
         for policy_id in {episode.policy_for(agent) for agent in episode.seat_of}:
@@ -236,20 +244,19 @@ class MultiAgentSampler:
         return [copy for copy in self._copies if counts[copy.index] < self._length]
 
     def _step(self, copies: list[Copy]) -> None:
-        self._act(copies)
+        started, self._waited = now(), 0
+        inference = self._act(copies)
         self._broken = {}
         over = []
-        for copy in copies:
-            moves, copy.moves = copy.moves, {}
+        for copy, moves, step in self._answers(copies):
             length = copy.episode.length
             try:
-                if self._take(copy, self.envs.step(copy.index, moves)):
+                if self._take(copy, step):
                     over.append(copy)
             except UnknownPolicyError:
                 raise
             except Exception as error:
-                self.envs.repairs.broke(copy.index, f"step({moves!r})", error)
-                self._broken[copy.index] = error
+                self._note_broken(copy, moves, error)
                 copy.episode.length = length
             else:
                 self._env_steps[copy.index] += 1
@@ -265,6 +272,23 @@ class MultiAgentSampler:
             self._begin_episode(copy)
         for index, reason in self._broken.items():
             self._replace(self._copies[index], reason)
+        self.times.add(1, now() - started - inference - self._waited, inference, 0, self._waited)
+
+    def _answers(self, copies: list[Copy]) -> list[tuple[Copy, dict[Any, Any], MultiAgentStep]]:
+        """Steps copies by the moves of their agents; returns both with those that did not break."""
+        answers, started = [], now()
+        for copy in copies:
+            moves, copy.moves = copy.moves, {}
+            try:
+                answers.append((copy, moves, self.envs.step(copy.index, moves)))
+            except Exception as error:
+                self._note_broken(copy, moves, error)
+        self._waited += now() - started
+        return answers
+
+    def _note_broken(self, copy: Copy, moves: dict[Any, Any], error: Exception) -> None:
+        self.envs.repairs.broke(copy.index, f"step({moves!r})", error)
+        self._broken[copy.index] = error
 
     def _replace(self, copy: Copy, error: Exception) -> None:
         """Drops the episode of a copy that broke, and begins one in a new copy."""
@@ -284,8 +308,8 @@ class MultiAgentSampler:
         )
         self._begin_episode(copy, in_new_copy=True)
 
-    def _act(self, copies: list[Copy]) -> None:
-        """Chooses the actions of all agents that wait for one."""
+    def _act(self, copies: list[Copy]) -> int:
+        """Chooses the actions of all agents that wait for one; returns the ns policies took."""
         acting: list[PolicyRows] = []
         for copy in copies:
             for part, observed in copy.pending:
@@ -294,7 +318,7 @@ class MultiAgentSampler:
                 part.rows.waiting.append((copy.moves, part, observed))
             copy.pending = []
         if not acting:
-            return
+            return 0
         seats = [rows.seats() for rows in acting]
         first = self._ledger.open(np.concatenate(seats))
         firsts = first + np.cumsum([0, *map(len, seats)])
@@ -302,12 +326,14 @@ class MultiAgentSampler:
             ColumnsCall(rows.policy, self._observed(rows, own), *rows.memory.inputs(own))
             for rows, own in zip(acting, seats, strict=True)
         ]
+        started = now()
         for i, actions, columns in act_columns(calls):
             rows, call = acting[i], calls[i]
             if rows.memory.is_needed:
                 columns = rows.memory.remember(columns, call.previous, call.states, seats[i])
             rows.write_columns(columns, int(firsts[i]))
             _give(rows, actions)
+        return now() - started
 
     def _observed(self, rows: PolicyRows, seats: np.ndarray) -> list[np.ndarray]:
         """Returns what those who act next by one policy observe, as leaves `[K, ...]`.
@@ -413,7 +439,7 @@ class MultiAgentSampler:
                 if copy.index in self._broken:
                     played.append(RolloutMetrics(episode_faulty=True))
                 elif copy.episode is not episode:  # it ended, and the next one began
-                    played.append(episode.metrics())
+                    played.append(episode.metrics(self.times.means()))
                     done[copy.index] += 1 if by_episodes else episode.length
             going = [copy for copy in going if done[copy.index] < shares[copy.index]]
             closed = self._ledger.records["t"] >= 0
@@ -567,6 +593,7 @@ def make_multi_agent_sampler(
     callbacks: DefaultCallbacks | None = None,
     seed: Any = None,
     worker: Any = None,
+    perf_stats_ema_coef: float | None = None,
 ) -> MultiAgentSampler:
     """Returns a sampler from settings as a config names them; `reset` starts its episodes.
 
@@ -582,6 +609,7 @@ def make_multi_agent_sampler(
         callbacks: the user's.
         seed: of episode ids.
         worker: passed to callbacks and to the mapping function.
+        perf_stats_ema_coef: see `StepTimes`.
 
     Raises:
         ConfigError: if a setting is none of these.
@@ -615,4 +643,5 @@ def make_multi_agent_sampler(
         rng=np.random.default_rng(seed),
         callbacks=DefaultCallbacks() if callbacks is None else callbacks,
         worker=worker,
+        perf_stats_ema_coef=perf_stats_ema_coef,
     )
