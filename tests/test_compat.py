@@ -126,6 +126,10 @@ def test_wrong_registrations_and_unknown_names_are_refused():
         register_env("corridor", Corridor(EnvContext({"length": 1})))
 
 
+def policy_ids(worker):
+    return sorted(worker.policy_map)
+
+
 @pytest.mark.usefixtures("ray_cluster")
 def test_names_reach_workers_in_other_processes():
     lock = threading.Lock()
@@ -137,6 +141,10 @@ def test_names_reach_workers_in_other_processes():
     config.training(train_batch_size=8, sgd_minibatch_size=8, model={"custom_model": "wide"})
     algorithm = config.framework(inference="tf", jit_compile=False).build()
     assert algorithm.train()["timesteps_total"] == 8
+    compat.ModelCatalog.register_custom_model("registered later", WideModel)
+    model = {"custom_model": "registered later"}
+    algorithm.add_policy("other", PPOTF2Policy, config={"model": model})
+    assert algorithm.workers.foreach_worker(policy_ids) == [["default_policy", "other"]] * 2
     algorithm.stop()
 
 

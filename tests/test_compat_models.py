@@ -1,6 +1,5 @@
 """`TFModelV2` classes as users of RLlib write them, in every way a policy runs."""
 
-import logging
 import re
 from pathlib import Path
 
@@ -353,7 +352,6 @@ def frames(self, *args):
         ({"__init__": frames}, r"view_requirements\['prev_n_obs'\].*FrameStack"),
         ({"__init__": lambda self: None}, "Refused could not be made"),
         ({"get_initial_state": lambda self: [np.ones(2)]}, r"get_initial_state\(\)\[0\] must be z"),
-        ({"custom_loss": lambda self, loss, inputs: loss}, "custom_loss would not be called"),
         ({"get_initial_state": lambda self: [np.zeros(2)]}, "has to estimate the values itself"),
     ],
 )
@@ -390,17 +388,13 @@ def test_a_keras_variable_learns():
     assert len(changed) == len(before) == 3
 
 
-def test_metrics_of_a_model_are_not_silently_dropped(caplog):
-    ModelCatalog.register_custom_model("measured", refused(metrics=lambda self: {"x": 1}))
-    with caplog.at_level(logging.WARNING, "tfpolicies"):
-        with_model("measured", PGTF2Policy)
-    assert "Refused.metrics is not called" in caplog.text
-
-
 def test_the_base_class_says_what_is_missing():
     model = refused()(OBS, TWO, 2, {}, "m")
     assert model.get_initial_state() == []
     assert not model.is_time_major()
+    losses = [tf.constant(1.0)]
+    assert model.custom_loss(losses, {}) is losses
+    assert model.metrics() == {}
     with model.context(), pytest.raises(NotOfferedError, match="has no `value_function"):
         model.value_function()
     rnn = RecurrentNetwork(OBS, TWO, 2, {}, "m")

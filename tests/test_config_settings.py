@@ -164,7 +164,6 @@ OTHERS = {
     "preprocessor_pref": "rllib",
     "remote_worker_envs": True,
     "remote_env_batch_wait_ms": 10,
-    "sampler_perf_stats_ema_coef": 0.9,
     "sample_collector": object,
     "enable_async_evaluation": True,
     "off_policy_estimation_methods": {"is": {}},

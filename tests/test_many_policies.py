@@ -308,6 +308,27 @@ def test_nobody_is_trained_with_an_empty_list(caplog):
         worker.set_is_policy_to_train(None)
 
 
+class Told(Zero):
+    """Keeps what it is told."""
+
+    def on_global_var_update(self, global_vars):
+        super().on_global_var_update(global_vars)
+        self.told = global_vars
+
+
+def test_policies_are_told_everything_about_the_run_but_other_policies():
+    worker = RolloutWorker(config=config_of(), default_policy_class=Told)
+    given = {"timestep": 9, "phase": "late", "num_grad_updates_per_policy": {"left": 2}}
+    worker.set_global_vars(given)
+    told = {pid: worker.get_policy(pid).told for pid in ("left", "right")}
+    assert told["left"] == {"timestep": 9, "phase": "late", "num_grad_updates": 2}
+    assert told["right"] == {"timestep": 9, "phase": "late", "num_grad_updates": None}
+    assert worker.get_global_vars() == {
+        "timestep": 9,
+        "num_grad_updates_per_policy": {"left": 2},
+    }
+
+
 def test_counters_go_to_trained_policies_only():
     worker = worker_of(policies_to_train=["left"])
     updates = {"left": 3, "right": 4}
@@ -351,11 +372,10 @@ def test_a_workers_state_goes_to_another_one_with_its_policies():
         assert same(weights, other.get_weights()[pid])
 
 
-def test_a_workers_state_says_that_all_policies_are_trained():
-    worker = worker_of(policies_to_train=["left"])
-    worker.set_state(worker_of().get_state())
-    assert worker.is_policy_to_train is None
-    assert worker.get_policies_to_train() == {"left", "right"}
+def test_a_state_in_which_all_are_trained_ends_a_choice():
+    worker, other = worker_of(), worker_of(policies_to_train=["left"])
+    other.set_state(worker.get_state())
+    assert other.get_policies_to_train() == {"left", "right"}
 
 
 @pytest.mark.parametrize("wrong", ["text", "empty", "id", "spec", "shape"])
@@ -397,8 +417,11 @@ def test_filters_are_taken_over():
         worker.filters["left"].tensors(), other.filters["left"].tensors(), strict=True
     ):
         assert (mine.mean == theirs.mean).all()
-    with pytest.raises(WeightsError, match="right"):
-        other.sync_filters({"left": found["left"]})
+    with pytest.raises(AssertionError, match=r"missing are \['right'\], unknown are \['x'\]"):
+        other.sync_filters({"left": found["left"], "x": found["left"]})
+    with pytest.raises(WeightsError, match="one kind and shape"):
+        other.sync_filters({"left": worker.filters["left"], "right": 1})
+    assert other.filters["left"].statistics[0].count == 7
 
 
 # -- algorithms -------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """The rollout worker: its arguments, their errors, seeds, and its documented methods."""
 
 import socket
+import weakref
 
 import gymnasium as gym
 import numpy as np
@@ -258,7 +259,8 @@ def test_one_seed_gives_equal_workers():
     one, other = worker(), worker()
     for _ in range(4):
         assert_equal_batches(one.sample(), other.sample())
-    assert one.get_metrics() == other.get_metrics() != []
+    found, same = ([m._replace(perf_stats={}) for m in w.get_metrics()] for w in (one, other))
+    assert found == same != []
 
 
 def test_the_worker_index_changes_experience_but_not_weights():
@@ -348,17 +350,6 @@ def test_after_an_error_the_next_sample_begins_new_episodes(broken):
     np.testing.assert_array_equal(batch["new_obs"][:, 2], batch["t"] + 1)
 
 
-def test_a_fake_sampler_gives_its_first_batch_again():
-    made = worker(tiny(fake_sampler=True))
-    first = made.sample()
-    before = {name: column.copy() for name, column in first.items()}
-    made.learn_on_batch(first)
-    assert made.sample() is first
-    assert_equal_batches(first, before)
-    with pytest.raises(ConfigError, match="fake_sampler must be True or False"):
-        tiny(fake_sampler="yes")
-
-
 @pytest.mark.parametrize("how", [True, "bulk"])
 def test_compressed_observations_are_those_of_an_uncompressed_worker(how):
     plain, packed = worker(), worker(tiny().rollouts(compress_observations=how))
@@ -422,7 +413,7 @@ def test_weights_for_an_unknown_policy_are_refused_and_change_nothing():
 def test_gradients_computed_and_applied_are_an_update():
     one, other = worker(), worker()
     batch = one.sample()
-    gradients, info = one.compute_gradients(batch)
+    gradients, info = one.compute_gradients(batch, single_agent=True)
     assert info["batch_count"] == 16
     assert "policy_loss" in info["learner_stats"]
     one.apply_gradients(gradients)
@@ -434,13 +425,101 @@ def test_gradients_computed_and_applied_are_an_update():
 
 def test_gradients_may_be_given_by_policy_id():
     one, other = worker(), worker()
-    gradients, _ = one.compute_gradients(one.sample())
+    gradients, info = one.compute_gradients(one.sample())
+    assert set(gradients) == {"default_policy"}
+    assert set(info) == {"default_policy", "batch_count"}
+    other.apply_gradients(gradients)
+    gradients = gradients["default_policy"]
     one.apply_gradients(gradients)
-    other.apply_gradients({"default_policy": gradients})
     for key, value in one.get_weights()["default_policy"].items():
         np.testing.assert_array_equal(value, other.get_weights()["default_policy"][key])
     with pytest.raises(UnknownPolicyError, match="nobody"):
         one.apply_gradients({"nobody": gradients})
+
+
+def test_filters_are_synchronised_for_the_policies_that_have_them_or_not_at_all():
+    plain, filtered = worker(), worker(tiny().rollouts(observation_filter="MeanStdFilter"))
+    plain.sync_filters({})
+    for made, given, words in (
+        (plain, {"x": 1}, r"\[\], and no others; missing are \[\], unknown are \['x'\]"),
+        (filtered, {"x": 1}, r"missing are \['default_policy'\], unknown are \['x'\]"),
+        (filtered, {}, r"missing are \['default_policy'\], unknown are \[\]"),
+    ):
+        with pytest.raises(AssertionError, match=words):
+            made.sync_filters(given)
+        with pytest.raises(ValueError, match="new_filters"):
+            made.sync_filters(given)
+
+
+def test_weights_are_not_set_without_the_time_step_of_their_global_variables():
+    made = worker()
+    before = made.get_weights()["default_policy"]
+    zeros = {"default_policy": {key: np.zeros_like(x) for key, x in before.items()}}
+    with pytest.raises(KeyError, match="timestep"):
+        made.set_weights(zeros, {"num_grad_updates_per_policy": {}}, weights_seq_no=1)
+    assert made.weights_seq_no is None
+    for key, value in made.get_weights()["default_policy"].items():
+        np.testing.assert_array_equal(value, before[key])
+    made.set_weights(zeros, {})
+    assert not any(x.any() for x in made.get_weights()["default_policy"].values())
+    assert made.get_global_vars()["timestep"] == 0
+
+
+class Learner(Zero):
+    """Remembers the rows that it learned from."""
+
+    def learn_on_batch(self, samples):
+        self.learned = [*getattr(self, "learned", []), samples["t"].tolist()]
+        return {"rows": samples.count, "reward": float(samples["rewards"].mean())}
+
+
+def test_a_hand_written_policy_learns_in_shuffled_minibatches():
+    config = {"rollout_fragment_length": 6, "seed": 1}
+    one, other = (
+        worker(config, env=lambda: CountingEnv(0, (9,)), policy=Learner) for _ in range(2)
+    )
+    results, count = one.sample_and_learn(6, 2, 4, ["rewards"])
+    assert (count, results["default_policy"]["rows"]) == (6, 2)
+    learned = one.get_policy().learned
+    assert [len(rows) for rows in learned] == [4, 2, 4, 2]
+    assert sorted(learned[0] + learned[1]) == sorted(learned[2] + learned[3]) == [0, 1, 2, 3, 4, 5]
+    assert learned[:2] != learned[2:]
+    other.sample_and_learn(6, 2, 4, [])
+    assert other.get_policy().learned == learned
+    with pytest.raises(KeyError, match="advantages"):
+        one.sample_and_learn(6, 1, 0, ["advantages"])
+    assert len(one.get_policy().learned) == 4
+
+
+def test_a_fake_sampler_gives_its_first_batch_again():
+    made = worker({"fake_sampler": True, "rollout_fragment_length": 6}, CountingEnv, Zero)
+    batch = made.sample()
+    assert made.sample() is batch
+    assert len(made.env.unwrapped.actions) == 6
+
+
+def test_slices_share_what_was_drawn_and_keep_nothing_that_was_handed_out():
+    made = worker(env=CountingEnv, policy=Zero)
+    made.par_iter_init(lambda batches: iter(range(9)))
+    assert [made.par_iter_slice(3, i) for i in (1, 0)] == [1, 0]
+    assert made.par_iter_next() == 3
+    assert [made.par_iter_slice(3, i) for i in (2, 2, 0)] == [2, 6, 4]
+    assert made.par_iter_slice_batch(3, 1, 200) == [5, 8]
+    with pytest.raises(StopIteration):
+        made.par_iter_slice(3, 2)
+    made.par_iter_init(lambda batches: (np.array(i) for i in range(2)))
+    handed_out = weakref.ref(made.par_iter_slice(1, 0))
+    assert handed_out() is None
+    with pytest.raises(UsageError, match="start must be from 0 to step - 1, got 3 of 3"):
+        made.par_iter_slice(3, 3)
+
+
+def test_a_worker_tells_its_seed_and_whether_it_has_several_policies():
+    made = worker(worker_index=2, num_workers=0)
+    assert (made.seed, made.multiagent) == (3 + 2, False)
+    assert worker(tiny(seed=None)).seed is None
+    made.add_policy("other", Zero)
+    assert made.multiagent
 
 
 def test_learning_gives_results_by_policy_id():

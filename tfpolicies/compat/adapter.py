@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +20,6 @@ from tfpolicies.models.network import call_with_zeros, ports_of, zeros
 from tfpolicies.models.ports import SEQ_LENS, InputPorts
 from tfpolicies.models.preprocessing import encoded_shape, is_image
 from tfpolicies.models.spaces import Leaf, leaves, nest
-
-logger = logging.getLogger("tfpolicies")
 
 
 @dataclass(frozen=True)
@@ -76,7 +73,6 @@ def adapted(
     Raises:
         ModelError: if it has a form that cannot work here.
     """
-    _check_hooks(type(inner))
     leaves_ = tuple(ActionDistribution.of(action_space).leaves)
     model = TFModelAdapter(inner, InputPorts(observation_space, leaves_))
     _build(model, observation_space, action_space)
@@ -144,6 +140,19 @@ class TFModelAdapter(keras.Model):
             found["vf_preds"] = self._values(tf.concat([lead, [1]], 0))
         return found | {f"state_out_{i}": x for i, x in enumerate(after)}
 
+    def custom_loss(self, policy_loss: list[tf.Tensor], loss_inputs: Mapping[str, Any]) -> Any:
+        """Returns what the inner model makes of the losses."""
+        return self.inner.custom_loss(policy_loss, _LossInputs(loss_inputs, self._seen))
+
+    def custom_metrics(self) -> dict[str, Any]:
+        """Returns the metrics of the inner model."""
+        return dict(self.inner.metrics())
+
+    def _seen(self, obs: Any) -> Any:
+        """Returns encoded observations, a tensor or a dict by input, as `forward` has them."""
+        rows = dict(obs) if isinstance(obs, Mapping) else {self._only_input(): obs}
+        return self._nested(rows)
+
     def _only_input(self) -> str:
         pairs = zip(self._ports.obs, self._ports.is_mask, strict=True)
         return next(port.name for port, mask in pairs if not mask)
@@ -151,7 +160,8 @@ class TFModelAdapter(keras.Model):
     def _values(self, shape: Any) -> tf.Tensor:
         return tf.reshape(self.inner.value_function(), shape)
 
-    def _input_dict(self, rows: Mapping[str, tf.Tensor], training: bool) -> InputDict:
+    def _nested(self, rows: Mapping[str, tf.Tensor]) -> Any:
+        """Returns the observation in rows by input, nested as its space is, with masks of ones."""
         ports = self._ports
         count = tf.shape(next(iter(rows.values())))[0]
         parts = []
@@ -162,7 +172,10 @@ class TFModelAdapter(keras.Model):
             else:
                 x = rows[port.name]
                 parts.append(x * 255.0 if is_image(leaf.space) else x)
-        found = InputDict({"obs": nest(ports.space, parts)}, is_training=training)
+        return nest(ports.space, parts)
+
+    def _input_dict(self, rows: Mapping[str, tf.Tensor], training: bool) -> InputDict:
+        found = InputDict({"obs": self._nested(rows)}, is_training=training)
         if "prev_actions" in self.extra_inputs:
             found["prev_actions"] = self._previous_actions(rows)
         if "prev_rewards" in self.extra_inputs:
@@ -173,6 +186,27 @@ class TFModelAdapter(keras.Model):
         names = [name for name in rows if name.startswith("prev_actions")]
         pairs = zip(self._ports.action_leaves, names, strict=True)
         return nest(self.inner.action_space, [_decoded(leaf, rows[name]) for leaf, name in pairs])
+
+
+class _LossInputs(Mapping[str, Any]):
+    """The columns of a train batch; observations are as `forward` sees them."""
+
+    def __init__(self, columns: Mapping[str, Any], seen: Callable[[Any], Any]) -> None:
+        self._columns = columns
+        self._seen = seen
+
+    def __getitem__(self, key: str) -> Any:
+        value = self._columns[key]
+        return self._seen(value) if key in ("obs", "new_obs") else value
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._columns
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
 
 
 def preprocessed_space(space: gym.Space) -> gym.Space:
@@ -206,20 +240,6 @@ def _hint(error: Exception) -> str:
         " Functional models of Keras 3 are made of layers and keras.ops: write keras.ops.reshape "
         "for tf.reshape, or keep the TensorFlow calls in `forward`."
     )
-
-
-def _check_hooks(kind: type[TFModelV2]) -> None:
-    if kind.custom_loss is not TFModelV2.custom_loss:
-        raise ModelError(
-            f"{kind.__name__}.custom_loss would not be called: a loss belongs to the policy class. "
-            "Subclass that and override `loss(self, model, dist_class, train_batch)`; regularizers "
-            "of Keras layers are added to every loss."
-        )
-    if kind.metrics is not TFModelV2.metrics:
-        logger.warning(
-            "%s.metrics is not called; give statistics by `stats_fn` of the policy class.",
-            kind.__name__,
-        )
 
 
 def _state_shapes(inner: TFModelV2) -> list[tuple[int, ...]]:

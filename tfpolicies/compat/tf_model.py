@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -134,13 +135,30 @@ class TFModelV2:
     def register_variables(self, variables: Sequence[Any]) -> None:
         """Does nothing: the variables of the layers that are attributes are found by themselves."""
 
-    def custom_loss(self, policy_loss: Any, loss_inputs: Mapping[str, Any]) -> Any:
-        """Is not called; override `loss` of the policy class instead."""
+    def custom_loss(
+        self, policy_loss: list[tf.Tensor], loss_inputs: Mapping[str, Any]
+    ) -> list[tf.Tensor] | tf.Tensor:
+        """Returns the losses to learn from, given those of the policy; traced, as `forward` is.
+
+        By default, what is given. What `forward` kept is that of the loss's last call.
+
+        Args:
+            policy_loss: a list of scalars, one unless the policy class has several optimizers.
+            loss_inputs: the columns of the minibatch as tensors `[N, ...]`; `obs` and `new_obs` as
+                `forward` sees them. Weigh rows by `loss_mask` `[N]`: models with a memory have to,
+                and others learn faster, since XLA can compile that.
+
+        Returns:
+            As many scalars; where there is one, it need not be in a list.
+        """
         del loss_inputs
         return policy_loss
 
     def metrics(self) -> dict[str, Any]:
-        """Is not called; override `stats_fn` of the policy class instead."""
+        """Returns scalars by name, which become statistics of learning: `model/<name>`.
+
+        It is called behind `custom_loss`, and traced with it: keep tensors there.
+        """
         return {}
 
     def is_time_major(self) -> bool:
@@ -194,69 +212,71 @@ class RecurrentNetwork(TFModelV2):
         )
 
 
-class FullyConnectedNetwork(TFModelV2):
+class _CatalogNetwork(TFModelV2, abc.ABC):
+    """A model of the catalog with a value, which sees what `_seen` makes of the inputs."""
+
+    def __init__(
+        self,
+        obs_space: gym.Space,
+        action_space: gym.Space,
+        num_outputs: int | None,
+        model_config: Mapping[str, Any],
+        name: str,
+    ) -> None:
+        super().__init__(obs_space, action_space, num_outputs, model_config, name)
+        space = self._seen_space(obs_space)
+        self.base_model, self.num_outputs = _catalog_model(space, num_outputs, model_config)
+        self._value: Any = None
+
+    @abc.abstractmethod
+    def _seen_space(self, obs_space: gym.Space) -> gym.Space:
+        """Returns the space of what the model of the catalog sees."""
+
+    @abc.abstractmethod
+    def _seen(self, input_dict: dict[str, Any]) -> tf.Tensor:
+        """Returns what it sees, float32 `[N, ...]`."""
+
+    def forward(
+        self, input_dict: dict[str, Any], state: list[tf.Tensor], seq_lens: tf.Tensor | None
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        outputs, self._value = self.base_model(self._seen(input_dict))
+        return outputs, state
+
+    def value_function(self) -> tf.Tensor:
+        return tf.reshape(self._value, [-1])
+
+
+class FullyConnectedNetwork(_CatalogNetwork):
     """The catalog's dense layers and a value, as a part of other models or by itself.
 
     Args:
-        obs_space: a Box; observations are flattened.
+        obs_space: what is flattened.
         action_space: kept.
         num_outputs: units of the output; None: the output is the last hidden layer.
         model_config: `model` settings; missing ones have their defaults.
         name: a name.
     """
 
-    def __init__(
-        self,
-        obs_space: gym.Space,
-        action_space: gym.Space,
-        num_outputs: int | None,
-        model_config: Mapping[str, Any],
-        name: str,
-    ) -> None:
-        super().__init__(obs_space, action_space, num_outputs, model_config, name)
+    def _seen_space(self, obs_space: gym.Space) -> gym.Space:
         width = sum(math.prod(encoded_shape(leaf)) for leaf in leaves(obs_space))
-        seen = spaces.Box(-np.inf, np.inf, (width,), np.float32)
-        self.base_model, self.num_outputs = _catalog_model(seen, num_outputs, model_config)
-        self._value: Any = None
+        return spaces.Box(-np.inf, np.inf, (width,), np.float32)
 
-    def forward(
-        self, input_dict: dict[str, Any], state: list[tf.Tensor], seq_lens: tf.Tensor | None
-    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        outputs, self._value = self.base_model(input_dict["obs_flat"])
-        return outputs, state
-
-    def value_function(self) -> tf.Tensor:
-        return tf.reshape(self._value, [-1])
+    def _seen(self, input_dict: dict[str, Any]) -> tf.Tensor:
+        return input_dict["obs_flat"]
 
 
-class VisionNetwork(TFModelV2):
+class VisionNetwork(_CatalogNetwork):
     """The catalog's convolutions and a value; the arguments are `FullyConnectedNetwork`'s.
 
     The observation is an image, its pixels from 0 to 255 if they are uint8.
     """
 
-    def __init__(
-        self,
-        obs_space: gym.Space,
-        action_space: gym.Space,
-        num_outputs: int | None,
-        model_config: Mapping[str, Any],
-        name: str,
-    ) -> None:
-        super().__init__(obs_space, action_space, num_outputs, model_config, name)
-        self.base_model, self.num_outputs = _catalog_model(obs_space, num_outputs, model_config)
-        self._scale = 255.0 if obs_space.dtype == np.uint8 else 1.0
-        self._value: Any = None
+    def _seen_space(self, obs_space: gym.Space) -> gym.Space:
+        return obs_space
 
-    def forward(
-        self, input_dict: dict[str, Any], state: list[tf.Tensor], seq_lens: tf.Tensor | None
-    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        pixels = tf.cast(input_dict["obs"], tf.float32) / self._scale
-        outputs, self._value = self.base_model(pixels)
-        return outputs, state
-
-    def value_function(self) -> tf.Tensor:
-        return tf.reshape(self._value, [-1])
+    def _seen(self, input_dict: dict[str, Any]) -> tf.Tensor:
+        scale = 255.0 if self.obs_space.dtype == np.uint8 else 1.0
+        return tf.cast(input_dict["obs"], tf.float32) / scale
 
 
 def add_time_dimension(

@@ -83,9 +83,6 @@ CONSTANTS: Mapping[str, Constant] = {
     ),
     "remote_worker_envs": Constant("rollouts", False, _NO_REMOTE_ENVS),
     "remote_env_batch_wait_ms": Constant("rollouts", 0, _NO_REMOTE_ENVS),
-    "sampler_perf_stats_ema_coef": Constant(
-        "rollouts", None, "times of sampling are means over a training iteration"
-    ),
     "sample_collector": Constant(
         "rollouts", None, "columns are collected in arrays; change batches in on_sample_end"
     ),

@@ -111,13 +111,13 @@ class Debugging:
 
     seed: int | None = None  # of everything; None: drawn anew
     log_level: str = "WARN"  # of the logger "tfpolicies"
-    fake_sampler: bool = False  # `sample()` gives its first batch again and again, to time the rest
+    fake_sampler: bool = False  # a worker samples once, and gives that batch again and again
 
     def __post_init__(self) -> None:
-        check_bools(self, "fake_sampler")
         check(self.seed is None or is_count(self.seed, 0), "seed", "None or an int >= 0", self.seed)
         levels = ("DEBUG", "INFO", "WARN", "ERROR")
         check(self.log_level in levels, "log_level", f"one of {levels}", self.log_level)
+        check_bools(self, "fake_sampler")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -150,6 +150,7 @@ class Rollouts:
     enable_connectors: bool = True  # False: `agent_connectors`, `action_connectors` must be empty
     create_env_on_local_worker: bool = False  # also where remote workers sample
     validate_workers_after_construction: bool = True  # a worker that cannot be built is an error
+    sampler_perf_stats_ema_coef: float | None = None  # of `sampler_perf`; None: means of all steps
 
     def __post_init__(self) -> None:
         check_counts(self, 0, "num_rollout_workers")
@@ -175,6 +176,9 @@ class Rollouts:
         check(
             compress in (True, False, "bulk"), "compress_observations", "a bool, 'bulk'", compress
         )
+        coef = self.sampler_perf_stats_ema_coef
+        valid = coef is None or (is_number(coef) and 0 < coef <= 1)
+        check(valid, "sampler_perf_stats_ema_coef", "None or a number in (0, 1]", coef)
 
 
 @dataclass(frozen=True, kw_only=True)

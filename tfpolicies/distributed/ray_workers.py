@@ -16,7 +16,7 @@ from ray.exceptions import RayTaskError
 
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.distributed.hosted_worker import HostedWorker
-from tfpolicies.distributed.names import pack_names
+from tfpolicies.distributed.names import pack_names, take_names
 from tfpolicies.distributed.ray_cluster import amounts, cluster
 from tfpolicies.distributed.ray_errors import cause, fetched, reason
 from tfpolicies.errors import WorkerError
@@ -66,6 +66,11 @@ class _Answer(NamedTuple):
     error: BaseException | None
 
 
+def _take_names(worker: Any, packed: list[tuple[str, str, bytes]]) -> None:
+    del worker
+    take_names(packed)
+
+
 class RayWorkers:
     """N rollout workers in Ray actors.
 
@@ -95,6 +100,7 @@ class RayWorkers:
         self._recreated: list[int] = []
         self._failed_rounds = 0
         self._stopped = False
+        self._names = pack_names()  # what the workers know
         self._remotes = [_Remote(i) for i in range(1, count + 1)]
         cluster.join()
         try:
@@ -104,6 +110,14 @@ class RayWorkers:
         except BaseException:
             self.stop()
             raise
+
+    def share_names(self) -> None:
+        """Tells the workers the names that this process gave to models and others meanwhile."""
+        packed = pack_names()
+        new = [each for each in packed if each not in self._names]
+        if new:
+            self.call(_take_names, new)
+            self._names = packed
 
     # -- starting -----------------------------------------------------------------------------
 

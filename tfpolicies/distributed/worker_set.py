@@ -253,6 +253,7 @@ class WorkerSet:
         """
         if self._remotes is None:
             return self._local.add_policy(policy_id, policy_cls, policy, **kwargs)
+        self._remotes.share_names()
         if policy_cls is not None and policy is None and self._local.environments is None:
             kwargs = self._with_spaces(policy_id, policy_cls, kwargs)
         self._require_sendable(kwargs)

@@ -52,12 +52,15 @@ class Environments(abc.ABC):
         action_space: of one environment.
         maker: makes the environment of an index anew (index 0 of a vector environment makes all of
             them); None if nobody knows how.
+        connecting: the nanoseconds of all steps that connectors took, those for actions and those
+            for observations.
     """
 
     num_envs: int
     observation_space: gym.Space
     action_space: gym.Space
     maker: Callable[[int], Any] | None = None
+    connecting: tuple[int, int] = (0, 0)
     _repairs = Repairs()
 
     def guard(self, repairs: Repairs) -> None:

@@ -28,7 +28,7 @@ from tfpolicies.models.filters import normalize
 from tfpolicies.models.ports import SEQ_LENS, InputPorts, Port, model_leaves
 from tfpolicies.models.preprocessing import encode, encode_action, encoded_shape
 from tfpolicies.models.registry import registered_model
-from tfpolicies.models.spaces import Leaf
+from tfpolicies.models.spaces import Leaf, pick
 
 
 class NetworkInputs(NamedTuple):
@@ -508,6 +508,13 @@ class Network:
         if values is not None:
             values = tf.reshape(values, [-1])
         return NetworkOutputs(dist_inputs, values, states)
+
+    def encoded(self, obs: Any) -> dict[str, tf.Tensor]:
+        """Returns rows of observations, nested as their space is, as the model sees them, by port.
+
+        Action masks are left out.
+        """
+        return self._encoded([pick(obs, leaf.path) for leaf in self._leaves], self.filter_variables)
 
     def _encoded(self, obs: Sequence[tf.Tensor], filters: Sequence[Any]) -> dict[str, tf.Tensor]:
         """Returns what the model sees of an observation, by port name."""

@@ -173,7 +173,7 @@ class RunningFilter(abc.ABC):
 
     def _require_same(self, other: RunningFilter) -> None:
         mine = [stat.shape for stat in self._frozen]
-        theirs = [stat.shape for stat in other._frozen]
+        theirs = [stat.shape for stat in getattr(other, "_frozen", ())]
         if type(other) is not type(self) or mine != theirs:
             raise WeightsError(
                 f"Filters can be merged if they are of one kind and shape, but {type(other)} of "

@@ -19,12 +19,10 @@ from tfpolicies.models.spaces import nest
 from tfpolicies.program.acting_view import ActingView
 from tfpolicies.program.devices import CPU, learner_device, placed
 from tfpolicies.program.optimizers import FLAG, Optimizers, gradients_of
+from tfpolicies.program.own_loss import own_stats, with_own_loss
 from tfpolicies.program.spec import ProgramSpec
 from tfpolicies.program.traces import Traces
-from tfpolicies.program.view import ModelView, TrainBatch
-
-LOSS_MASK = "loss_mask"
-"""Column of 0/1 row weights: a loss that reads it may run on padded minibatches."""
+from tfpolicies.program.view import LOSS_MASK, ModelView, TrainBatch
 
 
 class ActOutputs(NamedTuple):
@@ -174,6 +172,7 @@ class ProgramFunctions:
         with tf.GradientTape(persistent=self.optimizer.are_several) as tape:
             loss = view.loss(model, self.spec.dist_class, batch)
             self.optimizer.check(loss)
+            loss = with_own_loss(self.network, loss, batch)
             if self.network.model.losses:  # the layers' own regularizers
                 own = tf.add_n(self.network.model.losses)
                 loss = [loss[0] + own, *loss[1:]] if self.optimizer.are_several else loss + own
@@ -181,6 +180,7 @@ class ProgramFunctions:
         pairs = view.compute_gradients_fn(optimizer, loss)
         stats = {**view.stats_fn(batch), **view.grad_stats_fn(batch, gradients_of(pairs))}
         stats = {name: tf.cast(value, tf.float32) for name, value in stats.items()}
+        stats |= own_stats(self.network)
         return Differentiated(pairs, stats, view.extra_learn_fetches_fn(), batch, optimizer)
 
     def _model_view(self, network: Network, *, training: bool = True) -> ModelView:

@@ -24,7 +24,7 @@ from tfpolicies.errors import BatchError, ConfigError, MissingColumnError, near_
 from tfpolicies.models.network import FreshWeights, variable_keys
 from tfpolicies.models.ports import SEQ_LENS, InputPorts, Port
 from tfpolicies.program import stacked
-from tfpolicies.program.functions import LOSS_MASK, ActInputs, Differentiated, ProgramFunctions
+from tfpolicies.program.functions import ActInputs, Differentiated, ProgramFunctions
 from tfpolicies.program.minibatches import Minibatches, draw_minibatches, padded_rows
 from tfpolicies.program.outputs import ActLayout
 from tfpolicies.program.runtimes.function import FunctionRuntime
@@ -33,6 +33,7 @@ from tfpolicies.program.runtimes.runtime import Runtime
 from tfpolicies.program.runtimes.session import SessionRuntime
 from tfpolicies.program.spec import ProgramSpec
 from tfpolicies.program.stacked import StackedActor
+from tfpolicies.program.view import LOSS_MASK
 from tfpolicies.state import ACTING, PolicyState, Slot, StateLayout
 
 logger = logging.getLogger("tfpolicies")
@@ -334,11 +335,13 @@ class Program:
             found = self.functions.loss_and_gradients(hyper, rows_of_loss)
             signature = _signature_of(found, tensors)
             if self.ports.is_recurrent and not signature.masked:
-                owner = self.spec.policy_class.__name__
+                who = f"{self.spec.policy_class.__name__}.loss"
+                if LOSS_MASK in found.batch.accessed_keys:
+                    who = "custom_loss of the model"
                 raise ConfigError(
-                    f"{owner}.loss does not read train_batch[{LOSS_MASK!r}], which a model with a "
-                    "memory needs: its sequences are padded. Use `masked_mean(x, "
-                    f"train_batch[{LOSS_MASK!r}])` for its means."
+                    f"{who} does not read train_batch[{LOSS_MASK!r}], which a model with a memory "
+                    f"needs: its sequences are padded. Use `masked_mean(x, train_batch["
+                    f"{LOSS_MASK!r}])` for its means."
                 )
             self._signature = signature
 
@@ -477,8 +480,8 @@ class Program:
                 owner, column = self.spec.policy_class.__name__, f"train_batch[{LOSS_MASK!r}]"
                 raise ConfigError(
                     f"jit_compile=True needs a loss that weighs rows by {column}, and {owner}.loss "
-                    f"does not read it. Use `masked_mean(x, {column})` for its means, or "
-                    "jit_compile=False."
+                    f"or custom_loss of the model does not read it. Use `masked_mean(x, {column})` "
+                    "for its means, or jit_compile=False."
                 )
             self.jit = bool(wanted) and masked and self.runtime.traced
         return self.jit
@@ -602,9 +605,8 @@ def _signature_of(found: Differentiated, columns: Mapping[str, Any]) -> LearnerS
         )
         for name in sorted(read - {LOSS_MASK})
     }
-    return LearnerSignature(
-        specs, tuple(sorted(found.stats)), tuple(sorted(found.fetches)), LOSS_MASK in read
-    )
+    masked = LOSS_MASK in read and not found.batch.ignores_mask
+    return LearnerSignature(specs, tuple(sorted(found.stats)), tuple(sorted(found.fetches)), masked)
 
 
 def _fit(name: str, spec: Any, column: Any) -> Any:

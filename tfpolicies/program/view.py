@@ -12,6 +12,9 @@ from tfpolicies.models.network import NetworkInputs, NetworkOutputs
 from tfpolicies.models.ports import SEQ_LENS
 from tfpolicies.models.spaces import Leaf, batch_leaves, pick
 
+LOSS_MASK = "loss_mask"
+"""Column of 0/1 row weights: a loss that reads it may run on padded minibatches."""
+
 
 class ConfigView(Mapping[str, Any]):
     """The config inside a traced function: hyper-parameters are tensors, static keys are values.
@@ -50,23 +53,30 @@ class ConfigView(Mapping[str, Any]):
 
 
 class TrainBatch(dict[str, Any]):
-    """The columns of one minibatch as tensors; remembers which of them were read."""
+    """The columns of one minibatch as tensors; remembers which of them were read.
+
+    Attributes:
+        accessed_keys: the names of those.
+        ignores_mask: whether what a model adds to the loss does not weigh rows by the mask.
+    """
 
     is_training = True
 
     def __init__(self, columns: Mapping[str, Any]) -> None:
         super().__init__(columns)
         self.accessed_keys: set[str] = set()
+        self.ignores_mask = False
 
     def __getitem__(self, key: str) -> Any:
-        self.accessed_keys.add(key)
         try:
-            return super().__getitem__(key)
+            value = super().__getitem__(key)
         except KeyError:
             raise MissingColumnError(
                 f"The train batch has no column {key!r}; it has {sorted(self)}."
                 f"{near_matches(key, self)} Columns are added by `postprocess_trajectory`."
             ) from None
+        self.accessed_keys.add(key)
+        return value
 
     def get(self, key: str, default: Any = None) -> Any:
         """Returns a column, or `default` where there is none of that name."""

@@ -11,6 +11,7 @@ from tfpolicies.connectors.connector import ActionStep, AgentStep
 from tfpolicies.connectors.pipelines import ActionConnectorPipeline, AgentConnectorPipeline
 from tfpolicies.envs.repairs import Repairs
 from tfpolicies.envs.vector import Environments, Step
+from tfpolicies.rollout.timing import now
 
 
 class ConnectedEnvironments(Environments):
@@ -52,7 +53,11 @@ class ConnectedEnvironments(Environments):
         return self.agent(AgentStep(self.inner.reset(seeds), self._ids)).obs
 
     def step(self, actions: Any) -> Step:
-        step = self.inner.step(self.action(ActionStep(actions, self._ids)).actions)
+        started = now()
+        actions = self.action(ActionStep(actions, self._ids)).actions
+        sent = now()
+        step = self.inner.step(actions)
+        stepped = now()
         final = step.final
         if final is not None:
             indices, last = final
@@ -62,6 +67,8 @@ class ConnectedEnvironments(Environments):
             self._forget(np.flatnonzero(step.dead))
         seen = self.agent(AgentStep(step.obs, self._ids, step.rewards))
         rewards = step.rewards if seen.rewards is None else seen.rewards
+        before, after = self.connecting
+        self.connecting = (before + sent - started, after + now() - stepped)
         return step._replace(obs=seen.obs, rewards=rewards, final=final)
 
     def _forget(self, env_ids: np.ndarray) -> None:

@@ -12,6 +12,7 @@ from tfpolicies.models.spaces import batch_leaves, leaves
 from tfpolicies.policy.session import Memory
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.multi_agent_sampler import MultiAgentSampler
+from tfpolicies.rollout.timing import StepTimes, now
 
 
 class Played(NamedTuple):
@@ -53,6 +54,7 @@ def play(worker: Any, amount: int, *, by_episodes: bool) -> Played:
         seeds=seeds,
         episodes=amount if by_episodes else None,
         timesteps=None if by_episodes else amount,
+        times=sampler.times,
     )
     return Played(episodes, sum(episode.episode_length for episode in episodes))
 
@@ -64,6 +66,7 @@ def play_episodes(
     seeds: list[int] | None = None,
     episodes: int | None = None,
     timesteps: int | None = None,
+    times: StepTimes | None = None,
 ) -> list[RolloutMetrics]:
     """Plays whole episodes and returns their lengths and returns.
 
@@ -77,7 +80,9 @@ def play_episodes(
         episodes: how many to play; or
         timesteps: how many steps to play at least; an environment begins a new episode as long as
             it has not done its share, and ends every episode that it began.
+        times: those of steps before, to be added to.
     """
+    times = StepTimes() if times is None else times
     space_leaves = leaves(envs.observation_space)
     obs = batch_leaves(space_leaves, envs.reset(seeds), "the environment's observation")
     count = envs.num_envs
@@ -90,8 +95,12 @@ def play_episodes(
     memory = Memory(policy, count)
     done = np.zeros(count, np.int64)  # episodes or steps, as the shares count
     while (done < shares).any():
+        connecting = envs.connecting
+        started = now()
         env_actions, _ = memory.act(obs)
+        acted = now()
         step = envs.step(env_actions)
+        stepped = now()
         if memory.is_needed:
             memory.stepped(step.rewards, step.terminateds | step.truncateds, step.dead)
         obs = batch_leaves(space_leaves, step.obs, "the environment's observation")
@@ -101,9 +110,13 @@ def play_episodes(
         for index in step.broken or ():
             played.append(RolloutMetrics(episode_faulty=True))
             returns[index] = lengths[index] = 0
+        before, after = envs.connecting[0] - connecting[0], envs.connecting[1] - connecting[1]
+        waited = stepped - acted - before - after
+        times.add(1, now() - stepped + after, acted - started, before, waited)
         for i in np.flatnonzero((step.terminateds | step.truncateds) & alive):
             if done[i] < shares[i]:
-                played.append(RolloutMetrics(int(lengths[i]), float(returns[i])))
+                length, total = int(lengths[i]), float(returns[i])
+                played.append(RolloutMetrics(length, total, perf_stats=times.means()))
             done[i] += 1 if episodes is not None else lengths[i]
             returns[i] = lengths[i] = 0
     return played

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,9 @@ def summarize_episodes(
 ) -> dict[str, Any]:
     """Returns means, minima and maxima over episodes; NaN where there are none.
 
+    `sampler_perf` has the means of `perf_stats` (see `StepTimes.means`) over the episodes that have
+    them.
+
     Args:
         episodes: those of the smoothing window, oldest first.
         new_episodes: how many of them are of this iteration; all by default.
@@ -33,11 +36,10 @@ def summarize_episodes(
     sound = [episode for episode in episodes if not episode.episode_faulty]
     rewards = [episode.episode_reward for episode in sound]
     lengths = [episode.episode_length for episode in sound]
-    custom: dict[str, list[float]] = {}
     of_policies = _policy_rewards(sound)
-    for episode in sound:
-        for name, value in episode.custom_metrics.items():
-            custom.setdefault(name, []).append(float(value))
+    gathered = _gathered(episode.custom_metrics for episode in sound)
+    custom = {name: list(map(float, values)) for name, values in gathered.items()}
+    times = _gathered(episode.perf_stats for episode in sound)
     return {
         "episode_reward_max": max(rewards, default=_NAN),
         "episode_reward_min": min(rewards, default=_NAN),
@@ -55,7 +57,8 @@ def summarize_episodes(
             **{f"policy_{pid}_reward": values for pid, values in of_policies.items()},
             **_joined_hist_data(sound),
         },
-        "episode_media": _media(sound),
+        "sampler_perf": {name: sum(values) / len(values) for name, values in times.items()},
+        "episode_media": _gathered(episode.media for episode in sound),
     }
 
 
@@ -78,7 +81,7 @@ def _joined_hist_data(episodes: Sequence[RolloutMetrics]) -> dict[str, list[floa
     return found
 
 
-def _summarize_custom(custom: dict[str, list[float]]) -> dict[str, float]:
+def _summarize_custom(custom: Mapping[str, Sequence[float]]) -> dict[str, float]:
     summary = {}
     for name, values in custom.items():
         summary[f"{name}_mean"] = float(np.mean(values))
@@ -87,9 +90,10 @@ def _summarize_custom(custom: dict[str, list[float]]) -> dict[str, float]:
     return summary
 
 
-def _media(episodes: Sequence[RolloutMetrics]) -> dict[str, list[Any]]:
-    media: dict[str, list[Any]] = {}
-    for episode in episodes:
-        for name, item in episode.media.items():
-            media.setdefault(name, []).append(item)
-    return media
+def _gathered(of_episodes: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Returns what there is under each name."""
+    found: dict[str, list[Any]] = {}
+    for named in of_episodes:
+        for name, value in named.items():
+            found.setdefault(name, []).append(value)
+    return found

@@ -85,13 +85,14 @@ class MultiAgentEpisode(Episode):
         """Keeps the rewards of agents as they are when the episode ends, or those given."""
         self._rewards = self.agent_rewards if rewards is None else dict(rewards)
 
-    def metrics(self) -> RolloutMetrics:
-        """Returns what is reported of the episode."""
+    def metrics(self, perf_stats: Mapping[str, float]) -> RolloutMetrics:
+        """Returns what is reported of the episode, with the times of sampling."""
         return RolloutMetrics(
             self.length,
             self.total_reward,
             self.agent_rewards,
             self.custom_metrics,
+            perf_stats,
             hist_data=self.hist_data,
             media=self.media,
         )

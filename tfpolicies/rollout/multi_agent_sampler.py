@@ -15,7 +15,7 @@ import numpy as np
 
 from tfpolicies.batch.multi_agent_batch import MultiAgentBatch
 from tfpolicies.config.callbacks import DefaultCallbacks, follows_episodes, overrides
-from tfpolicies.envs.multi_agent_env import ALL
+from tfpolicies.envs.multi_agent_env import ALL, MultiAgentStep
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
 from tfpolicies.envs.repairs import check_observation, check_reward
 from tfpolicies.envs.vector import own_copy, single_actions
@@ -28,6 +28,7 @@ from tfpolicies.rollout.multi_agent_batches import Postprocessor
 from tfpolicies.rollout.multi_agent_episode import Copy, MultiAgentEpisode
 from tfpolicies.rollout.multi_agent_ledger import Ledger, not_numbers
 from tfpolicies.rollout.multi_agent_rows import PolicyRows
+from tfpolicies.rollout.timing import StepTimes, now
 
 
 class MultiAgentSampler:
@@ -48,11 +49,13 @@ class MultiAgentSampler:
         rng: draws episode ids.
         callbacks: the user's.
         worker: passed to callbacks and to the mapping function.
+        perf_stats_ema_coef: see `StepTimes`.
 
     Attributes:
         policy_mapping_fn: may be set anew; running episodes keep the one they began with.
         metrics: of the episodes that ended, until somebody takes them.
         agent_steps_played: by the last `play`.
+        times: of the parts of a step.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class MultiAgentSampler:
         rng: np.random.Generator,
         callbacks: DefaultCallbacks,
         worker: Any = None,
+        perf_stats_ema_coef: float | None = None,
     ) -> None:
         self.envs = envs
         self.policies = policies
@@ -76,6 +80,8 @@ class MultiAgentSampler:
         self.rng = rng
         self.metrics: list[RolloutMetrics] = []
         self.agent_steps_played = 0
+        self.times = StepTimes(perf_stats_ema_coef)
+        self._waited = 0  # ns for environments in the present step
         self._length = fragment_length
         self._complete = complete_episodes
         self._by_agent_steps = count_agent_steps
@@ -120,7 +126,9 @@ class MultiAgentSampler:
     ) -> None:
         episode, index = self._new_episode(copy.index, int(self.rng.integers(10**18))), copy.index
         self._call("on_episode_created", episode)
+        started = now()
         obs, infos = self.envs.renew(index) if in_new_copy else self.envs.reset(index, seed)
+        self._waited += now() - started
         obs = self._seen(obs, episode)
         while error := self._wrong(obs, episode):
             self.envs.repairs.broke(index, "reset", error)
@@ -192,7 +200,7 @@ class MultiAgentSampler:
         episode.close()
         self.envs.repairs.worked(index)
         self._call("on_episode_end", episode)
-        self.metrics.append(episode.metrics())
+        self.metrics.append(episode.metrics(self.times.means()))
         if self._complete:
             self._finished.append((episode.episode_id, episode.length, agent_steps))
         for policy_id in {episode.policy_for(agent) for agent in episode.seat_of}:
@@ -274,9 +282,11 @@ class MultiAgentSampler:
         return [copy for copy in self._copies if counts[copy.index] < self._length]
 
     def _step(self, copies: list[Copy]) -> None:
-        self._act(copies)
+        started, self._waited = now(), 0
+        inference = self._act(copies)
         self._broken = {}
-        over = [copy for copy in copies if self._step_copy(copy)]
+        answers = self._answers(copies)
+        over = [copy for copy, moves, step in answers if self._ends_with(copy, moves, step)]
         closed = self._ledger.book()
         self._agent_steps += closed
         self._episode_agent_steps += closed
@@ -289,15 +299,28 @@ class MultiAgentSampler:
             self._begin_episode(copy)
         for index, reason in self._broken.items():
             self._replace(self._copies[index], reason)
+        self.times.add(1, now() - started - inference - self._waited, inference, 0, self._waited)
 
-    def _step_copy(self, copy: Copy) -> bool:
-        """Steps one copy; returns whether its episode is over."""
-        moves, copy.moves = copy.moves, {}
+    def _answers(self, copies: list[Copy]) -> list[tuple[Copy, dict[Any, Any], MultiAgentStep]]:
+        """Steps copies by the moves of their agents; returns both with those that did not break."""
+        answers, started = [], now()
+        for copy in copies:
+            moves, copy.moves = copy.moves, {}
+            try:
+                answers.append((copy, moves, self.envs.step(copy.index, moves)))
+            except Exception as error:
+                self._note_broken(copy, moves, error)
+        self._waited += now() - started
+        return answers
+
+    def _note_broken(self, copy: Copy, moves: dict[Any, Any], error: Exception) -> None:
+        self.envs.repairs.broke(copy.index, f"step({moves!r})", error)
+        self._broken[copy.index] = error
+
+    def _ends_with(self, copy: Copy, moves: dict[Any, Any], step: MultiAgentStep) -> bool:
+        """Takes down the answer of a copy that was stepped; returns whether its episode is over."""
+        obs, rewards, terminateds, truncateds, infos = step
         episode = copy.episode
-        try:
-            obs, rewards, terminateds, truncateds, infos = self.envs.step(copy.index, moves)
-        except Exception as error:
-            return self._is_broken(copy, moves, error)
         t, episode.length = episode.length, episode.length + 1
         if infos:
             episode.last_infos.update(infos)
@@ -308,15 +331,10 @@ class MultiAgentSampler:
             raise
         except Exception as error:
             episode.length = t
-            return self._is_broken(copy, moves, error)
+            self._note_broken(copy, moves, error)
+            return False
         self._env_steps[copy.index] += 1
         return over
-
-    def _is_broken(self, copy: Copy, moves: Mapping[Any, Any], error: Exception) -> bool:
-        """Takes down that a copy broke, or raises the error; returns False."""
-        self.envs.repairs.broke(copy.index, f"step({moves!r})", error)
-        self._broken[copy.index] = error
-        return False
 
     def _replace(self, copy: Copy, error: Exception) -> None:
         """Drops the episode of a copy that broke, and begins one in a new copy."""
@@ -333,8 +351,8 @@ class MultiAgentSampler:
         )
         self._begin_episode(copy, in_new_copy=True)
 
-    def _act(self, copies: list[Copy]) -> None:
-        """Chooses the actions of all agents that wait for one."""
+    def _act(self, copies: list[Copy]) -> int:
+        """Chooses the actions of all agents that wait for one; returns the ns policies took."""
         acting: list[PolicyRows] = []
         for copy in copies:
             for part, observed in copy.pending:
@@ -343,7 +361,7 @@ class MultiAgentSampler:
                 part.rows.waiting.append((copy.moves, part, observed))
             copy.pending = []
         if not acting:
-            return
+            return 0
         seats = [rows.seats() for rows in acting]
         first = self._ledger.open(np.concatenate(seats))
         firsts = first + np.cumsum([0, *map(len, seats)])
@@ -351,12 +369,14 @@ class MultiAgentSampler:
             ColumnsCall(rows.policy, self._observed(rows, own), *rows.memory.inputs(own))
             for rows, own in zip(acting, seats, strict=True)
         ]
+        started = now()
         for i, actions, columns in act_columns(calls):
             rows, call = acting[i], calls[i]
             if rows.memory.is_needed:
                 columns = rows.memory.remember(columns, call.previous, call.states, seats[i])
             rows.write_columns(columns, int(firsts[i]))
             _give(rows, actions)
+        return now() - started
 
     def _observed(self, rows: PolicyRows, seats: np.ndarray) -> list[np.ndarray]:
         """Returns what those who act next by one policy observe, as leaves `[K, ...]`.
@@ -467,7 +487,7 @@ class MultiAgentSampler:
                 if copy.index in self._broken:
                     played.append(RolloutMetrics(episode_faulty=True))
                 elif copy.episode is not episode:  # it ended, and the next one began
-                    played.append(episode.metrics())
+                    played.append(episode.metrics(self.times.means()))
                     done[copy.index] += 1 if by_episodes else episode.length
             going = [copy for copy in going if done[copy.index] < shares[copy.index]]
             closed = self._ledger.records["t"] >= 0
@@ -623,6 +643,7 @@ def make_multi_agent_sampler(
     callbacks: DefaultCallbacks | None = None,
     seed: Any = None,
     worker: Any = None,
+    perf_stats_ema_coef: float | None = None,
 ) -> MultiAgentSampler:
     """Returns a sampler from settings as a config names them; `reset` starts its episodes.
 
@@ -638,6 +659,7 @@ def make_multi_agent_sampler(
         callbacks: the user's.
         seed: of episode ids.
         worker: passed to callbacks and to the mapping function.
+        perf_stats_ema_coef: see `StepTimes`.
 
     Raises:
         ConfigError: if a setting is none of these.
@@ -671,4 +693,5 @@ def make_multi_agent_sampler(
         rng=np.random.default_rng(seed),
         callbacks=DefaultCallbacks() if callbacks is None else callbacks,
         worker=worker,
+        perf_stats_ema_coef=perf_stats_ema_coef,
     )

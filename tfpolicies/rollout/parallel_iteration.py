@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,7 +15,7 @@ class ParallelIteration:
     """Adds the methods to a class that has `sample()`."""
 
     _items: Iterator[Any] | None = None
-    _slices: dict[tuple[int, int], Iterator[Any]]
+    _slices: dict[int, list[deque[Any]]]  # by step: what was drawn for each start
 
     def sample(self) -> Any:
         """Returns a batch."""
@@ -46,57 +47,50 @@ class ParallelIteration:
             StopIteration: if there is none left.
             UsageError: before `par_iter_init`; also an AssertionError.
         """
-        end = time.perf_counter() + batch_ms / 1e3
-        found = [self.par_iter_next()]
-        while time.perf_counter() < end:
-            try:
-                found.append(self.par_iter_next())
-            except StopIteration:
-                break
-        return found
+        return self._batch(self.par_iter_next, batch_ms)
 
     def par_iter_slice(self, step: int, start: int) -> Any:
         """Returns the next of every `step`-th item, counted from `start`.
 
+        Items are drawn `step` at a time; those of other starts wait until they are asked for.
+
         Raises:
             StopIteration: if there is none left.
-            UsageError: before `par_iter_init`; also an AssertionError.
+            UsageError: before `par_iter_init`, or unless `0 <= start < step`; also an
+                AssertionError.
         """
-        return next(self._slice(step, start))
+        items = self._begun()
+        if not 0 <= start < step:
+            raise UsageError(f"start must be from 0 to step - 1, got {start} of {step}.")
+        waiting = self._slices.setdefault(step, [deque() for _ in range(step)])
+        if not waiting[start]:
+            for one, item in zip(waiting, items, strict=False):
+                one.append(item)
+        if not waiting[start]:
+            raise StopIteration
+        return waiting[start].popleft()
 
     def par_iter_slice_batch(self, step: int, start: int, batch_ms: int) -> list[Any]:
         """Returns those of `par_iter_slice` that came in `batch_ms` milliseconds, at least one.
 
         Raises:
             StopIteration: if there is none left.
-            UsageError: before `par_iter_init`; also an AssertionError.
+            UsageError: before `par_iter_init`, or unless `0 <= start < step`; also an
+                AssertionError.
         """
-        items = self._slice(step, start)
+        return self._batch(lambda: self.par_iter_slice(step, start), batch_ms)
+
+    def _batch(self, draw: Callable[[], Any], batch_ms: int) -> list[Any]:
         end = time.perf_counter() + batch_ms / 1e3
-        found = [next(items)]
+        found = [draw()]
         while time.perf_counter() < end:
-            more = next(items, _END)
-            if more is _END:
+            try:
+                found.append(draw())
+            except StopIteration:
                 break
-            found.append(more)
         return found
 
     def _begun(self) -> Iterator[Any]:
         if self._items is None:
             raise UsageError("Call `par_iter_init(transform)` before drawing items.")
         return self._items
-
-    def _slice(self, step: int, start: int) -> Iterator[Any]:
-        """Returns the iterator of one slice; all slices share the items that were drawn."""
-        key = (step, start)
-        if key not in self._begun_slices():
-            self._items, own = itertools.tee(self._begun())
-            self._slices[key] = itertools.islice(own, start, None, step)
-        return self._slices[key]
-
-    def _begun_slices(self) -> dict[tuple[int, int], Iterator[Any]]:
-        self._begun()
-        return self._slices
-
-
-_END = object()

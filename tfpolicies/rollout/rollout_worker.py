@@ -74,6 +74,8 @@ class RolloutWorker(ParallelIteration):
         global_vars: the counters of the run.
         callbacks: the user's.
         weights_seq_no: of the weights that were set last.
+        multiagent: whether there is another policy than the one called `DEFAULT_POLICY_ID`.
+        seed: the config's plus the worker's index (plus 10000 in evaluation); None without one.
         watchdog: looks after how long environments take; None without `env_step_timeout_s`.
         has_episodes: whether episodes run; if not, new ones begin with the next sample.
 
@@ -280,6 +282,7 @@ class RolloutWorker(ParallelIteration):
                 callbacks=self.callbacks,
                 seed=self._seed("episodes"),
                 worker=self,
+                perf_stats_ema_coef=config.sampler_perf_stats_ema_coef,
             )
         return SingleAgentSampler(
             envs,
@@ -290,6 +293,7 @@ class RolloutWorker(ParallelIteration):
             rng=np.random.default_rng(self._seed("episodes")),
             callbacks=self.callbacks,
             worker=self,
+            perf_stats_ema_coef=config.sampler_perf_stats_ema_coef,
         )
 
     def _seed(self, purpose: str) -> Any:
@@ -309,6 +313,18 @@ class RolloutWorker(ParallelIteration):
     def async_env(self) -> Environments | MultiAgentEnvironments | None:
         """The environments behind one step, or None."""
         return self.environments
+
+    @property
+    def multiagent(self) -> bool:
+        """Whether there is another policy than the one called `DEFAULT_POLICY_ID`, or none."""
+        return set(self.policy_map) != {DEFAULT_POLICY_ID}
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of this worker, None if the config has none; see `next_seeds`."""
+        if self.config.seed is None:
+            return None
+        return self.config.seed + self.worker_index + _EVALUATION_SEED * self.config.in_evaluation
 
     @property
     def total_rollout_fragment_length(self) -> int:
@@ -422,10 +438,12 @@ class RolloutWorker(ParallelIteration):
             standardize_fields: columns that get mean 0 and standard deviation 1 first.
 
         Returns:
-            The results by policy id, and the count of the batch.
+            The results by policy id (of a policy without `learn_epochs`, that of its last
+            minibatch), and the count of the batch.
 
         Raises:
             UsageError: if the batch has another count; also an AssertionError.
+            MissingColumnError: if there is no such column to standardize; nobody learns then.
         """
         batch = self.sample()
         if batch.count != expected_batch_size:
@@ -433,19 +451,31 @@ class RolloutWorker(ParallelIteration):
                 f"sample_and_learn expected a batch of {expected_batch_size} steps, but this "
                 f"worker gave {batch.count}; see rollout_fragment_length."
             )
-        results = {}
-        for policy_id, rows in self._trained_parts(batch).items():
+        parts = self._trained_parts(batch)
+        for rows in parts.values():
             for name in standardize_fields:
                 column = np.asarray(rows[name], np.float32)
                 rows[name] = (column - column.mean()) / max(1e-4, float(column.std()))
-            policy = self.roster.require(policy_id)
-            size = sgd_minibatch_size or rows.count
-            if hasattr(policy, "learn_epochs"):
-                results[policy_id] = policy.learn_epochs(rows, num_sgd_iter, size)
-            else:
-                for _ in range(num_sgd_iter):
-                    results[policy_id] = policy.learn_on_batch(rows)
+        results = {
+            policy_id: self._learn_in_minibatches(policy_id, rows, num_sgd_iter, sgd_minibatch_size)
+            for policy_id, rows in parts.items()
+        }
         return results, batch.count
+
+    def _learn_in_minibatches(
+        self, policy_id: str, rows: SampleBatch, epochs: int, size: int
+    ) -> dict[str, Any]:
+        """Learns from the rows of one policy; those of a policy written by hand are shuffled."""
+        policy, size = self.roster.require(policy_id), size or rows.count
+        if hasattr(policy, "learn_epochs"):
+            return policy.learn_epochs(rows, epochs, size)
+        result: dict[str, Any] = {}
+        for _ in range(epochs):
+            if SampleBatch.SEQ_LENS not in rows:
+                rows.shuffle(self._require_sampler().rng)
+            for minibatch in rows.timeslices(size):
+                result = policy.learn_on_batch(minibatch)
+        return result
 
     def get_metrics(self) -> list[RolloutMetrics]:
         """Returns the metrics of episodes that ended since the last call."""
@@ -632,13 +662,16 @@ class RolloutWorker(ParallelIteration):
 
         Raises:
             UnknownPolicyError: if there is no policy of an id; nothing is changed then.
+            KeyError: for global variables without `timestep`; likewise.
         """
         policies = {policy_id: self.roster.require(policy_id) for policy_id in weights}
+        if global_vars:
+            _ = global_vars["timestep"]
         if weights_seq_no is None or weights_seq_no != self.weights_seq_no:
             for policy_id, policy in policies.items():
                 policy.set_weights(weights[policy_id])
             self.weights_seq_no = weights_seq_no
-        if global_vars is not None:
+        if global_vars:
             self.set_global_vars(global_vars)
 
     @property
@@ -666,16 +699,21 @@ class RolloutWorker(ParallelIteration):
     def sync_filters(self, new_filters: Mapping[str, Any]) -> None:
         """Takes over the statistics of other filters; what is pending here stays pending.
 
+        Args:
+            new_filters: by policy id, for exactly the policies that `filters` has.
+
         Raises:
-            WeightsError: if one of this worker's filters is missing or does not fit; nothing is
-                changed then.
+            UsageError: if one is missing, or is of a policy without a filter here; also an
+                AssertionError. Nothing is changed then.
+            WeightsError: if one does not fit; likewise.
         """
         own = self.filters
-        missing = sorted(set(own) - set(new_filters))
-        if missing:
-            raise WeightsError(
-                f"new_filters must have a filter for each policy of this worker; {missing} are "
-                f"missing, it has {sorted(new_filters)}."
+        missing, unknown = sorted(set(own) - set(new_filters)), sorted(set(new_filters) - set(own))
+        if missing or unknown:
+            raise UsageError(
+                f"new_filters must have a filter for each policy of this worker that has one, "
+                f"{sorted(own)}, and no others; missing are {missing}, unknown are {unknown}. Give "
+                "what `get_filters()` of a worker with the same policies returned."
             )
         for policy_id, each in own.items():
             each.snapshot().sync(new_filters[policy_id])
@@ -711,42 +749,50 @@ class RolloutWorker(ParallelIteration):
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restores what `get_state` returned; policies that are not here yet are added.
 
-        Policies that are here only stay as they are.
+        Policies that are here only stay as they are. The filters are restored with the policies,
+        whose parts they are.
 
         Raises:
-            ConfigError: for an invalid id of a policy.
+            ConfigError: for an invalid id of a policy, or a mapping that is no function.
             WeightsError: if this is no state of a worker, or a policy's state does not fit; nothing
                 is changed then.
+            UsageError: if `is_policy_to_train` says nothing about policies; likewise.
         """
-        made = self._checked_state(state)
+        to_train, mapping_fn, added = self._checked_state(state)
         for policy_id, each in state["policy_states"].items():
-            if policy_id in made:
-                self.add_policy(policy_id, policy=made[policy_id], policy_state=each)
+            if policy_id in added:
+                self.add_policy(policy_id, policy=added[policy_id], policy_state=each)
             else:
                 self.policy_map[policy_id].set_state(each)
-        to_train = state.get("is_policy_to_train")
-        self.roster.change(state.get("policy_mapping_fn"), to_train, to_train)
+        self.roster.change(mapping_fn, None, None)
         if "is_policy_to_train" in state:
             self.roster.is_policy_to_train = to_train  # None, too: all are
         self._tell_sampler()
         if state.get("global_vars"):
             self.set_global_vars(state["global_vars"])
 
-    def _checked_state(self, state: Any) -> dict[str, Policy]:
-        """Checks a state of a worker; returns the policies that it has and this worker has not."""
+    def _checked_state(self, state: Any) -> tuple[ToTrain, Any, dict[str, Policy]]:
+        """Checks a state of a worker.
+
+        Returns:
+            What says who is trained, the mapping function, and the policies that are not here.
+        """
         policy_states = state.get("policy_states") if isinstance(state, Mapping) else None
         if not isinstance(policy_states, Mapping):
             raise WeightsError(
                 "A state of a worker must be a dict with 'policy_states', as `get_state()` gives "
                 f"it; got {state!r:.200}."
             )
+        to_train = as_predicate(state.get("is_policy_to_train"))
+        mapping_fn = state.get("policy_mapping_fn")
+        require_mapping_fn(mapping_fn)
         made = {}
         for policy_id, each in policy_states.items():
             policy = self.policy_map.get(policy_id)
             if policy is None:
                 policy = made[policy_id] = self._policy_of_state(policy_id, each)
             policy.check_state(each)
-        return made
+        return to_train, mapping_fn, made
 
     def _policy_of_state(self, policy_id: str, state: Any) -> Policy:
         """Returns a new policy of the kind that a policy's state tells."""
@@ -771,20 +817,21 @@ class RolloutWorker(ParallelIteration):
         """Takes over the counters of the run and tells the policies that are trained.
 
         Args:
-            global_vars: `timestep`, and `num_grad_updates_per_policy`.
+            global_vars: `timestep`, and `num_grad_updates_per_policy`; policies are told all others
+                with the time step, and of the updates their own number.
             policy_ids: tell only these.
 
         Raises:
             KeyError: without `timestep`.
         """
-        timestep = global_vars["timestep"]
-        updates = dict(global_vars.get("num_grad_updates_per_policy", {}))
-        self.global_vars["timestep"] = timestep
+        told = dict(global_vars)
+        updates = dict(told.pop("num_grad_updates_per_policy", {}))
+        self.global_vars["timestep"] = told["timestep"]
         self.global_vars["num_grad_updates_per_policy"].update(updates)
         for policy_id in named(policy_ids, list(self.policy_map)):
             if self.roster.trains(policy_id):
-                given = {"timestep": timestep, "num_grad_updates": updates.get(policy_id)}
-                self.policy_map.handle(policy_id).on_global_var_update(given)
+                told["num_grad_updates"] = updates.get(policy_id)
+                self.policy_map.handle(policy_id).on_global_var_update(dict(told))
 
     # -- learning -----------------------------------------------------------------------------
 
@@ -812,19 +859,17 @@ class RolloutWorker(ParallelIteration):
     def compute_gradients(
         self, samples: Any, single_agent: bool | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Returns gradients of a batch and their statistics.
+        """Returns gradients of a batch and their statistics, which `apply_gradients` takes.
 
         Args:
             samples: the batch.
             single_agent: True: of the default policy alone, as a list with its info. Otherwise
                 both are dicts by the ids of the policies that are trained, the info with
-                `batch_count`. None: True for a SampleBatch.
+                `batch_count`.
 
         Raises:
             UsageError: if `single_agent` is True for a batch of other policies.
         """
-        if single_agent is None:
-            single_agent = isinstance(samples, SampleBatch)
         whole = samples.as_multi_agent()
         if single_agent:
             if set(whole.policy_batches) != {DEFAULT_POLICY_ID}:

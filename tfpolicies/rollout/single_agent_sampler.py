@@ -9,6 +9,7 @@ returns, postprocessing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import repeat
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -32,9 +33,11 @@ from tfpolicies.rollout.columns import (
 )
 from tfpolicies.rollout.episode import SINGLE_AGENT, EpisodeFollower, RolloutMetrics
 from tfpolicies.rollout.metrics_state import metrics_state, restored_metrics
+from tfpolicies.rollout.timing import StepTimes, now
 
 _OF_ENV = {"rewards", "terminateds", "truncateds"}
 _AGENT_AND_POLICY = (SINGLE_AGENT, DEFAULT_POLICY_ID)
+_NO_METRICS: Mapping[str, float] = {}
 
 
 class _Buffer:
@@ -126,6 +129,11 @@ class SingleAgentSampler:
         rng: draws episode ids.
         callbacks: the user's.
         worker: passed to callbacks.
+        perf_stats_ema_coef: see `StepTimes`.
+
+    Attributes:
+        metrics: of the episodes that ended, until somebody takes them.
+        times: of the parts of a step.
     """
 
     def __init__(
@@ -139,6 +147,7 @@ class SingleAgentSampler:
         rng: np.random.Generator,
         callbacks: DefaultCallbacks,
         worker: Any,
+        perf_stats_ema_coef: float | None = None,
     ) -> None:
         self.envs = envs
         self._get_policy = get_policy
@@ -158,6 +167,7 @@ class SingleAgentSampler:
         self._running = _Running.start(envs.num_envs, rng)
         self._next_unroll = 0
         self.metrics: list[RolloutMetrics] = []
+        self.times = StepTimes(perf_stats_ema_coef)
 
     def reset(self, seeds: list[int] | None) -> None:
         """Starts new episodes everywhere; rows that were not handed out are dropped."""
@@ -199,15 +209,20 @@ class SingleAgentSampler:
         follows = policy.follows_episodes
         minds_ends = memory.is_needed or follows
         act = memory.act if memory.is_needed else policy.act_columns
-        step_envs, space_leaves = self.envs.step, self._leaves
+        envs, step_envs, space_leaves = self.envs, self.envs.step, self._leaves
         follower = self._follower
         obs = [leaf[:, buffer.used] for leaf in buffer.obs]
+        first, connecting, inference, waited, started = buffer.used, envs.connecting, 0, 0, now()
         while not self._is_enough(buffer):
             if buffer.used == buffer.width:
                 buffer = buffer.moved(0, 2 * buffer.width)
             t = buffer.used
+            asked = now()
             env_actions, columns = act(obs)
+            acted = now()
             step = step_envs(env_actions)
+            waited += now() - acted
+            inference += acted - asked
             stored = buffer.columns
             if t == 0 and "actions" not in stored:
                 buffer.add_columns(columns)
@@ -235,6 +250,10 @@ class SingleAgentSampler:
             if follower is not None:
                 follower.step(step)
             buffer.used = t + 1
+        others = now() - started - inference - waited
+        before, after = envs.connecting[0] - connecting[0], envs.connecting[1] - connecting[1]
+        waited -= before + after
+        self.times.add(buffer.used - first, others + after, inference, before, waited)
         return buffer
 
     def _memory_of(self, policy: Any) -> Memory:
@@ -413,7 +432,8 @@ class SingleAgentSampler:
         lengths = t[row, column] + 1
         values = returns.tolist()
         rewards = [{_AGENT_AND_POLICY: value} for value in values]
-        metrics = list(map(RolloutMetrics, lengths.tolist(), values, rewards))
+        rest = repeat(_NO_METRICS), repeat(self.times.means())
+        metrics = list(map(RolloutMetrics, lengths.tolist(), values, rewards, *rest))
         if self._follower is not None:
             if self._complete:  # one row of all environments' episodes, one after the other
                 row = np.repeat(np.arange(len(taken)), taken.sum(axis=1))[column]

@@ -8,8 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies.policy.learning_batches import learning_columns
-from tfpolicies.program.functions import LOSS_MASK
-from tfpolicies.program.view import ModelView
+from tfpolicies.program.view import LOSS_MASK, ModelView
 from tfpolicies.testing.batches import random_batch
 from tfpolicies.testing.report import Broken, NotApplicable
 from tfpolicies.testing.subject import Subject, all_same, arrays_in, same

@@ -1,0 +1,119 @@
+"""What a model has to say about learning: what it makes of the loss, and statistics of that.
+
+A Keras model may have a method `custom_loss(policy_loss, loss_inputs)`, called behind the loss of
+the policy class and inside the same traced function, and a method `custom_metrics()`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfpolicies.errors import ModelError
+from tfpolicies.models.network import ActorCritic, Network
+from tfpolicies.program.view import LOSS_MASK, TrainBatch
+
+PREFIX = "model/"
+"""Before the names of a model's statistics, among which may be those of the policy class."""
+
+_OBSERVATIONS = ("obs", "new_obs")
+
+
+class LossInputs(TrainBatch):
+    """A train batch for a model: observations are as the model sees them, encoded and normalised.
+
+    They are one tensor of rows `[N, ...]`, or a dict by input name for a model with several inputs.
+    """
+
+    def __init__(self, columns: Mapping[str, Any], network: Network) -> None:
+        super().__init__(columns)
+        self._network = network
+
+    def __getitem__(self, key: str) -> Any:
+        value = super().__getitem__(key)
+        if key not in _OBSERVATIONS:
+            return value
+        seen = self._network.encoded(value)
+        return seen if len(seen) > 1 else next(iter(seen.values()))
+
+
+def with_own_loss(network: Network, loss: Any, batch: TrainBatch) -> Any:
+    """Returns a loss, or a list of them, as the network's model wants it.
+
+    What the model reads of the batch counts as read, but for the mask: if it does not weigh rows by
+    that, `batch.ignores_mask` is set.
+
+    Args:
+        network: what the loss was computed with.
+        loss: of the policy class; a list for classes with several.
+        batch: what it was computed of.
+
+    Raises:
+        ModelError: if the model returns something else, or makes variables.
+    """
+    model = _asked(network)
+    custom_loss = getattr(model, "custom_loss", None)
+    if custom_loss is None:
+        return loss
+    given = list(loss) if isinstance(loss, list | tuple) else [loss]
+    inputs = LossInputs(batch, network)
+    with tf.variable_creator_scope(_refuse_variables):
+        found = custom_loss(given, inputs)
+    if found is given:
+        return loss
+    batch.accessed_keys |= inputs.accessed_keys - {LOSS_MASK}
+    batch.ignores_mask = LOSS_MASK not in inputs.accessed_keys
+    listed = _scalars(found, len(given), model)
+    return listed if isinstance(loss, list | tuple) else listed[0]
+
+
+def own_stats(network: Network) -> dict[str, tf.Tensor]:
+    """Returns the statistics of the network's model, float32 scalars, under `PREFIX` and a name.
+
+    Raises:
+        ModelError: if one is not a single number.
+    """
+    model = _asked(network)
+    custom_metrics = getattr(model, "custom_metrics", None)
+    if custom_metrics is None:
+        return {}
+    found = {}
+    for name, value in custom_metrics().items():
+        tensor = tf.cast(tf.convert_to_tensor(value), tf.float32)
+        if tensor.shape.num_elements() not in (1, None):
+            raise ModelError(
+                f"The metric {name!r} of {model.name} must be one number, got the shape "
+                f"{tensor.shape}. Return its mean, `tf.reduce_mean(...)`."
+            )
+        found[PREFIX + name] = tf.reshape(tensor, [])
+    return found
+
+
+def _asked(network: Network) -> keras.Model:
+    """Returns the user's model: a value network of the catalog may stand beside it."""
+    model = network.model
+    return model.actor if isinstance(model, ActorCritic) else model
+
+
+def _scalars(found: Any, count: int, model: keras.Model) -> list[tf.Tensor]:
+    listed: Sequence[Any] = found if isinstance(found, list | tuple) else [found]
+    tensors = [tf.convert_to_tensor(x) for x in listed]
+    if len(tensors) != count or any(x.shape.num_elements() not in (1, None) for x in tensors):
+        raise ModelError(
+            f"custom_loss of {model.name} must return as many scalars as there are in policy_loss, "
+            f"which is a list of {count}, got the shapes {[str(x.shape) for x in tensors]}. "
+            "Return `[loss + own for loss in policy_loss]`, where own is a mean over rows."
+        )
+    return [tf.reshape(x, []) for x in tensors]
+
+
+def _refuse_variables(next_creator: Any, **given: Any) -> Any:
+    del next_creator
+    raise ModelError(
+        f"custom_loss of the model makes a variable ({given.get('name')!r}), which would belong to "
+        "no policy. Make its layers in the model's constructor, as functional models or with "
+        "`layer.build(shape)`."
+    )

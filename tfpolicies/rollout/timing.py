@@ -1,0 +1,81 @@
+"""How long the parts of a sampler's steps take."""
+
+from __future__ import annotations
+
+from time import perf_counter_ns as now
+
+__all__ = ["StepTimes", "now"]
+
+_MS_PER_NS = 1e-6
+_NAMES = (
+    "mean_raw_obs_processing_ms",
+    "mean_inference_ms",
+    "mean_action_processing_ms",
+    "mean_env_wait_ms",
+)
+
+
+class StepTimes:
+    """The mean time of each part of a step of all environments.
+
+    The mean is over all steps, or, with a coefficient, an exponential moving average, which follows
+    changes: `new = (1 - ema_coef) * old + ema_coef * step`, where steps that were added between two
+    questions count as having taken their mean. As long as there are fewer than `1 / ema_coef` steps
+    that is the plain mean, too, so that the first step, in which functions are traced, does not
+    count for more than another.
+
+    Args:
+        ema_coef: the weight of the last step, in (0, 1]; None for the plain mean.
+
+    >>> times = StepTimes()
+    >>> times.add(1, 0, 1_000_000, 0, 4_000_000)
+    >>> times.add(3, 0, 9_000_000, 0, 12_000_000)
+    >>> times.means()["mean_inference_ms"], times.means()["mean_env_wait_ms"]
+    (2.5, 4.0)
+    """
+
+    def __init__(self, ema_coef: float | None = None) -> None:
+        self._kept = 1.0 if ema_coef is None else 1.0 - ema_coef  # of the past in each step
+        self._steps = 0
+        self._means = [0.0] * 4
+        self._begin()
+
+    def _begin(self) -> None:
+        self._new = self._observations = self._inference = self._actions = self._env_wait = 0
+
+    def add(
+        self, steps: int, observations: int, inference: int, actions: int, env_wait: int
+    ) -> None:
+        """Adds steps of all environments; times are sums over them, in nanoseconds.
+
+        Args:
+            steps: how many.
+            observations: for taking down what environments and policies gave.
+            inference: what the policies took.
+            actions: for actions between policies and environments.
+            env_wait: what the environments took.
+        """
+        self._new += steps
+        self._observations += observations
+        self._inference += inference
+        self._actions += actions
+        self._env_wait += env_wait
+
+    def means(self) -> dict[str, float]:
+        """Returns the means in milliseconds by RLlib's names; `{}` before the first step.
+
+        Preprocessing, filters, and mapping actions to the environment's bounds are done by the
+        policies' Programs, so they count as inference; connectors count as processing of
+        observations and of actions. Samplers render nothing: that takes 0.
+        """
+        if self._new:
+            self._steps += self._new
+            weight = max(self._new / self._steps, 1.0 - self._kept**self._new)
+            sums = self._observations, self._inference, self._actions, self._env_wait
+            for i, total in enumerate(sums):
+                self._means[i] += weight * (total / self._new - self._means[i])
+            self._begin()
+        if not self._steps:
+            return {}
+        means = dict(zip(_NAMES, (_MS_PER_NS * mean for mean in self._means), strict=True))
+        return {**means, "mean_env_render_ms": 0.0}
