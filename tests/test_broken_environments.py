@@ -117,7 +117,8 @@ def vector_of(config):
 
 
 @pytest.fixture(autouse=True)
-def _fresh():
+def _fresh(caplog):
+    caplog.set_level(logging.WARNING, "tfpolicies")  # other tests may have left another one
     Breaking.made, Noting.ends = [], []
 
 
