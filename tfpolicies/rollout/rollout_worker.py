@@ -788,8 +788,9 @@ class RolloutWorker(ParallelIteration):
         require_mapping_fn(mapping_fn)
         made = {}
         for policy_id, each in policy_states.items():
-            policy = self.policy_map.get(policy_id)
-            if policy is None:
+            if policy_id in self.policy_map:
+                policy = self.policy_map.handle(policy_id)
+            else:
                 policy = made[policy_id] = self._policy_of_state(policy_id, each)
             policy.check_state(each)
         return to_train, mapping_fn, made
