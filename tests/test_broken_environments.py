@@ -10,6 +10,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from tfpolicies import DefaultCallbacks, MultiAgentEnv, PPOConfig, PPOTF2Policy, RolloutWorker
+from tfpolicies.envs.multi_agent_env import make_multi_agent
 from tfpolicies.errors import EnvError
 
 GOOD = np.zeros(2, np.float32)
@@ -239,6 +240,52 @@ def test_a_vector_environment_that_breaks_is_made_anew_as_a_whole():
     Breaking.made.clear()
     worker = worker_of(vector_of, "nan", restart=False)
     with pytest.raises(EnvError, match=r"environment 1 is not finite.*nan"):
+        sampled(worker)
+    worker.stop()
+
+
+class Places(gym.Env):
+    """Shows a place out of three; the fourth step gives the number 3."""
+
+    observation_space = spaces.Dict(
+        place=spaces.Discrete(3), parts=spaces.MultiDiscrete([2, 3]), on=spaces.MultiBinary(2)
+    )
+    action_space = spaces.Discrete(2)
+    wrong = "place"
+
+    def __init__(self, config=None):
+        self.now = 0
+
+    def seen(self):
+        seen = {"place": 2, "parts": np.array([1, 2]), "on": np.array([0, 1], np.int8)}
+        return {**seen, self.wrong: seen[self.wrong] + 1} if self.now == 4 else seen
+
+    def reset(self, *, seed=None, options=None):
+        self.now = 0
+        return self.seen(), {}
+
+    def step(self, action):
+        self.now += 1
+        return self.seen(), 1.0, False, self.now == 6, {}
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("part", "space"),
+    [("place", r"Discrete\(3\)"), ("parts", r"MultiDiscrete"), ("on", r"MultiBinary\(2\)")],
+)
+@pytest.mark.parametrize("form", ["plain", "vector", "several agents"])
+def test_what_is_not_in_a_discrete_space_is_named(part, space, form):
+    class Wrong(Places):
+        wrong = part
+
+    sources = {
+        "plain": lambda context: Wrong(),
+        "vector": lambda context: SyncVectorEnv([Wrong]),
+        "several agents": lambda context: make_multi_agent(lambda config: Wrong())({}),
+    }
+    worker = worker_of(sources[form], "none", restart=False)
+    with pytest.raises(EnvError, match=rf"{part}.* is not in {space}"):
         sampled(worker)
     worker.stop()
 

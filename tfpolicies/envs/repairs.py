@@ -203,12 +203,38 @@ def is_finite(array: np.ndarray) -> bool:
     return bool(np.isfinite(array).all())
 
 
-def are_finite(nested: Any) -> bool:
-    """Whether all arrays in nested dicts and tuples are finite."""
-    if isinstance(nested, np.ndarray):
-        return is_finite(nested)
-    parts = nested.values() if isinstance(nested, dict) else nested
-    return all(map(are_finite, parts))
+def sound_check(space: gym.Space) -> Callable[[Any], bool]:
+    """Returns a function that says whether observations, one or a batch, can be of a space.
+
+    Floats must be finite, elements of discrete spaces within their bounds. Boxes of integers, which
+    are mostly images, are not looked through, nor are the bounds of floats.
+
+    >>> can_be = sound_check(gym.spaces.Dict(a=gym.spaces.Discrete(3), b=gym.spaces.Box(0, 1)))
+    >>> can_be({"a": np.array([2, 0]), "b": np.array([[0.5], [7.0]])})
+    True
+    >>> can_be({"a": np.array([2, 3]), "b": np.array([[0.5], [0.5]])})
+    False
+    """
+    low: Any
+    high: Any
+    if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
+        keyed = space.items() if isinstance(space, gym.spaces.Dict) else enumerate(space)
+        parts = [(key, sound_check(part)) for key, part in keyed]
+        return lambda nested: all(check(nested[key]) for key, check in parts)
+    if isinstance(space, gym.spaces.Discrete):
+        low, high = space.start, space.start + space.n - 1
+    elif isinstance(space, gym.spaces.MultiDiscrete):
+        low, high = space.start, space.start + space.nvec - 1
+    elif isinstance(space, gym.spaces.MultiBinary):
+        low, high = 0, 1
+    else:
+        return is_finite
+    return lambda array: bool(((array >= low) & (array <= high)).all())
+
+
+def unsound(space: gym.Space) -> str:
+    """Returns how messages say that `sound_check` found something."""
+    return "is not finite" if isinstance(space, gym.spaces.Box) else f"is not in {space}"
 
 
 def check_observation(space: gym.Space, obs: Any, what: str) -> None:
@@ -229,8 +255,8 @@ def check_observation(space: gym.Space, obs: Any, what: str) -> None:
             f"The {what} has the shape {np.shape(obs)}, but its space is {space} with the shape "
             f"{space.shape or ()}: {obs!r:.200}. Return what `observation_space.contains` accepts."
         )
-    elif not is_finite(np.asarray(obs)):
-        raise EnvError(f"The {what} is not finite: {obs!r:.500}.")
+    elif not sound_check(space)(np.asarray(obs)):
+        raise EnvError(f"The {what} {unsound(space)}: {obs!r:.500}.")
 
 
 def check_reward(reward: Any, what: str) -> None:

@@ -26,7 +26,13 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
-from tfpolicies.envs.repairs import Repairs, are_finite, check_observation, check_reward, is_finite
+from tfpolicies.envs.repairs import (
+    Repairs,
+    check_observation,
+    check_reward,
+    is_finite,
+    sound_check,
+)
 from tfpolicies.errors import EnvError
 
 
@@ -148,6 +154,7 @@ class PlainEnvironments(Environments):
                     )
         self._watch_calls()
         self._stack = _stacker(self.observation_space, self.num_envs)
+        self._is_sound = sound_check(self.observation_space)
         self._discrete = isinstance(self.action_space, gym.spaces.Discrete)
         self._dtype = self.action_space.dtype if self._discrete else None
 
@@ -219,7 +226,7 @@ class PlainEnvironments(Environments):
             stacked = self._stack(obs)
         except (TypeError, ValueError, KeyError, IndexError):
             return None
-        if not (sound and are_finite(stacked)):
+        if not (sound and self._is_sound(stacked)):
             return None
         final = dead = None
         if any(terminateds) or any(truncateds):
@@ -323,6 +330,7 @@ class VectorEnvironments(Environments):
         mode = (env.metadata or {}).get("autoreset_mode", AutoresetMode.NEXT_STEP)
         self.mode = AutoresetMode(mode)
         self._ended = np.zeros(self.num_envs, bool)
+        self._is_sound = sound_check(self.observation_space)
         self._step = env.step
 
     def guard(self, repairs: Repairs) -> None:
@@ -375,7 +383,7 @@ class VectorEnvironments(Environments):
     def _made_of(
         self, obs: Any, rewards: Any, terminateds: Any, truncateds: Any, infos: Any
     ) -> Step:
-        if not (is_finite(rewards) and are_finite(obs)):
+        if not (is_finite(rewards) and self._is_sound(obs)):
             self._explain(obs, rewards)
         if terminateds.any() or truncateds.any():
             self._repairs.worked(0)
@@ -390,11 +398,10 @@ class VectorEnvironments(Environments):
         return Step(obs, rewards, terminateds, truncateds, infos, dead, final)
 
     def _explain(self, obs: Any, rewards: np.ndarray) -> None:
-        """Raises an `EnvError` about the first environment whose answer is not finite."""
+        """Raises an `EnvError` about the first environment whose answer is not sound."""
         for i in range(self.num_envs):
-            row = _rows(self.observation_space, obs, np.array([i]))
-            if not are_finite(row):
-                raise EnvError(f"The observation of environment {i} is not finite: {row!r:.500}.")
+            row = _rows(self.observation_space, obs, i)
+            check_observation(self.observation_space, row, f"observation of environment {i}")
             check_reward(rewards[i], f"`step` of environment {i}")
 
     def _finish(self, obs: Any, ended: np.ndarray, infos: Any) -> tuple[Any, Any]:
@@ -439,7 +446,7 @@ class VectorEnvironments(Environments):
         self.env.close()
 
 
-def _rows(space: gym.Space, batch: Any, indices: np.ndarray) -> Any:
+def _rows(space: gym.Space, batch: Any, indices: np.ndarray | int) -> Any:
     if isinstance(space, gym.spaces.Dict):
         return {key: _rows(sub, batch[key], indices) for key, sub in space.items()}
     if isinstance(space, gym.spaces.Tuple):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfpolicies.envs.repairs import is_finite
+from tfpolicies.envs.repairs import sound_check, unsound
 from tfpolicies.errors import EnvError
 from tfpolicies.models.ports import action_ports
 from tfpolicies.models.spaces import Leaf, action_leaves, leaves, pick
@@ -166,6 +166,7 @@ class PolicyRows:
         self.policy_id = policy_id
         self.policy = policy
         self.leaves = leaves(policy.observation_space)
+        self._is_sound = {leaf.path: sound_check(leaf.space) for leaf in self.leaves}
         self.actions = action_ports("actions", action_leaves(policy.action_space))
         self.obs_names = [f"obs:{i}" for i in range(len(self.leaves))]
         kinds = {n: (x.shape, x.dtype) for n, x in zip(self.obs_names, self.leaves, strict=True)}
@@ -224,7 +225,7 @@ class PolicyRows:
             else:
                 flat = target.reshape(len(values) * leaf.shape[0], *leaf.shape[1:])
                 np.concatenate(values, out=flat, casting="unsafe")
-            if not is_finite(target):
+            if not self._is_sound[leaf.path](target):
                 raise ValueError
         except (ValueError, TypeError, KeyError, IndexError):
             self._explain(leaf, observed)
@@ -240,8 +241,8 @@ class PolicyRows:
                 got, problem = np.shape(part), None
                 if got != leaf.shape:
                     problem = f"has the shape {got}"
-                elif not is_finite(np.asarray(part)):
-                    problem = f"is not finite: {part!r:.200}"
+                elif not self._is_sound[leaf.path](np.asarray(part)):
+                    problem = f"{unsound(leaf.space)}: {part!r:.200}"
             except (ValueError, TypeError, KeyError, IndexError):
                 problem = f"has no part {'/'.join(leaf.path)!r}" if leaf.path else "is ragged"
             if problem is not None:
