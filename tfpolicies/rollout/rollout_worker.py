@@ -16,15 +16,13 @@ from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.callbacks import DefaultCallbacks
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID, PolicySpec, validate_policy_id
-from tfpolicies.connectors import ActionConnectorPipeline, AgentConnectorPipeline, restore
-from tfpolicies.envs.making import EnvContext, make_any_environments
+from tfpolicies.envs.making import EnvContext
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
-from tfpolicies.envs.repairs import Repairs, Watchdog
+from tfpolicies.envs.repairs import Watchdog
 from tfpolicies.envs.vector import Environments
 from tfpolicies.errors import ConfigError, UsageError, WeightsError
 from tfpolicies.policy.policy import Policy
 from tfpolicies.policy.policy_map import PolicyMap
-from tfpolicies.rollout.connected import ConnectedEnvironments
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.multi_agent_sampler import MultiAgentSampler, make_multi_agent_sampler
 from tfpolicies.rollout.parallel_iteration import ParallelIteration
@@ -37,6 +35,7 @@ from tfpolicies.rollout.roster import (
     require_mapping_fn,
 )
 from tfpolicies.rollout.single_agent_sampler import SingleAgentSampler
+from tfpolicies.rollout.worker_environments import connectors_of, make_worker_environments
 
 _EVALUATION_SEED = 10_000
 
@@ -146,13 +145,13 @@ class RolloutWorker(ParallelIteration):
         self.has_episodes = False
         self._own_lock = threading.Lock()
         self._first_batch: Any = None
-        self.connectors = _connectors_of(self.config)
+        self.connectors = connectors_of(self.config)
         self.environments: Environments | MultiAgentEnvironments | None = None
         self.watchdog: Watchdog | None = None
         source = env_creator if env_creator is not None else self.config.env
         if source is not None and self._has_environments():
-            self.environments = self._make_environments(source, validate_env)
-        elif self.connectors is not None and "__env__" in self.spaces:
+            self.environments, self.watchdog = self._make_environments(source, validate_env)
+        if self.environments is None and self.connectors and "__env__" in self.spaces:
             for pipeline, space in zip(self.connectors, self.spaces["__env__"], strict=True):
                 pipeline.connect(space)
         self.roster = Roster(
@@ -177,7 +176,7 @@ class RolloutWorker(ParallelIteration):
 
     def _make_environments(
         self, source: Any, validate_env: Any
-    ) -> Environments | MultiAgentEnvironments | None:
+    ) -> tuple[Environments | MultiAgentEnvironments | None, Watchdog | None]:
         def on_created(env: Any, env_context: EnvContext, index: int) -> None:
             if validate_env is not None:
                 validate_env(env, env_context)
@@ -185,46 +184,14 @@ class RolloutWorker(ParallelIteration):
                 worker=self, sub_environment=env, env_context=env_context, env_index=index
             )
 
-        made = make_any_environments(
+        return make_worker_environments(
             source,
-            self.config.num_envs_per_worker,
+            self.config,
             self._context(),
+            self.connectors,
             on_created,
-            checked=not self.config.disable_env_checking,
             may_be_none=bool(self.spaces),
         )
-        if made is None:
-            return None
-        made.guard(self._repairs(made.maker, on_created))
-        if isinstance(made, MultiAgentEnvironments):
-            if self.connectors is not None:
-                made.close()
-                raise ConfigError(
-                    "agent_connectors and action_connectors are for environments with one agent; "
-                    "use observation_fn, or wrap the environment."
-                )
-            return made
-        if self.config.is_multi_agent():
-            made.close()
-            raise ConfigError(
-                f"Have multiple policies {sorted(self.config.policies)}, but the environment "
-                f"{source!r} has one agent. Give a MultiAgentEnv or a PettingZoo environment, or "
-                "leave `multi_agent(policies=...)` out."
-            )
-        return made if self.connectors is None else ConnectedEnvironments(made, *self.connectors)
-
-    def _repairs(self, maker: Any, on_created: Callable[[Any, EnvContext, int], None]) -> Repairs:
-        """Returns what is done about environments that break."""
-
-        def make(index: int) -> Any:
-            env = maker(index)
-            on_created(env, self._context().copy_with(index), index)
-            return env
-
-        limit = self.config.env_step_timeout_s
-        self.watchdog = None if limit is None else Watchdog(limit)
-        restarts = self.config.restart_failed_sub_environments and maker is not None
-        return Repairs(make if restarts else None, self.worker_index, self.watchdog)
 
     def _context(self) -> EnvContext:
         return EnvContext(
@@ -991,19 +958,6 @@ class RolloutWorker(ParallelIteration):
 def _readable(batch: SampleBatch) -> SampleBatch:
     """Returns the batch with its observations unpacked, leaving the caller's as it is."""
     return batch.copy(shallow=True).decompress_if_needed()
-
-
-def _connectors_of(
-    config: AlgorithmConfig,
-) -> tuple[AgentConnectorPipeline, ActionConnectorPipeline] | None:
-    """Returns new connectors as the config has them, not connected yet; None if it has none."""
-    agent, action = config.agent_connectors, config.action_connectors
-    if not agent and not action:
-        return None
-    return (
-        AgentConnectorPipeline(restore(*state) for state in agent),
-        ActionConnectorPipeline(restore(*state) for state in action),
-    )
 
 
 def _as_config(config: Any, policy_class: Any) -> AlgorithmConfig:
