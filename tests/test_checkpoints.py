@@ -31,6 +31,10 @@ class Watching(DefaultCallbacks):
         algorithm.was_loaded = True
 
 
+def the_only_policy(agent_id, episode, worker=None, **kwargs):
+    return "default_policy"
+
+
 def config(env="CartPole-v1", **checkpointing):
     return (
         PPOConfig()
@@ -91,8 +95,7 @@ def test_a_run_goes_on_within_its_episodes_where_environments_give_their_state(t
 
     algorithm = config(create).build()
     algorithm.train()
-    with pytest.warns(UserWarning, match="create"):
-        saved = algorithm.save(tmp_path / "checkpoint")
+    saved = algorithm.save(tmp_path / "checkpoint")
     resumed = Algorithm.from_checkpoint(saved, config={"env": create})
     batches = [a.worker.sample() for a in (algorithm, resumed)]
     assert batches[0]["t"][0] > 0  # in the middle of an episode
@@ -130,17 +133,44 @@ def test_what_auto_became_is_kept(tmp_path):
     assert resumed.config["jit_compile"] is True
 
 
-def test_what_a_file_cannot_hold_is_asked_for(tmp_path):
+def test_what_a_file_cannot_hold_is_named_when_saved_and_asked_for_all_at_once(tmp_path, caplog):
     class Local(Watching):
         pass
 
-    algorithm = config(SeededEnv).callbacks(Local).build()
-    with pytest.warns(UserWarning, match="Local"):
+    made = config(SeededEnv).callbacks(Local).multi_agent(policy_mapping_fn=the_only_policy)
+    algorithm = made.debugging(log_level="WARN").build()
+    for _ in range(2):
         algorithm.save(tmp_path)
-    with pytest.raises(CheckpointError, match=r"\['env'\].*SeededEnv.*\['callbacks'\].*Local"):
+    (told,) = [record.getMessage() for record in caplog.records]
+    call = "from_checkpoint(path, config={'env': ..., 'callbacks': ...}, policy_mapping_fn=...)."
+    assert told.endswith(f" PPO.{call}")
+    with pytest.raises(CheckpointError) as error:
         Algorithm.from_checkpoint(tmp_path)
+    assert str(error.value).endswith(f" {call}")
+    for message in (told, str(error.value)):
+        for name in ("['env'] (environments:SeededEnv)", "Local)", ":the_only_policy)"):
+            assert name in message
     given = {"env": SeededEnv, "callbacks": Local}
-    assert Algorithm.from_checkpoint(tmp_path, config=given).was_loaded
+    with pytest.raises(CheckpointError, match=r"\(path, policy_mapping_fn=\.\.\.\)\.$"):
+        Algorithm.from_checkpoint(tmp_path, config=given)
+    again = Algorithm.from_checkpoint(tmp_path, None, the_only_policy, config=given)
+    assert again.was_loaded
+
+
+def test_nothing_is_told_where_a_file_holds_all(tmp_path, caplog):
+    config().debugging(log_level="WARN").build().save(tmp_path)
+    assert not caplog.records
+
+
+def test_a_policy_that_is_saved_alone_warns_of_what_has_no_import_path(tmp_path):
+    class Local(Watching):
+        pass
+
+    policy = config(SeededEnv).callbacks(Local).build().get_policy()
+    with pytest.warns(UserWarning, match=r"stored by name only: .*Local\. Loading asks"):
+        policy.export_checkpoint(tmp_path)
+    with pytest.raises(CheckpointError, match=r"\['callbacks'\].*Local"):
+        Policy.from_checkpoint(tmp_path)
 
 
 def damage_manifest(folder: Path) -> str:

@@ -368,6 +368,23 @@ def test_overrides_are_a_checked_plain_dict():
     assert AlgorithmConfig.overrides(framework="tf2") == {"framework": "tf2"}
     with pytest.raises(KeyError, match="Invalid property name"):
         AlgorithmConfig.overrides(clip_param=0.2)  # PPO's
+    with pytest.raises(UnknownSettingError, match=r"'lambda': .* their own config, such as PPO"):
+        AlgorithmConfig.overrides(**{"lambda": 0.9})
+    with pytest.raises(UnknownSettingError, match=r"Did you mean 'lambda_' or 'lambda'\?"):
+        PPOConfig.overrides(lambda__=0.9)
+
+
+def test_search_spaces_are_refused_with_the_way_to_tune_them():
+    config = PPOConfig()
+    for method, settings in (
+        (config.training, {"lr": {"grid_search": [1e-3, 1e-4]}}),
+        (config.training, {"model": {"fcnet_hiddens": {"grid_search": [[64], [32]]}}}),
+        (config.evaluation, {"evaluation_config": {"lr": {"grid_search": [1e-3]}}}),
+    ):
+        name = next(iter(settings))
+        with pytest.raises(ConfigError, match=rf"tune_trainable\(config\), param_space=.'{name}'"):
+            method(**settings)
+    assert config == PPOConfig()
 
 
 def test_overrides_can_be_applied():

@@ -616,11 +616,11 @@ def test_what_a_file_cannot_hold_is_given_once_for_policies_that_were_added_too(
         Algorithm.from_checkpoint(tmp_path, policy_mapping_fn=a_and_b, config=given)
 
 
-def test_a_mapping_that_a_file_cannot_hold_is_asked_for(tmp_path):
+def test_a_mapping_that_a_file_cannot_hold_is_asked_for(tmp_path, caplog):
     algorithm = config_of(policy_mapping_fn=lambda agent_id, *args, **kwargs: "left").build()
-    with pytest.warns(UserWarning, match="no import path"):
-        algorithm.save(tmp_path)
-    with pytest.raises(CheckpointError, match="policy_mapping_fn"):
+    algorithm.save(tmp_path)
+    assert "policy_mapping_fn (test_many_policies:" in caplog.text
+    with pytest.raises(CheckpointError, match=r"\(path, policy_mapping_fn=\.\.\.\)"):
         Algorithm.from_checkpoint(tmp_path, config={"env": Staged})
     again = Algorithm.from_checkpoint(tmp_path, policy_mapping_fn=all_left, config={"env": Staged})
     assert again.worker.policy_mapping_fn is all_left

@@ -343,6 +343,8 @@ def test_an_unknown_policy_id_and_a_function_of_other_arguments_are_refused():
         sampler_of(Staggered(), mapping=lambda agent_id, episode, **kwargs: "x")
     with pytest.raises(UnknownPolicyError, match=r"returned invalid policy id \['p'\]"):
         sampler_of(Staggered(), mapping=lambda agent_id, episode, **kwargs: ["p"])
+    with pytest.raises(UnknownPolicyError, match=r"multi_agent\(policy_mapping_fn=\.\.\.\)"):
+        sampler_of(Staggered(), mapping=default_policy_mapping)
     with pytest.raises(TypeError):
         sampler_of(Staggered(), mapping=lambda agent_id, episode: "p")
 

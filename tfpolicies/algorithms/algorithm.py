@@ -94,6 +94,7 @@ class Algorithm:
         self._restored_at = (0, 0.0)  # iterations and seconds when it was built or restored
         self._timers: dict[str, float] = {}
         self._stopped = False
+        self._told_of_unheld = False
         self._env_share = 1.0  # environment steps per row to train on of the last train batch
         self._last_result: dict[str, Any] = {}
         self.setup()
@@ -715,6 +716,10 @@ class Algorithm:
         `get_state` and `set_state`, or if both start new episodes at the checkpoint
         (`checkpointing(new_episodes_at_checkpoint=True)`); otherwise it goes on with new episodes.
 
+        Classes and functions of other packages than this one (an environment, callbacks, a mapping
+        of agents) are not imported on a file's word: the first `save` logs a warning that names
+        those that `from_checkpoint` will ask for.
+
         Args:
             checkpoint_dir: the folder, made if missing; a checkpoint there is replaced as a whole,
                 whatever interrupts it. None makes `checkpoint_<iteration>` in the working folder.
@@ -726,7 +731,16 @@ class Algorithm:
             CheckpointError: if it cannot be written.
         """
         folder = Path(checkpoint_dir or f"checkpoint_{self.iteration:06d}")
-        checkpoints.write_algorithm(self, folder)
+        unheld = checkpoints.write_algorithm(self, folder)
+        if unheld is not None and not self._told_of_unheld:
+            self._told_of_unheld = True
+            logger.warning(
+                "Loading this checkpoint will ask for what a file cannot hold safely: %s. Keep it "
+                "at hand: %s.%s.",
+                unheld.names,
+                type(self).__name__,
+                unheld.call,
+            )
         if self.config.new_episodes_at_checkpoint:
             self.workers.foreach_worker(messages.begin_episodes)
         return SaveResult(SavedCheckpoint(str(folder)), self._last_result)
@@ -744,7 +758,7 @@ class Algorithm:
         folder = path_of(checkpoint)
         found, source = checkpoints.read_algorithm(folder), repr(str(folder))
         own = StoredRoster(self.worker.policy_mapping_fn, self.worker.is_policy_to_train)
-        roster = checkpoints.roster_of(found, source, StoredRoster(None, None), own)
+        roster = checkpoints.roster_of(found, StoredRoster(None, None), own)
         checkpoints.restore_algorithm(self, found, source, roster)
         self.callbacks.on_checkpoint_loaded(algorithm=self)
 
@@ -781,7 +795,8 @@ class Algorithm:
         if not issubclass(kind, Algorithm):
             raise CheckpointError(f"{source}: {kind.__name__} is no algorithm.")
         given = StoredRoster(policy_mapping_fn, policies_to_train)
-        roster = checkpoints.roster_of(found, source, given)
+        checkpoints.require_unheld(found, source, given, config)
+        roster = checkpoints.roster_of(found, given)
         settings = {**roster._asdict(), "policies_to_train": None, **(config or {})}
         built = checkpoints.config_of(found, source, kind.config_class, settings)
         specs = checkpoints.specs_of(found, source, built)

@@ -15,6 +15,7 @@ from tfpolicies.policy.checkpoints import (
     ALGORITHM_MANIFEST,
     decode_config,
     encode_config,
+    overridden_config,
     policy_of,
     policy_part,
     spec_of,
@@ -40,8 +41,12 @@ class SaveResult(NamedTuple):
     metrics: dict[str, Any]  # of the last training iteration
 
 
-def write_algorithm(algorithm: Any, folder: str | os.PathLike[str]) -> None:
-    """Writes an algorithm with its policies into a folder, replacing the checkpoint there."""
+def write_algorithm(algorithm: Any, folder: str | os.PathLike[str]) -> Unheld | None:
+    """Writes an algorithm with its policies into a folder, replacing the checkpoint there.
+
+    Returns:
+        What loading will ask for; None if nothing.
+    """
     worker = algorithm.worker
     sampler_state, sampler_arrays = _sampler_record(worker)
     extra_arrays: dict[str, np.ndarray] = {}
@@ -70,6 +75,7 @@ def write_algorithm(algorithm: Any, folder: str | os.PathLike[str]) -> None:
     groups = {"sampler": sampler_arrays, "extra": extra_arrays}
     arrays = {name: group for name, group in groups.items() if group}
     write_checkpoint(folder, ALGORITHM_MANIFEST, manifest, arrays, policies=policies)
+    return unheld(manifest, repr(str(folder)), StoredRoster(None, None), None)
 
 
 def _sampler_record(worker: Any) -> tuple[Any, dict[str, np.ndarray]]:
@@ -181,19 +187,79 @@ class StoredRoster(NamedTuple):
     policies_to_train: Any
 
 
+class Unheld(NamedTuple):
+    """What a file cannot hold safely, so that loading asks for it."""
+
+    names: str  # of settings and arguments, with what they were
+    call: str  # how to give them again
+
+
+def unheld(
+    manifest: Mapping[str, Any],
+    source: str,
+    given: StoredRoster,
+    overrides: Mapping[str, Any] | None,
+) -> Unheld | None:
+    """Returns what loading an algorithm asks for, all at once; None if nothing.
+
+    These are functions and classes of other packages than this one, and what has no import path.
+
+    Args:
+        manifest: of the algorithm's checkpoint.
+        source: where it is from, for messages.
+        given: the functions that are given again.
+        overrides: the settings that are given again.
+    """
+    roster = {
+        name: decode_value(manifest["roster"][name]) if value is None else value
+        for name, value in given._asdict().items()
+    }
+    functions = {name: x.name for name, x in roster.items() if isinstance(x, Missing)}
+    others = {**dict.fromkeys(roster), **(overrides or {})}
+    config = overridden_config({**manifest["config"], "keras": None}, others, source)
+    settings = {name: find_missing(value) for name, value in config.items()}
+    settings = {name: missing for name, missing in settings.items() if missing}
+    names = [
+        f"config[{name!r}]{place} ({found.name})"
+        for name, missing in settings.items()
+        for place, found in missing.items()
+    ]
+    names += [f"{name} ({function})" for name, function in functions.items()]
+    if not names:
+        return None
+    arguments = [f"{name}=..." for name in functions]
+    if settings:
+        parts = ", ".join(f"{name!r}: ..." for name in settings)
+        arguments.insert(0, f"config={{{parts}}}")
+    return Unheld(", ".join(names), f"from_checkpoint(path, {', '.join(arguments)})")
+
+
+def require_unheld(
+    checkpoint: Checkpoint, source: str, given: StoredRoster, overrides: Mapping[str, Any] | None
+) -> None:
+    """Checks that everything is given again that a checkpoint cannot hold.
+
+    Raises:
+        CheckpointError: naming all that is not.
+    """
+    lacking = unheld(checkpoint.manifest, source, given, overrides)
+    if lacking is not None:
+        raise CheckpointError(
+            f"{source} was saved with what a file cannot hold safely: {lacking.names}. Give it "
+            f"again: {lacking.call}."
+        )
+
+
 def roster_of(
-    checkpoint: Checkpoint, source: str, given: StoredRoster, otherwise: StoredRoster | None = None
+    checkpoint: Checkpoint, given: StoredRoster, otherwise: StoredRoster | None = None
 ) -> StoredRoster:
     """Returns what a checkpoint says of mapping and training.
 
     Args:
         checkpoint: what was read.
-        source: where it is from, for messages.
         given: what to take instead, where it is not None.
-        otherwise: what to take for functions that a file cannot hold.
-
-    Raises:
-        CheckpointError: if there is nothing to take for such a function.
+        otherwise: what to take for functions that a file cannot hold; None where all of them are
+            given (`require_unheld`).
     """
     stored = checkpoint.manifest["roster"]
     found = {}
@@ -201,11 +267,6 @@ def roster_of(
         value = decode_value(stored[name]) if value is None else value
         if isinstance(value, Missing) and otherwise is not None:
             value = getattr(otherwise, name)
-        if isinstance(value, Missing):
-            raise CheckpointError(
-                f"{source} was saved with a {name} that a file cannot hold safely: {value.name}. "
-                f"Give it again: from_checkpoint(path, {name}=...)."
-            )
         found[name] = value
     ids = found["policies_to_train"]
     if isinstance(ids, list) and given.policies_to_train is None:

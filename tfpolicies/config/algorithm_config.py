@@ -64,7 +64,6 @@ class AlgorithmConfig(SectionedConfig):
     TypeError: training() got an unexpected keyword 'learning_rat'. ...
     """
 
-    algo_class: type | None = None
     training_section: type = sections.Training
 
     def __init__(self, algo_class: type | None = None) -> None:
@@ -193,6 +192,7 @@ class AlgorithmConfig(SectionedConfig):
         algorithm_config_overrides_per_module: Any = -1,
         replay_mode: Any = -1,
         policy_map_cache: Any = -1,
+        **unknown: Any,
     ) -> AlgorithmConfig:
         """Sets which policies there are, for which agents they act, and which of them learn.
 
@@ -224,6 +224,7 @@ class AlgorithmConfig(SectionedConfig):
             algorithm_config_overrides_per_module: deprecated; only -1.
             replay_mode: deprecated; only -1.
             policy_map_cache: deprecated; only -1.
+            unknown: anything else is refused, with near matches.
 
         Returns:
             This config.
@@ -231,6 +232,7 @@ class AlgorithmConfig(SectionedConfig):
         Raises:
             ConfigError: for an invalid value, or a deprecated argument with another value than -1:
                 it names the replacement.
+            TypeError: for an unknown argument.
             UsageError: if `policies_to_train` is something else; also an AssertionError.
 
         >>> config = AlgorithmConfig().multi_agent(policies={"a", "b"}, policies_to_train=["a"])
@@ -254,7 +256,7 @@ class AlgorithmConfig(SectionedConfig):
             "count_steps_by": count_steps_by,
         }
         given = {name: x for name, x in settings.items() if x is not _NOT_PROVIDED}
-        self._change("multi_agent", given)
+        self._change("multi_agent", {**given, **unknown})
         trained = given.get("policies_to_train")
         if isinstance(trained, Collection) and not trained:
             logger.warning("policies_to_train is empty: no policy will be trained.")

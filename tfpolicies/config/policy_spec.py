@@ -10,7 +10,12 @@ from typing import Any
 import gymnasium as gym
 
 from tfpolicies.errors import CheckpointError, ConfigError
-from tfpolicies.storage.json_values import decode_value, encode_value, find_missing
+from tfpolicies.storage.json_values import (
+    decode_value,
+    encode_value,
+    find_missing,
+    warn_of_unavailable,
+)
 
 logger = logging.getLogger("tfpolicies")
 
@@ -67,10 +72,15 @@ class PolicySpec:
     __hash__ = None  # type: ignore[assignment]
 
     def serialize(self) -> dict[str, Any]:
-        """Returns the spec as JSON values: the class by its import path, spaces in full."""
+        """Returns the spec as JSON values: the class by its import path, spaces in full.
+
+        Warns of objects in it that have no import path, such as a lambda.
+        """
         config = self.config.to_dict() if hasattr(self.config, "to_dict") else self.config
         values = (self.policy_class, self.observation_space, self.action_space, config)
-        return {name: encode_value(value) for name, value in zip(_FIELDS, values, strict=True)}
+        record = {name: encode_value(value) for name, value in zip(_FIELDS, values, strict=True)}
+        warn_of_unavailable(record)
+        return record
 
     @classmethod
     def deserialize(

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from tfpolicies.config.constant_settings import CONSTANTS, require_constant
 from tfpolicies.config.names import ALIASES, DICT_NAMES
 from tfpolicies.config.read_only import copied, handed_out, in_dict, is_same, merged
+from tfpolicies.config.search_spaces import refuse_search_space
 from tfpolicies.errors import FrozenConfigError, UnknownSettingError, near_matches
 
 # A given dict is merged over the present one, if True also the dicts in it.
@@ -39,6 +40,7 @@ class SectionedConfig:
         kinds: the classes of the sections, by name: the name of the method that changes it.
     """
 
+    algo_class: type | None = None  # the algorithm whose settings these are
     _sections: dict[str, Any]  # by name
     _homes: Mapping[str, str]  # the section of each setting
     _frozen: bool
@@ -84,6 +86,7 @@ class SectionedConfig:
             changes = given.setdefault(home, {})
             if known in changes:
                 raise TypeError(f"{called}() got {known!r} under two names.")
+            refuse_search_space(known, value)
             changes[known] = self._taken(known, value)
         if given:
             self._check_not_frozen(", ".join(name for part in given.values() for name in part))
@@ -165,8 +168,17 @@ class SectionedConfig:
             )
         raise UnknownSettingError(
             f"Invalid property name {key!r}: {type(self).__name__} has no such setting."
-            f"{near_matches(str(key), [*self._homes, *ALIASES, *CONSTANTS])}"
+            f"{self._hint(name)}"
         )
+
+    def _hint(self, name: str) -> str:
+        """Returns near matches of a name that is no setting; those that are not it themselves."""
+        known = [*self._homes, *CONSTANTS]
+        known += [alias for alias, meant in ALIASES.items() if meant in known]
+        hint = near_matches(str(name), known)
+        if not hint and type(self).algo_class is None:
+            return " What only some algorithms have is set in their own config, such as PPOConfig."
+        return hint
 
     def __contains__(self, key: object) -> bool:
         name = ALIASES.get(str(key), key)

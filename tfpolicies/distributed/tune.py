@@ -34,7 +34,7 @@ def tune_trainable(base: AlgorithmConfig | type) -> type:
         tune.Tuner(tune_trainable(config), param_space=space, run_config=run_config).fit()
     """
     if importlib.util.find_spec("ray") is None or importlib.util.find_spec("pyarrow") is None:
-        raise ConfigError("Ray Tune is not installed: run `pip install 'ray[tune]'`.")
+        raise ConfigError("Ray Tune is not installed: run `pip install 'tfpolicies[tune]'`.")
     from ray import cloudpickle, tune
 
     from tfpolicies.distributed.names import pack_names, take_names

@@ -145,13 +145,23 @@ def batch_leaves(space_leaves: Sequence[Leaf], batch: Any, argument: str) -> lis
             raise ObservationError(
                 f"{argument} has no part {'/'.join(leaf.path)!r}; the space is nested, so give a "
                 f"dict or tuple of [B, ...] arrays of the same structure, not "
-                f"{type(batch).__name__}."
+                f"{type(batch).__name__}.{_pettingzoo_hint(leaf, batch)}"
             ) from None
         arrays.append(_leaf_array(leaf, part, leaf.name(argument)))
     sizes = {len(array) for array in arrays}
     if len(sizes) > 1:
         raise ObservationError(f"{argument} has parts of different batch sizes {sorted(sizes)}.")
     return arrays
+
+
+def _pettingzoo_hint(leaf: Leaf, batch: Any) -> str:
+    named = isinstance(batch, Mapping) and "observation" in batch
+    if not named or leaf.path[0] != "observations":
+        return ""
+    return (
+        " PettingZoo's {'observation', 'action_mask'} is {'observations', 'action_mask'} here: "
+        "give {'observations': obs['observation'], 'action_mask': obs['action_mask']}."
+    )
 
 
 def _leaf_array(leaf: Leaf, batch: Any, argument: str) -> np.ndarray:

@@ -27,7 +27,13 @@ from tfpolicies.storage.checkpoint import (
     write_checkpoint,
 )
 from tfpolicies.storage.import_paths import import_path
-from tfpolicies.storage.json_values import Missing, decode_value, encode_value, find_missing
+from tfpolicies.storage.json_values import (
+    Missing,
+    decode_value,
+    encode_value,
+    find_missing,
+    warn_of_unavailable,
+)
 from tfpolicies.storage.spaces_json import decode_space, encode_space
 
 POLICY_MANIFEST = "policy.json"
@@ -95,6 +101,7 @@ def _fingerprint(policy: Any) -> str | None:
 def policy_record(policy: Any) -> dict[str, Any]:
     """Returns what must be known of a policy besides its variables, as JSON values."""
     part = policy_part(policy)
+    warn_of_unavailable(part.manifest)
     small = {key: part.arrays[group] for key, group in _SMALL.items() if group in part.arrays}
     state = {key: encode_value(value) for key, value in small.items()}
     return {**part.manifest, "state": {**part.manifest["state"], **state}}
@@ -145,6 +152,21 @@ def decode_config(
     Raises:
         CheckpointError: if settings that could not be stored are not among the overrides.
     """
+    config = overridden_config(record, overrides, source)
+    missing = find_missing(config)
+    if missing:
+        names = ", ".join(f"config{place} ({found.name})" for place, found in missing.items())
+        raise CheckpointError(
+            f"{source} was saved with objects that a file cannot hold safely: {names}. Give them "
+            "again: from_checkpoint(path, config={...})."
+        )
+    return config
+
+
+def overridden_config(
+    record: Mapping[str, Any], overrides: Mapping[str, Any] | None, source: str
+) -> dict[str, Any]:
+    """Returns what `decode_config` does; a `Missing` where something was not given again."""
     config = decode_value(record["settings"])
     if not isinstance(config, dict) or not isinstance(config.get("model", {}), Mapping):
         raise CheckpointError(f"{source} holds {config!r:.80} for a config.")
@@ -154,13 +176,6 @@ def decode_config(
         if name == "model" and not isinstance(value, Mapping):
             value = {"custom_model": value}
         config[name] = {**config["model"], **value} if name == "model" else value
-    missing = find_missing(config)
-    if missing:
-        names = ", ".join(f"config{place} ({found.name})" for place, found in missing.items())
-        raise CheckpointError(
-            f"{source} was saved with objects that a file cannot hold safely: {names}. Give them "
-            "again: from_checkpoint(path, config={...})."
-        )
     return config
 
 
@@ -336,6 +351,7 @@ def write_policy_checkpoint(
 ) -> None:
     """Writes a policy into a folder, replacing the checkpoint that is there as a whole."""
     part = policy_part(policy, state)
+    warn_of_unavailable(part.manifest)
     write_checkpoint(folder, part.manifest_name, part.manifest, part.arrays)
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tfpolicies.config.multi_agent import default_policy_mapping
 from tfpolicies.envs.multi_agent_env import ALL
 from tfpolicies.errors import EnvError, UnknownPolicyError, near_matches
 from tfpolicies.rollout.episode import SINGLE_AGENT, Episode, RolloutMetrics
@@ -63,6 +64,12 @@ class MultiAgentEpisode(Episode):
                 if isinstance(policy_id, str) and policy_id in self.policies:
                     return policy_id
         known = sorted(map(str, self.policies))
+        if (self.present_mapping_fn or self.mapping_fn) is default_policy_mapping:
+            raise UnknownPolicyError(
+                f"Nothing says which of the policies {known} acts for agent {agent_id!r}: give "
+                "multi_agent(policy_mapping_fn=...), a function (agent_id, episode, worker, "
+                "**kwargs) -> policy_id."
+            )
         raise UnknownPolicyError(
             f"policy_mapping_fn returned invalid policy id {policy_id!r} for agent {agent_id!r}; "
             f"there are {known}.{near_matches(str(policy_id), known)} Add the policy, or correct "

@@ -38,7 +38,7 @@ from tfpolicies.storage.arrays_json import (
 from tfpolicies.storage.import_paths import TRUSTED, Missing, describe, import_path, resolve
 from tfpolicies.storage.spaces_json import decode_space, encode_space
 
-__all__ = ["Missing", "decode_value", "encode_value", "find_missing", "import_path"]
+__all__ = ["Missing", "decode_value", "encode_value", "find_missing", "import_path", "warn_of_unavailable"]
 
 _LookUp = Callable[[str, str], Any]  # tag, name -> the object or a Missing
 _COLLECTIONS: dict[str, type[Any]] = {"$tuple": tuple, "$set": set, "$frozenset": frozenset}
@@ -48,9 +48,9 @@ _TAGS = {kind: tag for tag, kind in _COLLECTIONS.items()}
 def encode_value(value: Any) -> Any:
     """Returns `value` as JSON values.
 
-    Warns once, naming them all, if objects in it have no import path: lambdas, functions defined
-    in functions, instances. `decode_value` leaves a `Missing` in their places. An `OrderedDict`
-    becomes a dict.
+    Objects without an import path are stored by name only: lambdas, functions defined in
+    functions, instances. `decode_value` leaves a `Missing` in their places, and
+    `warn_of_unavailable` names them. An `OrderedDict` becomes a dict.
 
     Raises:
         ConfigError: if `value` contains itself or is nested too deeply.
@@ -59,22 +59,40 @@ def encode_value(value: Any) -> Any:
     >>> encode_value({"lr": 1e-3, "hiddens": (64, 64), 3: float("inf")})
     {'$dict': [['lr', 0.001], ['hiddens', {'$tuple': [64, 64]}], [3, {'$float': 'inf'}]]}
     """
-    unavailable: list[str] = []
     try:
-        record = _encode(value, unavailable)
+        return _encode(value)
     except RecursionError:
         raise ConfigError(
             "A value that contains itself, or is nested hundreds of levels deep, cannot be stored."
         ) from None
-    if unavailable:
-        names = ", ".join(dict.fromkeys(unavailable))
+
+
+def warn_of_unavailable(record: Any) -> None:
+    """Warns once, naming them all, if a record holds objects that have no import path.
+
+    Args:
+        record: JSON values with what `encode_value` returned in them.
+    """
+    names = list(dict.fromkeys(_unavailable(record)))
+    if names:
         warnings.warn(
-            f"These have no import path and are stored by name only: {names}. Loading will ask for "
-            "them as arguments. Define them at the top level of a module to have them found.",
+            f"These have no import path and are stored by name only: {', '.join(names)}. Loading "
+            "asks for them as arguments, as it does for all classes and functions of other "
+            "packages than tfpolicies.",
             UserWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
-    return record
+
+
+def _unavailable(record: Any) -> Iterator[str]:
+    if isinstance(record, dict):
+        if "$unavailable" in record:
+            yield record["$unavailable"]
+        record = record.values()
+    elif not isinstance(record, list):
+        return
+    for part in record:
+        yield from _unavailable(part)
 
 
 def decode_value(
@@ -133,18 +151,18 @@ def _walk_missing(value: Any, place: str) -> Iterator[tuple[str, Missing]]:
             yield from _walk_missing(element, f"{place}[{index}]")
 
 
-def _encode(value: Any, unavailable: list[str]) -> Any:
+def _encode(value: Any) -> Any:
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
         return encode_number(value) if kind is float else value
     if kind is list:
-        return [_encode(element, unavailable) for element in value]
+        return [_encode(element) for element in value]
     if kind is tuple:
-        return {"$tuple": [_encode(element, unavailable) for element in value]}
+        return {"$tuple": [_encode(element) for element in value]}
     if kind in (set, frozenset):
-        return {_TAGS[kind]: [_encode(element, unavailable) for element in _ordered(value)]}
+        return {_TAGS[kind]: [_encode(element) for element in _ordered(value)]}
     if kind in (dict, OrderedDict):
-        return _encode_dict(value, unavailable)
+        return _encode_dict(value)
     if isinstance(value, np.generic) and is_plain_dtype(value.dtype):
         number = encode_number(value.item())
         return {"$scalar": {"dtype": value.dtype.name, "value": number}}
@@ -152,25 +170,23 @@ def _encode(value: Any, unavailable: list[str]) -> Any:
         return {"$array": encode_array(value)}
     if isinstance(value, spaces.Space):
         return {"$space": encode_space(value)}
-    return _encode_object(value, unavailable)
+    return _encode_object(value)
 
 
-def _encode_dict(value: dict[Any, Any], unavailable: list[str]) -> dict[str, Any]:
+def _encode_dict(value: dict[Any, Any]) -> dict[str, Any]:
     if all(type(key) is str and not key.startswith("$") for key in value):
-        return {key: _encode(element, unavailable) for key, element in value.items()}
+        return {key: _encode(element) for key, element in value.items()}
     pairs = value.items()
-    return {"$dict": [[_encode(key, unavailable), _encode(x, unavailable)] for key, x in pairs]}
+    return {"$dict": [[_encode(key), _encode(x)] for key, x in pairs]}
 
 
-def _encode_object(value: Any, unavailable: list[str]) -> dict[str, str]:
+def _encode_object(value: Any) -> dict[str, str]:
     if isinstance(value, Missing):
         return {"$import" if value.importable else "$unavailable": value.name}
     path = import_path(value)
     if path is not None:
         return {"$import": path}
-    name = describe(value)
-    unavailable.append(name)
-    return {"$unavailable": name}
+    return {"$unavailable": describe(value)}
 
 
 def _ordered(elements: Collection[Any]) -> list[Any]:
