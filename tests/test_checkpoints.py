@@ -14,6 +14,7 @@ from tfpolicies import (
     Algorithm,
     DefaultCallbacks,
     PGTF2Policy,
+    Policy,
     PolicySpec,
     PPOConfig,
     PPOTF2Policy,

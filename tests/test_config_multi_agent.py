@@ -157,6 +157,8 @@ def test_what_is_wrong_is_named_and_nothing_is_changed(settings, words):
 
 @pytest.mark.core
 def test_an_unknown_or_positional_argument_is_a_type_error():
+    with pytest.raises(TypeError, match=r"'polices'\. Did you mean 'policies'"):
+        AlgorithmConfig().multi_agent(polices={"a"})
     with pytest.raises(TypeError, match="policy_mapping"):
         AlgorithmConfig().multi_agent(policy_mapping=by_first_letter)
     with pytest.raises(TypeError, match="positional"):

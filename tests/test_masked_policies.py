@@ -6,7 +6,7 @@ import tiny
 from gymnasium import spaces
 
 from tfpolicies import PPOConfig, PPOTF2Policy, RolloutWorker
-from tfpolicies.errors import SpaceError
+from tfpolicies.errors import ObservationError, SpaceError
 
 SEEN = spaces.Box(-1, 1, (3,), np.float32)
 
@@ -106,3 +106,15 @@ def test_a_worker_samples_masked_environments():
     mask = batch["obs"]["action_mask"]
     assert mask[np.arange(100), batch["actions"]].all()
     assert not mask.all()
+
+
+def test_a_mask_under_the_names_of_pettingzoo_is_refused_with_ours():
+    policy, obs = masked_policy(spaces.Discrete(5), 5), observations(2, 5)
+    theirs = {"observation": obs["observations"], "action_mask": obs["action_mask"]}
+    with pytest.raises(ObservationError, match=r"give \{'observations': obs\['observation'\]"):
+        policy.compute_actions(theirs)
+    one = {name: part[0] for name, part in theirs.items()}
+    with pytest.raises(ObservationError, match=r"give \{'observations': obs\['observation'\]"):
+        policy.compute_single_action(one)
+    with pytest.raises(ObservationError, match=r"not dict\.$"):
+        policy.compute_actions({"action_mask": obs["action_mask"]})

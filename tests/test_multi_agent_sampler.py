@@ -22,6 +22,7 @@ from multi_agent_worlds import (
 )
 
 from tfpolicies import DefaultCallbacks, SampleBatch, compute_advantages
+from tfpolicies.config.multi_agent import default_policy_mapping
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
 from tfpolicies.errors import ConfigError, EnvError, UnknownPolicyError, UsageError
 from tfpolicies.rollout.metrics import summarize_episodes

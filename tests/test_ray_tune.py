@@ -6,6 +6,7 @@ from environments import SeededEnv
 
 from tfpolicies import PPO, PPOConfig
 from tfpolicies.distributed.tune import tune_trainable
+from tfpolicies.errors import ConfigError
 
 CONFIG = (
     PPOConfig()
@@ -48,6 +49,14 @@ def test_trials_report_metrics_and_their_checkpoints_are_ours(ray_cluster, tmp_p
         learned = again.get_policy().get_weights()
         same = all(np.array_equal(fresh[key], learned[key]) for key in fresh)
         assert same == (again.config.lr == 0.0)
+
+
+def test_a_config_refuses_search_spaces_of_tune():
+    from ray import tune
+
+    for space in (tune.loguniform(1e-4, 1e-2), tune.choice([1e-3]), tune.grid_search([1e-3])):
+        with pytest.raises(ConfigError, match=r"param_space=\{'lr': \.\.\.\}"):
+            PPOConfig().training(lr=space)
 
 
 def test_a_trial_asks_for_what_its_workers_need():

@@ -76,7 +76,7 @@ def make_any_environments(
     Args:
         source: a name given by `register_environment`, a name registered with Gymnasium (stepped by
             its own vector implementation if it has one), a name of PettingZoo's
-            (`"pettingzoo:classic/chess_v6"`, called with the context's settings),
+            (`"pettingzoo:classic/tictactoe_v3"`, called with the context's settings),
             `"package.module:Class"`, an environment class (called with the context, unless its
             constructor takes no argument), or a creator `f(context)`. A class or creator may give a
             plain environment, a `MultiAgentEnv` or one of PettingZoo, and is then called once for

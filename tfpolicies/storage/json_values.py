@@ -38,7 +38,14 @@ from tfpolicies.storage.arrays_json import (
 from tfpolicies.storage.import_paths import TRUSTED, Missing, describe, import_path, resolve
 from tfpolicies.storage.spaces_json import decode_space, encode_space
 
-__all__ = ["Missing", "decode_value", "encode_value", "find_missing", "import_path", "warn_of_unavailable"]
+__all__ = [
+    "Missing",
+    "decode_value",
+    "encode_value",
+    "find_missing",
+    "import_path",
+    "warn_of_unavailable",
+]
 
 _LookUp = Callable[[str, str], Any]  # tag, name -> the object or a Missing
 _COLLECTIONS: dict[str, type[Any]] = {"$tuple": tuple, "$set": set, "$frozenset": frozenset}
