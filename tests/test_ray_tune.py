@@ -1,5 +1,7 @@
 """Algorithms as trials of Ray Tune."""
 
+import sys
+
 import numpy as np
 import pytest
 from environments import SeededEnv
@@ -57,6 +59,12 @@ def test_a_config_refuses_search_spaces_of_tune():
     for space in (tune.loguniform(1e-4, 1e-2), tune.choice([1e-3]), tune.grid_search([1e-3])):
         with pytest.raises(ConfigError, match=r"param_space=\{'lr': \.\.\.\}"):
             PPOConfig().training(lr=space)
+
+
+def test_without_ray_tune_its_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"pip install 'tfpolicies\[tune\]'"):
+        tune_trainable(PPO)
 
 
 def test_a_trial_asks_for_what_its_workers_need():

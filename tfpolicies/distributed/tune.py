@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from typing import Any
@@ -33,9 +32,12 @@ def tune_trainable(base: AlgorithmConfig | type) -> type:
         run_config = tune.RunConfig(stop={"training_iteration": 20})
         tune.Tuner(tune_trainable(config), param_space=space, run_config=run_config).fit()
     """
-    if importlib.util.find_spec("ray") is None or importlib.util.find_spec("pyarrow") is None:
-        raise ConfigError("Ray Tune is not installed: run `pip install 'tfpolicies[tune]'`.")
-    from ray import cloudpickle, tune
+    try:
+        from ray import cloudpickle, tune
+    except ImportError as error:
+        raise ConfigError(
+            "Ray Tune is not installed, or not whole: run `pip install 'tfpolicies[tune]'`."
+        ) from error
 
     from tfpolicies.distributed.names import pack_names, take_names
 
