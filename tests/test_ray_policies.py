@@ -192,8 +192,7 @@ def test_an_error_of_the_users_code_costs_no_worker(league):
     healthy = league.workers.healthy_worker_ids()
     league.set_roster(lambda agent_id, episode, worker, **kwargs: "nobody", None)
     with pytest.raises(KeyError, match="returned invalid policy id"):
-        for _ in range(3):  # running episodes keep their mapping
-            league.train()
+        league.train()  # ten steps of each worker, two episodes
     league.set_roster(first_policy, None)
     before = league.counters["num_env_steps_sampled"]
     assert league.train()["num_env_steps_sampled"] == before + 20
