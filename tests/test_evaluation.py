@@ -81,7 +81,7 @@ def test_environments_are_seeded_once_and_begin_anew_each_time():
     envs = make_environments(lambda context: CountingEnv(0, [5]), 2, EnvContext({}))
     for k in range(3):
         play_episodes(zero_policy(), envs, seeds=[10 * k, 10 * k + 1], episodes=2)
-    for i, env in enumerate(envs.instances()):
+    for i, env in enumerate(envs.get_sub_environments()):
         assert [seed for seed in env.seeds if seed is not None] == [i, 10 + i, 20 + i]
 
 
