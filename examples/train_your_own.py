@@ -46,7 +46,7 @@ class Corridor(gym.Env):
 def train_and_ship(folder: str = "exported", iterations: int = 20) -> float:
     model = keras.Sequential([keras.layers.Dense(32, "tanh"), keras.layers.Dense(2)])
     config = PPOConfig().environment(Corridor).rollouts(num_envs_per_worker=8)
-    config.training(model=model, lr=3e-3, train_batch_size=512, num_sgd_iter=10)
+    config.training(model=model, lr=3e-3, train_batch_size=512, num_sgd_iter=10, entropy_coeff=0.02)
     algorithm, rows = config.build(), []
     for _ in range(iterations):
         rows.append(progress_row(algorithm.train()))

@@ -1,5 +1,6 @@
-"""Makes `benchmarks` importable, and a Ray cluster for those who ask for one."""
+"""Makes `benchmarks` importable; a Ray cluster and quick collections for those who ask."""
 
+import gc
 import importlib.util
 import sys
 from pathlib import Path
@@ -17,6 +18,15 @@ if "benchmarks" not in sys.modules:
     module = importlib.util.module_from_spec(found)
     sys.modules["benchmarks"] = module
     found.loader.exec_module(module)
+
+
+@pytest.fixture
+def quick_collections():
+    """Has the garbage collector pass over what other tests left."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

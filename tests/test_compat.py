@@ -104,7 +104,7 @@ def test_a_registered_environment_may_have_several_agents():
     register_env("two.of:them", lambda env_config: Pair())
     check_source("two.of:them")
     made = make_any_environments("two.of:them", 2, EnvContext({}))
-    assert len(made.instances()) == 2
+    assert len(made.get_sub_environments()) == 2
     made.close()
 
 
@@ -112,7 +112,7 @@ def test_registering_a_name_again_replaces_it_and_shadows_gymnasiums():
     register_env("CartPole-v1", lambda env_config: Corridor(EnvContext({"length": 1})))
     register_env("CartPole-v1", lambda env_config: Corridor(EnvContext({"length": 2})))
     made = make_any_environments("CartPole-v1", 1, EnvContext({}))
-    assert made.instances()[0].length == 2
+    assert made.get_sub_environments()[0].length == 2
     tfpolicies.envs.registry._CREATORS.pop("CartPole-v1")
 
 

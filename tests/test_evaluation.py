@@ -81,7 +81,7 @@ def test_environments_are_seeded_once_and_begin_anew_each_time():
     envs = make_environments(lambda context: CountingEnv(0, [5]), 2, EnvContext({}))
     for k in range(3):
         play_episodes(zero_policy(), envs, seeds=[10 * k, 10 * k + 1], episodes=2)
-    for i, env in enumerate(envs.instances()):
+    for i, env in enumerate(envs.get_sub_environments()):
         assert [seed for seed in env.seeds if seed is not None] == [i, 10 + i, 20 + i]
 
 
@@ -186,7 +186,7 @@ def test_evaluation_plays_with_the_present_weights():
 
 
 def test_callbacks_surround_an_evaluation():
-    calls = []
+    calls, seen = [], []
 
     class Noting(DefaultCallbacks):
         def on_evaluate_start(self, *, algorithm):
@@ -194,10 +194,14 @@ def test_callbacks_surround_an_evaluation():
 
         def on_evaluate_end(self, *, algorithm, evaluation_metrics):
             calls.append(("end", algorithm))
-            evaluation_metrics["own"] = 5
+            assert list(evaluation_metrics) == ["evaluation"]
+            evaluation_metrics["evaluation"]["own"] = 5
+            seen.append(evaluation_metrics)
 
     algorithm = config(evaluation_duration=1).callbacks(Noting).build()
-    assert algorithm.evaluate()["evaluation"]["own"] == 5
+    found = algorithm.evaluate()
+    assert found["evaluation"]["own"] == 5
+    assert seen[0] is found
     assert calls == [("start", algorithm), ("end", algorithm)]
 
 
@@ -224,6 +228,35 @@ def test_a_function_of_ones_own_evaluates_with_the_present_policies():
     results = [algorithm.train() for _ in range(3)]
     assert [result.get("evaluation") for result in results] == [None, {"score": 7}, None]
     assert seen == [True]
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("num_envs", [1, 3])
+def test_one_sample_of_a_function_of_ones_own_gives_whole_episodes(num_envs):
+    def own(algorithm, workers):
+        (batch,) = workers.foreach_worker(lambda worker: worker.sample())
+        lengths = [metrics.episode_length for metrics in workers.get_metrics()]
+        return {"lengths": lengths, "steps": batch.count}
+
+    algorithm = (
+        config(evaluation_duration=3, custom_evaluation_function=own)
+        .rollouts(num_envs_per_worker=num_envs)
+        .build()
+    )
+    for _ in range(4):  # all environments end at once: SeededEnv has five steps
+        found = algorithm.evaluate()["evaluation"]
+        assert found == {"lengths": [5] * num_envs, "steps": 5 * num_envs}
+
+
+@pytest.mark.parametrize("returned", [None, 3.5, [("score", 7)]])
+def test_a_function_of_ones_own_that_gives_no_dict_is_named(returned):
+    def scoring(algorithm, workers):
+        return returned
+
+    algorithm = config(custom_evaluation_function=scoring).build()
+    with pytest.raises(UsageError, match=r"scoring must return a dict of metrics, got ") as caught:
+        algorithm.evaluate()
+    assert repr(returned) in str(caught.value)
 
 
 def test_results_carry_the_latest_evaluation_if_asked_for():

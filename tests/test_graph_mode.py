@@ -242,6 +242,7 @@ def learn(policy, turn):
 
 
 @pytest.mark.core
+@pytest.mark.usefixtures("quick_collections")
 def test_graph_and_eager_policies_in_any_order_leave_each_other_alone():
     classes = [PPOTF1Policy, PPOTF2Policy, PPOTF1Policy, PGTF1Policy, PGTF2Policy]
     settings = [{"seed": i, "lr": 0.01 * (i + 1)} for i in range(len(classes))]
@@ -339,6 +340,7 @@ def test_an_update_that_fails_half_way_leaves_the_policy_as_it_was():
 # -- memory ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("quick_collections")
 def test_policies_in_turn_give_their_memory_back():
     eager, wanted = make(seed=3), None
     sizes = []

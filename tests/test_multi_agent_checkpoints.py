@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from multi_agent_worlds import Staggered, own_policy
 
-from tfpolicies import PPO, DefaultCallbacks, PPOConfig
+from tfpolicies import PPO, DefaultCallbacks, Policy, PolicySpec, PPOConfig, PPOTF2Policy
 
 
 class SavedStaggered(Staggered):
@@ -121,3 +121,32 @@ def test_what_was_reported_of_episodes_is_part_of_a_checkpoint(
     assert left["hist_stats"].keys() == right["hist_stats"].keys()
     assert ("lengths" in left["hist_stats"]) == ("length_mean" in left["custom_metrics"])
     assert ("lengths" in left["hist_stats"]) == (callbacks is not None)
+
+
+def test_a_class_without_a_name_to_import_stands_for_itself_alone(tmp_path: Path) -> None:
+    class Local(Policy):
+        def compute_actions(self, obs_batch: Any, state_batches: Any = None, **kwargs: Any) -> Any:
+            return np.zeros(len(obs_batch), np.int64), [], {}
+
+    policies = {"p": PolicySpec(), "q": PolicySpec(policy_class=Local)}
+    config = (
+        PPOConfig()
+        .environment(SavedStaggered)
+        .framework("tf2", inference="tf", jit_compile=False)
+        .training(train_batch_size=8, sgd_minibatch_size=8, model={"fcnet_hiddens": [4]})
+        .multi_agent(policies=policies, policy_mapping_fn=own_policy, policies_to_train=["p"])
+    )
+    algorithm = config.build()
+    algorithm.add_policy("p_v1", PPOTF2Policy)
+    with pytest.warns(UserWarning, match="Local"):
+        algorithm.save(tmp_path)
+    again = PPO.from_checkpoint(
+        tmp_path,
+        config={"env": SavedStaggered, "policies": policies},
+        policy_mapping_fn=own_policy,
+    )
+    classes = {pid: type(policy) for pid, policy in again.worker.policy_map.items()}
+    assert classes == {"p": PPOTF2Policy, "q": Local, "p_v1": PPOTF2Policy}
+    restored = config.build()
+    restored.restore(tmp_path)
+    assert type(restored.get_policy("p_v1")) is PPOTF2Policy

@@ -77,13 +77,28 @@ def test_whole_episodes_that_are_not_needed_come_with_the_next_sample():
         rollout_fragment_length=10,
         batch_mode="complete_episodes",
     )
-    first, second = sampler.sample(), sampler.sample()
+    first = sampler.sample()
+    reported, sampler.metrics = sampler.metrics, []
+    second = sampler.sample()
     # Two rounds end six episodes; five are enough. The sixth and four of the third and fourth
     # round make the next sample.
     assert first.env_steps() == second.env_steps() == 35
     ids = [set(batch["p"]["eps_id"].tolist()) for batch in (first, second)]
     assert [len(x) for x in ids] == [5, 5]
     assert not ids[0] & ids[1]
+    assert len(reported) == len(sampler.metrics) == 5  # each with the batch that it is in
+
+
+def test_every_sample_of_whole_episodes_has_some_and_reports_them():
+    sampler = sampler_of(
+        *(Staggered() for _ in range(3)),
+        rollout_fragment_length=1,
+        batch_mode="complete_episodes",
+    )
+    for _ in range(5):
+        batch, (reported,) = sampler.sample(), sampler.metrics
+        assert batch.env_steps() == reported.episode_length == 7
+        sampler.metrics = []
 
 
 def test_a_copy_that_has_its_agent_steps_waits_for_the_others():
@@ -518,7 +533,7 @@ class Recorder(DefaultCallbacks):
 
     def on_episode_start(self, *, episode, base_env, **kwargs):
         assert episode.get_agents() == ["a", "b"]
-        self.log.append(("start", base_env.instances()[0].episode, episode.length))
+        self.log.append(("start", base_env.get_sub_environments()[0].episode, episode.length))
 
     def on_episode_step(self, *, episode, policies, **kwargs):
         assert set(policies) == {"p", "q"}

@@ -174,7 +174,7 @@ def test_instances_creators_and_names_are_taken():
     made.close()
     settings = EnvContext({"max_cycles": 4})
     made = make_any_environments("pettingzoo:classic/rps_v2", 1, settings)
-    env = made.instances()[0]
+    env = made.get_sub_environments()[0]
     env.reset(seed=0)
     steps = [env.step(env.action_space_sample()) for _ in range(4)]
     assert [step.truncateds["__all__"] for step in steps] == [False, False, False, True]

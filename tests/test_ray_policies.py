@@ -125,6 +125,7 @@ def league(ray_cluster):
         .callbacks(Counting)
         .build()
     )
+    algorithm.evaluate()  # makes the workers that evaluate
     yield algorithm
     algorithm.stop()
 
@@ -185,6 +186,17 @@ def test_policies_of_workers_know_their_index_and_were_greeted(league):
     )
     assert own == [(0, True), (1, True), (2, True)]
     league.remove_policy("guest")
+
+
+def test_an_error_of_the_users_code_costs_no_worker(league):
+    healthy = league.workers.healthy_worker_ids()
+    league.set_roster(lambda agent_id, episode, worker, **kwargs: "nobody", None)
+    with pytest.raises(KeyError, match="returned invalid policy id"):
+        league.train()  # ten steps of each worker, two episodes
+    league.set_roster(first_policy, None)
+    before = league.counters["num_env_steps_sampled"]
+    assert league.train()["num_env_steps_sampled"] == before + 20
+    assert league.workers.healthy_worker_ids() == healthy == [1, 2]
 
 
 def test_sampling_goes_on_while_an_off_policy_algorithm_learns(ray_cluster):

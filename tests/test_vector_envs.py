@@ -308,7 +308,7 @@ def test_a_class_or_its_import_path_is_called_with_the_context(source):
 def test_a_class_whose_constructor_takes_no_argument_is_called_without():
     envs = make_environments(SeededEnv, 2, EnvContext({"size": 3}))
     assert envs.num_envs == 2
-    assert all(type(env) is SeededEnv for env in envs.instances())
+    assert all(type(env) is SeededEnv for env in envs.get_sub_environments())
 
 
 def test_a_creator_of_a_vector_environment_is_called_once_and_decides_the_number():
@@ -457,7 +457,7 @@ if sys.version_info >= (3, 11):  # older ones have no EnvPool wheel
 @pytest.mark.parametrize("checked", [True, False])
 def test_gymnasiums_checker_watches_environments_unless_it_is_disabled(checked):
     envs = make_environments("CartPole-v1", 1, EnvContext({}), checked=checked)
-    assert ("PassiveEnvChecker" in str(envs.instances()[0])) is checked
+    assert ("PassiveEnvChecker" in str(envs.get_sub_environments()[0])) is checked
 
 
 def test_an_environment_that_cannot_be_made_says_why():

@@ -384,8 +384,14 @@ class Algorithm:
                 `evaluation_duration`.
 
         Returns:
-            `{"evaluation": {...}}` with the summary of the episodes, or what
-            `custom_evaluation_function` gives.
+            `{"evaluation": {...}}` with the summary of the episodes, or with what
+            `custom_evaluation_function(algorithm, evaluation_workers)` gives. Its workers have
+            `num_envs_per_worker` environments each, and one `sample()` of such a worker gives whole
+            episodes of at least so many steps: with one environment, one episode. (With
+            `evaluation_duration_unit="timesteps"` it gives fragments that share the duration.)
+
+        Raises:
+            UsageError: if `custom_evaluation_function` returns no dict, or after `stop`.
         """
         self._require_running()
         self.callbacks.on_evaluate_start(algorithm=self)
@@ -393,7 +399,15 @@ class Algorithm:
         if own is not None:
             workers = self._evaluator.prepare()
             workers.follow(self.worker)
-            return self._announced(own(self, workers))
+            metrics = own(self, workers)
+            if not isinstance(metrics, dict):
+                name = getattr(own, "__qualname__", repr(own))
+                raise UsageError(
+                    f"custom_evaluation_function {name} must return a dict of metrics, got "
+                    f"{metrics!r:.200}; end it with `return summarize_episodes(episodes)`, or with "
+                    "a dict of your own."
+                )
+            return self._announced(metrics)
         return self._evaluated(self._evaluator.play(duration_fn))
 
     def _evaluated(self, played: Played) -> dict[str, dict[str, Any]]:
@@ -402,8 +416,9 @@ class Algorithm:
         return self._announced(as_metrics(played, workers))
 
     def _announced(self, metrics: dict[str, Any]) -> dict[str, dict[str, Any]]:
-        self.callbacks.on_evaluate_end(algorithm=self, evaluation_metrics=metrics)
-        return {"evaluation": metrics}
+        found = {"evaluation": metrics}
+        self.callbacks.on_evaluate_end(algorithm=self, evaluation_metrics=found)
+        return found
 
     def _evaluation_due(self) -> bool:
         """Whether the running iteration ends with an evaluation."""

@@ -24,7 +24,7 @@ from tfpolicies.policy.checkpoints import (
 from tfpolicies.storage.array_places import put_arrays, take_arrays
 from tfpolicies.storage.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from tfpolicies.storage.generator_json import decode_generator, encode_generator
-from tfpolicies.storage.import_paths import import_path
+from tfpolicies.storage.import_paths import describe
 from tfpolicies.storage.json_values import Missing, decode_value, encode_value, find_missing
 
 
@@ -388,7 +388,7 @@ def algorithm_class_of(checkpoint: Checkpoint, source: str, given: type) -> type
         CheckpointError: if it is a class of the user's and `from_checkpoint` was not called on it.
     """
     stored = checkpoint.manifest["algorithm_class"]
-    known = {import_path(given) or given.__qualname__: given}
+    known = {describe(given): given}
     found = decode_value(stored, known=known)
     if isinstance(found, Missing):
         raise CheckpointError(

@@ -108,8 +108,13 @@ class Evaluator:
             self.workers.set_roster(self._mapping_of(here, policy_mapping_fn), policies_to_train)
 
     def _config(self) -> AlgorithmConfig:
-        """Returns the config of those who play; they take up whole shares of the episodes."""
+        """Returns the config of those who play; they take up whole shares of the episodes.
+
+        A function of the user's samples as it likes, with as many environments as asked for.
+        """
         config = self.config.get_evaluation_config_object()
+        if config.custom_evaluation_function is not None:
+            return config.rollouts(num_rollout_workers=0)
         duration, workers = config.evaluation_duration, max(1, config.evaluation_num_workers)
         envs = 1
         if duration != "auto":

@@ -70,7 +70,10 @@ class DefaultCallbacks:
         """Is called before an evaluation."""
 
     def on_evaluate_end(self, *, algorithm: Any, evaluation_metrics: dict[str, Any]) -> None:
-        """Is called with the result of an evaluation."""
+        """Is called with what `Algorithm.evaluate` is about to return, `{"evaluation": {...}}`.
+
+        What it writes there becomes part of the result.
+        """
 
     def on_workers_recreated(
         self, *, algorithm: Any, worker_set: Any, worker_ids: list[int], is_evaluation: bool

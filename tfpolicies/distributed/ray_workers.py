@@ -404,16 +404,21 @@ class RayWorkers:
         """Takes down that a worker failed, and lets go of what is left of it.
 
         Raises:
-            Exception: if the config does not say to go on without it.
+            Exception: if the config does not say to go on without it. If its own code raised that,
+                nothing is wrong with its process: it stays, and works on when it is asked again.
         """
+        remote.samples = []
+        tells = not self._is_lenient() and not self._stopped
+        if tells and remote.healthy and isinstance(error, RayTaskError):
+            raise cause(error, remote.index) from error
         remote.healthy, remote.building = False, None
         remote.since = time.monotonic()
-        remote.notices, remote.samples, remote.probe = [], [], None
+        remote.notices, remote.probe = [], None
         if remote.actor is not None:
             ray.kill(remote.actor)
             remote.actor = None
         logger.warning("Remote worker %d failed: %s", remote.index, reason(error))
-        if not self._is_lenient() and not self._stopped:
+        if tells:
             raise cause(error, remote.index) from error
 
     def look_after(self) -> None:

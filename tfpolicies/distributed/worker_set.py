@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import itertools
+import operator
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -185,6 +187,30 @@ class WorkerSet:
             timeout_seconds=timeout_seconds,
             remote_worker_ids=remote_worker_ids,
         )
+
+    def foreach_policy(self, func: Callable[..., Any], local_worker: bool = True) -> list[Any]:
+        """Returns `func(policy, policy_id)` for each policy of each worker, in one flat list.
+
+        Args:
+            func: called in the worker's process.
+            local_worker: whether the worker of this process is one of them; it comes first.
+
+        Raises:
+            Exception: what `func` raised in a worker.
+        """
+        return self._joined(operator.methodcaller("foreach_policy", func), local_worker)
+
+    def foreach_policy_to_train(
+        self, func: Callable[..., Any], local_worker: bool = True
+    ) -> list[Any]:
+        """Returns `func(policy, policy_id)` for each policy that is trained, of each worker.
+
+        The arguments are those of `foreach_policy`.
+        """
+        return self._joined(operator.methodcaller("foreach_policy_to_train", func), local_worker)
+
+    def _joined(self, func: Callable[[RolloutWorker], list[Any]], local_worker: bool) -> list[Any]:
+        return list(itertools.chain.from_iterable(self.foreach_worker(func, local_worker)))
 
     # -- sampling -----------------------------------------------------------------------------
 

@@ -104,7 +104,7 @@ def make_any_environments(
     if made is None and not may_be_none:
         raise _unusable(source, made)
     if made is not None and on_created is not None:
-        for i, env in enumerate(made.instances()):
+        for i, env in enumerate(made.get_sub_environments()):
             on_created(env, context.copy_with(i), i)
     return made
 

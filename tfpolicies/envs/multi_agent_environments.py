@@ -90,8 +90,8 @@ class MultiAgentEnvironments:
             _explain(index, found)
         return found
 
-    def instances(self) -> list[MultiAgentEnv]:
-        """Returns the copies for callers that want to talk to them."""
+    def get_sub_environments(self) -> list[MultiAgentEnv]:
+        """Returns the copies, by index, for callers that want to talk to them."""
         return list(self.envs)
 
     def get_state(self) -> list[Any] | None:

@@ -82,8 +82,11 @@ class Environments(abc.ABC):
         """Steps all environments by actions `[N, ...]` of the action space."""
 
     @abc.abstractmethod
-    def instances(self) -> list[Any]:
-        """Returns the environments for callers that want to talk to them."""
+    def get_sub_environments(self) -> list[Any]:
+        """Returns the environments, by index, for callers that want to talk to them.
+
+        Of a vector environment that has no list of its parts (`envs`) there is only itself.
+        """
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -95,12 +98,12 @@ class Environments(abc.ABC):
         An environment tells it by `get_state`. So does a wrapper, for all that it wraps; of
         wrappers without `get_state` only Gymnasium's time limit and its checks are known.
         """
-        states = [_state_of(env) for env in self.instances()]
+        states = [_state_of(env) for env in self.get_sub_environments()]
         return None if any(state is None for state in states) else states
 
     def set_state(self, states: Sequence[Any]) -> None:
         """Restores what `get_state` returned."""
-        for env, state in zip(self.instances(), states, strict=True):
+        for env, state in zip(self.get_sub_environments(), states, strict=True):
             _restore(env, state)
 
 
@@ -280,7 +283,7 @@ class PlainEnvironments(Environments):
             obs[i] = self._reset(i)
         return np.array(ended), last
 
-    def instances(self) -> list[Any]:
+    def get_sub_environments(self) -> list[Any]:
         return list(self.envs)
 
     def close(self) -> None:
@@ -421,7 +424,7 @@ class VectorEnvironments(Environments):
             return obs, (indices, stack([given[i] for i in indices]))
         return obs, (indices, _rows(self.observation_space, given, indices))
 
-    def instances(self) -> list[Any]:
+    def get_sub_environments(self) -> list[Any]:
         return list(getattr(self.env, "envs", None) or [self.env])
 
     def get_state(self) -> list[Any] | None:

@@ -26,7 +26,7 @@ from tfpolicies.storage.checkpoint import (
     read_manifest,
     write_checkpoint,
 )
-from tfpolicies.storage.import_paths import import_path
+from tfpolicies.storage.import_paths import describe
 from tfpolicies.storage.json_values import (
     Missing,
     decode_value,
@@ -121,7 +121,7 @@ def policy_of_record(
     Raises:
         CheckpointError: if it is damaged, or names an unknown class.
     """
-    named = {import_path(found): found for found in classes}
+    named = {describe(found): found for found in classes}
     policy = _built(record, source, named, None, num_weights)
     policy.set_state({**policy.get_state(), **_stored_state(record)})
     return policy
@@ -204,12 +204,11 @@ def policy_of(
     Args:
         checkpoint: of the policy.
         source: where it is from, for messages.
-        classes: classes outside this package that it may name; one without an import path stands
-            for any.
+        classes: classes outside this package that it may name.
         overrides: settings that replace stored ones.
     """
     held = _held(checkpoint)
-    known = {import_path(found): found for found in classes}
+    known = {describe(found): found for found in classes}
     policy = _built(checkpoint.manifest, source, known, overrides, held)
     policy.set_state(state_of(checkpoint))
     return policy
@@ -218,7 +217,7 @@ def policy_of(
 def _built(
     manifest: Mapping[str, Any],
     source: str,
-    known: Mapping[Any, type],
+    known: Mapping[str, type],
     overrides: Mapping[str, Any] | None,
     held: int,
 ) -> Any:
@@ -254,7 +253,7 @@ def spec_of(
     Raises:
         CheckpointError: if the manifest lacks it, or names an unknown class.
     """
-    known = {import_path(found): found for found in classes}
+    known = {describe(found): found for found in classes}
     return _spec(checkpoint.manifest, source, known, overrides, _held(checkpoint))
 
 
@@ -266,7 +265,7 @@ def _held(checkpoint: Checkpoint) -> int:
 def _spec(
     manifest: Mapping[str, Any],
     source: str,
-    known: Mapping[Any, type],
+    known: Mapping[str, type],
     overrides: Mapping[str, Any] | None,
     held: int,
 ) -> PolicySpec:
@@ -325,7 +324,7 @@ def _sequence(value: Any) -> Sequence[Any]:
     return value if isinstance(value, list | tuple) else ()
 
 
-def _class_of(manifest: Mapping[str, Any], source: str, given: Mapping[Any, type]) -> type:
+def _class_of(manifest: Mapping[str, Any], source: str, given: Mapping[str, type]) -> type:
     stored: Any = manifest["policy_class"]
     name = (
         (stored.get("$import") or stored.get("$unavailable"))
@@ -334,8 +333,7 @@ def _class_of(manifest: Mapping[str, Any], source: str, given: Mapping[Any, type
     )
     if not isinstance(name, str):
         raise CheckpointError(f"{source} names no policy class, but {stored!r:.80}.")
-    known = {path or name: found for path, found in given.items()}
-    found = decode_value(stored, known=known)
+    found = decode_value(stored, known=given)
     if isinstance(found, Missing):
         raise CheckpointError(
             f"{source} holds a policy of the class {name}, which is not one of this package's. "

@@ -75,8 +75,8 @@ class ConnectedEnvironments(Environments):
         self.agent.reset(env_ids)
         self.action.reset(env_ids)
 
-    def instances(self) -> list[Any]:
-        return self.inner.instances()
+    def get_sub_environments(self) -> list[Any]:
+        return self.inner.get_sub_environments()
 
     def close(self) -> None:
         self.inner.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,6 +29,15 @@ from tfpolicies.rollout.multi_agent_episode import Copy, MultiAgentEpisode
 from tfpolicies.rollout.multi_agent_ledger import Ledger, not_numbers
 from tfpolicies.rollout.multi_agent_rows import PolicyRows
 from tfpolicies.rollout.timing import StepTimes, now
+
+
+class _Finished(NamedTuple):
+    """An episode that is over and waits to be handed out; only then it is reported."""
+
+    episode_id: int
+    env_steps: int
+    agent_steps: int
+    metrics: list[RolloutMetrics]
 
 
 class MultiAgentSampler:
@@ -53,7 +62,8 @@ class MultiAgentSampler:
 
     Attributes:
         policy_mapping_fn: may be set anew; running episodes keep the one they began with.
-        metrics: of the episodes that ended, until somebody takes them.
+        metrics: of the episodes that ended, until somebody takes them; whole episodes are reported
+            with the batch that they are in.
         agent_steps_played: by the last `play`.
         times: of the parts of a step.
     """
@@ -103,7 +113,7 @@ class MultiAgentSampler:
         self._env_steps = np.zeros(count, np.int64)  # of the running fragments
         self._agent_steps = np.zeros(count, np.int64)
         self._episode_agent_steps = np.zeros(count, np.int64)
-        self._finished: list[tuple[int, int, int]] = []  # id, env steps, agent steps; complete mode
+        self._finished: list[_Finished] = []  # where whole episodes are handed out
         self._copies = [Copy(i, self._ledger.seats, self._rows_of) for i in range(count)]
         for copy in self._copies:
             self._begin_episode(copy, None if seeds is None else seeds[copy.index])
@@ -200,9 +210,12 @@ class MultiAgentSampler:
         episode.close()
         self.envs.repairs.worked(index)
         self._call("on_episode_end", episode)
-        self.metrics.append(episode.metrics(self.times.means()))
+        metrics = episode.metrics(self.times.means())
         if self._complete:
-            self._finished.append((episode.episode_id, episode.length, agent_steps))
+            done = _Finished(episode.episode_id, episode.length, agent_steps, [metrics])
+            self._finished.append(done)
+        else:
+            self.metrics.append(metrics)
         for policy_id in {episode.policy_for(agent) for agent in episode.seat_of}:
             policy = self._present(policy_id)
             if policy is not None and policy.follows_episodes:
@@ -276,7 +289,7 @@ class MultiAgentSampler:
         if self._own_code_ran:
             self._follow_policies()
         if self._complete:
-            done = sum(steps[2 if self._by_agent_steps else 1] for steps in self._finished)
+            done = sum(map(self._counted, self._finished))
             return self._copies if done < self._length * self.envs.num_envs else []
         counts = self._agent_steps if self._by_agent_steps else self._env_steps
         return [copy for copy in self._copies if counts[copy.index] < self._length]
@@ -502,11 +515,15 @@ class MultiAgentSampler:
     def _hand_out_episodes(self) -> MultiAgentBatch:
         goal, ids, counted, steps = self._length * self.envs.num_envs, [], 0, 0
         while counted < goal:
-            episode_id, env_steps, agent_steps = self._finished.pop(0)
-            ids.append(episode_id)
-            steps += env_steps
-            counted += agent_steps if self._by_agent_steps else env_steps
+            episode = self._finished.pop(0)
+            ids.append(episode.episode_id)
+            steps += episode.env_steps
+            counted += self._counted(episode)
+            self.metrics += episode.metrics
         return self._hand_out(np.isin(self._ledger.records["eps_id"], ids), steps)
+
+    def _counted(self, episode: _Finished) -> int:
+        return episode.agent_steps if self._by_agent_steps else episode.env_steps
 
     def _hand_out_fragments(self) -> MultiAgentBatch:
         ledger, steps = self._ledger, int(self._env_steps.sum())
@@ -543,7 +560,7 @@ class MultiAgentSampler:
             "ledger": multi_agent_state.ledger_state(self._ledger),
             "copies": [multi_agent_state.copy_state(copy) for copy in self._copies],
             "ended": multi_agent_state.ended_state(self._ledger, self._copies),
-            "finished": [list(steps) for steps in self._finished],
+            "finished": [[*done[:3], *metrics_state(done.metrics)] for done in self._finished],
             "steps": [self._env_steps.copy(), self._agent_steps.copy()],
             "episode_agent_steps": self._episode_agent_steps.copy(),
             "pending": metrics_state(self.metrics),
@@ -576,7 +593,10 @@ class MultiAgentSampler:
             multi_agent_state.restore_episode(episode, saved, ended=True)
             ledger.seats.who.update({unroll: (episode, agent) for unroll, agent in trajectories})
         self.envs.set_state(state["envs"])
-        self._finished = [(number, env, agent) for number, env, agent in state["finished"]]
+        self._finished = [
+            _Finished(number, env, agent, restored_metrics(metrics))
+            for number, env, agent, *metrics in state["finished"]
+        ]
         self._env_steps, self._agent_steps = (np.array(x) for x in state["steps"])
         self._episode_agent_steps = np.array(state["episode_agent_steps"])
 

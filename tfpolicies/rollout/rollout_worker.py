@@ -212,7 +212,7 @@ class RolloutWorker(ParallelIteration):
         """
         env, spaces = None, dict(self.spaces)
         if isinstance(self.environments, MultiAgentEnvironments):
-            env = self.environments.instances()[0]
+            env = self.environments.get_sub_environments()[0]
         elif self.environments is not None:
             own = self.environments.observation_space, self.environments.action_space
             spaces.setdefault("__env__", own)
@@ -273,7 +273,7 @@ class RolloutWorker(ParallelIteration):
     @property
     def env(self) -> Any:
         """The first environment, or None."""
-        found = [] if self.environments is None else self.environments.instances()
+        found = [] if self.environments is None else self.environments.get_sub_environments()
         return found[0] if found else None
 
     @property
@@ -877,12 +877,13 @@ class RolloutWorker(ParallelIteration):
 
     def foreach_env(self, func: Callable[[Any], Any]) -> list[Any]:
         """Returns `func(env)` for each environment; `[]` without any."""
-        return [] if self.environments is None else list(map(func, self.environments.instances()))
+        envs = [] if self.environments is None else self.environments.get_sub_environments()
+        return [func(env) for env in envs]
 
     def foreach_env_with_context(self, func: Callable[[Any, EnvContext], Any]) -> list[Any]:
         """Returns `func(env, env_context)` for each environment; `[]` without any."""
         context = self._context()
-        envs = [] if self.environments is None else self.environments.instances()
+        envs = [] if self.environments is None else self.environments.get_sub_environments()
         return [func(env, context.copy_with(i)) for i, env in enumerate(envs)]
 
     def apply(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
