@@ -138,8 +138,7 @@ def test_a_class_without_a_name_to_import_stands_for_itself_alone(tmp_path: Path
     )
     algorithm = config.build()
     algorithm.add_policy("p_v1", PPOTF2Policy)
-    with pytest.warns(UserWarning, match="Local"):
-        algorithm.save(tmp_path)
+    algorithm.save(tmp_path)
     again = PPO.from_checkpoint(
         tmp_path,
         config={"env": SavedStaggered, "policies": policies},
