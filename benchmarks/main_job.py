@@ -56,11 +56,7 @@ def main() -> int:
         return 1
     load_before = os.getloadavg()
     results = Runs(interpreters, options.peers / "bytecode").measure(chosen, options.quick)
-    records = report.summary(chosen, results.values)
-    console.print(report.table(chosen, records))
-    for failed in results.errors:
-        console.print(f"[red]{failed['contestant']}, {failed['measurement']}:[/red]")
-        console.print(failed["message"], markup=False, highlight=False, soft_wrap=True)
+    records = _shown(console, chosen, results)
     options.out.mkdir(parents=True, exist_ok=True)
     written = {
         "made": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -75,6 +71,16 @@ def main() -> int:
     report.chart(chosen, results.values, options.out / "main_job.png")
     console.print(f"Written: {options.out / 'main_job.json'}, {options.out / 'main_job.png'}")
     return 1 if results.errors else 0
+
+
+def _shown(console: Console, chosen: list[Measurement], results: Results) -> list[dict[str, Any]]:
+    """Prints the table and what went wrong; returns the records of the table."""
+    records = report.summary(chosen, results.values)
+    console.print(report.table(chosen, records))
+    for failed in results.errors:
+        console.print(f"[red]{failed['contestant']}, {failed['measurement']}:[/red]")
+        console.print(failed["message"], markup=False, highlight=False, soft_wrap=True)
+    return records
 
 
 def _parse() -> argparse.Namespace:
@@ -225,11 +231,7 @@ def compare(
     """
     runs = Runs(interpreters, options.peers / "bytecode", settings)
     results = runs.measure([measurement], quick=options.quick)
-    records = report.summary([measurement], results.values)
-    console.print(report.table([measurement], records))
-    for failed in results.errors:
-        console.print(f"[red]{failed['contestant']}:[/red]")
-        console.print(failed["message"], markup=False, highlight=False, soft_wrap=True)
+    records = _shown(console, [measurement], results)
     options.out.mkdir(parents=True, exist_ok=True)
     written = {
         "made": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),

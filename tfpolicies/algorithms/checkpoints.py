@@ -363,8 +363,8 @@ def _given_again(checkpoint: Checkpoint, part: Checkpoint, config: Any) -> dict[
     own, stored = (
         _dict_in(_dict_in(each.manifest, "config"), "settings") for each in (part, checkpoint)
     )
-    given = {name: config[name] for name in _unheld(own, stored) if name in config}
-    model = _unheld(_dict_in(own, "model"), _dict_in(stored, "model"))
+    given = {name: config[name] for name in _unheld_alike(own, stored) if name in config}
+    model = _unheld_alike(_dict_in(own, "model"), _dict_in(stored, "model"))
     again = {name: config["model"][name] for name in model if name in config["model"]}
     return {**given, "model": again} if again else given
 
@@ -375,7 +375,7 @@ def _dict_in(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def _unheld(own: Mapping[str, Any], stored: Mapping[str, Any]) -> list[str]:
+def _unheld_alike(own: Mapping[str, Any], stored: Mapping[str, Any]) -> list[str]:
     """Returns the names under which both have the same that a file cannot hold."""
     same = [name for name, value in own.items() if name in stored and stored[name] == value]
     return [name for name in same if find_missing(decode_value(own[name]))]

@@ -137,7 +137,7 @@ class RayWorkers:
         threads = max(1, int(config.num_cpus_per_worker))
         remote.actor = kind.remote(threads, environ, [os.path.abspath(path) for path in sys.path])
         arguments = cloudpickle.dumps(dict(self._arguments(remote.index, recreated)))
-        remote.building = remote.actor.build.remote(arguments, pack_names())
+        remote.building = remote.actor.build.remote(arguments, self._names)
         remote.since = time.monotonic()
         remote.probe, remote.notices, remote.samples, remote.warned = None, [], [], False
 

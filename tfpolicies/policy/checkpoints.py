@@ -121,8 +121,7 @@ def policy_of_record(
     Raises:
         CheckpointError: if it is damaged, or names an unknown class.
     """
-    named = {describe(found): found for found in classes}
-    policy = _built(record, source, named, None, num_weights)
+    policy = _built(record, source, classes, None, num_weights)
     policy.set_state({**policy.get_state(), **_stored_state(record)})
     return policy
 
@@ -207,9 +206,7 @@ def policy_of(
         classes: classes outside this package that it may name.
         overrides: settings that replace stored ones.
     """
-    held = _held(checkpoint)
-    known = {describe(found): found for found in classes}
-    policy = _built(checkpoint.manifest, source, known, overrides, held)
+    policy = _built(checkpoint.manifest, source, classes, overrides, _held(checkpoint))
     policy.set_state(state_of(checkpoint))
     return policy
 
@@ -217,12 +214,12 @@ def policy_of(
 def _built(
     manifest: Mapping[str, Any],
     source: str,
-    known: Mapping[str, type],
+    classes: Sequence[type],
     overrides: Mapping[str, Any] | None,
     held: int,
 ) -> Any:
     """Returns a new policy of the class, spaces and config of a manifest."""
-    spec = _spec(manifest, source, known, overrides, held)
+    spec = _spec(manifest, source, classes, overrides, held)
     found: Any = spec.policy_class
     spaces, config = (spec.observation_space, spec.action_space), spec.config
     program, policy_id = manifest.get("program"), manifest.get("policy_id")
@@ -253,8 +250,7 @@ def spec_of(
     Raises:
         CheckpointError: if the manifest lacks it, or names an unknown class.
     """
-    known = {describe(found): found for found in classes}
-    return _spec(checkpoint.manifest, source, known, overrides, _held(checkpoint))
+    return _spec(checkpoint.manifest, source, classes, overrides, _held(checkpoint))
 
 
 def _held(checkpoint: Checkpoint) -> int:
@@ -265,12 +261,12 @@ def _held(checkpoint: Checkpoint) -> int:
 def _spec(
     manifest: Mapping[str, Any],
     source: str,
-    known: Mapping[str, type],
+    classes: Sequence[type],
     overrides: Mapping[str, Any] | None,
     held: int,
 ) -> PolicySpec:
     try:
-        found: Any = _class_of(manifest, source, known)
+        found: Any = _class_of(manifest, source, classes)
         spaces = [decode_space(manifest[f"{kind}_space"]) for kind in ("observation", "action")]
         config = decode_config(manifest["config"], overrides, source)
         _ = manifest["state"]
@@ -324,7 +320,7 @@ def _sequence(value: Any) -> Sequence[Any]:
     return value if isinstance(value, list | tuple) else ()
 
 
-def _class_of(manifest: Mapping[str, Any], source: str, given: Mapping[str, type]) -> type:
+def _class_of(manifest: Mapping[str, Any], source: str, classes: Sequence[type]) -> type:
     stored: Any = manifest["policy_class"]
     name = (
         (stored.get("$import") or stored.get("$unavailable"))
@@ -333,7 +329,7 @@ def _class_of(manifest: Mapping[str, Any], source: str, given: Mapping[str, type
     )
     if not isinstance(name, str):
         raise CheckpointError(f"{source} names no policy class, but {stored!r:.80}.")
-    found = decode_value(stored, known=given)
+    found = decode_value(stored, known={describe(each): each for each in classes})
     if isinstance(found, Missing):
         raise CheckpointError(
             f"{source} holds a policy of the class {name}, which is not one of this package's. "

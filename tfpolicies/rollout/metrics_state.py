@@ -34,7 +34,7 @@ def metrics_state(metrics: Sequence[RolloutMetrics]) -> list[list[Any]]:
 def restored_metrics(state: Sequence[Sequence[Any]]) -> list[RolloutMetrics]:
     """Returns the metrics that `metrics_state` was called on.
 
-    Checkpoints of before 2026-11-22 have length, reward and perhaps the rewards of agents alone.
+    Lists may end after the reward, as those of older checkpoints do; the rest is empty then.
     """
     return [_restored(*values) for values in state]
 
