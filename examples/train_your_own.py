@@ -19,18 +19,18 @@ from tfpolicies.reporting.progress_row import progress_row
 
 
 class Corridor(gym.Env):
-    """Walk to the door at the right end; every step costs 0.1, the door pays 1."""
+    """Walk from anywhere to the door at the right end; a step costs 0.1, the door pays 1."""
 
     observation_space = gym.spaces.Box(0.0, 1.0, (1,), np.float32)
     action_space = gym.spaces.Discrete(2)  # left, right
-    length, longest = 10, 100
+    length, longest = 10, 30
 
     def __init__(self, config: Any = None) -> None:
         self.place = self.steps = 0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
         super().reset(seed=seed)
-        self.place = self.steps = 0
+        self.place, self.steps = int(self.np_random.integers(self.length)), 0
         return self._observation(), {}
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
