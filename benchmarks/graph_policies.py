@@ -2,8 +2,7 @@
 
 An eager policy lives beside them; its outputs must not change. Prints the resident memory for 50
 policies of one Program, whose growth after the tenth must stay below 10 MB, and the growth per
-Program for policies of 10 Programs: TensorFlow never frees a graph in which a Keras optimizer was
-used, so a Program in graph mode stays for the next policy of its kind.
+Program for policies of 10 Programs, of which the last four stay for the next policy of their kind.
 """
 
 from __future__ import annotations

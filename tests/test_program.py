@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 from tiny import assert_close, assert_equal, batch_for, make
 
-from tfpolicies import PGConfig, PGTF2Policy, PPOTF2Policy, TFPolicy
+from tfpolicies import PGConfig, PGTF2Policy, PPOTF1Policy, PPOTF2Policy, TFPolicy
 from tfpolicies.errors import (
     BatchError,
     ConfigError,
@@ -71,6 +71,27 @@ def test_a_program_is_freed_when_its_policies_go():
     del twin
     gc.collect()
     assert program() is None
+
+
+@pytest.mark.core
+@pytest.mark.usefixtures("quick_collections")
+@pytest.mark.parametrize(("kind", "stays"), [(PPOTF2Policy, 0), (PPOTF1Policy, 4)])
+def test_graphs_of_updates_are_freed(kind, stays):
+    def learn(width):
+        policy = make(kind, model={"fcnet_hiddens": [width]})
+        policy.learn_on_batch(batch_for(policy, 8))
+        policy.learn_epochs(batch_for(policy, 8), 1, 4)
+        return weakref.ref(policy.program)
+
+    first = learn(2)
+    graphs = [weakref.ref(x) for x in gc.get_objects() if isinstance(x, tf.Graph)]
+    for i in range(stays):  # so many wait for another policy of their kind
+        gc.collect()
+        assert first() is not None
+        learn(3 + i)
+    gc.collect()
+    assert first() is None
+    assert {graph() for graph in graphs} <= {None, tf.compat.v1.get_default_graph()}
 
 
 # -- each state for itself ------------------------------------------------------------------------

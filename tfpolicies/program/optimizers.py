@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfpolicies.errors import ConfigError
-from tfpolicies.program.view import TapeOptimizer
+from tfpolicies.program.view import TapeOptimizer, update
 
 FLAG = "_tf_policy_handles_more_than_one_loss"
 
@@ -92,7 +92,7 @@ class Optimizers:
         """Updates the trainable variables with gradients in the order of `differentiated`."""
         count = len(self._trained)
         for i, optimizer in enumerate(self._all):
-            optimizer.apply(list(gradients[i * count : (i + 1) * count]), self._trained)
+            update(optimizer, list(gradients[i * count : (i + 1) * count]), self._trained)
 
 
 def gradients_of(pairs: Any) -> list[Any]:

@@ -13,6 +13,7 @@ import logging
 import math
 import threading
 import weakref
+from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -44,7 +45,7 @@ _LARGE_IMAGE, _LARGE_KERNELS = 64 * 64, 100_000  # pixels, numbers
 
 _registry: weakref.WeakValueDictionary[tuple, Program] = weakref.WeakValueDictionary()
 _registry_lock = threading.Lock()
-_kept: list[Program] = []  # whose memory nobody could give back, so that it is used again
+_kept: deque[Program] = deque(maxlen=4)  # asked for last, of those that stay without a policy
 
 
 class LearnerSignature(NamedTuple):
@@ -98,8 +99,10 @@ class Program:
             program = _registry.get(spec.key)
             if program is None:
                 program = _registry[spec.key] = cls(spec)
-                if program.runtime.is_kept:
-                    _kept.append(program)
+            if program.runtime.is_kept:
+                if program in _kept:
+                    _kept.remove(program)
+                _kept.append(program)
             return program
 
     @property

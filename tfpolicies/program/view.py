@@ -168,7 +168,18 @@ class TapeOptimizer:
             tf.zeros_like(v) if by_variable.get(id(v)) is None else by_variable[id(v)]
             for v in self._variables
         ]
-        self._optimizer.apply(gradients, self._variables)
+        update(self._optimizer, gradients, self._variables)
+
+
+def update(optimizer: Any, gradients: Sequence[tf.Tensor], variables: Sequence[Any]) -> None:
+    """Has a Keras optimizer update variables; all optimizers are called here.
+
+    Outside a distribution strategy's replica, for in a replica Keras sums gradients over replicas
+    by an operation with a gradient of its own, which TensorFlow keeps for ever, and with it the
+    graph of the update.
+    """
+    replica = tf.distribute.get_replica_context()
+    replica.merge_call(lambda strategy: optimizer.apply(gradients, variables))
 
 
 def nested_rows(space_leaves: Sequence[Leaf], batch: Any, argument: str) -> Any:

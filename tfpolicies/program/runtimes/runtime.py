@@ -28,7 +28,7 @@ class Runtime(abc.ABC):
 
     Attributes:
         traced: whether functions are traced, and so may be compiled by XLA.
-        is_kept: whether the Program stays for later policies of its kind when its last one goes.
+        is_kept: whether the Program stays for a while when the last policy of its kind goes.
     """
 
     traced = True

@@ -227,8 +227,8 @@ class _PolicySession:
 class SessionRuntime(Runtime):
     """Runs the functions of one Program in its graph, in one session per state.
 
-    The graph stays when the Program's last policy goes: TensorFlow never frees a graph in which a
-    Keras optimizer was used, so the next policy of the kind takes it again.
+    Making a graph takes long and leaves two megabytes behind, so it stays for a while when the
+    Program's last policy goes, and the next policy of the kind takes it again.
 
     Args:
         functions: the Program's functions over eager variables; the graph's are made like them.
