@@ -64,7 +64,7 @@ class Breaking(gym.Env):
             if self.breaks("tuple"):
                 return obs, reward
             if self.breaks("hang"):
-                time.sleep(0.5)
+                time.sleep(1.0)
             for kind, bad in BAD_OBSERVATIONS.items():
                 obs = bad if self.breaks(kind) else obs
         return obs, reward, self.now == 4, False, {}
@@ -292,17 +292,17 @@ def test_what_is_not_in_a_discrete_space_is_named(part, space, form):
 
 @pytest.mark.parametrize("source", [Breaking, Team])
 def test_a_step_that_takes_too_long_is_reported_while_it_lasts_and_counts_as_broken(source, caplog):
-    worker = worker_of(source, "hang", env_step_timeout_s=0.2)
+    worker = worker_of(source, "hang", env_step_timeout_s=0.4)
     with caplog.at_level(logging.ERROR):
         _, metrics = sampled(worker)
     assert sum(m.episode_faulty for m in metrics) == 1
-    assert "`step` of environment 1 of worker 0 hangs for 0." in caplog.text
-    assert "time.sleep(0.5)" in caplog.text
+    assert "`step` of environment 1 of worker 0 hangs for " in caplog.text
+    assert "time.sleep(1.0)" in caplog.text
     assert worker.trouble() is None
     worker.stop()
     Breaking.made.clear()
-    strict = worker_of(source, "hang", restart=False, env_step_timeout_s=0.2)
-    with pytest.raises(EnvError, match=r"took 0\.\d seconds; env_step_timeout_s=0.2"):
+    strict = worker_of(source, "hang", restart=False, env_step_timeout_s=0.4)
+    with pytest.raises(EnvError, match=r"took \d+\.\d seconds; env_step_timeout_s=0.4"):
         sampled(strict)
     strict.stop()
 

@@ -87,12 +87,12 @@ def start_training(folder: Path, *words: str) -> tuple[subprocess.Popen[str], Pa
 
 
 def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    for _ in range(600):
+    for _ in range(3000):
         assert process.poll() is None, process.communicate()[1]
         if condition():
             return
         time.sleep(0.1)
-    raise AssertionError("nothing happened within a minute")
+    raise AssertionError("nothing happened within five minutes")
 
 
 # -- the words of the command line ------------------------------------------------------------
@@ -256,7 +256,7 @@ def test_what_is_trained_cannot_change_with_a_resume(
 def test_ctrl_c_saves_and_prints_the_command_that_goes_on(here: Path) -> None:
     process, run = start_training(here, "--checkpoint-every", "1000000")
     process.send_signal(signal.SIGINT)
-    shown, errors = process.communicate(timeout=60)
+    shown, errors = process.communicate(timeout=300)
     assert process.returncode == 130, errors
     assert "Traceback" not in errors
     done = iterations(run)

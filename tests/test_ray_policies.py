@@ -226,7 +226,7 @@ def test_a_worker_that_hangs_is_replaced(ray_cluster, caplog):
     algorithm = (
         ppo(Hanging)
         .fault_tolerance(
-            env_step_timeout_s=1.0,
+            env_step_timeout_s=3.0,
             recreate_failed_workers=True,
             delay_between_worker_restarts_s=0.0,
         )
@@ -239,7 +239,7 @@ def test_a_worker_that_hangs_is_replaced(ray_cluster, caplog):
         )
         .build()
     )
-    deadline, results = time.monotonic() + 90, []
+    deadline, results = time.monotonic() + 300, []
     while not results or results[-1]["num_healthy_workers"] < 2:
         results.append(algorithm.train())
         assert time.monotonic() < deadline
