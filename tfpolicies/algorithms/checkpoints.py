@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfpolicies.config.policy_spec import PolicySpec
+from tfpolicies.config.stored_environments import environment_of_file
 from tfpolicies.errors import CheckpointError, ConfigError
 from tfpolicies.policy.checkpoints import (
     ALGORITHM_MANIFEST,
@@ -21,6 +22,7 @@ from tfpolicies.policy.checkpoints import (
     spec_of,
     state_of,
 )
+from tfpolicies.policy.stored_settings import decode_settings
 from tfpolicies.storage.array_places import put_arrays, take_arrays
 from tfpolicies.storage.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from tfpolicies.storage.generator_json import decode_generator, encode_generator
@@ -217,6 +219,7 @@ def unheld(
     functions = {name: x.name for name, x in roster.items() if isinstance(x, Missing)}
     others = {**dict.fromkeys(roster), **(overrides or {})}
     config = overridden_config({**manifest["config"], "keras": None}, others, source)
+    config = _without_foreign_environments(config, overrides or {})
     settings = {name: find_missing(value) for name, value in config.items()}
     settings = {name: missing for name, missing in settings.items() if missing}
     names = [
@@ -232,6 +235,26 @@ def unheld(
         parts = ", ".join(f"{name!r}: ..." for name in settings)
         arguments.insert(0, f"config={{{parts}}}")
     return Unheld(", ".join(names), f"from_checkpoint(path, {', '.join(arguments)})")
+
+
+def _without_foreign_environments(
+    config: Mapping[str, Any], overrides: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns a config with a `Missing` for each environment that the file alone would import.
+
+    Args:
+        config: as stored, with the overrides.
+        overrides: what the caller gives: an environment named there may be named by the file, too.
+    """
+    found = dict(config)
+    if "env" not in overrides:
+        found["env"] = environment_of_file(config.get("env"))
+    evaluation = config.get("evaluation_config")
+    if isinstance(evaluation, Mapping) and "evaluation_config" not in overrides:
+        env = evaluation.get("env")
+        if isinstance(env, str) and env != overrides.get("env"):
+            found["evaluation_config"] = {**evaluation, "env": environment_of_file(env)}
+    return found
 
 
 def require_unheld(
@@ -378,7 +401,7 @@ def _dict_in(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 def _unheld_alike(own: Mapping[str, Any], stored: Mapping[str, Any]) -> list[str]:
     """Returns the names under which both have the same that a file cannot hold."""
     same = [name for name, value in own.items() if name in stored and stored[name] == value]
-    return [name for name in same if find_missing(decode_value(own[name]))]
+    return [name for name in same if find_missing(decode_settings({name: own[name]}))]
 
 
 def algorithm_class_of(checkpoint: Checkpoint, source: str, given: type) -> type:
