@@ -19,10 +19,11 @@ from tfpolicies.envs.multi_agent_env import ALL, MultiAgentStep
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
 from tfpolicies.envs.repairs import check_observation, check_reward
 from tfpolicies.envs.vector import own_copy, single_actions
-from tfpolicies.errors import ConfigError, EnvError, UnknownPolicyError, UsageError
+from tfpolicies.errors import ConfigError, EnvError, SpaceError, UnknownPolicyError, UsageError
 from tfpolicies.policy.stacked_acting import ColumnsCall, act_columns
 from tfpolicies.rollout import multi_agent_state
 from tfpolicies.rollout.episode import RolloutMetrics
+from tfpolicies.rollout.fitting_spaces import AgentSpaces
 from tfpolicies.rollout.metrics_state import metrics_state, restored_metrics
 from tfpolicies.rollout.multi_agent_batches import Postprocessor
 from tfpolicies.rollout.multi_agent_episode import Copy, MultiAgentEpisode
@@ -101,6 +102,7 @@ class MultiAgentSampler:
         self._worker = worker
         self._postprocessor = Postprocessor(clip_rewards, callbacks, worker, policies)
         self._copies: list[Copy] = []
+        self._spaces = AgentSpaces(observed=observation_fn is None)
         self._broken: dict[int, Exception] = {}  # by copy, in the present step
         self._own_code_ran = True  # of the user's, which may have removed policies
 
@@ -168,7 +170,12 @@ class MultiAgentSampler:
             mapping_fn=self.policy_mapping_fn,
             policies=self.policies,
             seats=self._ledger.seats,
+            admit=self._admit,
         )
+
+    def _admit(self, episode: MultiAgentEpisode, agent: Any, policy_id: str) -> None:
+        env = self.envs.envs[episode.env_index]
+        self._spaces.check(env, agent, policy_id, self._present(policy_id))
 
     def _seen(self, obs: Mapping[Any, Any], episode: MultiAgentEpisode) -> Mapping[Any, Any]:
         if self._observation_fn is None:
@@ -268,6 +275,7 @@ class MultiAgentSampler:
         Raises:
             EnvError: if an environment breaks the contract of `MultiAgentEnv`.
             UnknownPolicyError: if the mapping function names no policy that is there.
+            SpaceError: if the spaces of an agent and its policy do not fit together.
             UsageError: if no episodes are running. After an error `reset` has to begin new ones.
         """
         if not self._copies:
@@ -340,7 +348,7 @@ class MultiAgentSampler:
         obs = self._seen(obs, episode)  # what it raises is no fault of the environment
         try:
             over = self._take(copy, t, obs, rewards, terminateds, truncateds)
-        except UnknownPolicyError:
+        except (UnknownPolicyError, SpaceError):  # no fault of the environment either
             raise
         except Exception as error:
             episode.length = t
