@@ -458,7 +458,8 @@ class Algorithm:
             policy_state: its state, as `get_state` returned it.
             policy_mapping_fn: from now on says which policy acts for an agent.
             policies_to_train: ids of the policies to train, or `f(policy_id, batch=None)`.
-            evaluation_workers: whether workers that evaluate get it, too.
+            evaluation_workers: whether workers that evaluate get it, too, with the settings of
+                `evaluation_config` but for those that are the policy's own.
             module_spec: must be None.
 
         Returns:

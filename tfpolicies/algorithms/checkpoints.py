@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -9,7 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tfpolicies.config.multi_agent_setup import policy_config
 from tfpolicies.config.policy_spec import PolicySpec
+from tfpolicies.config.read_only import is_equal
 from tfpolicies.config.stored_environments import environment_of_file
 from tfpolicies.errors import CheckpointError, ConfigError
 from tfpolicies.policy.checkpoints import (
@@ -365,9 +368,13 @@ def specs_of(checkpoint: Checkpoint, source: str, config: Any) -> dict[str, Poli
             return known[pid]
         given = _given_again(checkpoint, part, config)
         found = spec_of(part, f"policy {pid!r} of {source}", classes, given)
-        if found.config.get("explore") == config.explore:  # so that it may differ in evaluation
-            del found.config["explore"]
-        return found
+        common = policy_config(config, pid, found.policy_class, {}).to_dict()
+        own = {  # what it has in common may differ in evaluation
+            name: value
+            for name, value in found.config.items()
+            if name not in common or not is_equal(value, common[name])
+        }
+        return dataclasses.replace(found, config=own)
 
     return {pid: spec(pid, part) for pid, part in checkpoint.policies.items()}
 

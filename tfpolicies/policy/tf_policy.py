@@ -647,8 +647,12 @@ class TFPolicy(PolicyKind):
             self.apply_filter()
 
     def act_like(self, other: Any) -> None:
-        """Takes over weights, filter and time step of a policy of the same kind."""
-        if not isinstance(other, TFPolicy):
+        """Takes over weights, filter and time step of a policy with such a model.
+
+        Raises:
+            UsageError: if the other has another model; nothing is changed then.
+        """
+        if not isinstance(other, TFPolicy) or not self._has_variables_like(other):
             raise UsageError(f"{self!r} cannot act like {other!r}, which is of another kind.")
         with other._state.lock:
             acting = [other._state.copy_of(part) for part in ACTING]
@@ -661,6 +665,12 @@ class TFPolicy(PolicyKind):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine is not None and theirs is not None:
                 mine.sync(theirs)
+
+    def _has_variables_like(self, other: TFPolicy) -> bool:
+        mine, theirs = self.program, other.program
+        return mine is theirs or all(
+            mine.layout.of(part) == theirs.layout.of(part) for part in ACTING
+        )
 
     def apply_filter(self) -> None:
         """Acts and learns with `filter`'s present statistics from now on; call it after a change.
