@@ -463,6 +463,9 @@ class TFPolicy(PolicyKind):
         """
         self._learning.apply(gradients)
 
+    def take_seconds_loading(self) -> float:
+        return self._learning.take_seconds_loading()
+
     def load_batch_into_buffer(self, batch: Mapping[str, Any], buffer_index: int = 0) -> int:
         """Keeps a batch for `learn_on_loaded_batch`; returns its number of rows."""
         return self._learning.load(batch, buffer_index)

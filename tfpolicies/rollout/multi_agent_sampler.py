@@ -65,7 +65,7 @@ class MultiAgentSampler:
         policy_mapping_fn: may be set anew; running episodes keep the one they began with.
         metrics: of the episodes that ended, until somebody takes them; whole episodes are reported
             with the batch that they are in.
-        agent_steps_played: by the last `play`.
+        agent_steps_ended: the steps of agents in all episodes that ended since `play` was called.
         times: of the parts of a step.
     """
 
@@ -90,7 +90,7 @@ class MultiAgentSampler:
         self.policy_mapping_fn = policy_mapping_fn
         self.rng = rng
         self.metrics: list[RolloutMetrics] = []
-        self.agent_steps_played = 0
+        self.agent_steps_ended = 0
         self.times = StepTimes(perf_stats_ema_coef)
         self._waited = 0  # ns for environments in the present step
         self._length = fragment_length
@@ -214,6 +214,7 @@ class MultiAgentSampler:
                 f"An episode of environment {index} ended after {episode.length} steps without a "
                 "single transition of an agent. Give observations to agents that can act on them."
             )
+        self.agent_steps_ended += agent_steps
         episode.close()
         self.envs.repairs.worked(index)
         self._call("on_episode_end", episode)
@@ -495,7 +496,7 @@ class MultiAgentSampler:
         shares = [(amount + count - 1 - i) // count for i in range(count)]
         self.reset(seeds)
         self.metrics = []
-        self.agent_steps_played = 0
+        self.agent_steps_ended = 0
         played: list[RolloutMetrics] = []
         done = [0] * count
         going = [copy for copy in self._copies if shares[copy.index] > 0]
@@ -511,9 +512,7 @@ class MultiAgentSampler:
                     played.append(episode.metrics(self.times.means()))
                     done[copy.index] += 1 if by_episodes else episode.length
             going = [copy for copy in going if done[copy.index] < shares[copy.index]]
-            closed = self._ledger.records["t"] >= 0
-            self.agent_steps_played += int(closed.sum())
-            self._ledger.keep(~closed)
+            self._ledger.keep(self._ledger.records["t"] < 0)
             self._ledger.forget_trajectories(self._copies)
         self._finished, self.metrics = [], []
         return played
