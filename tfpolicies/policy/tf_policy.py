@@ -235,8 +235,10 @@ class TFPolicy(PolicyKind):
                 "this model cannot be copied, because Keras cannot rebuild it from its config; "
                 "give the model as a factory f(observation_space, num_outputs) instead."
             )
-        for variable, value in zip(model.variables, self.get_weights().values(), strict=True):
-            variable.assign(value)
+        weights, slots = self.get_weights(), self.program.layout.of("model")
+        for variable, slot in zip(model.variables, slots, strict=True):
+            if slot.key in weights:  # others are not read
+                variable.assign(weights[slot.key])
         return model
 
     def get_session(self) -> Any:
@@ -526,7 +528,11 @@ class TFPolicy(PolicyKind):
     # -- weights and state --------------------------------------------------------------------
 
     def get_weights(self) -> dict[str, np.ndarray]:
-        """Returns copies of the model's variables under canonical keys, in order."""
+        """Returns copies of the model's variables under canonical keys, in order.
+
+        The seeds of layers with dropout are among them; those of LSTM and GRU layers without, which
+        are never read, are not.
+        """
         return self._state.copy_of("model")
 
     def set_weights(self, weights: Mapping[str, Any] | Sequence[Any]) -> None:
