@@ -3,7 +3,9 @@
 import gc
 import math
 import sys
+import time
 import tracemalloc
+from pathlib import Path
 
 import gymnasium as gym
 import keras
@@ -23,7 +25,10 @@ from tfpolicies import (
     PPOConfig,
 )
 from tfpolicies.errors import ConfigError, EnvError, UnknownPolicyError, UsageError
+from tfpolicies.policy import learning
+from tfpolicies.policy.learning_batches import learning_columns
 from tfpolicies.policy.policy import ActionBatch
+from tfpolicies.reporting.machine import MachineLoad
 
 
 def creator(kind, *arguments):
@@ -80,14 +85,13 @@ def test_an_iteration_reports_what_is_documented():
     assert result["config"]["seed"] == 4
     assert 0 < result["time_this_iter_s"] <= result["time_total_s"]
     timers = result["timers"]
-    assert set(timers) >= {"training_iteration_time_ms", "sample_time_ms", "learn_time_ms"}
     assert 0 < timers["synch_weights_time_ms"] < timers["training_iteration_time_ms"]
     assert timers["learn_throughput"] == pytest.approx(32e3 / timers["learn_time_ms"])
     assert result["iterations_since_restore"] == 2
     assert result["time_since_restore"] == result["time_total_s"]
     assert result["node_ip"] == algorithm.worker.get_node_ip()
     assert result["trial_id"] == "default"
-    parts = timers["sample_time_ms"] + timers["learn_time_ms"]
+    parts = timers["sample_time_ms"] + timers["load_time_ms"] + timers["learn_time_ms"]
     assert 0 < parts <= timers["training_iteration_time_ms"]
     for name in ("date", "timestamp", "pid", "hostname"):
         assert result[name]
@@ -98,6 +102,129 @@ def test_an_iteration_reports_what_is_documented():
         learner["learner_stats"]
     )
     assert all(math.isfinite(value) for value in learner["learner_stats"].values())
+
+
+SUMMARY = {
+    "episode_reward_max",
+    "episode_reward_min",
+    "episode_reward_mean",
+    "episode_len_mean",
+    "episodes_this_iter",
+    "num_faulty_episodes",
+    "policy_reward_min",
+    "policy_reward_max",
+    "policy_reward_mean",
+    "custom_metrics",
+    "hist_stats",
+    "sampler_perf",
+    "connector_metrics",
+    "episode_media",
+}
+COUNTERS = {
+    f"num_{unit}_steps_{what}" for unit in ("env", "agent") for what in ("sampled", "trained")
+}
+WORKERS = {"num_healthy_workers", "num_in_flight_async_reqs", "num_remote_worker_restarts"}
+TIMERS = {
+    "training_iteration_time_ms",
+    "sample_time_ms",
+    "load_time_ms",
+    "load_throughput",
+    "learn_time_ms",
+    "learn_throughput",
+    "synch_weights_time_ms",
+}
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("unit", ["env_steps", "agent_steps"])
+def test_results_have_these_keys_and_no_others(unit):
+    config = tiny().multi_agent(count_steps_by=unit)
+    result = config.evaluation(evaluation_interval=1, evaluation_duration=1).build().train()
+    assert set(result) == {
+        *SUMMARY,
+        *COUNTERS,
+        *WORKERS,
+        "sampler_results",
+        "info",
+        "counters",
+        "timers",
+        "perf",
+        "evaluation",
+        f"num_{unit}_sampled_this_iter",
+        f"num_{unit}_trained_this_iter",
+        f"num_{unit}_sampled_throughput_per_sec",
+        f"num_{unit}_trained_throughput_per_sec",
+        "num_steps_trained_this_iter",
+        "timesteps_total",
+        "agent_timesteps_total",
+        "done",
+        "episodes_total",
+        "training_iteration",
+        "trial_id",
+        "date",
+        "timestamp",
+        "time_this_iter_s",
+        "time_total_s",
+        "time_since_restore",
+        "iterations_since_restore",
+        "pid",
+        "hostname",
+        "node_ip",
+        "config",
+    }
+    assert set(result["sampler_results"]) == SUMMARY
+    assert set(result["timers"]) == TIMERS
+    assert set(result["info"]) == {"learner", *COUNTERS}
+    assert set(result["counters"]) == COUNTERS
+    assert set(result["evaluation"]) == {
+        *SUMMARY,
+        *WORKERS,
+        "sampler_results",
+        "num_agent_steps_sampled_this_iter",
+        "num_env_steps_sampled_this_iter",
+        "timesteps_this_iter",
+    }
+
+
+def test_loading_is_timed_apart_from_learning(monkeypatch):
+    def slow(program, batch):
+        time.sleep(0.05)
+        return learning_columns(program, batch)
+
+    algorithm = tiny().build()
+    algorithm.get_policy().load_batch_into_buffer(algorithm.worker.sample())
+    monkeypatch.setattr(learning, "learning_columns", slow)
+    algorithm.train()
+    timers = algorithm.train()["timers"]
+    assert timers["load_time_ms"] >= 50
+    assert timers["load_throughput"] == pytest.approx(32e3 / timers["load_time_ms"])
+    parts = [timers[f"{name}_time_ms"] for name in ("sample", "load", "learn", "synch_weights")]
+    assert sum(parts) <= timers["training_iteration_time_ms"]
+
+
+@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="tells nothing of the machine")
+def test_results_say_how_busy_the_machine_is_unless_told_not_to():
+    perf = tiny().build().train()["perf"]
+    assert set(perf) == {"cpu_util_percent", "ram_util_percent"}
+    assert all(0 < percent <= 100 for percent in perf.values())
+    assert tiny().debugging(log_sys_usage=False).build().train()["perf"] == {}
+
+
+def test_the_load_of_a_machine_is_that_since_the_last_reading(tmp_path):
+    def tell(cpu, ram="MemTotal:  1000 kB\nMemFree:  100 kB\nMemAvailable:  250 kB\n"):
+        (tmp_path / "stat").write_text(f"cpu  {cpu}\ncpu0 1 2 3\n")
+        (tmp_path / "meminfo").write_text(ram)
+
+    tell("100 0 100 700 100 0 0 0 50 0")  # 200 of 1000 ticks were busy
+    load = MachineLoad(str(tmp_path))
+    tell("160 5 110 900 110 3 2 10 50 0")  # 90 of 300
+    assert load.read() == {"cpu_util_percent": 30.0, "ram_util_percent": 75.0}
+    assert load.read()["cpu_util_percent"] == 30.0  # no tick since then
+    tell("260 5 110 900 110 3 2 10 50 0", ram="MemTotal: many\n")
+    assert load.read() == {"cpu_util_percent": 100.0}
+    tell("?", ram="")
+    assert load.read() == {}
+    assert MachineLoad(str(tmp_path / "nothing")).read() == {}
 
 
 @pytest.mark.core

@@ -12,6 +12,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from tfpolicies import DefaultCallbacks, MultiAgentEnv, PPOConfig, PPOTF2Policy, RolloutWorker
 from tfpolicies.envs.multi_agent_env import make_multi_agent
 from tfpolicies.errors import EnvError
+from tfpolicies.rollout.evaluation import play
 
 GOOD = np.zeros(2, np.float32)
 BAD_OBSERVATIONS = {
@@ -305,6 +306,18 @@ def test_a_step_that_takes_too_long_is_reported_while_it_lasts_and_counts_as_bro
     with pytest.raises(EnvError, match=r"took \d+\.\d seconds; env_step_timeout_s=0.4"):
         sampled(strict)
     strict.stop()
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(("source", "agents"), [(Breaking, 1), (Team, 2)])
+@pytest.mark.parametrize("by_episodes", [True, False])
+def test_an_evaluation_counts_no_steps_of_broken_episodes(source, agents, by_episodes):
+    worker = worker_of(source, "step")
+    played = play(worker, 6 if by_episodes else 24, by_episodes=by_episodes)
+    assert [episode.episode_faulty for episode in played.episodes].count(True) == 1
+    assert played.done(by_episodes=True) == 6
+    assert played.done(by_episodes=False) == 24  # an episode has 4
+    assert played.agent_steps == 24 * agents
 
 
 @pytest.mark.core

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import keras
@@ -20,7 +21,11 @@ from tfpolicies import (
     PPOTF2Policy,
     TFPolicy,
 )
+from tfpolicies.config.stored_environments import environment_of_file
+from tfpolicies.envs.registry import register_environment
 from tfpolicies.errors import CheckpointError, ConfigError, UnknownPolicyError, WeightsError
+from tfpolicies.policy.stored_settings import decode_settings
+from tfpolicies.storage.json_values import Missing, encode_value, find_missing
 
 
 class OwnPolicy(PPOTF2Policy):
@@ -312,6 +317,104 @@ def test_no_code_named_by_a_checkpoint_is_run(tmp_path):
     (tmp_path / "policy.json").write_text(json.dumps(manifest))
     with pytest.raises(CheckpointError, match=r"policy\.json"):
         TFPolicy.from_checkpoint(tmp_path)
+
+
+FOREIGN = """
+from environments import SeededEnv
+from tfpolicies.exploration.strategies import StochasticSampling
+
+class Env(SeededEnv):
+    pass
+
+class Strategy(StochasticSampling):
+    pass
+"""
+
+
+@pytest.fixture
+def foreign(tmp_path, monkeypatch):
+    """A module of the user's; returns what makes Python forget that it was imported."""
+    (tmp_path / "foreign_module.py").write_text(FOREIGN)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def forget():
+        return sys.modules.pop("foreign_module", None)
+
+    yield forget
+    forget()
+
+
+@pytest.mark.parametrize("name", ["foreign_module:Env", "foreign_module.Env"])
+def test_an_environment_that_a_file_names_is_not_imported(name, foreign, tmp_path, caplog):
+    settings = {"exploration_config": {"type": "foreign_module.Strategy"}}
+    made = config(name).exploration(**settings).debugging(log_level="WARN")
+    algorithm = made.evaluation(evaluation_config={"env": name, **settings}).build()
+    algorithm.save(tmp_path / "run")
+    names = ("env", "exploration_config", "evaluation_config")
+    call = f"(path, config={{{', '.join(f'{each!r}: ...' for each in names)}}})."
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert told.endswith(call)
+    assert foreign() is not None
+    with pytest.raises(CheckpointError) as error:
+        Algorithm.from_checkpoint(tmp_path / "run")
+    assert str(error.value).endswith(call)
+    for place in (
+        f"config['env'] ({name})",
+        f"config['evaluation_config']['env'] ({name})",
+        "config['exploration_config']['type'] (foreign_module.Strategy)",
+        "config['evaluation_config']['exploration_config']['type'] (foreign_module.Strategy)",
+    ):
+        assert place in str(error.value)
+    with pytest.raises(CheckpointError, match=r"\['exploration_config'\]\['type'\]"):
+        Policy.from_checkpoint(tmp_path / "run")
+    assert foreign() is None
+    given = {"env": name, **settings, "evaluation_config": {"env": name}}
+    assert Algorithm.from_checkpoint(tmp_path / "run", config=given).config.env == name
+    assert foreign() is not None
+
+
+def test_an_environment_that_the_caller_names_may_be_named_by_the_file_too(foreign, tmp_path):
+    name = "foreign_module:Env"
+    config(name).evaluation(evaluation_config={"env": name}).build().save(tmp_path / "run")
+    assert Algorithm.from_checkpoint(tmp_path / "run", config={"env": name}).config.env == name
+    again = Algorithm.from_checkpoint(
+        tmp_path / "run", config={"env": SeededEnv, "evaluation_config": None}
+    )
+    assert again.config.env is SeededEnv
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("name", "is_taken"),
+    [
+        ("CartPole-v1", True),
+        ("nowhere/Unheard.Of-v0", True),  # it is looked up, not imported
+        ("registered_here:Env", True),
+        ("pettingzoo:classic/tictactoe_v3", True),
+        ("mpe2:simple_spread_v3", True),
+        ("tfpolicies.testing.environments:MaskedEnv", True),
+        ("tfpolicies.testing.environments.MaskedEnv", True),
+        ("mpe2:simple_spread_v3.os", False),
+        ("tfpolicies.storage.atomic:os", False),
+        ("tfpolicies.storage.checkpoint:write_checkpoint", False),
+        ("tfpolicies.policy.tf_policy:TFPolicy", False),
+        ("foreign_module:CartPole-v1", False),
+        (":Env", False),
+        ("..Env", False),
+    ],
+)
+def test_a_file_may_choose_among_environments_that_are_there(name, is_taken):
+    register_environment("registered_here:Env", SeededEnv)
+    found = environment_of_file(name)
+    assert found == (name if is_taken else Missing(name, importable=True))
+
+
+def test_objects_that_an_optimizer_would_make_are_held_back():
+    inner = {"module": "foreign_module", "class_name": "Inner", "config": {}}
+    settings = {"optimizer": {"type": "lossscaleoptimizer", "inner_optimizer": inner}}
+    found = decode_settings(encode_value({"policies": {"a": (None, None, None, settings)}}))
+    names = [missing.name for missing in find_missing(found).values()]
+    assert names == ["Inner"]
 
 
 def test_only_the_json_format_and_no_prefix_are_taken(tmp_path):

@@ -224,7 +224,16 @@ def test_pg_trains_and_ships_for_an_importable_environment_with_settings(
     rows = read_progress(run / "progress.csv")
     assert rows[-1]["env_steps"] >= 600
     assert min(row["episode_len_mean"] for row in rows) >= 5
-    assert main(["evaluate", str(run), "--episodes", "3", "--explore"]) == 0
+    again = ["evaluate", str(run), "--episodes", "3", "--explore"]
+    assert main(again) == 2
+    assert "Give --env corridor_of_a_user:Corridor." in capsys.readouterr().err
+    assert main([*again, "--env", words[1]]) == 0
+    assert main(["train", "--resume", str(run), "--steps", "700"]) == 2
+    assert f"train {words[1]} --resume runs/{run.name}" in capsys.readouterr().err
+    assert main(["train", "other:Env", "--resume", str(run)]) == 2
+    assert "ENV cannot be given with --resume" in capsys.readouterr().err
+    assert main(["train", words[1], "--resume", str(run), "--steps", "700", "--play", "0"]) == 0
+    assert read_progress(run / "progress.csv")[-1]["env_steps"] >= 700
     elsewhere = ["--env", words[1], "--env-config", '{"length": 7}', "--episodes", "2"]
     assert main(["play-exported", str(run), *elsewhere]) == 0
     assert "episodes     2" in capsys.readouterr().out
@@ -281,7 +290,7 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint_without_doubles(here: Pat
 
 
 def test_a_run_killed_before_its_first_checkpoint_starts_anew_in_its_folder(
-    here: Path, trained: Path
+    here: Path, trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from tfpolicies.reporting.run_folder import RunFolder
 
@@ -289,6 +298,11 @@ def test_a_run_killed_before_its_first_checkpoint_starts_anew_in_its_folder(
     run = RunFolder.create(here, "ppo", {"train": {**settings, "steps": 256}, "finished": None})
     assert main(["train", "--resume", str(run.path)]) == 0
     assert iterations(run.path) == [1]
+    for words in ("env=a.b:C", "exploration_config.type=a.b.C", "evaluation_config.env=a.b:C"):
+        content = {"train": {**settings, "set": [words]}, "finished": None}
+        strange = RunFolder.create(here, "strange", content)
+        assert main(["train", "--resume", str(strange.path)]) == 2
+        assert "not imported on a file's word" in capsys.readouterr().err
     first = read_progress(trained / "progress.csv")[0]
     again = read_progress(run.progress_csv)[0]
     assert again["learner/default_policy/total_loss"] == first["learner/default_policy/total_loss"]

@@ -170,7 +170,6 @@ OTHERS = {
     "ope_split_batch_by_episode": False,
     "logger_creator": print,
     "logger_config": {"type": "csv"},
-    "log_sys_usage": "yes",
     "_fake_gpus": True,
     "num_learner_workers": 1,
     "num_cpus_per_learner_worker": 2,
@@ -227,7 +226,7 @@ def test_constants_are_read_but_are_no_part_of_the_dict():
 def test_values_that_would_change_nothing_are_taken_too():
     config = AlgorithmConfig()
     config.environment(is_atari=False, auto_wrap_old_gym_envs=False)
-    config.debugging(log_sys_usage=False, logger_config={})
+    config.debugging(logger_config={})
     config.experimental(_disable_action_flattening=True)
     config.offline_data(shuffle_buffer_size=0.0)
     assert config == AlgorithmConfig()

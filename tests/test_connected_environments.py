@@ -8,6 +8,8 @@ from gymnasium import spaces
 from tfpolicies import PPOConfig, PPOTF2Policy, RolloutWorker
 from tfpolicies.connectors import ClipObservations, ClipReward, FrameStack, UnsquashActions
 from tfpolicies.errors import ConfigError, UsageError
+from tfpolicies.rollout.episode import RolloutMetrics
+from tfpolicies.rollout.metrics import summarize_episodes
 
 
 class Counting(gym.Env):
@@ -98,6 +100,23 @@ def test_one_action_goes_through_the_connectors_too():
     np.testing.assert_allclose(
         widened.compute_single_action(observation, explore=False), 4.0 * own, rtol=1e-6
     )
+
+
+def test_results_have_the_times_of_connectors():
+    made = config().training(train_batch_size=16, sgd_minibatch_size=8)
+    algorithm = made.evaluation(evaluation_duration=2).build()
+    result = algorithm.train()
+    names = {"FrameStack_ms", "ClipReward_ms"}
+    for found in (result, result["sampler_results"], algorithm.evaluate()["evaluation"]):
+        assert set(found["connector_metrics"]) == names
+        assert 0 < found["connector_metrics"]["FrameStack_ms"] < 1000
+    assert summarize_episodes(
+        [
+            RolloutMetrics(connector_metrics={"A_ms": 1.0}),
+            RolloutMetrics(connector_metrics={"A_ms": 4.0}),
+            RolloutMetrics(),
+        ]
+    )["connector_metrics"] == {"A_ms": 2.5}
 
 
 def test_a_connector_that_remembers_wants_whole_episodes():

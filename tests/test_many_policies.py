@@ -532,6 +532,66 @@ def test_policies_that_are_added_explore_in_evaluation_as_the_others_do(tmp_path
     assert restored.get_policy("new").config["explore"] is True
 
 
+@pytest.mark.parametrize("early", [False, True])
+def test_policies_that_are_added_are_in_evaluation_what_those_of_the_config_are(tmp_path, early):
+    overrides = {
+        "exploration_config": {"type": "EpsilonGreedy", "initial_epsilon": 0.25},
+        "lambda_": 0.5,
+        "use_gae": False,
+        "clip_actions": True,
+    }
+    config = config_of(
+        policies={"left": PolicySpec(config={"lambda": 0.75}), "right": PolicySpec()}
+    )
+    algorithm = config.evaluation(evaluation_duration=1, evaluation_config=overrides).build()
+    if early:
+        algorithm.evaluate()
+    algorithm.add_policy("new", PPOTF2Policy, policy_mapping_fn=all_new)
+    algorithm.add_policy("own", PPOTF2Policy, config={"lambda": 0.75})
+    algorithm.add_policy("pg", PGTF2Policy)
+    algorithm.get_policy("new").note = "kept"
+    snapshot = algorithm.get_policy("new").copy("snapshot")
+    algorithm.add_policy("snapshot", policy=snapshot)
+    algorithm.train()
+
+    def require_alike(algorithm):
+        algorithm.evaluate()
+        evaluated, trained = (w.policy_map for w in (algorithm.evaluation_worker, algorithm.worker))
+        for pid, twin in {"new": "right", "own": "left", "snapshot": "right"}.items():
+            policy, like = evaluated[pid], evaluated[twin]
+            assert type(policy.exploration).__name__ == "EpsilonGreedy"
+            assert policy.program is like.program is not trained[pid].program
+            assert policy.hyper("lambda") == like.hyper("lambda") == (0.5, 0.75)[pid == "own"]
+            different = {name for name, x in policy.config.items() if x != like.config[name]}
+            assert not different - {"env"}  # a class, which no file holds
+            assert same(policy.get_weights(), trained[pid].get_weights())
+            assert type(trained[pid].exploration).__name__ == "StochasticSampling"
+            assert trained[pid].hyper("lambda") == (1.0, 0.75)[pid == "own"]
+        assert type(evaluated["pg"].exploration).__name__ == "EpsilonGreedy"
+        assert "lambda" not in evaluated["pg"].config
+        assert evaluated["pg"].config["clip_actions"] is True
+
+    require_alike(algorithm)
+    assert algorithm.evaluation_worker.get_policy("snapshot").note == "kept"
+    algorithm.save(tmp_path)
+    given = {"policy_mapping_fn": all_new, "config": {"env": Staged}}
+    require_alike(Algorithm.from_checkpoint(tmp_path, **given))
+
+
+def test_a_hand_written_policy_that_is_added_reads_the_settings_of_evaluation():
+    class Fixed(Zero):
+        def __init__(self, number):
+            super().__init__(SPACE, THREE, {"gamma": 0.99, "lr": 5e-5, "more": number})
+
+    config = config_of().evaluation(evaluation_duration=1, evaluation_config={"gamma": 0.5})
+    algorithm = config.build()
+    algorithm.add_policy("fixed", policy=Fixed(3), policy_mapping_fn=all_left)
+    algorithm.evaluate()
+    found = algorithm.evaluation_worker.get_policy("fixed")
+    assert found.config == {"gamma": 0.5, "lr": 5e-5, "more": 3}
+    assert algorithm.get_policy("fixed").config["gamma"] == 0.99
+
+
 def test_a_policy_may_be_kept_from_those_who_evaluate():
     algorithm = config_of().evaluation(evaluation_duration=1).build()
     algorithm.evaluate()

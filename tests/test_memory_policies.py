@@ -1,13 +1,15 @@
 """Policies with a memory: acting step by step and learning on sequences are one function."""
 
 import gymnasium as gym
+import keras
 import numpy as np
 import pytest
 import tiny
 from gymnasium import spaces
 
 from tfpolicies import PPOConfig, PPOTF2Policy, RolloutWorker
-from tfpolicies.errors import UsageError
+from tfpolicies.errors import UsageError, WeightsError
+from tfpolicies.policy.checkpoints import write_policy_checkpoint
 
 LSTM = {"use_lstm": True, "lstm_cell_size": 6, "fcnet_hiddens": [5], "max_seq_len": 4}
 MODELS = {
@@ -176,3 +178,77 @@ def test_what_fills_up_short_sequences_changes_nothing():
     again, _ = longer.compute_gradients(batch)  # the same sequences, padded to 9 steps
     for one, two in zip(gradients, again, strict=True):
         np.testing.assert_allclose(one, two, atol=1e-5)
+
+
+# -- weights ----------------------------------------------------------------------------------
+
+
+def every_variable(policy):
+    """The variables of the model as `get_weights` told them once: with seeds that nobody reads."""
+    return {slot.key: policy._state.arrays[slot.key] for slot in policy.program.layout.of("model")}
+
+
+def keras_model(**dropout):
+    def make(observation_space, num_outputs):
+        inputs = keras.Input((4, 3))
+        x = keras.layers.LSTM(4, **dropout)(inputs)
+        x = keras.layers.RNN(keras.layers.GRUCell(4))(keras.layers.Reshape((2, 2))(x))
+        return keras.Model(inputs, keras.layers.Dense(num_outputs)(x))
+
+    return {"custom_model": make}
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("name", ["lstm", "gru"])
+@pytest.mark.parametrize("inference", ["tf", "session"])
+def test_weights_are_floats_where_nothing_is_dropped(name, inference):
+    policy = tiny.make(model={**MODELS[name], "vf_share_layers": True}, inference=inference)
+    weights = policy.get_weights()
+    assert {array.dtype for array in weights.values()} == {np.dtype(np.float32)}
+    gates, biases = {"lstm": (24, (24,)), "gru": (18, (2, 18))}[name]
+    shapes = [(3, 5), (5,), (5, gates), (6, gates), biases, (6, 2), (2,), (6, 1), (1,)]
+    assert [array.shape for array in weights.values()] == shapes
+    assert policy.get_state()["weights"].keys() == weights.keys()
+    # The keys are those of older weights, which had a seed as "layer_2".
+    assert [*weights][5:] == [f"layer_{i}/{role}" for i in (3, 4) for role in ("kernel", "bias")]
+    everything = every_variable(policy)
+    assert everything.keys() - weights.keys() == {"layer_2/seed_generator_state"}
+    twin = tiny.make(model={**MODELS[name], "vf_share_layers": True}, inference=inference, seed=9)
+    for given in (everything, weights, [*everything.values()], [*weights.values()]):
+        twin.set_weights([np.zeros_like(array) for array in weights.values()])
+        twin.set_weights(given)
+        for key, array in weights.items():
+            np.testing.assert_array_equal(twin.get_weights()[key], array)
+    with pytest.raises(WeightsError, match="weights has 8 arrays, but this policy has 9"):
+        twin.set_weights([*weights.values()][:-1])
+    with pytest.raises(WeightsError, match="must be a dict or a list"):
+        twin.set_weights(3)
+    copy = policy.to_keras()
+    first = copy.get_layer(name).weights[0].numpy()
+    np.testing.assert_array_equal(first, weights["layer_1/kernel"])
+
+
+@pytest.mark.parametrize(
+    ("dropout", "seeds"), [({}, 0), ({"dropout": 0.5}, 1), ({"recurrent_dropout": 0.5}, 1)]
+)
+def test_seeds_of_keras_layers_are_weights_where_they_are_read(dropout, seeds):
+    made = tiny.make(obs=spaces.Box(-1, 1, (4, 3)), model=keras_model(**dropout))
+    told = [key for key, x in made.get_weights().items() if x.dtype == np.int64]
+    assert len(told) == seeds
+    assert len([key for key in every_variable(made) if "seed" in key]) == 2
+
+
+def test_a_checkpoint_with_the_seed_of_an_lstm_that_drops_nothing_is_loaded(tmp_path):
+    policy = varied(tiny.make(model=MODELS["lstm"]))
+    state = {**policy.get_state(), "weights": every_variable(policy)}
+    write_policy_checkpoint(policy, tmp_path / "old", state)
+    policy.export_checkpoint(tmp_path / "new")
+    old, new = (PPOTF2Policy.from_checkpoint(tmp_path / name) for name in ("old", "new"))
+    for twin in (old, new, PPOTF2Policy.from_state(state)):
+        assert twin.get_weights().keys() == policy.get_weights().keys()
+        for key, array in policy.get_weights().items():
+            np.testing.assert_array_equal(twin.get_weights()[key], array)
+    np.testing.assert_array_equal(
+        every_variable(old)["layer_2/seed_generator_state"],
+        every_variable(policy)["layer_2/seed_generator_state"],
+    )

@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -47,6 +47,7 @@ class StateLayout:
 
     Args:
         slots: the variables; their order within a segment is the order of the memory.
+        idle: the keys of those that nothing reads, which are no weights.
 
     Attributes:
         slots: the same.
@@ -54,8 +55,9 @@ class StateLayout:
         num_bytes: the memory that one state takes; segments begin at multiples of 64 in it.
     """
 
-    def __init__(self, slots: Sequence[Slot]) -> None:
+    def __init__(self, slots: Sequence[Slot], idle: Collection[str] = ()) -> None:
         self.slots = tuple(slots)
+        self._idle = frozenset(idle)
         self.sizes: dict[str, int] = {}
         self._places: list[tuple[Slot, int, int]] = []
         for slot in self.slots:
@@ -74,6 +76,10 @@ class StateLayout:
     def of(self, *parts: str) -> tuple[Slot, ...]:
         """Returns the slots of some parts, in order."""
         return tuple(slot for slot in self.slots if slot.part in parts)
+
+    def weights(self, part: str) -> tuple[Slot, ...]:
+        """Returns the slots of a part that are read, in order."""
+        return tuple(slot for slot in self.of(part) if slot.key not in self._idle)
 
     def segments(self, *parts: str) -> list[str]:
         """Returns the names of some parts' segments, in the order of their first slot."""
@@ -255,7 +261,7 @@ class PolicyState:
             self.version += 1
 
     def copy_of(self, part: str) -> dict[str, np.ndarray]:
-        """Returns copies of one part's variables, by key, in order."""
+        """Returns copies of one part's variables that are read, by key, in order."""
         with self.lock:
             arrays = self.arrays
-            return {slot.key: arrays[slot.key].copy() for slot in self.layout.of(part)}
+            return {slot.key: arrays[slot.key].copy() for slot in self.layout.weights(part)}

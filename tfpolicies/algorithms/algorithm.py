@@ -30,6 +30,7 @@ from tfpolicies.errors import CheckpointError, ConfigError, UnknownPolicyError, 
 from tfpolicies.policy.checkpoints import path_of
 from tfpolicies.policy.policy import Policy
 from tfpolicies.policy.tf_policy import TFPolicy
+from tfpolicies.reporting.machine import MachineLoad
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.evaluation import Played
 from tfpolicies.rollout.metrics import summarize_episodes
@@ -75,6 +76,7 @@ class Algorithm:
         logger.setLevel(config.log_level if config.log_level != "WARN" else logging.WARNING)
         made = config["callbacks"]
         self.callbacks: DefaultCallbacks = DefaultCallbacks() if made is None else made()
+        self._machine = MachineLoad() if config.log_sys_usage else None
         self.workers = self._new_workers(config)
         self.workers.on_recreated = functools.partial(self._tell_of_recreated, False)
         self.worker.flushes_filters = False
@@ -230,7 +232,10 @@ class Algorithm:
         return self.workers.rows_per_sample()
 
     def _time(self, name: str, started: float) -> None:
-        self._timers[name] = self._timers.get(name, 0.0) + time.perf_counter() - started
+        self._add_time(name, time.perf_counter() - started)
+
+    def _add_time(self, name: str, seconds: float) -> None:
+        self._timers[name] = self._timers.get(name, 0.0) + seconds
 
     # -- training -----------------------------------------------------------------------------
 
@@ -240,8 +245,10 @@ class Algorithm:
         The result has `episode_reward_mean` and the like over the last
         `metrics_num_episodes_for_smoothing` episodes (NaN before the first one ended),
         `timesteps_total`, `training_iteration`, `info` with the learner's statistics by policy,
-        counters, timers in ms and, when due, `evaluation`. Time for loading batches is part of
-        `learn_time_ms`; `trial_id` is "default" here, and Ray Tune fills in its own.
+        counters, timers in ms and, when due, `evaluation`. `load_time_ms` is what making the
+        learner's columns of batches takes; copying them to a device is part of `learn_time_ms`.
+        `perf` tells how busy the machine is, on Linux and unless `log_sys_usage=False`.
+        `trial_id` is "default" here, and Ray Tune fills in its own.
         """
         self._require_running()
         started = time.perf_counter()
@@ -292,11 +299,14 @@ class Algorithm:
         learner = self.training_step()
         sampling = self._timers.get("sample", 0.0) - sampled_before
         learning = time.perf_counter() - started - sampling
-        self._timers["learn"] = self._timers.get("learn", 0.0) + learning
+        policies = self.worker.policy_map
+        loading = sum(policies.handle(pid).take_seconds_loading() for pid in learner)
+        loading = min(loading, learning)  # some of it may be of batches before
+        self._add_time("load", loading)
+        self._add_time("learn", learning - loading)
         trained = sum(result.get("num_agent_steps_trained", 0) for result in learner.values())
         self.counters["num_env_steps_trained"] += round(trained * self._env_share)
         self.counters["num_agent_steps_trained"] += trained
-        policies = self.worker.policy_map
         updates = {pid: policies.handle(pid).num_grad_updates for pid in learner}
         steps = self.counters[f"num_{self._unit}_sampled"]
         global_vars = {"timestep": steps, "num_grad_updates_per_policy": updates}
@@ -349,8 +359,10 @@ class Algorithm:
             "timers": {
                 "training_iteration_time_ms": 1e3 * seconds,
                 "sample_time_ms": ms.get("sample", 0.0),
+                "load_time_ms": ms["load"],
+                "load_throughput": _per_second(trained, ms["load"]),
                 "learn_time_ms": ms["learn"],
-                "learn_throughput": 1e3 * trained / max(ms["learn"], 1e-3),
+                "learn_throughput": _per_second(trained, ms["learn"]),
                 "synch_weights_time_ms": ms["synch_weights"],
             },
             "training_iteration": self.iteration,
@@ -367,6 +379,7 @@ class Algorithm:
             "trial_id": "default",
             "done": False,
             "config": self.config.to_dict(),
+            "perf": {} if self._machine is None else self._machine.read(),
         }
 
     # -- evaluation ---------------------------------------------------------------------------
@@ -458,7 +471,8 @@ class Algorithm:
             policy_state: its state, as `get_state` returned it.
             policy_mapping_fn: from now on says which policy acts for an agent.
             policies_to_train: ids of the policies to train, or `f(policy_id, batch=None)`.
-            evaluation_workers: whether workers that evaluate get it, too.
+            evaluation_workers: whether workers that evaluate get it, too, with the settings of
+                `evaluation_config` but for those that are the policy's own.
             module_spec: must be None.
 
         Returns:
@@ -896,3 +910,8 @@ class Algorithm:
             f"{type(self).__name__}: acting through {policy.inference}, learning through "
             f"{learning}, {envs} environments x {length} steps per sample."
         )
+
+
+def _per_second(count: int, ms: float) -> float:
+    """Returns how many of what took so many milliseconds are done in a second; 0 for no time."""
+    return 1e3 * count / ms if ms else 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -9,7 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tfpolicies.config.multi_agent_setup import policy_config
 from tfpolicies.config.policy_spec import PolicySpec
+from tfpolicies.config.read_only import is_equal
+from tfpolicies.config.stored_environments import environment_of_file
 from tfpolicies.errors import CheckpointError, ConfigError
 from tfpolicies.policy.checkpoints import (
     ALGORITHM_MANIFEST,
@@ -21,6 +25,7 @@ from tfpolicies.policy.checkpoints import (
     spec_of,
     state_of,
 )
+from tfpolicies.policy.stored_settings import decode_settings
 from tfpolicies.storage.array_places import put_arrays, take_arrays
 from tfpolicies.storage.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from tfpolicies.storage.generator_json import decode_generator, encode_generator
@@ -217,6 +222,7 @@ def unheld(
     functions = {name: x.name for name, x in roster.items() if isinstance(x, Missing)}
     others = {**dict.fromkeys(roster), **(overrides or {})}
     config = overridden_config({**manifest["config"], "keras": None}, others, source)
+    config = _without_foreign_environments(config, overrides or {})
     settings = {name: find_missing(value) for name, value in config.items()}
     settings = {name: missing for name, missing in settings.items() if missing}
     names = [
@@ -232,6 +238,26 @@ def unheld(
         parts = ", ".join(f"{name!r}: ..." for name in settings)
         arguments.insert(0, f"config={{{parts}}}")
     return Unheld(", ".join(names), f"from_checkpoint(path, {', '.join(arguments)})")
+
+
+def _without_foreign_environments(
+    config: Mapping[str, Any], overrides: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns a config with a `Missing` for each environment that the file alone would import.
+
+    Args:
+        config: as stored, with the overrides.
+        overrides: what the caller gives: an environment named there may be named by the file, too.
+    """
+    found = dict(config)
+    if "env" not in overrides:
+        found["env"] = environment_of_file(config.get("env"))
+    evaluation = config.get("evaluation_config")
+    if isinstance(evaluation, Mapping) and "evaluation_config" not in overrides:
+        env = evaluation.get("env")
+        if isinstance(env, str) and env != overrides.get("env"):
+            found["evaluation_config"] = {**evaluation, "env": environment_of_file(env)}
+    return found
 
 
 def require_unheld(
@@ -342,9 +368,13 @@ def specs_of(checkpoint: Checkpoint, source: str, config: Any) -> dict[str, Poli
             return known[pid]
         given = _given_again(checkpoint, part, config)
         found = spec_of(part, f"policy {pid!r} of {source}", classes, given)
-        if found.config.get("explore") == config.explore:  # so that it may differ in evaluation
-            del found.config["explore"]
-        return found
+        common = policy_config(config, pid, found.policy_class, {}).to_dict()
+        own = {  # what it has in common may differ in evaluation
+            name: value
+            for name, value in found.config.items()
+            if name not in common or not is_equal(value, common[name])
+        }
+        return dataclasses.replace(found, config=own)
 
     return {pid: spec(pid, part) for pid, part in checkpoint.policies.items()}
 
@@ -378,7 +408,7 @@ def _dict_in(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 def _unheld_alike(own: Mapping[str, Any], stored: Mapping[str, Any]) -> list[str]:
     """Returns the names under which both have the same that a file cannot hold."""
     same = [name for name, value in own.items() if name in stored and stored[name] == value]
-    return [name for name in same if find_missing(decode_value(own[name]))]
+    return [name for name in same if find_missing(decode_settings({name: own[name]}))]
 
 
 def algorithm_class_of(checkpoint: Checkpoint, source: str, given: type) -> type:

@@ -8,8 +8,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from tfpolicies.config.algorithm_config import AlgorithmConfig
+from tfpolicies.config.multi_agent_setup import policy_config
+from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
+from tfpolicies.config.read_only import copied, is_equal
 from tfpolicies.distributed.worker_set import WorkerSet
 from tfpolicies.policy.policy import Policy
+from tfpolicies.policy.tf_policy import TFPolicy
 from tfpolicies.rollout.evaluation import Played
 from tfpolicies.rollout.metrics import summarize_episodes
 from tfpolicies.rollout.rollout_worker import RolloutWorker
@@ -17,8 +21,18 @@ from tfpolicies.rollout.rollout_worker import RolloutWorker
 _MOST_ENVS = 32  # at most so many environments play the episodes of one evaluation
 _STEPS_PER_ENV = 1000  # each ends the episode it began, so few steps need few of them
 
+_CONNECTORS = ("agent_connectors", "action_connectors")
+
 Remaining = Callable[[int], int]
 """Given the episodes or steps done so far, returns how many remain."""
+
+
+class _Change(NamedTuple):
+    """A setting that is another one in evaluation."""
+
+    trained: Any
+    evaluated: Any
+    is_asked_for: bool  # by `evaluation_config`; other ones follow from evaluating
 
 
 class RunningEvaluation(NamedTuple):
@@ -58,6 +72,7 @@ class Evaluator:
         self.workers: WorkerSet | None = None
         self._new_workers = new_workers
         self._leader = leader
+        self._changes_by_class: dict[type, dict[str, _Change]] = {}
 
     @property
     def worker(self) -> RolloutWorker | None:
@@ -83,13 +98,46 @@ class Evaluator:
     def copy_of(self, policy: Policy, policy_id: str) -> Any:
         """Returns a copy of a policy that was added while training, for those who evaluate.
 
-        It explores as `evaluation_config` says, unless the policy has a setting of its own.
+        It has the settings that it would have there if it had been in the config: what the policy
+        has in common with the training config is as `evaluation_config` says, and what it has of
+        its own stays. If that is more than whether it explores, the copy of a `TFPolicy` is made
+        anew, with attributes that its constructor knows nothing of.
         """
-        twin: Any = policy.copy(policy_id)
-        trained, evaluated = self.config.explore, self._config().explore
-        if trained != evaluated and twin.config.get("explore") == trained:
-            twin.config["explore"] = evaluated
-        return twin
+        changes, twin = self._changes(type(policy)), policy.copy(policy_id)
+        own = policy.config
+        changed = {
+            name: copied(change.evaluated)
+            for name, change in changes.items()
+            if name in own and is_equal(own[name], change.trained)
+        }
+        asked = {name for name in changed if changes[name].is_asked_for} - {"explore"}
+        if not asked or not isinstance(policy, TFPolicy):
+            twin.config.update(changed)
+            return twin
+        spaces = policy.observation_space, policy.action_space
+        made = type(policy)(*spaces, {**own, **changed, "__policy_id": policy_id})
+        made.act_like(policy)
+        for name, value in vars(twin).items():
+            if name in _CONNECTORS or not hasattr(made, name):
+                setattr(made, name, value)
+        return made
+
+    def _changes(self, policy_class: type) -> dict[str, _Change]:
+        """Returns the settings that are others in evaluation for policies of a class, by name."""
+        found = self._changes_by_class.get(policy_class)
+        if found is None:
+            asked = self.config.evaluation_config or {}
+            overridden = self.config.copy(copy_frozen=False).update_from_dict(asked)
+            trained, evaluated, told = (
+                policy_config(config, DEFAULT_POLICY_ID, policy_class, {}).to_dict()
+                for config in (self.config, self._config(), overridden)
+            )
+            found = self._changes_by_class[policy_class] = {
+                name: _Change(x, evaluated[name], not is_equal(x, told[name]))
+                for name, x in trained.items()
+                if not is_equal(x, evaluated[name])
+            }
+        return found
 
     def _mapping_of(self, here: RolloutWorker, followed: Callable[..., str]) -> Callable[..., str]:
         """Returns who acts for which agent: as followed, or as `evaluation_config` says."""

@@ -26,12 +26,14 @@ from tfpolicies.cli.training_run import (
     best_checkpoint,
     latest_checkpoint,
 )
+from tfpolicies.config.stored_environments import environment_of_file
 from tfpolicies.envs.making import EnvContext, check_source, make_environments
 from tfpolicies.envs.vector import Environments
 from tfpolicies.errors import CheckpointError, ConfigError, EnvError, UsageError
 from tfpolicies.quiet import load_tensorflow
 from tfpolicies.reporting.console import summary_table
 from tfpolicies.reporting.run_folder import RunFolder, find_runs
+from tfpolicies.storage.json_values import Missing, find_missing
 
 DONE, FELL_SHORT, INTERRUPTED_CODE = 0, 1, 130
 
@@ -57,7 +59,7 @@ def train(args: argparse.Namespace) -> int:
     """Trains, ships and plays; see `tfpolicies train --help`."""
     given = {name: value for name, value in vars(args).items() if name not in ("command", "debug")}
     console = Console()
-    run, settings = _resumed(given) if "resume" in given else _started(given, console)
+    run, settings = _resumed({**given}) if "resume" in given else _started(given, console)
     finished = run.settings.get("finished")
     if finished is not None:
         console.print(f"{_shown(run.path)} is finished: {_REASONS[finished]}.", highlight=False)
@@ -65,6 +67,8 @@ def train(args: argparse.Namespace) -> int:
         return DONE
     console.print(f"Run folder: {_shown(run.path)}  (seed {settings.seed})", highlight=False)
     _load(console)
+    if "resume" in given:
+        _require_own_words(run, settings)
     try:
         with TrainingRun(run, settings, console) as training:
             return _train_and_ship(training)
@@ -91,6 +95,13 @@ def _resumed(given: dict[str, Any]) -> tuple[RunFolder, TrainSettings]:
     run = find_run(given.pop("resume"))
     if run is None:
         raise CheckpointError("--resume needs a run folder, or a folder of runs.")
+    content = run.settings
+    settings = TrainSettings.from_json(content.get("train", {}), str(run.run_json))
+    named = given.pop("env", None)
+    if named is None:
+        _require_own_environment(run, settings.env)
+    elif named != settings.env:
+        given["env"] = named
     fixed = [name for name in given if name not in _GOALS]
     if fixed:
         names = ", ".join(
@@ -101,12 +112,35 @@ def _resumed(given: dict[str, Any]) -> tuple[RunFolder, TrainSettings]:
             "Goals may be changed: --steps, --until, --export, --play, --keep-best, "
             "--checkpoint-every."
         )
-    content = run.settings
-    settings = TrainSettings.from_json(content.get("train", {}), str(run.run_json))
     if given:
         settings = dataclasses.replace(settings, **given)
         run.write_settings(_content(settings))
     return run, settings
+
+
+def _require_own_environment(run: RunFolder, env: str) -> None:
+    """Refuses an environment that only the run's file would have imported."""
+    if isinstance(environment_of_file(env), Missing):
+        raise UsageError(
+            f"{_shown(run.path)} trains in {env!r}, which is not imported on a file's word. Name "
+            f"it again: {shlex.join(_resume_words(run))}"
+        )
+
+
+def _require_own_words(run: RunFolder, settings: TrainSettings) -> None:
+    """Refuses settings of a run's file that would import something; `ENV` was looked at before."""
+    from tfpolicies.policy.stored_settings import held_back
+
+    config = settings.config().to_dict()
+    parts = [config, config["evaluation_config"] or {}]
+    envs = [part["env"] for part in parts if part.get("env", settings.env) != settings.env]
+    foreign = find_missing([held_back(config), *map(environment_of_file, envs)])
+    if foreign:
+        names = ", ".join(found.name for found in foreign.values())
+        raise UsageError(
+            f"{_shown(run.run_json)} sets {names}, which is not imported on a file's word. Start a "
+            "new run with the same settings, or write a script."
+        )
 
 
 def _content(settings: TrainSettings, finished: str | None = None) -> dict[str, Any]:
@@ -232,13 +266,19 @@ def evaluate(args: argparse.Namespace) -> int:
     policy = load_policy(
         find_checkpoint(args.source, best=args.best), console, explore=args.explore
     )
-    source = args.env if args.env is not None else policy.config["env"]
+    source = args.env if args.env is not None else environment_of_file(policy.config["env"])
+    if isinstance(source, Missing):
+        raise ConfigError(
+            f"The checkpoint is of {source.name!r}, which is not imported on a file's word. Give "
+            f"--env {source.name}."
+        )
     if not (isinstance(source, str) or callable(source)):
         raise ConfigError("The checkpoint does not say where to play. Give --env NAME.")
     from tfpolicies.rollout.evaluation import play_episodes
     from tfpolicies.rollout.metrics import summarize_episodes
 
-    context = EnvContext(policy.config["env_config"] if args.env is None else {})
+    own = args.env in (None, policy.config["env"])
+    context = EnvContext(policy.config["env_config"] if own else {})
     envs = make_environments(source, min(args.episodes, _EVALUATION_ENVS), context)
     try:
         _check_spaces(policy, envs, source)
@@ -390,7 +430,10 @@ def _load(console: Console) -> None:
 
 
 def _resume_words(run: RunFolder) -> list[str]:
-    return [*_program(), "train", "--resume", _shown(run.path)]
+    """Returns the command that goes on; it names an environment that a file may not name."""
+    env = run.settings.get("train", {}).get("env")
+    again = [env] if isinstance(environment_of_file(env), Missing) else []
+    return [*_program(), "train", *again, "--resume", _shown(run.path)]
 
 
 def _program() -> list[str]:

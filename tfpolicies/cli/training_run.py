@@ -171,7 +171,7 @@ def restore_or_build(run: RunFolder, settings: TrainSettings) -> Algorithm:
 
     folder = latest_checkpoint(run)
     if folder.exists():
-        return Algorithm.from_checkpoint(folder)
+        return Algorithm.from_checkpoint(folder, config={"env": settings.env})
     algorithm: Algorithm = settings.config().build()
     return algorithm
 

@@ -95,9 +95,6 @@ CONSTANTS: Mapping[str, Constant] = {
     # debugging
     "logger_creator": Constant("debugging", None, _OWN_LOGGER),
     "logger_config": Constant("debugging", None, _OWN_LOGGER, ({},)),
-    "log_sys_usage": Constant(
-        "debugging", True, "results have no statistics of the machine either way", (False,)
-    ),
     # resources
     "_fake_gpus": Constant("resources", False, "use num_gpus=0 where there is none"),
     "num_learner_workers": Constant("resources", 0, _NO_LEARNERS),

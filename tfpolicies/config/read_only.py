@@ -51,6 +51,14 @@ def is_same(value: Any, present: Any) -> bool:
     )
 
 
+def is_equal(value: Any, present: Any) -> bool:
+    """Whether two settings are equal; False where nobody can say, as of dicts with arrays."""
+    try:
+        return bool(value is present or value == present)
+    except ValueError:
+        return False
+
+
 def copied(value: Any) -> Any:
     """Returns `value` with its dicts, lists and sets copied; what is in them stays the same."""
     if type(value) in _PLAIN:  # nearly all; asking for a Mapping takes ten times as long

@@ -112,12 +112,13 @@ class Debugging:
     seed: int | None = None  # of everything; None: drawn anew
     log_level: str = "WARN"  # of the logger "tfpolicies"
     fake_sampler: bool = False  # a worker samples once, and gives that batch again and again
+    log_sys_usage: bool = True  # `perf` in results: how busy processors and memory are
 
     def __post_init__(self) -> None:
         check(self.seed is None or is_count(self.seed, 0), "seed", "None or an int >= 0", self.seed)
         levels = ("DEBUG", "INFO", "WARN", "ERROR")
         check(self.log_level in levels, "log_level", f"one of {levels}", self.log_level)
-        check_bools(self, "fake_sampler")
+        check_bools(self, "fake_sampler", "log_sys_usage")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ import keras
 from tfpolicies.keras_weights import snake_case
 
 _SEED = "seed_generator_state"
+_CELLS = (keras.layers.LSTMCell, keras.layers.GRUCell, keras.layers.SimpleRNNCell)
 
 
 class Owner(NamedTuple):
@@ -32,6 +33,19 @@ class Owner(NamedTuple):
     positions: tuple[int, ...]
     roles: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
+
+
+def idle_seeds(model: keras.Model) -> set[int]:
+    """Returns the `id` of each seed that no layer of a model reads.
+
+    Keras's LSTM, GRU and simple cells have a seed generator for dropout even if they drop nothing.
+    Of subclasses nobody knows what they do with it.
+    """
+    return {
+        id(layer.seed_generator.state)
+        for layer in model._flatten_layers()
+        if type(layer) in _CELLS and not (layer.dropout or layer.recurrent_dropout)
+    }
 
 
 class _Visit(NamedTuple):

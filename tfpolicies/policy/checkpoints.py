@@ -15,9 +15,9 @@ import tensorflow as tf
 
 from tfpolicies.config.policy_spec import PolicySpec
 from tfpolicies.errors import CheckpointError
-from tfpolicies.exploration.making import STRATEGIES
 from tfpolicies.models.keras_json import model_from_json, model_to_json
 from tfpolicies.policy.policy import Policy
+from tfpolicies.policy.stored_settings import decode_settings
 from tfpolicies.program.spec import program_fingerprint
 from tfpolicies.storage.checkpoint import (
     Checkpoint,
@@ -166,7 +166,7 @@ def overridden_config(
     record: Mapping[str, Any], overrides: Mapping[str, Any] | None, source: str
 ) -> dict[str, Any]:
     """Returns what `decode_config` does; a `Missing` where something was not given again."""
-    config = decode_value(record["settings"])
+    config = decode_settings(record["settings"])
     if not isinstance(config, dict) or not isinstance(config.get("model", {}), Mapping):
         raise CheckpointError(f"{source} holds {config!r:.80} for a config.")
     if record["keras"] is not None:
@@ -282,14 +282,6 @@ def _check_extent(config: Mapping[str, Any], held: int, source: str) -> None:
     A layer of n units has at least n weights, so a file that claims many more than it holds lies,
     and building what it asks for could take all memory there is.
     """
-    strategy = config.get("exploration_config") or {}
-    kind = strategy.get("type") if isinstance(strategy, Mapping) else strategy
-    if isinstance(kind, str) and kind not in STRATEGIES:
-        raise CheckpointError(
-            f"{source} names the exploration {kind!r}, which is none of this package's and is not "
-            "imported on a file's word. Give it again: from_checkpoint(path, "
-            "config={'exploration_config': {...}})."
-        )
     model = config.get("model")
     if isinstance(model, Mapping):
         claimed = max(_units(model), default=0)

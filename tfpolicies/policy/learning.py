@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -33,6 +34,7 @@ class Learning:
         self.program = program
         self.state = state
         self._buffers: dict[int, dict[str, Any]] = {}
+        self._seconds_loading = 0.0
 
     @property
     def policy(self) -> Any:
@@ -44,8 +46,15 @@ class Learning:
         if not self.program.is_discovered:
             self.program.discover(learning_columns(self.program, dummy_batch(self.policy)))
 
+    def take_seconds_loading(self) -> float:
+        """Returns the seconds spent on making columns of batches since this was called last."""
+        seconds, self._seconds_loading = self._seconds_loading, 0.0
+        return seconds
+
     def _selected(self, batch: Mapping[str, Any], minibatch_size: int | None) -> dict[str, Any]:
+        started = time.perf_counter()
         columns = self.program.select_columns(learning_columns(self.program, batch))
+        self._seconds_loading += time.perf_counter() - started
         unit = self.policy.get_batch_divisibility_req()
         for size in (self.program.rows_of(columns), minibatch_size or 0):
             if size % unit:

@@ -374,6 +374,10 @@ class Policy(abc.ABC):
         batch = replay_actor.replay(policy_id)
         return {} if batch is None else self.learn_on_batch(batch)
 
+    def take_seconds_loading(self) -> float:
+        """Returns the seconds that loading batches for learning took since the last call."""
+        return 0.0
+
     def load_batch_into_buffer(self, batch: Mapping[str, Any], buffer_index: int = 0) -> int:
         """Keeps a batch for `learn_on_loaded_batch`; returns its number of rows."""
         self._loaded[buffer_index] = batch if isinstance(batch, SampleBatch) else SampleBatch(batch)

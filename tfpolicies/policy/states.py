@@ -22,23 +22,25 @@ def matched(layout: StateLayout, values: Any, part: str, argument: str) -> dict[
     Args:
         layout: the layout of the state.
         values: a dict with the layout's keys; or, if its keys are others, and for a list, arrays in
-            the layout's order.
+            the layout's order. Variables that nothing reads may be among them.
         part: "model", "filter", "target" or "learner".
         argument: what `values` is called in messages.
 
     Raises:
         WeightsError: if number, types or shapes differ.
     """
-    slots = layout.of(part)
+    if not isinstance(values, Mapping | Sequence):
+        raise WeightsError(
+            f"{argument} must be a dict or a list of arrays, got {type(values).__name__}."
+        )
+    slots, every = layout.weights(part), layout.of(part)
+    if len(slots) < len(every) == len(values):  # with those that nothing reads
+        slots = every
     if isinstance(values, Mapping):
         if set(values) == {slot.key for slot in slots}:
             values = [values[slot.key] for slot in slots]
         else:
             values = list(values.values())
-    elif not isinstance(values, Sequence):
-        raise WeightsError(
-            f"{argument} must be a dict or a list of arrays, got {type(values).__name__}."
-        )
     if len(values) != len(slots):
         raise WeightsError(
             f"{argument} has {len(values)} arrays, but this policy has {len(slots)}: "

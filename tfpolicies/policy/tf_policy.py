@@ -235,8 +235,10 @@ class TFPolicy(PolicyKind):
                 "this model cannot be copied, because Keras cannot rebuild it from its config; "
                 "give the model as a factory f(observation_space, num_outputs) instead."
             )
-        for variable, value in zip(model.variables, self.get_weights().values(), strict=True):
-            variable.assign(value)
+        weights, slots = self.get_weights(), self.program.layout.of("model")
+        for variable, slot in zip(model.variables, slots, strict=True):
+            if slot.key in weights:  # others are not read
+                variable.assign(weights[slot.key])
         return model
 
     def get_session(self) -> Any:
@@ -463,6 +465,9 @@ class TFPolicy(PolicyKind):
         """
         self._learning.apply(gradients)
 
+    def take_seconds_loading(self) -> float:
+        return self._learning.take_seconds_loading()
+
     def load_batch_into_buffer(self, batch: Mapping[str, Any], buffer_index: int = 0) -> int:
         """Keeps a batch for `learn_on_loaded_batch`; returns its number of rows."""
         return self._learning.load(batch, buffer_index)
@@ -523,7 +528,11 @@ class TFPolicy(PolicyKind):
     # -- weights and state --------------------------------------------------------------------
 
     def get_weights(self) -> dict[str, np.ndarray]:
-        """Returns copies of the model's variables under canonical keys, in order."""
+        """Returns copies of the model's variables under canonical keys, in order.
+
+        The seeds of layers with dropout are among them; those of LSTM and GRU layers without, which
+        are never read, are not.
+        """
         return self._state.copy_of("model")
 
     def set_weights(self, weights: Mapping[str, Any] | Sequence[Any]) -> None:
@@ -647,8 +656,12 @@ class TFPolicy(PolicyKind):
             self.apply_filter()
 
     def act_like(self, other: Any) -> None:
-        """Takes over weights, filter and time step of a policy of the same kind."""
-        if not isinstance(other, TFPolicy):
+        """Takes over weights, filter and time step of a policy with such a model.
+
+        Raises:
+            UsageError: if the other has another model; nothing is changed then.
+        """
+        if not isinstance(other, TFPolicy) or not self._has_variables_like(other):
             raise UsageError(f"{self!r} cannot act like {other!r}, which is of another kind.")
         with other._state.lock:
             acting = [other._state.copy_of(part) for part in ACTING]
@@ -661,6 +674,12 @@ class TFPolicy(PolicyKind):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine is not None and theirs is not None:
                 mine.sync(theirs)
+
+    def _has_variables_like(self, other: TFPolicy) -> bool:
+        mine, theirs = self.program, other.program
+        return mine is theirs or all(
+            mine.layout.of(part) == theirs.layout.of(part) for part in ACTING
+        )
 
     def apply_filter(self) -> None:
         """Acts and learns with `filter`'s present statistics from now on; call it after a change.

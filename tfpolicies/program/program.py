@@ -22,6 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies.errors import BatchError, ConfigError, MissingColumnError, near_matches
+from tfpolicies.models.layer_tree import idle_seeds
 from tfpolicies.models.network import FreshWeights, variable_keys
 from tfpolicies.models.ports import SEQ_LENS, InputPorts, Port
 from tfpolicies.program import stacked
@@ -72,7 +73,7 @@ class Program:
         self.lock = threading.RLock()
         self.functions = ProgramFunctions.of(spec)
         network, optimizer = self.functions.network, self.functions.optimizer
-        self.layout = StateLayout(_slots(self.functions))
+        self.layout = StateLayout(_slots(self.functions), _idle_keys(self.functions))
         self._model_start = [np.array(v.numpy()) for v in network.variables]
         self._optimizer_start = [np.array(v.numpy()) for v in optimizer.variables]
         self.act_layout = ActLayout.of(spec, network.ports.states, self._extra_outputs())
@@ -594,6 +595,16 @@ def _slots(functions: ProgramFunctions) -> list[Slot]:
             role = role.rpartition("_")[2]
         slots.append(_slot(variable, f"optimizer/{i:03d}_{role}", "learner"))
     return slots
+
+
+def _idle_keys(functions: ProgramFunctions) -> set[str]:
+    """Returns the keys of variables that no layer reads."""
+    variables = functions.network.model.variables
+    idle = idle_seeds(functions.network.model)
+    keys = [
+        key for key, v in zip(variable_keys(variables), variables, strict=True) if id(v) in idle
+    ]
+    return {f"{prefix}{key}" for key in keys for prefix in ("", "target/")}
 
 
 def _slot(variable: Any, key: str, part: str) -> Slot:

@@ -44,6 +44,9 @@ class ConnectedEnvironments(Environments):
         self.maker = inner.maker
         self._ids = np.arange(self.num_envs)
 
+    def connector_times(self) -> dict[str, float]:
+        return {**self.agent.timers, **self.action.timers}
+
     def guard(self, repairs: Repairs) -> None:
         self.inner.guard(repairs)
 

@@ -16,7 +16,7 @@ from tfpolicies.rollout.timing import StepTimes, now
 
 
 class Played(NamedTuple):
-    """Episodes that were played, and the steps that their agents took."""
+    """Episodes that were played, and the steps that agents took in the sound ones."""
 
     episodes: list[RolloutMetrics]
     agent_steps: int
@@ -47,7 +47,7 @@ def play(worker: Any, amount: int, *, by_episodes: bool) -> Played:
     sampler, seeds = worker.sampler, worker.next_seeds(evaluation=True)
     if isinstance(sampler, MultiAgentSampler):
         episodes = sampler.play(amount, seeds=seeds, by_episodes=by_episodes)
-        return Played(episodes, sampler.agent_steps_played)
+        return Played(episodes, sampler.agent_steps_ended)
     episodes = play_episodes(
         worker.get_policy(),
         worker.environments,
@@ -116,7 +116,8 @@ def play_episodes(
         for i in np.flatnonzero((step.terminateds | step.truncateds) & alive):
             if done[i] < shares[i]:
                 length, total = int(lengths[i]), float(returns[i])
-                played.append(RolloutMetrics(length, total, perf_stats=times.means()))
+                ended = RolloutMetrics(length, total, perf_stats=times.means())
+                played.append(ended._replace(connector_metrics=envs.connector_times()))
             done[i] += 1 if episodes is not None else lengths[i]
             returns[i] = lengths[i] = 0
     return played

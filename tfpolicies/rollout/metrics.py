@@ -22,7 +22,7 @@ def summarize_episodes(
     """Returns means, minima and maxima over episodes; NaN where there are none.
 
     `sampler_perf` has the means of `perf_stats` (see `StepTimes.means`) over the episodes that have
-    them.
+    them, and `connector_metrics` likewise.
 
     Args:
         episodes: those of the smoothing window, oldest first.
@@ -39,7 +39,6 @@ def summarize_episodes(
     of_policies = _policy_rewards(sound)
     gathered = _gathered(episode.custom_metrics for episode in sound)
     custom = {name: list(map(float, values)) for name, values in gathered.items()}
-    times = _gathered(episode.perf_stats for episode in sound)
     return {
         "episode_reward_max": max(rewards, default=_NAN),
         "episode_reward_min": min(rewards, default=_NAN),
@@ -57,7 +56,8 @@ def summarize_episodes(
             **{f"policy_{pid}_reward": values for pid, values in of_policies.items()},
             **_joined_hist_data(sound),
         },
-        "sampler_perf": {name: sum(values) / len(values) for name, values in times.items()},
+        "sampler_perf": _means(episode.perf_stats for episode in sound),
+        "connector_metrics": _means(episode.connector_metrics for episode in sound),
         "episode_media": _gathered(episode.media for episode in sound),
     }
 
@@ -88,6 +88,12 @@ def _summarize_custom(custom: Mapping[str, Sequence[float]]) -> dict[str, float]
         summary[f"{name}_min"] = min(values)
         summary[f"{name}_max"] = max(values)
     return summary
+
+
+def _means(of_episodes: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Returns the mean of what there is under each name."""
+    gathered = _gathered(of_episodes)
+    return {name: sum(values) / len(values) for name, values in gathered.items()}
 
 
 def _gathered(of_episodes: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:

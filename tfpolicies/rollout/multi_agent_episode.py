@@ -32,6 +32,7 @@ class MultiAgentEpisode(Episode):
     last_infos: dict[Any, Any] = field(default_factory=dict)
     seat_of: dict[Any, int] = field(default_factory=dict)
     seats: Seats | None = None
+    admit: Callable[[MultiAgentEpisode, Any, str], None] | None = None
     _policy_ids: dict[Any, str] = field(default_factory=dict)
     _rewards: dict[tuple[Any, str], float] | None = None
 
@@ -51,9 +52,13 @@ class MultiAgentEpisode(Episode):
 
         Raises:
             UnknownPolicyError: if the mapping function names no policy that is there.
+            SpaceError: if the policy's spaces do not fit the agent's.
         """
         if agent_id not in self._policy_ids:
-            self._policy_ids[agent_id] = self._mapped(agent_id)
+            policy_id = self._mapped(agent_id)
+            if self.admit is not None:
+                self.admit(self, agent_id, policy_id)
+            self._policy_ids[agent_id] = policy_id
         return self._policy_ids[agent_id]
 
     def _mapped(self, agent_id: Any) -> str:

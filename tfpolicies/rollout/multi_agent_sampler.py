@@ -19,10 +19,11 @@ from tfpolicies.envs.multi_agent_env import ALL, MultiAgentStep
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
 from tfpolicies.envs.repairs import check_observation, check_reward
 from tfpolicies.envs.vector import own_copy, single_actions
-from tfpolicies.errors import ConfigError, EnvError, UnknownPolicyError, UsageError
+from tfpolicies.errors import ConfigError, EnvError, SpaceError, UnknownPolicyError, UsageError
 from tfpolicies.policy.stacked_acting import ColumnsCall, act_columns
 from tfpolicies.rollout import multi_agent_state
 from tfpolicies.rollout.episode import RolloutMetrics
+from tfpolicies.rollout.fitting_spaces import AgentSpaces
 from tfpolicies.rollout.metrics_state import metrics_state, restored_metrics
 from tfpolicies.rollout.multi_agent_batches import Postprocessor
 from tfpolicies.rollout.multi_agent_episode import Copy, MultiAgentEpisode
@@ -64,7 +65,7 @@ class MultiAgentSampler:
         policy_mapping_fn: may be set anew; running episodes keep the one they began with.
         metrics: of the episodes that ended, until somebody takes them; whole episodes are reported
             with the batch that they are in.
-        agent_steps_played: by the last `play`.
+        agent_steps_ended: the steps of agents in all episodes that ended since `play` was called.
         times: of the parts of a step.
     """
 
@@ -89,7 +90,7 @@ class MultiAgentSampler:
         self.policy_mapping_fn = policy_mapping_fn
         self.rng = rng
         self.metrics: list[RolloutMetrics] = []
-        self.agent_steps_played = 0
+        self.agent_steps_ended = 0
         self.times = StepTimes(perf_stats_ema_coef)
         self._waited = 0  # ns for environments in the present step
         self._length = fragment_length
@@ -101,6 +102,7 @@ class MultiAgentSampler:
         self._worker = worker
         self._postprocessor = Postprocessor(clip_rewards, callbacks, worker, policies)
         self._copies: list[Copy] = []
+        self._spaces = AgentSpaces(observed=observation_fn is None)
         self._broken: dict[int, Exception] = {}  # by copy, in the present step
         self._own_code_ran = True  # of the user's, which may have removed policies
 
@@ -168,7 +170,12 @@ class MultiAgentSampler:
             mapping_fn=self.policy_mapping_fn,
             policies=self.policies,
             seats=self._ledger.seats,
+            admit=self._admit,
         )
+
+    def _admit(self, episode: MultiAgentEpisode, agent: Any, policy_id: str) -> None:
+        env = self.envs.envs[episode.env_index]
+        self._spaces.check(env, agent, policy_id, self._present(policy_id))
 
     def _seen(self, obs: Mapping[Any, Any], episode: MultiAgentEpisode) -> Mapping[Any, Any]:
         if self._observation_fn is None:
@@ -207,6 +214,7 @@ class MultiAgentSampler:
                 f"An episode of environment {index} ended after {episode.length} steps without a "
                 "single transition of an agent. Give observations to agents that can act on them."
             )
+        self.agent_steps_ended += agent_steps
         episode.close()
         self.envs.repairs.worked(index)
         self._call("on_episode_end", episode)
@@ -268,6 +276,7 @@ class MultiAgentSampler:
         Raises:
             EnvError: if an environment breaks the contract of `MultiAgentEnv`.
             UnknownPolicyError: if the mapping function names no policy that is there.
+            SpaceError: if the spaces of an agent and its policy do not fit together.
             UsageError: if no episodes are running. After an error `reset` has to begin new ones.
         """
         if not self._copies:
@@ -340,7 +349,7 @@ class MultiAgentSampler:
         obs = self._seen(obs, episode)  # what it raises is no fault of the environment
         try:
             over = self._take(copy, t, obs, rewards, terminateds, truncateds)
-        except UnknownPolicyError:
+        except (UnknownPolicyError, SpaceError):  # no fault of the environment either
             raise
         except Exception as error:
             episode.length = t
@@ -487,7 +496,7 @@ class MultiAgentSampler:
         shares = [(amount + count - 1 - i) // count for i in range(count)]
         self.reset(seeds)
         self.metrics = []
-        self.agent_steps_played = 0
+        self.agent_steps_ended = 0
         played: list[RolloutMetrics] = []
         done = [0] * count
         going = [copy for copy in self._copies if shares[copy.index] > 0]
@@ -503,9 +512,7 @@ class MultiAgentSampler:
                     played.append(episode.metrics(self.times.means()))
                     done[copy.index] += 1 if by_episodes else episode.length
             going = [copy for copy in going if done[copy.index] < shares[copy.index]]
-            closed = self._ledger.records["t"] >= 0
-            self.agent_steps_played += int(closed.sum())
-            self._ledger.keep(~closed)
+            self._ledger.keep(self._ledger.records["t"] < 0)
             self._ledger.forget_trajectories(self._copies)
         self._finished, self.metrics = [], []
         return played

@@ -24,6 +24,7 @@ from tfpolicies.errors import ConfigError, UsageError, WeightsError
 from tfpolicies.policy.policy import Policy
 from tfpolicies.policy.policy_map import PolicyMap
 from tfpolicies.rollout.episode import RolloutMetrics
+from tfpolicies.rollout.fitting_spaces import require_fitting_spaces
 from tfpolicies.rollout.multi_agent_sampler import MultiAgentSampler, make_multi_agent_sampler
 from tfpolicies.rollout.parallel_iteration import ParallelIteration
 from tfpolicies.rollout.roster import (
@@ -81,6 +82,7 @@ class RolloutWorker(ParallelIteration):
     Raises:
         ConfigError: for contradicting settings, or if a policy has no class or no spaces.
         EnvError: for an environment that is unknown or unusable.
+        SpaceError: if the spaces of a policy do not fit those of the environment.
     """
 
     def __init__(
@@ -162,6 +164,7 @@ class RolloutWorker(ParallelIteration):
                 self.roster.make(policy_id, spec)
             self.sampler = self._make_sampler()
             if self.sampler is not None:
+                self._require_fitting_spaces()
                 self.reset_episodes()
         except BaseException:
             self.stop()
@@ -226,6 +229,17 @@ class RolloutWorker(ParallelIteration):
             default_policy_class=self.default_policy_class,
         )
         return specs
+
+    def _require_fitting_spaces(self) -> None:
+        """Checks the policy of a single agent; those of several are, when they meet their agents.
+
+        Raises:
+            SpaceError: if its spaces do not fit those of the environment.
+        """
+        envs = self.environments
+        if isinstance(envs, Environments):
+            own, policy = (envs.observation_space, envs.action_space), self.get_policy()
+            require_fitting_spaces(DEFAULT_POLICY_ID, policy, "the environment", *own)
 
     def _on_create_policy(self, policy_id: str, policy: Policy) -> None:
         if self.connectors is not None:

@@ -434,6 +434,8 @@ class SingleAgentSampler:
         rewards = [{_AGENT_AND_POLICY: value} for value in values]
         rest = repeat(_NO_METRICS), repeat(self.times.means())
         metrics = list(map(RolloutMetrics, lengths.tolist(), values, rewards, *rest))
+        if connecting := self.envs.connector_times():
+            metrics = [each._replace(connector_metrics=connecting) for each in metrics]
         if self._follower is not None:
             if self._complete:  # one row of all environments' episodes, one after the other
                 row = np.repeat(np.arange(len(taken)), taken.sum(axis=1))[column]

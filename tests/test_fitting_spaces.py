@@ -1,0 +1,215 @@
+"""A policy whose spaces cannot be right for its agents is refused when they meet."""
+
+import gc
+
+import numpy as np
+import pytest
+from environments import SeededEnv
+from gymnasium import spaces
+from multi_agent_worlds import SPACE, THREE, Staggered, Walker, sampler_of
+
+from tfpolicies import PolicySpec, PPOConfig, PPOTF2Policy, RolloutWorker
+from tfpolicies.errors import SpaceError
+from tfpolicies.rollout.fitting_spaces import AgentSpaces, holds, require_fitting_spaces
+
+TWO, FIVE = spaces.Discrete(2), spaces.Discrete(5)
+FLOATS, DOUBLES = spaces.Box(-1, 1, (3,)), spaces.Box(-9, 9, (3,), np.float64)
+PIXELS = spaces.Box(0, 255, (3,), np.uint8)
+PAIR = spaces.MultiDiscrete([2, 3])
+
+
+class Staged(Staggered):
+    """`Staggered`, made by a config."""
+
+    def __init__(self, context):
+        super().__init__()
+
+
+class Apart(Staged):
+    """Agents with spaces of their own, of which "d" has none."""
+
+    observation_space = spaces.Dict(dict.fromkeys("abc", SPACE))
+    action_space = spaces.Dict(a=THREE, b=TWO, c=FIVE)
+
+
+def own_policy(agent_id, episode=None, worker=None, **kwargs):
+    return agent_id
+
+
+def all_p(agent_id, episode=None, worker=None, **kwargs):
+    return "p"
+
+
+def worker_of(env, **spec):
+    config = PPOConfig().environment(env).framework(inference="tf")
+    config.training(model={"fcnet_hiddens": [4]}).debugging(log_level="ERROR")
+    config.rollouts(rollout_fragment_length=7)
+    return RolloutWorker(
+        config=config.multi_agent(policies={"p": PolicySpec(**spec)}, policy_mapping_fn=all_p),
+        default_policy_class=PPOTF2Policy,
+    )
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("wide", "narrow", "expected"),
+    [
+        (TWO, TWO, True),
+        (FIVE, TWO, True),
+        (TWO, FIVE, False),
+        (TWO, spaces.Discrete(2, start=1), False),
+        (spaces.Discrete(3, start=-1), spaces.Discrete(2, start=0), True),
+        (FLOATS, DOUBLES, True),  # bounds and precisions may differ
+        (DOUBLES, FLOATS, True),
+        (FLOATS, spaces.Box(-1, 1, (4,)), False),
+        (FLOATS, spaces.Box(-1, 1, (3, 1)), False),
+        (FLOATS, PIXELS, True),
+        (PIXELS, FLOATS, False),
+        (PAIR, spaces.MultiDiscrete([2, 2]), True),
+        (PAIR, spaces.MultiDiscrete([3, 2]), False),
+        (PAIR, spaces.MultiBinary(2), True),
+        (spaces.MultiBinary(2), PAIR, False),
+        (PAIR, TWO, False),
+        (TWO, FLOATS, False),
+        (TWO, spaces.Box(0, 9, (), np.int64), True),  # a Box's bounds are often loose
+        (FLOATS, spaces.Dict(a=FLOATS), False),
+        (spaces.Dict(a=FIVE), spaces.Dict(a=TWO), True),
+        (spaces.Dict(a=FIVE), spaces.Dict(b=TWO), False),
+        (spaces.Dict(a=FIVE), spaces.Dict(a=TWO, b=TWO), False),
+        (spaces.Tuple([FIVE, FLOATS]), spaces.Tuple([TWO, DOUBLES]), True),
+        (spaces.Tuple([TWO, FLOATS]), spaces.Tuple([FIVE, DOUBLES]), False),
+        (spaces.Text(3), TWO, True),  # nobody can say
+        (spaces.Dict(a=spaces.Text(3)), spaces.Dict(a=FLOATS), True),
+    ],
+)
+def test_what_one_space_holds_of_another(wide, narrow, expected):
+    assert holds(wide, narrow) is expected
+
+
+def test_observations_may_have_parts_that_nobody_reads():
+    seen = spaces.Dict(observations=FLOATS, action_mask=spaces.MultiBinary(2), more=TWO)
+    read = spaces.Dict(observations=DOUBLES, action_mask=spaces.Box(0, 1, (2,), np.int8))
+    assert holds(read, seen, in_part=True)
+    assert not holds(seen, read, in_part=True)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"action_space": FIVE}, r"action_space Discrete\(5\), but agent 'a' of Staged has D.*3\)"),
+        ({"observation_space": spaces.Box(-1, 1, (4,))}, r"\(4,\).*agent 'a' of Staged has Box.*3"),
+        ({"observation_space": spaces.MultiDiscrete([2] * 3)}, "which it cannot read"),
+    ],
+)
+def test_a_spec_that_no_agent_can_use_is_refused_when_they_meet(spec, words):
+    with pytest.raises(SpaceError, match=f"Policy 'p' has the .*{words}"):
+        worker_of(Staged, **spec)
+
+
+def test_bounds_precision_and_fewer_actions_are_accepted():
+    wide = spaces.Box(-np.inf, np.inf, (3,), np.float64)
+    batch = worker_of(Staged, observation_space=wide, action_space=TWO).sample()
+    assert batch["p"].count == 11
+    assert set(batch["p"]["actions"]) <= {0, 1}
+
+
+def test_behind_an_observation_fn_only_actions_are_compared():
+    def last_two(agent_obs, **kwargs):
+        return {agent: obs[1:] for agent, obs in agent_obs.items()}
+
+    def sampler(actions, **settings):
+        config = {"inference": "tf", "model": {"fcnet_hiddens": [4]}}
+        policies = {"p": PPOTF2Policy(spaces.Box(-1, 1e6, (2,)), actions, config)}
+        return sampler_of(
+            Staged(None), policies=policies, mapping=all_p, rollout_fragment_length=7, **settings
+        )
+
+    assert sampler(THREE, observation_fn=last_two).sample()["p"].count == 11
+    with pytest.raises(SpaceError, match="agent 'a' of Staged"):
+        sampler(THREE)
+    with pytest.raises(SpaceError, match=r"Discrete\(5\)"):
+        sampler(FIVE, observation_fn=last_two)
+
+
+class Late(Apart):
+    """The agents of `names` come in the second step."""
+
+    names = ("c",)
+
+    def first(self):
+        return self.obs("a")
+
+    def play(self, actions):
+        over = self.now == 3
+        agents = ("a", *self.names) if self.now == 2 or over else ("a",)
+        flags = {"__all__": over}
+        return self.obs(*agents), {}, flags, {"__all__": False}, {}
+
+
+class LateStranger(Late):
+    names = ("d",)
+
+
+def test_an_agent_that_comes_later_is_looked_at_then():
+    policies = {agent: Walker() for agent in "abcd"}  # three actions each
+    settings = {"policies": policies, "mapping": own_policy, "rollout_fragment_length": 3}
+    assert sampler_of(Late(None), **settings).sample()["c"].count == 1
+    policies["c"].action_space = spaces.Discrete(6)
+    sampler = sampler_of(Late(None), **settings)
+    with pytest.raises(SpaceError, match=r"Policy 'c' has .*agent 'c' of Late has Discrete\(5\)"):
+        sampler.sample()
+
+
+def test_an_agent_without_a_space_is_not_compared():
+    policies = {agent: Walker() for agent in "ad"}
+    settings = {"policies": policies, "mapping": own_policy, "rollout_fragment_length": 3}
+    assert sampler_of(LateStranger(None), **settings).sample()["d"].count == 1
+
+
+def test_a_pair_is_compared_once():
+    class Counted(Apart):
+        asked = 0
+
+        def action_space_of(self, agent_id):
+            Counted.asked += 1
+            return super().action_space_of(agent_id)
+
+    policies = {"p": Walker(), "q": Walker()}
+    policies["p"].action_space = policies["q"].action_space = TWO
+    envs = [Counted(None), Counted(None)]
+    sampler = sampler_of(*envs, policies=policies, rollout_fragment_length=7)
+    for _ in range(3):
+        sampler.sample()
+    assert Counted.asked == 2  # "a" and "b", with a policy each
+
+
+def test_what_was_compared_goes_with_the_policy():
+    spaces_of, policy = AgentSpaces(observed=True), Walker()
+    for agent in range(5000):
+        spaces_of.check(Staged(None), agent, "p", policy)
+    assert sum(map(len, spaces_of._met.values())) < 4097
+    del policy
+    gc.collect()
+    assert not spaces_of._met
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"action_space": spaces.Discrete(9)}, r"'default_policy' has the action_space D.*\(9\)"),
+        ({"observation_space": spaces.Box(-1, 1, (7,))}, "observation_space Box.*it cannot read"),
+    ],
+)
+def test_a_single_agents_policy_is_looked_at_when_the_worker_is_made(spec, words):
+    config = PPOConfig().environment(SeededEnv).training(model={"fcnet_hiddens": [4]})
+    config.multi_agent(policies={"default_policy": PolicySpec(**spec)})
+    with pytest.raises(SpaceError, match=words):
+        RolloutWorker(config=config, default_policy_class=PPOTF2Policy)
+
+
+def test_a_policy_without_gymnasium_spaces_is_not_compared():
+    policy = Walker()
+    policy.observation_space = policy.action_space = None
+    require_fitting_spaces("p", policy, "the environment", SPACE, THREE)
+    require_fitting_spaces("p", Walker(), "the environment", None, None)

@@ -1,0 +1,48 @@
+"""Names of environments that come from a file, which may not choose what is imported."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.vector import VectorEnv
+
+from tfpolicies.envs.making import is_import_path
+from tfpolicies.envs.multi_agent_env import MultiAgentEnv
+from tfpolicies.envs.pettingzoo import is_pettingzoo_name
+from tfpolicies.envs.registry import registered_creator
+from tfpolicies.storage.import_paths import Missing, resolve
+
+_KINDS = (gym.Env, VectorEnv, MultiAgentEnv)
+
+
+def environment_of_file(source: Any) -> Any:
+    """Returns an environment that a file names, or a `Missing` if making it would import something.
+
+    Names that are registered, here, with Gymnasium or with PettingZoo, stay, since the file only
+    chooses among what is there. An import path ("package.module:Class", "package.module.Class" and
+    Gymnasium's "module:EnvId") stays if it is that of an environment class of a trusted package.
+
+    Args:
+        source: what the file holds; what is no text is returned as it is.
+
+    >>> environment_of_file("CartPole-v1"), environment_of_file("pettingzoo:classic/tictactoe_v3")
+    ('CartPole-v1', 'pettingzoo:classic/tictactoe_v3')
+    >>> environment_of_file("antigravity:CartPole-v1")
+    Missing(name='antigravity:CartPole-v1', importable=True)
+    """
+    if not isinstance(source, str) or registered_creator(source) is not None:
+        return source
+    if not is_import_path(source) or _is_of_pettingzoo(source):
+        return source
+    module, _, name = source.replace(":", ".").rpartition(".")
+    found = resolve(f"{module}:{name}")
+    if isinstance(found, type) and issubclass(found, _KINDS):
+        return source
+    return Missing(source, importable=True)
+
+
+def _is_of_pettingzoo(name: str) -> bool:
+    """Whether a name is one of PettingZoo's, and of a single module where it is imported."""
+    package, _, rest = name.partition(":")
+    return is_pettingzoo_name(name) and (package == "pettingzoo" or rest.isidentifier())
