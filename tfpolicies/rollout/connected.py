@@ -7,11 +7,18 @@ from typing import Any
 
 import numpy as np
 
+from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 from tfpolicies.connectors.connector import ActionStep, AgentStep
 from tfpolicies.connectors.pipelines import ActionConnectorPipeline, AgentConnectorPipeline
 from tfpolicies.envs.repairs import Repairs
 from tfpolicies.envs.vector import Environments, Step
 from tfpolicies.rollout.timing import now
+
+
+def connector_metrics_of(policy: Any) -> dict[str, Any]:
+    """Returns the times of the connectors of the one policy that acts, by its id, for metrics."""
+    found = policy.get_connector_metrics()
+    return {DEFAULT_POLICY_ID: found} if found else {}
 
 
 class ConnectedEnvironments(Environments):

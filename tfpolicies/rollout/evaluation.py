@@ -10,6 +10,7 @@ from tfpolicies.envs.vector import Environments
 from tfpolicies.errors import UsageError
 from tfpolicies.models.spaces import batch_leaves, leaves
 from tfpolicies.policy.session import Memory
+from tfpolicies.rollout.connected import connector_metrics_of
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.multi_agent_sampler import MultiAgentSampler
 from tfpolicies.rollout.timing import StepTimes, now
@@ -115,8 +116,11 @@ def play_episodes(
         times.add(1, now() - stepped + after, acted - started, before, waited)
         for i in np.flatnonzero((step.terminateds | step.truncateds) & alive):
             if done[i] < shares[i]:
-                length, total = int(lengths[i]), float(returns[i])
-                played.append(RolloutMetrics(length, total, perf_stats=times.means()))
+                metrics = RolloutMetrics(int(lengths[i]), float(returns[i]))
+                of_connectors = connector_metrics_of(policy)
+                played.append(
+                    metrics._replace(perf_stats=times.means(), connector_metrics=of_connectors)
+                )
             done[i] += 1 if episodes is not None else lengths[i]
             returns[i] = lengths[i] = 0
     return played

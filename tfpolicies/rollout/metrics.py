@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ def summarize_episodes(
     """Returns means, minima and maxima over episodes; NaN where there are none.
 
     `sampler_perf` has the means of `perf_stats` (see `StepTimes.means`) over the episodes that have
-    them.
+    them, and `connector_metrics` those of the times of connectors, of all policies together.
 
     Args:
         episodes: those of the smoothing window, oldest first.
@@ -40,6 +40,7 @@ def summarize_episodes(
     gathered = _gathered(episode.custom_metrics for episode in sound)
     custom = {name: list(map(float, values)) for name, values in gathered.items()}
     times = _gathered(episode.perf_stats for episode in sound)
+    connectors = _gathered(_connector_times(sound))
     return {
         "episode_reward_max": max(rewards, default=_NAN),
         "episode_reward_min": min(rewards, default=_NAN),
@@ -57,9 +58,21 @@ def summarize_episodes(
             **{f"policy_{pid}_reward": values for pid, values in of_policies.items()},
             **_joined_hist_data(sound),
         },
-        "sampler_perf": {name: sum(values) / len(values) for name, values in times.items()},
+        "sampler_perf": _means(times),
         "episode_media": _gathered(episode.media for episode in sound),
+        "connector_metrics": _means(connectors),
     }
+
+
+def _means(found: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    return {name: sum(values) / len(values) for name, values in found.items()}
+
+
+def _connector_times(episodes: Sequence[RolloutMetrics]) -> Iterator[Mapping[str, float]]:
+    """Yields the times of each pipeline of each policy in each episode, by connector."""
+    for episode in episodes:
+        for pipelines in episode.connector_metrics.values():
+            yield from pipelines.values()
 
 
 def _policy_rewards(episodes: Sequence[RolloutMetrics]) -> dict[str, list[float]]:
