@@ -502,7 +502,7 @@ def test_filters_see_what_connectors_give():
     worker.sample()
     worker.sample()
     (stat,) = worker.filters["p"].statistics
-    assert stat.n == 7
+    assert stat.count == 7
     np.testing.assert_allclose(stat.mean, [0, 0, 15 / 7, 0, 0, 3], rtol=1e-6)  # 0, 0..5; 0..6
     worker.stop()
 

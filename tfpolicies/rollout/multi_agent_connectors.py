@@ -305,7 +305,7 @@ class Connections:
         for rows in self.connected:
             rows.connection.reset(env_ids)
         for rows, crowd in self._crowds(copies).items():
-            self._send(rows, crowd, None)
+            self._send(rows, crowd)
 
     def see(self, copies: Sequence[Copy]) -> None:
         """Sends what copies gave in a step through: observations, and what agents earned by then.
@@ -315,10 +315,8 @@ class Connections:
         """
         columns = self._ledger.seats.columns
         for rows, crowd in self._crowds(copies).items():
-            seats = np.concatenate([crowd.seats(), _seats(crowd.unseen)])
-            earned = columns["earned"][seats]
-            rewards = self._send(rows, crowd, earned)
-            more = rewards - earned
+            seats, rewards = self._send(rows, crowd, columns["earned"])
+            more = rewards - columns["earned"][seats]
             if more.any():
                 columns["earned"][seats] = rewards
                 columns["total"][seats] += more
@@ -340,8 +338,19 @@ class Connections:
                 (crowd.seen if ending.observed else crowd.unseen).append(ending)
         return found
 
-    def _send(self, rows: PolicyRows, crowd: _Crowd, rewards: np.ndarray | None) -> Any:
-        """Sends a crowd's observations through, to where they wait; returns the rewards."""
+    def _send(
+        self, rows: PolicyRows, crowd: _Crowd, earned: np.ndarray | None = None
+    ) -> tuple[np.ndarray, Any]:
+        """Sends what a crowd observed through, to where it waits.
+
+        Args:
+            rows: of the crowd's policy.
+            crowd: who observed something, or is done.
+            earned: by seat, what goes along as rewards; None where there are none yet.
+
+        Returns:
+            The seats of all, int64 `[K]`, and their rewards, float64 `[K]` or None.
+        """
         seats, unseen = crowd.seats(), _seats(crowd.unseen)
         connection: Connection = rows.connection
         try:
@@ -349,7 +358,9 @@ class Connections:
         except (ValueError, TypeError, KeyError, IndexError):
             self._explain(crowd)
             raise
-        arrays, rewards = connection.see(obs, np.concatenate([seats, unseen]), rewards)
+        everybody = np.concatenate([seats, unseen]) if len(unseen) else seats
+        rewards = None if earned is None else earned[everybody]
+        arrays, rewards = connection.see(obs, everybody, rewards)
         single = single_rows(nest(rows.policy.observation_space, arrays))
         start = 0
         for copy, place in crowd.pending:
@@ -359,7 +370,7 @@ class Connections:
             start = stop
         for i, ending in enumerate(crowd.seen, start):
             rows.finals[ending.unroll] = [leaf[i : i + 1].copy() for leaf in arrays]
-        return rewards
+        return everybody, rewards
 
     def _explain(self, crowd: _Crowd) -> None:
         """Raises an `EnvError` about the first observation that is not of its space."""
