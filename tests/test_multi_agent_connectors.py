@@ -176,14 +176,10 @@ def test_agents_that_leave_and_come():
     assert metrics.episode_reward == 14.75
 
 
-class Naming(Crowd):
-    """A crowd whose agents all have one policy."""
-
-
 @pytest.mark.parametrize("mode", ["truncate_episodes", "complete_episodes"])
 def test_random_crowds_keep_their_frames(mode):
     """Of every trajectory, each row's frames are the two observations before it."""
-    worlds = [Naming(i, seed=i) for i in range(3)]
+    worlds = [Crowd(i, seed=i) for i in range(3)]
     policies = {"p": stacking(), "q": stacking(seed=1)}
     sampler = sampler_of(
         *worlds, policies=policies, rollout_fragment_length=9, batch_mode=mode, seed=3

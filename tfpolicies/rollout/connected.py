@@ -15,6 +15,19 @@ from tfpolicies.envs.vector import Environments, Step
 from tfpolicies.rollout.timing import now
 
 
+def connected(envs: Environments, policy: Any) -> Environments:
+    """Returns environments behind the connectors of the policy that acts in them, if it has any.
+
+    Raises:
+        SpaceError: if a connector does not fit the environments' spaces.
+    """
+    agent, action = policy.agent_connectors, policy.action_connectors
+    if not agent and not action:
+        return envs
+    both = agent or AgentConnectorPipeline(), action or ActionConnectorPipeline()
+    return ConnectedEnvironments(envs, *both)
+
+
 def connector_metrics_of(policy: Any) -> dict[str, Any]:
     """Returns the times of the connectors of the one policy that acts, by its id, for metrics."""
     found = policy.get_connector_metrics()

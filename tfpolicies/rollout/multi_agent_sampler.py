@@ -26,14 +26,11 @@ from tfpolicies.rollout import multi_agent_state
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.metrics_state import metrics_state, restored_metrics
 from tfpolicies.rollout.multi_agent_batches import Postprocessor
-from tfpolicies.rollout.multi_agent_connectors import (
-    Connections,
-    check_observations,
-    pipelines_of,
-)
+from tfpolicies.rollout.multi_agent_connectors import Connections, check_observations
 from tfpolicies.rollout.multi_agent_episode import Copy, MultiAgentEpisode
 from tfpolicies.rollout.multi_agent_ledger import Ledger, not_numbers
 from tfpolicies.rollout.multi_agent_rows import PolicyRows
+from tfpolicies.rollout.policy_connection import pipelines_of
 from tfpolicies.rollout.timing import StepTimes, now
 
 
