@@ -153,8 +153,8 @@ class Rollouts:
     batch_mode: str = "truncate_episodes"  # or "complete_episodes"
     compress_observations: bool | str = False  # True: row by row; "bulk": a column at once
     observation_filter: str = "NoFilter"  # or "MeanStdFilter": normalised by running statistics
-    agent_connectors: Sequence[Any] = ()  # connectors, or their states, for observations
-    action_connectors: Sequence[Any] = ()  # the same for actions
+    agent_connectors: Sequence[Any] = ()  # connectors, or their states; each policy gets its own
+    action_connectors: Sequence[Any] = ()  # the same for actions; policies may override both
     reward_filter: str = "NoFilter"  # or "MeanStdFilter": learned from at a running scale
     update_worker_filter_stats: bool = True  # workers get the statistics of all after a round
     use_worker_filter_stats: bool = True  # workers' statistics are merged into those of all

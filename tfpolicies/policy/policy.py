@@ -60,8 +60,9 @@ class Policy(abc.ABC):
     Attributes:
         global_timestep: rows acted on, or what `on_global_var_update` said last.
         num_grad_updates: updates done.
-        agent_connectors: what is done to observations before the policy; None until given.
-        action_connectors: what is done to its actions; None until given.
+        agent_connectors: what is done to observations and rewards before the policy; None without,
+            and until a worker gives it those of its config.
+        action_connectors: what is done to its actions; likewise.
 
     >>> class Always(Policy):
     ...     def compute_actions(self, obs_batch, state_batches=None, **kwargs):

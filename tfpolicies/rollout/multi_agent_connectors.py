@@ -15,7 +15,8 @@ them in one call, and so do the actions of its agents. What stands where:
 
 Connectors know an agent by its environment and its number in the episode. They are reset when an
 episode of an environment ends, in whatever way; an agent that left does not come back under its
-number before.
+number before. An agent whose observations its policy's connectors cannot take is refused when it is
+mapped to the policy.
 """
 
 from __future__ import annotations

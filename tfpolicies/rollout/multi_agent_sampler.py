@@ -108,6 +108,7 @@ class MultiAgentSampler:
         self._copies: list[Copy] = []
         self._broken: dict[int, Exception] = {}  # by copy, in the present step
         self._own_code_ran = True  # of the user's, which may have removed policies
+        self._new_ledger()
 
     # -- episodes -----------------------------------------------------------------------------
 
@@ -300,6 +301,8 @@ class MultiAgentSampler:
         Raises:
             EnvError: if an environment breaks the contract of `MultiAgentEnv`.
             UnknownPolicyError: if the mapping function names no policy that is there.
+            ConfigError: if it names one whose connectors cannot take what the agent observes.
+            ObservationError: if connectors give what is not of the policy's space, or not finite.
             UsageError: if no episodes are running. After an error `reset` has to begin new ones.
         """
         if not self._copies:
@@ -348,7 +351,8 @@ class MultiAgentSampler:
             self._begin_episode(copy)
         for index, reason in self._broken.items():
             self._replace(self._copies[index], reason)
-        self._connect_first([*over, *(self._copies[index] for index in self._broken)])
+        if over or self._broken:
+            self._connect_first([*over, *(self._copies[index] for index in self._broken)])
         connecting, waited = self._connecting, self._waited
         others = now() - started - inference - connecting - waited
         self.times.add(1, others, inference, connecting, waited)
