@@ -465,7 +465,8 @@ class Algorithm:
             policy_id: its id.
             policy_cls: the class to make it of; or
             policy: the policy itself.
-            observation_space: of the policy; None for what the environment or config says.
+            observation_space: what the environment gives the policy, before its connectors; None
+                for what the environment or config says.
             action_space: likewise.
             config: its overrides of the algorithm's config.
             policy_state: its state, as `get_state` returned it.

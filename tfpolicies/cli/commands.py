@@ -274,6 +274,7 @@ def evaluate(args: argparse.Namespace) -> int:
         )
     if not (isinstance(source, str) or callable(source)):
         raise ConfigError("The checkpoint does not say where to play. Give --env NAME.")
+    from tfpolicies.rollout.connected import connected
     from tfpolicies.rollout.evaluation import play_episodes
     from tfpolicies.rollout.metrics import summarize_episodes
 
@@ -281,6 +282,7 @@ def evaluate(args: argparse.Namespace) -> int:
     context = EnvContext(policy.config["env_config"] if own else {})
     envs = make_environments(source, min(args.episodes, _EVALUATION_ENVS), context)
     try:
+        envs = connected(envs, policy)
         _check_spaces(policy, envs, source)
         seeds = [args.seed + i for i in range(envs.num_envs)]
         played = play_episodes(policy, envs, seeds=seeds, episodes=args.episodes)

@@ -370,12 +370,18 @@ class AlgorithmConfig(SectionedConfig):
         self._validate_evaluation()
 
     def _validate_connectors(self) -> None:
-        for name in ("agent_connectors", "action_connectors"):
-            if self[name] and not self.enable_connectors:
-                raise ConfigError(
-                    f"{name} has {len(self[name])} connectors, which enable_connectors=False "
-                    f"contradicts; leave it out, or set {name}=[]."
-                )
+        if self.enable_connectors:
+            return
+        policies = self._sections["multi_agent"].policies
+        own = {f" of policies[{pid!r}]": spec.config or {} for pid, spec in policies.items()}
+        for whose, settings in {"": self, **own}.items():
+            for name in sections.CONNECTORS:
+                listed = settings.get(name)
+                if listed:
+                    raise ConfigError(
+                        f"{name}{whose} has {len(listed)} connectors, which "
+                        f"enable_connectors=False contradicts; leave it out, or set {name}=[]."
+                    )
 
     def _validate_evaluation(self) -> None:
         parallel, workers = self.evaluation_parallel_to_training, self.evaluation_num_workers

@@ -10,7 +10,7 @@ import gymnasium as gym
 
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID, PolicySpec, validate_policy_id
 from tfpolicies.config.read_only import copied
-from tfpolicies.config.sections import check, check_bools, is_count
+from tfpolicies.config.sections import CONNECTORS, check, check_bools, connector_states, is_count
 from tfpolicies.errors import ConfigError, UsageError
 
 ToTrain = Callable[..., bool] | None
@@ -107,7 +107,20 @@ def _policy_spec(policy_id: str, given: Any) -> PolicySpec:
         config = config.settings_for(type(config))
     valid = config is None or isinstance(config, Mapping)
     check(valid, f"{here}.config", "a dict or AlgorithmConfig, or None", config)
-    return PolicySpec(policy_class, given.observation_space, given.action_space, copied(config))
+    config = _with_connector_states(here, copied(config))
+    return PolicySpec(policy_class, given.observation_space, given.action_space, config)
+
+
+def _with_connector_states(here: str, config: Any) -> Any:
+    """Returns a policy's overrides with connectors as the JSON that checkpoints hold."""
+    listed = {name: config[name] for name in CONNECTORS if name in (config or ())}
+    if not listed:
+        return config
+    states = {
+        name: connector_states(f"{here}.config[{name!r}]", CONNECTORS[name], given)
+        for name, given in listed.items()
+    }
+    return {**config, **states}
 
 
 def require_mapping_fn(policy_mapping_fn: Any) -> None:

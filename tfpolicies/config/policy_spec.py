@@ -55,9 +55,10 @@ class PolicySpec:
 
     Attributes:
         policy_class: the policy's class.
-        observation_space: as the environment has it.
+        observation_space: as the environment has it, before the policy's connectors.
         action_space: as the environment has it.
-        config: overrides of the worker's config, a dict.
+        config: overrides of the worker's config, a dict; its `agent_connectors` and
+            `action_connectors` are the policy's own.
 
     >>> spec = PolicySpec(None, gym.spaces.Discrete(3), None, {"gamma": 0.9})
     >>> PolicySpec.deserialize(spec.serialize()) == spec

@@ -108,10 +108,11 @@ class Environment:
         check(valid, "clip_rewards", "None, True, False or a number > 0", clip)
 
 
-_CONNECTORS: dict[str, Any] = {
+CONNECTORS: dict[str, Any] = {
     "agent_connectors": AgentConnector,
     "action_connectors": ActionConnector,
 }
+"""The settings that list connectors, and of which kind they are."""
 
 
 def connector_state(name: str, kind: Any, given: Any) -> list[Any]:
@@ -128,6 +129,16 @@ def connector_state(name: str, kind: Any, given: Any) -> list[Any]:
     return list(made.to_state())
 
 
+def connector_states(name: str, kind: Any, listed: Any) -> list[list[Any]]:
+    """Returns what `connector_state` does for each connector of a list.
+
+    Raises:
+        ConfigError: if it is no list of such connectors.
+    """
+    check(isinstance(listed, list | tuple), name, "a list of connectors", listed)
+    return [connector_state(name, kind, given) for given in listed]
+
+
 MEAN_STD_FILTERS = ("MeanStdFilter", "ConcurrentMeanStdFilter")
 """Two names of one filter: workers' statistics are always merged."""
 
@@ -142,8 +153,8 @@ class Rollouts:
     batch_mode: str = "truncate_episodes"  # or "complete_episodes"
     compress_observations: bool | str = False  # True: row by row; "bulk": a column at once
     observation_filter: str = "NoFilter"  # or "MeanStdFilter": normalised by running statistics
-    agent_connectors: Sequence[Any] = ()  # connectors, or their states, for observations
-    action_connectors: Sequence[Any] = ()  # the same for actions
+    agent_connectors: Sequence[Any] = ()  # connectors, or their states; each policy gets its own
+    action_connectors: Sequence[Any] = ()  # the same for actions; policies may override both
     reward_filter: str = "NoFilter"  # or "MeanStdFilter": learned from at a running scale
     update_worker_filter_stats: bool = True  # workers get the statistics of all after a round
     use_worker_filter_stats: bool = True  # workers' statistics are merged into those of all
@@ -165,11 +176,9 @@ class Rollouts:
         check(self.batch_mode in modes, "batch_mode", f"one of {modes}", self.batch_mode)
         filters, chosen = ("NoFilter", *MEAN_STD_FILTERS), self.observation_filter
         check(chosen in filters, "observation_filter", f"one of {filters}", chosen)
-        for name, kind in _CONNECTORS.items():
+        for name, kind in CONNECTORS.items():
             listed = getattr(self, name)
-            check(isinstance(listed, list | tuple), name, "a list of connectors", listed)
-            states = [connector_state(name, kind, given) for given in listed]
-            object.__setattr__(self, name, tuple(states))
+            object.__setattr__(self, name, tuple(connector_states(name, kind, listed)))
         scaled = self.reward_filter
         check(scaled in filters, "reward_filter", f"one of {filters}", scaled)
         compress = self.compress_observations

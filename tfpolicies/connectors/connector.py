@@ -63,6 +63,11 @@ class Connector(abc.ABC):
             )
         return self._space
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether `connect` told it its space."""
+        return self._space is not None
+
     def connect(self, space: spaces.Space) -> spaces.Space:
         """Makes the connector ready for rows of `space`, and forgets all running episodes.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from time import perf_counter
 from typing import Any, ClassVar, TypeVar
@@ -19,7 +20,14 @@ from tfpolicies.connectors.connector import (
     register_connector,
     restore,
 )
-from tfpolicies.errors import ConfigError, UsageError
+from tfpolicies.errors import (
+    CheckpointError,
+    ConfigError,
+    SpaceError,
+    UnsupportedSpaceError,
+    UsageError,
+)
+from tfpolicies.storage.spaces_json import decode_space, encode_space
 
 _Pipeline = TypeVar("_Pipeline", bound="ConnectorPipeline")
 
@@ -211,6 +219,35 @@ class AgentConnectorPipeline(ConnectorPipeline):
         """Returns the space of the observations that the policy sees."""
         return self.output_space(space)
 
+    def params(self) -> dict[str, Any]:
+        """Returns the states of the connectors, and the space that the pipeline is connected to.
+
+        The policy behind it does not know that space. One that JSON cannot say, of a class that is
+        not Gymnasium's own, is left out.
+        """
+        found = super().params()
+        if self._space is not None:
+            with contextlib.suppress(UnsupportedSpaceError):
+                found["space"] = encode_space(self._space)
+        return found
+
+    @classmethod
+    def from_params(cls: type[_Pipeline], params: Any) -> _Pipeline:
+        """Returns what `params` was called on, connected if the space is told.
+
+        Raises:
+            ConfigError: if the parameters are malformed, or the connectors do not fit the space.
+        """
+        if not isinstance(params, Mapping) or "space" not in params:
+            return super().from_params(params)
+        rest = {name: value for name, value in params.items() if name != "space"}
+        made = super().from_params(rest)
+        try:
+            made.connect(decode_space(params["space"]))
+        except (SpaceError, CheckpointError) as error:
+            raise ConfigError(f"The state of {cls.__name__} cannot be used: {error}") from error
+        return made
+
     def __call__(self, step: AgentStep) -> AgentStep:
         return super().__call__(step)
 
@@ -268,7 +305,7 @@ def pipelines_to_state(
 def pipelines_from_state(
     state: Any,
 ) -> tuple[AgentConnectorPipeline | None, ActionConnectorPipeline | None]:
-    """Inverse of `pipelines_to_state`; the pipelines are not connected yet.
+    """Inverse of `pipelines_to_state`; agent connectors know their space if those did.
 
     Raises:
         ConfigError: if the state is malformed.
@@ -286,6 +323,22 @@ def pipelines_from_state(
             )
         found[key] = restore(*entry)
     return found.get("agent"), found.get("action")
+
+
+def successor(present: _Pipeline | None, restored: _Pipeline | None) -> _Pipeline | None:
+    """Returns the pipeline to go on with where a state is restored.
+
+    It is the present one, with what it remembers, if it does the same as the restored one, or if
+    none was restored. A restored one that is not connected is connected to the present one's space.
+
+    Raises:
+        SpaceError: if that cannot be done; the present one stays as it is.
+    """
+    if present is None or restored is None:
+        return present if restored is None else restored
+    if present.is_connected and not restored.is_connected:
+        restored.connect(present.space)
+    return present if restored.to_state() == present.to_state() else restored
 
 
 def _is_state(entry: Any) -> bool:

@@ -69,10 +69,6 @@ class Environments(abc.ABC):
     connecting: tuple[int, int] = (0, 0)
     _repairs = Repairs()
 
-    def connector_times(self) -> dict[str, float]:
-        """Returns the mean milliseconds of each connector by its name with `_ms`; `{}` without."""
-        return {}
-
     def guard(self, repairs: Repairs) -> None:
         """Takes what is done about environments that break."""
         self._repairs = repairs
@@ -209,7 +205,7 @@ class PlainEnvironments(Environments):
         if self._discrete:
             rows = actions.astype(self._dtype, copy=False).tolist()
         else:
-            rows = single_actions(own_copy(self.action_space, actions))
+            rows = single_rows(own_copy(self.action_space, actions))
         results: list[Any] = []
         broken: dict[int, Exception] = {}
         for step, action in zip(self._steps, rows, strict=True):
@@ -470,11 +466,11 @@ def own_copy(space: gym.Space, actions: Any) -> Any:
     return actions.astype(space.dtype)
 
 
-def single_actions(actions: Any) -> list[Any]:
-    """Returns the single actions of a possibly nested batch `[N, ...]`, a list of N."""
-    if isinstance(actions, dict):
-        columns = [single_actions(part) for part in actions.values()]
-        return [dict(zip(actions, row, strict=True)) for row in zip(*columns, strict=True)]
-    if isinstance(actions, tuple):
-        return list(zip(*(single_actions(part) for part in actions), strict=True))
-    return list(actions)
+def single_rows(batch: Any) -> list[Any]:
+    """Returns the single actions or observations of a possibly nested batch `[N, ...]`."""
+    if isinstance(batch, dict):
+        columns = [single_rows(part) for part in batch.values()]
+        return [dict(zip(batch, row, strict=True)) for row in zip(*columns, strict=True)]
+    if isinstance(batch, tuple):
+        return list(zip(*(single_rows(part) for part in batch), strict=True))
+    return list(batch)

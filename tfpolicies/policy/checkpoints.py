@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import os
@@ -14,7 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies.config.policy_spec import PolicySpec
-from tfpolicies.errors import CheckpointError
+from tfpolicies.connectors.pipelines import pipelines_from_state
+from tfpolicies.errors import CheckpointError, ConfigError
 from tfpolicies.models.keras_json import model_from_json, model_to_json
 from tfpolicies.policy.policy import Policy
 from tfpolicies.policy.stored_settings import decode_settings
@@ -239,7 +241,9 @@ def spec_of(
     classes: Sequence[type],
     overrides: Mapping[str, Any] | None = None,
 ) -> PolicySpec:
-    """Returns how the policy of a checkpoint is made: its class, spaces and whole config.
+    """Returns how a worker makes the policy of a checkpoint: its class, spaces and whole config.
+
+    The observation space is the environment's, before connectors; None if they do not tell it.
 
     Args:
         checkpoint: of the policy.
@@ -250,7 +254,16 @@ def spec_of(
     Raises:
         CheckpointError: if the manifest lacks it, or names an unknown class.
     """
-    return _spec(checkpoint.manifest, source, classes, overrides, _held(checkpoint))
+    spec = _spec(checkpoint.manifest, source, classes, overrides, _held(checkpoint))
+    try:
+        configs = _stored_state(checkpoint.manifest).get("connector_configs")
+        agent, _ = pipelines_from_state(configs or {})
+    except ConfigError as error:
+        raise CheckpointError(f"{source}: {error}") from error
+    if agent is None:
+        return spec
+    observed = agent.space if agent.is_connected else None
+    return dataclasses.replace(spec, observation_space=observed)
 
 
 def _held(checkpoint: Checkpoint) -> int:

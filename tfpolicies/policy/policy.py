@@ -25,6 +25,7 @@ from tfpolicies.connectors.pipelines import (
     connector_metrics,
     pipelines_from_state,
     pipelines_to_state,
+    successor,
 )
 from tfpolicies.errors import BatchError, ConfigError, NotOfferedError, UsageError, WeightsError
 from tfpolicies.models.defaults import MODEL_DEFAULTS
@@ -59,8 +60,9 @@ class Policy(abc.ABC):
     Attributes:
         global_timestep: rows acted on, or what `on_global_var_update` said last.
         num_grad_updates: updates done.
-        agent_connectors: what is done to observations before the policy; None until given.
-        action_connectors: what is done to its actions; None until given.
+        agent_connectors: what is done to observations and rewards before the policy; None without,
+            and until a worker gives it those of its config.
+        action_connectors: what is done to its actions; likewise.
 
     >>> class Always(Policy):
     ...     def compute_actions(self, obs_batch, state_batches=None, **kwargs):
@@ -474,22 +476,26 @@ class Policy(abc.ABC):
     def restore_connectors(self, state: Mapping[str, Any]) -> None:
         """Makes the connectors anew that `state["connector_configs"]` describes, if it has any.
 
-        Those that act on observations still need `agent_connectors.connect(space)` with the
-        environment's space, as a worker does it.
+        Present ones that do the same stay, with what they remember. Those of a state that does not
+        tell the environment's observation space still need `agent_connectors.connect(space)`, as a
+        worker does it, unless there are some that know it.
 
         Raises:
             ConfigError: if it is malformed; nothing is changed then.
+            SpaceError: if they do not fit the present ones' spaces; likewise.
         """
-        configs = state.get("connector_configs")
-        if not configs:
-            return
-        agent, action = pipelines_from_state(configs)
-        if action is not None:
+        self.agent_connectors, self.action_connectors = self._restored_connectors(state)
+
+    def _restored_connectors(
+        self, state: Mapping[str, Any]
+    ) -> tuple[AgentConnectorPipeline | None, ActionConnectorPipeline | None]:
+        """Returns what `restore_connectors` would make the connectors, and changes nothing."""
+        agent, action = pipelines_from_state(state.get("connector_configs") or {})
+        agent = successor(self.agent_connectors, agent)
+        action = successor(self.action_connectors, action)
+        if action is not None and not action.is_connected:
             action.connect(self.action_space)
-        if agent is not None:
-            self.agent_connectors = agent
-        if action is not None:
-            self.action_connectors = action
+        return agent, action
 
     # -- weights and state --------------------------------------------------------------------
 
@@ -556,8 +562,7 @@ class Policy(abc.ABC):
             ConfigError: if the connectors' state is malformed.
         """
         _ = state["weights"], state["global_timestep"]
-        if state.get("connector_configs"):
-            pipelines_from_state(state["connector_configs"])
+        self._restored_connectors(state)
         spec = state.get("policy_spec") or {}
         for name in ("observation_space", "action_space"):
             given, own = spec.get(name), getattr(self, name)

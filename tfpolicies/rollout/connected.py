@@ -7,11 +7,31 @@ from typing import Any
 
 import numpy as np
 
+from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 from tfpolicies.connectors.connector import ActionStep, AgentStep
 from tfpolicies.connectors.pipelines import ActionConnectorPipeline, AgentConnectorPipeline
 from tfpolicies.envs.repairs import Repairs
 from tfpolicies.envs.vector import Environments, Step
 from tfpolicies.rollout.timing import now
+
+
+def connected(envs: Environments, policy: Any) -> Environments:
+    """Returns environments behind the connectors of the policy that acts in them, if it has any.
+
+    Raises:
+        SpaceError: if a connector does not fit the environments' spaces.
+    """
+    agent, action = policy.agent_connectors, policy.action_connectors
+    if not agent and not action:
+        return envs
+    both = agent or AgentConnectorPipeline(), action or ActionConnectorPipeline()
+    return ConnectedEnvironments(envs, *both)
+
+
+def connector_metrics_of(policy: Any) -> dict[str, Any]:
+    """Returns the times of the connectors of the one policy that acts, by its id, for metrics."""
+    found = policy.get_connector_metrics()
+    return {DEFAULT_POLICY_ID: found} if found else {}
 
 
 class ConnectedEnvironments(Environments):
@@ -43,9 +63,6 @@ class ConnectedEnvironments(Environments):
         self.action_space = action.connect(inner.action_space)
         self.maker = inner.maker
         self._ids = np.arange(self.num_envs)
-
-    def connector_times(self) -> dict[str, float]:
-        return {**self.agent.timers, **self.action.timers}
 
     def guard(self, repairs: Repairs) -> None:
         self.inner.guard(repairs)

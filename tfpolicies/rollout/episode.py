@@ -62,7 +62,11 @@ class Episode:
 
 
 class RolloutMetrics(NamedTuple):
-    """What is reported of one finished episode."""
+    """What is reported of one finished episode.
+
+    `connector_metrics` has by policy id what `Policy.get_connector_metrics` said, the mean times so
+    far, of those with connectors that played in it.
+    """
 
     episode_length: int = 0
     episode_reward: float = 0.0
@@ -72,7 +76,7 @@ class RolloutMetrics(NamedTuple):
     hist_data: Mapping[str, list[float]] = {}
     media: Mapping[str, Any] = {}
     episode_faulty: bool = False
-    connector_metrics: Mapping[str, float] = {}
+    connector_metrics: Mapping[str, Mapping[str, Mapping[str, float]]] = {}
 
 
 class EpisodeFollower:

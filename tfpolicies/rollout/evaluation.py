@@ -10,6 +10,7 @@ from tfpolicies.envs.vector import Environments
 from tfpolicies.errors import UsageError
 from tfpolicies.models.spaces import batch_leaves, leaves
 from tfpolicies.policy.session import Memory
+from tfpolicies.rollout.connected import connector_metrics_of
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.multi_agent_sampler import MultiAgentSampler
 from tfpolicies.rollout.timing import StepTimes, now
@@ -117,7 +118,7 @@ def play_episodes(
             if done[i] < shares[i]:
                 length, total = int(lengths[i]), float(returns[i])
                 ended = RolloutMetrics(length, total, perf_stats=times.means())
-                played.append(ended._replace(connector_metrics=envs.connector_times()))
+                played.append(ended._replace(connector_metrics=connector_metrics_of(policy)))
             done[i] += 1 if episodes is not None else lengths[i]
             returns[i] = lengths[i] = 0
     return played

@@ -112,7 +112,8 @@ class AgentSpaces:
     def check(self, env: Any, agent: Any, policy_id: str, policy: Any) -> None:
         """Checks that a policy can act for an agent; see `require_fitting_spaces`.
 
-        An agent whose spaces the environment does not tell is not checked.
+        What the environment does not tell is not checked; nor is what stands behind connectors,
+        which check what they take.
 
         Raises:
             SpaceError: if it cannot.
@@ -120,8 +121,11 @@ class AgentSpaces:
         met = self._met.setdefault(policy, set())
         if agent in met or not isinstance(env, MultiAgentEnv):
             return
-        seen = _space(env, "observation_space", agent) if self._observed else None
-        done = _space(env, "action_space", agent)
+        seen = done = None
+        if self._observed and policy.agent_connectors is None:
+            seen = _space(env, "observation_space", agent)
+        if policy.action_connectors is None:
+            done = _space(env, "action_space", agent)
         whose = f"agent {agent!r} of {type(env).__name__}"
         require_fitting_spaces(policy_id, policy, whose, seen, done)
         if len(met) >= _MOST_AGENTS:

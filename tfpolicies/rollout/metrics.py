@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ def summarize_episodes(
     """Returns means, minima and maxima over episodes; NaN where there are none.
 
     `sampler_perf` has the means of `perf_stats` (see `StepTimes.means`) over the episodes that have
-    them, and `connector_metrics` likewise.
+    them, and `connector_metrics` those of the times of connectors, of all policies together.
 
     Args:
         episodes: those of the smoothing window, oldest first.
@@ -57,9 +57,16 @@ def summarize_episodes(
             **_joined_hist_data(sound),
         },
         "sampler_perf": _means(episode.perf_stats for episode in sound),
-        "connector_metrics": _means(episode.connector_metrics for episode in sound),
+        "connector_metrics": _means(_connector_times(sound)),
         "episode_media": _gathered(episode.media for episode in sound),
     }
+
+
+def _connector_times(episodes: Sequence[RolloutMetrics]) -> Iterator[Mapping[str, float]]:
+    """Yields the times of each pipeline of each policy in each episode, by connector."""
+    for episode in episodes:
+        for pipelines in episode.connector_metrics.values():
+            yield from pipelines.values()
 
 
 def _policy_rewards(episodes: Sequence[RolloutMetrics]) -> dict[str, list[float]]:

@@ -158,6 +158,7 @@ class Copy:
         Raises:
             EnvError: if one of them was done before.
             UnknownPolicyError: if the mapping function names no policy that is there.
+            ConfigError: if the connectors of a policy cannot take its agent's observations.
         """
         found = self._casts.get(agents)
         if found is None:
@@ -189,6 +190,8 @@ class Copy:
             )
         rows = self.rows_of(self.episode.policy_for(agent))
         seat = self._seats.take(self.episode, agent, len(self.episode.seat_of))
+        if rows.connection is not None:
+            rows.connection.admit(seat, self.index, agent)
         self.episode.seat_of[agent] = seat
         if rows.memory.is_needed:
             if seat >= rows.memory.num_rows:

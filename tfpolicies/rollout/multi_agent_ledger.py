@@ -79,6 +79,19 @@ class Ledger:
         """Collects how the trajectory of an agent that is done ends."""
         self._ending.append((seat, terminated, truncated))
 
+    def book_rewards(self) -> None:
+        """Books the rewards that were collected, so that seats have all they earned so far.
+
+        Raises:
+            EnvError: if a reward is no number.
+        """
+        if self._earning:
+            of_seats = self.seats.columns
+            earning, earned = np.concatenate(self._earning), _as_numbers(self._earned)
+            of_seats["earned"][earning] += earned
+            of_seats["total"][earning] += earned
+            self._earning, self._earned = [], []
+
     def book(self) -> np.ndarray:
         """Books what was collected: rewards, then closed transitions, then ends.
 
@@ -88,11 +101,7 @@ class Ledger:
         Raises:
             EnvError: if a reward is no number.
         """
-        of_seats = self.seats.columns
-        if self._earning:
-            earning, earned = np.concatenate(self._earning), _as_numbers(self._earned)
-            of_seats["earned"][earning] += earned
-            of_seats["total"][earning] += earned
+        self.book_rewards()
         closed = self._close_all() if self._closing else np.zeros(0, np.int64)
         self._begin_step()
         return np.bincount(closed, minlength=self._num_copies)

@@ -150,6 +150,55 @@ class Part(NamedTuple):
     pick: Callable[[Mapping[Any, Any]], Sequence[Any]]  # their observations, in order
 
 
+class Stacker:
+    """Puts single observations of one space together.
+
+    Args:
+        space: theirs.
+
+    Attributes:
+        leaves: of the space.
+    """
+
+    def __init__(self, space: Any) -> None:
+        self.leaves = leaves(space)
+        self._is_sound = {leaf.path: sound_check(leaf.space) for leaf in self.leaves}
+
+    def stacked(self, observed: Sequence[Any]) -> list[np.ndarray]:
+        """Returns the leaves `[K, ...]` of K single observations, in memory of their own.
+
+        Raises:
+            ValueError, TypeError, KeyError, IndexError: see `write`.
+        """
+        found = [np.empty((len(observed), *leaf.shape), leaf.dtype) for leaf in self.leaves]
+        for leaf, target in zip(self.leaves, found, strict=True):
+            self.write(leaf, observed, target)
+        return found
+
+    def write(self, leaf: Leaf, observed: Sequence[Any], target: np.ndarray) -> None:
+        """Writes one leaf of single observations into `target` `[K, ...]`.
+
+        Raises:
+            ValueError, TypeError, KeyError, IndexError: if one is not of the space, or not finite.
+        """
+        if not len(target):
+            return
+        values = [pick(x, leaf.path) for x in observed] if leaf.path else observed
+        if not leaf.shape:
+            target[...] = values
+        elif _shapes(values) != {leaf.shape}:
+            raise ValueError
+        else:
+            flat = target.reshape(len(values) * leaf.shape[0], *leaf.shape[1:])
+            np.concatenate(values, out=flat, casting="unsafe")
+        if not self.is_sound(leaf, target):
+            raise ValueError
+
+    def is_sound(self, leaf: Leaf, values: Any) -> bool:
+        """Whether the values of a leaf, one or a batch, can be of its space; see `sound_check`."""
+        return self._is_sound[leaf.path](values)
+
+
 class PolicyRows:
     """The rows of one policy, in the order of time, and who acts by it next.
 
@@ -160,13 +209,15 @@ class PolicyRows:
     Attributes:
         table: the columns `record:`, `obs:<i>` per observation leaf, and those of acting.
         finals: by unroll id, the leaves of the last observation of a trajectory that ended.
+        connection: what stands between the environments and the policy; None without connectors.
     """
 
     def __init__(self, policy_id: str, policy: Any) -> None:
         self.policy_id = policy_id
         self.policy = policy
-        self.leaves = leaves(policy.observation_space)
-        self._is_sound = {leaf.path: sound_check(leaf.space) for leaf in self.leaves}
+        self.connection: Any = None  # a Connection
+        self.stacker = Stacker(policy.observation_space)
+        self.leaves = self.stacker.leaves
         self.actions = action_ports("actions", action_leaves(policy.action_space))
         self.obs_names = [f"obs:{i}" for i in range(len(self.leaves))]
         kinds = {n: (x.shape, x.dtype) for n, x in zip(self.obs_names, self.leaves, strict=True)}
@@ -206,27 +257,19 @@ class PolicyRows:
         table.columns["record:"][where] = np.arange(first_record, first_record + count)
 
     def stacked(self, observed: Sequence[Any]) -> list[np.ndarray]:
-        """Returns the leaves `[K, ...]` of K single observations, in memory of their own."""
+        """Returns the leaves `[K, ...]` of K single observations, in memory of their own.
+
+        Raises:
+            EnvError: if one is not of the policy's space, or not finite.
+        """
         found = [np.empty((len(observed), *leaf.shape), leaf.dtype) for leaf in self.leaves]
         for leaf, target in zip(self.leaves, found, strict=True):
             self._stack(leaf, observed, target)
         return found
 
     def _stack(self, leaf: Leaf, observed: Sequence[Any], target: np.ndarray) -> None:
-        """Writes one leaf of single observations into `target` `[K, ...]`."""
-        if not len(target):
-            return
         try:
-            values = [pick(x, leaf.path) for x in observed] if leaf.path else observed
-            if not leaf.shape:
-                target[...] = values
-            elif _shapes(values) != {leaf.shape}:
-                raise ValueError
-            else:
-                flat = target.reshape(len(values) * leaf.shape[0], *leaf.shape[1:])
-                np.concatenate(values, out=flat, casting="unsafe")
-            if not self._is_sound[leaf.path](target):
-                raise ValueError
+            self.stacker.write(leaf, observed, target)
         except (ValueError, TypeError, KeyError, IndexError):
             self._explain(leaf, observed)
             raise
@@ -241,7 +284,7 @@ class PolicyRows:
                 got, problem = np.shape(part), None
                 if got != leaf.shape:
                     problem = f"has the shape {got}"
-                elif not self._is_sound[leaf.path](np.asarray(part)):
+                elif not self.stacker.is_sound(leaf, np.asarray(part)):
                     problem = f"{unsound(leaf.space)}: {part!r:.200}"
             except (ValueError, TypeError, KeyError, IndexError):
                 problem = f"has no part {'/'.join(leaf.path)!r}" if leaf.path else "is ragged"

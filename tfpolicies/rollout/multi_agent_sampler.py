@@ -2,13 +2,14 @@
 
 All copies step together. In each step the agents of all copies are grouped by policy, and each
 policy acts once for all of its own. What agents did is kept in the order of time, and put in the
-order of trajectories when a batch is full; see `multi_agent_ledger.py`.
+order of trajectories when a batch is full; see `multi_agent_ledger.py`. Between environments and a
+policy stand its connectors, if it has any; see `multi_agent_connectors.py` for the order of all.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,8 +18,8 @@ from tfpolicies.batch.multi_agent_batch import MultiAgentBatch
 from tfpolicies.config.callbacks import DefaultCallbacks, follows_episodes, overrides
 from tfpolicies.envs.multi_agent_env import ALL, MultiAgentStep
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
-from tfpolicies.envs.repairs import check_observation, check_reward
-from tfpolicies.envs.vector import own_copy, single_actions
+from tfpolicies.envs.repairs import check_reward
+from tfpolicies.envs.vector import own_copy, single_rows
 from tfpolicies.errors import ConfigError, EnvError, SpaceError, UnknownPolicyError, UsageError
 from tfpolicies.policy.stacked_acting import ColumnsCall, act_columns
 from tfpolicies.rollout import multi_agent_state
@@ -26,9 +27,11 @@ from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.fitting_spaces import AgentSpaces
 from tfpolicies.rollout.metrics_state import metrics_state, restored_metrics
 from tfpolicies.rollout.multi_agent_batches import Postprocessor
+from tfpolicies.rollout.multi_agent_connectors import Connections, check_observations
 from tfpolicies.rollout.multi_agent_episode import Copy, MultiAgentEpisode
 from tfpolicies.rollout.multi_agent_ledger import Ledger, not_numbers
 from tfpolicies.rollout.multi_agent_rows import PolicyRows
+from tfpolicies.rollout.policy_connection import pipelines_of
 from tfpolicies.rollout.timing import StepTimes, now
 
 
@@ -55,7 +58,8 @@ class MultiAgentSampler:
         count_agent_steps: count the steps of agents (transitions), not those of environments.
         clip_rewards: None, True (the sign) or a bound; learning sees clipped rewards, metrics raw.
         observation_fn: `f(agent_obs=..., worker=..., base_env=..., policies=..., episode=...)`,
-            gives the observations that the policies see instead; called with each dict of them.
+            gives the observations that the policies see instead; called with each dict of them,
+            before connectors.
         rng: draws episode ids.
         callbacks: the user's.
         worker: passed to callbacks and to the mapping function.
@@ -93,6 +97,7 @@ class MultiAgentSampler:
         self.agent_steps_ended = 0
         self.times = StepTimes(perf_stats_ema_coef)
         self._waited = 0  # ns for environments in the present step
+        self._connecting = 0  # ns for connectors of actions in it
         self._length = fragment_length
         self._complete = complete_episodes
         self._by_agent_steps = count_agent_steps
@@ -105,13 +110,14 @@ class MultiAgentSampler:
         self._spaces = AgentSpaces(observed=observation_fn is None)
         self._broken: dict[int, Exception] = {}  # by copy, in the present step
         self._own_code_ran = True  # of the user's, which may have removed policies
+        self._new_ledger()
 
     # -- episodes -----------------------------------------------------------------------------
 
     def reset(self, seeds: Sequence[int] | None) -> None:
         """Starts new episodes everywhere; rows that were not handed out are dropped."""
         count = self.envs.num_envs
-        self._ledger = Ledger(count)
+        self._new_ledger()
         self._env_steps = np.zeros(count, np.int64)  # of the running fragments
         self._agent_steps = np.zeros(count, np.int64)
         self._episode_agent_steps = np.zeros(count, np.int64)
@@ -119,6 +125,18 @@ class MultiAgentSampler:
         self._copies = [Copy(i, self._ledger.seats, self._rows_of) for i in range(count)]
         for copy in self._copies:
             self._begin_episode(copy, None if seeds is None else seeds[copy.index])
+        self._connect_first(self._copies)
+
+    def _new_ledger(self) -> Ledger:
+        self._ledger = Ledger(self.envs.num_envs)
+        known = self._observation_fn is None
+        self._connections = Connections(self.envs, self._ledger, space_is_known=known)
+        return self._ledger
+
+    def _connect_first(self, copies: Sequence[Copy]) -> None:
+        """Sends the first observations of new episodes through connectors, if there are any."""
+        if self._connections.connected and copies:
+            self._connections.begin(copies)
 
     def _rows_of(self, policy_id: str) -> PolicyRows:
         found = self._ledger.rows.get(policy_id)
@@ -131,6 +149,7 @@ class MultiAgentSampler:
                     "batch_mode='complete_episodes', got 'truncate_episodes'."
                 )
             found = self._ledger.rows[policy_id] = PolicyRows(policy_id, policy)
+            self._connections.connect(found)
         return found
 
     def _begin_episode(
@@ -218,7 +237,7 @@ class MultiAgentSampler:
         episode.close()
         self.envs.repairs.worked(index)
         self._call("on_episode_end", episode)
-        metrics = episode.metrics(self.times.means())
+        metrics = self._metrics_of(episode)
         if self._complete:
             done = _Finished(episode.episode_id, episode.length, agent_steps, [metrics])
             self._finished.append(done)
@@ -229,25 +248,39 @@ class MultiAgentSampler:
             if policy is not None and policy.follows_episodes:
                 policy.next_episode()
 
+    def _metrics_of(self, episode: MultiAgentEpisode) -> RolloutMetrics:
+        found = episode.metrics(self.times.means())
+        connections = self._connections
+        if connections.connected:
+            found = found._replace(connector_metrics=connections.metrics(episode))
+        return found
+
     def _follow_policies(self) -> None:
         """Takes note of policies that were removed since the last step, or are others now.
 
-        Episodes that they play in are dropped, and so are their rows of episodes that are over.
+        Those that have other connectors now count as others, too. Episodes that they play in are
+        dropped, and so are their rows of episodes that are over.
         """
         self._own_code_ran = False
         ledger = self._ledger
         for copy in self._copies:
             copy.episode.present_mapping_fn = self.policy_mapping_fn
-        gone = [p for p, rows in ledger.rows.items() if self._present(p) is not rows.policy]
+        outdated = self._connections.is_outdated
+        gone = [
+            policy_id
+            for policy_id, rows in ledger.rows.items()
+            if self._present(policy_id) is not rows.policy or outdated(rows)
+        ]
         if not gone:
             return
         dropped = [copy for copy in self._copies if copy.is_played_by(gone)]
         for copy in dropped:
             self._drop_episode(copy)
         for policy_id in gone:
-            del ledger.rows[policy_id]
+            self._connections.disconnect(ledger.rows.pop(policy_id))
         for copy in dropped:
             self._begin_episode(copy)
+        self._connect_first(dropped)
 
     def _present(self, policy_id: str) -> Any:
         """Returns the policy of that id without bringing its variables into memory, or None."""
@@ -277,6 +310,8 @@ class MultiAgentSampler:
             EnvError: if an environment breaks the contract of `MultiAgentEnv`.
             UnknownPolicyError: if the mapping function names no policy that is there.
             SpaceError: if the spaces of an agent and its policy do not fit together.
+            ConfigError: if it names one whose connectors cannot take what the agent observes.
+            ObservationError: if connectors give what is not of the policy's space, or not finite.
             UsageError: if no episodes are running. After an error `reset` has to begin new ones.
         """
         if not self._copies:
@@ -304,11 +339,15 @@ class MultiAgentSampler:
         return [copy for copy in self._copies if counts[copy.index] < self._length]
 
     def _step(self, copies: list[Copy]) -> None:
-        started, self._waited = now(), 0
+        started, self._waited, self._connecting = now(), 0, 0
         inference = self._act(copies)
         self._broken = {}
         answers = self._answers(copies)
         over = [copy for copy, moves, step in answers if self._ends_with(copy, moves, step)]
+        if self._connections.connected:
+            self._ledger.book_rewards()
+            sound = [copy for copy, _, _ in answers if copy.index not in self._broken]
+            self._connections.see(sound)
         closed = self._ledger.book()
         self._agent_steps += closed
         self._episode_agent_steps += closed
@@ -321,7 +360,11 @@ class MultiAgentSampler:
             self._begin_episode(copy)
         for index, reason in self._broken.items():
             self._replace(self._copies[index], reason)
-        self.times.add(1, now() - started - inference - self._waited, inference, 0, self._waited)
+        if over or self._broken:
+            self._connect_first([*over, *(self._copies[index] for index in self._broken)])
+        connecting, waited = self._connecting, self._waited
+        others = now() - started - inference - connecting - waited
+        self.times.add(1, others, inference, connecting, waited)
 
     def _answers(self, copies: list[Copy]) -> list[tuple[Copy, dict[Any, Any], MultiAgentStep]]:
         """Steps copies by the moves of their agents; returns both with those that did not break."""
@@ -349,7 +392,7 @@ class MultiAgentSampler:
         obs = self._seen(obs, episode)  # what it raises is no fault of the environment
         try:
             over = self._take(copy, t, obs, rewards, terminateds, truncateds)
-        except (UnknownPolicyError, SpaceError):  # no fault of the environment either
+        except (UnknownPolicyError, ConfigError, SpaceError):  # no fault of the environment
             raise
         except Exception as error:
             episode.length = t
@@ -397,8 +440,12 @@ class MultiAgentSampler:
             if rows.memory.is_needed:
                 columns = rows.memory.remember(columns, call.previous, call.states, seats[i])
             rows.write_columns(columns, int(firsts[i]))
+            if rows.connection is not None:
+                asked = now()
+                actions = rows.connection.act(actions, seats[i])
+                self._connecting += now() - asked
             _give(rows, actions)
-        return now() - started
+        return now() - started - self._connecting
 
     def _observed(self, rows: PolicyRows, seats: np.ndarray) -> list[np.ndarray]:
         """Returns what those who act next by one policy observe, as leaves `[K, ...]`.
@@ -470,8 +517,11 @@ class MultiAgentSampler:
                 ledger.seats.barred.add(unroll)
             if agent not in obs:
                 unseen.append(seat)
-            else:
-                rows = self._rows_of(copy.episode.policy_for(agent))
+            rows = self._rows_of(copy.episode.policy_for(agent))
+            if rows.connection is not None:
+                observed = (obs[agent],) if agent in obs else ()
+                self._connections.end(copy, rows, agent, unroll, observed)
+            elif agent in obs:
                 rows.finals[unroll] = rows.stacked([obs[agent]])
             ledger.end(seat, terminated=ended, truncated=cut)
         copy.leave(leaving)
@@ -509,7 +559,7 @@ class MultiAgentSampler:
                 if copy.index in self._broken:
                     played.append(RolloutMetrics(episode_faulty=True))
                 elif copy.episode is not episode:  # it ended, and the next one began
-                    played.append(episode.metrics(self.times.means()))
+                    played.append(self._metrics_of(episode))
                     done[copy.index] += 1 if by_episodes else episode.length
             going = [copy for copy in going if done[copy.index] < shares[copy.index]]
             self._ledger.keep(self._ledger.records["t"] < 0)
@@ -557,9 +607,11 @@ class MultiAgentSampler:
         """Returns what continues the running episodes, or None if that is not possible.
 
         It is not where an environment cannot tell its state, and where callbacks follow single
-        episodes: what they keep with an episode may be anything. The policies' states are apart.
+        episodes: what they keep with an episode may be anything. Nor is it where a policy that
+        plays has connectors: what they remember is not told. The policies' states are apart.
         """
-        states = None if follows_episodes(self._callbacks) else self.envs.get_state()
+        untold = follows_episodes(self._callbacks) or bool(self._connections.connected)
+        states = None if untold else self.envs.get_state()
         if states is None or not self._copies:
             return None
         return {
@@ -578,17 +630,21 @@ class MultiAgentSampler:
         """Continues where `get_state` was called.
 
         Running episodes go on with the policies that they had, and map agents that come later by
-        the present mapping function. Where one of these policies is no longer there, or there are
-        not as many copies now, new episodes begin.
+        the present mapping function. Where one of these policies is no longer there, or has
+        connectors now, or there are not as many copies, new episodes begin.
         """
         played = [policy_id for policy_id, _ in state["ledger"]["rows"]]
         self.metrics = restored_metrics(state["pending"])
         self.rng.bit_generator.state = state["rng"]
-        gone = [policy_id for policy_id in played if policy_id not in self.policies]
+        gone = [
+            policy_id
+            for policy_id in played
+            if policy_id not in self.policies or any(pipelines_of(self.policies[policy_id]))
+        ]
         if gone or len(state["copies"]) != self.envs.num_envs:
             self.reset(None)
             return
-        self._ledger = ledger = Ledger(self.envs.num_envs)
+        ledger = self._new_ledger()
         multi_agent_state.restore_ledger(ledger, state["ledger"], self.policies)
         self._copies = [Copy(i, ledger.seats, self._rows_of) for i in range(self.envs.num_envs)]
         for copy, saved in zip(self._copies, state["copies"], strict=True):
@@ -608,29 +664,6 @@ class MultiAgentSampler:
         self._episode_agent_steps = np.array(state["episode_agent_steps"])
 
 
-def check_observations(
-    obs: Mapping[Any, Any], episode: MultiAgentEpisode, done: Collection[Any], what: str
-) -> None:
-    """Checks the observations of one copy one by one.
-
-    Args:
-        obs: by agent id.
-        episode: says which policy acts for an agent.
-        done: agents that act no more.
-        what: gave them, for messages.
-
-    Raises:
-        EnvError: if one is of an agent that is done, or is not of its policy's space, or is not
-            finite.
-    """
-    for agent, each in obs.items():
-        if agent in done or agent == ALL:
-            raise EnvError(f"{what} gave an observation of agent {agent!r}, which does not act.")
-        policy_id = episode.policy_for(agent)
-        whose = f"observation of agent {agent!r} that {what} gave policy {policy_id!r}"
-        check_observation(episode.policies[policy_id].observation_space, each, whose)
-
-
 def _total(rewards: Mapping[Any, Any]) -> float:
     try:
         total = sum(rewards.values())
@@ -648,7 +681,7 @@ def _give(rows: PolicyRows, actions: Any) -> None:
     if isinstance(actions, np.ndarray) and actions.ndim == 1 and actions.dtype.kind == "i":
         single = actions.tolist()
     else:
-        single = single_actions(own_copy(rows.policy.action_space, actions))
+        single = single_rows(own_copy(rows.policy.action_space, actions))
     start = 0
     for moves, part, _ in rows.waiting:
         stop = start + len(part.agents)

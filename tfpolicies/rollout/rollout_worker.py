@@ -23,6 +23,7 @@ from tfpolicies.envs.vector import Environments
 from tfpolicies.errors import ConfigError, UsageError, WeightsError
 from tfpolicies.policy.policy import Policy
 from tfpolicies.policy.policy_map import PolicyMap
+from tfpolicies.rollout.connected import ConnectedEnvironments
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.fitting_spaces import require_fitting_spaces
 from tfpolicies.rollout.multi_agent_sampler import MultiAgentSampler, make_multi_agent_sampler
@@ -36,7 +37,12 @@ from tfpolicies.rollout.roster import (
     require_mapping_fn,
 )
 from tfpolicies.rollout.single_agent_sampler import SingleAgentSampler
-from tfpolicies.rollout.worker_environments import connectors_of, make_worker_environments
+from tfpolicies.rollout.worker_environments import (
+    Connectors,
+    connectors_of,
+    connectors_of_one_agent,
+    make_worker_environments,
+)
 
 _EVALUATION_SEED = 10_000
 
@@ -57,8 +63,8 @@ class RolloutWorker(ParallelIteration):
         recreated_worker: whether this worker replaces one that died.
         log_dir: accepted; kept in `creation_args()`.
         spaces: `{policy_id: (observation_space, action_space)}`, used instead of the environment's;
-            the key `"__env__"` has those of an environment that is not made here, as they are
-            before connectors.
+            the key `"__env__"` has those of an environment that is not made here. They are what
+            an environment gives and takes, before connectors.
         default_policy_class: the class of policies that name none.
         dataset_shards: must be None.
         tf_session_creator: must be -1; a session creator belongs to a `PolicyMap`.
@@ -70,7 +76,7 @@ class RolloutWorker(ParallelIteration):
         environments: the environments behind one step, None without any; `async_env`, too.
         sampler: what steps them.
         policy_map: the policies by id.
-        policy_dict: how each was made, a `PolicySpec` by id.
+        policy_dict: how each was made, a `PolicySpec` by id, with the environment's spaces.
         global_vars: the counters of the run.
         callbacks: the user's.
         weights_seq_no: of the weights that were set last.
@@ -147,17 +153,18 @@ class RolloutWorker(ParallelIteration):
         self.has_episodes = False
         self._own_lock = threading.Lock()
         self._first_batch: Any = None
-        self.connectors = connectors_of(self.config)
+        self._shared_connectors: Connectors | None = None  # where there is one agent
         self.environments: Environments | MultiAgentEnvironments | None = None
         self.watchdog: Watchdog | None = None
         source = env_creator if env_creator is not None else self.config.env
         if source is not None and self._has_environments():
             self.environments, self.watchdog = self._make_environments(source, validate_env)
-        if self.environments is None and self.connectors and "__env__" in self.spaces:
-            for pipeline, space in zip(self.connectors, self.spaces["__env__"], strict=True):
-                pipeline.connect(space)
         self.roster = Roster(
-            self.config, self.worker_index, self.num_workers, self._on_create_policy
+            self.config,
+            self.worker_index,
+            self.num_workers,
+            self._on_create_policy,
+            self._new_connectors,
         )
         try:
             for policy_id, spec in self.complete_specs(None).items():
@@ -187,14 +194,21 @@ class RolloutWorker(ParallelIteration):
                 worker=self, sub_environment=env, env_context=env_context, env_index=index
             )
 
+        self._shared_connectors = connectors_of_one_agent(self.config)
         return make_worker_environments(
             source,
             self.config,
             self._context(),
-            self.connectors,
+            self._shared_connectors,
             on_created,
             may_be_none=bool(self.spaces),
         )
+
+    def _new_connectors(self, config: AlgorithmConfig | Mapping[str, Any]) -> Connectors | None:
+        """Returns the connectors of a policy: its own, or those of environments with one agent."""
+        if isinstance(self.environments, Environments):
+            return self._shared_connectors
+        return connectors_of(config)
 
     def _context(self) -> EnvContext:
         return EnvContext(
@@ -207,6 +221,8 @@ class RolloutWorker(ParallelIteration):
     def complete_specs(self, policies: Mapping[str, PolicySpec] | None) -> dict[str, PolicySpec]:
         """Returns specs with class, spaces and whole configs; those of the config by default.
 
+        Spaces are what the environment gives and takes, before connectors.
+
         Args:
             policies: specs by policy id; None for those of the config.
 
@@ -217,11 +233,9 @@ class RolloutWorker(ParallelIteration):
         if isinstance(self.environments, MultiAgentEnvironments):
             env = self.environments.get_sub_environments()[0]
         elif self.environments is not None:
-            own = self.environments.observation_space, self.environments.action_space
-            spaces.setdefault("__env__", own)
-        elif self.connectors is not None and "__env__" in spaces:
-            (agent, action), (observations, actions) = self.connectors, spaces["__env__"]
-            spaces["__env__"] = agent.output_space(observations), action.output_space(actions)
+            behind = self.environments
+            behind = behind.inner if isinstance(behind, ConnectedEnvironments) else behind
+            spaces.setdefault("__env__", (behind.observation_space, behind.action_space))
         specs, _ = self.config.get_multi_agent_setup(
             policies=policies,
             env=env,
@@ -242,8 +256,6 @@ class RolloutWorker(ParallelIteration):
             require_fitting_spaces(DEFAULT_POLICY_ID, policy, "the environment", *own)
 
     def _on_create_policy(self, policy_id: str, policy: Policy) -> None:
-        if self.connectors is not None:
-            policy.agent_connectors, policy.action_connectors = self.connectors
         self.callbacks.on_create_policy(policy_id=policy_id, policy=policy)
 
     def _make_sampler(self) -> SingleAgentSampler | MultiAgentSampler | None:
@@ -508,9 +520,11 @@ class RolloutWorker(ParallelIteration):
             policy_cls: the class to make it of; or
             policy: the policy itself, which may not belong to another worker: of such a one, a copy
                 is taken.
-            observation_space: of the policy; None for what the environment or config says.
+            observation_space: what the environment gives the policy, before its connectors; None
+                for what the environment or config says.
             action_space: likewise.
-            config: its overrides of the worker's config.
+            config: its overrides of the worker's config; with `agent_connectors` or
+                `action_connectors` the policy has others than the rest, or none.
             policy_state: its state, as `get_state` returned it.
             policy_mapping_fn: from now on says which policy acts for an agent. Running episodes
                 keep the mapping that they began with.

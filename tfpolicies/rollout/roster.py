@@ -8,10 +8,17 @@ from typing import Any
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.multi_agent import ToTrain, as_predicate, require_mapping_fn
 from tfpolicies.config.policy_spec import PolicySpec, validate_policy_id
-from tfpolicies.errors import ConfigError, PolicyExistsError, UnknownPolicyError, UsageError
+from tfpolicies.errors import (
+    ConfigError,
+    PolicyExistsError,
+    SpaceError,
+    UnknownPolicyError,
+    UsageError,
+)
 from tfpolicies.policy.policy import Policy
 from tfpolicies.policy.policy_map import PolicyMap
 from tfpolicies.policy.tf_policy import TFPolicy
+from tfpolicies.rollout.worker_environments import Connectors
 
 MappingFn = Callable[..., str]
 
@@ -26,10 +33,11 @@ class Roster:
         worker_index: of the worker.
         num_workers: of the run.
         on_create_policy: called with the id and each policy that is made here.
+        new_connectors: returns the connectors of a policy, given its config; None for none.
 
     Attributes:
         policy_map: the policies.
-        specs: how each was made, by id.
+        specs: how each was made, by id; spaces are the environment's, before connectors.
         policy_mapping_fn: the function that names a policy for an agent.
         is_policy_to_train: `f(policy_id, batch=None)`; None where all are trained.
     """
@@ -40,8 +48,10 @@ class Roster:
         worker_index: int,
         num_workers: int,
         on_create_policy: Callable[[str, Policy], None],
+        new_connectors: Callable[[AlgorithmConfig | Mapping[str, Any]], Connectors | None],
     ) -> None:
         self.config = config
+        self._new_connectors = new_connectors
         self.specs: dict[str, PolicySpec] = {}
         self.policy_mapping_fn: MappingFn = config.policy_mapping_fn
         self.is_policy_to_train = as_predicate(config.policies_to_train)
@@ -62,7 +72,14 @@ class Roster:
         return self.policy_map[policy_id]
 
     def make(self, policy_id: str, spec: PolicySpec) -> Policy:
-        """Makes a policy of a complete spec, puts it in the map, and tells the callback."""
+        """Makes a policy of a complete spec, puts it in the map, and tells the callback.
+
+        The spec's spaces are the environment's. The policy has those behind its own connectors.
+
+        Raises:
+            ConfigError: if the spec names no class or no spaces.
+            SpaceError: if the policy's connectors cannot be used for the spaces.
+        """
         policy_class: Any = spec.policy_class
         if policy_class is None:
             raise ConfigError(
@@ -82,9 +99,14 @@ class Roster:
         else:
             settings = config.to_dict()
         spaces: Any = spec.observation_space, spec.action_space
+        connectors = self._new_connectors(config)
+        if connectors is not None:
+            spaces = _connected(policy_id, connectors, spaces)
         self.policy_map.create_policy(policy_id, policy_class, spaces[0], spaces[1], None, settings)
         self.specs[policy_id] = spec
         policy = self.policy_map[policy_id]
+        if connectors is not None:
+            policy.agent_connectors, policy.action_connectors = connectors
         try:
             self._on_create_policy(policy_id, policy)
         except BaseException:
@@ -111,16 +133,30 @@ class Roster:
             if policy.pageable_state is not None and policy.pageable_state.pager is not None:
                 policy = policy.copy(policy_id)
             self.policy_map[policy_id] = policy
-            spaces = policy.observation_space, policy.action_space
-            self.specs[policy_id] = PolicySpec(type(policy), *spaces, policy.config)
-        if policy_state is not None:
-            try:
+        try:
+            if policy_state is not None:
                 policy.set_state(policy_state)
-            except Exception:
-                self.remove(policy_id)
-                raise
+            if policy_id not in self.specs:
+                self._take_over(policy_id, policy)
+        except Exception:
+            self.remove(policy_id)
+            raise
         self.change(policy_mapping_fn, policies_to_train, predicate)
         return policy
+
+    def _take_over(self, policy_id: str, policy: Policy) -> None:
+        """Gives a policy that was made elsewhere the connectors of its config, if it has none."""
+        given = policy.agent_connectors, policy.action_connectors
+        connectors = self._new_connectors(policy.config) if given == (None, None) else None
+        if connectors is not None:
+            policy.agent_connectors, policy.action_connectors = connectors
+            if not connectors[1].is_connected:
+                connectors[1].connect(policy.action_space)
+        agent = policy.agent_connectors
+        seen = agent is None or not agent.is_connected
+        observed = policy.observation_space if seen else agent.space  # type: ignore[union-attr]
+        spec = PolicySpec(type(policy), observed, policy.action_space, policy.config)
+        self.specs[policy_id] = spec
 
     def change(
         self, policy_mapping_fn: Any, policies_to_train: Any, predicate: ToTrain | None
@@ -186,3 +222,22 @@ def named(policies: Collection[str] | str | None, known: Collection[str]) -> lis
     if isinstance(policies, str):
         policies = (policies,)
     return [policy_id for policy_id in known if policies is None or policy_id in policies]
+
+
+def _connected(policy_id: str, connectors: Connectors, given: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Connects a policy's connectors to the environment's spaces; returns the policy's.
+
+    Those that are connected already, because policies share them, stay as they are.
+    """
+    try:
+        observed, done = (
+            pipeline.output_space(space) if pipeline.is_connected else pipeline.connect(space)
+            for pipeline, space in zip(connectors, given, strict=True)
+        )
+    except SpaceError as error:
+        raise SpaceError(
+            f"The connectors of policy {policy_id!r} cannot be used for the spaces {given}: "
+            f"{error} Give the policy others, by `config={{'agent_connectors': [...]}}` in its "
+            "PolicySpec."
+        ) from error
+    return observed, done

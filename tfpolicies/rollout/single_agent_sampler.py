@@ -31,6 +31,7 @@ from tfpolicies.rollout.columns import (
     remembered,
     require_same_columns,
 )
+from tfpolicies.rollout.connected import connector_metrics_of
 from tfpolicies.rollout.episode import SINGLE_AGENT, EpisodeFollower, RolloutMetrics
 from tfpolicies.rollout.metrics_state import metrics_state, restored_metrics
 from tfpolicies.rollout.timing import StepTimes, now
@@ -434,8 +435,8 @@ class SingleAgentSampler:
         rewards = [{_AGENT_AND_POLICY: value} for value in values]
         rest = repeat(_NO_METRICS), repeat(self.times.means())
         metrics = list(map(RolloutMetrics, lengths.tolist(), values, rewards, *rest))
-        if connecting := self.envs.connector_times():
-            metrics = [each._replace(connector_metrics=connecting) for each in metrics]
+        if connectors := connector_metrics_of(self._get_policy()):
+            metrics = [each._replace(connector_metrics=connectors) for each in metrics]
         if self._follower is not None:
             if self._complete:  # one row of all environments' episodes, one after the other
                 row = np.repeat(np.arange(len(taken)), taken.sum(axis=1))[column]

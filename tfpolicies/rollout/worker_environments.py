@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tfpolicies.config.algorithm_config import AlgorithmConfig
+from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID, PolicySpec
+from tfpolicies.config.sections import CONNECTORS, connector_state
 from tfpolicies.connectors import ActionConnectorPipeline, AgentConnectorPipeline, restore
 from tfpolicies.envs.making import EnvContext, make_any_environments
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
@@ -17,15 +19,29 @@ from tfpolicies.rollout.connected import ConnectedEnvironments
 Connectors = tuple[AgentConnectorPipeline, ActionConnectorPipeline]
 
 
-def connectors_of(config: AlgorithmConfig) -> Connectors | None:
-    """Returns new connectors as the config has them, not connected yet; None if it has none."""
-    agent, action = config.agent_connectors, config.action_connectors
+def connectors_of(config: AlgorithmConfig | Mapping[str, Any]) -> Connectors | None:
+    """Returns new connectors as a config has them, not connected yet; None if it has none.
+
+    Args:
+        config: of a policy, whole; or the settings of one that was written by hand.
+
+    Raises:
+        ConfigError: if it lists something else.
+    """
+    agent, action = (
+        [restore(*connector_state(name, kind, each)) for each in config.get(name) or ()]
+        for name, kind in CONNECTORS.items()
+    )
     if not agent and not action:
         return None
-    return (
-        AgentConnectorPipeline(restore(*state) for state in agent),
-        ActionConnectorPipeline(restore(*state) for state in action),
-    )
+    return AgentConnectorPipeline(agent), ActionConnectorPipeline(action)
+
+
+def connectors_of_one_agent(config: AlgorithmConfig) -> Connectors | None:
+    """Returns what `connectors_of` does for the policy that acts where there is one agent."""
+    spec = config.policies.get(DEFAULT_POLICY_ID, PolicySpec())
+    settings = {name: config[name] for name in CONNECTORS}
+    return connectors_of({**settings, **(spec.config or {})})
 
 
 def make_worker_environments(
@@ -43,7 +59,8 @@ def make_worker_environments(
         source: a creator, class, name or instance.
         config: of the worker.
         context: what creators are called with; each environment gets a copy with its index.
-        connectors: what stands between environments and policies.
+        connectors: what stands between the environments and the policy where there is one agent;
+            with several, each policy has its own.
         on_created: called with each environment, its context and its index, also later with those
             that replace broken ones.
         may_be_none: whether a creator may give no environment.
@@ -66,7 +83,7 @@ def make_worker_environments(
     if made is None:
         return None, None
     try:
-        _require_fitting(made, source, config, connectors)
+        _require_fitting(made, source, config)
     except ConfigError:
         made.close()
         raise
@@ -81,18 +98,9 @@ def make_worker_environments(
 
 
 def _require_fitting(
-    made: Environments | MultiAgentEnvironments,
-    source: Any,
-    config: AlgorithmConfig,
-    connectors: Connectors | None,
+    made: Environments | MultiAgentEnvironments, source: Any, config: AlgorithmConfig
 ) -> None:
-    several_agents = isinstance(made, MultiAgentEnvironments)
-    if several_agents and connectors is not None:
-        raise ConfigError(
-            "agent_connectors and action_connectors are for environments with one agent; "
-            "use observation_fn, or wrap the environment."
-        )
-    if not several_agents and config.is_multi_agent():
+    if not isinstance(made, MultiAgentEnvironments) and config.is_multi_agent():
         raise ConfigError(
             f"Have multiple policies {sorted(config.policies)}, but the environment "
             f"{source!r} has one agent. Give a MultiAgentEnv or a PettingZoo environment, or "

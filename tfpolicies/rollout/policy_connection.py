@@ -1,0 +1,201 @@
+"""What stands between environments with several agents and one policy: its connectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from tfpolicies.connectors import (
+    ActionConnectorPipeline,
+    ActionStep,
+    AgentConnectorPipeline,
+    AgentStep,
+)
+from tfpolicies.envs.repairs import is_finite, unsound
+from tfpolicies.errors import ConfigError, ObservationError, SpaceError
+from tfpolicies.models.spaces import batch_leaves, leaves, nest
+from tfpolicies.rollout.multi_agent_rows import PolicyRows, Seats, Stacker
+
+Pipelines = tuple[AgentConnectorPipeline | None, ActionConnectorPipeline | None]
+NO_PIPELINES: Pipelines = (None, None)
+
+
+def pipelines_of(policy: Any) -> Pipelines:
+    """Returns the connectors of a policy; None for both where there is nothing in them."""
+    agent, action = policy.agent_connectors, policy.action_connectors
+    return (agent, action) if agent or action else NO_PIPELINES
+
+
+class Connection:
+    """What stands between the environments and one policy.
+
+    Args:
+        rows: of the policy, which has connectors.
+        seats: of all agents.
+        space_of: `f(env_id, agent)`, the space of what the agent observes; None if nobody knows.
+
+    Attributes:
+        pipelines: the policy's connectors, as it had them when it began to act.
+    """
+
+    def __init__(
+        self,
+        rows: PolicyRows,
+        seats: Seats,
+        space_of: Callable[[int, Any], spaces.Space | None],
+    ) -> None:
+        self.pipelines = pipelines_of(rows.policy)
+        self._agent, self._action = self.pipelines
+        self._stacker: Any = None  # of what environments give; known when the first agent comes
+        self._rows = rows
+        self._seats = seats
+        self._space_of = space_of
+        self._admitted: spaces.Space | None = None  # the space of the agent that came last
+        self._env_ids = np.zeros(0, np.int64)  # by seat
+        self._last: list[np.ndarray] = []  # by seat, leaves of what the environment gave last
+
+    # -- who is there -------------------------------------------------------------------------
+
+    def admit(self, seat: int, env_id: int, agent: Any) -> None:
+        """Takes down the environment of an agent that took a seat.
+
+        Raises:
+            ConfigError: if the connectors cannot take what the agent observes.
+        """
+        space = self._space_of(env_id, agent)
+        if self._stacker is None or space is not self._admitted:
+            self._check(agent, space)
+            self._admitted = space
+        if seat >= len(self._env_ids):
+            self._env_ids = _grown(self._env_ids, self._seats.capacity)
+            self._last = [_grown(leaf, self._seats.capacity) for leaf in self._last]
+        self._env_ids[seat] = env_id
+
+    def _check(self, agent: Any, space: spaces.Space | None) -> None:
+        """Checks that an agent's observations go in, and what the policy acts on comes out."""
+        policy = self._rows.policy
+        if self._agent is None:
+            self._agent = AgentConnectorPipeline()
+            self._agent.connect(policy.observation_space)
+        pipeline = self._agent
+        given: Any = space
+        if space is None:
+            given = pipeline.space if pipeline.is_connected else policy.observation_space
+        try:
+            if not pipeline.is_connected:
+                pipeline.connect(given)
+            seen = pipeline.output_space(pipeline.space)
+            pairs = (given, pipeline.space), (seen, policy.observation_space)
+            fits, reason = all(_form(one) == _form(other) for one, other in pairs), ""
+        except SpaceError as error:
+            fits, seen, reason = False, None, f" {error}"
+        if not fits:
+            told = pipeline.space if pipeline.is_connected else "anything"
+            raise ConfigError(
+                f"Policy {self._rows.policy_id!r} cannot act for agent {agent!r}: the environment "
+                f"gives the agent {given}, but the policy's {pipeline} takes {told}, gives {seen}, "
+                f"and the policy acts on {policy.observation_space}.{reason} Map the agent to "
+                "another policy, or give this one other `agent_connectors` or the agent's "
+                "observation_space in its PolicySpec."
+            )
+        if self._action is not None and not self._action.is_connected:
+            self._action.connect(policy.action_space)
+        if self._stacker is None:
+            self._stacker = Stacker(pipeline.space)
+            self._last = [np.empty((0, *x.shape), x.dtype) for x in self._stacker.leaves]
+
+    def env_ids(self, seats: np.ndarray) -> np.ndarray:
+        """Returns the environments of seats, int64 `[K]` both."""
+        return self._env_ids[seats]
+
+    def reset(self, env_ids: np.ndarray) -> None:
+        """Forgets the episodes of environments, int64 `[K]`."""
+        for pipeline in self.pipelines:
+            if pipeline is not None:
+                pipeline.reset(env_ids)
+
+    # -- what goes through --------------------------------------------------------------------
+
+    def take(self, seats: np.ndarray, observed: Sequence[Any], unseen: np.ndarray) -> Any:
+        """Returns what goes into the connectors, a batch nested as the environment's space.
+
+        Args:
+            seats: of who observed, int64 `[K]`.
+            observed: K single observations.
+            unseen: the seats of who is done without a last observation, int64 `[U]`: the rows
+                behind the others, with what they observed before.
+
+        Raises:
+            ValueError, TypeError, KeyError, IndexError: if one is not of the space, or not finite.
+        """
+        taken = self._stacker.stacked(observed)
+        for leaf, rows in zip(self._last, taken, strict=True):
+            leaf[seats] = rows
+        if len(unseen):
+            last = [leaf[unseen] for leaf in self._last]
+            taken = [np.concatenate(pair) for pair in zip(taken, last, strict=True)]
+        return nest(self._agent.space, taken)  # type: ignore[union-attr]
+
+    def see(
+        self, obs: Any, seats: np.ndarray, rewards: np.ndarray | None
+    ) -> tuple[list[np.ndarray], np.ndarray | None]:
+        """Returns what the policy sees: leaves `[K, ...]`, and rewards float64 `[K]` if given.
+
+        Args:
+            obs: what `take` returned.
+            seats: of the rows, int64 `[K]`.
+            rewards: float64 `[K]`, or None where there are none yet.
+
+        Raises:
+            ObservationError: if the connectors give what is not of the policy's space, or not
+                finite.
+        """
+        pipeline: Any = self._agent
+        agents = self._seats.columns["agent_index"][seats]
+        step = pipeline(AgentStep(obs, self._env_ids[seats], rewards, agents))
+        whose = f"the connectors of policy {self._rows.policy_id!r}"
+        stacker = self._rows.stacker
+        arrays = batch_leaves(stacker.leaves, step.obs, f"what {whose} give")
+        for leaf, array in zip(stacker.leaves, arrays, strict=True):
+            problem = None if stacker.is_sound(leaf, array) else unsound(leaf.space)
+            if len(array) != len(seats):
+                problem = f"has {len(array)} rows instead of {len(seats)}"
+            if problem is not None:
+                raise ObservationError(
+                    f"{leaf.name('obs')} that {whose} give {problem}. Correct {pipeline}."
+                )
+        if rewards is None or step.rewards is None:
+            return arrays, rewards
+        found = np.asarray(step.rewards, np.float64)
+        if found.shape != rewards.shape or not is_finite(found):
+            raise ObservationError(
+                f"Rewards that {whose} give must be {len(rewards)} finite numbers, but are "
+                f"{step.rewards!r:.200}. Correct {pipeline}."
+            )
+        return arrays, found
+
+    def act(self, actions: Any, seats: np.ndarray) -> Any:
+        """Returns what the environments get of a policy's actions `[K, ...]`, likewise nested."""
+        if not self._action:
+            return actions
+        agents = self._seats.columns["agent_index"][seats]
+        return self._action(ActionStep(actions, self._env_ids[seats], agents)).actions
+
+
+def _grown(array: np.ndarray, length: int) -> np.ndarray:
+    """Returns an array with more rows, which are zero."""
+    grown = np.zeros((length, *array.shape[1:]), array.dtype)
+    grown[: len(array)] = array
+    return grown
+
+
+def _form(space: Any) -> list[tuple[Any, ...]]:
+    """Returns what must be the same of two spaces for observations of one to pass as the other's.
+
+    Raises:
+        SpaceError: for a space without arrays of fixed shapes.
+    """
+    return [(leaf.path, leaf.shape, leaf.dtype) for leaf in leaves(space)]
