@@ -811,7 +811,8 @@ class Algorithm:
             policies_to_train: ids of the policies to train, or `f(policy_id, batch=None)`; None
                 for what was saved.
             config: settings that replace stored ones, and those that a file cannot hold (an
-                environment class or a model of your own).
+                environment class or a model of your own) or must not choose (what is imported: an
+                environment "my.module:Env", which may be given as this text).
 
         Raises:
             CheckpointError: if the checkpoint is missing, damaged or foreign, or was saved with
