@@ -11,7 +11,7 @@ from tfpolicies.envs.making import is_import_path
 from tfpolicies.envs.multi_agent_env import MultiAgentEnv
 from tfpolicies.envs.pettingzoo import is_pettingzoo_name
 from tfpolicies.envs.registry import registered_creator
-from tfpolicies.storage.import_paths import Missing, resolve
+from tfpolicies.storage.import_paths import class_of_name
 
 _KINDS = (gym.Env, VectorEnv, MultiAgentEnv)
 
@@ -35,11 +35,7 @@ def environment_of_file(source: Any) -> Any:
         return source
     if not is_import_path(source) or _is_of_pettingzoo(source):
         return source
-    module, _, name = source.replace(":", ".").rpartition(".")
-    found = resolve(f"{module}:{name}")
-    if isinstance(found, type) and issubclass(found, _KINDS):
-        return source
-    return Missing(source, importable=True)
+    return class_of_name(source, _KINDS)
 
 
 def _is_of_pettingzoo(name: str) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 from tfpolicies.exploration.exploration import Exploration
 from tfpolicies.exploration.making import STRATEGIES
-from tfpolicies.storage.import_paths import Missing, resolve
+from tfpolicies.storage.import_paths import Missing, class_of_name
 from tfpolicies.storage.json_values import decode_value
 
 _OF_USERS = ("env_config", "custom_model_config")  # nothing in them is looked up by this package
@@ -65,8 +65,4 @@ def _strategies(config: Any) -> Any:
 def _strategy(kind: Any) -> Any:
     if not isinstance(kind, str) or kind in STRATEGIES:
         return kind
-    module, _, name = kind.replace(":", ".").rpartition(".")
-    found = resolve(f"{module}:{name}")
-    if isinstance(found, type) and issubclass(found, Exploration):
-        return kind
-    return Missing(kind, importable=True)
+    return class_of_name(kind, (Exploration,))

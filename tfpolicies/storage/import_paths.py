@@ -77,6 +77,19 @@ def resolve(
     return Missing(path, importable=True)
 
 
+def class_of_name(name: str, kinds: tuple[type, ...]) -> str | Missing:
+    """Returns a name that a file gives for a class to import, if it may be; else a `Missing`.
+
+    Args:
+        name: "package.module:Class" or "package.module.Class".
+        kinds: the class must be a subclass of one of them, and one that `resolve` finds.
+    """
+    module, _, qualname = name.replace(":", ".").rpartition(".")
+    found = resolve(f"{module}:{qualname}")
+    fits = isinstance(found, type) and issubclass(found, kinds)
+    return name if fits else Missing(name, importable=True)
+
+
 def _walk(module: Any, qualname: str) -> Any:
     found = module
     for name in qualname.split("."):
