@@ -336,7 +336,7 @@ class AlgorithmConfig(SectionedConfig):
 
     def _default_policy_class(self) -> type:
         """Returns the algorithm's class of policies, or `object`, which takes any override."""
-        find = getattr(self.algo_class, "default_policy_class", None)
+        find = getattr(self.algo_class, "get_default_policy_class", None)
         try:
             return object if find is None else find(self)
         except ConfigError:

@@ -93,9 +93,14 @@ class ModelView:
         network: what runs: a `Network`, or one with other weights.
         time_steps: the steps of each sequence, for models with a memory.
         training: whether layers such as Dropout are in training mode.
+        resident: whether the variables of the network's model hold the policy's weights, so that
+            its layers and methods can be used one by one.
     """
 
-    def __init__(self, network: Any, time_steps: Any, *, training: bool) -> None:
+    def __init__(
+        self, network: Any, time_steps: Any, *, training: bool, resident: bool = True
+    ) -> None:
+        self._is_resident = resident
         self._network = network
         self._time_steps = time_steps
         self._training = training
@@ -140,10 +145,24 @@ class ModelView:
             )
         return self._outputs.values
 
+    def from_batch(self, train_batch: Mapping[str, Any]) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Is `model(train_batch)`, under the name that old losses call."""
+        return self(train_batch)
+
     @property
     def trainable_variables(self) -> list[Any]:
         """The variables that the loss is differentiated by."""
         return self._network.model.trainable_variables
+
+    def __getattr__(self, name: str) -> Any:
+        """Returns what the user's own model has under that name, a layer or a method."""
+        if name.startswith("__") or not self._is_resident:
+            raise AttributeError(
+                f"model.{name} cannot be had here: outside `loss` a model is only called, for its "
+                "weights are those of any policy of the kind. Add an output to the model instead."
+            )
+        model = self._network.model
+        return getattr(getattr(model, "inner", model), name)
 
 
 class TapeOptimizer:
