@@ -175,6 +175,7 @@ class ProgramFunctions:
             loss = self._loss(view, model, batch)
             self.optimizer.check(loss)
             loss = with_own_loss(self.network, loss, batch)
+            batch.is_weighed = LOSS_MASK in batch.accessed_keys and not batch.ignores_mask
             if self.network.model.losses:  # the layers' own regularizers
                 own = tf.add_n(self.network.model.losses)
                 loss = [loss[0] + own, *loss[1:]] if self.optimizer.are_several else loss + own

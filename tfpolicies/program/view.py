@@ -58,6 +58,8 @@ class TrainBatch(dict[str, Any]):
     Attributes:
         accessed_keys: the names of those.
         ignores_mask: whether what a model adds to the loss does not weigh rows by the mask.
+        is_weighed: whether the loss read the mask; what statistics read does not count.
+        reads_lengths: whether the loss itself asked for `seq_lens`, to tell real rows from padding.
     """
 
     is_training = True
@@ -66,6 +68,8 @@ class TrainBatch(dict[str, Any]):
         super().__init__(columns)
         self.accessed_keys: set[str] = set()
         self.ignores_mask = False
+        self.is_weighed = False
+        self.reads_lengths = False
 
     def __getitem__(self, key: str) -> Any:
         try:
@@ -76,6 +80,7 @@ class TrainBatch(dict[str, Any]):
                 f"{near_matches(key, self)} Columns are added by `postprocess_trajectory`."
             ) from None
         self.accessed_keys.add(key)
+        self.reads_lengths |= key == SEQ_LENS
         return value
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -127,13 +132,21 @@ class ModelView:
         steps: Any = 1
         if ports.is_recurrent:
             state = state or [batch[port.name] for port in ports.states]
-            seq_lens = batch[SEQ_LENS] if seq_lens is None else seq_lens
+            seq_lens = self._lengths(batch) if seq_lens is None else seq_lens
             steps = self._time_steps
         inputs = NetworkInputs(
             [pick(obs, leaf.path) for leaf in ports.obs_leaves], prev, state or [], seq_lens, steps
         )
         self._outputs = self._network(inputs, training=self._training)
         return self._outputs.dist_inputs, self._outputs.states
+
+    @staticmethod
+    def _lengths(batch: Mapping[str, Any]) -> tf.Tensor:
+        known = getattr(batch, "reads_lengths", False)
+        lengths = batch[SEQ_LENS]
+        if isinstance(batch, TrainBatch):
+            batch.reads_lengths = known  # it was not the loss that asked
+        return lengths
 
     def value_function(self) -> tf.Tensor:
         """Returns the values `[B]` of the last call."""

@@ -178,7 +178,7 @@ class SingleAgentSampler:
         self._running = _Running.start(self.envs.num_envs, self.rng)
         self._memory = None
         if self._follower is not None:
-            self._follower.start_all()
+            self._follower.start_all(obs)
 
     def sample(self) -> SampleBatch:
         """Returns the next postprocessed batch.
@@ -249,7 +249,7 @@ class SingleAgentSampler:
             if step.broken is not None:
                 self._drop_episodes(buffer, step.broken, t)
             if follower is not None:
-                follower.step(step)
+                follower.step(step, env_actions)
             buffer.used = t + 1
         others = now() - started - inference - waited
         before, after = envs.connecting[0] - connecting[0], envs.connecting[1] - connecting[1]
