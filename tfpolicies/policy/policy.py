@@ -193,7 +193,7 @@ class Policy(abc.ABC):
                 "infos": info,
             }
             input_dict = {key: value for key, value in given.items() if value is not None}
-            input_dict.update({f"state_in_{i}": part for i, part in enumerate(state or ())})
+            input_dict.update({f"state_in_{i}": part for i, part in enumerate(() if state is None else state)})
         batch = {
             key: value if key == "seq_lens" else with_batch_axis(value)
             for key, value in input_dict.items()

@@ -191,14 +191,20 @@ class EpisodeFollower:
         )
         self._episodes[env_index] = self._begin(env_index)
 
-    def complete(self, metrics: RolloutMetrics, env_index: int) -> RolloutMetrics:
-        """Adds what callbacks noted in the oldest finished episode of an environment."""
-        episode = self._finished[env_index].pop(0)
-        return metrics._replace(
-            custom_metrics=episode.custom_metrics,
-            hist_data=episode.hist_data,
-            media=episode.media,
-        )
+    def take_finished(self, env_index: int) -> Episode:
+        """Returns the oldest finished episode of an environment, once."""
+        return self._finished[env_index].pop(0)
+
+    def oldest(self, env_index: int) -> Episode:
+        """Returns the oldest episode of an environment that was not taken, finished or not."""
+        return (self._finished[env_index] or self._episodes[env_index : env_index + 1])[0]
+
+
+def with_notes(metrics: RolloutMetrics, episode: Episode) -> RolloutMetrics:
+    """Adds what callbacks noted in an episode."""
+    return metrics._replace(
+        custom_metrics=episode.custom_metrics, hist_data=episode.hist_data, media=episode.media
+    )
 
 
 def _row(batch: Any, index: int) -> Any:

@@ -32,7 +32,13 @@ from tfpolicies.rollout.columns import (
     require_same_columns,
 )
 from tfpolicies.rollout.connected import connector_metrics_of
-from tfpolicies.rollout.episode import SINGLE_AGENT, EpisodeFollower, RolloutMetrics
+from tfpolicies.rollout.episode import (
+    SINGLE_AGENT,
+    Episode,
+    EpisodeFollower,
+    RolloutMetrics,
+    with_notes,
+)
 from tfpolicies.rollout.metrics_state import metrics_state, restored_metrics
 from tfpolicies.rollout.timing import StepTimes, now
 
@@ -163,6 +169,7 @@ class SingleAgentSampler:
             EpisodeFollower(callbacks, worker, envs, rng) if follows_episodes(callbacks) else None
         )
         self._actions = action_ports("actions", action_leaves(envs.action_space))
+        self._episodes_taken: list[Episode] = []  # one of each trajectory of the present batch
         self._buffer: _Buffer | None = None
         self._memory: Memory | None = None
         self._running = _Running.start(envs.num_envs, rng)
@@ -362,13 +369,15 @@ class SingleAgentSampler:
     def _by_trajectory(self, policy: Any, batch: SampleBatch, ends: np.ndarray) -> SampleBatch:
         """Calls what works on one trajectory at a time, and joins the results."""
         pieces, start = [], 0
-        for end in (np.flatnonzero(ends) + 1).tolist():
+        stops = (np.flatnonzero(ends) + 1).tolist()
+        episodes = [None] * len(stops) if self._follower is None else self._episodes_taken
+        for end, episode in zip(stops, episodes, strict=True):
             piece = original = batch[start:end]
             if policy.has_own_postprocessing():
-                piece = postprocessed(policy, piece, {}, None)
+                piece = postprocessed(policy, piece, {}, episode)
             self._callbacks.on_postprocess_trajectory(
                 worker=self._worker,
-                episode=None,
+                episode=episode,
                 agent_id=SINGLE_AGENT,
                 policy_id=DEFAULT_POLICY_ID,
                 policies=self._worker.policy_map,
@@ -424,6 +433,10 @@ class SingleAgentSampler:
         taken: np.ndarray,
     ) -> None:
         row, column = np.nonzero(done)
+        place = row
+        if self._complete:  # one row of all environments' episodes, one after the other
+            place = np.repeat(np.arange(len(taken)), taken.sum(axis=1))[column]
+        ended = self._take_episodes(done, row, place)
         if not len(row):
             return
         sums = total[row, column]
@@ -438,12 +451,29 @@ class SingleAgentSampler:
         if connectors := connector_metrics_of(self._get_policy()):
             metrics = [each._replace(connector_metrics=connectors) for each in metrics]
         if self._follower is not None:
-            if self._complete:  # one row of all environments' episodes, one after the other
-                row = np.repeat(np.arange(len(taken)), taken.sum(axis=1))[column]
-            metrics = [
-                self._follower.complete(m, i) for m, i in zip(metrics, row.tolist(), strict=True)
-            ]
+            metrics = list(map(with_notes, metrics, ended))
         self.metrics += metrics
+
+    def _take_episodes(
+        self, done: np.ndarray, row: np.ndarray, place: np.ndarray
+    ) -> list[Episode]:
+        """Returns the episodes that ended, and keeps those of all trajectories of the batch.
+
+        Args:
+            done: bool `[N, T]`: where they ended.
+            row: int `[K]`: the first axis of that.
+            place: int `[K]`: the environment of each.
+        """
+        follower = self._follower
+        if follower is None:
+            return []
+        ended = [follower.take_finished(i) for i in place.tolist()]
+        self._episodes_taken = []
+        for i, last in enumerate(done[:, -1].tolist()):
+            self._episodes_taken += [ended[k] for k in np.flatnonzero(row == i)]
+            if not last:
+                self._episodes_taken.append(follower.oldest(i))
+        return ended
 
     # -- checkpoints --------------------------------------------------------------------------
 
