@@ -154,7 +154,6 @@ def test_every_argument_has_its_default_and_is_taken_at_it(method):
 # -- constants --------------------------------------------------------------------------------
 
 OTHERS = {
-    "env_task_fn": print,
     "render_env": True,
     "is_atari": True,
     "auto_wrap_old_gym_envs": None,

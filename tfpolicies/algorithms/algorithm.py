@@ -37,6 +37,7 @@ from tfpolicies.rollout.metrics import summarize_episodes
 from tfpolicies.rollout.metrics_state import metrics_state, restored_metrics
 from tfpolicies.rollout.rollout_worker import RolloutWorker
 from tfpolicies.rollout.roster import as_predicate
+from tfpolicies.rollout.tasks import set_tasks
 
 logger = logging.getLogger("tfpolicies")
 
@@ -287,6 +288,11 @@ class Algorithm:
         elif self.config.always_attach_evaluation_results and "evaluation" in self._last_result:
             result["evaluation"] = self._last_result["evaluation"]
         self.callbacks.on_train_result(algorithm=self, result=result)
+        if self.config.env_task_fn is not None:
+            tell = functools.partial(
+                set_tasks, env_task_fn=self.config.env_task_fn, result=result
+            )
+            self.workers.foreach_worker(tell)
         self._last_result = result
         return result
 

@@ -94,7 +94,7 @@ class AlgorithmConfig(SectionedConfig):
     def environment(self, env: Any = _NOT_PROVIDED, **settings: Any) -> AlgorithmConfig:
         """Sets what is acted in; see `sections.Environment` for the settings.
 
-        `env_task_fn`, `render_env`, `is_atari`, `auto_wrap_old_gym_envs` and `action_mask_key` are
+        `render_env`, `is_atari`, `auto_wrap_old_gym_envs` and `action_mask_key` are
         accepted at their defaults, like all settings of `constant_settings.py`.
         """
         return self._change("environment", _with("env", env, settings))

@@ -49,9 +49,6 @@ _IN_MODEL = "the model preprocesses observations, whatever the environment"
 
 CONSTANTS: Mapping[str, Constant] = {
     # environment
-    "env_task_fn": Constant(
-        "environment", None, "set tasks in a callback's on_train_result, by worker.foreach_env"
-    ),
     "render_env": Constant(
         "environment", False, "make the environment with env_config={'render_mode': ...}"
     ),
@@ -89,6 +86,9 @@ CONSTANTS: Mapping[str, Constant] = {
     # evaluation
     "enable_async_evaluation": Constant(
         "evaluation", False, "use evaluation_parallel_to_training=True"
+    ),
+    "custom_async_evaluation_function": Constant(
+        "evaluation", None, "use custom_evaluation_function"
     ),
     "off_policy_estimation_methods": Constant("evaluation", {}, _NO_OPE),
     "ope_split_batch_by_episode": Constant("evaluation", True, _NO_OPE),
