@@ -165,6 +165,7 @@ OTHERS = {
     "remote_env_batch_wait_ms": 10,
     "sample_collector": object,
     "enable_async_evaluation": True,
+    "custom_async_evaluation_function": print,
     "off_policy_estimation_methods": {"is": {}},
     "ope_split_batch_by_episode": False,
     "logger_creator": print,

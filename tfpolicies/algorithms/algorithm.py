@@ -45,8 +45,8 @@ logger = logging.getLogger("tfpolicies")
 class Algorithm:
     """A config, built: environments, a policy, and the loop that trains it.
 
-    A subclass says which policy class it trains (`get_default_policy_class`) and what one training step
-    does (`training_step`); the one here does a single update on a batch of fresh experience.
+    A subclass says which policy class it trains (`get_default_policy_class`) and what one training
+    step does (`training_step`); the one here does a single update on a batch of fresh experience.
 
     Args:
         config: an `AlgorithmConfig` or a dict of settings; frozen from here on.
@@ -289,9 +289,7 @@ class Algorithm:
             result["evaluation"] = self._last_result["evaluation"]
         self.callbacks.on_train_result(algorithm=self, result=result)
         if self.config.env_task_fn is not None:
-            tell = functools.partial(
-                set_tasks, env_task_fn=self.config.env_task_fn, result=result
-            )
+            tell = functools.partial(set_tasks, env_task_fn=self.config.env_task_fn, result=result)
             self.workers.foreach_worker(tell)
         self._last_result = result
         return result

@@ -22,7 +22,6 @@ from tfpolicies.models.ports import SEQ_LENS, InputPorts
 from tfpolicies.models.preprocessing import encoded_shape, is_image
 from tfpolicies.models.spaces import Leaf, leaves, nest
 
-
 _CHECKED: weakref.WeakSet[type] = weakref.WeakSet()
 """Classes of models that are known to make their own layers."""
 

@@ -63,7 +63,7 @@ def _unset(env: Any, method: str) -> NotOfferedError:
     return NotOfferedError(f"{type(env).__name__} has no `{method}`; override it.")
 
 
-def PettingZooEnv(env: Any) -> MultiAgentEnv:  # noqa: N802 - the name of a class
+def PettingZooEnv(env: Any) -> MultiAgentEnv:
     """Returns a turn-based environment of PettingZoo as a `MultiAgentEnv`.
 
     `config.environment` takes environments of PettingZoo as they are, too.
@@ -71,6 +71,6 @@ def PettingZooEnv(env: Any) -> MultiAgentEnv:  # noqa: N802 - the name of a clas
     return pettingzoo_env(env)
 
 
-def ParallelPettingZooEnv(env: Any) -> MultiAgentEnv:  # noqa: N802 - the name of a class
+def ParallelPettingZooEnv(env: Any) -> MultiAgentEnv:
     """Returns a parallel environment of PettingZoo as a `MultiAgentEnv`."""
     return pettingzoo_env(env)

@@ -52,8 +52,7 @@ def build_trainer(
     config_class: Any = getattr(default_policy, "config_class", Algorithm.config_class)
 
     def get_default_policy_class(cls: Any, config: Any) -> Any:
-        del config
-        return Algorithm.get_default_policy_class(cls) if default_policy is None else default_policy
+        return default_policy or super(made, cls).get_default_policy_class(config)
 
     def get_default_config(cls: Any) -> Any:
         return config_class().update_from_dict({} if default_config is None else default_config)
@@ -64,4 +63,5 @@ def build_trainer(
         "get_default_config": classmethod(get_default_config),
         "__doc__": f"{name}, made by `build_trainer`.",
     }
-    return type(name, (Algorithm,), members)
+    made: Any = type(name, (Algorithm,), members)
+    return made

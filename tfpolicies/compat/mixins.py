@@ -29,8 +29,8 @@ __all__ = [
 class EagerTFPolicyV2(TFPolicy):
     """A base for policies on traced functions whose model estimates values, as RLlib's all do.
 
-    A class that trains with PPO's settings says `config_class = PPOConfig`, and names in
-    `hyperparameters` and `static_keys` those that its loss reads; or it derives from `PPOTF2Policy`.
+    A class that trains with PPO's settings derives from `PPOTF2Policy` instead; or it says
+    `config_class = PPOConfig`, and names in `hyperparameters` and `static_keys` what it reads.
     """
 
     @classmethod

@@ -33,10 +33,14 @@ class RandomPolicy(Policy):
         self._drawn_from.seed(seed % 2**31)
 
     def compute_actions(
-        self, obs_batch: Any, state_batches: Sequence[np.ndarray] | None = None, **kwargs: Any
+        self,
+        obs_batch: Any,
+        state_batches: Sequence[np.ndarray] | None = None,
+        *args: Any,
+        **kwargs: Any,
     ) -> ActionBatch:
         """Draws an action for each row of `obs_batch`."""
-        del kwargs
+        del args, kwargs
         rows = len(next(iterate_leaves(obs_batch)))
         drawn = [self._drawn_from.sample() for _ in range(rows)]
         return ActionBatch(_stacked(drawn), list(state_batches or []), {})

@@ -28,7 +28,7 @@ class MultiAgentReplayBuffer(multi_agent.MultiAgentReplayBuffer):
             raise UsageError(f"num_shards must be 1, got {num_shards!r}; make several buffers.")
         super().__init__(capacity, **settings)
 
-    def sample(self, num_items: int, policy_id: str | None = None) -> Any:  # type: ignore[override]
+    def sample(self, num_items: int, policy_id: str | None = None) -> Any:
         """Returns `num_items` rows of one policy, or of each policy in a `MultiAgentBatch`.
 
         Args:

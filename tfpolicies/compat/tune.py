@@ -21,7 +21,7 @@ from tfpolicies.distributed.tune import ray_tune, tune_trainable
 __all__ = ["Tuner", "register_env", "run"]
 
 
-def Tuner(  # noqa: N802 - the name of a class
+def Tuner(
     trainable: Any, *, param_space: AlgorithmConfig | Mapping[str, Any] | None = None, **rest: Any
 ) -> Any:
     """Returns a `ray.tune.Tuner`.

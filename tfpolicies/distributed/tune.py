@@ -52,7 +52,7 @@ def tune_trainable(base: AlgorithmConfig | type) -> type:
         run_config = tune.RunConfig(stop={"training_iteration": 20})
         tune.Tuner(tune_trainable(config), param_space=space, run_config=run_config).fit()
     """
-    tune = ray_tune()
+    tune: Any = ray_tune()
     from ray import cloudpickle
 
     from tfpolicies.distributed.names import pack_names, take_names

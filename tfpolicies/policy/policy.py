@@ -88,7 +88,7 @@ class Policy(abc.ABC):
         self._views: dict[str, ViewRequirement] | None = None
         self._loaded: dict[int, SampleBatch] = {}
 
-    def _create_exploration(self) -> None:
+    def _create_exploration(self) -> None:  # noqa: B027 - there is nothing to make
         """Does nothing; ported constructors call it. What is written by hand explores by itself."""
 
     # -- acting -------------------------------------------------------------------------------
@@ -193,7 +193,8 @@ class Policy(abc.ABC):
                 "infos": info,
             }
             input_dict = {key: value for key, value in given.items() if value is not None}
-            input_dict.update({f"state_in_{i}": part for i, part in enumerate(() if state is None else state)})
+            memory = [] if state is None else state
+            input_dict.update({f"state_in_{i}": part for i, part in enumerate(memory)})
         batch = {
             key: value if key == "seq_lens" else with_batch_axis(value)
             for key, value in input_dict.items()

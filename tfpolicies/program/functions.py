@@ -191,8 +191,8 @@ class ProgramFunctions:
             return view.loss(model, self.spec.dist_class, batch)
         except tf.errors.OperatorNotAllowedInGraphError as error:
             raise ConfigError(
-                f"{self.spec.policy_class.__name__}.loss asks in Python (`if`, `and`, `while`) what "
-                "a tensor is, but it is traced once for all policies of the kind, and "
+                f"{self.spec.policy_class.__name__}.loss asks in Python (`if`, `and`, `while`) "
+                "what a tensor is, but it is traced once for all policies of the kind, and "
                 "hyper-parameters such as self.config['lr'] are tensors in it. Add every term, "
                 "times a coefficient that may be 0; or use tf.where."
             ) from error

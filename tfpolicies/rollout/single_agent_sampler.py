@@ -454,9 +454,7 @@ class SingleAgentSampler:
             metrics = list(map(with_notes, metrics, ended))
         self.metrics += metrics
 
-    def _take_episodes(
-        self, done: np.ndarray, row: np.ndarray, place: np.ndarray
-    ) -> list[Episode]:
+    def _take_episodes(self, done: np.ndarray, row: np.ndarray, place: np.ndarray) -> list[Episode]:
         """Returns the episodes that ended, and keeps those of all trajectories of the batch.
 
         Args:
