@@ -109,9 +109,12 @@ def test_algorithms_have_names():
     assert get_trainable_cls("PG").get_default_config() == PGConfig()
     with pytest.raises(ConfigError, match=r"no algorithm 'PP0'.*Did you mean 'PPO'"):
         get_trainable_cls("PP0")
-    assert tune.as_trainable(print) is print
-    assert tune.as_trainable("DQN").__name__ == "DQN"
-    assert tune.as_trainable(DQNTrainer).__name__ == "DQNTrainer"
+    assert tune.as_trainable(print, {"x": 1}) == (print, {"x": 1})
+    made, space = tune.as_trainable("DQN", {"gamma": 0.5, "lr": {"grid_search": [0.1, 0.2]}})
+    assert (made.__name__, space) == ("DQN", {"lr": {"grid_search": [0.1, 0.2]}})
+    assert tune.as_trainable(DQNTrainer, PPOConfig.overrides(gamma=0.5))[1] == {}
+    with pytest.raises(ConfigError, match="gama"):
+        tune.as_trainable("PPO", {"gama": 0.5})
     assert try_import_torch() == (None, None)
 
 

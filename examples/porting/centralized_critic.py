@@ -132,6 +132,8 @@ CCPPOGraphPolicy, CCPPOEagerPolicy = map(get_ccppo_policy, (PPOTF1Policy, PPOTF2
 
 
 class CentralizedCritic(PPO):
+    """PPO with the policies above."""
+
     @classmethod
     @override(PPO)
     def get_default_policy_class(cls, config):

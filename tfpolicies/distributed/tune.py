@@ -26,7 +26,8 @@ def ray_tune() -> Any:
     return tune
 
 
-def _default_config(algorithm: Any) -> AlgorithmConfig:
+def default_config(algorithm: Any) -> AlgorithmConfig:
+    """Returns the defaults of an algorithm class, as a config that builds it."""
     config = algorithm.config_class(algo_class=algorithm)
     return config.update_from_dict(dict(algorithm.get_default_config().items()))
 
@@ -58,7 +59,7 @@ def tune_trainable(base: AlgorithmConfig | type) -> type:
     from tfpolicies.distributed.names import pack_names, take_names
 
     given: Any = base
-    common = base if isinstance(base, AlgorithmConfig) else _default_config(given)
+    common = base if isinstance(base, AlgorithmConfig) else default_config(given)
     name = getattr(common.algo_class, "__name__", "Algorithm")
     pickled = cloudpickle.dumps(common.copy(copy_frozen=False))
     names = pack_names()
