@@ -190,6 +190,12 @@ OTHERS = {
     "_disable_action_flattening": None,
     "_disable_initialize_loss_from_dummy_batch": None,
     "_enable_new_api_stack": True,
+    "_enable_learner_api": True,
+    "_enable_rl_module_api": True,
+    "simple_optimizer": None,
+    "horizon": 100,
+    "soft_horizon": True,
+    "no_done_at_end": True,
     "enable_rl_module_and_learner": True,
     "enable_env_runner_and_connector_v2": True,
 }
@@ -245,6 +251,7 @@ def test_scripts_that_switch_the_other_stack_off_run():
     config = PPOConfig().api_stack(
         enable_rl_module_and_learner=False, enable_env_runner_and_connector_v2=False
     )
+    config.training(_enable_learner_api=False).rl_module(_enable_rl_module_api=False)
     assert config.experimental(_enable_new_api_stack=False) == PPOConfig()
 
 

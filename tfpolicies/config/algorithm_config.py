@@ -171,6 +171,10 @@ class AlgorithmConfig(SectionedConfig):
         """Takes newer RLlib's switches for its other stack, if they are off: there is one here."""
         return self._change("api_stack", settings)
 
+    def rl_module(self, **settings: Any) -> AlgorithmConfig:
+        """Takes RLlib 2.3's switch for its other stack, if it is off; see `api_stack`."""
+        return self._change("rl_module", settings)
+
     def experimental(self, **settings: Any) -> AlgorithmConfig:
         """Sets what few policy classes need; see `run_sections.Experimental`."""
         return self._change("experimental", settings)
