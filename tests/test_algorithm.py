@@ -402,7 +402,7 @@ def test_an_algorithm_of_a_hand_written_policy_runs_without_learning():
 
     class Watch(Algorithm):
         @classmethod
-        def default_policy_class(cls, config):
+        def get_default_policy_class(cls, config):
             return Zero
 
     config = {"env": creator(SeededEnv), "train_batch_size": 20, "rollout_fragment_length": 10}

@@ -69,3 +69,8 @@ def test_rollout_workers_by_hand_give_the_batches_of_one_and_of_three_policies(l
     assert all(columns <= set(rows) for rows in traffic.policy_batches.values())
     assert sum(traffic[name].count for name in cars) == 25 * traffic.env_steps()
     assert traffic["traffic_light_policy"].count == 4 * traffic.env_steps()
+
+
+@pytest.mark.parametrize("framework", ["tf2", "tf"])
+def test_players_with_a_centralized_critic_learn_to_give_way(load, framework):
+    assert load("centralized_critic").main(stop_iters=8, framework=framework) > 7.0

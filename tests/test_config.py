@@ -54,6 +54,7 @@ def test_every_fluent_method_returns_the_same_object_and_may_set_nothing(kind):
         "python_environment",
         "offline_data",
         "api_stack",
+        "rl_module",
         "experimental",
     ):
         assert getattr(config, name)() is config

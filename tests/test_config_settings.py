@@ -154,7 +154,6 @@ def test_every_argument_has_its_default_and_is_taken_at_it(method):
 # -- constants --------------------------------------------------------------------------------
 
 OTHERS = {
-    "env_task_fn": print,
     "render_env": True,
     "is_atari": True,
     "auto_wrap_old_gym_envs": None,
@@ -166,6 +165,7 @@ OTHERS = {
     "remote_env_batch_wait_ms": 10,
     "sample_collector": object,
     "enable_async_evaluation": True,
+    "custom_async_evaluation_function": print,
     "off_policy_estimation_methods": {"is": {}},
     "ope_split_batch_by_episode": False,
     "logger_creator": print,
@@ -190,6 +190,12 @@ OTHERS = {
     "_disable_action_flattening": None,
     "_disable_initialize_loss_from_dummy_batch": None,
     "_enable_new_api_stack": True,
+    "_enable_learner_api": True,
+    "_enable_rl_module_api": True,
+    "simple_optimizer": None,
+    "horizon": 100,
+    "soft_horizon": True,
+    "no_done_at_end": True,
     "enable_rl_module_and_learner": True,
     "enable_env_runner_and_connector_v2": True,
 }
@@ -245,6 +251,7 @@ def test_scripts_that_switch_the_other_stack_off_run():
     config = PPOConfig().api_stack(
         enable_rl_module_and_learner=False, enable_env_runner_and_connector_v2=False
     )
+    config.training(_enable_learner_api=False).rl_module(_enable_rl_module_api=False)
     assert config.experimental(_enable_new_api_stack=False) == PPOConfig()
 
 

@@ -92,7 +92,7 @@ def test_a_policy_of_ones_own_runs_in_graph_mode():
             return {"doubled": 2.0 * self.dist_inputs}
 
         def extra_learn_fetches_fn(self):
-            return {"loss_again": self._policy_loss}
+            return {"loss_again": self.policy_loss}
 
     policy = make(Fetching, lr=0.01)
     acted = policy.compute_actions(OBSERVED)
@@ -148,8 +148,8 @@ def test_the_class_decides_the_runtime_and_framework_the_class():
         (PGConfig(), (PGTF1Policy, PGTF2Policy)),
     ):
         algorithm = config.algo_class
-        assert algorithm.default_policy_class(config.copy().framework("tf")) is classes[0]
-        assert algorithm.default_policy_class(config) is classes[1]
+        assert algorithm.get_default_policy_class(config.copy().framework("tf")) is classes[0]
+        assert algorithm.get_default_policy_class(config) is classes[1]
         # A complete config names a framework in any case, so the class is what counts.
         assert classes[0](OBS, TWO, config.to_dict()).framework == "tf"
         assert classes[1](OBS, TWO, config.copy().framework("tf")).framework == "tf2"

@@ -53,6 +53,30 @@ def test_trials_report_metrics_and_their_checkpoints_are_ours(ray_cluster, tmp_p
         assert same == (again.config.lr == 0.0)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
+@pytest.mark.filterwarnings("ignore::FutureWarning:ray")
+@pytest.mark.filterwarnings("ignore::UserWarning:ray")
+def test_an_algorithm_is_a_trainable_by_name_or_class_as_ported_scripts_give_it(
+    ray_cluster, tmp_path
+):
+    from tfpolicies.compat import tune
+
+    class Counting(PPO):
+        def training_step(self):
+            self._counters["mine"] += 1
+            return super().training_step()
+
+    run_config = tune.RunConfig(
+        storage_path=str(tmp_path), stop={"training_iteration": 1}, verbose=0
+    )
+    for trainable, mine in (("PPO", None), (Counting, 1)):
+        tuner = tune.Tuner(trainable, param_space=CONFIG.to_dict(), run_config=run_config)
+        (result,) = tuner.fit()
+        assert result.error is None
+        assert result.metrics["num_env_steps_sampled"] == 40
+        assert result.metrics["counters"].get("mine") == mine
+
+
 def test_a_config_refuses_search_spaces_of_tune():
     from ray import tune
 

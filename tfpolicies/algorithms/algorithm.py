@@ -8,7 +8,7 @@ import logging
 import os
 import socket
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from tfpolicies.rollout.metrics import summarize_episodes
 from tfpolicies.rollout.metrics_state import metrics_state, restored_metrics
 from tfpolicies.rollout.rollout_worker import RolloutWorker
 from tfpolicies.rollout.roster import as_predicate
+from tfpolicies.rollout.tasks import set_tasks
 
 logger = logging.getLogger("tfpolicies")
 
@@ -44,28 +45,33 @@ logger = logging.getLogger("tfpolicies")
 class Algorithm:
     """A config, built: environments, a policy, and the loop that trains it.
 
-    A subclass says which policy class it trains (`default_policy_class`) and what one training step
-    does (`training_step`); the one here does a single update on a batch of fresh experience.
+    A subclass says which policy class it trains (`get_default_policy_class`) and what one training
+    step does (`training_step`); the one here does a single update on a batch of fresh experience.
 
     Args:
         config: an `AlgorithmConfig` or a dict of settings; frozen from here on.
+        env: the environment, if the config names none.
 
     Raises:
-        ConfigError: if settings contradict each other.
+        ConfigError: if settings contradict each other, or `env` those of the config.
         EnvError: if the environment is unknown or unusable.
     """
 
     config_class: type[AlgorithmConfig] = AlgorithmConfig
     overlaps = False  # whether remote workers sample while this process learns
 
-    def __init__(self, config: AlgorithmConfig | Mapping[str, Any]) -> None:
+    def __init__(
+        self, config: AlgorithmConfig | Mapping[str, Any] | None = None, env: Any = None
+    ) -> None:
         if not isinstance(config, AlgorithmConfig):
-            config = self.config_class().update_from_dict(config)
+            config = self.get_default_config().update_from_dict(config or {})
         if not isinstance(config, self.config_class):
             raise ConfigError(
                 f"{type(self).__name__} has settings that {type(config).__name__} lacks; begin "
                 f"with {self.config_class.__name__}()."
             )
+        if env is not None:
+            config = _with_environment(config, env)
         config.validate()
         if config.env is None:
             raise ConfigError(
@@ -82,12 +88,9 @@ class Algorithm:
         self.worker.flushes_filters = False
         self._evaluator = Evaluator(config, self._new_evaluation_workers, self.worker)
         self.iteration = 0
-        self.counters = {
-            "num_env_steps_sampled": 0,
-            "num_env_steps_trained": 0,
-            "num_agent_steps_sampled": 0,
-            "num_agent_steps_trained": 0,
-        }
+        self.counters: dict[str, int] = defaultdict(int)
+        for unit in ("env_steps", "agent_steps"):
+            self.counters |= {f"num_{unit}_sampled": 0, f"num_{unit}_trained": 0}
         self._episodes: deque[RolloutMetrics] = deque(
             maxlen=config.metrics_num_episodes_for_smoothing
         )
@@ -99,14 +102,15 @@ class Algorithm:
         self._told_of_unheld = False
         self._env_share = 1.0  # environment steps per row to train on of the last train batch
         self._last_result: dict[str, Any] = {}
-        self.setup()
+        self.setup(config)
         self.warm_up()
         self._record_resolved()
         self._announce()
         self.callbacks.on_algorithm_init(algorithm=self)
 
     def _new_workers(self, config: AlgorithmConfig, **settings: Any) -> WorkerSet:
-        default_class = self.default_policy_class(config)
+        named = all(spec.policy_class is not None for spec in config.policies.values())
+        default_class = None if named else self.get_default_policy_class(config)
         return WorkerSet(config=config, default_policy_class=default_class, **settings)
 
     def _new_evaluation_workers(self, config: AlgorithmConfig, count: int) -> WorkerSet:
@@ -126,6 +130,11 @@ class Algorithm:
         return self.workers.local_worker()
 
     @property
+    def _counters(self) -> dict[str, int]:
+        """`counters`, under the name that ported training steps use."""
+        return self.counters
+
+    @property
     def evaluation_workers(self) -> WorkerSet | None:
         """The workers that evaluate; None before the first evaluation."""
         return self._evaluator.workers
@@ -138,17 +147,22 @@ class Algorithm:
     # -- what subclasses say ------------------------------------------------------------------
 
     @classmethod
-    def default_policy_class(cls, config: AlgorithmConfig) -> type[Policy]:
+    def get_default_config(cls) -> Any:
+        """Returns a new config of this algorithm, with its defaults."""
+        return cls.config_class()
+
+    @classmethod
+    def get_default_policy_class(cls, config: AlgorithmConfig) -> type[Policy]:
         """Returns the class of policies that name none.
 
         Raises:
             ConfigError: if the algorithm has none.
         """
         raise ConfigError(
-            f"{cls.__name__} has no policy class; override `default_policy_class(config)`."
+            f"{cls.__name__} has no policy class; override `get_default_policy_class(config)`."
         )
 
-    def setup(self) -> None:
+    def setup(self, config: AlgorithmConfig) -> None:
         """Makes what a subclass keeps beside policies; called once, when those are made."""
 
     def training_step(self) -> dict[str, Any]:
@@ -274,6 +288,9 @@ class Algorithm:
         elif self.config.always_attach_evaluation_results and "evaluation" in self._last_result:
             result["evaluation"] = self._last_result["evaluation"]
         self.callbacks.on_train_result(algorithm=self, result=result)
+        if self.config.env_task_fn is not None:
+            tell = functools.partial(set_tasks, env_task_fn=self.config.env_task_fn, result=result)
+            self.workers.foreach_worker(tell)
         self._last_result = result
         return result
 
@@ -917,3 +934,13 @@ class Algorithm:
 def _per_second(count: int, ms: float) -> float:
     """Returns how many of what took so many milliseconds are done in a second; 0 for no time."""
     return 1e3 * count / ms if ms else 0.0
+
+
+def _with_environment(config: AlgorithmConfig, env: Any) -> AlgorithmConfig:
+    """Returns a copy of a config with an environment, which must be its only one."""
+    if config.env not in (None, env):
+        raise ConfigError(
+            f"env must be given once: it is {env!r} as an argument and {config.env!r} in the "
+            "config."
+        )
+    return config.copy(copy_frozen=False).environment(env)

@@ -297,6 +297,6 @@ class DQN(OffPolicyAlgorithm):
     config_class = DQNConfig
 
     @classmethod
-    def default_policy_class(cls, config: AlgorithmConfig) -> type[TFPolicy]:
+    def get_default_policy_class(cls, config: AlgorithmConfig) -> type[TFPolicy]:
         """Returns the class of policies that name none."""
         return DQNTF1Policy if config.framework_str == "tf" else DQNTF2Policy

@@ -180,7 +180,7 @@ class OffPolicyAlgorithm(Algorithm):
     config_class = OffPolicyConfig
     overlaps = True
 
-    def setup(self) -> None:
+    def setup(self, config: AlgorithmConfig) -> None:
         """Makes the replay buffer."""
         self.replay_buffer = self._new_buffer()
         self.counters |= {"num_target_updates": 0, "last_target_update_ts": 0}

@@ -52,13 +52,13 @@ class PGPolicy(TFPolicy):
         dist_inputs, _ = model(train_batch)
         logp = dist_class(dist_inputs, model).logp(train_batch[SampleBatch.ACTIONS])
         returns = train_batch["advantages"]
-        self._policy_loss = -masked_mean(logp * returns, train_batch["loss_mask"])
-        return self._policy_loss
+        self.policy_loss = -masked_mean(logp * returns, train_batch["loss_mask"])
+        return self.policy_loss
 
     def stats_fn(self, train_batch: Any) -> dict[str, tf.Tensor]:
-        """Returns the loss."""
+        """Returns the loss, if a subclass's `loss` keeps it."""
         del train_batch
-        return {"policy_loss": self._policy_loss}
+        return {name: vars(self)[name] for name in ("policy_loss",) if name in vars(self)}
 
     def postprocess_fragments(self, fragments: Fragments) -> None:
         """Adds the discounted return of the rest of each trajectory."""
@@ -88,6 +88,6 @@ class PG(Algorithm):
     config_class = PGConfig
 
     @classmethod
-    def default_policy_class(cls, config: AlgorithmConfig) -> type[TFPolicy]:
+    def get_default_policy_class(cls, config: AlgorithmConfig) -> type[TFPolicy]:
         """Returns the class of policies that name none."""
         return PGTF1Policy if config.framework_str == "tf" else PGTF2Policy

@@ -124,6 +124,16 @@ class PPOConfig(AlgorithmConfig):
                 )
 
 
+_TERMS = {
+    "total_loss": "_total_loss",
+    "policy_loss": "_mean_policy_loss",
+    "vf_loss": "_mean_vf_loss",
+    "kl": "_mean_kl_loss",
+    "entropy": "_mean_entropy",
+}
+"""Statistics, and where `loss` keeps them; RLlib's names, which ported losses set."""
+
+
 class PPOTFPolicy(TFPolicy):
     """The mathematics of PPO, for any runtime."""
 
@@ -146,6 +156,16 @@ class PPOTFPolicy(TFPolicy):
         """A value is estimated if there is a critic."""
         return bool(static["use_critic"])
 
+    @property
+    def kl_coeff(self) -> Any:
+        """The coefficient of the KL term in force."""
+        return self.in_force("kl_coeff")
+
+    @property
+    def entropy_coeff(self) -> Any:
+        """The coefficient of the entropy in force."""
+        return self.in_force("entropy_coeff")
+
     def loss(self, model: Any, dist_class: Any, train_batch: Any) -> tf.Tensor:
         """Returns the clipped surrogate objective with its value, entropy and KL terms."""
         mask = train_batch["loss_mask"]
@@ -160,41 +180,34 @@ class PPOTFPolicy(TFPolicy):
         surrogate = tf.minimum(
             advantages * ratio, advantages * tf.clip_by_value(ratio, 1 - clip, 1 + clip)
         )
-        self._policy_loss = -masked_mean(surrogate, mask)
-        self._entropy = masked_mean(current.entropy(), mask)
-        self._kl = masked_mean(previous.kl(current), mask)
-        self._vf_loss, self._explained = self._value_terms(model, train_batch, mask)
-        self._total = (
-            self._policy_loss
-            + self.config["vf_loss_coeff"] * self._vf_loss
-            - self.config["entropy_coeff"] * self._entropy
-            + self.config["kl_coeff"] * self._kl
+        self._mean_policy_loss = -masked_mean(surrogate, mask)
+        self._mean_entropy = masked_mean(current.entropy(), mask)
+        self._mean_kl_loss = masked_mean(previous.kl(current), mask)
+        self._mean_vf_loss = self._value_loss(model, train_batch, mask)
+        self._total_loss = (
+            self._mean_policy_loss
+            + self.config["vf_loss_coeff"] * self._mean_vf_loss
+            - self.config["entropy_coeff"] * self._mean_entropy
+            + self.config["kl_coeff"] * self._mean_kl_loss
         )
-        return self._total
+        return self._total_loss
 
-    def _value_terms(
-        self, model: Any, train_batch: Any, mask: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns the value loss and the share of the targets' variance that values explain."""
+    def _value_loss(self, model: Any, train_batch: Any, mask: tf.Tensor) -> tf.Tensor:
         if not self.config["use_critic"]:
-            return tf.constant(0.0), tf.constant(0.0)
-        targets = train_batch["value_targets"]
-        values = model.value_function()
-        error = tf.minimum(tf.square(values - targets), self.config["vf_clip_param"])
-        explained = explained_variance(targets, tf.stop_gradient(values), mask)
-        return masked_mean(error, mask), explained
+            return tf.constant(0.0)
+        self._value_fn_out = model.value_function()
+        error = tf.square(self._value_fn_out - train_batch["value_targets"])
+        return masked_mean(tf.minimum(error, self.config["vf_clip_param"]), mask)
 
     def stats_fn(self, train_batch: Any) -> dict[str, tf.Tensor]:
-        """Returns the terms of the loss."""
-        del train_batch
-        return {
-            "total_loss": self._total,
-            "policy_loss": self._policy_loss,
-            "vf_loss": self._vf_loss,
-            "vf_explained_var": self._explained,
-            "kl": self._kl,
-            "entropy": self._entropy,
-        }
+        """Returns the terms of the loss, as far as a subclass's `loss` keeps them."""
+        kept = vars(self)
+        stats = {name: kept[term] for name, term in _TERMS.items() if term in kept}
+        if "_value_fn_out" in kept:
+            values, targets = tf.stop_gradient(self._value_fn_out), train_batch["value_targets"]
+            explained = explained_variance(targets, values, train_batch["loss_mask"])
+            stats["vf_explained_var"] = explained
+        return stats
 
     def hyper_stats(self) -> dict[str, float]:
         """Returns the coefficients in force."""
@@ -264,7 +277,7 @@ class PPO(Algorithm):
     config_class = PPOConfig
 
     @classmethod
-    def default_policy_class(cls, config: AlgorithmConfig) -> type[TFPolicy]:
+    def get_default_policy_class(cls, config: AlgorithmConfig) -> type[TFPolicy]:
         """Returns the class of policies that name none."""
         return PPOTF1Policy if config.framework_str == "tf" else PPOTF2Policy
 
@@ -285,7 +298,7 @@ class PPO(Algorithm):
                 config.sgd_minibatch_size,
                 shuffle=config.shuffle_sequences,
             )
-            if isinstance(policy, PPOTFPolicy):
+            if isinstance(policy, PPOTFPolicy) and "kl" in result["learner_stats"]:
                 policy.update_kl(result["learner_stats"]["kl"])
             results[policy_id] = result
         return results

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,9 @@ from tfpolicies.models.network import call_with_zeros, ports_of, zeros
 from tfpolicies.models.ports import SEQ_LENS, InputPorts
 from tfpolicies.models.preprocessing import encoded_shape, is_image
 from tfpolicies.models.spaces import Leaf, leaves, nest
+
+_CHECKED: weakref.WeakSet[type] = weakref.WeakSet()
+"""Classes of models that are known to make their own layers."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,9 @@ class TFModelFactory:
             inner = kind(*arguments, **extra)
         except Exception as error:
             raise ModelError(f"{kind.__name__} could not be made: {error}{_hint(error)}") from error
+        if kind not in _CHECKED:
+            _require_own_layers(kind, inner, kind(*arguments, **extra))
+            _CHECKED.add(kind)
         return adapted(inner, observation_space, action_space)
 
 
@@ -98,6 +105,20 @@ class TFModelAdapter(keras.Model):
         self.extra_inputs = _extra_inputs(inner)
         self._ports = ports
         self._has_value = type(inner).value_function is not TFModelV2.value_function
+
+    def hand_to(self, policy: Any) -> None:
+        """Takes down whose weights methods of the inner model that are looked up now run with."""
+        object.__setattr__(self, "_owner", weakref.ref(policy))
+
+    def __getattr__(self, name: str) -> Any:
+        """Returns what the inner model has under that name, such as `base_model`."""
+        inner = None if name.startswith("_") else vars(self).get("inner")
+        if inner is None:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        found = getattr(inner, name)
+        owner = vars(self).get("_owner")
+        policy = None if owner is None else owner()
+        return found if policy is None or not inspect.ismethod(found) else _Method(policy, name)
 
     def build(self, input_shape: Any = None) -> None:
         """Does nothing: calling the inner model builds its layers; those never called stay so."""
@@ -188,6 +209,17 @@ class TFModelAdapter(keras.Model):
         return nest(self.inner.action_space, [_decoded(leaf, rows[name]) for leaf, name in pairs])
 
 
+@dataclass(frozen=True)
+class _Method:
+    """A method of a policy's `TFModelV2`, which runs with that policy's weights whenever called."""
+
+    policy: Any
+    name: str
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.policy.model.inner, self.name)(*args, **kwargs)
+
+
 class _LossInputs(Mapping[str, Any]):
     """The columns of a train batch; observations are as `forward` sees them."""
 
@@ -223,6 +255,22 @@ def preprocessed_space(space: gym.Space) -> gym.Space:
     told: Any = spaces.Box(-np.inf, np.inf, (width,), np.float32)
     told.original_space = space
     return told
+
+
+def _require_own_layers(kind: type[TFModelV2], first: TFModelV2, second: TFModelV2) -> None:
+    """Raises a `ModelError` if two models of a class have a layer in common."""
+    held = [{id(x): x for part in parts_of(m) for x in _layers(part)} for m in (first, second)]
+    common = [layer.name for key, layer in held[0].items() if key in held[1]]
+    if common:
+        raise ModelError(
+            f"Each {kind.__name__} must make its layers itself, but all have {common} in common. "
+            "Policies have weights of their own: map agents that shall learn the same to one "
+            "policy, or copy weights from one policy to another in on_train_result."
+        )
+
+
+def _layers(part: Any) -> list[Any]:
+    return part._flatten_layers() if isinstance(part, keras.layers.Layer) else []
 
 
 def _takes(kind: type, arguments: Sequence[Any], extra: Mapping[str, Any]) -> bool:

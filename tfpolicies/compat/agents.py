@@ -36,18 +36,12 @@ class _Trainer(Algorithm):
     ) -> None:
         if logger_creator is not None:
             raise ConfigError("logger_creator must be None; log the results of `train()` instead.")
-        if isinstance(config, AlgorithmConfig):
-            made = config.copy(copy_frozen=False)
-        else:
-            made = self.config_class.from_dict(config or {})
-        if env is not None:
-            if made.env not in (None, env):
-                raise ConfigError(
-                    f"env must be given once: it is {env!r} as an argument and {made.env!r} in the "
-                    "config."
-                )
-            made.environment(env)
-        super().__init__(made)
+        made = (
+            config.copy(copy_frozen=False)
+            if isinstance(config, AlgorithmConfig)
+            else self.config_class.from_dict(config or {})
+        )
+        super().__init__(made, env)
 
     @classmethod
     def get_default_config(cls) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import gymnasium as gym
 import keras
 
 from tfpolicies.compat.adapter import TFModelFactory
+from tfpolicies.compat.preprocessors import Preprocessor
 from tfpolicies.compat.tf_model import TFModelV2
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.errors import ConfigError, ModelError
@@ -109,6 +110,11 @@ class ModelCatalog:
             )
         space = getattr(obs_space, "original_space", obs_space)
         return model_source(space, dist_class, settings, with_value=True).make(0)
+
+    @staticmethod
+    def get_preprocessor_for_space(observation_space: gym.Space, options: Any = None) -> Any:
+        """Returns what encodes observations of a space as rows of numbers; see `Preprocessor`."""
+        return Preprocessor(observation_space, options)
 
     @staticmethod
     def register_custom_preprocessor(preprocessor_name: str, preprocessor_class: Any) -> None:

@@ -1,11 +1,32 @@
-"""`register_env`: names for environments under the old name of that function."""
+"""Environments under old names: registering them, and classes that ported scripts name."""
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable
 from typing import Any
 
+from tfpolicies.envs.multi_agent_env import MultiAgentEnv, make_multi_agent
+from tfpolicies.envs.pettingzoo import pettingzoo_env
 from tfpolicies.envs.registry import register_environment
+from tfpolicies.envs.vector import Environments as BaseEnv
+from tfpolicies.errors import NotOfferedError
+from tfpolicies.rollout.episode import Episode
+
+__all__ = [
+    "BaseEnv",
+    "EpisodeV2",
+    "MultiAgentCartPole",
+    "ParallelPettingZooEnv",
+    "PettingZooEnv",
+    "TaskSettableEnv",
+    "TaskType",
+    "register_env",
+]
+
+EpisodeV2 = Episode
+TaskType = Any
+MultiAgentCartPole: type[MultiAgentEnv] = make_multi_agent("CartPole-v1")
 
 
 def register_env(name: str, env_creator: Callable[[Any], Any]) -> None:
@@ -20,3 +41,36 @@ def register_env(name: str, env_creator: Callable[[Any], Any]) -> None:
         EnvError: if the name is no text or the creator cannot be called.
     """
     register_environment(name, env_creator)
+
+
+class TaskSettableEnv(abc.ABC):  # noqa: B024 - what is not overridden raises
+    """A base for environments with several tasks; set them in a callback, see `docs/porting.md`."""
+
+    def sample_tasks(self, n_tasks: int) -> list[Any]:
+        """Returns tasks drawn at random."""
+        raise _unset(self, "sample_tasks(self, n_tasks)")
+
+    def set_task(self, task: Any) -> None:
+        """Goes on with a task, from the next episode on."""
+        raise _unset(self, "set_task(self, task)")
+
+    def get_task(self) -> Any:
+        """Returns the present task."""
+        raise _unset(self, "get_task(self)")
+
+
+def _unset(env: Any, method: str) -> NotOfferedError:
+    return NotOfferedError(f"{type(env).__name__} has no `{method}`; override it.")
+
+
+def PettingZooEnv(env: Any) -> MultiAgentEnv:
+    """Returns a turn-based environment of PettingZoo as a `MultiAgentEnv`.
+
+    `config.environment` takes environments of PettingZoo as they are, too.
+    """
+    return pettingzoo_env(env)
+
+
+def ParallelPettingZooEnv(env: Any) -> MultiAgentEnv:
+    """Returns a parallel environment of PettingZoo as a `MultiAgentEnv`."""
+    return pettingzoo_env(env)

@@ -14,6 +14,7 @@ import numpy as np
 from tfpolicies.distributed.worker_set import WorkerSet
 from tfpolicies.rollout import metrics
 from tfpolicies.rollout.episode import RolloutMetrics
+from tfpolicies.rollout.rollout_worker import RolloutWorker
 
 _LEFT_OUT = ("config", "hist_stats")
 _NEEDS_NO_QUOTES = re.compile(r"[A-Za-z_/]([\w ./-]*[\w/-])?")
@@ -43,6 +44,27 @@ def collect_episodes(
         timeout_seconds=timeout_seconds,
     )
     return sum(later, workers.get_metrics())
+
+
+def collect_metrics(
+    workers: WorkerSet | RolloutWorker,
+    remote_worker_ids: Collection[int] | None = None,
+    timeout_seconds: float | None = 180,
+    keep_custom_metrics: bool = False,
+) -> dict[str, Any]:
+    """Returns the summary of what `collect_episodes` gives.
+
+    Args:
+        workers: those who sampled; or one of them, by itself.
+        remote_worker_ids: as in `collect_episodes`.
+        timeout_seconds: likewise.
+        keep_custom_metrics: as in `summarize_episodes`.
+    """
+    if isinstance(workers, RolloutWorker):
+        episodes = workers.get_metrics()
+    else:
+        episodes = collect_episodes(workers, remote_worker_ids, timeout_seconds)
+    return summarize_episodes(episodes, keep_custom_metrics=keep_custom_metrics)
 
 
 def summarize_episodes(

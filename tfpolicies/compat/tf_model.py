@@ -184,6 +184,10 @@ class TFModelV2:
         return found if as_dict else list(found.values())
 
 
+ModelV2 = TFModelV2
+"""The base of models of all frameworks; `@override(ModelV2)` may stay."""
+
+
 class RecurrentNetwork(TFModelV2):
     """A model with a memory that says in `forward_rnn` what it does with sequences."""
 
@@ -277,6 +281,30 @@ class VisionNetwork(_CatalogNetwork):
     def _seen(self, input_dict: dict[str, Any]) -> tf.Tensor:
         scale = 255.0 if self.obs_space.dtype == np.uint8 else 1.0
         return tf.cast(input_dict["obs"], tf.float32) / scale
+
+
+class DistributionalQTFModel(TFModelV2):
+    """A model for DQN: `forward` gives features `[N, num_outputs]`, or with `hiddens=[]` Q-values.
+
+    The arguments that follow `name` belong to RLlib's own heads and are not used.
+    """
+
+    def __init__(
+        self,
+        obs_space: gym.Space,
+        action_space: gym.Space,
+        num_outputs: int | None,
+        model_config: Mapping[str, Any],
+        name: str,
+        **heads: Any,
+    ) -> None:
+        super().__init__(obs_space, action_space, num_outputs, model_config, name)
+
+
+def restore_original_dimensions(obs: Any, obs_space: Any, tensorlib: Any = None) -> Any:
+    """Returns `obs` itself: `input_dict["obs"]` is nested as the original space is."""
+    del obs_space, tensorlib
+    return obs
 
 
 def add_time_dimension(

@@ -94,7 +94,7 @@ class AlgorithmConfig(SectionedConfig):
     def environment(self, env: Any = _NOT_PROVIDED, **settings: Any) -> AlgorithmConfig:
         """Sets what is acted in; see `sections.Environment` for the settings.
 
-        `env_task_fn`, `render_env`, `is_atari`, `auto_wrap_old_gym_envs` and `action_mask_key` are
+        `render_env`, `is_atari`, `auto_wrap_old_gym_envs` and `action_mask_key` are
         accepted at their defaults, like all settings of `constant_settings.py`.
         """
         return self._change("environment", _with("env", env, settings))
@@ -170,6 +170,10 @@ class AlgorithmConfig(SectionedConfig):
     def api_stack(self, **settings: Any) -> AlgorithmConfig:
         """Takes newer RLlib's switches for its other stack, if they are off: there is one here."""
         return self._change("api_stack", settings)
+
+    def rl_module(self, **settings: Any) -> AlgorithmConfig:
+        """Takes RLlib 2.3's switch for its other stack, if it is off; see `api_stack`."""
+        return self._change("rl_module", settings)
 
     def experimental(self, **settings: Any) -> AlgorithmConfig:
         """Sets what few policy classes need; see `run_sections.Experimental`."""
@@ -336,7 +340,7 @@ class AlgorithmConfig(SectionedConfig):
 
     def _default_policy_class(self) -> type:
         """Returns the algorithm's class of policies, or `object`, which takes any override."""
-        find = getattr(self.algo_class, "default_policy_class", None)
+        find = getattr(self.algo_class, "get_default_policy_class", None)
         try:
             return object if find is None else find(self)
         except ConfigError:

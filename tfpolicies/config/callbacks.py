@@ -84,7 +84,13 @@ class DefaultCallbacks:
         """Is called when an algorithm was restored."""
 
 
-_EPISODE_HOOKS = ("on_episode_created", "on_episode_start", "on_episode_step", "on_episode_end")
+_EPISODE_HOOKS = (
+    "on_episode_created",
+    "on_episode_start",
+    "on_episode_step",
+    "on_episode_end",
+    "on_postprocess_trajectory",
+)
 
 
 def overrides(callbacks: DefaultCallbacks, name: str) -> bool:
@@ -93,7 +99,7 @@ def overrides(callbacks: DefaultCallbacks, name: str) -> bool:
 
 
 def follows_episodes(callbacks: DefaultCallbacks) -> bool:
-    """Whether a method about single episodes is overridden."""
+    """Whether a method that is told of single episodes is overridden."""
     return any(overrides(callbacks, name) for name in _EPISODE_HOOKS)
 
 

@@ -45,13 +45,14 @@ _NO_OPE = (
     "environment"
 )
 _OWN_LOGGER = "log the results of `train()`, in a callback's on_train_result for example"
+_NO_HORIZON = (
+    "episodes end where the environment says; wrap it in gymnasium.wrappers.TimeLimit, whose "
+    "truncated episodes are bootstrapped"
+)
 _IN_MODEL = "the model preprocesses observations, whatever the environment"
 
 CONSTANTS: Mapping[str, Constant] = {
     # environment
-    "env_task_fn": Constant(
-        "environment", None, "set tasks in a callback's on_train_result, by worker.foreach_env"
-    ),
     "render_env": Constant(
         "environment", False, "make the environment with env_config={'render_mode': ...}"
     ),
@@ -75,6 +76,9 @@ CONSTANTS: Mapping[str, Constant] = {
     "enable_tf1_exec_eagerly": Constant(
         "rollouts", False, "framework('tf') is graph mode; use 'tf2' with eager_tracing=False"
     ),
+    "horizon": Constant("rollouts", None, _NO_HORIZON),
+    "soft_horizon": Constant("rollouts", False, _NO_HORIZON),
+    "no_done_at_end": Constant("rollouts", False, _NO_HORIZON),
     "preprocessor_pref": Constant(
         "rollouts",
         "deepmind",
@@ -89,6 +93,9 @@ CONSTANTS: Mapping[str, Constant] = {
     # evaluation
     "enable_async_evaluation": Constant(
         "evaluation", False, "use evaluation_parallel_to_training=True"
+    ),
+    "custom_async_evaluation_function": Constant(
+        "evaluation", None, "use custom_evaluation_function"
     ),
     "off_policy_estimation_methods": Constant("evaluation", {}, _NO_OPE),
     "ope_split_batch_by_episode": Constant("evaluation", True, _NO_OPE),
@@ -125,7 +132,12 @@ CONSTANTS: Mapping[str, Constant] = {
         "experimental", False, "functions are traced when they are first needed", (True,)
     ),
     "_enable_new_api_stack": Constant("experimental", False, _NO_NEW_STACK),
+    "simple_optimizer": Constant(
+        "experimental", False, "there is one way to learn: in one compiled call", (True,)
+    ),
     # newer RLlib's switches for its other stack
+    "_enable_learner_api": Constant("training", False, _NO_NEW_STACK),
+    "_enable_rl_module_api": Constant("rl_module", False, _NO_NEW_STACK),
     "enable_rl_module_and_learner": Constant("api_stack", False, _NO_NEW_STACK),
     "enable_env_runner_and_connector_v2": Constant("api_stack", False, _NO_NEW_STACK),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -124,12 +125,21 @@ def _with_connector_states(here: str, config: Any) -> Any:
 
 
 def require_mapping_fn(policy_mapping_fn: Any) -> None:
-    """Raises a `ConfigError` unless it is a function, or None."""
-    if policy_mapping_fn is not None and not callable(policy_mapping_fn):
-        raise ConfigError(
-            "policy_mapping_fn must be a function (agent_id, episode, worker, **kwargs) -> "
-            f"policy_id, got {policy_mapping_fn!r}."
-        )
+    """Raises a `ConfigError` unless it is a function that can be called as it will be, or None."""
+    if policy_mapping_fn is None:
+        return
+    rule = "policy_mapping_fn must be a function (agent_id, episode, worker, **kwargs) -> policy_id"
+    if not callable(policy_mapping_fn):
+        raise ConfigError(f"{rule}, got {policy_mapping_fn!r}.")
+    try:
+        signature = inspect.signature(policy_mapping_fn)
+    except ValueError:  # of a builtin, which does not tell
+        return
+    try:
+        signature.bind("agent", None, worker=None)
+    except TypeError as error:
+        name = getattr(policy_mapping_fn, "__qualname__", repr(policy_mapping_fn))
+        raise ConfigError(f"{rule}, got {name}{signature}: {error}.") from None
 
 
 def as_predicate(policies_to_train: Any) -> ToTrain:

@@ -20,15 +20,23 @@ def refuse_search_space(name: str, value: Any) -> None:
     ...
     tfpolicies.errors.ConfigError: lr has the search space {'grid_search': [0.1, 0.2]}, ...
     """
-    if isinstance(value, Mapping) and set(value) != {"grid_search"}:
-        for part in value.values():
-            refuse_search_space(name, part)
-    elif isinstance(value, Mapping) or _is_of_tune(value):
+    if has_search_space(value):
         raise ConfigError(
             f"{name} has the search space {value}, but a config holds values. Give the config "
             "without it to Ray Tune: tune.Tuner(tune_trainable(config), "
             f"param_space={{{name!r}: ...}}), with tfpolicies.distributed.tune.tune_trainable."
         )
+
+
+def has_search_space(value: Any) -> bool:
+    """Whether a setting is, or holds, a search space.
+
+    >>> has_search_space({"a": {"grid_search": [1]}}), has_search_space({"a": [1]})
+    (True, False)
+    """
+    if isinstance(value, Mapping):
+        return set(value) == {"grid_search"} or any(map(has_search_space, value.values()))
+    return _is_of_tune(value)
 
 
 def _is_of_tune(value: Any) -> bool:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,6 +92,7 @@ class Environment:
     normalize_actions: bool = True  # policies act in [-1, 1], mapped to the Box's bounds
     clip_actions: bool = False  # where not normalised: clipped to the Box's bounds
     disable_env_checking: bool = False
+    env_task_fn: Callable[..., Any] | None = None  # f(result, env, env_context) -> its next task
 
     def __post_init__(self) -> None:
         valid = self.env is None or isinstance(self.env, str) or callable(self.env)
@@ -103,6 +104,8 @@ class Environment:
             valid = space is None or isinstance(space, gym.Space)
             check(valid, name, "None or a gymnasium space", space)
         check_bools(self, "normalize_actions", "clip_actions", "disable_env_checking")
+        function, rule = self.env_task_fn, "None or a function (result, env, env_context) -> task"
+        check(function is None or callable(function), "env_task_fn", rule, function)
         clip = self.clip_rewards
         valid = clip is None or isinstance(clip, bool) or (is_number(clip) and clip > 0)
         check(valid, "clip_rewards", "None, True, False or a number > 0", clip)

@@ -11,6 +11,27 @@ from tfpolicies.errors import ConfigError
 from tfpolicies.quiet import extend_paths, load_tensorflow
 
 
+def ray_tune() -> Any:
+    """Returns the module `ray.tune`.
+
+    Raises:
+        ConfigError: if it is not installed.
+    """
+    try:
+        from ray import tune
+    except ImportError as error:
+        raise ConfigError(
+            "Ray Tune is not installed, or not whole: run `pip install 'tfpolicies[tune]'`."
+        ) from error
+    return tune
+
+
+def default_config(algorithm: Any) -> AlgorithmConfig:
+    """Returns the defaults of an algorithm class, as a config that builds it."""
+    config = algorithm.config_class(algo_class=algorithm)
+    return config.update_from_dict(dict(algorithm.get_default_config().items()))
+
+
 def tune_trainable(base: AlgorithmConfig | type) -> type:
     """Returns a class for `ray.tune.Tuner` whose trials train an algorithm.
 
@@ -32,17 +53,13 @@ def tune_trainable(base: AlgorithmConfig | type) -> type:
         run_config = tune.RunConfig(stop={"training_iteration": 20})
         tune.Tuner(tune_trainable(config), param_space=space, run_config=run_config).fit()
     """
-    try:
-        from ray import cloudpickle, tune
-    except ImportError as error:
-        raise ConfigError(
-            "Ray Tune is not installed, or not whole: run `pip install 'tfpolicies[tune]'`."
-        ) from error
+    tune: Any = ray_tune()
+    from ray import cloudpickle
 
     from tfpolicies.distributed.names import pack_names, take_names
 
     given: Any = base
-    common = base if isinstance(base, AlgorithmConfig) else given.config_class()
+    common = base if isinstance(base, AlgorithmConfig) else default_config(given)
     name = getattr(common.algo_class, "__name__", "Algorithm")
     pickled = cloudpickle.dumps(common.copy(copy_frozen=False))
     names = pack_names()

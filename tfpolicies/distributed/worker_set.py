@@ -18,7 +18,7 @@ from tfpolicies.config.policy_spec import PolicySpec
 from tfpolicies.distributed import messages
 from tfpolicies.distributed.messages import Changes, Description, Harvest, Roster
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
-from tfpolicies.errors import ConfigError
+from tfpolicies.errors import ConfigError, NotOfferedError
 from tfpolicies.policy.policy import Policy
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.evaluation import Played, play
@@ -98,6 +98,20 @@ class WorkerSet:
     def local_worker(self) -> RolloutWorker:
         """Returns the worker of this process."""
         return self._local
+
+    def remote_workers(self) -> list[Any]:
+        """Returns an empty list where there are no remote workers, which cannot be handed out.
+
+        Raises:
+            NotOfferedError: if there are some; it says how to reach them.
+        """
+        if self._remotes is not None:
+            raise NotOfferedError(
+                "remote_workers() has nothing to hand out: call "
+                "workers.foreach_worker(lambda worker: worker.sample(), local_worker=False), and "
+                "remote_worker_ids=[...] for some of them."
+            )
+        return []
 
     def num_remote_workers(self) -> int:
         """Returns how many remote workers there should be."""

@@ -374,6 +374,10 @@ def load_policies(
         UnknownPolicyError: if one of `policy_ids` is not in it.
     """
     folder, classes = Path(path), [] if policy_class is None else [policy_class]
+    parent, name = folder.parent.parent, folder.name
+    is_part = folder.parent.name == "policies" and (parent / ALGORITHM_MANIFEST).exists()
+    if is_part and policy_ids is None and not folder.exists():  # named by its id alone
+        return load_policies(parent, [name], policy_class, overrides)[name]
     if (folder / POLICY_MANIFEST).exists() or not (folder / ALGORITHM_MANIFEST).exists():
         if policy_ids is not None:
             read_manifest(folder, POLICY_MANIFEST, kind="Policy")

@@ -258,6 +258,19 @@ class PolicyKind(Policy):
                 f"{observation_space!r} and {action_space!r}."
             )
 
+    def in_force(self, name: str) -> Any:
+        """Returns the value in force of a hyper-parameter: a tensor in traced code, or a number.
+
+        Raises:
+            ConfigError: if this class has no such hyper-parameter.
+        """
+        return self.config[name] if "_is_view" in vars(self) else self.hyper(name)
+
+    @property
+    def cur_lr(self) -> Any:
+        """The learning rate in force."""
+        return self.in_force("lr")
+
     @classmethod
     def traced_view(cls, **shared: Any) -> PolicyKind:
         """Returns an object of this class that has only what all policies of a kind share."""

@@ -54,7 +54,11 @@ def dummy_batch(policy: Any) -> SampleBatch:
     columns["weights"] = np.ones(rows, np.float32)
     for name in ("eps_id", "unroll_id", "agent_index", "t"):
         columns[name] = np.zeros(rows, np.int64)
-    return policy.postprocess_trajectory(SampleBatch(columns), {}, None)
+    policy.sees_zeros = True
+    try:
+        return policy.postprocess_trajectory(SampleBatch(columns), {}, None)
+    finally:
+        policy.sees_zeros = False
 
 
 def learning_columns(program: Program, batch: Mapping[str, Any]) -> dict[str, Any]:

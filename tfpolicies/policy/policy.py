@@ -88,6 +88,9 @@ class Policy(abc.ABC):
         self._views: dict[str, ViewRequirement] | None = None
         self._loaded: dict[int, SampleBatch] = {}
 
+    def _create_exploration(self) -> None:  # noqa: B027 - there is nothing to make
+        """Does nothing; ported constructors call it. What is written by hand explores by itself."""
+
     # -- acting -------------------------------------------------------------------------------
 
     @abc.abstractmethod
@@ -190,7 +193,8 @@ class Policy(abc.ABC):
                 "infos": info,
             }
             input_dict = {key: value for key, value in given.items() if value is not None}
-            input_dict.update({f"state_in_{i}": part for i, part in enumerate(state or ())})
+            memory = [] if state is None else state
+            input_dict.update({f"state_in_{i}": part for i, part in enumerate(memory)})
         batch = {
             key: value if key == "seq_lens" else with_batch_axis(value)
             for key, value in input_dict.items()
@@ -270,6 +274,9 @@ class Policy(abc.ABC):
         return action
 
     # -- what samplers tell -------------------------------------------------------------------
+
+    starts_alike = False
+    """Whether `get_initial_state` gives the same for every episode; else each asks for its own."""
 
     follows_episodes = False
     """Whether `next_episode` must be called when an episode ends."""
@@ -711,7 +718,10 @@ class Policy(abc.ABC):
         return len(self.get_initial_state())
 
     def get_initial_state(self) -> list[np.ndarray]:
-        """Returns the memory at the start of an episode, one array `[size]` per state tensor."""
+        """Returns the memory at the start of an episode, one array `[size]` per state tensor.
+
+        A policy written by hand is asked for each episode anew.
+        """
         return []
 
     def get_exploration_state(self) -> dict[str, Any]:

@@ -67,14 +67,24 @@ class Memory:
 
     def __init__(self, policy: Any, rows: int) -> None:
         self.policy = policy
-        self._start = [np.asarray(state, np.float32) for state in policy.get_initial_state()]
-        self._states = [np.stack([state] * rows) for state in self._start]
+        self._start = self._asked()
+        self._states = self._starts(rows) if self._start else []
         self._reads_actions, self._reads_rewards = policy.reads_previous()
         read = action_leaves(policy.action_space) if self._reads_actions else ()
         self._names = [port.name for port in action_ports("actions", read)]
         self._actions = [np.zeros((rows, *leaf.shape), leaf.dtype) for leaf in read]
         self._rewards = np.zeros(rows, np.float32)
         self.is_needed = bool(self._states) or self._reads_actions or self._reads_rewards
+
+    def _asked(self) -> list[np.ndarray]:
+        return [np.asarray(state, np.float32) for state in self.policy.get_initial_state()]
+
+    def _starts(self, count: int) -> list[np.ndarray]:
+        """Returns the memory at the start of `count` episodes, which may begin differently."""
+        if self.policy.starts_alike:
+            return [np.stack([state] * count) for state in self._start]
+        asked = [self._asked() for _ in range(count)]
+        return [np.stack(states) for states in zip(*asked, strict=True)]
 
     def act(
         self, obs: Sequence[np.ndarray], explore: bool | None = None, rows: Any = None
@@ -143,10 +153,9 @@ class Memory:
     def grow(self, rows: int) -> None:
         """Makes room for `rows` rows in all; the new ones are at the start of their episodes."""
         more = rows - len(self._rewards)
-        self._states = [
-            np.concatenate([state, np.stack([start] * more)])
-            for state, start in zip(self._states, self._start, strict=True)
-        ]
+        if self._states and more > 0:
+            pairs = zip(self._states, self._starts(more), strict=True)
+            self._states = [np.concatenate(pair) for pair in pairs]
         self._actions = [
             np.concatenate([x, np.zeros((more, *x.shape[1:]), x.dtype)]) for x in self._actions
         ]
@@ -165,8 +174,10 @@ class Memory:
 
     def forget(self, rows: Any) -> None:
         """Starts new episodes in the environments of a bool or index array."""
-        for array, start in zip(self._states, self._start, strict=True):
-            array[rows] = start
+        count = len(self._rewards[rows])
+        if self._states and count:
+            for array, start in zip(self._states, self._starts(count), strict=True):
+                array[rows] = start
         for array in (*self._actions, self._rewards):
             array[rows] = 0
 

@@ -86,6 +86,9 @@ class TFPolicy(PolicyKind):
         ModelError: for a model that does not fit.
     """
 
+    starts_alike = True
+    sees_zeros = False  # whether postprocessing is run on a batch that nobody sampled
+
     def __init__(
         self, observation_space: gym.Space, action_space: gym.Space, config: Any = None
     ) -> None:
@@ -151,7 +154,7 @@ class TFPolicy(PolicyKind):
         twin = object.__new__(type(self))
         rest = {name: x for name, x in vars(self).items() if name not in _MADE_ANEW}
         shared = (self.program, self.dist_class, self.observation_space, self.action_space)
-        memo = {id(x): x for x in shared}
+        memo = {id(x): x for x in shared} | {id(self): twin}
         kept = {"observation_space", "action_space", "program", "dist_class"}
         vars(twin).update({name: rest.pop(name) for name in kept})
         twin.config = copied(self.config)
@@ -220,8 +223,16 @@ class TFPolicy(PolicyKind):
 
     @property
     def model(self) -> keras.Model:
-        """The Keras model with this policy's weights in it; read it, do not write through it."""
-        return self.program.model_of(self._state)
+        """The Keras model with this policy's weights in it; read it, do not write through it.
+
+        In `loss` and what runs behind it, it is the `model` argument of `loss`.
+        """
+        if "_model" in vars(self):
+            return vars(self)["_model"]
+        model = self.program.model_of(self._state)
+        if hasattr(model, "hand_to"):  # one whose methods are to run with this policy's weights
+            model.hand_to(self)
+        return model
 
     def make_rl_module(self) -> keras.Model:
         """Returns the policy's Keras model: here the model is the module; see `model`."""
@@ -430,6 +441,10 @@ class TFPolicy(PolicyKind):
         """The names of the columns that the loss reads."""
         self.prepare_learning()
         return tuple(self.program.signature.columns)
+
+    def loss_initialized(self) -> bool:
+        """Returns False while `postprocess_trajectory` is given zeros to learn its columns."""
+        return not self.sees_zeros
 
     def prepare_learning(self) -> None:
         """Runs the loss once on a small batch of zeros, if no policy of the kind did."""

@@ -72,7 +72,8 @@ class ActingView:
     ) -> None:
         self._spec = spec
         self._rows = tf.shape(inputs[0])[0]
-        self._model = ModelView(_WithWeights(network, weights), time_steps, training=False)
+        run = _WithWeights(network, weights)
+        self._model = ModelView(run, time_steps, training=False, resident=False)
         obs, prev, self._states = network.ports.split(inputs)
         found: dict[str, Any] = {"obs": nest(spec.observation_space, obs)}
         if network.ports.reads_actions:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfpolicies.errors import ConfigError
 from tfpolicies.models.network import Network, ports_of
 from tfpolicies.models.ports import SEQ_LENS
 from tfpolicies.models.spaces import nest
@@ -169,10 +170,12 @@ class ProgramFunctions:
         view = self._view(hyper)
         batch = TrainBatch(columns)
         model = self._model_view(self.network)
+        view.__dict__["_model"] = model
         with tf.GradientTape(persistent=self.optimizer.are_several) as tape:
-            loss = view.loss(model, self.spec.dist_class, batch)
+            loss = self._loss(view, model, batch)
             self.optimizer.check(loss)
             loss = with_own_loss(self.network, loss, batch)
+            batch.is_weighed = LOSS_MASK in batch.accessed_keys and not batch.ignores_mask
             if self.network.model.losses:  # the layers' own regularizers
                 own = tf.add_n(self.network.model.losses)
                 loss = [loss[0] + own, *loss[1:]] if self.optimizer.are_several else loss + own
@@ -182,6 +185,17 @@ class ProgramFunctions:
         stats = {name: tf.cast(value, tf.float32) for name, value in stats.items()}
         stats |= own_stats(self.network)
         return Differentiated(pairs, stats, view.extra_learn_fetches_fn(), batch, optimizer)
+
+    def _loss(self, view: Any, model: ModelView, batch: TrainBatch) -> Any:
+        try:
+            return view.loss(model, self.spec.dist_class, batch)
+        except tf.errors.OperatorNotAllowedInGraphError as error:
+            raise ConfigError(
+                f"{self.spec.policy_class.__name__}.loss asks in Python (`if`, `and`, `while`) "
+                "what a tensor is, but it is traced once for all policies of the kind, and "
+                "hyper-parameters such as self.config['lr'] are tensors in it. Add every term, "
+                "times a coefficient that may be 0; or use tf.where."
+            ) from error
 
     def _model_view(self, network: Network, *, training: bool = True) -> ModelView:
         return ModelView(network, self.spec.time_steps, training=training)

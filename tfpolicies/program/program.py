@@ -338,14 +338,15 @@ class Program:
             hyper = tf.ones([len(self.spec.hyperparameters)], tf.float32)
             found = self.functions.loss_and_gradients(hyper, rows_of_loss)
             signature = _signature_of(found, tensors)
-            if self.ports.is_recurrent and not signature.masked:
+            weighs = signature.masked or found.batch.reads_lengths
+            if self.ports.is_recurrent and not weighs:
                 who = f"{self.spec.policy_class.__name__}.loss"
-                if LOSS_MASK in found.batch.accessed_keys:
+                if found.batch.ignores_mask and LOSS_MASK in found.batch.accessed_keys:
                     who = "custom_loss of the model"
                 raise ConfigError(
                     f"{who} does not read train_batch[{LOSS_MASK!r}], which a model with a memory "
-                    f"needs: its sequences are padded. Use `masked_mean(x, train_batch["
-                    f"{LOSS_MASK!r}])` for its means."
+                    f"needs: its sequences are padded. Use `tfpolicies.models.losses."
+                    f"masked_mean(x, train_batch[{LOSS_MASK!r}])` for its means."
                 )
             self._signature = signature
 
@@ -619,7 +620,7 @@ def _signature_of(found: Differentiated, columns: Mapping[str, Any]) -> LearnerS
         )
         for name in sorted(read - {LOSS_MASK})
     }
-    masked = LOSS_MASK in read and not found.batch.ignores_mask
+    masked = found.batch.is_weighed
     return LearnerSignature(specs, tuple(sorted(found.stats)), tuple(sorted(found.fetches)), masked)
 
 

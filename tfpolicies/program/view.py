@@ -58,6 +58,8 @@ class TrainBatch(dict[str, Any]):
     Attributes:
         accessed_keys: the names of those.
         ignores_mask: whether what a model adds to the loss does not weigh rows by the mask.
+        is_weighed: whether the loss read the mask; what statistics read does not count.
+        reads_lengths: whether the loss itself asked for `seq_lens`, to tell real rows from padding.
     """
 
     is_training = True
@@ -66,6 +68,8 @@ class TrainBatch(dict[str, Any]):
         super().__init__(columns)
         self.accessed_keys: set[str] = set()
         self.ignores_mask = False
+        self.is_weighed = False
+        self.reads_lengths = False
 
     def __getitem__(self, key: str) -> Any:
         try:
@@ -76,6 +80,7 @@ class TrainBatch(dict[str, Any]):
                 f"{near_matches(key, self)} Columns are added by `postprocess_trajectory`."
             ) from None
         self.accessed_keys.add(key)
+        self.reads_lengths |= key == SEQ_LENS
         return value
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -93,9 +98,14 @@ class ModelView:
         network: what runs: a `Network`, or one with other weights.
         time_steps: the steps of each sequence, for models with a memory.
         training: whether layers such as Dropout are in training mode.
+        resident: whether the variables of the network's model hold the policy's weights, so that
+            its layers and methods can be used one by one.
     """
 
-    def __init__(self, network: Any, time_steps: Any, *, training: bool) -> None:
+    def __init__(
+        self, network: Any, time_steps: Any, *, training: bool, resident: bool = True
+    ) -> None:
+        self._is_resident = resident
         self._network = network
         self._time_steps = time_steps
         self._training = training
@@ -122,13 +132,21 @@ class ModelView:
         steps: Any = 1
         if ports.is_recurrent:
             state = state or [batch[port.name] for port in ports.states]
-            seq_lens = batch[SEQ_LENS] if seq_lens is None else seq_lens
+            seq_lens = self._lengths(batch) if seq_lens is None else seq_lens
             steps = self._time_steps
         inputs = NetworkInputs(
             [pick(obs, leaf.path) for leaf in ports.obs_leaves], prev, state or [], seq_lens, steps
         )
         self._outputs = self._network(inputs, training=self._training)
         return self._outputs.dist_inputs, self._outputs.states
+
+    @staticmethod
+    def _lengths(batch: Mapping[str, Any]) -> tf.Tensor:
+        known = getattr(batch, "reads_lengths", False)
+        lengths = batch[SEQ_LENS]
+        if isinstance(batch, TrainBatch):
+            batch.reads_lengths = known  # it was not the loss that asked
+        return lengths
 
     def value_function(self) -> tf.Tensor:
         """Returns the values `[B]` of the last call."""
@@ -140,10 +158,24 @@ class ModelView:
             )
         return self._outputs.values
 
+    def from_batch(self, train_batch: Mapping[str, Any]) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Is `model(train_batch)`, under the name that old losses call."""
+        return self(train_batch)
+
     @property
     def trainable_variables(self) -> list[Any]:
         """The variables that the loss is differentiated by."""
         return self._network.model.trainable_variables
+
+    def __getattr__(self, name: str) -> Any:
+        """Returns what the user's own model has under that name, a layer or a method."""
+        if name.startswith("__") or not self._is_resident:
+            raise AttributeError(
+                f"model.{name} cannot be had here: outside `loss` a model is only called, for its "
+                "weights are those of any policy of the kind. Add an output to the model instead."
+            )
+        model = self._network.model
+        return getattr(getattr(model, "inner", model), name)
 
 
 class TapeOptimizer:

@@ -8,10 +8,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tfpolicies.batch.leaves import map_leaves
 from tfpolicies.config.callbacks import DefaultCallbacks
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 
 SINGLE_AGENT = "agent0"
+
+_IN_BATCHES = (
+    "batch_builder",
+    "last_extra_action_outs_for",
+    "prev_action_for",
+    "prev_reward_for",
+    "rnn_state_for",
+)
 
 
 @dataclass
@@ -40,6 +49,19 @@ class Episode:
     hist_data: dict[str, list[float]] = field(default_factory=dict)
     media: dict[str, Any] = field(default_factory=dict)
     last_info: Mapping[str, Any] = field(default_factory=dict)
+    last_obs: Any = None
+    last_action: Any = None
+    last_reward: float = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        """Says where to find what RLlib's episodes have, and this one does not."""
+        advice = ""
+        if name in _IN_BATCHES:
+            advice = (
+                ": episodes hold no rows. Read them in on_postprocess_trajectory or on_sample_end, "
+                "whose batches have state_out_0, action_logp, action_dist_inputs and the like"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{advice}")
 
     @property
     def agent_rewards(self) -> dict[tuple[Any, str], float]:
@@ -59,6 +81,28 @@ class Episode:
         """Returns the last info of an agent."""
         del agent_id
         return self.last_info
+
+    def last_observation_for(self, agent_id: Any = SINGLE_AGENT) -> Any:
+        """Returns the last observation of an agent, before filters; None if it had none yet.
+
+        At an episode's start a vector environment may not have shown it.
+        """
+        del agent_id
+        return self.last_obs
+
+    def last_raw_obs_for(self, agent_id: Any = SINGLE_AGENT) -> Any:
+        """Is `last_observation_for`: observations are encoded in the policy."""
+        return self.last_observation_for(agent_id)
+
+    def last_action_for(self, agent_id: Any = SINGLE_AGENT) -> Any:
+        """Returns an agent's last action as the environment took it; None before the first."""
+        del agent_id
+        return self.last_action
+
+    def last_reward_for(self, agent_id: Any = SINGLE_AGENT) -> float:
+        """Returns the last reward that the environment gave an agent; 0 before the first."""
+        del agent_id
+        return self.last_reward
 
 
 class RolloutMetrics(NamedTuple):
@@ -95,14 +139,15 @@ class EpisodeFollower:
         self._episodes: list[Episode] = []
         self._finished: list[list[Episode]] = [[] for _ in range(envs.num_envs)]
 
-    def start_all(self) -> None:
-        """Begins a new episode in every environment."""
+    def start_all(self, obs: Any) -> None:
+        """Begins a new episode in every environment, whose first observations are `obs`."""
         self._finished = [[] for _ in range(self._envs.num_envs)]
-        self._episodes = [self._begin(i) for i in range(self._envs.num_envs)]
+        self._episodes = [self._begin(i, obs) for i in range(self._envs.num_envs)]
 
-    def _begin(self, index: int) -> Episode:
+    def _begin(self, index: int, obs: Any = None) -> Episode:
         episode = Episode(int(self._rng.integers(10**18)), index, self._worker)
         self._call("on_episode_created", episode)
+        episode.last_obs = None if obs is None else _row(obs, index)
         self._call("on_episode_start", episode)
         return episode
 
@@ -115,20 +160,25 @@ class EpisodeFollower:
             env_index=episode.env_index,
         )
 
-    def step(self, step: Any) -> None:
-        """Takes over one step of all environments."""
+    def step(self, step: Any, actions: Any) -> None:
+        """Takes over one step of all environments, by `actions` `[N, ...]`."""
+        last, place = ({}, None) if step.final is None else _places(*step.final)
         for i, episode in enumerate(self._episodes):
             if step.dead is not None and step.dead[i]:
+                episode.last_obs = _row(step.obs, i)
                 continue
             episode.length += 1
-            episode.total_reward += float(step.rewards[i])
+            episode.last_obs = _row(place, last[i]) if i in last else _row(step.obs, i)
+            episode.last_action = _row(actions, i)
+            episode.last_reward = float(step.rewards[i])
+            episode.total_reward += episode.last_reward
             info = _info_of(step.infos, i)
             episode.last_info = info.get("final_info", info)
             self._call("on_episode_step", episode)
             if step.terminateds[i] or step.truncateds[i]:
                 self._call("on_episode_end", episode)
                 self._finished[i].append(episode)
-                self._episodes[i] = self._begin(i)
+                self._episodes[i] = self._begin(i, step.obs if i in last else None)
 
     def broke(self, env_index: int, error: Exception) -> None:
         """Ends the episode of an environment that broke: `on_episode_end` gets the error."""
@@ -141,14 +191,29 @@ class EpisodeFollower:
         )
         self._episodes[env_index] = self._begin(env_index)
 
-    def complete(self, metrics: RolloutMetrics, env_index: int) -> RolloutMetrics:
-        """Adds what callbacks noted in the oldest finished episode of an environment."""
-        episode = self._finished[env_index].pop(0)
-        return metrics._replace(
-            custom_metrics=episode.custom_metrics,
-            hist_data=episode.hist_data,
-            media=episode.media,
-        )
+    def take_finished(self, env_index: int) -> Episode:
+        """Returns the oldest finished episode of an environment, once."""
+        return self._finished[env_index].pop(0)
+
+    def oldest(self, env_index: int) -> Episode:
+        """Returns the oldest episode of an environment that was not taken, finished or not."""
+        return (self._finished[env_index] or self._episodes[env_index : env_index + 1])[0]
+
+
+def with_notes(metrics: RolloutMetrics, episode: Episode) -> RolloutMetrics:
+    """Adds what callbacks noted in an episode."""
+    return metrics._replace(
+        custom_metrics=episode.custom_metrics, hist_data=episode.hist_data, media=episode.media
+    )
+
+
+def _row(batch: Any, index: int) -> Any:
+    """Returns a copy of one row, nested as the batch is."""
+    return map_leaves(lambda leaf: np.asarray(leaf)[index].copy(), batch)
+
+
+def _places(indices: np.ndarray, batch: Any) -> tuple[dict[int, int], Any]:
+    return {int(index): k for k, index in enumerate(indices)}, batch
 
 
 def _info_of(infos: Any, index: int) -> Mapping[str, Any]:

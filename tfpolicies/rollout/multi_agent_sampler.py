@@ -104,6 +104,7 @@ class MultiAgentSampler:
         self._observation_fn = observation_fn
         self._callbacks = callbacks
         self._calls_steps = overrides(callbacks, "on_episode_step")
+        self._notes = follows_episodes(callbacks)  # what agents saw, did and got last
         self._worker = worker
         self._postprocessor = Postprocessor(clip_rewards, callbacks, worker, policies)
         self._copies: list[Copy] = []
@@ -167,6 +168,8 @@ class MultiAgentSampler:
             obs = self._seen(obs, episode)
         copy.begin(episode)
         episode.last_infos.update(infos)
+        if self._notes:
+            episode.note(obs, {}, {})
         self._episode_agent_steps[index] = 0
         copy.wait(copy.cast(tuple(obs)), obs)
         self._call("on_episode_start", episode)
@@ -399,6 +402,8 @@ class MultiAgentSampler:
             self._note_broken(copy, moves, error)
             return False
         self._env_steps[copy.index] += 1
+        if self._notes:
+            episode.note(obs, moves, rewards)
         return over
 
     def _replace(self, copy: Copy, error: Exception) -> None:

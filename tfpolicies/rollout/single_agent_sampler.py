@@ -32,7 +32,13 @@ from tfpolicies.rollout.columns import (
     require_same_columns,
 )
 from tfpolicies.rollout.connected import connector_metrics_of
-from tfpolicies.rollout.episode import SINGLE_AGENT, EpisodeFollower, RolloutMetrics
+from tfpolicies.rollout.episode import (
+    SINGLE_AGENT,
+    Episode,
+    EpisodeFollower,
+    RolloutMetrics,
+    with_notes,
+)
 from tfpolicies.rollout.metrics_state import metrics_state, restored_metrics
 from tfpolicies.rollout.timing import StepTimes, now
 
@@ -163,6 +169,7 @@ class SingleAgentSampler:
             EpisodeFollower(callbacks, worker, envs, rng) if follows_episodes(callbacks) else None
         )
         self._actions = action_ports("actions", action_leaves(envs.action_space))
+        self._episodes_taken: list[Episode] = []  # one of each trajectory of the present batch
         self._buffer: _Buffer | None = None
         self._memory: Memory | None = None
         self._running = _Running.start(envs.num_envs, rng)
@@ -178,7 +185,7 @@ class SingleAgentSampler:
         self._running = _Running.start(self.envs.num_envs, self.rng)
         self._memory = None
         if self._follower is not None:
-            self._follower.start_all()
+            self._follower.start_all(obs)
 
     def sample(self) -> SampleBatch:
         """Returns the next postprocessed batch.
@@ -249,7 +256,7 @@ class SingleAgentSampler:
             if step.broken is not None:
                 self._drop_episodes(buffer, step.broken, t)
             if follower is not None:
-                follower.step(step)
+                follower.step(step, env_actions)
             buffer.used = t + 1
         others = now() - started - inference - waited
         before, after = envs.connecting[0] - connecting[0], envs.connecting[1] - connecting[1]
@@ -362,13 +369,15 @@ class SingleAgentSampler:
     def _by_trajectory(self, policy: Any, batch: SampleBatch, ends: np.ndarray) -> SampleBatch:
         """Calls what works on one trajectory at a time, and joins the results."""
         pieces, start = [], 0
-        for end in (np.flatnonzero(ends) + 1).tolist():
+        stops = (np.flatnonzero(ends) + 1).tolist()
+        episodes = [None] * len(stops) if self._follower is None else self._episodes_taken
+        for end, episode in zip(stops, episodes, strict=True):
             piece = original = batch[start:end]
             if policy.has_own_postprocessing():
-                piece = postprocessed(policy, piece, {}, None)
+                piece = postprocessed(policy, piece, {}, episode)
             self._callbacks.on_postprocess_trajectory(
                 worker=self._worker,
-                episode=None,
+                episode=episode,
                 agent_id=SINGLE_AGENT,
                 policy_id=DEFAULT_POLICY_ID,
                 policies=self._worker.policy_map,
@@ -424,6 +433,10 @@ class SingleAgentSampler:
         taken: np.ndarray,
     ) -> None:
         row, column = np.nonzero(done)
+        place = row
+        if self._complete:  # one row of all environments' episodes, one after the other
+            place = np.repeat(np.arange(len(taken)), taken.sum(axis=1))[column]
+        ended = self._take_episodes(done, row, place)
         if not len(row):
             return
         sums = total[row, column]
@@ -438,12 +451,27 @@ class SingleAgentSampler:
         if connectors := connector_metrics_of(self._get_policy()):
             metrics = [each._replace(connector_metrics=connectors) for each in metrics]
         if self._follower is not None:
-            if self._complete:  # one row of all environments' episodes, one after the other
-                row = np.repeat(np.arange(len(taken)), taken.sum(axis=1))[column]
-            metrics = [
-                self._follower.complete(m, i) for m, i in zip(metrics, row.tolist(), strict=True)
-            ]
+            metrics = list(map(with_notes, metrics, ended))
         self.metrics += metrics
+
+    def _take_episodes(self, done: np.ndarray, row: np.ndarray, place: np.ndarray) -> list[Episode]:
+        """Returns the episodes that ended, and keeps those of all trajectories of the batch.
+
+        Args:
+            done: bool `[N, T]`: where they ended.
+            row: int `[K]`: the first axis of that.
+            place: int `[K]`: the environment of each.
+        """
+        follower = self._follower
+        if follower is None:
+            return []
+        ended = [follower.take_finished(i) for i in place.tolist()]
+        self._episodes_taken = []
+        for i, last in enumerate(done[:, -1].tolist()):
+            self._episodes_taken += [ended[k] for k in np.flatnonzero(row == i)]
+            if not last:
+                self._episodes_taken.append(follower.oldest(i))
+        return ended
 
     # -- checkpoints --------------------------------------------------------------------------
 

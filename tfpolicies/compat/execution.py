@@ -1,0 +1,122 @@
+"""The steps that ported training loops are made of, and the names of their counters."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from tfpolicies.algorithms.ppo import standardized
+from tfpolicies.batch.multi_agent_batch import MultiAgentBatch
+from tfpolicies.batch.postprocessing import discount_cumsum as discount
+from tfpolicies.batch.sample_batch import SampleBatch, concat_samples
+from tfpolicies.distributed.worker_set import WorkerSet
+from tfpolicies.errors import UnknownPolicyError, UsageError
+from tfpolicies.policy.tf_policy import TFPolicy
+
+__all__ = [
+    "LEARNER_INFO",
+    "LEARNER_STATS_KEY",
+    "NUM_AGENT_STEPS_SAMPLED",
+    "NUM_AGENT_STEPS_TRAINED",
+    "NUM_ENV_STEPS_SAMPLED",
+    "NUM_ENV_STEPS_TRAINED",
+    "discount",
+    "multi_gpu_train_one_step",
+    "standardized",
+    "synchronous_parallel_sample",
+    "train_one_step",
+]
+
+LEARNER_INFO = "learner"
+LEARNER_STATS_KEY = "learner_stats"
+NUM_AGENT_STEPS_SAMPLED = "num_agent_steps_sampled"
+NUM_AGENT_STEPS_TRAINED = "num_agent_steps_trained"
+NUM_ENV_STEPS_SAMPLED = "num_env_steps_sampled"
+NUM_ENV_STEPS_TRAINED = "num_env_steps_trained"
+
+
+def synchronous_parallel_sample(
+    *,
+    worker_set: WorkerSet,
+    max_agent_steps: int | None = None,
+    max_env_steps: int | None = None,
+    concat: bool = True,
+) -> Any:
+    """Samples in all workers, once, or until there are enough steps.
+
+    Args:
+        worker_set: an algorithm's `workers`.
+        max_agent_steps: how many transitions of agents to sample at least; or
+        max_env_steps: how many steps of environments. None of them: one `sample()` per worker.
+        concat: whether to join the batches.
+
+    Returns:
+        A `SampleBatch` or `MultiAgentBatch`; without `concat` a list of them.
+
+    Raises:
+        UsageError: if both numbers are given.
+    """
+    if max_agent_steps is not None and max_env_steps is not None:
+        raise UsageError(
+            "Give either max_agent_steps or max_env_steps to synchronous_parallel_sample, not "
+            f"both: they are {max_agent_steps} and {max_env_steps}."
+        )
+    batches: list[SampleBatch | MultiAgentBatch] = []
+    agent_steps = env_steps = 0
+    while True:
+        found = [batch.decompress_if_needed() for batch in worker_set.sample()]
+        batches += found
+        agent_steps += sum(batch.agent_steps() for batch in found)
+        env_steps += sum(batch.env_steps() for batch in found)
+        if agent_steps >= (max_agent_steps or 0) and env_steps >= (max_env_steps or 0):
+            return concat_samples(batches) if concat else batches
+
+
+def train_one_step(
+    algorithm: Any,
+    train_batch: SampleBatch | MultiAgentBatch,
+    policies_to_train: Collection[str] | None = None,
+) -> dict[str, Any]:
+    """Updates policies on their parts of a batch.
+
+    A policy does `num_sgd_iter` epochs of minibatches of `sgd_minibatch_size` rows where its own
+    config has these settings, and otherwise one update on all rows.
+
+    Args:
+        algorithm: whose policies they are.
+        train_batch: of one policy or of several.
+        policies_to_train: their ids; None for all that the algorithm trains.
+
+    Returns:
+        What the policies report, by id. Return it from `training_step`: what was trained on is
+        counted from there.
+
+    Raises:
+        UnknownPolicyError: if the batch has rows of a policy that is not there.
+    """
+    worker, results = algorithm.workers.local_worker(), {}
+    for policy_id, batch in train_batch.as_multi_agent().policy_batches.items():
+        policy = worker.get_policy(policy_id)
+        if policy is None:
+            raise UnknownPolicyError(
+                f"train_batch has rows of a policy {policy_id!r}, but there are "
+                f"{sorted(worker.policy_map)}. Add the policy, or take its rows out of the batch."
+            )
+        trained = worker.roster.trains(policy_id, train_batch)
+        if trained if policies_to_train is None else policy_id in policies_to_train:
+            results[policy_id] = _trained(policy, batch)
+    return results
+
+
+def multi_gpu_train_one_step(
+    algorithm: Any, train_batch: SampleBatch | MultiAgentBatch
+) -> dict[str, Any]:
+    """Is `train_one_step`: whichever device learns, the batch is moved to it once."""
+    return train_one_step(algorithm, train_batch)
+
+
+def _trained(policy: Any, batch: SampleBatch) -> dict[str, Any]:
+    epochs, size = (policy.config.get(name) for name in ("num_sgd_iter", "sgd_minibatch_size"))
+    if isinstance(policy, TFPolicy) and epochs and size:
+        return policy.learn_epochs(batch, epochs, size)
+    return policy.learn_on_batch(batch)

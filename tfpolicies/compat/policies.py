@@ -1,0 +1,56 @@
+"""A policy that ported scripts import from RLlib's examples."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tfpolicies.batch.leaves import iterate_leaves
+from tfpolicies.policy.identity import derived_seed
+from tfpolicies.policy.policy import ActionBatch, Policy
+
+__all__ = ["RandomPolicy"]
+
+
+class RandomPolicy(Policy):
+    """Draws actions from its action space, whatever it sees, and learns nothing.
+
+    The setting `seed`, with the policy's id, fixes them.
+
+    >>> from gymnasium import spaces
+    >>> policy = RandomPolicy(spaces.Discrete(3), spaces.Discrete(2), {"seed": 0})
+    >>> set(policy.compute_actions(np.zeros(50, int)).actions.tolist())
+    {0, 1}
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        seed = derived_seed(self.config.get("seed"), self.policy_id, "actions")
+        self._drawn_from = copy.deepcopy(self.action_space)
+        self._drawn_from.seed(seed % 2**31)
+
+    def compute_actions(
+        self,
+        obs_batch: Any,
+        state_batches: Sequence[np.ndarray] | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> ActionBatch:
+        """Draws an action for each row of `obs_batch`."""
+        del args, kwargs
+        rows = len(next(iterate_leaves(obs_batch)))
+        drawn = [self._drawn_from.sample() for _ in range(rows)]
+        return ActionBatch(_stacked(drawn), list(state_batches or []), {})
+
+
+def _stacked(drawn: Sequence[Any]) -> Any:
+    """Returns actions, nested alike, as one structure of arrays with a row each."""
+    first = drawn[0]
+    if isinstance(first, dict):
+        return {key: _stacked([each[key] for each in drawn]) for key in first}
+    if isinstance(first, tuple):
+        return tuple(_stacked([each[i] for each in drawn]) for i in range(len(first)))
+    return np.stack(drawn)

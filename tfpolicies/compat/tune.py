@@ -1,0 +1,77 @@
+"""`ray.tune` for ported scripts: it also takes algorithms, their names and their configs.
+
+Everything else is Ray Tune's own::
+
+    from tfpolicies.compat import tune
+
+    tuner = tune.Tuner("PPO", param_space=config.to_dict(), run_config=tune.RunConfig(stop=stop))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tfpolicies.algorithms.algorithm import Algorithm
+from tfpolicies.compat.envs import register_env
+from tfpolicies.compat.finding import get_trainable_cls
+from tfpolicies.config.algorithm_config import AlgorithmConfig
+from tfpolicies.config.search_spaces import has_search_space
+from tfpolicies.distributed.tune import default_config, ray_tune, tune_trainable
+
+__all__ = ["Tuner", "register_env", "run"]
+
+
+def Tuner(
+    trainable: Any, *, param_space: AlgorithmConfig | Mapping[str, Any] | None = None, **rest: Any
+) -> Any:
+    """Returns a `ray.tune.Tuner`.
+
+    Settings that are no search spaces become part of the trainable: `result.config` has the others.
+
+    Args:
+        trainable: an algorithm's class or name; anything else goes to Ray Tune as it is.
+        param_space: a config, or a dict of settings, also nested as in `config.to_dict()`.
+        **rest: as Ray Tune takes it.
+
+    Raises:
+        ConfigError: if Ray Tune is not installed, for a name that no algorithm has, or for a
+            setting that is unknown or invalid.
+    """
+    made, space = as_trainable(trainable, param_space)
+    return ray_tune().Tuner(made, param_space=space, **rest)
+
+
+def run(trainable: Any, *args: Any, config: Any = None, **rest: Any) -> Any:
+    """Returns what `ray.tune.run` does; the arguments are those of `Tuner`.
+
+    Raises:
+        ConfigError: likewise.
+    """
+    made, space = as_trainable(trainable, config)
+    return ray_tune().run(made, *args, config=space, **rest)
+
+
+def as_trainable(trainable: Any, settings: Any = None) -> tuple[Any, Any]:
+    """Returns what Ray Tune takes as a trainable, and what remains to search.
+
+    Args:
+        trainable: an algorithm's class or name; anything else is returned with its settings.
+        settings: a config, or a dict of settings.
+
+    Raises:
+        ConfigError: for a name that no algorithm has, or a setting that is unknown or invalid.
+    """
+    algorithm = get_trainable_cls(trainable) if isinstance(trainable, str) else trainable
+    if not (isinstance(algorithm, type) and issubclass(algorithm, Algorithm)):
+        return trainable, settings
+    given = settings.to_dict() if isinstance(settings, AlgorithmConfig) else dict(settings or {})
+    space = {name: value for name, value in given.items() if has_search_space(value)}
+    fixed = {name: value for name, value in given.items() if name not in space}
+    return tune_trainable(default_config(algorithm).update_from_dict(fixed)), space
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(ray_tune(), name)
