@@ -227,8 +227,8 @@ class TFPolicy(PolicyKind):
 
         In `loss` and what runs behind it, it is the `model` argument of `loss`.
         """
-        if "_model" in vars(self):
-            return vars(self)["_model"]
+        if "_loss_model" in vars(self):
+            return vars(self)["_loss_model"]
         model = self.program.model_of(self._state)
         if hasattr(model, "hand_to"):  # one whose methods are to run with this policy's weights
             model.hand_to(self)

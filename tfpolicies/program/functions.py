@@ -170,7 +170,7 @@ class ProgramFunctions:
         view = self._view(hyper)
         batch = TrainBatch(columns)
         model = self._model_view(self.network)
-        view.__dict__["_model"] = model
+        view.__dict__["_loss_model"] = model
         with tf.GradientTape(persistent=self.optimizer.are_several) as tape:
             loss = self._loss(view, model, batch)
             self.optimizer.check(loss)
