@@ -44,7 +44,7 @@ def register_env(name: str, env_creator: Callable[[Any], Any]) -> None:
 
 
 class TaskSettableEnv(abc.ABC):  # noqa: B024 - what is not overridden raises
-    """A base for environments with several tasks; set them in a callback, see `docs/porting.md`."""
+    """A base for environments with several tasks; the config's `env_task_fn` sets them."""
 
     def sample_tasks(self, n_tasks: int) -> list[Any]:
         """Returns tasks drawn at random."""
