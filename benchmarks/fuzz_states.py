@@ -73,13 +73,13 @@ def fuzz_states(count: int, seed: int) -> FuzzResult:
         policy.set_state(sound)
         state = copy.deepcopy({k: v for k, v in sound.items() if k != "policy_spec"})
         for _ in range(rng.choice((1, 1, 1, 2, 3))):
-            _edit(state, rng)
+            edit(state, rng)
         return lambda: policy.set_state(state)
 
     def unchanged() -> str | None:
         now = policy.get_state()
         differing = [
-            key for key in sound if key != "policy_spec" and not _same(sound[key], now[key])
+            key for key in sound if key != "policy_spec" and not same(sound[key], now[key])
         ]
         return f"changed {differing}" if differing else None
 
@@ -120,12 +120,16 @@ def _damage(folder: Path, rng: random.Random) -> None:
     if rng.random() < 0.6:  # a hostile writer: edited, with the checksum made right
         whole = json.loads(manifest.read_text())
         for _ in range(rng.choice((1, 1, 2))):
-            _edit(whole, rng)
+            edit(whole, rng)
         if isinstance(whole, dict):
             whole["checksum"] = checksum(whole)
         manifest.write_text(json.dumps(whole))
         return
-    path = rng.choice(sorted(p for p in folder.rglob("*") if p.is_file()))
+    damage_file(rng.choice(sorted(p for p in folder.rglob("*") if p.is_file())), rng)
+
+
+def damage_file(path: Path, rng: random.Random) -> None:
+    """Flips a bit of a file, cuts its end off, puts bytes into it or deletes it."""
     data = bytearray(path.read_bytes())
     kind = rng.choice(("flip", "cut", "splice", "delete"))
     if kind == "delete":
@@ -141,7 +145,7 @@ def _damage(folder: Path, rng: random.Random) -> None:
     path.write_bytes(data)
 
 
-def _edit(tree: Any, rng: random.Random) -> None:
+def edit(tree: Any, rng: random.Random) -> None:
     """Replaces or removes one entry somewhere in nested dicts, lists and arrays."""
     places: list[tuple[Any, Any]] = []
 
@@ -171,9 +175,10 @@ def _edit(tree: Any, rng: random.Random) -> None:
         node[key] = copy.deepcopy(rng.choice(JUNK))
 
 
-def _same(one: Any, two: Any) -> bool:
+def same(one: Any, two: Any) -> bool:
+    """Whether two nested values of dicts and arrays are equal, NaN equal to NaN."""
     if isinstance(one, dict):
-        return set(one) == set(two) and all(_same(one[key], two[key]) for key in one)
+        return set(one) == set(two) and all(same(one[key], two[key]) for key in one)
     if isinstance(one, np.ndarray):
         return np.array_equal(one, two, equal_nan=one.dtype.kind == "f")
     return bool(one == two)

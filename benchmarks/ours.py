@@ -27,7 +27,7 @@ from tfpolicies import (  # noqa: E402
 )
 
 
-def _config(
+def config_of(
     num_envs: int = 8, inference: str = "auto", jit_compile: bool | str = "auto", **training: Any
 ) -> PPOConfig:
     """Returns a config with 2x64 tanh networks, on CartPole, other settings as SB3's."""
@@ -54,7 +54,7 @@ def _config(
     )
 
 
-def _policy(config: PPOConfig, variant: str = "") -> TFPolicy:
+def policy_of(config: PPOConfig, variant: str = "") -> TFPolicy:
     env = gym.make("CartPole-v1")
     policy_class = PPOTF1Policy if variant == "graph" else PPOTF2Policy
     return policy_class(env.observation_space, env.action_space, config)
@@ -62,7 +62,7 @@ def _policy(config: PPOConfig, variant: str = "") -> TFPolicy:
 
 def acting(request: probe.Request) -> probe.Figures:
     inference = "tf" if request.variant == "graph" else request.variant
-    policy = _policy(_config(inference=inference), request.variant)
+    policy = policy_of(config_of(inference=inference), request.variant)
 
     def figure(batch: int) -> float:
         obs = probe.observations(batch)
@@ -71,13 +71,14 @@ def acting(request: probe.Request) -> probe.Figures:
     return {str(batch): figure(batch) for batch in probe.BATCH_SIZES}
 
 
-def sampling(request: probe.Request) -> probe.Figures:
-    creators = {"vector": None, "instances": lambda context: gym.make("CartPole-v1")}
+CREATORS = {"vector": None, "instances": lambda context: gym.make("CartPole-v1")}
 
+
+def sampling(request: probe.Request) -> probe.Figures:
     def figure(num_envs: int) -> float:
         worker = RolloutWorker(
-            env_creator=creators[request.variant],
-            config=_config(num_envs),
+            env_creator=CREATORS[request.variant],
+            config=config_of(num_envs),
             default_policy_class=PPOTF2Policy,
         )
         return probe.rate(lambda: len(worker.sample()), request.seconds)
@@ -86,7 +87,7 @@ def sampling(request: probe.Request) -> probe.Figures:
 
 
 def one_update(request: probe.Request) -> probe.Figures:
-    policy = _policy(_config(), request.variant)
+    policy = policy_of(config_of(), request.variant)
 
     def figure(rows: int) -> float:
         batch = SampleBatch(probe.training_rows()).slice(0, rows)
@@ -97,7 +98,7 @@ def one_update(request: probe.Request) -> probe.Figures:
 
 def update(request: probe.Request) -> probe.Figures:
     jit_compile = {"xla": True, "plain": False, "graph": "auto"}[request.variant]
-    policy = _policy(_config(jit_compile=jit_compile), request.variant)
+    policy = policy_of(config_of(jit_compile=jit_compile), request.variant)
 
     def one() -> float:
         batch = SampleBatch(probe.training_rows())
@@ -110,7 +111,7 @@ def update(request: probe.Request) -> probe.Figures:
 
 def league(request: probe.Request) -> probe.Figures:
     spaces = gym.make("CartPole-v1")
-    config = _config().to_dict()
+    config = config_of().to_dict()
 
     def add(policies: PolicyMap, name: str) -> None:
         given = spaces.observation_space, spaces.action_space
@@ -126,7 +127,7 @@ def league(request: probe.Request) -> probe.Figures:
 
 def learning(request: probe.Request) -> probe.Figures:
     chosen = request.settings
-    config = _config(
+    config = config_of(
         chosen["num_envs"],
         train_batch_size=chosen["num_envs"] * chosen["fragment"],
         sgd_minibatch_size=chosen["minibatch"],

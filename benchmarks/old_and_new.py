@@ -1,0 +1,97 @@
+"""Compares two commits of this package, in turns: `python -m benchmarks.old_and_new --old REV`.
+
+Measures the CPU time of acting (1 and 32 observations), and of sampling (1, 8 and 32 environments,
+per step) on CartPole with two networks of 2 x 64 units. Each figure comes from a process that does
+one thing; processes of the old and of the new commit take turns, in pairs. What is printed is the
+median over pairs of old time / new time: above 1 the new commit is faster. Exits with 1 if one is
+below `--least`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+VARIANTS = (
+    ("acting", "onnx"),
+    ("acting", "tf"),
+    ("sampling", "vector"),
+    ("sampling", "instances"),
+)
+
+
+@contextlib.contextmanager
+def checked_out(revision: str) -> Iterator[Path]:
+    """Yields a folder with the files of a commit."""
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder) / "tree"
+        git = ["git", "-C", str(HERE.parent), "worktree"]
+        subprocess.run([*git, "add", "--quiet", "--detach", str(tree), revision], check=True)
+        try:
+            yield tree
+        finally:
+            subprocess.run([*git, "remove", "--force", str(tree)], check=True)
+
+
+def figures(tree: Path, measurement: str, variant: str, seconds: float) -> dict[str, float]:
+    """Returns the µs of CPU per call or step that one process of a commit measured."""
+    command = [sys.executable, str(HERE / "cpu_per_call.py"), measurement, variant]
+    command += ["--seconds", str(seconds)]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tempfile.gettempdir(),
+        env={**os.environ, "PYTHONPATH": str(tree)},
+    )
+    answer = json.loads(done.stdout.strip().splitlines()[-1])
+    if Path(answer["tree"]) != tree.resolve():
+        raise SystemExit(f"measured {answer['tree']} instead of {tree}")
+    return answer["figures"]
+
+
+def main() -> int:
+    """Measures and prints; returns 1 if a ratio is too small."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--old", required=True, help="revision to compare with")
+    parser.add_argument("--new", default="HEAD", help="revision that is compared")
+    parser.add_argument("--pairs", type=int, default=9)
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each figure")
+    parser.add_argument("--least", type=float, default=0.97, help="smallest ratio that is fine")
+    options = parser.parse_args()
+    ratios: dict[tuple[str, str, str], list[float]] = {}
+    micros: dict[tuple[str, str, str], list[float]] = {}
+    with checked_out(options.old) as old, checked_out(options.new) as new:
+        for pair in range(options.pairs):
+            for measurement, variant in VARIANTS:
+                order = (old, new) if pair % 2 == 0 else (new, old)
+                found = {
+                    tree: figures(tree, measurement, variant, options.seconds) for tree in order
+                }
+                for name, before in found[old].items():
+                    key = (measurement.removeprefix(""), variant, name)
+                    ratios.setdefault(key, []).append(before / found[new][name])
+                    micros.setdefault(key, []).append(found[new][name])
+            print(f"pair {pair + 1} of {options.pairs}", file=sys.stderr)
+    medians = {key: statistics.median(found) for key, found in ratios.items()}
+    for key, median in medians.items():
+        each = ratios[key]
+        print(
+            f"{' '.join(key):24} old / new {median:.3f} ({min(each):.3f}-{max(each):.3f}), "
+            f"new {statistics.median(micros[key]):.2f} µs of CPU"
+        )
+    return 1 if min(medians.values()) < options.least else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
