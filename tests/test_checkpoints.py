@@ -22,9 +22,9 @@ from tfpolicies import (
     TFPolicy,
 )
 from tfpolicies.config.stored_environments import environment_of_file
+from tfpolicies.config.stored_settings import decode_settings
 from tfpolicies.envs.registry import register_environment
 from tfpolicies.errors import CheckpointError, ConfigError, UnknownPolicyError, WeightsError
-from tfpolicies.policy.stored_settings import decode_settings
 from tfpolicies.storage.json_values import Missing, encode_value, find_missing
 
 

@@ -27,6 +27,7 @@ from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 from tfpolicies.distributed import messages
 from tfpolicies.distributed.worker_set import WorkerSet
 from tfpolicies.errors import CheckpointError, ConfigError, UnknownPolicyError, UsageError
+from tfpolicies.marks import for_place
 from tfpolicies.policy.checkpoints import path_of
 from tfpolicies.policy.policy import Policy
 from tfpolicies.policy.tf_policy import TFPolicy
@@ -42,6 +43,7 @@ from tfpolicies.rollout.tasks import set_tasks
 logger = logging.getLogger("tfpolicies")
 
 
+@for_place("algorithm_class")
 class Algorithm:
     """A config, built: environments, a policy, and the loop that trains it.
 

@@ -13,7 +13,7 @@ import numpy as np
 from tfpolicies.config.multi_agent_setup import policy_config
 from tfpolicies.config.policy_spec import PolicySpec
 from tfpolicies.config.read_only import is_equal
-from tfpolicies.config.stored_environments import environment_of_file
+from tfpolicies.config.stored_settings import ALGORITHM_SETTINGS, ROSTER, decode_settings
 from tfpolicies.errors import CheckpointError, ConfigError
 from tfpolicies.policy.checkpoints import (
     ALGORITHM_MANIFEST,
@@ -25,12 +25,12 @@ from tfpolicies.policy.checkpoints import (
     spec_of,
     state_of,
 )
-from tfpolicies.policy.stored_settings import decode_settings
 from tfpolicies.storage.array_places import put_arrays, take_arrays
 from tfpolicies.storage.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from tfpolicies.storage.generator_json import decode_generator, encode_generator
 from tfpolicies.storage.import_paths import describe
 from tfpolicies.storage.json_values import Missing, decode_value, encode_value, find_missing
+from tfpolicies.storage.places import Place, admitted
 
 
 class SavedCheckpoint(NamedTuple):
@@ -216,13 +216,13 @@ def unheld(
         overrides: the settings that are given again.
     """
     roster = {
-        name: decode_value(manifest["roster"][name]) if value is None else value
+        name: _of_roster(manifest, name) if value is None else value
         for name, value in given._asdict().items()
     }
     functions = {name: x.name for name, x in roster.items() if isinstance(x, Missing)}
     others = {**dict.fromkeys(roster), **(overrides or {})}
-    config = overridden_config({**manifest["config"], "keras": None}, others, source)
-    config = _without_foreign_environments(config, overrides or {})
+    record = {**manifest["config"], "keras": None}
+    config = overridden_config(record, others, source, ALGORITHM_SETTINGS)
     settings = {name: find_missing(value) for name, value in config.items()}
     settings = {name: missing for name, missing in settings.items() if missing}
     names = [
@@ -240,24 +240,9 @@ def unheld(
     return Unheld(", ".join(names), f"from_checkpoint(path, {', '.join(arguments)})")
 
 
-def _without_foreign_environments(
-    config: Mapping[str, Any], overrides: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Returns a config with a `Missing` for each environment that the file alone would import.
-
-    Args:
-        config: as stored, with the overrides.
-        overrides: what the caller gives: an environment named there may be named by the file, too.
-    """
-    found = dict(config)
-    if "env" not in overrides:
-        found["env"] = environment_of_file(config.get("env"))
-    evaluation = config.get("evaluation_config")
-    if isinstance(evaluation, Mapping) and "evaluation_config" not in overrides:
-        env = evaluation.get("env")
-        if isinstance(env, str) and env != overrides.get("env"):
-            found["evaluation_config"] = {**evaluation, "env": environment_of_file(env)}
-    return found
+def _of_roster(manifest: Mapping[str, Any], name: str) -> Any:
+    """Returns an entry of the roster, with a `Missing` for a function that the file may not name."""
+    return admitted(decode_value(manifest["roster"][name]), ROSTER[name])
 
 
 def require_unheld(
@@ -287,10 +272,9 @@ def roster_of(
         otherwise: what to take for functions that a file cannot hold; None where all of them are
             given (`require_unheld`).
     """
-    stored = checkpoint.manifest["roster"]
     found = {}
     for name, value in given._asdict().items():
-        value = decode_value(stored[name]) if value is None else value
+        value = _of_roster(checkpoint.manifest, name) if value is None else value
         if isinstance(value, Missing) and otherwise is not None:
             value = getattr(otherwise, name)
         found[name] = value
@@ -419,7 +403,7 @@ def algorithm_class_of(checkpoint: Checkpoint, source: str, given: type) -> type
     """
     stored = checkpoint.manifest["algorithm_class"]
     known = {describe(given): given}
-    found = decode_value(stored, known=known)
+    found = admitted(decode_value(stored), Place("algorithm_class"), known=known)
     if isinstance(found, Missing):
         raise CheckpointError(
             f"{source} holds an algorithm of the class {found.name}, which is not one of this "
@@ -438,7 +422,8 @@ def config_of(
     Raises:
         CheckpointError: if settings are missing that a file cannot hold, or do not fit.
     """
-    settings = decode_config(checkpoint.manifest["config"], overrides, source)
+    record = checkpoint.manifest["config"]
+    settings = decode_config(record, overrides, source, ALGORITHM_SETTINGS)
     try:
         return config_class().update_from_dict(settings)
     except ConfigError as error:

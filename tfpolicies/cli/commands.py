@@ -27,6 +27,7 @@ from tfpolicies.cli.training_run import (
     latest_checkpoint,
 )
 from tfpolicies.config.stored_environments import environment_of_file
+from tfpolicies.config.stored_settings import ALGORITHM_SETTINGS
 from tfpolicies.envs.making import EnvContext, check_source, make_environments
 from tfpolicies.envs.vector import Environments
 from tfpolicies.errors import CheckpointError, ConfigError, EnvError, UsageError
@@ -34,6 +35,7 @@ from tfpolicies.quiet import load_tensorflow
 from tfpolicies.reporting.console import summary_table
 from tfpolicies.reporting.run_folder import RunFolder, find_runs
 from tfpolicies.storage.json_values import Missing, find_missing
+from tfpolicies.storage.places import admitted
 
 DONE, FELL_SHORT, INTERRUPTED_CODE = 0, 1, 130
 
@@ -129,12 +131,8 @@ def _require_own_environment(run: RunFolder, env: str) -> None:
 
 def _require_own_words(run: RunFolder, settings: TrainSettings) -> None:
     """Refuses settings of a run's file that would import something; `ENV` was looked at before."""
-    from tfpolicies.policy.stored_settings import held_back
-
-    config = settings.config().to_dict()
-    parts = [config, config["evaluation_config"] or {}]
-    envs = [part["env"] for part in parts if part.get("env", settings.env) != settings.env]
-    foreign = find_missing([held_back(config), *map(environment_of_file, envs)])
+    known = {settings.env: settings.env}
+    foreign = find_missing(admitted(settings.config().to_dict(), ALGORITHM_SETTINGS, known=known))
     if foreign:
         names = ", ".join(found.name for found in foreign.values())
         raise UsageError(

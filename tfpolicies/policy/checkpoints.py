@@ -15,11 +15,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies.config.policy_spec import PolicySpec
+from tfpolicies.config.stored_settings import POLICY_CLASS, POLICY_SETTINGS, decode_settings
 from tfpolicies.connectors.pipelines import pipelines_from_state
 from tfpolicies.errors import CheckpointError, ConfigError
 from tfpolicies.models.keras_json import model_from_json, model_to_json
 from tfpolicies.policy.policy import Policy
-from tfpolicies.policy.stored_settings import decode_settings
 from tfpolicies.program.spec import program_fingerprint
 from tfpolicies.storage.checkpoint import (
     Checkpoint,
@@ -36,6 +36,7 @@ from tfpolicies.storage.json_values import (
     find_missing,
     warn_of_unavailable,
 )
+from tfpolicies.storage.places import Places, admitted
 from tfpolicies.storage.spaces_json import decode_space, encode_space
 
 POLICY_MANIFEST = "policy.json"
@@ -141,7 +142,10 @@ def encode_config(config: Mapping[str, Any]) -> Any:
 
 
 def decode_config(
-    record: Mapping[str, Any], overrides: Mapping[str, Any] | None, source: str
+    record: Mapping[str, Any],
+    overrides: Mapping[str, Any] | None,
+    source: str,
+    places: Places = POLICY_SETTINGS,
 ) -> dict[str, Any]:
     """Inverse of `encode_config`.
 
@@ -149,11 +153,12 @@ def decode_config(
         record: what `encode_config` returned.
         overrides: settings that replace stored ones; `model` is merged.
         source: the checkpoint, for messages.
+        places: where the record may name objects.
 
     Raises:
         CheckpointError: if settings that could not be stored are not among the overrides.
     """
-    config = overridden_config(record, overrides, source)
+    config = overridden_config(record, overrides, source, places)
     missing = find_missing(config)
     if missing:
         names = ", ".join(f"config{place} ({found.name})" for place, found in missing.items())
@@ -165,10 +170,15 @@ def decode_config(
 
 
 def overridden_config(
-    record: Mapping[str, Any], overrides: Mapping[str, Any] | None, source: str
+    record: Mapping[str, Any],
+    overrides: Mapping[str, Any] | None,
+    source: str,
+    places: Places = POLICY_SETTINGS,
 ) -> dict[str, Any]:
     """Returns what `decode_config` does; a `Missing` where something was not given again."""
-    config = decode_settings(record["settings"])
+    given = (overrides or {}).get("env")  # where it is named again the file means it, too
+    known = {given: given} if isinstance(given, str) else None
+    config = decode_settings(record["settings"], places, known=known)
     if not isinstance(config, dict) or not isinstance(config.get("model", {}), Mapping):
         raise CheckpointError(f"{source} holds {config!r:.80} for a config.")
     if record["keras"] is not None:
@@ -334,8 +344,9 @@ def _class_of(manifest: Mapping[str, Any], source: str, classes: Sequence[type])
     )
     if not isinstance(name, str):
         raise CheckpointError(f"{source} names no policy class, but {stored!r:.80}.")
-    found = decode_value(stored, known={describe(each): each for each in classes})
-    if isinstance(found, Missing):
+    known = {describe(each): each for each in classes}
+    found = admitted(decode_value(stored), POLICY_CLASS, known=known)
+    if isinstance(found, Missing) and not (found.importable and name.startswith("tfpolicies.")):
         raise CheckpointError(
             f"{source} holds a policy of the class {name}, which is not one of this package's. "
             f"Call `{name.rpartition(':')[2]}.from_checkpoint(path)` on your class."

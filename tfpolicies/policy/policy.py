@@ -28,6 +28,7 @@ from tfpolicies.connectors.pipelines import (
     successor,
 )
 from tfpolicies.errors import BatchError, ConfigError, NotOfferedError, UsageError, WeightsError
+from tfpolicies.marks import for_place
 from tfpolicies.models.defaults import MODEL_DEFAULTS
 from tfpolicies.models.ports import action_ports
 from tfpolicies.models.spaces import action_leaves, batch_leaves, nest, space_key, space_struct
@@ -45,6 +46,7 @@ class ActionBatch(NamedTuple):
     extras: dict[str, np.ndarray]  # each [B, ...]: action_logp, action_prob, vf_preds, ...
 
 
+@for_place("policy_class")
 class Policy(abc.ABC):
     """Something that chooses actions for observations, and may learn to do it better.
 
