@@ -22,9 +22,11 @@ from tfpolicies.policy.checkpoints import (
     overridden_config,
     policy_of,
     policy_part,
+    spaces_of,
     spec_of,
     state_of,
 )
+from tfpolicies.rollout.fitting_spaces import require_trained_spaces
 from tfpolicies.storage.array_places import put_arrays, take_arrays
 from tfpolicies.storage.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from tfpolicies.storage.generator_json import decode_generator, encode_generator
@@ -241,7 +243,7 @@ def unheld(
 
 
 def _of_roster(manifest: Mapping[str, Any], name: str) -> Any:
-    """Returns an entry of the roster, with a `Missing` for a function that the file may not name."""
+    """Returns an entry of the roster; a `Missing` for a function that the file may not name."""
     return admitted(decode_value(manifest["roster"][name]), ROSTER[name])
 
 
@@ -285,7 +287,12 @@ def roster_of(
 
 
 def restore_algorithm(
-    algorithm: Any, checkpoint: Checkpoint, source: str, roster: StoredRoster
+    algorithm: Any,
+    checkpoint: Checkpoint,
+    source: str,
+    roster: StoredRoster,
+    *,
+    allow_other_spaces: bool = False,
 ) -> None:
     """Puts an algorithm into the state of a checkpoint; checks all before it changes anything.
 
@@ -293,6 +300,7 @@ def restore_algorithm(
 
     Raises:
         CheckpointError: if the checkpoint does not fit the algorithm.
+        SpaceError: if the algorithm's environment has other spaces; see `require_trained_spaces`.
     """
     worker = algorithm.worker
     classes = [type(policy) for policy in worker.policy_map.values()]
@@ -306,6 +314,7 @@ def restore_algorithm(
     }
     try:
         states = {pid: state_of(part) for pid, part in checkpoint.policies.items()}
+        trained = {pid: spaces_of(part) for pid, part in checkpoint.policies.items()}
         manifest = checkpoint.manifest
         progress = decode_value(manifest["progress"])
         record = manifest["worker"]
@@ -319,7 +328,15 @@ def restore_algorithm(
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{source}: its manifest lacks or garbles {error}.") from error
     for pid in states.keys() - new.keys():
-        worker.get_policy(pid).check_state(states[pid])
+        policy = worker.get_policy(pid)
+        require_trained_spaces(
+            pid,
+            trained[pid],
+            (policy.observation_space, policy.action_space),
+            allow_other=allow_other_spaces,
+            way="allow_other_spaces=True",
+        )
+        policy.check_state(states[pid])
     algorithm.set_extra_state(extra)
     for pid, policy in new.items():
         algorithm.add_policy(pid, policy=policy)
@@ -396,21 +413,28 @@ def _unheld_alike(own: Mapping[str, Any], stored: Mapping[str, Any]) -> list[str
 
 
 def algorithm_class_of(checkpoint: Checkpoint, source: str, given: type) -> type:
-    """Returns the class of the algorithm that a checkpoint holds.
+    """Returns the class of the algorithm that a checkpoint holds: `given` or a subclass of it.
 
     Raises:
-        CheckpointError: if it is a class of the user's and `from_checkpoint` was not called on it.
+        CheckpointError: if it is another one, or a class of the user's and `from_checkpoint` was
+            not called on it.
     """
     stored = checkpoint.manifest["algorithm_class"]
     known = {describe(given): given}
     found = admitted(decode_value(stored), Place("algorithm_class"), known=known)
-    if isinstance(found, Missing):
+    if isinstance(found, Missing) and not found.name.startswith("tfpolicies."):
         raise CheckpointError(
             f"{source} holds an algorithm of the class {found.name}, which is not one of this "
             "package's. Call `from_checkpoint` on your class."
         )
     if not isinstance(found, type):
         raise CheckpointError(f"{source} names {found!r} as its algorithm's class.")
+    if not issubclass(found, given):
+        raise CheckpointError(
+            f"{source} holds an algorithm of the class {found.__name__}, which is no "
+            f"{given.__name__}. Call `{found.__name__}.from_checkpoint(path)`, or "
+            "`Algorithm.from_checkpoint(path)` for whatever a checkpoint holds."
+        )
     return found
 
 

@@ -36,6 +36,8 @@ def environment_of_file(source: Any) -> Any:
 
 
 def _is_of_pettingzoo(name: str) -> bool:
-    """Whether a name is one of PettingZoo's, and of an environment's module where it is imported."""
+    """Whether a name is one of PettingZoo's; where it is imported, an environment's module."""
     package, _, rest = name.partition(":")
-    return is_pettingzoo_name(name) and (package == "pettingzoo" or _MODULE.fullmatch(rest) is not None)
+    return is_pettingzoo_name(name) and (
+        package == "pettingzoo" or _MODULE.fullmatch(rest) is not None
+    )

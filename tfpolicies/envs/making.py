@@ -23,7 +23,6 @@ from tfpolicies.envs.vector import Environments, PlainEnvironments, VectorEnviro
 from tfpolicies.errors import EnvError, near_matches
 from tfpolicies.marks import for_place
 
-
 for _kind in (gym.Env, VectorEnv):  # MultiAgentEnv is one
     for_place("env")(_kind)
 

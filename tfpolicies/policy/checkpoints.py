@@ -196,6 +196,12 @@ def state_of(checkpoint: Checkpoint) -> dict[str, Any]:
     return state | {key: arrays[group] for key, group in _GROUPS.items() if group in arrays}
 
 
+def spaces_of(checkpoint: Checkpoint) -> tuple[Any, Any]:
+    """Returns the observation and the action space that a policy's checkpoint holds."""
+    stored = checkpoint.manifest
+    return decode_space(stored["observation_space"]), decode_space(stored["action_space"])
+
+
 def _stored_state(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the part of a state, as `set_state` takes it, that a manifest holds."""
     stored = manifest["state"]
@@ -336,7 +342,7 @@ def _sequence(value: Any) -> Sequence[Any]:
 
 
 def _class_of(manifest: Mapping[str, Any], source: str, classes: Sequence[type]) -> type:
-    stored: Any = manifest["policy_class"]
+    stored: Any = manifest.get("policy_class")
     name = (
         (stored.get("$import") or stored.get("$unavailable"))
         if isinstance(stored, Mapping)
@@ -374,17 +380,17 @@ def path_of(checkpoint: Any) -> Path:
 def load_policies(
     path: str | os.PathLike[str],
     policy_ids: Sequence[str] | None,
-    policy_class: type[Policy] | None,
+    policy_class: type[Policy],
     overrides: Mapping[str, Any] | None,
 ) -> Any:
     """Returns the policy of a policy's checkpoint, or those of an algorithm's by id.
 
     Raises:
-        CheckpointError: if the checkpoint is missing, damaged or foreign, or if `policy_ids` are
-            given for the checkpoint of a single policy.
+        CheckpointError: if the checkpoint is missing, damaged or foreign, if one of the policies is
+            no `policy_class`, or if `policy_ids` are given for the checkpoint of a single policy.
         UnknownPolicyError: if one of `policy_ids` is not in it.
     """
-    folder, classes = Path(path), [] if policy_class is None else [policy_class]
+    folder, classes = Path(path), [policy_class]
     parent, name = folder.parent.parent, folder.name
     is_part = folder.parent.name == "policies" and (parent / ALGORITHM_MANIFEST).exists()
     if is_part and policy_ids is None and not folder.exists():  # named by its id alone
@@ -396,6 +402,7 @@ def load_policies(
                 f"{str(folder)!r} is the checkpoint of one policy; leave policy_ids out."
             )
         checkpoint = read_checkpoint(folder, POLICY_MANIFEST, kind="Policy")
+        _require_class({None: checkpoint}, repr(str(folder)), policy_class)
         return policy_of(checkpoint, repr(str(folder)), classes, overrides)
     whole = read_checkpoint(
         folder,
@@ -404,7 +411,44 @@ def load_policies(
         groups=[],
         policies=None if policy_ids is None else list(policy_ids),
     )
+    _require_class(whole.policies, repr(str(folder)), policy_class)
     return {
         pid: policy_of(part, f"policy {pid!r} of {str(folder)!r}", classes, overrides)
         for pid, part in whole.policies.items()
     }
+
+
+def _require_class(found: Mapping[Any, Checkpoint], source: str, wanted: type[Policy]) -> None:
+    """Checks that policies are of a class or of subclasses of it.
+
+    Args:
+        found: by id; a single one by None.
+        source: where they are from, for messages.
+        wanted: the class.
+
+    Raises:
+        CheckpointError: naming all that are not, and the call that takes them.
+    """
+    classes = {
+        pid: _class_of(
+            part.manifest, source if pid is None else f"policy {pid!r} of {source}", [wanted]
+        )
+        for pid, part in found.items()
+    }
+    others = {pid: kind for pid, kind in classes.items() if not issubclass(kind, wanted)}
+    if not others:
+        return
+    own = [pid for pid in classes if pid not in others]
+    held = ", ".join(
+        kind.__name__ if pid is None else f"{pid!r} ({kind.__name__})"
+        for pid, kind in others.items()
+    )
+    kinds = {kind.__name__ for kind in classes.values()}
+    calls = [f"{name}.from_checkpoint(path)" for name in kinds if len(kinds) == 1]
+    calls += [f"{wanted.__name__}.from_checkpoint(path, policy_ids={own})"] if own else []
+    calls += ["Policy.from_checkpoint(path)"]
+    what = "a policy of the class" if None in others else "policies of other classes,"
+    raise CheckpointError(
+        f"{source} holds {what} {held}, but is to be loaded as {wanted.__name__}. Call "
+        f"{' or '.join(calls)}; the last takes all classes."
+    )

@@ -646,6 +646,7 @@ class Policy(abc.ABC):
     ) -> Any:
         """Returns the policy of a checkpoint, or the policies of an algorithm's checkpoint by id.
 
+        A checkpoint holds policies of this class or of subclasses of it; `Policy` takes all.
         Nothing in the file is executed. A class of your own is found by calling this on it; what a
         file cannot hold (a callback class, a model with layers of your own) is given in `config`.
 
@@ -655,7 +656,8 @@ class Policy(abc.ABC):
             config: settings that replace stored ones.
 
         Raises:
-            CheckpointError: if it is missing, damaged or foreign; the message names the file.
+            CheckpointError: if it is missing, damaged or foreign, or of another class; the message
+                names the file.
             UnknownPolicyError: if one of `policy_ids` is not in it.
         """
         from tfpolicies.policy import checkpoints  # needs TensorFlow, unlike this module

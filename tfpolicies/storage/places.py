@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Union
+from typing import Any, NamedTuple
 
 from tfpolicies.errors import CheckpointError
 from tfpolicies.storage.import_paths import TRUSTED, Missing, resolve
@@ -26,7 +26,7 @@ class Place:
     plain: Callable[[Any], Any] | None = None
 
 
-Places = Union[Place, Mapping[Any, "Places"], None]
+Places = Place | Mapping[Any, "Places"] | None
 """A place, or the places in a dict, list or tuple by key or index ("*": any); None: no place."""
 
 
@@ -89,9 +89,7 @@ class _Admission(NamedTuple):
             return self.known[missing.name]
         if not missing.importable or not isinstance(place, Place):
             return missing
-        return resolve(
-            missing.name, place.kind, functions=place.functions, trusted=self.trusted
-        )
+        return resolve(missing.name, place.kind, functions=place.functions, trusted=self.trusted)
 
 
 def _place_of(places: Places, key: Any) -> Places:
