@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from tfpolicies.cli.arguments import RUNS
-from tfpolicies.cli.serving import find_player, play_in_own_process
+from tfpolicies.cli.serving import find_export, play_in_own_process
 from tfpolicies.cli.settings import TrainSettings
 from tfpolicies.cli.training_run import (
     INTERRUPTED,
@@ -335,7 +335,7 @@ def play_exported(args: argparse.Namespace) -> int:
         "steps": played["steps"],
         "seconds": round(played["seconds"], 2),
     }
-    title = f"{_shown(find_player(path).parent)} through ONNX Runtime, {_loaded(played)}"
+    title = f"{_shown(find_export(path))} through ONNX Runtime, {_loaded(played)}"
     Console().print(summary_table(title, figures))
     return DONE
 
