@@ -375,10 +375,8 @@ def test_playing_an_export_runs_the_packages_own_player_whoever_wrote_the_folder
 def test_the_player_runs_out_of_a_zip_file_too(here: Path, trained: Path) -> None:
     assert main(["export", str(trained), "--to", "exported", "--onnx"]) == 0
     with zipfile.ZipFile(here / "package.zip", "w") as packed:
-        for name in ("__init__", "_version", "errors", "cli/__init__", "cli/serving"):
-            packed.write(PACKAGE_HOME / "tfpolicies" / f"{name}.py", f"tfpolicies/{name}.py")
-        player = PACKAGE_HOME / "tfpolicies" / "export" / "player.py"
-        packed.write(player, "tfpolicies/export/player.py")
+        for path in (PACKAGE_HOME / "tfpolicies").rglob("*.py"):
+            packed.write(path, path.relative_to(PACKAGE_HOME))
     code = (
         "import sys; sys.path.insert(0, 'package.zip')\n"
         "from pathlib import Path\n"
