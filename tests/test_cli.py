@@ -304,6 +304,10 @@ def test_a_run_killed_before_its_first_checkpoint_starts_anew_in_its_folder(
         strange = RunFolder.create(here, "strange", content)
         assert main(["train", "--resume", str(strange.path)]) == 2
         assert "not imported on a file's word" in capsys.readouterr().err
+    content = {"train": {**settings, "algo": "tfpolicies.cli.main"}, "finished": None}
+    strange = RunFolder.create(here, "strange", content)
+    assert main(["train", "--resume", str(strange.path)]) == 2
+    assert "algo 'tfpolicies.cli.main'" in capsys.readouterr().err
     first = read_progress(trained / "progress.csv")[0]
     again = read_progress(run.progress_csv)[0]
     assert again["learner/default_policy/total_loss"] == first["learner/default_policy/total_loss"]

@@ -124,7 +124,6 @@ class Task(SeededEnv):
     """An environment with any spaces."""
 
     def __init__(self, context):
-        super().__init__(context)
         self.observation_space = context.get("observed", spaces.Box(-1, 1, (3,)))
         self.action_space = context.get("done", spaces.Box(-1, 1, (2,)))
 

@@ -318,6 +318,21 @@ def test_variables_of_other_processes_are_asked_for(forge):
     assert again.config.extra_python_environs_for_worker == {"A": "1"}
 
 
+@pytest.mark.parametrize("name", ["tf_session_args", "local_tf_session_args"])
+def test_sessions_take_numbers_from_a_file(forge, name):
+    for value, taken in (
+        ({"intra_op_parallelism_threads": 1, "gpu_options": {"allow_growth": False}}, True),
+        ({"intra_op_parallelism_threads": 10**6}, False),
+        ({"experimental": {"coordination_config": {"service_address": "evil:1"}}}, False),
+    ):
+        folder = forge(lambda manifest, value=value: put(manifest, name, value))
+        if taken:
+            assert Algorithm.from_checkpoint(folder).config[name] == value
+            continue
+        with pytest.raises(CheckpointError, match=rf"config\['{name}'\].*for TensorFlow sessions"):
+            Algorithm.from_checkpoint(folder)
+
+
 def test_callbacks_that_were_put_together_are_asked_for(tmp_path):
     both = make_multi_callbacks([DefaultCallbacks, DefaultCallbacks])
     algorithm = config().callbacks(both).build()

@@ -31,6 +31,18 @@ def _variables(value: Any) -> Any:
     return Missing(f"the variables {', '.join(map(str, value))}") if value else value
 
 
+def _numbers(value: Any) -> Any:
+    """Returns settings of TensorFlow sessions, or a `Missing` for texts, such as addresses."""
+    if isinstance(value, Mapping):
+        return {name: _numbers(each) for name, each in value.items()}
+    plain = isinstance(value, bool | None) or (
+        isinstance(value, int | float) and abs(value) <= _MOST
+    )
+    return value if plain else Missing(f"{value!r:.80} for TensorFlow sessions")
+
+
+_MOST = 1024  # threads, for example
+
 POLICY_CLASS = Place("policy_class")
 
 _STRATEGY: dict[str, Places] = {"type": Place("exploration", plain=_strategy_of_file)}
@@ -46,6 +58,8 @@ def _settings(env: Place, **more: Place) -> dict[str, Places]:
             "custom_action_dist": Place("custom_action_dist"),
         },
         "exploration_config": _STRATEGY,
+        "tf_session_args": Place("sessions", plain=_numbers),
+        "local_tf_session_args": Place("sessions", plain=_numbers),
         "optimizer": {"*": Place("optimizer", plain=_part_of_optimizer)},
         "policy_mapping_fn": Place("policy_mapping_fn", functions=True),
         "policies_to_train": Place("policies_to_train", functions=True),
@@ -80,9 +94,9 @@ def decode_settings(
 ) -> Any:
     """Returns settings that `encode_value` stored, with a `Missing` for each foreign object.
 
-    These are the objects that `admitted` leaves out, and what would be made or imported because of
-    a text or a dict: exploration strategies and environments by path, parts of an optimizer, and
-    variables of other processes.
+    These are the objects that `admitted` leaves out, and what would be made, imported or opened
+    because of a text or a dict: exploration strategies and environments by path, parts of an
+    optimizer, variables of other processes, and more than numbers for TensorFlow's sessions.
 
     Args:
         record: JSON values.

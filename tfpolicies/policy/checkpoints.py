@@ -18,6 +18,7 @@ from tfpolicies.config.policy_spec import PolicySpec
 from tfpolicies.config.stored_settings import POLICY_CLASS, POLICY_SETTINGS, decode_settings
 from tfpolicies.connectors.pipelines import pipelines_from_state
 from tfpolicies.errors import CheckpointError, ConfigError
+from tfpolicies.marks import fits
 from tfpolicies.models.keras_json import model_from_json, model_to_json
 from tfpolicies.policy.policy import Policy
 from tfpolicies.program.spec import program_fingerprint
@@ -357,8 +358,8 @@ def _class_of(manifest: Mapping[str, Any], source: str, classes: Sequence[type])
             f"{source} holds a policy of the class {name}, which is not one of this package's. "
             f"Call `{name.rpartition(':')[2]}.from_checkpoint(path)` on your class."
         )
-    if not (isinstance(found, type) and issubclass(found, Policy)):
-        raise CheckpointError(f"{source}: {name} is no policy class.")
+    if not fits(found, POLICY_CLASS.kind):
+        raise CheckpointError(f"{source}: {name} is no policy class that can be made.")
     return found
 
 
