@@ -327,7 +327,7 @@ def test_sessions_take_numbers_from_a_file(forge, name):
     ):
         folder = forge(lambda manifest, value=value: put(manifest, name, value))
         if taken:
-            assert Algorithm.from_checkpoint(folder).config[name] == value
+            assert value.items() <= Algorithm.from_checkpoint(folder).config[name].items()
             continue
         with pytest.raises(CheckpointError, match=rf"config\['{name}'\].*for TensorFlow sessions"):
             Algorithm.from_checkpoint(folder)
