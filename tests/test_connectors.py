@@ -381,10 +381,7 @@ def test_unknown_names_and_bad_states_are_refused():
     with pytest.raises(ConfigError, match="'ClipActions' is no AgentConnector"):
         restore("AgentConnectorPipeline", {"connectors": [["ClipActions", {}]]})
     with pytest.raises(ConfigError, match="cannot be used"):
-        restore(
-            "AgentConnectorPipeline",
-            {"connectors": [["AgentConnectorPipeline", {"connectors": []}]]},
-        )
+        restore("AgentConnectorPipeline", {"connectors": [["FlattenObservations", {}]] * 2})
     for state in (None, {"agent": []}, {"other": []}, {"agent": ["ClipActions", {}]}):
         with pytest.raises(ConfigError, match="`connector_configs`"):
             pipelines_from_state(state)

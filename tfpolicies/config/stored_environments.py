@@ -8,8 +8,9 @@ from typing import Any
 from tfpolicies.envs.making import is_import_path
 from tfpolicies.envs.pettingzoo import is_pettingzoo_name
 from tfpolicies.envs.registry import registered_creator
-from tfpolicies.storage.import_paths import class_of_name
+from tfpolicies.storage.import_paths import Missing, class_of_name
 
+_FORWARDING = re.compile(r"GymV\d+Environment")  # Gymnasium's: makes what `env_config` names
 _MODULE = re.compile(r"[A-Za-z]\w*_v\d+")  # of an environment, in packages like PettingZoo's
 
 
@@ -30,6 +31,8 @@ def environment_of_file(source: Any) -> Any:
     """
     if not isinstance(source, str) or registered_creator(source) is not None:
         return source
+    if _FORWARDING.match(source):
+        return Missing(source)
     if not is_import_path(source) or _is_of_pettingzoo(source):
         return source
     return class_of_name(source, "env")
