@@ -12,6 +12,7 @@ FLOORS = {
     "_version": 0,
     "errors": -1,
     "keras_weights": 0,
+    "marks": 0,
     "quiet": 0,
     "schedules": 0,
     "state": 0,

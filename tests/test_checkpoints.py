@@ -22,9 +22,9 @@ from tfpolicies import (
     TFPolicy,
 )
 from tfpolicies.config.stored_environments import environment_of_file
+from tfpolicies.config.stored_settings import decode_settings
 from tfpolicies.envs.registry import register_environment
 from tfpolicies.errors import CheckpointError, ConfigError, UnknownPolicyError, WeightsError
-from tfpolicies.policy.stored_settings import decode_settings
 from tfpolicies.storage.json_values import Missing, encode_value, find_missing
 
 
@@ -399,6 +399,8 @@ def test_an_environment_that_the_caller_names_may_be_named_by_the_file_too(forei
         ("tfpolicies.storage.checkpoint:write_checkpoint", False),
         ("tfpolicies.policy.tf_policy:TFPolicy", False),
         ("foreign_module:CartPole-v1", False),
+        ("mpe2:__main__", False),
+        ("mpe2:setup", False),
         (":Env", False),
         ("..Env", False),
     ],
@@ -407,6 +409,12 @@ def test_a_file_may_choose_among_environments_that_are_there(name, is_taken):
     register_environment("registered_here:Env", SeededEnv)
     found = environment_of_file(name)
     assert found == (name if is_taken else Missing(name, importable=True))
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("name", ["GymV21Environment-v0", "GymV26Environment"])
+def test_an_environment_that_makes_what_its_settings_name_is_asked_for(name):
+    assert environment_of_file(name) == Missing(name)
 
 
 def test_objects_that_an_optimizer_would_make_are_held_back():

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -143,7 +144,7 @@ def test_help_is_there_without_tensorflow() -> None:
         (["play-exported", "nowhere", "--env", "CartPole-v1"], "'nowhere' does not exist"),
         (
             ["play-exported", ".", "--env", "CartPole-v1"],
-            "must hold one ONNX export with its play.py, but has",
+            "must hold one ONNX export, model.onnx with its policy_spec.json, but has none",
         ),
     ],
 )
@@ -303,6 +304,10 @@ def test_a_run_killed_before_its_first_checkpoint_starts_anew_in_its_folder(
         strange = RunFolder.create(here, "strange", content)
         assert main(["train", "--resume", str(strange.path)]) == 2
         assert "not imported on a file's word" in capsys.readouterr().err
+    content = {"train": {**settings, "algo": "tfpolicies.cli.main"}, "finished": None}
+    strange = RunFolder.create(here, "strange", content)
+    assert main(["train", "--resume", str(strange.path)]) == 2
+    assert "algo 'tfpolicies.cli.main'" in capsys.readouterr().err
     first = read_progress(trained / "progress.csv")[0]
     again = read_progress(run.progress_csv)[0]
     assert again["learner/default_policy/total_loss"] == first["learner/default_policy/total_loss"]
@@ -335,7 +340,7 @@ def test_evaluate_plays_elsewhere_if_the_spaces_fit(
     assert main([*words, "gymnasium.envs.classic_control:CartPoleEnv"]) == 0
     assert "episodes     5" in capsys.readouterr().out
     assert main([*words, "Acrobot-v1"]) == 2
-    assert "Give an environment with the spaces that the policy" in capsys.readouterr().err
+    assert "with another shape. Its weights are of no use there" in capsys.readouterr().err
 
 
 def test_a_run_is_exported_and_plays_in_a_process_without_the_package(
@@ -352,6 +357,42 @@ def test_a_run_is_exported_and_plays_in_a_process_without_the_package(
     file = "exported/onnx/model.onnx"
     assert main(["play-exported", file, "--env", "Acrobot-v1", "--episodes", "7"]) == 2
     assert "on 'Acrobot-v1' failed: ValueError: obs must have the shape" in capsys.readouterr().err
+
+
+def test_playing_an_export_runs_the_packages_own_player_whoever_wrote_the_folder(
+    here: Path, trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", str(trained), "--to", "exported", "--onnx"]) == 0
+    folder = here / "exported" / "onnx"
+    code = f"open({str(here / 'ran')!r}, 'w').close()\n"
+    (folder / "play.py").write_text(code)
+    for name in ("numpy", "gymnasium", "onnxruntime", "sitecustomize"):
+        (folder / f"{name}.py").write_text(code)
+    for place in ("exported", "exported/onnx/model.onnx"):
+        assert main(["play-exported", place, "--env", "CartPole-v1", "--episodes", "2"]) == 0
+    (folder / "play.py").unlink()
+    assert main(["play-exported", "exported", "--env", "CartPole-v1", "--episodes", "2"]) == 0
+    assert not (here / "ran").exists()
+    assert "without tensorflow and tfpolicies" in capsys.readouterr().out
+
+
+def test_the_player_runs_out_of_a_zip_file_too(here: Path, trained: Path) -> None:
+    assert main(["export", str(trained), "--to", "exported", "--onnx"]) == 0
+    with zipfile.ZipFile(here / "package.zip", "w") as packed:
+        for path in (PACKAGE_HOME / "tfpolicies").rglob("*.py"):
+            packed.write(path, path.relative_to(PACKAGE_HOME))
+    code = (
+        "import sys; sys.path.insert(0, 'package.zip')\n"
+        "from pathlib import Path\n"
+        "from tfpolicies.cli import serving\n"
+        "assert '.zip' in serving.__file__\n"
+        "played = serving.play_in_own_process(Path('exported'), 'CartPole-v1', 2, 0)\n"
+        "print(played['episodes'], played['loaded'])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", code], capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr) == ("2 []\n", "")
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,10 @@ from tfpolicies import (
     PPOTF2Policy,
 )
 from tfpolicies.config.multi_agent import default_policy_mapping
+from tfpolicies.config.stored_settings import decode_settings
 from tfpolicies.errors import ConfigError, FrozenConfigError, UnknownSettingError, UsageError
 from tfpolicies.policy.identity import complete_config
-from tfpolicies.storage.json_values import decode_value, encode_value
+from tfpolicies.storage.json_values import encode_value
 
 LINE, PLANE, TWO, THREE = Box(-1, 1, (1,)), Box(-1, 1, (2,)), Discrete(2), Discrete(3)
 
@@ -259,7 +260,7 @@ def test_a_dict_has_four_tuples_and_brings_everything_back():
 def test_a_checkpoint_can_hold_it():
     config = league().multi_agent(policy_mapping_fn=None)
     record = json.loads(json.dumps(encode_value(config.to_dict())))
-    assert PPOConfig.from_dict(decode_value(record)) == config
+    assert PPOConfig.from_dict(decode_settings(record)) == config
 
 
 @pytest.mark.core

@@ -378,8 +378,10 @@ def test_unknown_names_and_bad_states_are_refused():
     for params in ({}, {"connectors": [["FrameStack"]]}, {"connectors": "FrameStack"}, []):
         with pytest.raises(ConfigError, match="state of AgentConnectorPipeline"):
             restore("AgentConnectorPipeline", params)
-    with pytest.raises(ConfigError, match="cannot be used"):
+    with pytest.raises(ConfigError, match="'ClipActions' is no AgentConnector"):
         restore("AgentConnectorPipeline", {"connectors": [["ClipActions", {}]]})
+    with pytest.raises(ConfigError, match="cannot be used"):
+        restore("AgentConnectorPipeline", {"connectors": [["FlattenObservations", {}]] * 2})
     for state in (None, {"agent": []}, {"other": []}, {"agent": ["ClipActions", {}]}):
         with pytest.raises(ConfigError, match="`connector_configs`"):
             pipelines_from_state(state)

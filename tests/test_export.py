@@ -382,6 +382,90 @@ def test_client_refuses_a_model_that_its_spec_does_not_describe(cartpole, tmp_pa
         play_module(tmp_path)["OnnxPolicy"](tmp_path)
 
 
+def hostile_client(folder, tmp_path, change):
+    """Makes the client of an export whose spec was changed."""
+    for path in (folder / "onnx").iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    spec = json.loads((tmp_path / "policy_spec.json").read_text())
+    change(spec)
+    (tmp_path / "policy_spec.json").write_text(json.dumps(spec))
+    return play_module(tmp_path)["OnnxPolicy"](tmp_path)
+
+
+def out_of_the_folder(spec):
+    spec["files"]["serving_default"] = "../onnx/model.onnx"
+
+
+def absolute(spec):
+    spec["files"]["serving_default"] = "/etc/passwd"
+
+
+def endless(spec):
+    spec["signatures"]["serving_default"]["inputs"][0]["shape"] = ["batch", 10**6, 10**6]
+
+
+def of_objects(spec):
+    spec["signatures"]["serving_default"]["inputs"][0]["dtype"] = "O"
+
+
+def noisy(spec):
+    spec["noise"]["blocks"] = [["gumbel", 10**12]]
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (out_of_the_folder, "which is no file beside it"),
+        (absolute, "which is no file beside it"),
+        (endless, "arrays of 1000000000000 numbers"),
+        (of_objects, "arrays of 'O'"),
+        (noisy, "arrays of 1000000000000 numbers"),
+    ],
+)
+def test_the_client_takes_a_strangers_spec_as_data(cartpole, tmp_path, change, words):
+    _, folder, _ = cartpole
+    with pytest.raises(ValueError, match=words):
+        hostile_client(folder, tmp_path, change)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("name", ["policy_spec.json", "model.onnx"])
+def test_the_client_reads_regular_files_only(cartpole, tmp_path, name):
+    _, folder, _ = cartpole
+    for path in (folder / "onnx").iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(FileNotFoundError, match="no regular file"):
+        play_module(folder / "onnx")["OnnxPolicy"](tmp_path)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("nested", [False, True])
+def test_the_client_refuses_weights_that_lie_in_other_files(cartpole, tmp_path, nested):
+    _, folder, _ = cartpole
+    model = onnx.load(str(folder / "onnx" / "model.onnx"))
+    tensor = onnx.TensorProto(name="w", data_type=1, dims=[3], data_location=1)
+    tensor.external_data.add(key="location", value="secret.bin")
+    if nested:
+        value = onnx.AttributeProto(name="value", type=onnx.AttributeProto.TENSOR, t=tensor)
+        model.graph.node.add(op_type="Constant", output=["w"]).attribute.append(value)
+    else:
+        model.graph.initializer.append(tensor)
+    content = model.SerializeToString()
+
+    def replaced(spec):
+        (tmp_path / "model.onnx").write_bytes(content)
+        spec["sha256"]["model.onnx"] = hashlib.sha256(content).hexdigest()
+
+    with pytest.raises(ValueError, match="has weights in other files"):
+        hostile_client(folder, tmp_path, replaced)
+    content = content[:-1]
+    with pytest.raises(ValueError, match="is damaged"):
+        hostile_client(folder, tmp_path, replaced)
+
+
 def digest(folder):
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()

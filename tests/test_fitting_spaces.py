@@ -8,9 +8,14 @@ from environments import SeededEnv
 from gymnasium import spaces
 from multi_agent_worlds import SPACE, THREE, Staggered, Walker, sampler_of
 
-from tfpolicies import PolicySpec, PPOConfig, PPOTF2Policy, RolloutWorker
+from tfpolicies import Algorithm, PolicySpec, PPOConfig, PPOTF2Policy, RolloutWorker
 from tfpolicies.errors import SpaceError
-from tfpolicies.rollout.fitting_spaces import AgentSpaces, holds, require_fitting_spaces
+from tfpolicies.rollout.fitting_spaces import (
+    AgentSpaces,
+    difference,
+    holds,
+    require_fitting_spaces,
+)
 
 TWO, FIVE = spaces.Discrete(2), spaces.Discrete(5)
 FLOATS, DOUBLES = spaces.Box(-1, 1, (3,)), spaces.Box(-9, 9, (3,), np.float64)
@@ -84,6 +89,117 @@ def worker_of(env, **spec):
 )
 def test_what_one_space_holds_of_another(wide, narrow, expected):
     assert holds(wide, narrow) is expected
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        (TWO, TWO, None),
+        (TWO, FIVE, "number of values"),
+        (TWO, spaces.Discrete(2, start=1), "bounds"),
+        (FLOATS, spaces.Box(-1, 1, (3,)), None),
+        (FLOATS, spaces.Box(-2, 1, (3,)), "bounds"),
+        (FLOATS, DOUBLES, "dtype"),
+        (FLOATS, PIXELS, "dtype"),
+        (FLOATS, spaces.Box(-1, 1, (4,)), "shape"),
+        (FLOATS, spaces.Discrete(3), "kind"),
+        (PAIR, spaces.MultiDiscrete([2, 3]), None),
+        (PAIR, spaces.MultiDiscrete([3, 2]), "number of values"),
+        (PAIR, spaces.MultiBinary(2), "kind"),
+        (spaces.MultiBinary(2), spaces.MultiBinary(3), "shape"),
+        (spaces.Dict(a=TWO, b=FLOATS), spaces.Dict(a=TWO, b=FLOATS), None),
+        (spaces.Dict(a=TWO, b=FLOATS), spaces.Dict(a=TWO, b=DOUBLES), "dtype"),
+        (spaces.Dict(a=TWO, b=FLOATS), spaces.Dict(a=FIVE, b=DOUBLES), "number of values"),
+        (spaces.Dict(a=TWO), spaces.Dict(b=TWO), "parts"),
+        (spaces.Dict(a=TWO), spaces.Tuple([TWO]), "parts"),
+        (spaces.Dict(a=TWO), TWO, "kind"),
+    ],
+)
+def test_what_two_spaces_differ_in(one, other, expected):
+    assert difference(one, other) == expected
+
+
+class Task(SeededEnv):
+    """An environment with any spaces."""
+
+    def __init__(self, context):
+        self.observation_space = context.get("observed", spaces.Box(-1, 1, (3,)))
+        self.action_space = context.get("done", spaces.Box(-1, 1, (2,)))
+
+    def reset(self, *, seed=None, options=None):
+        return self.observation_space.sample() * 0, {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        return self.observation_space.sample() * 0, 0.0, False, False, {}
+
+
+def algorithm_of(**env_config):
+    made = PPOConfig().environment(Task, env_config=env_config)
+    made.training(model={"fcnet_hiddens": [4]}, train_batch_size=8, sgd_minibatch_size=8)
+    made.framework(inference="tf", jit_compile=False)
+    return made.debugging(seed=1, log_level="WARN").build()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The checkpoint of a policy for observations Box(-1, 1, (3,)) and actions Box(-1, 1, (2,))."""
+    folder = tmp_path_factory.mktemp("trained")
+    algorithm_of().save(folder)
+    return folder
+
+
+ACTIONS = {
+    "other bounds": spaces.Box(-2, 3, (2,)),
+    "another dtype": spaces.Box(-1, 1, (2,), np.float64),
+    "another shape": spaces.Box(-1, 1, (3,)),
+    "another kind": spaces.MultiDiscrete([2, 2]),
+}
+OBSERVATIONS = {
+    "another dtype": spaces.Box(-1, 1, (3,), np.float64),
+    "another shape": spaces.Box(-1, 1, (5,)),
+    "another kind": spaces.MultiBinary(3),
+}
+OTHERS = [("done", *each) for each in ACTIONS.items()]
+OTHERS += [("observed", *each) for each in OBSERVATIONS.items()]
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(("which", "what", "space"), OTHERS)
+def test_an_environment_with_other_spaces_than_in_training_is_refused(trained, which, what, space):
+    config = {"env": Task, "env_config": {which: space}}
+    fits = what in ("other bounds", "another dtype")
+    advice = "allow_other_spaces=True" if fits else "Its weights are of no use there"
+    words = f"was trained with the {'action' if which == 'done' else 'observation'}_space Box.*"
+    with pytest.raises(SpaceError, match=f"{words}{type(space).__name__}.* {what}.*{advice}"):
+        Algorithm.from_checkpoint(trained, config=config)
+    algorithm = algorithm_of(**{which: space})
+    before = algorithm.get_weights()
+    with pytest.raises(SpaceError, match=words):
+        algorithm.restore(trained)
+    np.testing.assert_equal(algorithm.get_weights(), before)
+    if not fits:
+        with pytest.raises(SpaceError, match=words):
+            Algorithm.from_checkpoint(trained, config=config, allow_other_spaces=True)
+        return
+    algorithm.restore(trained, allow_other_spaces=True)
+    again = Algorithm.from_checkpoint(trained, config=config, allow_other_spaces=True)
+    for each in (algorithm, again):
+        name = "action_space" if which == "done" else "observation_space"
+        assert getattr(each.get_policy(), name) == space
+        assert each.train()["training_iteration"] == 1
+    np.testing.assert_equal(again.get_weights().keys(), before.keys())
+
+
+@pytest.mark.core
+def test_other_bounds_of_observations_are_told_in_one_line(trained, caplog):
+    config = {"env": Task, "env_config": {"observed": spaces.Box(-9, 9, (3,))}}
+    again = Algorithm.from_checkpoint(trained, config=config)
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert "has other bounds: Box(-9.0, 9.0, (3,), float32)." in told
+    assert "\n" not in told
+    assert again.train()["training_iteration"] == 1
 
 
 def test_observations_may_have_parts_that_nobody_reads():

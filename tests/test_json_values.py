@@ -15,7 +15,9 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tfpolicies import DefaultCallbacks, PGTF2Policy, Policy
 from tfpolicies.errors import CheckpointError, ConfigError, TfPoliciesError, UnsupportedSpaceError
+from tfpolicies.marks import fits
 from tfpolicies.storage.generator_json import decode_generator, encode_generator
 from tfpolicies.storage.json_values import (
     Missing,
@@ -25,11 +27,12 @@ from tfpolicies.storage.json_values import (
     import_path,
     warn_of_unavailable,
 )
+from tfpolicies.storage.places import Place, admitted
 
 
-def through_json(value, **options):
+def through_json(value):
     text = json.dumps(encode_value(value), allow_nan=False)
-    return decode_value(json.loads(text), **options)
+    return decode_value(json.loads(text))
 
 
 def same(a, b):
@@ -128,11 +131,49 @@ def test_an_unknown_space_is_refused_clearly():
         encode_value([Simplex(0, 1)])
 
 
+CALLBACKS = Place("callbacks")
+MAPPING = Place("policy_mapping_fn", functions=True)
+
+
 @pytest.mark.core
-def test_a_class_of_the_package_is_stored_by_path_and_found_again():
-    record = encode_value(Missing)
-    assert record == {"$import": "tfpolicies.storage.import_paths:Missing"}
-    assert decode_value(record) is Missing
+def test_a_class_of_the_package_is_stored_by_path_and_found_where_it_belongs():
+    record = encode_value(DefaultCallbacks)
+    path = "tfpolicies.config.callbacks:DefaultCallbacks"
+    assert record == {"$import": path}
+    assert admitted(decode_value(record), CALLBACKS) is DefaultCallbacks
+    for elsewhere in (None, MAPPING, Place("policy_class"), {"callbacks": CALLBACKS}):
+        assert admitted(decode_value(record), elsewhere) == Missing(path, importable=True)
+
+
+@pytest.mark.core
+def test_an_object_is_found_in_its_place_alone():
+    def named(value):
+        return decode_value(encode_value(value))
+
+    one = DefaultCallbacks
+    places = {"callbacks": CALLBACKS, "each": {"*": {0: CALLBACKS}}}
+    told = named({"callbacks": one, "each": {"a": (one, one), "b": [one]}, one: {one}, 3: one})
+    found = admitted(told, places)
+    left = Missing("tfpolicies.config.callbacks:DefaultCallbacks", importable=True)
+    assert found == {
+        "callbacks": one,
+        "each": {"a": (one, left), "b": [one]},
+        left: {left},
+        3: left,
+    }
+    assert admitted(named({"callbacks": [one]}), places) == {"callbacks": [left]}
+
+
+def test_spaces_stay_spaces_where_objects_are_looked_up():
+    space = spaces.Dict({"a": spaces.Box(-1, 1, (2,)), "b": spaces.Tuple([spaces.Discrete(3)])})
+    assert admitted({"space": space}, {"*": {"*": CALLBACKS}})["space"] is space
+
+
+def test_a_class_that_cannot_be_made_fits_nowhere():
+    assert fits(DefaultCallbacks, "callbacks")
+    assert fits(PGTF2Policy, "policy_class")
+    assert not fits(Policy, "policy_class")  # it is abstract
+    assert not fits(PGTF2Policy, "callbacks")
 
 
 def test_lambdas_local_functions_and_instances_are_named_once_and_asked_for():
@@ -155,9 +196,9 @@ def test_lambdas_local_functions_and_instances_are_named_once_and_asked_for():
 def test_a_missing_object_can_be_handed_over():
     record = encode_value({"map": lambda agent: "main"})
     name = record["map"]["$unavailable"]
-    assert decode_value(record, known={name: len}) == {"map": len}
+    assert admitted(decode_value(record), None, known={name: len}) == {"map": len}
     path = "train:mapping"
-    assert decode_value({"$import": path}, known={path: len}) is len
+    assert admitted(decode_value({"$import": path}), MAPPING, known={path: len}) is len
 
 
 def test_markers_are_stored_again_without_a_warning():
@@ -184,6 +225,10 @@ HOSTILE = [
     "tfpolicies.storage.json_values:Missing",  # only re-exported there
     "tfpolicies.storage.import_paths:Missing.__init__.__globals__",
     "tfpolicies.__main__:main",
+    "tfpolicies.cli:main",
+    "tfpolicies.config.callbacks:DefaultCallbacks.on_algorithm_init",
+    "tfpolicies.config.callbacks:DefaultCallbacks.__subclasses__",
+    "tfpolicies.config.callbacks:make_multi_callbacks",
     "tfpolicies:",
     "tfpolicies.:x",
     "tfpolicies..storage:x",
@@ -198,13 +243,15 @@ HOSTILE = [
 @pytest.mark.core
 @pytest.mark.parametrize("path", HOSTILE)
 def test_a_strangers_import_path_reaches_nothing(path):
-    assert decode_value({"$import": path}) == Missing(path, importable=True)
+    for place in (CALLBACKS, MAPPING, Place("env", functions=True), None):
+        assert admitted(decode_value({"$import": path}), place) == Missing(path, importable=True)
 
 
 def test_a_module_outside_trusted_packages_is_not_even_imported(tmp_path, monkeypatch):
     (tmp_path / "evil_module.py").write_text("raise SystemExit('ran')\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert isinstance(decode_value({"$import": "evil_module:f"}), Missing)
+    named = decode_value({"$import": "evil_module:f"})
+    assert isinstance(admitted(named, MAPPING), Missing)
     assert "evil_module" not in sys.modules
 
 
@@ -214,8 +261,10 @@ def test_a_package_that_the_caller_trusts_is_imported(tmp_path, monkeypatch):
     (tmp_path / "my_project_x" / "maps.py").write_text("def mapping(agent):\n    return agent\n")
     monkeypatch.syspath_prepend(tmp_path)
     record = {"$import": "my_project_x.maps:mapping"}
-    assert isinstance(decode_value(record), Missing)
-    found = decode_value(record, trusted=("tfpolicies", "my_project_x"))
+    assert isinstance(admitted(decode_value(record), MAPPING), Missing)
+    trusted = ("tfpolicies", "my_project_x")
+    found = admitted(decode_value(record), MAPPING, trusted=trusted)
+    assert isinstance(admitted(decode_value(record), CALLBACKS, trusted=trusted), Missing)
     assert found is importlib.import_module("my_project_x.maps").mapping
     assert import_path(found) == record["$import"]
 

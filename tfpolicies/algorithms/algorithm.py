@@ -26,7 +26,8 @@ from tfpolicies.config.callbacks import DefaultCallbacks
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 from tfpolicies.distributed import messages
 from tfpolicies.distributed.worker_set import WorkerSet
-from tfpolicies.errors import CheckpointError, ConfigError, UnknownPolicyError, UsageError
+from tfpolicies.errors import ConfigError, UnknownPolicyError, UsageError
+from tfpolicies.marks import for_place
 from tfpolicies.policy.checkpoints import path_of
 from tfpolicies.policy.policy import Policy
 from tfpolicies.policy.tf_policy import TFPolicy
@@ -42,6 +43,7 @@ from tfpolicies.rollout.tasks import set_tasks
 logger = logging.getLogger("tfpolicies")
 
 
+@for_place("algorithm_class")
 class Algorithm:
     """A config, built: environments, a policy, and the loop that trains it.
 
@@ -792,13 +794,15 @@ class Algorithm:
             self.workers.foreach_worker(messages.begin_episodes)
         return SaveResult(SavedCheckpoint(str(folder)), self._last_result)
 
-    def restore(self, checkpoint: Any) -> None:
+    def restore(self, checkpoint: Any, *, allow_other_spaces: bool = False) -> None:
         """Puts this algorithm into the state of a checkpoint.
 
         Args:
             checkpoint: the folder, or what `save` returned.
+            allow_other_spaces: see `from_checkpoint`.
 
         Raises:
+            SpaceError: if the policies were trained in other spaces; see `from_checkpoint`.
             CheckpointError: if it is missing, damaged, foreign or does not fit; nothing is changed
                 then. The message names the file and the reason.
         """
@@ -806,7 +810,9 @@ class Algorithm:
         found, source = checkpoints.read_algorithm(folder), repr(str(folder))
         own = StoredRoster(self.worker.policy_mapping_fn, self.worker.is_policy_to_train)
         roster = checkpoints.roster_of(found, StoredRoster(None, None), own)
-        checkpoints.restore_algorithm(self, found, source, roster)
+        checkpoints.restore_algorithm(
+            self, found, source, roster, allow_other_spaces=allow_other_spaces
+        )
         self.callbacks.on_checkpoint_loaded(algorithm=self)
 
     @classmethod
@@ -818,8 +824,11 @@ class Algorithm:
         policies_to_train: Any = None,
         *,
         config: Mapping[str, Any] | None = None,
+        allow_other_spaces: bool = False,
     ) -> Algorithm:
         """Builds the algorithm of a checkpoint and restores it.
+
+        The checkpoint must be of this class or a subclass of it.
 
         Args:
             path: the folder, or what `save` returned.
@@ -830,18 +839,21 @@ class Algorithm:
             config: settings that replace stored ones, and those that a file cannot hold (an
                 environment class or a model of your own) or must not choose (what is imported: an
                 environment "my.module:Env", which may be given as this text).
+            allow_other_spaces: take an environment whose spaces have other dtypes, or other action
+                bounds, than the policies were trained with; they go on with the environment's.
+                What weights depend on (shapes, how many actions there are) cannot differ.
 
         Raises:
-            CheckpointError: if the checkpoint is missing, damaged or foreign, or was saved with
-                functions that a file cannot hold and that are not given.
+            CheckpointError: if the checkpoint is missing, damaged or foreign, of another class, or
+                was saved with functions that a file cannot hold and that are not given.
+            SpaceError: if the environment has other spaces than the policies were trained with.
+                Other bounds of observations are told in one line of the log.
             UnknownPolicyError: if one of `policy_ids` is not in it.
         """
         folder = path_of(path)
         source = repr(str(folder))
         found = checkpoints.read_algorithm(folder, policy_ids)
         kind: Any = checkpoints.algorithm_class_of(found, source, cls)
-        if not issubclass(kind, Algorithm):
-            raise CheckpointError(f"{source}: {kind.__name__} is no algorithm.")
         given = StoredRoster(policy_mapping_fn, policies_to_train)
         checkpoints.require_unheld(found, source, given, config)
         roster = checkpoints.roster_of(found, given)
@@ -850,7 +862,13 @@ class Algorithm:
         specs = checkpoints.specs_of(found, source, built)
         built.multi_agent(policies=specs, policies_to_train=None)  # the roster says who, later
         algorithm = kind(built)
-        checkpoints.restore_algorithm(algorithm, found, source, roster)
+        try:
+            checkpoints.restore_algorithm(
+                algorithm, found, source, roster, allow_other_spaces=allow_other_spaces
+            )
+        except BaseException:
+            algorithm.stop()
+            raise
         algorithm.callbacks.on_checkpoint_loaded(algorithm=algorithm)
         return algorithm
 

@@ -13,7 +13,7 @@ import numpy as np
 from tfpolicies.config.multi_agent_setup import policy_config
 from tfpolicies.config.policy_spec import PolicySpec
 from tfpolicies.config.read_only import is_equal
-from tfpolicies.config.stored_environments import environment_of_file
+from tfpolicies.config.stored_settings import ALGORITHM_SETTINGS, ROSTER, decode_settings
 from tfpolicies.errors import CheckpointError, ConfigError
 from tfpolicies.policy.checkpoints import (
     ALGORITHM_MANIFEST,
@@ -22,15 +22,17 @@ from tfpolicies.policy.checkpoints import (
     overridden_config,
     policy_of,
     policy_part,
+    spaces_of,
     spec_of,
     state_of,
 )
-from tfpolicies.policy.stored_settings import decode_settings
+from tfpolicies.rollout.fitting_spaces import require_trained_spaces
 from tfpolicies.storage.array_places import put_arrays, take_arrays
 from tfpolicies.storage.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from tfpolicies.storage.generator_json import decode_generator, encode_generator
 from tfpolicies.storage.import_paths import describe
 from tfpolicies.storage.json_values import Missing, decode_value, encode_value, find_missing
+from tfpolicies.storage.places import Place, admitted
 
 
 class SavedCheckpoint(NamedTuple):
@@ -216,13 +218,13 @@ def unheld(
         overrides: the settings that are given again.
     """
     roster = {
-        name: decode_value(manifest["roster"][name]) if value is None else value
+        name: _of_roster(manifest, name) if value is None else value
         for name, value in given._asdict().items()
     }
     functions = {name: x.name for name, x in roster.items() if isinstance(x, Missing)}
     others = {**dict.fromkeys(roster), **(overrides or {})}
-    config = overridden_config({**manifest["config"], "keras": None}, others, source)
-    config = _without_foreign_environments(config, overrides or {})
+    record = {**manifest["config"], "keras": None}
+    config = overridden_config(record, others, source, ALGORITHM_SETTINGS)
     settings = {name: find_missing(value) for name, value in config.items()}
     settings = {name: missing for name, missing in settings.items() if missing}
     names = [
@@ -240,24 +242,9 @@ def unheld(
     return Unheld(", ".join(names), f"from_checkpoint(path, {', '.join(arguments)})")
 
 
-def _without_foreign_environments(
-    config: Mapping[str, Any], overrides: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Returns a config with a `Missing` for each environment that the file alone would import.
-
-    Args:
-        config: as stored, with the overrides.
-        overrides: what the caller gives: an environment named there may be named by the file, too.
-    """
-    found = dict(config)
-    if "env" not in overrides:
-        found["env"] = environment_of_file(config.get("env"))
-    evaluation = config.get("evaluation_config")
-    if isinstance(evaluation, Mapping) and "evaluation_config" not in overrides:
-        env = evaluation.get("env")
-        if isinstance(env, str) and env != overrides.get("env"):
-            found["evaluation_config"] = {**evaluation, "env": environment_of_file(env)}
-    return found
+def _of_roster(manifest: Mapping[str, Any], name: str) -> Any:
+    """Returns an entry of the roster; a `Missing` for a function that the file may not name."""
+    return admitted(decode_value(manifest["roster"][name]), ROSTER[name])
 
 
 def require_unheld(
@@ -287,10 +274,9 @@ def roster_of(
         otherwise: what to take for functions that a file cannot hold; None where all of them are
             given (`require_unheld`).
     """
-    stored = checkpoint.manifest["roster"]
     found = {}
     for name, value in given._asdict().items():
-        value = decode_value(stored[name]) if value is None else value
+        value = _of_roster(checkpoint.manifest, name) if value is None else value
         if isinstance(value, Missing) and otherwise is not None:
             value = getattr(otherwise, name)
         found[name] = value
@@ -301,7 +287,12 @@ def roster_of(
 
 
 def restore_algorithm(
-    algorithm: Any, checkpoint: Checkpoint, source: str, roster: StoredRoster
+    algorithm: Any,
+    checkpoint: Checkpoint,
+    source: str,
+    roster: StoredRoster,
+    *,
+    allow_other_spaces: bool = False,
 ) -> None:
     """Puts an algorithm into the state of a checkpoint; checks all before it changes anything.
 
@@ -309,6 +300,7 @@ def restore_algorithm(
 
     Raises:
         CheckpointError: if the checkpoint does not fit the algorithm.
+        SpaceError: if the algorithm's environment has other spaces; see `require_trained_spaces`.
     """
     worker = algorithm.worker
     classes = [type(policy) for policy in worker.policy_map.values()]
@@ -322,6 +314,7 @@ def restore_algorithm(
     }
     try:
         states = {pid: state_of(part) for pid, part in checkpoint.policies.items()}
+        trained = {pid: spaces_of(part) for pid, part in checkpoint.policies.items()}
         manifest = checkpoint.manifest
         progress = decode_value(manifest["progress"])
         record = manifest["worker"]
@@ -335,7 +328,15 @@ def restore_algorithm(
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{source}: its manifest lacks or garbles {error}.") from error
     for pid in states.keys() - new.keys():
-        worker.get_policy(pid).check_state(states[pid])
+        policy = worker.get_policy(pid)
+        require_trained_spaces(
+            pid,
+            trained[pid],
+            (policy.observation_space, policy.action_space),
+            allow_other=allow_other_spaces,
+            way="allow_other_spaces=True",
+        )
+        policy.check_state(states[pid])
     algorithm.set_extra_state(extra)
     for pid, policy in new.items():
         algorithm.add_policy(pid, policy=policy)
@@ -412,21 +413,28 @@ def _unheld_alike(own: Mapping[str, Any], stored: Mapping[str, Any]) -> list[str
 
 
 def algorithm_class_of(checkpoint: Checkpoint, source: str, given: type) -> type:
-    """Returns the class of the algorithm that a checkpoint holds.
+    """Returns the class of the algorithm that a checkpoint holds: `given` or a subclass of it.
 
     Raises:
-        CheckpointError: if it is a class of the user's and `from_checkpoint` was not called on it.
+        CheckpointError: if it is another one, or a class of the user's and `from_checkpoint` was
+            not called on it.
     """
     stored = checkpoint.manifest["algorithm_class"]
     known = {describe(given): given}
-    found = decode_value(stored, known=known)
-    if isinstance(found, Missing):
+    found = admitted(decode_value(stored), Place("algorithm_class"), known=known)
+    if isinstance(found, Missing) and not found.name.startswith("tfpolicies."):
         raise CheckpointError(
             f"{source} holds an algorithm of the class {found.name}, which is not one of this "
             "package's. Call `from_checkpoint` on your class."
         )
     if not isinstance(found, type):
         raise CheckpointError(f"{source} names {found!r} as its algorithm's class.")
+    if not issubclass(found, given):
+        raise CheckpointError(
+            f"{source} holds an algorithm of the class {found.__name__}, which is no "
+            f"{given.__name__}. Call `{found.__name__}.from_checkpoint(path)`, or "
+            "`Algorithm.from_checkpoint(path)` for whatever a checkpoint holds."
+        )
     return found
 
 
@@ -438,7 +446,8 @@ def config_of(
     Raises:
         CheckpointError: if settings are missing that a file cannot hold, or do not fit.
     """
-    settings = decode_config(checkpoint.manifest["config"], overrides, source)
+    record = checkpoint.manifest["config"]
+    settings = decode_config(record, overrides, source, ALGORITHM_SETTINGS)
     try:
         return config_class().update_from_dict(settings)
     except ConfigError as error:

@@ -171,6 +171,11 @@ def _evaluate(parser: _Parser) -> None:
     parser.add_argument("--episodes", type=_positive, default=100, help="default 100")
     parser.add_argument("--explore", action="store_true", help="sample actions; default: greedy")
     parser.add_argument("--env", metavar="NAME", help="another environment than in training")
+    parser.add_argument(
+        "--allow-other-spaces",
+        action="store_true",
+        help="go on if its dtypes or action bounds differ; the policy acts in its own bounds",
+    )
     parser.add_argument("--seed", type=_count, default=0, help="of the episodes (default 0)")
 
 

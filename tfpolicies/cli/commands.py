@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from tfpolicies.cli.arguments import RUNS
-from tfpolicies.cli.serving import find_player, play_in_own_process
+from tfpolicies.cli.serving import find_export, play_in_own_process
 from tfpolicies.cli.settings import TrainSettings
 from tfpolicies.cli.training_run import (
     INTERRUPTED,
@@ -27,13 +27,14 @@ from tfpolicies.cli.training_run import (
     latest_checkpoint,
 )
 from tfpolicies.config.stored_environments import environment_of_file
+from tfpolicies.config.stored_settings import ALGORITHM_SETTINGS
 from tfpolicies.envs.making import EnvContext, check_source, make_environments
-from tfpolicies.envs.vector import Environments
-from tfpolicies.errors import CheckpointError, ConfigError, EnvError, UsageError
+from tfpolicies.errors import CheckpointError, ConfigError, UsageError
 from tfpolicies.quiet import load_tensorflow
 from tfpolicies.reporting.console import summary_table
 from tfpolicies.reporting.run_folder import RunFolder, find_runs
 from tfpolicies.storage.json_values import Missing, find_missing
+from tfpolicies.storage.places import admitted
 
 DONE, FELL_SHORT, INTERRUPTED_CODE = 0, 1, 130
 
@@ -129,12 +130,8 @@ def _require_own_environment(run: RunFolder, env: str) -> None:
 
 def _require_own_words(run: RunFolder, settings: TrainSettings) -> None:
     """Refuses settings of a run's file that would import something; `ENV` was looked at before."""
-    from tfpolicies.policy.stored_settings import held_back
-
-    config = settings.config().to_dict()
-    parts = [config, config["evaluation_config"] or {}]
-    envs = [part["env"] for part in parts if part.get("env", settings.env) != settings.env]
-    foreign = find_missing([held_back(config), *map(environment_of_file, envs)])
+    known = {settings.env: settings.env}
+    foreign = find_missing(admitted(settings.config().to_dict(), ALGORITHM_SETTINGS, known=known))
     if foreign:
         names = ", ".join(found.name for found in foreign.values())
         raise UsageError(
@@ -276,6 +273,7 @@ def evaluate(args: argparse.Namespace) -> int:
         raise ConfigError("The checkpoint does not say where to play. Give --env NAME.")
     from tfpolicies.rollout.connected import connected
     from tfpolicies.rollout.evaluation import play_episodes
+    from tfpolicies.rollout.fitting_spaces import require_trained_spaces
     from tfpolicies.rollout.metrics import summarize_episodes
 
     own = args.env in (None, policy.config["env"])
@@ -283,7 +281,13 @@ def evaluate(args: argparse.Namespace) -> int:
     envs = make_environments(source, min(args.episodes, _EVALUATION_ENVS), context)
     try:
         envs = connected(envs, policy)
-        _check_spaces(policy, envs, source)
+        require_trained_spaces(
+            policy.policy_id,
+            (policy.observation_space, policy.action_space),
+            (envs.observation_space, envs.action_space),
+            allow_other=args.allow_other_spaces,
+            way="--allow-other-spaces",
+        )
         seeds = [args.seed + i for i in range(envs.num_envs)]
         played = play_episodes(policy, envs, seeds=seeds, episodes=args.episodes)
     finally:
@@ -299,18 +303,6 @@ def evaluate(args: argparse.Namespace) -> int:
     how = "sampling" if args.explore else "greedy"
     console.print(summary_table(f"{type(policy).__name__}, {how}", figures))
     return DONE
-
-
-def _check_spaces(policy: Any, envs: Environments, source: Any) -> None:
-    for name in ("observation_space", "action_space"):
-        wanted, found = getattr(policy, name), getattr(envs, name)
-        if (type(wanted), wanted.shape) != (type(found), found.shape) or (
-            name == "action_space" and wanted != found
-        ):
-            raise EnvError(
-                f"The policy has the {name} {wanted}, but {source!r} has {found}. "
-                "Give an environment with the spaces that the policy was trained for."
-            )
 
 
 def export(args: argparse.Namespace) -> int:
@@ -343,7 +335,7 @@ def play_exported(args: argparse.Namespace) -> int:
         "steps": played["steps"],
         "seconds": round(played["seconds"], 2),
     }
-    title = f"{_shown(find_player(path).parent)} through ONNX Runtime, {_loaded(played)}"
+    title = f"{_shown(find_export(path))} through ONNX Runtime, {_loaded(played)}"
     Console().print(summary_table(title, figures))
     return DONE
 
@@ -396,9 +388,9 @@ def load_policy(folder: Path, console: Console, *, explore: bool = False) -> Any
         CheckpointError: if it is missing, damaged or foreign, or holds several policies.
     """
     _load(console)
-    from tfpolicies.policy.tf_policy import TFPolicy
+    from tfpolicies.policy.policy import Policy
 
-    found = TFPolicy.from_checkpoint(folder, config={"explore": explore})
+    found = Policy.from_checkpoint(folder, config={"explore": explore})
     if not isinstance(found, dict):
         return found
     if len(found) != 1:

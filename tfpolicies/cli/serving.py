@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.resources
 import json
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from typing import Any
 
 from tfpolicies.errors import ExportError
 
-PLAYER = "play.py"
+_MODEL, _SPEC = "model.onnx", "policy_spec.json"
 
 
 def play_in_own_process(
@@ -23,8 +24,9 @@ def play_in_own_process(
 ) -> Mapping[str, Any]:
     """Plays greedily with an exported ONNX file through ONNX Runtime alone.
 
-    The player that was exported with the file runs by its path in an isolated interpreter
-    (`python -I`), which does not look for modules in the current folder unless `env` names one.
+    It is this package's own player that runs, by its path in an isolated interpreter (`python -I`),
+    which does not look for modules in the current folder unless `env` names one. The folder is
+    read as data; the `play.py` in it is for others, and whoever wrote the folder wrote that, too.
 
     Args:
         exported: the ONNX file, or a folder with one in it.
@@ -39,30 +41,34 @@ def play_in_own_process(
     Raises:
         ExportError: if there is no such file, or the player fails.
     """
-    player = find_player(exported)
-    command = [sys.executable, "-I", str(player), "--env", env, "--json"]
-    command += ["--episodes", str(episodes), "--seed", str(seed)]
-    command += ["--env-config", json.dumps(env_config)] if env_config else []
-    played = subprocess.run(command, capture_output=True, text=True, check=False)
+    folder = find_export(exported)
+    arguments = ["--model", str(folder), "--env", env, "--json"]
+    arguments += ["--episodes", str(episodes), "--seed", str(seed)]
+    arguments += ["--env-config", json.dumps(env_config)] if env_config else []
+    own = importlib.resources.files("tfpolicies").joinpath("export", "player.py")
+    with importlib.resources.as_file(own) as player:  # unpacked, where the package is in a zip
+        command = [sys.executable, "-I", str(player), *arguments]
+        played = subprocess.run(command, capture_output=True, text=True, check=False)
     if played.returncode != 0:
         reason = (played.stderr.strip() or played.stdout.strip() or "it said nothing").splitlines()
-        raise ExportError(f"Playing {str(player.parent)!r} on {env!r} failed: {reason[-1]}")
+        raise ExportError(f"Playing {str(folder)!r} on {env!r} failed: {reason[-1]}")
     return dict(json.loads(played.stdout.splitlines()[-1]))
 
 
-def find_player(exported: Path) -> Path:
-    """Returns the player beside an ONNX file, or the only one below a folder.
+def find_export(exported: Path) -> Path:
+    """Returns the folder of an ONNX file, or the only one below a folder that has an export.
 
     Raises:
         ExportError: if there is none, or more than one.
     """
     if not exported.exists():
         raise ExportError(f"{str(exported)!r} does not exist. Give what `tfpolicies export` wrote.")
-    found = sorted((exported if exported.is_dir() else exported.parent).rglob(PLAYER))
+    models = exported.rglob(_MODEL) if exported.is_dir() else [exported]
+    found = sorted(path.parent for path in models if (path.parent / _SPEC).exists())
     if len(found) != 1:
-        names = ", ".join(str(path.parent) for path in found)
+        names = ", ".join(map(str, found))
         raise ExportError(
-            f"{str(exported)!r} must hold one ONNX export with its {PLAYER}, but has "
+            f"{str(exported)!r} must hold one ONNX export, {_MODEL} with its {_SPEC}, but has "
             f"{names or 'none'}. Give the ONNX file, or export with `tfpolicies export RUN --to "
             "DIR`."
         )

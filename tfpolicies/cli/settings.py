@@ -79,6 +79,8 @@ class TrainSettings:
             CheckpointError: if these are no settings of a training run.
         """
         try:
+            if content["algo"] not in ALGORITHMS:
+                raise KeyError(f"algo {content['algo']!r}")
             return cls(**{**content, "set": tuple(content["set"])})
         except (TypeError, KeyError) as error:
             raise CheckpointError(

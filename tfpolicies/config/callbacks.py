@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tfpolicies.marks import for_place
 
+
+@for_place("callbacks")
 class DefaultCallbacks:
     """Does nothing at every moment; subclass it and override what you need.
 

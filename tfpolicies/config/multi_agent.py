@@ -13,10 +13,12 @@ from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID, PolicySpec, validat
 from tfpolicies.config.read_only import copied
 from tfpolicies.config.sections import CONNECTORS, check, check_bools, connector_states, is_count
 from tfpolicies.errors import ConfigError, UsageError
+from tfpolicies.marks import for_place
 
 ToTrain = Callable[..., bool] | None
 
 
+@for_place("policy_mapping_fn")
 def default_policy_mapping(
     agent_id: Any, episode: Any = None, worker: Any = None, **kwargs: Any
 ) -> str:

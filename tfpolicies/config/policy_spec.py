@@ -9,6 +9,7 @@ from typing import Any
 
 import gymnasium as gym
 
+from tfpolicies.config.stored_settings import POLICY_CLASS, POLICY_SETTINGS
 from tfpolicies.errors import CheckpointError, ConfigError
 from tfpolicies.storage.json_values import (
     decode_value,
@@ -16,6 +17,7 @@ from tfpolicies.storage.json_values import (
     find_missing,
     warn_of_unavailable,
 )
+from tfpolicies.storage.places import admitted
 
 logger = logging.getLogger("tfpolicies")
 
@@ -47,6 +49,7 @@ def validate_policy_id(policy_id: Any, error: bool = False) -> None:
 
 
 _FIELDS = ("policy_class", "observation_space", "action_space", "config")
+_PLACES = {"policy_class": POLICY_CLASS, "config": POLICY_SETTINGS}
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,7 @@ class PolicySpec:
         Args:
             spec: what `serialize` returned.
             known: import path -> object, for classes and functions outside this package: nothing
-                else that the spec names is imported.
+                else that the spec names is imported, and of this package only what belongs there.
 
         Raises:
             CheckpointError: if the spec lacks a field, or names something not in `known`.
@@ -100,7 +103,8 @@ class PolicySpec:
         lacking = [name for name in _FIELDS if name not in spec]
         if lacking:
             raise CheckpointError(f"The policy spec lacks {', '.join(lacking)}.")
-        values = {name: decode_value(spec[name], known=known) for name in _FIELDS}
+        stored = {name: decode_value(spec[name]) for name in _FIELDS}
+        values = admitted(stored, _PLACES, known=known)
         missing = find_missing(values)
         if missing:
             names = ", ".join(found.name for found in missing.values())

@@ -126,7 +126,7 @@ def connector_state(name: str, kind: Any, given: Any) -> list[Any]:
     """
     made = given
     if isinstance(given, list | tuple) and len(given) == 2:
-        made = restore(*given)
+        made = restore(given[0], given[1], kind)
     rule = f"a list of {kind.__name__} objects or of their states [name, arguments]"
     check(isinstance(made, kind), name, rule, given)
     return list(made.to_state())

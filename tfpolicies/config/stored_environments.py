@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
-import gymnasium as gym
-from gymnasium.vector import VectorEnv
-
 from tfpolicies.envs.making import is_import_path
-from tfpolicies.envs.multi_agent_env import MultiAgentEnv
 from tfpolicies.envs.pettingzoo import is_pettingzoo_name
 from tfpolicies.envs.registry import registered_creator
-from tfpolicies.storage.import_paths import class_of_name
+from tfpolicies.storage.import_paths import Missing, class_of_name
 
-_KINDS = (gym.Env, VectorEnv, MultiAgentEnv)
+_FORWARDING = re.compile(r"GymV\d+Environment")  # Gymnasium's: makes what `env_config` names
+_MODULE = re.compile(r"[A-Za-z]\w*_v\d+")  # of an environment, in packages like PettingZoo's
 
 
 def environment_of_file(source: Any) -> Any:
@@ -33,12 +31,16 @@ def environment_of_file(source: Any) -> Any:
     """
     if not isinstance(source, str) or registered_creator(source) is not None:
         return source
+    if _FORWARDING.match(source):
+        return Missing(source)
     if not is_import_path(source) or _is_of_pettingzoo(source):
         return source
-    return class_of_name(source, _KINDS)
+    return class_of_name(source, "env")
 
 
 def _is_of_pettingzoo(name: str) -> bool:
-    """Whether a name is one of PettingZoo's, and of a single module where it is imported."""
+    """Whether a name is one of PettingZoo's; where it is imported, an environment's module."""
     package, _, rest = name.partition(":")
-    return is_pettingzoo_name(name) and (package == "pettingzoo" or rest.isidentifier())
+    return is_pettingzoo_name(name) and (
+        package == "pettingzoo" or _MODULE.fullmatch(rest) is not None
+    )

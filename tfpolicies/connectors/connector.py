@@ -184,15 +184,17 @@ def register_connector(cls: _Class) -> _Class:
     return cls
 
 
-def restore(name: Any, state: Any) -> Connector:
+def restore(name: Any, state: Any, kind: type[Connector] = Connector) -> Connector:
     """Returns a new connector, not connected yet, from what `to_state` returned.
 
     Args:
         name: of a registered class.
         state: its params.
+        kind: what the class must be a subclass of, before anything is made.
 
     Raises:
-        ConfigError: if the name is unknown or the state is not one of that class.
+        ConfigError: if the name is unknown, or of another kind, or the state is not one of that
+            class.
     """
     if not isinstance(name, str) or name not in _REGISTRY:
         hint = near_matches(name, _REGISTRY) if isinstance(name, str) else ""
@@ -200,4 +202,7 @@ def restore(name: Any, state: Any) -> Connector:
             f"There is no connector {name!r}; known are {sorted(_REGISTRY)}.{hint} Import the "
             "module that defines it, decorated with `@register_connector`."
         )
-    return _REGISTRY[name].from_params(state)
+    found = _REGISTRY[name]
+    if not issubclass(found, kind):
+        raise ConfigError(f"The connector {name!r} is no {kind.__name__}; use it where it belongs.")
+    return found.from_params(state)

@@ -173,7 +173,7 @@ class ConnectorPipeline(Connector):
                 f"but got {params!r}. Restore what `to_state` returned."
             )
         try:
-            return cls([restore(name, state) for name, state in states])
+            return cls([restore(name, state, cls.kind) for name, state in states])
         except UsageError as error:
             raise ConfigError(f"The state of {cls.__name__} cannot be used: {error}") from error
 
@@ -321,7 +321,7 @@ def pipelines_from_state(
                 "`connector_configs` must be {'agent': ['AgentConnectorPipeline', params], "
                 f"'action': ['ActionConnectorPipeline', params]}}, but got {state!r}."
             )
-        found[key] = restore(*entry)
+        found[key] = restore(entry[0], entry[1], kinds[key])
     return found.get("agent"), found.get("action")
 
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 from tfpolicies.errors import ConfigError, WeightsError
 from tfpolicies.exploration.picking import ActionLeaf, pickable_leaves
 from tfpolicies.exploration.transform import Transform
+from tfpolicies.marks import for_place
 from tfpolicies.models.distributions.noise import NoiseKind
 from tfpolicies.schedules import piecewise_linear
 
@@ -31,6 +32,7 @@ class Setting(NamedTuple):
         return pickable_leaves(self.dist_class.space, self.normalize_actions)
 
 
+@for_place("exploration")
 class Exploration(abc.ABC):
     """A strategy of one policy.
 

@@ -17,6 +17,8 @@ import argparse
 import hashlib
 import importlib
 import json
+import math
+import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -42,8 +44,8 @@ class OnnxPolicy:
         threads: how many threads one call may use.
 
     Raises:
-        FileNotFoundError: if a file of the export is missing.
-        ValueError: if the files do not belong together.
+        FileNotFoundError: if a file of the export is missing, or is no regular file.
+        ValueError: if the files do not belong together, or are not what an export writes.
     """
 
     def __init__(
@@ -57,19 +59,21 @@ class OnnxPolicy:
         folder = Path(path) if Path(path).is_dir() else Path(path).parent
         self.spec = _read_spec(folder / "policy_spec.json")
         signature = "sample" if sample else "serving_default"
-        self.file = folder / self.spec["files"][signature]
-        content = self.file.read_bytes()
+        self.file = folder / _plain_name(self.spec["files"][signature])
+        content = _read_file(self.file)
         if hashlib.sha256(content).hexdigest() != self.spec["sha256"][self.file.name]:
             raise ValueError(
                 f"{self.file} is not the file that {folder / 'policy_spec.json'} describes; "
                 "export the policy again."
             )
+        _refuse_other_files(self.file, content)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = threads
         self._session = onnxruntime.InferenceSession(
             content, options, providers=["CPUExecutionProvider"]
         )
         ports = self.spec["signatures"][signature]
+        _check_ports([*ports["inputs"], *ports["outputs"]], self.spec["noise"]["blocks"])
         self._inputs = [port for port in ports["inputs"] if port["name"] != "noise"]
         self._outputs = [port["name"] for port in ports["outputs"]]
         self._observed = [port for port in self._inputs if port["name"].startswith(_OBSERVED)]
@@ -221,11 +225,105 @@ def _nested(space: Mapping[str, Any], leaves: Any) -> Any:
 
 
 def _read_spec(path: Path) -> dict[str, Any]:
-    spec = json.loads(path.read_text(encoding="utf-8"))
+    spec = json.loads(_read_file(path))
+    spec = spec if isinstance(spec, dict) else {}
     kind, version = spec.get("format"), spec.get("format_version")
     if kind != "tfpolicies.policy_spec" or version != 2 or spec.get("artefact") != "onnx":
         raise ValueError(f"{path} does not describe an ONNX export of version 2.")
     return spec
+
+
+def _read_file(path: Path) -> bytes:
+    if not path.is_file():  # a pipe or a device would be read for ever
+        raise FileNotFoundError(f"{path} is missing, or no regular file; export the policy again.")
+    return path.read_bytes()
+
+
+def _plain_name(name: Any) -> str:
+    """Returns the name of a file in the folder that names it."""
+    if not isinstance(name, str) or not name or Path(name).name != name:
+        raise ValueError(f"The policy_spec.json names {name!r}, which is no file beside it.")
+    return name
+
+
+_MOST = 100_000_000  # numbers of one row
+_DTYPES = re.compile(r"bool|u?int(8|16|32|64)|float(16|32|64)")
+
+
+def _check_ports(ports: Sequence[Mapping[str, Any]], noise: Sequence[Any]) -> None:
+    """Checks what is made as a spec says: arrays of numbers, of sizes that a policy may have."""
+    sizes = [math.prod(_row_shape(port)) for port in ports] + [size for _, size in noise]
+    if not all(0 <= size <= _MOST for size in sizes):
+        raise ValueError(f"The policy_spec.json names arrays of {max(sizes)} numbers for a row.")
+    for port in ports:
+        if not _DTYPES.fullmatch(port["dtype"]):
+            raise ValueError(f"The policy_spec.json names arrays of {port['dtype']!r}.")
+
+
+_MESSAGES: dict[str, dict[int, str]] = {
+    "model": {7: "graph", 20: "training", 25: "function"},
+    "training": {1: "graph", 2: "graph"},
+    "function": {7: "node", 11: "attribute"},
+    "graph": {1: "node", 5: "tensor", 15: "sparse"},
+    "node": {5: "attribute"},
+    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
+    "sparse": {1: "tensor", 2: "tensor"},
+    "tensor": {},
+}
+"""ONNX's messages that lead to tensors, by the number of the field that holds them."""
+
+_ELSEWHERE = 13  # the field of a tensor that says which file holds its numbers
+
+
+def _refuse_other_files(path: Path, content: bytes) -> None:
+    """Refuses a model whose weights lie in other files, which it could choose among all there are.
+
+    Raises:
+        ValueError: if it is such a model, or is damaged.
+    """
+    try:
+        there = _names_files("model", memoryview(content))
+    except (IndexError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged; export the policy again.") from error
+    if there:
+        raise ValueError(f"{path} has weights in other files, which an export never has.")
+
+
+def _names_files(kind: str, message: memoryview) -> bool:
+    """Whether a message of ONNX's format has a tensor whose numbers lie in a file."""
+    at = 0
+    while at < len(message):
+        tag, at = _varint(message, at)
+        field, wire = tag >> 3, tag & 7
+        if wire == 0:
+            _, at = _varint(message, at)
+        elif wire in (1, 5):
+            at += 8 if wire == 1 else 4
+        elif wire == 2:
+            size, at = _varint(message, at)
+            inside = message[at : at + size]
+            if kind == "tensor" and field == _ELSEWHERE:
+                return True
+            if field in _MESSAGES[kind] and _names_files(_MESSAGES[kind][field], inside):
+                return True
+            at += size
+        else:
+            raise IndexError
+    if at > len(message):
+        raise IndexError
+    return False
+
+
+def _varint(message: memoryview, at: int) -> tuple[int, int]:
+    """Returns a number of variable length, at most ten bytes, and where it ends."""
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = message[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+    raise IndexError
 
 
 def _pick(obs: Any, path: Sequence[str]) -> Any:

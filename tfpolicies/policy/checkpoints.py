@@ -15,11 +15,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies.config.policy_spec import PolicySpec
+from tfpolicies.config.stored_settings import POLICY_CLASS, POLICY_SETTINGS, decode_settings
 from tfpolicies.connectors.pipelines import pipelines_from_state
 from tfpolicies.errors import CheckpointError, ConfigError
+from tfpolicies.marks import fits
 from tfpolicies.models.keras_json import model_from_json, model_to_json
 from tfpolicies.policy.policy import Policy
-from tfpolicies.policy.stored_settings import decode_settings
 from tfpolicies.program.spec import program_fingerprint
 from tfpolicies.storage.checkpoint import (
     Checkpoint,
@@ -36,6 +37,7 @@ from tfpolicies.storage.json_values import (
     find_missing,
     warn_of_unavailable,
 )
+from tfpolicies.storage.places import Places, admitted
 from tfpolicies.storage.spaces_json import decode_space, encode_space
 
 POLICY_MANIFEST = "policy.json"
@@ -141,7 +143,10 @@ def encode_config(config: Mapping[str, Any]) -> Any:
 
 
 def decode_config(
-    record: Mapping[str, Any], overrides: Mapping[str, Any] | None, source: str
+    record: Mapping[str, Any],
+    overrides: Mapping[str, Any] | None,
+    source: str,
+    places: Places = POLICY_SETTINGS,
 ) -> dict[str, Any]:
     """Inverse of `encode_config`.
 
@@ -149,11 +154,12 @@ def decode_config(
         record: what `encode_config` returned.
         overrides: settings that replace stored ones; `model` is merged.
         source: the checkpoint, for messages.
+        places: where the record may name objects.
 
     Raises:
         CheckpointError: if settings that could not be stored are not among the overrides.
     """
-    config = overridden_config(record, overrides, source)
+    config = overridden_config(record, overrides, source, places)
     missing = find_missing(config)
     if missing:
         names = ", ".join(f"config{place} ({found.name})" for place, found in missing.items())
@@ -165,10 +171,15 @@ def decode_config(
 
 
 def overridden_config(
-    record: Mapping[str, Any], overrides: Mapping[str, Any] | None, source: str
+    record: Mapping[str, Any],
+    overrides: Mapping[str, Any] | None,
+    source: str,
+    places: Places = POLICY_SETTINGS,
 ) -> dict[str, Any]:
     """Returns what `decode_config` does; a `Missing` where something was not given again."""
-    config = decode_settings(record["settings"])
+    given = (overrides or {}).get("env")  # where it is named again the file means it, too
+    known = {given: given} if isinstance(given, str) else None
+    config = decode_settings(record["settings"], places, known=known)
     if not isinstance(config, dict) or not isinstance(config.get("model", {}), Mapping):
         raise CheckpointError(f"{source} holds {config!r:.80} for a config.")
     if record["keras"] is not None:
@@ -184,6 +195,12 @@ def state_of(checkpoint: Checkpoint) -> dict[str, Any]:
     """Returns the state, as `set_state` takes it, that a policy's checkpoint holds."""
     state, arrays = _stored_state(checkpoint.manifest), checkpoint.arrays
     return state | {key: arrays[group] for key, group in _GROUPS.items() if group in arrays}
+
+
+def spaces_of(checkpoint: Checkpoint) -> tuple[Any, Any]:
+    """Returns the observation and the action space that a policy's checkpoint holds."""
+    stored = checkpoint.manifest
+    return decode_space(stored["observation_space"]), decode_space(stored["action_space"])
 
 
 def _stored_state(manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -326,7 +343,7 @@ def _sequence(value: Any) -> Sequence[Any]:
 
 
 def _class_of(manifest: Mapping[str, Any], source: str, classes: Sequence[type]) -> type:
-    stored: Any = manifest["policy_class"]
+    stored: Any = manifest.get("policy_class")
     name = (
         (stored.get("$import") or stored.get("$unavailable"))
         if isinstance(stored, Mapping)
@@ -334,14 +351,15 @@ def _class_of(manifest: Mapping[str, Any], source: str, classes: Sequence[type])
     )
     if not isinstance(name, str):
         raise CheckpointError(f"{source} names no policy class, but {stored!r:.80}.")
-    found = decode_value(stored, known={describe(each): each for each in classes})
-    if isinstance(found, Missing):
+    known = {describe(each): each for each in classes}
+    found = admitted(decode_value(stored), POLICY_CLASS, known=known)
+    if isinstance(found, Missing) and not (found.importable and name.startswith("tfpolicies.")):
         raise CheckpointError(
             f"{source} holds a policy of the class {name}, which is not one of this package's. "
             f"Call `{name.rpartition(':')[2]}.from_checkpoint(path)` on your class."
         )
-    if not (isinstance(found, type) and issubclass(found, Policy)):
-        raise CheckpointError(f"{source}: {name} is no policy class.")
+    if not fits(found, POLICY_CLASS.kind):
+        raise CheckpointError(f"{source}: {name} is no policy class that can be made.")
     return found
 
 
@@ -363,17 +381,17 @@ def path_of(checkpoint: Any) -> Path:
 def load_policies(
     path: str | os.PathLike[str],
     policy_ids: Sequence[str] | None,
-    policy_class: type[Policy] | None,
+    policy_class: type[Policy],
     overrides: Mapping[str, Any] | None,
 ) -> Any:
     """Returns the policy of a policy's checkpoint, or those of an algorithm's by id.
 
     Raises:
-        CheckpointError: if the checkpoint is missing, damaged or foreign, or if `policy_ids` are
-            given for the checkpoint of a single policy.
+        CheckpointError: if the checkpoint is missing, damaged or foreign, if one of the policies is
+            no `policy_class`, or if `policy_ids` are given for the checkpoint of a single policy.
         UnknownPolicyError: if one of `policy_ids` is not in it.
     """
-    folder, classes = Path(path), [] if policy_class is None else [policy_class]
+    folder, classes = Path(path), [policy_class]
     parent, name = folder.parent.parent, folder.name
     is_part = folder.parent.name == "policies" and (parent / ALGORITHM_MANIFEST).exists()
     if is_part and policy_ids is None and not folder.exists():  # named by its id alone
@@ -385,6 +403,7 @@ def load_policies(
                 f"{str(folder)!r} is the checkpoint of one policy; leave policy_ids out."
             )
         checkpoint = read_checkpoint(folder, POLICY_MANIFEST, kind="Policy")
+        _require_class({None: checkpoint}, repr(str(folder)), policy_class)
         return policy_of(checkpoint, repr(str(folder)), classes, overrides)
     whole = read_checkpoint(
         folder,
@@ -393,7 +412,44 @@ def load_policies(
         groups=[],
         policies=None if policy_ids is None else list(policy_ids),
     )
+    _require_class(whole.policies, repr(str(folder)), policy_class)
     return {
         pid: policy_of(part, f"policy {pid!r} of {str(folder)!r}", classes, overrides)
         for pid, part in whole.policies.items()
     }
+
+
+def _require_class(found: Mapping[Any, Checkpoint], source: str, wanted: type[Policy]) -> None:
+    """Checks that policies are of a class or of subclasses of it.
+
+    Args:
+        found: by id; a single one by None.
+        source: where they are from, for messages.
+        wanted: the class.
+
+    Raises:
+        CheckpointError: naming all that are not, and the call that takes them.
+    """
+    classes = {
+        pid: _class_of(
+            part.manifest, source if pid is None else f"policy {pid!r} of {source}", [wanted]
+        )
+        for pid, part in found.items()
+    }
+    others = {pid: kind for pid, kind in classes.items() if not issubclass(kind, wanted)}
+    if not others:
+        return
+    own = [pid for pid in classes if pid not in others]
+    held = ", ".join(
+        kind.__name__ if pid is None else f"{pid!r} ({kind.__name__})"
+        for pid, kind in others.items()
+    )
+    kinds = {kind.__name__ for kind in classes.values()}
+    calls = [f"{name}.from_checkpoint(path)" for name in kinds if len(kinds) == 1]
+    calls += [f"{wanted.__name__}.from_checkpoint(path, policy_ids={own})"] if own else []
+    calls += ["Policy.from_checkpoint(path)"]
+    what = "a policy of the class" if None in others else "policies of other classes,"
+    raise CheckpointError(
+        f"{source} holds {what} {held}, but is to be loaded as {wanted.__name__}. Call "
+        f"{' or '.join(calls)}; the last takes all classes."
+    )

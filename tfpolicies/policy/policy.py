@@ -28,6 +28,7 @@ from tfpolicies.connectors.pipelines import (
     successor,
 )
 from tfpolicies.errors import BatchError, ConfigError, NotOfferedError, UsageError, WeightsError
+from tfpolicies.marks import for_place
 from tfpolicies.models.defaults import MODEL_DEFAULTS
 from tfpolicies.models.ports import action_ports
 from tfpolicies.models.spaces import action_leaves, batch_leaves, nest, space_key, space_struct
@@ -45,6 +46,7 @@ class ActionBatch(NamedTuple):
     extras: dict[str, np.ndarray]  # each [B, ...]: action_logp, action_prob, vf_preds, ...
 
 
+@for_place("policy_class")
 class Policy(abc.ABC):
     """Something that chooses actions for observations, and may learn to do it better.
 
@@ -644,6 +646,7 @@ class Policy(abc.ABC):
     ) -> Any:
         """Returns the policy of a checkpoint, or the policies of an algorithm's checkpoint by id.
 
+        A checkpoint holds policies of this class or of subclasses of it; `Policy` takes all.
         Nothing in the file is executed. A class of your own is found by calling this on it; what a
         file cannot hold (a callback class, a model with layers of your own) is given in `config`.
 
@@ -653,7 +656,8 @@ class Policy(abc.ABC):
             config: settings that replace stored ones.
 
         Raises:
-            CheckpointError: if it is missing, damaged or foreign; the message names the file.
+            CheckpointError: if it is missing, damaged or foreign, or of another class; the message
+                names the file.
             UnknownPolicyError: if one of `policy_ids` is not in it.
         """
         from tfpolicies.policy import checkpoints  # needs TensorFlow, unlike this module

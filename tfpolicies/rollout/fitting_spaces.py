@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -13,7 +14,13 @@ from tfpolicies.envs.multi_agent_env import MultiAgentEnv
 from tfpolicies.errors import EnvError, SpaceError
 from tfpolicies.models.spaces import LEAF_SPACES, is_float_box
 
+logger = logging.getLogger("tfpolicies")
+
+Spaces = tuple[Any, Any]  # of observations and of actions
+
 _NAMES = ("observation_space", "action_space")
+_DIFFERENCES = ("parts", "kind", "shape", "number of values", "dtype", "bounds")  # by weight
+_OF_NUMBERS = ("dtype", "bounds")  # for which weights fit all the same
 _NESTED = (spaces.Dict, spaces.Tuple)
 _MOST_AGENTS = 4096  # that are remembered per policy
 
@@ -51,6 +58,84 @@ def require_fitting_spaces(
             f"there, or correct the environment's {name} (a Dict by agent id where agents have "
             "different ones)."
         )
+
+
+def require_trained_spaces(
+    policy_id: str, trained: Spaces, given: Spaces, *, allow_other: bool, way: str
+) -> None:
+    """Checks that an environment has the spaces that a policy was trained in.
+
+    Other bounds of observations are told in one line of the log; all else that differs is refused.
+
+    Args:
+        policy_id: of the policy.
+        trained: spaces of the policy when it was saved.
+        given: those of the environment that it is to act in, behind connectors; what is no space
+            is not compared.
+        allow_other: goes on where dtypes or bounds differ, which weights do not depend on.
+        way: how a user says so, for the message.
+
+    Raises:
+        SpaceError: naming both spaces, what differs, and what to do.
+    """
+    for name, mine, own in zip(_NAMES, trained, given, strict=True):
+        if not isinstance(mine, gym.Space) or not isinstance(own, gym.Space):
+            continue
+        what = difference(mine, own)
+        if what == "bounds" and name == "observation_space":
+            logger.warning(
+                "Policy %r was trained with the observation_space %s; the environment has other "
+                "bounds: %s.",
+                policy_id,
+                mine,
+                own,
+            )
+        elif what is not None and not (allow_other and what in _OF_NUMBERS):
+            advice = (
+                f"If that is meant, go on with {way}"
+                if what in _OF_NUMBERS
+                else "Its weights are of no use there: give an environment with the spaces that "
+                "the policy was trained for, or train a new one"
+            )
+            raise SpaceError(
+                f"Policy {policy_id!r} was trained with the {name} {mine}, but the environment has "
+                f"{own}, with {_worded(what)}. {advice}."
+            )
+
+
+def _worded(what: str) -> str:
+    return f"other {what}" if what in ("parts", "bounds") else f"another {what}"
+
+
+def difference(one: gym.Space, other: gym.Space) -> str | None:
+    """Returns the weightiest thing in which two spaces differ; None if they are equal.
+
+    >>> difference(spaces.Discrete(2), spaces.Discrete(3))
+    'number of values'
+    >>> difference(spaces.Box(-1, 1, (2,)), spaces.Box(-2, 2, (2,)))
+    'bounds'
+    """
+    if one == other and one.dtype == other.dtype:
+        return None
+    if isinstance(one, _NESTED) and isinstance(other, _NESTED):
+        mine, own = _parts(one), _parts(other)
+        if type(one) is not type(other) or mine.keys() != own.keys():
+            return "parts"
+        found = {difference(part, own[key]) for key, part in mine.items()}
+        return next((what for what in _DIFFERENCES if what in found), None)
+    if type(one) is not type(other) or not isinstance(one, LEAF_SPACES):
+        return "kind"
+    if one.shape != other.shape:
+        return "shape"
+    if not isinstance(one, spaces.Box) and not np.array_equal(_counts(one), _counts(other)):
+        return "number of values"
+    return "bounds" if one.dtype == other.dtype else "dtype"
+
+
+def _counts(space: Any) -> Any:
+    """Returns how many values each entry of a Discrete or its like has."""
+    low, high = _range(space)
+    return high - low
 
 
 def holds(wide: gym.Space, narrow: gym.Space, *, in_part: bool = False) -> bool:

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-TRUSTED = ("tfpolicies",)
+from tfpolicies.marks import fits
+
+OWN = "tfpolicies"
+TRUSTED = (OWN,)
 
 
 @dataclass(frozen=True)
@@ -52,42 +55,52 @@ def import_path(value: object) -> str | None:
 
 
 def resolve(
-    path: str, *, known: Mapping[str, Any] | None = None, trusted: Collection[str] = TRUSTED
+    path: str, place: str, *, functions: bool = False, trusted: Collection[str] = TRUSTED
 ) -> Any:
-    """Returns the object at `path`, or a `Missing`.
+    """Returns the object at `path` if it belongs in a place, or a `Missing`.
 
-    It is taken from `known`, or else from a module of a `trusted` top-level package, which is
-    imported if need be; there it must be defined under just that path, so that what a trusted
-    module merely imports (`os`, say) cannot be reached.
+    It is taken from a module of a `trusted` top-level package, which is imported if need be; there
+    it must be defined under just that path, so that what a trusted module merely imports (`os`,
+    say) cannot be reached. And it must bear the mark of the place (`tfpolicies.marks`), a class by
+    its base. A function has no base; one of another package than this one has the caller's word.
 
-    >>> resolve("os:system")
+    Args:
+        path: "package.module:qualname".
+        place: the mark of what belongs there.
+        functions: whether functions may stand there, or classes as such.
+        trusted: the packages.
+
+    >>> resolve("os:system", "callbacks")
     Missing(name='os:system', importable=True)
     """
-    if known and path in known:
-        return known[path]
-    module, _, qualname = path.partition(":")
-    parts = module.split(".")
-    if parts[0] in trusted and all(part.isidentifier() and part != "__main__" for part in parts):
-        try:
-            found = _walk(importlib.import_module(module), qualname)
-        except ImportError:
-            found = None
-        if found is not None and import_path(found) == path:
-            return found
-    return Missing(path, importable=True)
+    found = _defined(path, trusted)
+    by_word = functions and callable(found) and path.partition(":")[0].partition(".")[0] != OWN
+    return found if by_word or fits(found, place) else Missing(path, importable=True)
 
 
-def class_of_name(name: str, kinds: tuple[type, ...]) -> str | Missing:
+def class_of_name(name: str, place: str) -> str | Missing:
     """Returns a name that a file gives for a class to import, if it may be; else a `Missing`.
 
     Args:
         name: "package.module:Class" or "package.module.Class".
-        kinds: the class must be a subclass of one of them, and one that `resolve` finds.
+        place: the mark that the class must bear.
     """
     module, _, qualname = name.replace(":", ".").rpartition(".")
-    found = resolve(f"{module}:{qualname}")
-    fits = isinstance(found, type) and issubclass(found, kinds)
-    return name if fits else Missing(name, importable=True)
+    found = resolve(f"{module}:{qualname}", place)
+    return name if isinstance(found, type) else Missing(name, importable=True)
+
+
+def _defined(path: str, trusted: Collection[str]) -> Any:
+    """Returns what a module of a trusted package defines under a path; None if nothing."""
+    module, _, qualname = path.partition(":")
+    parts = module.split(".")
+    if parts[0] not in trusted or not all(x.isidentifier() and x != "__main__" for x in parts):
+        return None
+    try:
+        found = _walk(importlib.import_module(module), qualname)
+    except ImportError:
+        return None
+    return found if found is not None and import_path(found) == path else None
 
 
 def _walk(module: Any, qualname: str) -> Any:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,7 @@ from tfpolicies.storage.arrays_json import (
     encode_number,
     is_plain_dtype,
 )
-from tfpolicies.storage.import_paths import TRUSTED, Missing, describe, import_path, resolve
+from tfpolicies.storage.import_paths import Missing, describe, import_path
 from tfpolicies.storage.spaces_json import decode_space, encode_space
 
 __all__ = [
@@ -47,7 +47,6 @@ __all__ = [
     "warn_of_unavailable",
 ]
 
-_LookUp = Callable[[str, str], Any]  # tag, name -> the object or a Missing
 _COLLECTIONS: dict[str, type[Any]] = {"$tuple": tuple, "$set": set, "$frozenset": frozenset}
 _TAGS = {kind: tag for tag, kind in _COLLECTIONS.items()}
 
@@ -102,37 +101,26 @@ def _unavailable(record: Any) -> Iterator[str]:
         yield from _unavailable(part)
 
 
-def decode_value(
-    record: Any, *, known: Mapping[str, Any] | None = None, trusted: Collection[str] = TRUSTED
-) -> Any:
-    """Inverse of `encode_value`.
+def decode_value(record: Any) -> Any:
+    """Inverse of `encode_value`, but for objects: nothing that a record names is looked up.
 
-    An import path is looked up in `known`, then in the `trusted` top-level packages alone, since
-    the file may be a stranger's; elsewhere a `Missing` is left (see `find_missing`). Even a trusted
-    class must be checked to be of the expected base before it is called with values of the file.
+    A `Missing` stands for each class and function. `places.admitted` puts those in that belong
+    where they are named; without it all stay missing, so that a place which nobody has thought of
+    takes none.
 
     Args:
         record: What `encode_value` returned, perhaps through a JSON file.
-        known: Import path or stored name -> the object to use for it.
-        trusted: Names of the top-level packages that may be imported.
 
     Raises:
         CheckpointError: if `record` is malformed.
 
     >>> decode_value(encode_value({"shape": (84, 84), "low": np.float32(0.5)}))
     {'shape': (84, 84), 'low': np.float32(0.5)}
-    >>> decode_value({"$import": "my.module:f"}, known={"my.module:f": len})
-    <built-in function len>
+    >>> decode_value({"$import": "my.module:f"})
+    Missing(name='my.module:f', importable=True)
     """
-    given = known or {}
-
-    def look_up(tag: str, name: str) -> Any:
-        if tag == "$import":
-            return resolve(name, known=given, trusted=trusted)
-        return given.get(name, Missing(name))
-
     try:
-        return _decode(record, look_up)
+        return _decode(record)
     except RecursionError:
         raise CheckpointError("The record of a value is nested too deeply.") from None
 
@@ -201,33 +189,33 @@ def _ordered(elements: Collection[Any]) -> list[Any]:
     return sorted(elements, key=lambda element: (type(element).__name__, repr(element)))
 
 
-def _decode(record: Any, look_up: _LookUp) -> Any:
+def _decode(record: Any) -> Any:
     if record is None or type(record) in (bool, int, float, str):
         return record
     if isinstance(record, list):
-        return [_decode(element, look_up) for element in record]
+        return [_decode(element) for element in record]
     if not isinstance(record, dict):
         raise CheckpointError(f"The record {record!r} is not made of JSON values.")
     tags = [key for key in record if isinstance(key, str) and key.startswith("$")]
     if not tags:
-        return {key: _decode(element, look_up) for key, element in record.items()}
+        return {key: _decode(element) for key, element in record.items()}
     if len(record) != 1:
         raise CheckpointError(f"The record with the keys {list(record)} is malformed.")
     tag = tags[0]
-    return _decode_tagged(tag, record[tag], look_up)
+    return _decode_tagged(tag, record[tag])
 
 
-def _decode_tagged(tag: str, content: Any, look_up: _LookUp) -> Any:
+def _decode_tagged(tag: str, content: Any) -> Any:
     if tag in _COLLECTIONS and isinstance(content, list):
-        elements = [_decode(element, look_up) for element in content]
+        elements = [_decode(element) for element in content]
         return _hashable(tag, lambda: _COLLECTIONS[tag](elements))
     if tag == "$dict" and isinstance(content, list):
         if any(not isinstance(pair, list) or len(pair) != 2 for pair in content):
             raise CheckpointError("A $dict record needs a list of pairs.")
-        pairs = [[_decode(part, look_up) for part in pair] for pair in content]
+        pairs = [[_decode(part) for part in pair] for pair in content]
         return _hashable(tag, lambda: dict(pairs))
     if tag in ("$import", "$unavailable") and isinstance(content, str):
-        return look_up(tag, content)
+        return Missing(content, importable=tag == "$import")
     if tag == "$float":
         return decode_number({tag: content})
     if tag == "$array":

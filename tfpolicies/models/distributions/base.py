@@ -10,6 +10,8 @@ import numpy as np
 import tensorflow as tf
 from gymnasium import spaces
 
+from tfpolicies.marks import for_place
+
 MASKED_LOGIT = float(np.finfo(np.float32).min)
 """What a mask writes over the logit of a forbidden action: finite, so that no NaN can arise."""
 
@@ -17,6 +19,7 @@ IMPOSSIBLE_LOG_PROB = -1e9
 """The least log-probability: 0 after Exp, and sums over cells and rows of it stay finite."""
 
 
+@for_place("custom_action_dist")
 class Distribution(abc.ABC):
     """A batch of distributions over the actions of one leaf space.
 

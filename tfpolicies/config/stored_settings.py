@@ -1,0 +1,113 @@
+"""Where settings that come from a file may name objects: one table, and all else may name none.
+
+`docs/decisions/003-import-paths-in-checkpoints.md` tells why, and shows the same table with the
+tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tfpolicies.config.stored_environments import environment_of_file
+from tfpolicies.storage.import_paths import Missing, class_of_name
+from tfpolicies.storage.json_values import decode_value
+from tfpolicies.storage.places import Place, Places, admitted
+
+
+def _strategy_of_file(kind: Any) -> Any:
+    """Returns the type of an exploration, or a `Missing` if it would be imported."""
+    is_path = isinstance(kind, str) and ("." in kind or ":" in kind)
+    return class_of_name(kind, "exploration") if is_path else kind
+
+
+def _part_of_optimizer(value: Any) -> Any:
+    """Returns a setting of an optimizer, or a `Missing` for an object that Keras would make."""
+    return Missing(f"{value.get('class_name', 'a dict')}") if isinstance(value, Mapping) else value
+
+
+def _variables(value: Any) -> Any:
+    """Returns a `Missing` for variables of processes, which choose what these load."""
+    return Missing(f"the variables {', '.join(map(str, value))}") if value else value
+
+
+def _numbers(value: Any) -> Any:
+    """Returns settings of TensorFlow sessions, or a `Missing` for texts, such as addresses."""
+    if isinstance(value, Mapping):
+        return {name: _numbers(each) for name, each in value.items()}
+    plain = isinstance(value, bool | None) or (
+        isinstance(value, int | float) and abs(value) <= _MOST
+    )
+    return value if plain else Missing(f"{value!r:.80} for TensorFlow sessions")
+
+
+_MOST = 1024  # threads, for example
+
+POLICY_CLASS = Place("policy_class")
+
+_STRATEGY: dict[str, Places] = {"type": Place("exploration", plain=_strategy_of_file)}
+_STRATEGY["*"] = _STRATEGY  # the strategy that another one works on
+
+
+def _settings(env: Place, **more: Place) -> dict[str, Places]:
+    found: dict[str, Places] = {
+        "env": env,
+        "callbacks": Place("callbacks"),
+        "model": {
+            "custom_model": Place("custom_model", functions=True),
+            "custom_action_dist": Place("custom_action_dist"),
+        },
+        "exploration_config": _STRATEGY,
+        "tf_session_args": Place("sessions", plain=_numbers),
+        "local_tf_session_args": Place("sessions", plain=_numbers),
+        "optimizer": {"*": Place("optimizer", plain=_part_of_optimizer)},
+        "policy_mapping_fn": Place("policy_mapping_fn", functions=True),
+        "policies_to_train": Place("policies_to_train", functions=True),
+        "observation_fn": Place("observation_fn", functions=True),
+        "env_task_fn": Place("env_task_fn", functions=True),
+        "custom_eval_function": Place("custom_eval_function", functions=True),
+        **more,
+    }
+    found["evaluation_config"] = found
+    found["multiagent"] = found  # of old dict configs
+    return found
+
+
+POLICY_SETTINGS = _settings(Place("env", functions=True))
+"""Those of one policy, which needs no environment: the name of one stays, and is not looked up."""
+
+ALGORITHM_SETTINGS = _settings(
+    Place("env", functions=True, plain=environment_of_file),
+    extra_python_environs_for_worker=Place("environment variables", plain=_variables),
+)
+"""Those of an algorithm, which makes environments and starts workers."""
+
+for _found in (POLICY_SETTINGS, ALGORITHM_SETTINGS):
+    _found["policies"] = {"*": {0: POLICY_CLASS, 3: POLICY_SETTINGS}}
+
+ROSTER = {name: POLICY_SETTINGS[name] for name in ("policy_mapping_fn", "policies_to_train")}
+"""Who acts for whom, and who is trained."""
+
+
+def decode_settings(
+    record: Any, places: Places = POLICY_SETTINGS, *, known: Mapping[str, Any] | None = None
+) -> Any:
+    """Returns settings that `encode_value` stored, with a `Missing` for each foreign object.
+
+    These are the objects that `admitted` leaves out, and what would be made, imported or opened
+    because of a text or a dict: exploration strategies and environments by path, parts of an
+    optimizer, variables of other processes, and more than numbers for TensorFlow's sessions.
+
+    Args:
+        record: JSON values.
+        places: where settings may name objects.
+        known: names of objects and texts -> what to take for them, on the caller's word.
+
+    Raises:
+        CheckpointError: if they are malformed.
+
+    >>> decode_settings({"lr": 0.1, "exploration_config": {"type": "antigravity.Strategy"}})
+    {'lr': 0.1, 'exploration_config': {'type': Missing(name='antigravity.Strategy', \
+importable=True)}}
+    """
+    return admitted(decode_value(record), places, known=known)

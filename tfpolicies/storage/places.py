@@ -1,0 +1,96 @@
+"""Places in files where an object may be named, each with what belongs there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from tfpolicies.errors import CheckpointError
+from tfpolicies.storage.import_paths import TRUSTED, Missing, resolve
+
+
+@dataclass(frozen=True)
+class Place:
+    """One place.
+
+    Attributes:
+        kind: the mark that what is named there must bear (`tfpolicies.marks`).
+        functions: whether functions may stand there, or classes as such.
+        plain: what a file says there in plain JSON -> the same, or a `Missing` where that would
+            import something; None where plain values do nothing.
+    """
+
+    kind: str
+    functions: bool = False
+    plain: Callable[[Any], Any] | None = None
+
+
+Places = Place | Mapping[Any, "Places"] | None
+"""A place, or the places in a dict, list or tuple by key or index ("*": any); None: no place."""
+
+
+def admitted(
+    value: Any,
+    places: Places,
+    *,
+    known: Mapping[str, Any] | None = None,
+    trusted: Collection[str] = TRUSTED,
+) -> Any:
+    """Returns what `decode_value` gave, with the objects that belong where they are named.
+
+    All others stay `Missing` (see `find_missing`): those of other packages, those that are not what
+    belongs there, and all where there is no place for any.
+
+    Args:
+        value: with a `Missing` for each object.
+        places: where objects may stand, and which.
+        known: import path or stored name -> the object to use for it, on the caller's word.
+        trusted: names of the top-level packages that may be imported.
+
+    Raises:
+        CheckpointError: if the value is nested hundreds of levels deep.
+
+    >>> watching = Missing("tfpolicies.config.callbacks:DefaultCallbacks", importable=True)
+    >>> admitted({"callbacks": watching, "more": watching}, {"callbacks": Place("callbacks")})
+    {'callbacks': <class '...DefaultCallbacks'>, 'more': Missing(name='...', importable=True)}
+    """
+    try:
+        return _Admission(known or {}, trusted).of(value, places)
+    except RecursionError:
+        raise CheckpointError("The record of a value is nested too deeply.") from None
+
+
+class _Admission(NamedTuple):
+    """On whose word objects are taken."""
+
+    known: Mapping[str, Any]
+    trusted: Collection[str]
+
+    def of(self, value: Any, places: Places) -> Any:
+        if isinstance(places, Place) and not isinstance(value, Missing):
+            value = value if places.plain is None else places.plain(value)
+        if isinstance(value, Missing):
+            return self._looked_up(value, places)
+        if isinstance(value, dict):  # a space is a Mapping, too
+            return {
+                self.of(key, None): self.of(each, _place_of(places, key))
+                for key, each in value.items()
+            }
+        if isinstance(value, list | tuple):
+            found = [self.of(each, _place_of(places, i)) for i, each in enumerate(value)]
+            return found if isinstance(value, list) else tuple(found)
+        if isinstance(value, set | frozenset):
+            return type(value)(self.of(each, None) for each in value)
+        return value
+
+    def _looked_up(self, missing: Missing, place: Places) -> Any:
+        if missing.name in self.known:
+            return self.known[missing.name]
+        if not missing.importable or not isinstance(place, Place):
+            return missing
+        return resolve(missing.name, place.kind, functions=place.functions, trusted=self.trusted)
+
+
+def _place_of(places: Places, key: Any) -> Places:
+    return places.get(key, places.get("*")) if isinstance(places, Mapping) else None
