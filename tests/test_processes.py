@@ -170,6 +170,12 @@ def test_without_eager_execution_one_line_says_how_to_get_it_back(mode):
 
 
 MODES = """
+print("== floatx")
+keras.config.set_floatx("float64")
+print(*[error_of(make, kind) for kind in KINDS], sep="\\n")
+keras.config.set_floatx("float32")
+keras.config.set_dtype_policy("float32")
+
 print("== strategy")
 with tf.distribute.MirroredStrategy(["cpu:0"]).scope():
     print(*[error_of(make, kind) for kind in KINDS], sep="\\n")
@@ -187,16 +193,10 @@ for name in ("control_flow_v2", "resource_variables"):
 print(error_of(make))
 
 print("== precision")
-keras.config.set_floatx("float64")
-print(*[error_of(make, kind) for kind in KINDS], sep="\n")
-keras.config.set_floatx("float32")
 for name in ("float64", "mixed_float16", "mixed_bfloat16"):
     keras.config.set_dtype_policy(name)
     print(*[error_of(make, kind) for kind in KINDS], sep="\\n")
 keras.config.set_dtype_policy("float32")
-keras.config.set_floatx("float64")
-print(*[error_of(make, kind) for kind in KINDS], sep="\\n")
-keras.config.set_floatx("float32")
 
 print("== model")
 double = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, dtype="float64")])
@@ -243,7 +243,7 @@ def test_what_surrounds_a_policy_that_is_made_is_named_in_one_line(around, wante
 
 @pytest.mark.core
 def test_keras_in_another_precision_is_refused_in_one_line():
-    lines = printed_by(MODES)["precision"]
+    lines = printed_by(MODES)["floatx"] + printed_by(MODES)["precision"]
 
     names = ["float64"] * 6 + ["mixed_float16"] * 3 + ["mixed_bfloat16"] * 3
     assert [line.partition(". ")[0] for line in lines] == [
