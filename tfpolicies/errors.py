@@ -23,6 +23,8 @@ Each class is also a builtin, so that code which catches the builtin keeps worki
     ├── NotOfferedError (NotImplementedError)     a method that this class of policies lacks
     ├── PolicyOwnedError (AttributeError)     traced code that read what belongs to one policy
     ├── RetraceError (RuntimeError)           a function that is traced over and over
+    ├── ForkError (RuntimeError)              TensorFlow asked of a process forked after it started
+    ├── UnpicklableError (TypeError)          an object that cannot travel to another process
     ├── UnknownPolicyError (KeyError, ValueError)   a policy id that nobody holds
     ├── PolicyExistsError (KeyError)          a policy id that is taken
     ├── EnvError (ValueError)                 an environment that is unknown or breaks its contract
@@ -128,6 +130,14 @@ class PolicyOwnedError(TfPoliciesError, AttributeError):
 
 class RetraceError(TfPoliciesError, RuntimeError):
     """A function was traced more often than `eager_max_retraces` allows."""
+
+
+class ForkError(TfPoliciesError, RuntimeError):
+    """TensorFlow was asked to run in a process that was forked after it had started."""
+
+
+class UnpicklableError(TfPoliciesError, TypeError):
+    """An object, or a part of it, cannot be pickled."""
 
 
 class UnknownPolicyError(TfPoliciesError, KeyError, ValueError):

@@ -1,11 +1,14 @@
-"""Making a process ready: TensorFlow without the lines it prints first; where modules are."""
+"""Keeping a process as it is: what libraries print, log and set; where modules are."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 import tempfile
+import threading
+import warnings
 from collections.abc import Iterable, Iterator
 
 
@@ -38,6 +41,81 @@ def load_tensorflow() -> None:
     with native_stderr_held_back():
         import keras  # noqa: F401
         import tensorflow  # noqa: F401
+
+
+_CONVERTERS = ("absl", "keras", "onnx", "tensorflow", "tf2onnx")  # and the loggers below them
+_hush_lock = threading.Lock()
+_hushed: list[contextlib.ExitStack] = []  # what the first one entered, once for each inside
+
+
+@contextlib.contextmanager
+def quiet_conversion() -> Iterator[None]:
+    """Keeps what TensorFlow and tf2onnx say while they convert off the user's terminal.
+
+    Afterwards logging, warning filters and environment variables are as they were, whatever the
+    libraries did to them. Errors are raised as ever. Several threads may be inside.
+    """
+    with _hush_lock:
+        if not _hushed:
+            entered = contextlib.ExitStack()
+            for each in (_logging_kept, _environment_kept, warnings.catch_warnings):
+                entered.enter_context(each())
+            warnings.simplefilter("ignore")
+            for name in ("tf2onnx", "tensorflow"):  # what is an error is raised, too
+                logging.getLogger(name).setLevel(logging.CRITICAL)
+            _hushed.append(entered)
+        else:
+            _hushed.append(_hushed[0])
+    try:
+        yield
+    finally:
+        with _hush_lock:
+            entered = _hushed.pop()
+            if not _hushed:
+                entered.close()
+
+
+@contextlib.contextmanager
+def _logging_kept() -> Iterator[None]:
+    """Leaves the root logger and those of converters as they are, those that are new included."""
+    root, nothing = logging.getLogger(), logging.NullHandler()
+    root.addHandler(nothing)  # so that `logging.basicConfig` does nothing
+    kept = {name: _settings(logging.getLogger(name)) for name in _converters()}
+    level = root.level
+    try:
+        yield
+    finally:
+        root.removeHandler(nothing)
+        root.setLevel(level)
+        for name in _converters():
+            found = logging.getLogger(name)
+            level, found.handlers[:], found.propagate = kept.get(name, (logging.NOTSET, [], True))
+            found.setLevel(level)
+
+
+def _settings(logger: logging.Logger) -> tuple[int, list[logging.Handler], bool]:
+    return logger.level, list(logger.handlers), logger.propagate
+
+
+def _converters() -> list[str]:
+    known = set(_CONVERTERS) | set(logging.root.manager.loggerDict)
+    return [name for name in sorted(known) if name.partition(".")[0] in _CONVERTERS]
+
+
+@contextlib.contextmanager
+def _environment_kept() -> Iterator[None]:
+    """Leaves the variables of the environment that are TensorFlow's as they are."""
+    kept = _of_tensorflow()
+    try:
+        yield
+    finally:
+        for name in _of_tensorflow().keys() - kept.keys():
+            del os.environ[name]
+        os.environ.update(kept)
+
+
+def _of_tensorflow() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith("TF_")}
 
 
 def extend_paths(paths: Iterable[str]) -> None:

@@ -22,8 +22,10 @@ from tfpolicies.export.result import (
 from tfpolicies.export.serving import GREEDY, Serving, ServingPort
 from tfpolicies.export.staging import place_files, staging_folder
 from tfpolicies.export.verify import ONNX_FILES, verify_onnx
+from tfpolicies.forks import require_tensorflow
 from tfpolicies.program.program import Program
-from tfpolicies.program.runtimes.onnx import OPSET, convert, quiet_conversion
+from tfpolicies.program.runtimes.onnx import OPSET, convert
+from tfpolicies.quiet import quiet_conversion
 from tfpolicies.state import PolicyState
 
 PLAYER_FILE = "play.py"
@@ -54,9 +56,11 @@ def export_onnx(
         MissingPackageError: if tf2onnx or ONNX Runtime is not installed.
         ExportError: if it cannot be written or does not do what the policy does; `export_dir` is
             then as it was.
+        ForkError: if this process was forked after TensorFlow had started.
     """
     opset = _checked_opset(opset)
     _require("tf2onnx", "onnx", "onnxruntime")
+    require_tensorflow()
     target = Path(export_dir)
     state = state.copy()  # which learning on elsewhere does not change
     with export_errors(f"ONNX (opset {opset})", target), staging_folder(target) as staging:

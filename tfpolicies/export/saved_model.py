@@ -11,8 +11,9 @@ from tfpolicies.export.result import ExportResult, export_errors, write_spec
 from tfpolicies.export.serving import Serving
 from tfpolicies.export.staging import place_version, staging_folder
 from tfpolicies.export.verify import verify_saved_model
+from tfpolicies.forks import require_tensorflow
 from tfpolicies.program.program import Program
-from tfpolicies.program.runtimes.onnx import quiet_conversion
+from tfpolicies.quiet import quiet_conversion
 from tfpolicies.state import PolicyState
 
 
@@ -35,7 +36,9 @@ def export_saved_model(
     Raises:
         ExportError: if it cannot be written or does not do what the policy does; `export_dir` is
             then as it was.
+        ForkError: if this process was forked after TensorFlow had started.
     """
+    require_tensorflow()
     target = Path(export_dir)
     state = state.copy()  # which learning on elsewhere does not change
     with export_errors("SavedModel", target), staging_folder(target) as staging:

@@ -115,12 +115,7 @@ def model_source(
         return _complete(model, observation_space, dist_class, config, with_value=with_value)
 
     if custom is None:
-        chosen = keras.config.dtype_policy()
-        if chosen.compute_dtype != "float32":
-            raise ModelError(
-                f"Policies are float32 only, but Keras's global dtype policy is {chosen.name!r}. "
-                "Call keras.config.set_dtype_policy('float32')."
-            )
+        _require_float32()
         shapes = tuple((encoded_shape(leaf), leaf.path) for leaf in space_leaves)
         settings = {k: v for k, v in config.items() if not k.startswith("custom_model")}
         key = ("catalog", shapes, num_outputs, with_value, fingerprint(settings))
@@ -160,6 +155,16 @@ def model_source(
     )
 
 
+def _require_float32() -> None:
+    """Checks that layers which say nothing else, as those of the catalog, compute in float32."""
+    chosen = keras.config.dtype_policy()
+    if chosen.compute_dtype != "float32":
+        raise ModelError(
+            f"Policies are float32 only, but Keras's global dtype policy is {chosen.name!r}. Call "
+            "keras.config.set_dtype_policy('float32')."
+        )
+
+
 def q_model_source(
     observation_space: gym.Space, num_actions: int, static: Mapping[str, Any]
 ) -> ModelSource:
@@ -169,7 +174,11 @@ def q_model_source(
         observation_space: as the environment has it.
         num_actions: how many values are estimated.
         static: with the complete `model` config, `hiddens` and `dueling`.
+
+    Raises:
+        ModelError: if Keras's global dtype is not float32.
     """
+    _require_float32()
     found, config = model_leaves(observation_space), static["model"]
     hiddens, dueling = tuple(static["hiddens"]), static["dueling"]
     shapes = tuple((encoded_shape(leaf), leaf.path) for leaf in found)
@@ -304,6 +313,7 @@ def _complete(
                 "estimate the values itself: let it return them as 'vf_preds', of shape "
                 f"{'[B, T, 1]' if ports.memory else '[B, 1]'}."
             )
+        _require_float32()
         settings = {**config, "free_log_std": False, "custom_model": None}
         critic = build_model(model_leaves(observation_space), 1, settings, with_value=False, seed=0)
         model = ActorCritic(model, critic)

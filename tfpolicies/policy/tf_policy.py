@@ -24,6 +24,7 @@ from tfpolicies.exploration.making import make_exploration
 from tfpolicies.export.onnx_file import export_onnx
 from tfpolicies.export.result import ExportResult
 from tfpolicies.export.saved_model import export_saved_model
+from tfpolicies.forks import require_tensorflow
 from tfpolicies.models.filters import MeanStdFilter, RewardFilter
 from tfpolicies.models.spaces import nest
 from tfpolicies.models.weight_mapping import MappingReport, match_weights
@@ -240,6 +241,7 @@ class TFPolicy(PolicyKind):
 
     def to_keras(self) -> keras.Model:
         """Returns a trained copy of the model, for the caller to keep."""
+        require_tensorflow()
         model = self.program.spec.source.make(0)
         if model is self.program.functions.network.model:
             raise ConfigError(

@@ -22,6 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies.errors import BatchError, ConfigError, MissingColumnError, near_matches
+from tfpolicies.forks import require_tensorflow
 from tfpolicies.models.layer_tree import idle_seeds
 from tfpolicies.models.network import FreshWeights, variable_keys
 from tfpolicies.models.ports import SEQ_LENS, InputPorts, Port
@@ -154,6 +155,7 @@ class Program:
 
     def model_of(self, state: PolicyState) -> Any:
         """Returns the Keras model with a state in it, until another one takes its place."""
+        require_tensorflow()
         with state.lock, self.lock:
             self._eager.load(state)
             return self.functions.network.model
@@ -185,6 +187,7 @@ class Program:
         """
         with self.lock:
             if self._onnx is None:
+                require_tensorflow()
                 self._onnx = self._convert_act()
             return self._onnx
 
@@ -256,6 +259,7 @@ class Program:
         """
         with self.lock:
             if inference not in self._stacked:
+                require_tensorflow()
                 self._stacked[inference] = self._stack_up(inference)
             return self._stacked[inference]
 
@@ -331,6 +335,7 @@ class Program:
         with self.lock:
             if self._signature is not None:
                 return
+            require_tensorflow()
             self._eager.forget()  # layers may update themselves in training mode
             tensors = tf.nest.map_structure(tf.constant, dict(columns))
             rows = len(tf.nest.flatten(tensors)[0])
@@ -513,6 +518,7 @@ class Program:
         size = min(self._items(minibatch_size), items)
         nothing = draw_minibatches(items, num_epochs, size, None)
         nothing = nothing._replace(steps=0)
+        require_tensorflow()
         state = self.new_state_for_checks()
         with (
             self.lock,

@@ -19,6 +19,7 @@ from tfpolicies.models.network import ModelSource, fingerprint
 from tfpolicies.models.ports import MASK
 from tfpolicies.models.settings import model_settings
 from tfpolicies.models.spaces import Leaf, has_mask, leaves, space_key
+from tfpolicies.program.surroundings import require_usual_tensorflow
 from tfpolicies.program.view import ConfigView
 
 
@@ -55,7 +56,16 @@ class ProgramSpec:
         config: Mapping[str, Any],
         explorer: Transform,
     ) -> ProgramSpec:
-        """Derives the spec of a policy from its class, spaces and complete config."""
+        """Derives the spec of a policy from its class, spaces and complete config.
+
+        Raises:
+            ConfigError: if settings contradict each other, or TensorFlow does not work here as
+                usual; see `require_usual_tensorflow`.
+            SpaceError: if the mask does not fit the action space.
+            ModelError: if the model does not fit.
+            ForkError: if this process was forked after TensorFlow had started.
+        """
+        require_usual_tensorflow()
         static = static_settings(policy_class, config)
         dist_class = policy_class.distribution(action_space, static)
         if static["model"]["free_log_std"] and dist_class.kinds != (DiagGaussian,):

@@ -19,11 +19,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tfpolicies.forks import require_tensorflow
 from tfpolicies.models.ports import Port
 from tfpolicies.program.devices import CPU, on_device, placed
 from tfpolicies.program.functions import ActInputs, ActOutputs, ProgramFunctions
 from tfpolicies.program.outputs import ActLayout
-from tfpolicies.program.runtimes.onnx import convert, cpu_session, quiet_conversion, without_gathers
+from tfpolicies.program.runtimes.onnx import convert, cpu_session, without_gathers
+from tfpolicies.quiet import quiet_conversion
 from tfpolicies.state import ACTING, PolicyState, Slot, StateLayout
 
 MAX_BYTES = 256 * 2**20
@@ -188,6 +190,7 @@ class TracedStackedActor(StackedActor):
             self._function = function.get_concrete_function(*signature)
 
     def _call(self, stack: Stack, given: Sequence[np.ndarray]) -> ActOutputs:
+        require_tensorflow()
         with placed(CPU):
             if stack.held is None or stack.held[0] != stack.copies:
                 stack.held = stack.copies, [tf.constant(array) for array in stack.arrays]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfpolicies.forks import require_tensorflow
 from tfpolicies.program.devices import CPU, on_device, placed
 from tfpolicies.program.functions import ActInputs, ActOutputs, ProgramFunctions
 from tfpolicies.program.outputs import ActLayout
@@ -50,6 +51,7 @@ class _Update:
             self._function.trace()
 
     def __call__(self, state: PolicyState, *given: Any) -> Any:
+        require_tensorflow()
         tensors = tf.nest.map_structure(tf.constant, [state.hyper, *given])
         found = self._function(*tensors)
         return tf.nest.map_structure(lambda x: None if x is None else x.numpy(), found)
@@ -108,6 +110,7 @@ class FunctionRuntime(Runtime):
         params: np.ndarray,
     ) -> ActOutputs:
         """Acts for `state`; see `ActInputs`. Returns NumPy arrays."""
+        require_tensorflow()
         with placed(CPU):
             tensors = [tf.constant(x) for x in inputs]
             given = ActInputs(tensors, tf.constant(noise), tf.constant(params))
@@ -130,6 +133,7 @@ class FunctionRuntime(Runtime):
         actions: Sequence[np.ndarray],
     ) -> np.ndarray:
         """Returns the log-probability of normalised actions, one leaf each, float32 `[N]`."""
+        require_tensorflow()
         flat = self._flat_weights(state)
         tensors = [[tf.constant(x) for x in part] for part in (inputs, actions)]
         return self._log_likelihoods(flat, *tensors).numpy()
@@ -152,6 +156,7 @@ class FunctionRuntime(Runtime):
 
     def load(self, state: PolicyState) -> None:
         """Copies a state into the resident variables, unless it is there."""
+        require_tensorflow()
         if not self._resident.is_there(state):
             self._load({name: tf.constant(array) for name, array in state.segments.items()})
             self._resident.note(state)

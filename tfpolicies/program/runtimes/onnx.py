@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import logging
 import threading
-import warnings
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +14,7 @@ import numpy as np
 from tfpolicies.models.ports import Port
 from tfpolicies.program.functions import ActOutputs
 from tfpolicies.program.outputs import ActLayout
+from tfpolicies.quiet import quiet_conversion
 
 OPSET = 18
 _MAX_BINDINGS = 16  # batch sizes kept bound at once
@@ -232,19 +230,3 @@ def _read_by_subgraphs(node: Any) -> list[str]:
             for inner in graph.node:
                 found += [*inner.input, *_read_by_subgraphs(inner)]
     return found
-
-
-@contextlib.contextmanager
-def quiet_conversion() -> Iterator[None]:
-    """Keeps the converter's remarks off the user's terminal; errors are raised as ever."""
-    loggers = [logging.getLogger(name) for name in ("tf2onnx", "tensorflow")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)  # what is an error is raised, too
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)

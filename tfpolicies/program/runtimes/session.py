@@ -18,6 +18,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 
 from tfpolicies.errors import ConfigError, ModelError
+from tfpolicies.forks import require_tensorflow
 from tfpolicies.program.devices import on_device
 from tfpolicies.program.functions import ActInputs, ActOutputs, ProgramFunctions
 from tfpolicies.program.outputs import ActLayout
@@ -76,13 +77,15 @@ class _GraphFunction:
         """Puts the function into the graph if it is not there yet."""
         if self.options is not None:
             return
+        require_tensorflow()
         with self._graph.as_default():
             given = tf.nest.map_structure(
                 lambda spec: tf.compat.v1.placeholder(spec.dtype, spec.shape), self._signature
             )
             # A function orders its assignments by itself, which a plain v1 graph does not.
             function = tf.function(self._run, jit_compile=self._jit or None, autograph=False)
-            self._structure = function(*given)
+            # Called as it is, it would run as plain operations after `run_functions_eagerly(True)`.
+            self._structure = function.get_concrete_function(*self._signature)(*given)
             self.options = _callable_options(
                 tf.nest.flatten(given), tf.nest.flatten(self._structure)
             )
@@ -119,6 +122,7 @@ class _OpenSession:
 
     def run(self, function: _GraphFunction, arrays: Sequence[Any]) -> list[np.ndarray]:
         """Runs a function that was traced on flat inputs; returns its flat results."""
+        require_tensorflow()
         call = self._callables.get(function)
         if call is None:
             # `make_callable` takes ten times as long per call as this, which is under it.
@@ -197,6 +201,7 @@ class _PolicySession:
 
     def create_one(self) -> _OpenSession:
         """Opens the session by the creator, not one that is idle."""
+        require_tensorflow()
         with self._graph.as_default():
             made = self.create()
         if getattr(made, "graph", None) is not self._graph:

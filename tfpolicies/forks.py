@@ -1,0 +1,52 @@
+"""Forked processes: TensorFlow's threads stay behind in the process that was forked.
+
+A child forked after TensorFlow ran would wait for ever for threads that it does not have. NumPy and
+ONNX Runtime, which acts in the caller's thread, go on working there.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from tfpolicies.errors import ForkError
+
+_forked_from: int | None = None  # in a child that lacks TensorFlow's threads, its parent's id
+
+
+def require_tensorflow() -> None:
+    """Checks that TensorFlow can run in this process.
+
+    Raises:
+        ForkError: if the process was forked from one in which TensorFlow ran.
+    """
+    if _forked_from is not None:
+        raise ForkError(
+            f"TensorFlow cannot run here: this process was forked from process {_forked_from} "
+            "after TensorFlow had started there, and its threads do not survive a fork. Start the "
+            'process with multiprocessing.get_context("spawn") instead, or use Ray workers '
+            "(config.rollouts(num_rollout_workers=...)). What needs no TensorFlow works here: "
+            "get_weights, SampleBatch, and acting with inference='onnx'."
+        )
+
+
+def is_forked(pid: int) -> bool:
+    """Whether this process is another one than the one of this id, which made what is used."""
+    return pid != os.getpid()
+
+
+def _note_fork() -> None:
+    global _forked_from
+    if _tensorflow_has_run():
+        _forked_from = os.getppid()
+
+
+def _tensorflow_has_run() -> bool:
+    """Whether TensorFlow has made its threads, for this package or for anybody else."""
+    module = sys.modules.get("tensorflow.python.eager.context")
+    context = getattr(module, "context_safe", lambda: None)()
+    return getattr(context, "_context_handle", None) is not None
+
+
+if hasattr(os, "register_at_fork"):  # Windows forks nothing
+    os.register_at_fork(after_in_child=_note_fork)

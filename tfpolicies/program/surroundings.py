@@ -1,0 +1,59 @@
+"""What must hold where a Program is made: TensorFlow works as in a fresh process."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import tensorflow as tf
+
+from tfpolicies.errors import ConfigError
+from tfpolicies.forks import require_tensorflow
+
+
+def require_usual_tensorflow() -> None:
+    """Checks that TensorFlow works here as it does in a fresh process.
+
+    Raises:
+        ConfigError: if a global mode of TensorFlow, or the block around, forbids it. The message
+            names it and says how to undo it.
+        ForkError: if this process was forked after TensorFlow had started.
+    """
+    require_tensorflow()
+    if not tf.executing_eagerly():
+        raise ConfigError(_NOT_HERE if _others_are_eager() else _NOT_EAGER)
+    for name, is_on in _MODES.items():
+        if not is_on():
+            raise ConfigError(
+                f"tf.compat.v1.disable_{name}() was called, and policies need what it turns off. "
+                f"Remove it, or call tf.compat.v1.enable_{name}()."
+            )
+    if tf.distribute.has_strategy():
+        name = type(tf.distribute.get_strategy()).__name__
+        raise ConfigError(
+            f"A policy cannot be made inside the scope of a {name}: it learns on one device. Make "
+            "it outside of `with strategy.scope():`; to sample in several processes use "
+            "config.rollouts(num_rollout_workers=...)."
+        )
+
+
+def _others_are_eager() -> bool:
+    """Whether only the block around, in this thread, is not executed eagerly."""
+    with ThreadPoolExecutor(1) as elsewhere:
+        return elsewhere.submit(tf.executing_eagerly).result()
+
+
+_NOT_EAGER = (
+    "Eager execution is disabled in this process, and policies need it, in graph mode, too. Remove "
+    "tf.compat.v1.disable_eager_execution() or tf.compat.v1.disable_v2_behavior(); choose graph "
+    'mode with config.framework("tf") or a TF1 class.'
+)
+_NOT_HERE = (
+    "A policy cannot be made inside a tf.Graph or a tf.function. Make it outside of the `with` "
+    "block or the function; in graph mode it has a graph of its own (policy.get_session().graph)."
+)
+_MODES = {
+    "resource_variables": tf.compat.v1.resource_variables_enabled,
+    "v2_tensorshape": lambda: isinstance(tf.TensorShape([1])[0], int),
+    "control_flow_v2": tf.compat.v1.control_flow_v2_enabled,
+}
+"""Modes of TensorFlow 2 that `tf.compat.v1.disable_<name>` turns off, and whether each is on."""
