@@ -19,6 +19,7 @@ def test_a_new_run_is_named_after_its_date_and_time_and_holds_its_settings(tmp_p
         "checkpoints",
         "events",
         "export",
+        "lock",
         "run.json",
     ]
     assert RunFolder.open(run.path) == run

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfpolicies.errors import CheckpointError, UnknownPolicyError
-from tfpolicies.storage.atomic import (
+from tfpolicies.atomic import (
     is_temporary,
     make_folder,
     place_file,
