@@ -28,7 +28,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfpolicies.errors import CheckpointError, UnknownPolicyError
 from tfpolicies.atomic import (
     is_temporary,
     make_folder,
@@ -36,6 +35,7 @@ from tfpolicies.atomic import (
     remove_file,
     sync_folder,
 )
+from tfpolicies.errors import CheckpointError, UnknownPolicyError
 from tfpolicies.storage.hdf5_image import check_arrays, pack_arrays, unpack_arrays
 from tfpolicies.storage.manifest import (
     ARRAY_FILE,

@@ -30,8 +30,8 @@ from urllib.parse import quote
 
 import numpy as np
 
-from tfpolicies.errors import StashError
 from tfpolicies.atomic import place_file, remove_file, sync_folder, temporary_beside
+from tfpolicies.errors import StashError
 
 HEADER = 64
 _FORM = struct.Struct("<8sIIQ")
