@@ -5,6 +5,7 @@ Little is imported before signals are taken care of, and no TensorFlow before a 
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from collections.abc import Sequence
@@ -30,6 +31,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         _prepare_process()
         status = flush_output(_run(sys.argv[1:], signals))
         signals.leave_with(status)
+        if signals.requested is not None:
+            atexit._run_exitfuncs()
+            os._exit(status)  # taking down TensorFlow and threads that go on takes too long
     return status
 
 

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from tfpolicies.atomic import place_file
 from tfpolicies.cli.arguments import RUNS
-from tfpolicies.cli.ends import DONE, FELL_SHORT, described, status_of
+from tfpolicies.cli.ends import BROKE, DONE, FELL_SHORT, described, status_of
 from tfpolicies.cli.serving import find_player, play_in_own_process
 from tfpolicies.cli.settings import TrainSettings
 from tfpolicies.cli.signals import SignalEnd, current, say
@@ -244,19 +244,21 @@ def _ended(training: TrainingRun, error: BaseException, *, debug: bool) -> int:
     signals.caught()
     if signals.requested is not None and not isinstance(error, SignalEnd):
         error = SignalEnd(signals.requested)  # which environments' processes may feel, too
+    status, what = status_of(error, begun=True), described(error)
     if isinstance(error, KeyboardInterrupt):
-        what = described(error).capitalize()
+        what = what.capitalize()
     else:
-        what = f"tfpolicies: error: {described(error)}"
+        what = f"tfpolicies: error: {what}"
+    if status == BROKE:
         trace = "".join(traceback.format_exception(error))
         if debug:
             say(trace)
         with contextlib.suppress(OSError):
             place_file(training.run.error_txt, trace.encode(errors="replace"))
-            what = f"{what}\nThe traceback is in {_shown(training.run.error_txt)}"
+            what = f"{what}.\nThe traceback is in {_shown(training.run.error_txt)}"
     with signals.unhurried():
         _rescue(training, what)
-    return status_of(error, begun=True)
+    return status
 
 
 def _rescue(training: TrainingRun, what: str) -> None:
@@ -267,7 +269,9 @@ def _rescue(training: TrainingRun, what: str) -> None:
     except CheckpointError as error:
         say(f"{what}. What was not saved is lost: {error}")
     else:
-        saved = f"Saved in {_shown(run.latest)}." if run.has_checkpoint else "Nothing was trained yet."
+        saved = (
+            f"Saved in {_shown(run.latest)}." if run.has_checkpoint else "Nothing was trained yet."
+        )
         say(f"{what}. {saved}")
     say(f"Go on with:\n  {shlex.join(_resume_words(run))}")
 
