@@ -11,6 +11,8 @@ ROOT = Path(tfpolicies.__file__).parent
 FLOORS = {
     "_version": 0,
     "errors": -1,
+    "atomic": 0,
+    "folder_lock": 0,
     "keras_weights": 0,
     "marks": 0,
     "quiet": 0,

@@ -1,6 +1,7 @@
 """Environments that raise, return garbage or hang: what a user sees, and how sampling goes on."""
 
 import logging
+import sys
 import time
 
 import gymnasium as gym
@@ -62,6 +63,8 @@ class Breaking(gym.Env):
                 raise RuntimeError("the wheel came off")
             if self.breaks("reward"):
                 reward = float("nan")
+            if self.breaks("exit"):
+                sys.exit(0)
             if self.breaks("tuple"):
                 return obs, reward
             if self.breaks("hang"):
@@ -148,10 +151,11 @@ def worker_of(
     return RolloutWorker(env_creator=source, config=config, default_policy_class=PPOTF2Policy)
 
 
-SINGLE = ("step", "reward", "tuple", *BAD_OBSERVATIONS)
-SEVERAL = ("step", "reward", *BAD_OBSERVATIONS, "agents", "flags", "infos")
+SINGLE = ("step", "exit", "reward", "tuple", *BAD_OBSERVATIONS)
+SEVERAL = ("step", "exit", "reward", *BAD_OBSERVATIONS, "agents", "flags", "infos")
 WORDS = {
     "step": "the wheel came off",
+    "exit": r"`step\(.*\)` of environment 1.* was to end the process: SystemExit\(0\)",
     "reset": "no episode today",
     "reward": "nan",
     "tuple": "must return",

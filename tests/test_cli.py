@@ -160,9 +160,11 @@ def test_what_is_wrong_is_said_in_one_line_with_near_matches_and_leaves_nothing(
     assert list(here.iterdir()) == []
 
 
-def test_debug_shows_the_traceback(here: Path) -> None:
-    with pytest.raises(ValueError, match="CartPol-v1"):
-        main(["train", "CartPol-v1", "--debug"])
+def test_debug_shows_the_traceback(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "CartPol-v1", "--debug"]) == 2
+    *trace, last = capsys.readouterr().err.splitlines()
+    assert trace[0] == "Traceback (most recent call last):"
+    assert last.startswith("tfpolicies: error: No environment 'CartPol-v1'")
 
 
 # -- train ------------------------------------------------------------------------------------
@@ -266,12 +268,15 @@ def test_what_is_trained_cannot_change_with_a_resume(
 def test_ctrl_c_saves_and_prints_the_command_that_goes_on(here: Path) -> None:
     process, run = start_training(here, "--checkpoint-every", "1000000")
     process.send_signal(signal.SIGINT)
-    shown, errors = process.communicate(timeout=300)
+    _, errors = process.communicate(timeout=300)
     assert process.returncode == 130, errors
     assert "Traceback" not in errors
     done = iterations(run)
     assert done == list(range(1, len(done) + 1))
-    command = shlex.split(shown.splitlines()[-1])
+    told, saved, _, hint = errors.splitlines()
+    assert told.startswith("Interrupted: training ends and saves after this iteration.")
+    assert saved == f"Interrupted. Saved in runs/{run.name}/checkpoints/latest."
+    command = shlex.split(hint)
     assert command[1:] == ["-m", "tfpolicies", "train", "--resume", f"runs/{run.name}"]
     steps = 256 * (len(done) + 2)
     assert main([*command[3:], "--steps", str(steps)]) == 0

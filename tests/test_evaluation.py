@@ -1,13 +1,17 @@
 """Evaluation: whole episodes, their exact number, no favour, and no trace in training."""
 
+import logging
+
 import numpy as np
 import pytest
 from environments import BoxActionEnv, CountingEnv, SeededEnv, counting_creator
 
-from tfpolicies import DefaultCallbacks, Policy, PPOConfig
+from tfpolicies import DefaultCallbacks, Policy, PPOConfig, PPOTF2Policy, RolloutWorker
 from tfpolicies.envs.making import EnvContext, make_environments
+from tfpolicies.envs.multi_agent_env import make_multi_agent
 from tfpolicies.errors import UsageError
 from tfpolicies.policy.policy import ActionBatch
+from tfpolicies.rollout import evaluation, multi_agent_sampler, single_agent_sampler
 from tfpolicies.rollout.evaluation import play_episodes
 
 
@@ -265,3 +269,68 @@ def test_results_carry_the_latest_evaluation_if_asked_for():
     first, second, third = (algorithm.train() for _ in range(3))
     assert "evaluation" not in first
     assert third["evaluation"] is second["evaluation"]
+
+
+# -- episodes without an end --------------------------------------------------------------------
+
+
+class Endless(CountingEnv):
+    """Of those that are made, each second one has an episode that never ends."""
+
+    made = 0
+
+    def __init__(self, config=None):
+        Endless.made += 1
+        super().__init__(Endless.made)
+
+    def length(self, episode):
+        return 10**9 if self.number % 2 else 4
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_an_evaluation_that_does_not_end_is_cut_and_says_so(several, caplog):
+    source = make_multi_agent(Endless) if several else Endless
+    asked = {"evaluation_duration": 6, "evaluation_sample_timeout_s": 0.3}
+    algorithm = config(source, **asked).build()
+    with caplog.at_level(logging.WARNING, "tfpolicies"):
+        found = algorithm.evaluate()["evaluation"]
+    count = found["episodes_this_iter"]
+    assert 0 < count < 6
+    assert found["hist_stats"]["episode_lengths"] == [4] * count
+    (told,) = caplog.messages
+    assert f"evaluation_sample_timeout_s=0.3 seconds, with {count} of 6 episodes" in told
+    algorithm.train()
+    algorithm.stop()
+
+
+def test_an_evaluation_without_a_timeout_reports_a_long_episode(monkeypatch, caplog):
+    monkeypatch.setattr(evaluation, "LONG", 50)
+    envs = make_environments(lambda context: CountingEnv(0, [80]), 1, EnvContext({}))
+    with caplog.at_level(logging.WARNING, "tfpolicies"):
+        assert len(play_episodes(zero_policy(), envs, episodes=1)) == 1
+    (told,) = caplog.messages
+    assert "episode of environment 0 has not ended after 50 steps, and evaluation waits" in told
+    assert "max_episode_steps" in told
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_whole_episodes_report_one_that_does_not_end(several, monkeypatch, caplog):
+    for module in (single_agent_sampler, multi_agent_sampler):
+        monkeypatch.setattr(module, "LONG", 50)
+
+    def long(context):
+        return CountingEnv(0, [120])
+
+    source = make_multi_agent(long) if several else long
+    worker = RolloutWorker(
+        env_creator=None,
+        default_policy_class=PPOTF2Policy,
+        config=config(source).rollouts(
+            batch_mode="complete_episodes", rollout_fragment_length=8, num_envs_per_worker=1
+        ),
+    )
+    with caplog.at_level(logging.WARNING, "tfpolicies"):
+        assert worker.sample().count == 120
+    assert all("batch_mode='complete_episodes' waits for its end" in x for x in caplog.messages)
+    assert "has not ended after " in caplog.messages[0]
+    worker.stop()

@@ -1020,6 +1020,19 @@ def test_two_maps_of_one_path_exclude_each_other(tmp_path):
     PolicyMap(path=tmp_path).close()
 
 
+@pytest.mark.core
+def test_what_a_killed_map_left_half_written_goes_with_the_next_one(tmp_path):
+    map_of("a", path=tmp_path).close()
+    own = tmp_path / "worker_0"
+    half = [own / ".a~1.state.0123abcd.tfp-tmp", own / ".a~frozen.json.0123abcd.tfp-tmp"]
+    for path in half:
+        path.write_bytes(b"half")
+    with PolicyMap(path=tmp_path) as m:
+        assert "a" in m
+        m.freeze("a")
+        assert list(tmp_path.rglob("*.tfp-tmp")) == []
+
+
 def test_a_path_that_is_no_folder_is_named(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(StashError, match=r"file.*path"):

@@ -1,11 +1,12 @@
 import json
+import os
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 
-from tfpolicies.errors import CheckpointError, UsageError
-from tfpolicies.reporting.run_folder import RunFolder, find_runs
+from tfpolicies.errors import CheckpointError, FolderInUseError, UsageError
+from tfpolicies.reporting.run_folder import RunFolder, find_runs, newest_run
 
 NOON = datetime(2025, 1, 31, 12, 0, 5)
 EVENING = datetime(2025, 1, 31, 19, 30, 0)
@@ -19,6 +20,7 @@ def test_a_new_run_is_named_after_its_date_and_time_and_holds_its_settings(tmp_p
         "checkpoints",
         "events",
         "export",
+        "lock",
         "run.json",
     ]
     assert RunFolder.open(run.path) == run
@@ -113,3 +115,45 @@ def test_runs_are_found_newest_first_and_foreign_folders_are_passed_over(tmp_pat
     (tmp_path / "foreign" / "run.json").write_text("not ours")
     assert find_runs(tmp_path) == [newer, older]
     assert find_runs(tmp_path / "none") == []
+
+
+# -- who writes ------------------------------------------------------------------------------------
+
+
+@pytest.mark.core
+def test_a_run_that_is_held_can_be_read_by_all_and_written_by_nobody_else(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path, "ppo", {"seed": 3}) as run:
+        again = RunFolder.open(run.path)
+        assert again.settings == {"seed": 3}
+        with pytest.raises(FolderInUseError, match=rf"in use by process {os.getpid()}, which"):
+            again.hold()
+    with again.hold() as held:
+        assert held.hold() is again
+
+
+@pytest.mark.core
+def test_who_holds_a_run_removes_what_killed_writers_left(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path, "ppo")
+    run.release()
+    (run.checkpoints / "latest").mkdir()
+    (run.checkpoints / "latest" / ".algorithm.json.0123abcd.tfp-tmp").write_text("half")
+    (run.export / ".export.0123abcd.tfp-tmp" / "saved_model").mkdir(parents=True)
+    (run.path / ".progress.csv.89abcdef.tfp-tmp").write_text("half")
+    (run.path / "notes.tfp-tmp").write_text("of the user")
+    run.hold().release()
+    left = [str(path.relative_to(run.path)) for path in run.path.rglob("*tfp-tmp*")]
+    assert left == ["notes.tfp-tmp"]
+
+
+@pytest.mark.core
+def test_the_newest_run_is_the_newest_one_with_a_whole_checkpoint(tmp_path: Path) -> None:
+    older = RunFolder.create(tmp_path, "zeta", now=NOON)
+    started = RunFolder.create(tmp_path, "alpha", now=EVENING)
+    assert newest_run(tmp_path) is None
+    for run in (older, started):
+        run.latest.mkdir()
+        (run.latest / "extra-0123456789abcdef.h5").write_bytes(b"arrays come first")
+    (older.latest / "algorithm.json").write_text("{}")
+    assert newest_run(tmp_path) == older
+    (started.latest / "algorithm.json").write_text("{}")
+    assert newest_run(tmp_path) == started

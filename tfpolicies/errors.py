@@ -29,6 +29,7 @@ Each class is also a builtin, so that code which catches the builtin keeps worki
     ├── PolicyExistsError (KeyError)          a policy id that is taken
     ├── EnvError (ValueError)                 an environment that is unknown or breaks its contract
     ├── WorkerError (RuntimeError)            remote workers that died, or cannot be started
+    ├── FolderInUseError (RuntimeError)       a folder that another process writes to
     ├── StashError (RuntimeError)             a stashed policy that cannot be written or read
     ├── CheckpointError (ValueError)          a checkpoint that is missing, foreign or damaged
     ├── ExportError (ValueError)              an artefact that failed or does not agree
@@ -158,6 +159,18 @@ class EnvError(TfPoliciesError, ValueError):
 
 class WorkerError(TfPoliciesError, RuntimeError):
     """Remote workers died, or cannot be started."""
+
+
+class FolderInUseError(TfPoliciesError, RuntimeError):
+    """Another process, or another part of this one, writes to a folder.
+
+    Attributes:
+        owner: who, as far as the folder tells.
+    """
+
+    def __init__(self, message: str, owner: str = "another process") -> None:
+        super().__init__(message)
+        self.owner = owner
 
 
 class StashError(TfPoliciesError, RuntimeError):

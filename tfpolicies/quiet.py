@@ -16,15 +16,21 @@ from collections.abc import Iterable, Iterator
 def native_stderr_held_back() -> Iterator[None]:
     """Holds back what native code writes to the process's standard error while entered.
 
-    If the block raises, what was held back is written after all.
+    If the block fails, what was held back is written after all. Where standard error is closed,
+    there is nothing to hold back.
     """
-    sys.stderr.flush()
-    kept = os.dup(2)
+    if sys.stderr is not None:
+        sys.stderr.flush()
+    try:
+        kept = os.dup(2)
+    except OSError:
+        yield
+        return
     with tempfile.TemporaryFile() as held:
         os.dup2(held.fileno(), 2)
         try:
             yield
-        except BaseException:
+        except Exception:
             os.dup2(kept, 2)
             held.seek(0)
             os.write(2, held.read())

@@ -28,7 +28,12 @@ from tfpolicies.policy.checkpoints import (
 )
 from tfpolicies.rollout.fitting_spaces import require_trained_spaces
 from tfpolicies.storage.array_places import put_arrays, take_arrays
-from tfpolicies.storage.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from tfpolicies.storage.checkpoint import (
+    Checkpoint,
+    PolicyPart,
+    read_checkpoint,
+    write_checkpoint,
+)
 from tfpolicies.storage.generator_json import decode_generator, encode_generator
 from tfpolicies.storage.import_paths import describe
 from tfpolicies.storage.json_values import Missing, decode_value, encode_value, find_missing
@@ -48,12 +53,37 @@ class SaveResult(NamedTuple):
     metrics: dict[str, Any]  # of the last training iteration
 
 
+class AlgorithmRecord(NamedTuple):
+    """What a checkpoint will hold of an algorithm; training on does not change it."""
+
+    manifest: dict[str, Any]
+    arrays: dict[str, dict[str, np.ndarray]]
+    policies: dict[str, PolicyPart]
+
+    def write(self, folder: str | os.PathLike[str]) -> None:
+        """Writes it into a folder, replacing the checkpoint there.
+
+        Raises:
+            CheckpointError: if it cannot be written.
+        """
+        write_checkpoint(
+            folder, ALGORITHM_MANIFEST, self.manifest, self.arrays, policies=self.policies
+        )
+
+
 def write_algorithm(algorithm: Any, folder: str | os.PathLike[str]) -> Unheld | None:
     """Writes an algorithm with its policies into a folder, replacing the checkpoint there.
 
     Returns:
         What loading will ask for; None if nothing.
     """
+    record = record_of(algorithm)
+    record.write(folder)
+    return unheld(record.manifest, repr(str(folder)), StoredRoster(None, None), None)
+
+
+def record_of(algorithm: Any) -> AlgorithmRecord:
+    """Returns what a checkpoint of an algorithm with its policies holds, as copies."""
     worker = algorithm.worker
     sampler_state, sampler_arrays = _sampler_record(worker)
     extra_arrays: dict[str, np.ndarray] = {}
@@ -81,8 +111,7 @@ def write_algorithm(algorithm: Any, folder: str | os.PathLike[str]) -> Unheld | 
     }
     groups = {"sampler": sampler_arrays, "extra": extra_arrays}
     arrays = {name: group for name, group in groups.items() if group}
-    write_checkpoint(folder, ALGORITHM_MANIFEST, manifest, arrays, policies=policies)
-    return unheld(manifest, repr(str(folder)), StoredRoster(None, None), None)
+    return AlgorithmRecord(manifest, arrays, policies)
 
 
 def _sampler_record(worker: Any) -> tuple[Any, dict[str, np.ndarray]]:

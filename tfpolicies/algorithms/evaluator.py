@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,6 +18,8 @@ from tfpolicies.policy.tf_policy import TFPolicy
 from tfpolicies.rollout.evaluation import Played
 from tfpolicies.rollout.metrics import summarize_episodes
 from tfpolicies.rollout.rollout_worker import RolloutWorker
+
+logger = logging.getLogger("tfpolicies")
 
 _MOST_ENVS = 32  # at most so many environments play the episodes of one evaluation
 _STEPS_PER_ENV = 1000  # each ends the episode it began, so few steps need few of them
@@ -205,10 +208,23 @@ class Evaluator:
         whole = Played([], 0)
         while (amount := remaining(whole.done(by_episodes=by_episodes))) > 0:
             part = workers.play(amount, by_episodes=by_episodes)
-            if part is None:  # nothing came in time
+            whole = whole if part is None else whole.plus(part)
+            if part is None or part.is_cut:
+                self._say_it_was_cut(whole.done(by_episodes=by_episodes))
                 break
-            whole = whole.plus(part)
         return whole
+
+    def _say_it_was_cut(self, done: int) -> None:
+        config = self.config
+        logger.warning(
+            "An evaluation ended by evaluation_sample_timeout_s=%g seconds, with %d of %s %s. Give "
+            "its environment a time limit, such as gym.make(..., max_episode_steps=1000), or raise "
+            "evaluation_sample_timeout_s.",
+            config.evaluation_sample_timeout_s,
+            done,
+            config.evaluation_duration,
+            config.evaluation_duration_unit,
+        )
 
     def stop(self) -> None:
         """Stops those who play."""

@@ -1,49 +1,76 @@
 """The command line: `tfpolicies train | evaluate | export | play-exported`.
 
-Nothing here imports TensorFlow before a command needs it.
+Little is imported before signals are taken care of, and no TensorFlow before a command needs it.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from collections.abc import Sequence
 
-from tfpolicies.cli.arguments import parse
-from tfpolicies.errors import TfPoliciesError
-
-ERROR, INTERRUPTED = 2, 130  # exit codes
+from tfpolicies.cli.signals import SignalEnd, Signals, say
+from tfpolicies.cli.standard_files import open_standard_files
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit code.
-
-    Codes: 0 done, 1 the target was not reached, 2 an error, 130 interrupted.
+    """Runs one command and returns its exit status; `tfpolicies --help` has the list.
 
     Args:
-        argv: the words after the program's name; those of the process if None.
+        argv: the words after the program's name; those of the process if None, which is then made
+            ready for being the program, and ends with the status.
     """
-    if argv is None:
+    if argv is not None:
+        with Signals() as signals:
+            return _run([*argv], signals)
+    open_standard_files()
+    with Signals() as signals:
+        from tfpolicies.cli.ends import flush_output
+
         _prepare_process()
-    words = list(sys.argv[1:] if argv is None else argv)
+        status = flush_output(_run(sys.argv[1:], signals))
+        signals.leave_with(status)
+        if signals.requested is not None:
+            atexit._run_exitfuncs()
+            os._exit(status)  # taking down TensorFlow and threads that go on takes too long
+    return status
+
+
+def _run(words: list[str], signals: Signals) -> int:
     try:
-        args = parse(words)
+        from tfpolicies.cli.arguments import parse
+
+        try:
+            args = parse(words)
+        except SystemExit as ended:  # argparse ends --help and --version so
+            return int(ended.code or 0)
         if args.command is None:
             print(args.help)
             return 0
         from tfpolicies.cli.commands import COMMANDS
 
         return COMMANDS[args.command](args)
-    except SystemExit as ended:  # argparse ends --help and --version so
-        return int(ended.code or 0)
-    except KeyboardInterrupt:
-        print("Interrupted.", file=sys.stderr)
-        return INTERRUPTED
-    except (TfPoliciesError, OSError) as error:
-        if "--debug" in words:
-            raise
-        print(f"tfpolicies: error: {error}", file=sys.stderr)
-        return ERROR
+    except BaseException as error:
+        signals.caught()
+        return _ended(error if signals.requested is None else SignalEnd(signals.requested), words)
+
+
+def _ended(error: BaseException, words: list[str]) -> int:
+    """Says what ended a command that had nothing to save; returns the exit status."""
+    import traceback
+
+    from tfpolicies.cli.ends import BROKE, described, status_of
+
+    status = status_of(error, begun=False)
+    if "--debug" in words:
+        traceback.print_exception(error)
+    if isinstance(error, KeyboardInterrupt):
+        say(f"{described(error).capitalize()}.")
+    else:
+        hint = " --debug shows the traceback." if status == BROKE else ""
+        say(f"tfpolicies: error: {described(error)}.{hint}")
+    return status
 
 
 def _prepare_process() -> None:

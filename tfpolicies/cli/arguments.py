@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from tfpolicies._version import __version__
+from tfpolicies.cli.ends import STATUSES
 from tfpolicies.cli.settings import ALGORITHMS, TrainSettings
 from tfpolicies.errors import UsageError, near_matches
 
@@ -66,7 +67,7 @@ def _parsers() -> tuple[_Parser, dict[str, _Parser]]:
     parser = _Parser(
         prog="tfpolicies",
         description="Train, evaluate, export and play reinforcement-learning policies.",
-        epilog=_EXAMPLES,
+        epilog=f"{_EXAMPLES}\n{STATUSES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
+import logging
 import secrets
 import shlex
 import shutil
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,28 +18,24 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.text import Text
 
+from tfpolicies.atomic import place_file
 from tfpolicies.cli.arguments import RUNS
+from tfpolicies.cli.ends import BROKE, DONE, FELL_SHORT, described, status_of
 from tfpolicies.cli.serving import find_export, play_in_own_process
 from tfpolicies.cli.settings import TrainSettings
-from tfpolicies.cli.training_run import (
-    INTERRUPTED,
-    STEPS,
-    TARGET,
-    TrainingRun,
-    best_checkpoint,
-    latest_checkpoint,
-)
+from tfpolicies.cli.signals import SignalEnd, current, say
+from tfpolicies.cli.training_run import STEPS, TARGET, TrainingRun, restore_or_build
 from tfpolicies.config.stored_environments import environment_of_file
 from tfpolicies.config.stored_settings import ALGORITHM_SETTINGS
 from tfpolicies.envs.making import EnvContext, check_source, make_environments
 from tfpolicies.errors import CheckpointError, ConfigError, UsageError
 from tfpolicies.quiet import load_tensorflow
-from tfpolicies.reporting.console import summary_table
-from tfpolicies.reporting.run_folder import RunFolder, find_runs
+from tfpolicies.reporting.console import CommandConsole, summary_table
+from tfpolicies.reporting.run_folder import RunFolder, find_runs, newest_run
 from tfpolicies.storage.json_values import Missing, find_missing
 from tfpolicies.storage.places import admitted
 
-DONE, FELL_SHORT, INTERRUPTED_CODE = 0, 1, 130
+logger = logging.getLogger("tfpolicies")
 
 _STEPS_WITH_TARGET = 1_000_000
 _GOALS = ("steps", "until", "export", "play", "keep_best", "checkpoint_every")  # may be changed
@@ -57,45 +56,81 @@ class Shipped(NamedTuple):
 
 
 def train(args: argparse.Namespace) -> int:
-    """Trains, ships and plays; see `tfpolicies train --help`."""
+    """Trains, ships and plays; see `tfpolicies train --help`.
+
+    What can go wrong with settings, environment and building goes wrong before there is a folder.
+    """
     given = {name: value for name, value in vars(args).items() if name not in ("command", "debug")}
-    console = Console()
-    run, settings = _resumed({**given}) if "resume" in given else _started(given, console)
-    finished = run.settings.get("finished")
-    if finished is not None:
-        console.print(f"{_shown(run.path)} is finished: {_REASONS[finished]}.", highlight=False)
-        _print_hint(console, "To train on, raise a goal:", [*_resume_words(run), "--steps", "..."])
-        return DONE
-    console.print(f"Run folder: {_shown(run.path)}  (seed {settings.seed})", highlight=False)
-    _load(console)
-    if "resume" in given:
-        _require_own_words(run, settings)
-    try:
-        with TrainingRun(run, settings, console) as training:
+    console = CommandConsole()
+    with contextlib.ExitStack() as closing:
+        run, parent = None, given.get("run_dir", RUNS)
+        if "resume" in given:
+            run = closing.enter_context(_run_to_resume(given.pop("resume")).hold())
+            settings = _resumed(run, given)
+            if not given and _is_finished(run, console):
+                return DONE
+        else:
+            settings = _started(given)
+        _load(console)
+        if run is not None:
+            _require_own_words(run, settings)
+        with console.status("building"):
+            settings.config().validate()
+            algorithm = restore_or_build(run, settings)
+        closing.callback(_stop, algorithm)
+        if run is None:
+            name = f"{settings.algo.lower()}-{settings.env}"
+            run = closing.enter_context(RunFolder.create(parent, name, _content(settings)))
+        elif given:
+            run.write_settings(_content(settings))
+        training = closing.enter_context(TrainingRun(run, settings, algorithm, console))
+        try:
+            folder = f"Run folder: {_shown(run.path)}  (seed {settings.seed})"
+            console.print(folder, highlight=False)
             return _train_and_ship(training)
-    except KeyboardInterrupt:
-        return _interrupted(console, run)
+        except BaseException as error:
+            return _ended(training, error, debug=args.debug)
 
 
-def _started(given: dict[str, Any], console: Console) -> tuple[RunFolder, TrainSettings]:
-    parent = given.pop("run_dir", RUNS)
+def _stop(algorithm: Any) -> None:
+    """Closes an algorithm; environments that break in that do not change how the command ends."""
+    try:
+        algorithm.stop()
+    except Exception as error:
+        logger.warning("The environments could not be closed: %r", error)
+
+
+def _started(given: dict[str, Any]) -> TrainSettings:
     if "env" not in given:
         raise UsageError("train takes an environment: `tfpolicies train CartPole-v1`.")
     check_source(given["env"])
+    given.pop("run_dir", None)
     given.setdefault("seed", secrets.randbelow(10_000))
     if "until" in given:
         given.setdefault("steps", _STEPS_WITH_TARGET)
-    settings = TrainSettings(**{**given, "set": tuple(given.get("set", ()))})
-    _load(console)
-    settings.config().validate()  # before anything is on disk
-    name = f"{settings.algo.lower()}-{settings.env}"
-    return RunFolder.create(parent, name, _content(settings)), settings
+    return TrainSettings(**{**given, "set": tuple(given.get("set", ()))})
 
 
-def _resumed(given: dict[str, Any]) -> tuple[RunFolder, TrainSettings]:
-    run = find_run(given.pop("resume"))
-    if run is None:
-        raise CheckpointError("--resume needs a run folder, or a folder of runs.")
+def _run_to_resume(path: str) -> RunFolder:
+    run = find_run(path)
+    if run is not None:
+        return run
+    without = [_shown(run.path) for run in find_runs(path)]
+    hint = f" {without[0]} has no checkpoint yet; name it to begin it anew." if without else ""
+    raise CheckpointError(f"--resume needs a run folder, or a folder of runs.{hint}")
+
+
+def _is_finished(run: RunFolder, console: Console) -> bool:
+    """Says so if a run has reached its goals."""
+    finished = run.settings.get("finished")
+    if finished is None:
+        return False
+    console.print(f"{_shown(run.path)} is finished: {_REASONS[finished]}.", highlight=False)
+    _print_hint(console, "To train on, raise a goal:", [*_resume_words(run), "--steps", "..."])
+    return True
+
+
+def _resumed(run: RunFolder, given: dict[str, Any]) -> TrainSettings:
     content = run.settings
     settings = TrainSettings.from_json(content.get("train", {}), str(run.run_json))
     named = given.pop("env", None)
@@ -113,10 +148,7 @@ def _resumed(given: dict[str, Any]) -> tuple[RunFolder, TrainSettings]:
             "Goals may be changed: --steps, --until, --export, --play, --keep-best, "
             "--checkpoint-every."
         )
-    if given:
-        settings = dataclasses.replace(settings, **given)
-        run.write_settings(_content(settings))
-    return run, settings
+    return dataclasses.replace(settings, **given)
 
 
 def _require_own_environment(run: RunFolder, env: str) -> None:
@@ -147,7 +179,6 @@ def _content(settings: TrainSettings, finished: str | None = None) -> dict[str, 
 _REASONS = {
     TARGET: "the target was reached",
     STEPS: "all steps were used",
-    INTERRUPTED: "it was interrupted",
 }
 
 
@@ -156,9 +187,7 @@ def _train_and_ship(training: TrainingRun) -> int:
     settings, console, run = training.settings, training.console, training.run
     further = 0
     while True:
-        reason = training.train(at_least_steps=further)
-        if reason == INTERRUPTED:
-            return _interrupted(console, run)
+        reason = training.train(lambda what: _rescue(training, what), at_least_steps=further)
         shipped = _ship(training, reason)
         played = shipped.mean_return
         if reason == STEPS or played is None or settings.until is None or played >= settings.until:
@@ -186,8 +215,8 @@ def _ship(training: TrainingRun, reason: str) -> Shipped:
     if not (settings.export or settings.play):
         return Shipped({}, {})
     policy = training.algorithm.get_policy()
-    if reason != TARGET and settings.keep_best and best_checkpoint(run).exists():
-        policy = load_policy(best_checkpoint(run), training.console)
+    if reason != TARGET and settings.keep_best and run.best.exists():
+        policy = load_policy(run.best, training.console)
     shipped = export_policy(policy, run.export, training.console, onnx=True, saved_model=True)
     if not settings.play:
         return shipped
@@ -206,13 +235,42 @@ def _loaded(played: Mapping[str, Any]) -> str:
     return "without tensorflow and tfpolicies"
 
 
-def _interrupted(console: Console, run: RunFolder) -> int:
-    if latest_checkpoint(run).exists():
-        console.print(f"Interrupted. Saved in {_shown(latest_checkpoint(run))}.", highlight=False)
+def _ended(training: TrainingRun, error: BaseException, *, debug: bool) -> int:
+    """Saves what a training that was ended has, says how to go on, and returns the exit status."""
+    signals = current()
+    signals.caught()
+    if signals.requested is not None and not isinstance(error, SignalEnd):
+        error = SignalEnd(signals.requested)  # which environments' processes may feel, too
+    status, what = status_of(error, begun=True), described(error)
+    if isinstance(error, KeyboardInterrupt):
+        what = what.capitalize()
     else:
-        console.print("Interrupted before the first checkpoint.", highlight=False)
-    _print_hint(console, "Go on with:", _resume_words(run))
-    return INTERRUPTED_CODE
+        what = f"tfpolicies: error: {what}"
+    if status == BROKE:
+        trace = "".join(traceback.format_exception(error))
+        if debug:
+            say(trace)
+        with contextlib.suppress(OSError):
+            place_file(training.run.error_txt, trace.encode(errors="replace"))
+            what = f"{what}.\nThe traceback is in {_shown(training.run.error_txt)}"
+    with signals.unhurried():
+        _rescue(training, what)
+    return status
+
+
+def _rescue(training: TrainingRun, what: str) -> None:
+    """Saves what would be lost, and says what happened and how to go on."""
+    run = training.run
+    try:
+        training.rescue()
+    except CheckpointError as error:
+        say(f"{what}. What was not saved is lost: {error}")
+    else:
+        saved = (
+            f"Saved in {_shown(run.latest)}." if run.has_checkpoint else "Nothing was trained yet."
+        )
+        say(f"{what}. {saved}")
+    say(f"Go on with:\n  {shlex.join(_resume_words(run))}")
 
 
 def _print_hint(console: Console, text: str, words: list[str]) -> None:
@@ -233,8 +291,8 @@ def _print_summary(training: TrainingRun, reason: str, shipped: Shipped) -> None
         "learning curve": run.learning_curve,
         "progress CSV": run.progress_csv,
         "TensorBoard": run.events,
-        "checkpoint": latest_checkpoint(run),
-        "best checkpoint": best_checkpoint(run),
+        "checkpoint": run.latest,
+        "best checkpoint": run.best,
     }
     training.console.print()
     title = f"{settings.title}: {_REASONS[reason]}"
@@ -257,7 +315,7 @@ def _print_files(console: Console, files: Mapping[str, Path]) -> None:
 
 def evaluate(args: argparse.Namespace) -> int:
     """Plays whole episodes with a trained policy and prints their returns."""
-    console = Console()
+    console = CommandConsole()
     if args.env is not None:
         check_source(args.env)
     policy = load_policy(
@@ -307,7 +365,7 @@ def evaluate(args: argparse.Namespace) -> int:
 
 def export(args: argparse.Namespace) -> int:
     """Writes a trained policy as SavedModel and ONNX, each verified."""
-    console = Console()
+    console = CommandConsole()
     policy = load_policy(find_checkpoint(args.source, best=args.best), console)
     both = args.onnx is None and not args.saved_model
     exported = export_policy(
@@ -336,7 +394,7 @@ def play_exported(args: argparse.Namespace) -> int:
         "seconds": round(played["seconds"], 2),
     }
     title = f"{_shown(find_export(path))} through ONNX Runtime, {_loaded(played)}"
-    Console().print(summary_table(title, figures))
+    CommandConsole().print(summary_table(title, figures))
     return DONE
 
 
@@ -352,11 +410,8 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
 
 
 def find_run(path: str) -> RunFolder | None:
-    """Returns the run at `path`, or the newest one in it, or None if it is neither."""
-    if (Path(path) / "run.json").exists():
-        return RunFolder.open(path)
-    inside = find_runs(path)
-    return inside[0] if inside else None
+    """Returns the run at `path`, or the newest one in it with a checkpoint, or None."""
+    return RunFolder.open(path) if RunFolder(path).run_json.exists() else newest_run(path)
 
 
 def find_checkpoint(path: str, *, best: bool = False) -> Path:
@@ -370,8 +425,8 @@ def find_checkpoint(path: str, *, best: bool = False) -> Path:
         if best:
             raise UsageError(f"--best asks for a run folder, but {path!r} is none.")
         return Path(path)
-    folder = best_checkpoint(run) if best else latest_checkpoint(run)
-    if not folder.exists():
+    folder = run.best if best else run.latest
+    if not (folder.exists() if best else run.has_checkpoint):
         advice = (
             "Train with --keep-best." if best else "Train it on with `tfpolicies train --resume`."
         )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfpolicies.cli.interruption import Interruption
 from tfpolicies.cli.settings import TrainSettings
+from tfpolicies.cli.signals import current
 from tfpolicies.reporting.console import TrainingProgress
 from tfpolicies.reporting.learning_curve import draw_learning_curve
 from tfpolicies.reporting.progress_csv import ProgressCsv, read_progress
@@ -21,10 +21,12 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from tfpolicies.algorithms.algorithm import Algorithm
+    from tfpolicies.algorithms.checkpoints import AlgorithmRecord
 
-TARGET, STEPS, INTERRUPTED = "target", "steps", "interrupted"  # why a training ends
+TARGET, STEPS = "target", "steps"  # why a training ends by itself
 
 _SECONDS_BETWEEN_CURVES = 15.0
+_SHARE_OF_RECORDS = 0.05  # of the time that training takes, at most
 _SPEED_MEMORY = 0.9  # of the shown speed, an exponential mean over iterations
 
 
@@ -52,22 +54,19 @@ class TrainingRun:
     """One training run in its folder; a context manager that closes what it opened.
 
     Args:
-        run: the folder.
+        run: the folder, held by this process.
         settings: what was asked for.
+        algorithm: as `restore_or_build` gives it; closing it is the caller's.
         console: where progress is shown.
-
-    Raises:
-        ConfigError: for settings that contradict each other.
-        EnvError: for an unknown environment.
-        CheckpointError: if the run has a checkpoint that is damaged.
     """
 
-    def __init__(self, run: RunFolder, settings: TrainSettings, console: Console) -> None:
+    def __init__(
+        self, run: RunFolder, settings: TrainSettings, algorithm: Algorithm, console: Console
+    ) -> None:
         self.run = run
         self.settings = settings
         self.console = console
-        with console.status("building"):
-            self.algorithm = restore_or_build(run, settings)
+        self.algorithm = algorithm
         steps = self.algorithm.counters["num_env_steps_sampled"]
         self._best = best_score(run, settings)
         self._csv = ProgressCsv(run.progress_csv)
@@ -76,50 +75,92 @@ class TrainingRun:
         self.progress = _last_progress(run, steps)
         self._curve_drawn_at = time.monotonic()
         self._speed = math.nan
+        self._saved = algorithm.iteration  # that the newest checkpoint is of
+        self._record: AlgorithmRecord | None = None
+        self._recorded = algorithm.iteration  # that the record is of
+        self._record_due_at = -math.inf
 
     def __enter__(self) -> TrainingRun:
         return self
 
     def __exit__(self, *error: object) -> None:
         self._events.close()
-        self.algorithm.stop()
 
-    def train(self, *, at_least_steps: int = 0) -> str:
-        """Trains until the target, the last step or Ctrl-C, and writes a checkpoint at the end.
+    def train(self, rescue: Callable[[str], None], *, at_least_steps: int = 0) -> str:
+        """Trains until the target or the last step, and writes a checkpoint at the end.
 
         Args:
+            rescue: see `Signals.held_back`.
             at_least_steps: the target does not count before so many further environment steps.
 
         Returns:
-            `TARGET`, `STEPS` or `INTERRUPTED`.
+            `TARGET` or `STEPS`.
+
+        Raises:
+            SignalEnd: if a signal ended it; the iteration that ran then has ended, if it could.
+            BaseException: what the environment, say, raised. `rescue` of this run has not been
+                called then.
         """
         settings = self.settings
         earliest = self.progress.env_steps + at_least_steps
         shown = TrainingProgress(settings.steps, settings.until, self.console)
-        with Interruption() as interruption, shown:
-            while self.progress.env_steps < settings.steps and not interruption.requested:
+        with current().held_back(rescue) as signals, shown:
+            self._keep_record()
+            while self.progress.env_steps < settings.steps and signals.requested is None:
                 result = self.algorithm.train()
-                self._record(result)
+                self._take_down(result)
+                self._keep_record()
                 shown.update(self.progress.env_steps, self.progress.mean_return, self._speed)
                 if self._has_reached_target(result) and self.progress.env_steps >= earliest:
                     return self._finish(TARGET)
                 if self.algorithm.iteration % settings.checkpoint_every == 0:
                     self.save()
-            return self._finish(INTERRUPTED if interruption.requested else STEPS)
+            return self._finish(STEPS)
 
     def save(self) -> None:
         """Replaces the run's checkpoint, atomically."""
-        self.algorithm.save(latest_checkpoint(self.run))
+        with current().unhurried():
+            self.algorithm.save(self.run.latest)
+        self._saved = self.algorithm.iteration
+
+    def rescue(self) -> None:
+        """Saves the state after the last whole iteration, unless the newest checkpoint has it.
+
+        What an iteration that did not end has changed in the algorithm does not count. This may be
+        called while another thread trains.
+
+        Raises:
+            CheckpointError: if it cannot be written.
+        """
+        if self._record is not None and self._recorded > self._saved:
+            self._record.write(self.run.latest)
+            self._saved = self._recorded
+
+    def _keep_record(self) -> None:
+        """Keeps a copy of what a checkpoint would hold now, for `rescue`.
+
+        Where copying takes long, as with large models or stored replay buffers, it is not done in
+        each iteration.
+        """
+        from tfpolicies.algorithms.checkpoints import record_of
+
+        started = time.monotonic()
+        if started < self._record_due_at:
+            return
+        self._record, self._recorded = record_of(self.algorithm), self.algorithm.iteration
+        now = time.monotonic()
+        self._record_due_at = now + (now - started) / _SHARE_OF_RECORDS
 
     def _finish(self, reason: str) -> str:
         self.save()
         self._draw_curve()
         return reason
 
-    def _record(self, result: dict[str, Any]) -> None:
+    def _take_down(self, result: dict[str, Any]) -> None:
         row = progress_row(result)
         if self.settings.keep_best and self._is_best(row):
-            self.algorithm.save(best_checkpoint(self.run))
+            with current().unhurried():
+                self.algorithm.save(self.run.best)
         self._csv.append(row)
         self._events.write_scalars(int(row["env_steps"]), event_scalars(row))
         self.progress = _progress_of(row)
@@ -155,23 +196,18 @@ class TrainingRun:
         self._curve_drawn_at = time.monotonic()
 
 
-def latest_checkpoint(run: RunFolder) -> Path:
-    """Returns the folder of the run's newest checkpoint, which may not be there yet."""
-    return run.checkpoints / "latest"
+def restore_or_build(run: RunFolder | None, settings: TrainSettings) -> Algorithm:
+    """Returns the algorithm from the run's newest checkpoint, or a new one if there is none yet.
 
-
-def best_checkpoint(run: RunFolder) -> Path:
-    """Returns the folder of the best checkpoint, which may not be there."""
-    return run.checkpoints / "best"
-
-
-def restore_or_build(run: RunFolder, settings: TrainSettings) -> Algorithm:
-    """Returns the algorithm from the run's newest checkpoint, or a new one if there is none yet."""
+    Raises:
+        ConfigError: for settings that contradict each other.
+        EnvError: for an unknown environment.
+        CheckpointError: if the checkpoint is damaged.
+    """
     from tfpolicies.algorithms.algorithm import Algorithm
 
-    folder = latest_checkpoint(run)
-    if folder.exists():
-        return Algorithm.from_checkpoint(folder, config={"env": settings.env})
+    if run is not None and run.has_checkpoint:
+        return Algorithm.from_checkpoint(run.latest, config={"env": settings.env})
     algorithm: Algorithm = settings.config().build()
     return algorithm
 
@@ -182,7 +218,7 @@ def best_score(run: RunFolder, settings: TrainSettings) -> float:
     It is read from the run's CSV, so that a resumed run goes on comparing: evaluations if the run
     evaluates, else the mean return of training episodes.
     """
-    if not best_checkpoint(run).exists() or not run.progress_csv.exists():
+    if not run.best.exists() or not run.progress_csv.exists():
         return -math.inf
     evaluated = settings.eval_every is not None
     scores = [_score(row, evaluated=evaluated) for row in read_progress(run.progress_csv)]

@@ -135,10 +135,18 @@ def take_filters(worker: RolloutWorker, filters: Changes) -> None:
         policy.apply_filter()
 
 
-def play_share(worker: RolloutWorker, shares: Mapping[int, int], *, by_episodes: bool) -> Played:
-    """Plays a worker's share of episodes or steps, by worker index."""
+def play_share(
+    worker: RolloutWorker,
+    shares: Mapping[int, int],
+    *,
+    by_episodes: bool,
+    seconds: float | None = None,
+) -> Played:
+    """Plays a worker's share of episodes or steps, by worker index, or what is in time."""
     amount = shares.get(worker.worker_index, 0)
-    return play(worker, amount, by_episodes=by_episodes) if amount else Played([], 0)
+    if not amount:
+        return Played([], 0)
+    return play(worker, amount, by_episodes=by_episodes, seconds=seconds)
 
 
 # -- to those who sample -----------------------------------------------------------------------

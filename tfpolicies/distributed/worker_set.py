@@ -27,6 +27,8 @@ from tfpolicies.rollout.rollout_worker import RolloutWorker
 if TYPE_CHECKING:
     from tfpolicies.distributed.ray_workers import RayWorkers
 
+_SHARE_OF_TIMEOUT = 0.9  # in which remote workers play, so that their answers arrive in time
+
 
 class WorkerSet:
     """A worker in this process, which learns, and those that sample for it.
@@ -447,17 +449,21 @@ class WorkerSet:
             by_episodes: which of the two.
 
         Returns:
-            What was played; less than `amount` if a worker failed; None if nothing came within
-            `evaluation_sample_timeout_s`.
+            What was played; less than `amount` if a worker failed, or if
+            `evaluation_sample_timeout_s` was too short (`is_cut`); None if no worker answered.
         """
+        limit = self.config.evaluation_sample_timeout_s
         if self._remotes is None:
-            return play(self._local, amount, by_episodes=by_episodes)
+            return play(self._local, amount, by_episodes=by_episodes, seconds=limit)
         self._remotes.look_after()
         healthy = self._remotes.healthy()
         each, rest = divmod(amount, len(healthy))
         shares = {index: each + (i < rest) for i, index in enumerate(healthy)}
-        job = functools.partial(messages.play_share, shares=shares, by_episodes=by_episodes)
-        found = self._remotes.sample(job, self.config.evaluation_sample_timeout_s)
+        seconds = None if limit is None else _SHARE_OF_TIMEOUT * limit
+        job = functools.partial(
+            messages.play_share, shares=shares, by_episodes=by_episodes, seconds=seconds
+        )
+        found = self._remotes.sample(job, limit)
         return functools.reduce(Played.plus, found) if found else None
 
     def align(self, *, new_episodes: bool = False) -> None:

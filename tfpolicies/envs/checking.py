@@ -12,6 +12,7 @@ from gymnasium import spaces
 from tfpolicies.envs.multi_agent_env import ALL, MultiAgentEnv
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
 from tfpolicies.envs.pettingzoo import is_pettingzoo, pettingzoo_env
+from tfpolicies.envs.repairs import BREAKS
 from tfpolicies.errors import EnvError
 
 _FLAGS = (bool, np.bool_)
@@ -189,7 +190,7 @@ def _called(method: str, call: Callable[[], Any], actions: Any = None) -> Any:
         return call()
     except EnvError:
         raise
-    except Exception as error:
+    except BREAKS as error:
         given = "" if actions is None else f" for the action {actions!r}"
         raise EnvError(
             f"`{method}` raised {type(error).__name__}{given}: {error}. The cause is shown above."

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tfpolicies.envs.multi_agent_env import ALL, COMMON, MultiAgentEnv, MultiAgentStep
-from tfpolicies.envs.repairs import Repairs
+from tfpolicies.envs.repairs import BREAKS, Repairs
 from tfpolicies.errors import EnvError
 
 _NAMES = ("observations", "rewards", "terminateds", "truncateds", "infos")
@@ -52,7 +52,7 @@ class MultiAgentEnvironments:
         """
         try:
             return self._first(index, seed)
-        except Exception as error:
+        except BREAKS as error:
             self.repairs.broke(index, f"reset(seed={seed})", error)
             return self.renew(index)
 

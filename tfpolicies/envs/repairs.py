@@ -22,6 +22,9 @@ from tfpolicies.errors import EnvError
 logger = logging.getLogger("tfpolicies")
 
 _FRAMES = 8  # of the stack that are shown of a call that hangs
+BREAKS = (Exception, SystemExit)
+"""What counts as the breaking of an environment, which must not end the process it runs in."""
+
 _TRIES = 3  # times that an environment is made anew before its `reset` works
 _MOST_IN_A_ROW = 10  # times that an environment may break without finishing an episode
 
@@ -129,7 +132,7 @@ class Repairs:
 
         return call
 
-    def broke(self, index: int, call: str, error: Exception) -> None:
+    def broke(self, index: int, call: str, error: BaseException) -> Exception:
         """Reports an environment that broke.
 
         Args:
@@ -137,10 +140,21 @@ class Repairs:
             call: what was called.
             error: what it raised, or an `EnvError` about what it returned.
 
+        Returns:
+            `error`, or an `EnvError` instead of a `SystemExit`.
+
         Raises:
             Exception: `error`, unless environments are made anew.
             EnvError: if it broke too often without finishing an episode.
         """
+        if not isinstance(error, Exception):
+            try:
+                raise EnvError(
+                    f"`{call}` of {self.name(index).lower()} was to end the process: {error!r}. "
+                    "Let it end the episode (`terminated`, `truncated`), or raise an error."
+                ) from error
+            except EnvError as explained:
+                error = explained
         name, reason = self.name(index), f"broke in {call}: {type(error).__name__}: {error}"
         if self.make is None:
             if hasattr(error, "add_note"):
@@ -157,6 +171,7 @@ class Repairs:
             raise EnvError(
                 f"{name} broke {times} times without a whole episode; at last it {reason}"
             ) from error
+        return error
 
     def worked(self, index: int) -> None:
         """Takes down that an environment finished an episode."""
@@ -175,16 +190,16 @@ class Repairs:
         """
         if self.make is None:
             raise EnvError(f"{self.name(index)} cannot be made anew.")
-        last: Exception | None = None
+        last: BaseException | None = None
         for _ in range(_TRIES):
             try:
                 old.close()
-            except Exception as error:
+            except BREAKS as error:
                 logger.warning("%s broke in close(): %r", self.name(index), error)
             try:
                 old = self.make(index)
                 return old, start(old)
-            except Exception as error:
+            except BREAKS as error:
                 logger.warning("%s broke in its first reset(): %r", self.name(index), error)
                 last = error
         raise EnvError(

@@ -27,6 +27,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from tfpolicies.envs.repairs import (
+    BREAKS,
     Repairs,
     check_observation,
     check_reward,
@@ -178,7 +179,7 @@ class PlainEnvironments(Environments):
         """Returns the first observation of a new episode of one environment."""
         try:
             return self._first_observation(index, seed)
-        except Exception as error:
+        except BREAKS as error:
             self._repairs.broke(index, f"reset(seed={seed})", error)
             return self._renewed(index)
 
@@ -211,10 +212,9 @@ class PlainEnvironments(Environments):
         for step, action in zip(self._steps, rows, strict=True):
             try:
                 results.append(step(action))
-            except Exception as error:
+            except BREAKS as error:
                 index = len(results)
-                self._repairs.broke(index, f"step({action!r})", error)
-                broken[index] = error
+                broken[index] = self._repairs.broke(index, f"step({action!r})", error)
                 results.append(None)
         made = None if broken else self._made_of(results)
         return self._repaired(results, rows, broken) if made is None else made
@@ -343,7 +343,7 @@ class VectorEnvironments(Environments):
     def reset(self, seeds: Sequence[int] | None) -> Any:
         try:
             return self._reset(seeds)
-        except Exception as error:
+        except BREAKS as error:
             self._repairs.broke(0, "reset", error)
             return self._renewed()
 
@@ -372,9 +372,8 @@ class VectorEnvironments(Environments):
         actions = own_copy(self.action_space, actions)
         try:
             return self._made_of(*self._step(actions))
-        except Exception as error:
-            self._repairs.broke(0, "step", error)
-            return self._all_anew(error)
+        except BREAKS as error:
+            return self._all_anew(self._repairs.broke(0, "step", error))
 
     def _all_anew(self, error: Exception) -> Step:
         """Returns the step in which all environments broke, since nobody can tell which did."""

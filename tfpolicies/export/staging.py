@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from tfpolicies.atomic import is_temporary, sync_folder
 from tfpolicies.errors import ExportError
-from tfpolicies.storage.atomic import is_temporary, sync_folder
 
 _DAY = 86400.0  # seconds; no export takes so long
 

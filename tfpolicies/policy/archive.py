@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfpolicies.errors import StashError, TfPoliciesError
+from tfpolicies.atomic import make_folder, remove_leftovers
+from tfpolicies.errors import FolderInUseError, StashError, TfPoliciesError
+from tfpolicies.folder_lock import FolderLock
 from tfpolicies.policy.checkpoints import policy_of_record, policy_record
 from tfpolicies.policy.policy import Policy
-from tfpolicies.storage.atomic import FolderLock
 from tfpolicies.storage.stash import HEADER, Stash
 
 _FROZEN = "frozen"  # the folder of frozen policies, and the mark of their entries
@@ -59,8 +60,8 @@ class Archive:
             self.stash = self.frozen = Stash()
         else:
             own = Path(path) / f"worker_{worker_index}"
-            self._held = FolderLock(own)
-            self.stash, self.frozen = Stash(own), Stash(Path(path) / _FROZEN)
+            self._held = _held(own)
+            self.stash, self.frozen = Stash(own), Stash(Path(path) / _FROZEN, scratch=own)
 
     # -- what waits -----------------------------------------------------------------------------
 
@@ -179,3 +180,21 @@ def _holds(entry: Entry, memory: np.ndarray) -> bool:
     """Whether an entry has the same image as a memory."""
     same_size = entry.stash.size(entry.name) == HEADER + memory.size
     return same_size and np.array_equal(entry.stash.read(entry.name, memory.size), memory)
+
+
+def _held(folder: Path) -> FolderLock:
+    """Makes a stash's folder, keeps it for this process, and tidies up after killed ones."""
+    try:
+        make_folder(folder)
+        held = FolderLock(folder)
+    except FolderInUseError as error:
+        raise StashError(
+            f"The stash {str(folder)!r} is in use by another PolicyMap, of {error.owner}; close "
+            "that one, or give this one another `path` or `worker_index`."
+        ) from error
+    except OSError as error:
+        raise StashError(
+            f"The stash {str(folder)!r} cannot be made: {error}. Give another `path`."
+        ) from error
+    remove_leftovers(folder)
+    return held

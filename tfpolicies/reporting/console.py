@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -16,6 +18,18 @@ from tfpolicies.errors import UsageError
 
 _SECONDS_BETWEEN_LINES = 10.0
 _REFRESHES_PER_SECOND = 4
+
+
+class CommandConsole(Console):
+    """A console of a command, which says so if nobody reads what it prints."""
+
+    def on_broken_pipe(self) -> None:
+        """Raises the error, where Rich itself would end the process.
+
+        Raises:
+            BrokenPipeError: always.
+        """
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
 class TrainingProgress:

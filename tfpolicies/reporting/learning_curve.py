@@ -9,8 +9,8 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tfpolicies.atomic import place_file
 from tfpolicies.errors import UsageError
-from tfpolicies.reporting.atomic_file import write_atomically
 from tfpolicies.reporting.progress_row import EVALUATION_MEAN, as_number
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def draw_learning_curve(
     _draw_head(figure, title, shown)
     png = io.BytesIO()
     figure.savefig(png, format="png", metadata={"Software": None})
-    write_atomically(Path(png_path), png.getvalue())
+    place_file(Path(png_path), png.getvalue())
 
 
 def _check(rows: Sequence[Mapping[str, float]], target: float | None) -> None:

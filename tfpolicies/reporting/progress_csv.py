@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from os import PathLike
 from pathlib import Path
 
+from tfpolicies.atomic import place_file
 from tfpolicies.errors import CheckpointError, UsageError
-from tfpolicies.reporting.atomic_file import write_atomically
 from tfpolicies.reporting.progress_row import FIXED_COLUMNS, as_number
 
 Row = dict[str, float]
@@ -73,7 +73,7 @@ class ProgressCsv:
         extra = {name for row in rows for name in row} - set(FIXED_COLUMNS)
         columns = [*FIXED_COLUMNS, *sorted(extra)]
         text = _as_text([dict(zip(columns, columns, strict=True)), *rows], columns)
-        write_atomically(self.path, text.encode())
+        place_file(self.path, text.encode())
         self._columns = columns
         self._last_iteration = rows[-1]["iteration"] if rows else -math.inf
 

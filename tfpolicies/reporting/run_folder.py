@@ -6,38 +6,55 @@ import itertools
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from os import PathLike
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
-from tfpolicies.errors import CheckpointError, UsageError
-from tfpolicies.reporting.atomic_file import write_atomically
+from tfpolicies.atomic import place_file, remove_leftovers
+from tfpolicies.errors import CheckpointError, FolderInUseError, UsageError
+from tfpolicies.folder_lock import FolderLock
 
 FORMAT = "tfpolicies-run"
 FORMAT_VERSION = 1
 
 
-@dataclass(frozen=True)
 class RunFolder:
-    """The layout of one training run; only `create` and `write_settings` touch the disk.
+    """The layout of one training run, and who may write to it.
 
     A folder is a run as soon as it has its `run.json`, which is written last and atomically::
 
         ppo-CartPole-v1-2025-01-31-142501/
             run.json            when the run was made, and the settings of the command
+            lock                the number of the process that writes to the run
             progress.csv        one row per training iteration
+            error.txt           the traceback of the last error that ended the training
             events/             TensorBoard event files
             learning_curve.png
             checkpoints/
             export/             the policy for serving
 
-    Attributes:
-        path: the folder.
+    Anybody may read a run. Who writes to it holds it: from `create` or `hold` until `release`, or
+    until the end of a `with` statement. No other process can hold it then; what a killed process
+    left does not keep others out.
+
+    Args:
+        path: the folder, which need not be there.
     """
 
-    path: Path
+    def __init__(self, path: str | PathLike[str]) -> None:
+        self.path = Path(path)
+        self._lock: FolderLock | None = None
+
+    def __repr__(self) -> str:
+        return f"RunFolder({str(self.path)!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RunFolder) and self.path == other.path
+
+    def __hash__(self) -> int:
+        return hash(self.path)
 
     @classmethod
     def create(
@@ -48,7 +65,7 @@ class RunFolder:
         *,
         now: datetime | None = None,
     ) -> RunFolder:
-        """Makes the new folder `<name>-<date>-<time>` in `parent`; never touches an older one.
+        """Makes and holds the new folder `<name>-<date>-<time>`; never touches an older one.
 
         Characters of `name` that do not suit a file name become `-` (`ALE/Pong-v5`: `ALE-Pong-v5`).
         If there is such a folder already, a number is added.
@@ -73,19 +90,20 @@ class RunFolder:
             except FileExistsError:
                 continue
             break
+        run._lock = FolderLock(run.path)
         for folder in (run.events, run.checkpoints, run.export):
             folder.mkdir()
-        write_atomically(run.run_json, text)
+        place_file(run.run_json, text)
         return run
 
     @classmethod
     def open(cls, path: str | PathLike[str]) -> RunFolder:
-        """Opens an existing run, to resume or to look at it; changes nothing.
+        """Opens an existing run, to look at it or to `hold` it; changes nothing.
 
         Raises:
             CheckpointError: if `path` is no run folder, or of a version that is not known here.
         """
-        run = cls(Path(path))
+        run = cls(path)
         content = run._content()
         if content.get("format_version") != FORMAT_VERSION:
             raise CheckpointError(
@@ -93,6 +111,45 @@ class RunFolder:
                 f"this version of tfpolicies reads {FORMAT_VERSION}. Install the one that wrote it."
             )
         return run
+
+    def hold(self) -> RunFolder:
+        """Keeps all others from writing to the run, and removes what killed writers left half done.
+
+        Returns:
+            This run, for a `with` statement.
+
+        Raises:
+            FolderInUseError: if another process holds it, or another object of this one.
+            OSError: if the folder cannot be written.
+        """
+        if self._lock is None:
+            try:
+                self._lock = FolderLock(self.path)
+            except FolderInUseError as error:
+                raise FolderInUseError(
+                    f"The run {str(self.path)!r} is in use by {error.owner}, which trains it. Wait "
+                    "until it has ended, or start another run.",
+                    error.owner,
+                ) from error
+            remove_leftovers(self.path)
+        return self
+
+    def release(self) -> None:
+        """Lets others hold the run; may be called again."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.release()
 
     @property
     def run_json(self) -> Path:
@@ -120,6 +177,26 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
+    def latest(self) -> Path:
+        """The folder of the newest checkpoint, which may not be there yet."""
+        return self.checkpoints / "latest"
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether the newest checkpoint is there, whole: its manifest is written last."""
+        return any(self.latest.glob("*.json"))
+
+    @property
+    def best(self) -> Path:
+        """The folder of the best checkpoint, which may not be there."""
+        return self.checkpoints / "best"
+
+    @property
+    def error_txt(self) -> Path:
+        """The traceback of the last error that ended the training; mostly not there."""
+        return self.path / "error.txt"
+
+    @property
     def export(self) -> Path:
         """The folder of the exported policy."""
         return self.path / "export"
@@ -140,7 +217,7 @@ class RunFolder:
         Raises:
             UsageError: if JSON cannot hold `settings`; the file is then as before.
         """
-        write_atomically(self.run_json, _settings_text(settings, self.created))
+        place_file(self.run_json, _settings_text(settings, self.created))
 
     def _content(self) -> dict[str, Any]:
         try:
@@ -157,6 +234,14 @@ class RunFolder:
                 "Give the folder that `tfpolicies train` made."
             )
         return content
+
+
+def newest_run(parent: str | PathLike[str]) -> RunFolder | None:
+    """Returns the newest run in the folder `parent` that has a checkpoint; None if there is none.
+
+    A run without one never got far enough for anybody to go on with it.
+    """
+    return next((run for run in find_runs(parent) if run.has_checkpoint), None)
 
 
 def find_runs(parent: str | PathLike[str]) -> list[RunFolder]:

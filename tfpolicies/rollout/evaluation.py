@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ from tfpolicies.models.spaces import batch_leaves, leaves
 from tfpolicies.policy.session import Memory
 from tfpolicies.rollout.connected import connector_metrics_of
 from tfpolicies.rollout.episode import RolloutMetrics
+from tfpolicies.rollout.long_episodes import LONG, report_long_evaluation
 from tfpolicies.rollout.multi_agent_sampler import MultiAgentSampler
 from tfpolicies.rollout.timing import StepTimes, now
 
@@ -21,6 +23,7 @@ class Played(NamedTuple):
 
     episodes: list[RolloutMetrics]
     agent_steps: int
+    is_cut: bool = False  # whether there was no time for all of them
 
     def done(self, *, by_episodes: bool) -> int:
         """Returns the number of sound episodes, or of the steps of environments."""
@@ -29,26 +32,29 @@ class Played(NamedTuple):
 
     def plus(self, other: Played) -> Played:
         """Returns the two together."""
-        return Played(self.episodes + other.episodes, self.agent_steps + other.agent_steps)
+        episodes, steps = self.episodes + other.episodes, self.agent_steps + other.agent_steps
+        return Played(episodes, steps, self.is_cut or other.is_cut)
 
 
-def play(worker: Any, amount: int, *, by_episodes: bool) -> Played:
+def play(worker: Any, amount: int, *, by_episodes: bool, seconds: float | None = None) -> Played:
     """Plays whole episodes in a worker's environments, without learning from them.
 
     Args:
         worker: a `RolloutWorker`.
         amount: how many episodes to play, or how many steps at least.
         by_episodes: which of the two.
+        seconds: after which only what has ended counts; None for no limit.
 
     Raises:
         UsageError: if the worker was stopped.
     """
+    limit = math.inf if seconds is None else now() + seconds * 1e9
     if worker.environments is None:
         raise UsageError("The evaluation worker was stopped.")
     sampler, seeds = worker.sampler, worker.next_seeds(evaluation=True)
     if isinstance(sampler, MultiAgentSampler):
-        episodes = sampler.play(amount, seeds=seeds, by_episodes=by_episodes)
-        return Played(episodes, sampler.agent_steps_ended)
+        episodes = sampler.play(amount, seeds=seeds, by_episodes=by_episodes, limit=limit)
+        return Played(episodes, sampler.agent_steps_ended, now() >= limit)
     episodes = play_episodes(
         worker.get_policy(),
         worker.environments,
@@ -56,8 +62,9 @@ def play(worker: Any, amount: int, *, by_episodes: bool) -> Played:
         episodes=amount if by_episodes else None,
         timesteps=None if by_episodes else amount,
         times=sampler.times,
+        limit=limit,
     )
-    return Played(episodes, sum(episode.episode_length for episode in episodes))
+    return Played(episodes, sum(episode.episode_length for episode in episodes), now() >= limit)
 
 
 def play_episodes(
@@ -68,6 +75,7 @@ def play_episodes(
     episodes: int | None = None,
     timesteps: int | None = None,
     times: StepTimes | None = None,
+    limit: float = math.inf,
 ) -> list[RolloutMetrics]:
     """Plays whole episodes and returns their lengths and returns.
 
@@ -82,6 +90,7 @@ def play_episodes(
         timesteps: how many steps to play at least; an environment begins a new episode as long as
             it has not done its share, and ends every episode that it began.
         times: those of steps before, to be added to.
+        limit: the time, by `rollout.timing.now`, after which only what has ended counts.
     """
     times = StepTimes() if times is None else times
     space_leaves = leaves(envs.observation_space)
@@ -95,7 +104,8 @@ def play_episodes(
     played: list[RolloutMetrics] = []
     memory = Memory(policy, count)
     done = np.zeros(count, np.int64)  # episodes or steps, as the shares count
-    while (done < shares).any():
+    steps, report_at = 0, LONG
+    while (done < shares).any() and now() < limit:
         connecting = envs.connecting
         started = now()
         env_actions, _ = memory.act(obs)
@@ -114,6 +124,12 @@ def play_episodes(
         before, after = envs.connecting[0] - connecting[0], envs.connecting[1] - connecting[1]
         waited = stepped - acted - before - after
         times.add(1, now() - stepped + after, acted - started, before, waited)
+        steps += 1
+        if steps == report_at:
+            waiting = np.flatnonzero((lengths >= LONG) & (done < shares))
+            if len(waiting):
+                report_long_evaluation(int(waiting[0]), int(lengths[waiting[0]]))
+            report_at *= 2
         for i in np.flatnonzero((step.terminateds | step.truncateds) & alive):
             if done[i] < shares[i]:
                 length, total = int(lengths[i]), float(returns[i])

@@ -18,13 +18,14 @@ from tfpolicies.batch.multi_agent_batch import MultiAgentBatch
 from tfpolicies.config.callbacks import DefaultCallbacks, follows_episodes, overrides
 from tfpolicies.envs.multi_agent_env import ALL, MultiAgentStep
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
-from tfpolicies.envs.repairs import check_reward
+from tfpolicies.envs.repairs import BREAKS, check_reward
 from tfpolicies.envs.vector import own_copy, single_rows
 from tfpolicies.errors import ConfigError, EnvError, SpaceError, UnknownPolicyError, UsageError
 from tfpolicies.policy.stacked_acting import ColumnsCall, act_columns
 from tfpolicies.rollout import multi_agent_state
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.fitting_spaces import AgentSpaces
+from tfpolicies.rollout.long_episodes import LONG, report_long_evaluation, report_long_sample
 from tfpolicies.rollout.metrics_state import metrics_state, restored_metrics
 from tfpolicies.rollout.multi_agent_batches import Postprocessor
 from tfpolicies.rollout.multi_agent_connectors import Connections, check_observations
@@ -376,14 +377,13 @@ class MultiAgentSampler:
             moves, copy.moves = copy.moves, {}
             try:
                 answers.append((copy, moves, self.envs.step(copy.index, moves)))
-            except Exception as error:
+            except BREAKS as error:
                 self._note_broken(copy, moves, error)
         self._waited += now() - started
         return answers
 
-    def _note_broken(self, copy: Copy, moves: dict[Any, Any], error: Exception) -> None:
-        self.envs.repairs.broke(copy.index, f"step({moves!r})", error)
-        self._broken[copy.index] = error
+    def _note_broken(self, copy: Copy, moves: dict[Any, Any], error: BaseException) -> None:
+        self._broken[copy.index] = self.envs.repairs.broke(copy.index, f"step({moves!r})", error)
 
     def _ends_with(self, copy: Copy, moves: dict[Any, Any], step: MultiAgentStep) -> bool:
         """Takes down the answer of a copy that was stepped; returns whether its episode is over."""
@@ -402,6 +402,8 @@ class MultiAgentSampler:
             self._note_broken(copy, moves, error)
             return False
         self._env_steps[copy.index] += 1
+        if self._complete and episode.length == LONG and not over:
+            report_long_sample(copy.index, LONG)
         if self._notes:
             episode.note(obs, moves, rewards)
         return over
@@ -535,7 +537,12 @@ class MultiAgentSampler:
     # -- playing ------------------------------------------------------------------------------
 
     def play(
-        self, amount: int, *, seeds: Sequence[int] | None, by_episodes: bool
+        self,
+        amount: int,
+        *,
+        seeds: Sequence[int] | None,
+        by_episodes: bool,
+        limit: float = math.inf,
     ) -> list[RolloutMetrics]:
         """Plays whole episodes without handing out rows; returns their metrics.
 
@@ -546,6 +553,7 @@ class MultiAgentSampler:
             amount: how many episodes to play, or how many steps at least.
             seeds: one for each copy; new episodes begin.
             by_episodes: which of the two.
+            limit: the time, by `rollout.timing.now`, after which only what has ended counts.
         """
         count = self.envs.num_envs
         shares = [(amount + count - 1 - i) // count for i in range(count)]
@@ -555,7 +563,7 @@ class MultiAgentSampler:
         played: list[RolloutMetrics] = []
         done = [0] * count
         going = [copy for copy in self._copies if shares[copy.index] > 0]
-        while going:
+        while going and now() < limit:
             if self._own_code_ran:
                 self._follow_policies()
             before = [copy.episode for copy in going]
@@ -566,6 +574,8 @@ class MultiAgentSampler:
                 elif copy.episode is not episode:  # it ended, and the next one began
                     played.append(self._metrics_of(episode))
                     done[copy.index] += 1 if by_episodes else episode.length
+                elif episode.length == LONG:
+                    report_long_evaluation(copy.index, LONG)
             going = [copy for copy in going if done[copy.index] < shares[copy.index]]
             self._ledger.keep(self._ledger.records["t"] < 0)
             self._ledger.forget_trajectories(self._copies)

@@ -39,6 +39,7 @@ from tfpolicies.rollout.episode import (
     RolloutMetrics,
     with_notes,
 )
+from tfpolicies.rollout.long_episodes import LONG, report_long_sample
 from tfpolicies.rollout.metrics_state import metrics_state, restored_metrics
 from tfpolicies.rollout.timing import StepTimes, now
 
@@ -223,6 +224,7 @@ class SingleAgentSampler:
         first, connecting, inference, waited, started = buffer.used, envs.connecting, 0, 0, now()
         while not self._is_enough(buffer):
             if buffer.used == buffer.width:
+                self._report_long_episodes(buffer)
                 buffer = buffer.moved(0, 2 * buffer.width)
             t = buffer.used
             asked = now()
@@ -263,6 +265,20 @@ class SingleAgentSampler:
         waited -= before + after
         self.times.add(buffer.used - first, others + after, inference, before, waited)
         return buffer
+
+    def _report_long_episodes(self, buffer: _Buffer) -> None:
+        """Reports episodes that whole episodes have been waited for long, twice as long each time.
+
+        Only buffers of whole episodes grow to that.
+        """
+        used = buffer.used
+        if used < LONG:
+            return
+        done = buffer.columns["terminateds"][:, :used] | buffer.columns["truncateds"][:, :used]
+        steps = np.where(done.any(axis=1), done[:, ::-1].argmax(axis=1), used)
+        longest = int(steps.argmax())
+        if steps[longest] >= LONG:
+            report_long_sample(longest, int(steps[longest]))
 
     def _memory_of(self, policy: Any) -> Memory:
         if self._memory is None or self._memory.policy is not policy:

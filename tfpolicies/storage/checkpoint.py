@@ -28,14 +28,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfpolicies.errors import CheckpointError, UnknownPolicyError
-from tfpolicies.storage.atomic import (
+from tfpolicies.atomic import (
     is_temporary,
     make_folder,
     place_file,
     remove_file,
     sync_folder,
 )
+from tfpolicies.errors import CheckpointError, UnknownPolicyError
 from tfpolicies.storage.hdf5_image import check_arrays, pack_arrays, unpack_arrays
 from tfpolicies.storage.manifest import (
     ARRAY_FILE,

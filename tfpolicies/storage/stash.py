@@ -17,7 +17,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
 import shutil
 import struct
 import tempfile
@@ -31,8 +30,8 @@ from urllib.parse import quote
 
 import numpy as np
 
+from tfpolicies.atomic import place_file, remove_file, sync_folder, temporary_beside
 from tfpolicies.errors import StashError
-from tfpolicies.storage.atomic import place_file, remove_file, sync_folder
 
 HEADER = 64
 _FORM = struct.Struct("<8sIIQ")
@@ -46,10 +45,13 @@ class Stash:
     Args:
         folder: made when the first image is written; None for a temporary one, which goes when
             nobody refers to the stash any more.
+        scratch: a folder on the same disk that no other process writes to, for temporary files;
+            None for `folder`.
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
+    def __init__(self, folder: Path | None = None, scratch: Path | None = None) -> None:
         self._folder = folder
+        self._scratch = scratch
         self._lock = threading.Lock()
 
     @property
@@ -87,10 +89,10 @@ class Stash:
 
     def _write(self, name: str, image: np.ndarray, place: Callable[[Path, Path], None]) -> bool:
         path = self.path(name)
-        temporary = path.with_suffix(f".{secrets.token_hex(4)}.tfp-tmp")
+        temporary = temporary_beside(path, self._scratch)
         header = _FORM.pack(_MAGIC, _VERSION, zlib.crc32(image.data), image.nbytes)
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self._make_folders()
             with open(temporary, "wb", buffering=0) as file:
                 _write_all(file, header.ljust(HEADER, b"\0"))
                 _write_all(file, image)
@@ -106,6 +108,10 @@ class Stash:
                 "stays in memory. Free some space, or raise `capacity`, so that fewer policies go "
                 "there."
             ) from error
+
+    def _make_folders(self) -> None:
+        for folder in (self.folder, self._scratch or self.folder):
+            folder.mkdir(parents=True, exist_ok=True)
 
     def read(self, name: str, size: int) -> np.ndarray:
         """Returns an image of `size` bytes, for the caller to keep.
@@ -191,8 +197,8 @@ class Stash:
         """
         content = json.dumps({"name": name, **record}, indent=1).encode()
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            place_file(self.path(name, "json"), content)
+            self._make_folders()
+            place_file(self.path(name, "json"), content, scratch=self._scratch)
             sync_folder(self.folder)
         except OSError as error:
             raise StashError(

@@ -6,17 +6,8 @@ import contextlib
 import os
 import re
 import secrets
-import weakref
+import shutil
 from pathlib import Path
-from typing import Any
-
-from tfpolicies.errors import StashError
-
-fcntl: Any
-try:
-    import fcntl
-except ImportError:  # only Unix has it
-    fcntl = None
 
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.tfp-tmp")
 
@@ -43,18 +34,23 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def place_file(path: Path, content: bytes) -> None:
+def place_file(path: Path, content: bytes, *, scratch: Path | None = None) -> None:
     """Makes `path` hold `content`; whoever looks finds all of it, or what was there before.
 
     A file that holds `content` already is left alone. The new name is durable once
     `sync_folder` has returned for its folder.
+
+    Args:
+        path: the file.
+        content: what it is to hold.
+        scratch: the folder of the temporary file, on the same disk; that of `path` if None.
 
     Raises:
         OSError: if it cannot be written; what was there before is then untouched.
     """
     if _holds(path, content):
         return
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tfp-tmp")
+    temporary = temporary_beside(path, scratch)
     try:
         with open(temporary, "wb") as file:
             file.write(content)
@@ -66,45 +62,24 @@ def place_file(path: Path, content: bytes) -> None:
         raise
 
 
+def temporary_beside(path: Path, scratch: Path | None = None) -> Path:
+    """Returns a new name for what is to become `path`, in its folder or in `scratch`."""
+    return (scratch or path.parent) / f".{path.name}.{secrets.token_hex(4)}.tfp-tmp"
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Removes what writes that were killed left anywhere in `folder`, which no other may write."""
+    for path in [path for path in folder.rglob(".*.tfp-tmp") if is_temporary(path.name)]:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            remove_file(path)
+
+
 def remove_file(path: Path) -> None:
     """Removes `path` where that is possible: tidying up never fails a write that succeeded."""
     with contextlib.suppress(OSError):
         path.unlink()
-
-
-class FolderLock:
-    """Keeps a folder for one process; it is free again when that process ends, however it ends.
-
-    Args:
-        folder: made if it is missing.
-
-    Raises:
-        StashError: if it cannot be made, or if another process, or another lock of this one, has
-            it.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        try:
-            make_folder(folder)
-            self._file = open(folder / "lock", "a+b")  # noqa: SIM115 - it stays open
-        except OSError as error:
-            raise StashError(
-                f"The stash {str(folder)!r} cannot be made: {error}. Give another `path`."
-            ) from error
-        try:
-            if fcntl is not None:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self._file.close()
-            raise StashError(
-                f"The stash {str(folder)!r} is in use by another PolicyMap; close that one, or "
-                "give this one another `path` or `worker_index`."
-            ) from error
-        weakref.finalize(self, self._file.close)
-
-    def release(self) -> None:
-        """Frees the folder."""
-        self._file.close()
 
 
 def is_temporary(name: str) -> bool:

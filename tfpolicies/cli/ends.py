@@ -1,0 +1,112 @@
+"""How commands end: the exit status, and what is said."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import sysconfig
+import traceback
+from pathlib import Path
+from types import TracebackType
+
+from tfpolicies.cli.signals import SignalEnd, what_happened
+from tfpolicies.errors import FolderInUseError, TfPoliciesError
+
+DONE, FELL_SHORT, USAGE, BROKE, NOT_FINITE, IN_USE = 0, 1, 2, 3, 4, 5
+INTERRUPTED, PIPE_CLOSED = 130, 141
+
+STATUSES = """\
+exit status:
+  0    done
+  1    the return that --until asks for was not reached
+  2    what was asked for is wrong or missing; nothing was begun
+  3    an error, of the environment for example, ended what had begun
+  4    numbers of the training became infinite or no numbers
+  5    another process writes to the run folder
+  129  hung up (SIGHUP)
+  130  interrupted (Ctrl-C)
+  141  nobody reads the output any more
+  143  terminated (SIGTERM)
+  A training that ends by 3, 129, 130, 141 or 143 saves what there is first, and
+  prints the command that goes on. A second Ctrl-C ends it at once.
+"""
+
+
+def status_of(error: BaseException, *, begun: bool) -> int:
+    """Returns the exit status for what ended a command.
+
+    Args:
+        error: what was raised.
+        begun: whether the command had begun its work, so that the error is none of usage.
+
+    >>> status_of(TfPoliciesError(), begun=False), status_of(TfPoliciesError(), begun=True)
+    (2, 3)
+    >>> status_of(SignalEnd(15), begun=False), status_of(SystemExit(0), begun=False)
+    (143, 3)
+    """
+    if isinstance(error, SignalEnd):
+        return error.status
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    if isinstance(error, FolderInUseError):
+        return IN_USE
+    if isinstance(error, BrokenPipeError) and output_is_closed():
+        return PIPE_CLOSED
+    is_usage = isinstance(error, TfPoliciesError | OSError) and not begun
+    return USAGE if is_usage else BROKE
+
+
+def described(error: BaseException) -> str:
+    """Says in one line what ended a command, and where that came from.
+
+    >>> described(SignalEnd(15))
+    'terminated'
+    >>> described(TfPoliciesError("It is so."))
+    'It is so'
+    """
+    if isinstance(error, KeyboardInterrupt):
+        number = error.number if isinstance(error, SignalEnd) else 2
+        return what_happened(number).lower()
+    if isinstance(error, BrokenPipeError) and output_is_closed():
+        return "nobody reads the output any more"
+    place = _place(error.__traceback__)
+    if isinstance(error, SystemExit):
+        return f"the process was to end by SystemExit({error.code!r}){place}"
+    text = " ".join(str(error).split()).removesuffix(".")
+    if isinstance(error, TfPoliciesError | OSError):
+        return text
+    return f"{type(error).__name__}: {text}{place}" if text else f"{type(error).__name__}{place}"
+
+
+def _place(trace: TracebackType | None) -> str:
+    """Returns where an error arose: the last line that is neither ours nor of a library."""
+    frames = traceback.extract_tb(trace)
+    libraries = {str(Path(__file__).parent.parent), *sysconfig.get_paths().values()}
+    libraries = {f"{path}{os.sep}" for path in libraries if path != sysconfig.get_paths()["data"]}
+    own = [x for x in frames if not any(x.filename.startswith(path) for path in libraries)]
+    if not frames:
+        return ""
+    found = (own or frames)[-1]
+    return f" ({found.filename}:{found.lineno}, in {found.name})"
+
+
+def output_is_closed() -> bool:
+    """Whether nobody reads standard output any more."""
+    if not hasattr(select, "poll"):
+        return False
+    poll = select.poll()
+    poll.register(1, 0)
+    return any(found & (select.POLLERR | select.POLLHUP) for _, found in poll.poll(0))
+
+
+def flush_output(status: int) -> int:
+    """Writes out what was printed; returns the exit status, another one if nobody reads it."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        status = PIPE_CLOSED if output_is_closed() and status in (DONE, FELL_SHORT) else status
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, 1)  # or the interpreter would fail once more when it ends
+        os.close(nothing)
+    return status

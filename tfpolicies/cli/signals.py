@@ -1,0 +1,326 @@
+"""Ends by signals: what Ctrl-C, SIGTERM and SIGHUP do, whatever the process is at.
+
+Python runs signal handlers in the main thread, between two of its instructions. That may take long:
+a call of native code does not return, or an environment catches whatever is raised in it. So a
+thread of its own sees each signal at once (by the wakeup file of `signal`), reminds the main
+thread, and ends the process when that does not get out in time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType, TracebackType
+from typing import Any, NoReturn
+
+SIGNALS = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+)
+
+_PATIENCE = 2.0  # seconds that an iteration has to end by itself
+_BETWEEN_REMINDERS = 0.5  # seconds
+_LIMIT = 3.0  # seconds after a signal at which the process is left in any case, unless it saves
+_LAST = 1.0  # seconds that are left after saving, or after a second signal
+_TICK = 0.1  # seconds
+
+_NAMES = {signal.SIGINT: "Interrupted", signal.SIGTERM: "Terminated"}
+
+
+class SignalEnd(KeyboardInterrupt):
+    """A signal ends what the main thread is at.
+
+    Args:
+        number: of the signal.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+    @property
+    def status(self) -> int:
+        """The exit status, as shells give it to who ended by a signal."""
+        return 128 + self.number
+
+    def __str__(self) -> str:
+        return what_happened(self.number)
+
+
+def what_happened(number: int) -> str:
+    """Says how messages call the end by a signal.
+
+    >>> what_happened(2), what_happened(15), what_happened(1)
+    ('Interrupted', 'Terminated', 'Hung up')
+    """
+    return _NAMES.get(signal.Signals(number), "Hung up")
+
+
+def say(text: str) -> None:
+    """Writes lines to standard error, if there still is one."""
+    with contextlib.suppress(OSError, ValueError):
+        if sys.stderr is not None:
+            print(text, file=sys.stderr, flush=True)
+
+
+class Signals:
+    """While entered, signals end what runs here with `SignalEnd`, at the latest after some seconds.
+
+    Signals that were ignored before (`nohup`, a job in the background) stay ignored. Forked
+    children get back the handlers that were found. Where this is not the main thread, or signals
+    are taken care of already, entering changes nothing.
+
+    Attributes:
+        requested: the number of the first signal that came; None if none did.
+    """
+
+    def __init__(self) -> None:
+        self.requested: int | None = None
+        self._rescue: Callable[[str], None] | None = None
+        self._is_caught = False
+        self._is_saving = False
+        self._times_raised = 0
+        self._reminders = 0
+        self._found: dict[int, Any] = {}
+        self._pipe: tuple[int, int] | None = None
+        self._stderr = (
+            2  # a copy, since TensorFlow's start is quieted by putting another file there
+        )
+        self._wakeup = -1
+
+    # -- for the main thread --------------------------------------------------------------------
+
+    def __enter__(self) -> Signals:
+        global _entered
+        if _entered is not None or threading.current_thread() is not threading.main_thread():
+            return self
+        _entered = self
+        for number in SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._found[number] = signal.signal(number, self._handle)
+        reading, writing = self._pipe = os.pipe()
+        os.set_blocking(writing, False)
+        self._stderr = os.dup(2)
+        self._wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        watch = threading.Thread(target=self._watch, args=(reading,), name="signals", daemon=True)
+        watch.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        global _entered
+        if _entered is not self:
+            return
+        _entered = None
+        self._restore()
+        if self._pipe is not None:
+            os.close(self._pipe[1])  # which ends the thread
+            os.close(self._stderr)
+
+    def _restore(self) -> None:
+        signal.set_wakeup_fd(self._wakeup)
+        for number, handler in self._found.items():
+            signal.signal(number, handler)
+
+    @contextlib.contextmanager
+    def held_back(self, rescue: Callable[[str], None]) -> Iterator[Signals]:
+        """While entered, the first signal only sets `requested`; who runs here looks at it.
+
+        A second one, or one that nobody looked at for seconds, raises `SignalEnd`. If that does not
+        end what runs here either, the process is left.
+
+        Args:
+            rescue: saves what would be lost and says so; given what happened. It may be called in
+                another thread while the main thread is stuck somewhere.
+
+        Raises:
+            SignalEnd: on leaving, if `requested` was set and nothing was raised.
+        """
+        self._rescue = rescue
+        try:
+            yield self
+        finally:
+            self._rescue = None
+        self.check()
+
+    def check(self) -> None:
+        """Raises a `SignalEnd` if a signal came."""
+        if self.requested is not None:
+            raise SignalEnd(self.requested)
+
+    @contextlib.contextmanager
+    def unhurried(self) -> Iterator[None]:
+        """While entered, saving has the time that it takes, unless a second signal comes."""
+        self._is_saving = True
+        try:
+            yield
+        finally:
+            self._is_saving = False
+
+    def caught(self) -> None:
+        """Takes down that the main thread is on its way out: it is reminded no more."""
+        self._is_caught = True
+
+    def leave_with(self, status: int) -> None:
+        """From now on a signal ends the process at once, since it is ending with this status.
+
+        Leaving this object does not change that any more.
+        """
+        global _entered
+        self.caught()
+        _entered = None
+        for number in self._found:
+            signal.signal(number, lambda *_: os._exit(status))
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        first = self.requested is None
+        if first:
+            self.requested = number
+        if self._is_caught or (first and self._rescue is not None):
+            return
+        self._times_raised += 1
+        raise SignalEnd(self.requested or number)
+
+    # -- the thread -----------------------------------------------------------------------------
+
+    def _watch(self, reading: int) -> None:
+        try:
+            first = self._next_signal(reading, None)
+            if first is not None:
+                self._see_to_the_end(reading, first)
+        finally:
+            os.close(reading)
+
+    def _see_to_the_end(self, reading: int, number: int) -> None:
+        if self._rescue is not None:
+            self._say(
+                f"{what_happened(number)}: training ends and saves after this iteration. Once more "
+                "ends it at once."
+            )
+        began = time.monotonic()
+        limit, remind_at = began + _LIMIT, began + _PATIENCE
+        is_second = False
+        while True:
+            again = self._next_signal(reading, _TICK)
+            if again == _CLOSED:
+                return
+            now = time.monotonic()
+            if again is not None:
+                limit, is_second = min(limit, now + (0.0 if is_second else _LAST)), True
+            elif self._is_saving and not is_second:
+                limit = max(limit, now + _LAST)
+            if now >= limit:
+                self._leave(number)
+            if now >= remind_at and not (self._is_caught or self._is_saving):
+                remind_at = now + _BETWEEN_REMINDERS
+                self._remind(number)
+
+    def _next_signal(self, reading: int, seconds: float | None) -> int | None:
+        """Waits for a signal that is not a reminder; returns its number, None, or `_CLOSED`."""
+        until = None if seconds is None else time.monotonic() + seconds
+        while True:
+            left = None if until is None else max(0.0, until - time.monotonic())
+            if not select.select([reading], [], [], left)[0]:
+                return None
+            number = (os.read(reading, 1) or b"\0")[0]
+            if number == _CLOSED:
+                return _CLOSED if seconds is not None else None
+            if number in self._found and self._reminders:
+                self._reminders -= 1
+            elif number in self._found:
+                return number
+
+    def _remind(self, number: int) -> None:
+        """Sends the signal to the main thread once more, which ends a call that waits, too."""
+        self._reminders += 1
+        signal.pthread_kill(threading.main_thread().ident or 0, number)
+
+    def _say(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            os.write(self._stderr, f"{text}\n".encode())
+
+    def _leave(self, number: int) -> NoReturn:
+        """Ends the process, whatever the main thread is at."""
+        what = what_happened(number)
+        if not self._is_caught:
+            place = _place_of_main_thread()
+            why = "swallowed the interruption" if self._times_raised else "did not end in time"
+            what = f"{what}: {place} {why}, so the process was ended" if place else what
+        rescue = None if self._is_saving else self._rescue
+        with contextlib.suppress(BaseException):
+            if rescue is not None:
+                os.dup2(self._stderr, 2)
+                rescue(what)
+            elif not self._is_caught:
+                self._say(f"{what}.")
+        _end_children()
+        if os.isatty(1):
+            os.write(1, b"\033[?25h")  # a progress bar has hidden the cursor
+        os._exit(128 + number)
+
+
+_CLOSED = 0  # what is read when the other end of the pipe is closed; no signal has this number
+_entered: Signals | None = None
+
+
+def current() -> Signals:
+    """Returns the `Signals` that are entered, or others that do nothing before they are."""
+    return _entered if _entered is not None else Signals()
+
+
+def _in_child() -> None:
+    """Gives a forked child its own ends by signals back."""
+    global _entered
+    if _entered is not None:
+        _entered._restore()
+        for descriptor in (*(_entered._pipe or ()), _entered._stderr):
+            os.close(descriptor)
+        _entered = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
+
+
+def _place_of_main_thread() -> str:
+    """Says in which environment the main thread is, or else in which function."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    innermost = frame
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if _is_environment(owner):
+            return f"{type(owner).__name__} ({_shown(frame)})"
+        frame = frame.f_back
+    return "" if innermost is None else f"`{innermost.f_code.co_name}` ({_shown(innermost)})"
+
+
+def _is_environment(owner: Any) -> bool:
+    """Whether an object is an environment of a user, by what it can do and where it is from."""
+    kind = type(owner)
+    own = kind.__module__.partition(".")[0] in ("gymnasium", __name__.partition(".")[0])
+    return (
+        not own and callable(getattr(kind, "step", None)) and callable(getattr(kind, "reset", None))
+    )
+
+
+def _shown(frame: FrameType) -> str:
+    code = frame.f_code
+    return f"{os.path.basename(code.co_filename)}:{frame.f_lineno}, in {code.co_name}"
+
+
+def _end_children() -> None:
+    """Ends processes that environments started, which would wait for this one."""
+    multiprocessing = sys.modules.get("multiprocessing")
+    if multiprocessing is not None:
+        for child in multiprocessing.active_children():
+            child.kill()
