@@ -10,6 +10,7 @@ import tfpolicies
 ROOT = Path(tfpolicies.__file__).parent
 FLOORS = {
     "_version": 0,
+    "memory": 0,
     "errors": -1,
     "keras_weights": 0,
     "quiet": 0,

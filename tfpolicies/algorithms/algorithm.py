@@ -818,6 +818,7 @@ class Algorithm:
         policies_to_train: Any = None,
         *,
         config: Mapping[str, Any] | None = None,
+        custom_objects: Mapping[str, Any] | None = None,
     ) -> Algorithm:
         """Builds the algorithm of a checkpoint and restores it.
 
@@ -830,6 +831,9 @@ class Algorithm:
             config: settings that replace stored ones, and those that a file cannot hold (an
                 environment class or a model of your own) or must not choose (what is imported: an
                 environment "my.module:Env", which may be given as this text).
+            custom_objects: layers of yours and the like that stored Keras models may be made of:
+                name -> class. Those registered by `keras.saving.register_keras_serializable` need
+                not be given.
 
         Raises:
             CheckpointError: if the checkpoint is missing, damaged or foreign, or was saved with
@@ -846,10 +850,11 @@ class Algorithm:
         checkpoints.require_unheld(found, source, given, config)
         roster = checkpoints.roster_of(found, given)
         settings = {**roster._asdict(), "policies_to_train": None, **(config or {})}
-        built = checkpoints.config_of(found, source, kind.config_class, settings)
-        specs = checkpoints.specs_of(found, source, built)
-        built.multi_agent(policies=specs, policies_to_train=None)  # the roster says who, later
-        algorithm = kind(built)
+        with checkpoints.building(found, source, custom_objects):
+            built = checkpoints.config_of(found, source, kind.config_class, settings)
+            specs = checkpoints.specs_of(found, source, built)
+            built.multi_agent(policies=specs, policies_to_train=None)  # the roster says who, later
+            algorithm = kind(built)
         checkpoints.restore_algorithm(algorithm, found, source, roster)
         algorithm.callbacks.on_checkpoint_loaded(algorithm=algorithm)
         return algorithm

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import keras
+
 from tfpolicies.exploration.exploration import Exploration
 from tfpolicies.exploration.making import STRATEGIES
+from tfpolicies.models.keras_names import OPTIMIZERS
 from tfpolicies.storage.import_paths import Missing, class_of_name
 from tfpolicies.storage.json_values import decode_value
 
@@ -17,8 +20,9 @@ def decode_settings(record: Any) -> Any:
     """Returns settings that `encode_value` stored, with a `Missing` for each foreign object.
 
     Beside the objects that `decode_value` leaves out these are exploration strategies by the path
-    "package.module.Class", unless they are classes of trusted packages, and objects that an
-    optimizer's settings describe, which Keras would make.
+    "package.module.Class", unless they are classes of trusted packages; objects that an
+    optimizer's settings describe, which Keras would make; and types of optimizers that are neither
+    Keras's own nor registered in this process.
 
     Args:
         record: JSON values.
@@ -48,11 +52,21 @@ def _held_back_setting(name: Any, value: Any) -> Any:
     if name == "exploration_config":
         return _strategies(value)
     if name == "optimizer" and isinstance(value, Mapping):
-        return {
-            key: Missing(f"{each.get('class_name', key)}") if isinstance(each, Mapping) else each
-            for key, each in value.items()
-        }
+        return {key: _of_optimizer(key, each) for key, each in value.items()}
     return held_back(value)
+
+
+def _of_optimizer(name: str, value: Any) -> Any:
+    """Returns a setting of an optimizer: its type by name, and numbers."""
+    if name == "type":
+        found = keras.saving.get_registered_object(value) if isinstance(value, str) else None
+        is_own = isinstance(value, str) and value.lower() in OPTIMIZERS
+        is_registered = isinstance(found, type) and issubclass(found, keras.optimizers.Optimizer)
+        return value if is_registered or (is_own and found is None) else Missing(f"{value}")
+    if isinstance(value, Mapping):
+        return Missing(f"{value.get('class_name', name)}")
+    is_plain = value is None or isinstance(value, bool | int | float | str)
+    return value if is_plain else Missing(name)
 
 
 def _strategies(config: Any) -> Any:
