@@ -14,6 +14,7 @@ FLOORS = {
     "errors": -1,
     "keras_weights": 0,
     "quiet": 0,
+    "regular_files": 0.5,
     "schedules": 0,
     "state": 0,
     "batch": 1,

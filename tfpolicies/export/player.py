@@ -17,6 +17,8 @@ import argparse
 import hashlib
 import importlib
 import json
+import os
+import stat
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -58,7 +60,7 @@ class OnnxPolicy:
         self.spec = _read_spec(folder / "policy_spec.json")
         signature = "sample" if sample else "serving_default"
         self.file = folder / self.spec["files"][signature]
-        content = self.file.read_bytes()
+        content = _content(self.file)
         if hashlib.sha256(content).hexdigest() != self.spec["sha256"][self.file.name]:
             raise ValueError(
                 f"{self.file} is not the file that {folder / 'policy_spec.json'} describes; "
@@ -221,11 +223,21 @@ def _nested(space: Mapping[str, Any], leaves: Any) -> Any:
 
 
 def _read_spec(path: Path) -> dict[str, Any]:
-    spec = json.loads(path.read_text(encoding="utf-8"))
+    spec = json.loads(_content(path))
     kind, version = spec.get("format"), spec.get("format_version")
     if kind != "tfpolicies.policy_spec" or version != 2 or spec.get("artefact") != "onnx":
         raise ValueError(f"{path} does not describe an ONNX export of version 2.")
     return spec
+
+
+def _content(path: Path) -> bytes:
+    """Returns what a file holds; a FIFO would never end."""
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    with open(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError(f"{path} is not a regular file.")
+        return file.read(found.st_size)
 
 
 def _pick(obs: Any, path: Sequence[str]) -> Any:

@@ -135,7 +135,8 @@ class _Reader:
         found = _known(registered) or _known(name)
         if not isinstance(found, type):
             raise _refused(
-                f"{module}.{name}, which is not among the layers of Keras that a file may name, and not registered",
+                f"{module}.{name}, which is neither registered nor on the list of what a file may "
+                "name of Keras",
                 name,
             )
         if not issubclass(found, kind.base):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tfpolicies.errors import StashError
+from tfpolicies.regular_files import read_regular
 
 fcntl: Any
 try:
@@ -118,6 +119,6 @@ def is_temporary(name: str) -> bool:
 
 def _holds(path: Path, content: bytes) -> bool:
     try:
-        return path.stat().st_size == len(content) and path.read_bytes() == content
+        return path.stat().st_size == len(content) and read_regular(path) == content
     except OSError:
         return False
