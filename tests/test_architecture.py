@@ -10,12 +10,14 @@ import tfpolicies
 ROOT = Path(tfpolicies.__file__).parent
 FLOORS = {
     "_version": 0,
+    "memory": 0,
     "errors": -1,
     "atomic": 0,
     "folder_lock": 0,
     "keras_weights": 0,
     "marks": 0,
     "quiet": 0,
+    "regular_files": 0.5,
     "schedules": 0,
     "state": 0,
     "batch": 1,

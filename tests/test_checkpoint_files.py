@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import h5py
 import numpy as np
@@ -635,16 +634,16 @@ def test_a_reader_that_a_writer_overtakes_reads_the_new_checkpoint(tmp_path, mon
 def test_a_file_that_vanishes_while_it_is_opened_counts_as_missing(pattern, tmp_path, monkeypatch):
     write_algorithm(tmp_path, 1.0)
     (doomed,) = tmp_path.glob(f"policies/main-*/{pattern}")
-    real = Path.read_bytes
+    real = checkpoint.open_regular
 
     def overtaken(path):
         if path == doomed:
             path.unlink(missing_ok=True)
-            monkeypatch.setattr(Path, "read_bytes", real)
+            monkeypatch.setattr(checkpoint, "open_regular", real)
             write_algorithm(tmp_path, 2.0)
         return real(path)
 
-    monkeypatch.setattr(Path, "read_bytes", overtaken)
+    monkeypatch.setattr(checkpoint, "open_regular", overtaken)
     assert value_of(read_algorithm(tmp_path)) == 2.0
 
 

@@ -9,6 +9,8 @@ import secrets
 import shutil
 from pathlib import Path
 
+from tfpolicies.regular_files import read_regular
+
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.tfp-tmp")
 
 
@@ -93,6 +95,6 @@ def is_temporary(name: str) -> bool:
 
 def _holds(path: Path, content: bytes) -> bool:
     try:
-        return path.stat().st_size == len(content) and path.read_bytes() == content
+        return path.stat().st_size == len(content) and read_regular(path) == content
     except OSError:
         return False

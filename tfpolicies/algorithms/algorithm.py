@@ -825,6 +825,7 @@ class Algorithm:
         *,
         config: Mapping[str, Any] | None = None,
         allow_other_spaces: bool = False,
+        custom_objects: Mapping[str, Any] | None = None,
     ) -> Algorithm:
         """Builds the algorithm of a checkpoint and restores it.
 
@@ -842,6 +843,9 @@ class Algorithm:
             allow_other_spaces: take an environment whose spaces have other dtypes, or other action
                 bounds, than the policies were trained with; they go on with the environment's.
                 What weights depend on (shapes, how many actions there are) cannot differ.
+            custom_objects: layers of yours and the like that stored Keras models may be made of:
+                name -> class. Those registered by `keras.saving.register_keras_serializable` need
+                not be given.
 
         Raises:
             CheckpointError: if the checkpoint is missing, damaged or foreign, of another class, or
@@ -858,10 +862,11 @@ class Algorithm:
         checkpoints.require_unheld(found, source, given, config)
         roster = checkpoints.roster_of(found, given)
         settings = {**roster._asdict(), "policies_to_train": None, **(config or {})}
-        built = checkpoints.config_of(found, source, kind.config_class, settings)
-        specs = checkpoints.specs_of(found, source, built)
-        built.multi_agent(policies=specs, policies_to_train=None)  # the roster says who, later
-        algorithm = kind(built)
+        with checkpoints.building(found, source, custom_objects):
+            built = checkpoints.config_of(found, source, kind.config_class, settings)
+            specs = checkpoints.specs_of(found, source, built)
+            built.multi_agent(policies=specs, policies_to_train=None)  # the roster says who, later
+            algorithm = kind(built)
         try:
             checkpoints.restore_algorithm(
                 algorithm, found, source, roster, allow_other_spaces=allow_other_spaces

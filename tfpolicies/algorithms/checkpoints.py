@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,8 +17,10 @@ from tfpolicies.config.policy_spec import PolicySpec
 from tfpolicies.config.read_only import is_equal
 from tfpolicies.config.stored_settings import ALGORITHM_SETTINGS, ROSTER, decode_settings
 from tfpolicies.errors import CheckpointError, ConfigError
+from tfpolicies.models.extent import built_from
 from tfpolicies.policy.checkpoints import (
     ALGORITHM_MANIFEST,
+    custom_object_scope,
     decode_config,
     encode_config,
     overridden_config,
@@ -25,6 +29,7 @@ from tfpolicies.policy.checkpoints import (
     spaces_of,
     spec_of,
     state_of,
+    weight_shapes,
 )
 from tfpolicies.rollout.fitting_spaces import require_trained_spaces
 from tfpolicies.storage.array_places import put_arrays, take_arrays
@@ -384,6 +389,24 @@ def restore_algorithm(
         algorithm.restore_evaluation(evaluation["seeds_used"], rngs)
 
 
+@contextlib.contextmanager
+def building(
+    checkpoint: Checkpoint, source: str, custom_objects: Mapping[str, Any] | None
+) -> Iterator[None]:
+    """While it is entered, models must have weights that a checkpoint holds.
+
+    Args:
+        checkpoint: of an algorithm.
+        source: where it is from, for messages.
+        custom_objects: what Keras models may be made of beside what is registered.
+    """
+    shapes: Counter[tuple[int, ...]] = Counter()
+    for part in checkpoint.policies.values():
+        shapes |= Counter(weight_shapes(part))
+    with custom_object_scope(custom_objects or {}), built_from(source, shapes.elements()):
+        yield
+
+
 def specs_of(checkpoint: Checkpoint, source: str, config: Any) -> dict[str, PolicySpec]:
     """Returns how the policies of a checkpoint are made; those that its config lacks, too.
 
@@ -426,6 +449,9 @@ def _given_again(checkpoint: Checkpoint, part: Checkpoint, config: Any) -> dict[
     given = {name: config[name] for name in _unheld_alike(own, stored) if name in config}
     model = _unheld_alike(_dict_in(own, "model"), _dict_in(stored, "model"))
     again = {name: config["model"][name] for name in model if name in config["model"]}
+    models = [_dict_in(each.manifest, "config").get("keras") for each in (part, checkpoint)]
+    if models[0] is not None and models[0] == models[1]:
+        again["custom_model"] = config["model"]["custom_model"]
     return {**given, "model": again} if again else given
 
 

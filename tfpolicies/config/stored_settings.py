@@ -23,7 +23,17 @@ def _strategy_of_file(kind: Any) -> Any:
 
 def _part_of_optimizer(value: Any) -> Any:
     """Returns a setting of an optimizer, or a `Missing` for an object that Keras would make."""
-    return Missing(f"{value.get('class_name', 'a dict')}") if isinstance(value, Mapping) else value
+    if isinstance(value, Mapping):
+        return Missing(f"{value.get('class_name', 'a dict')}")
+    is_plain = value is None or isinstance(value, bool | int | float | str)
+    return value if is_plain else Missing(f"{value!r:.80} for an optimizer")
+
+
+def _type_of_optimizer(value: Any) -> Any:
+    """Returns the name of an optimizer of Keras's own or registered here, else a `Missing`."""
+    from tfpolicies.models.keras_names import is_optimizer  # needs Keras, unlike this module
+
+    return value if is_optimizer(value) else Missing(f"{value}")
 
 
 def _variables(value: Any) -> Any:
@@ -60,7 +70,10 @@ def _settings(env: Place, **more: Place) -> dict[str, Places]:
         "exploration_config": _STRATEGY,
         "tf_session_args": Place("sessions", plain=_numbers),
         "local_tf_session_args": Place("sessions", plain=_numbers),
-        "optimizer": {"*": Place("optimizer", plain=_part_of_optimizer)},
+        "optimizer": {
+            "type": Place("optimizer", plain=_type_of_optimizer),
+            "*": Place("optimizer", plain=_part_of_optimizer),
+        },
         "policy_mapping_fn": Place("policy_mapping_fn", functions=True),
         "policies_to_train": Place("policies_to_train", functions=True),
         "observation_fn": Place("observation_fn", functions=True),

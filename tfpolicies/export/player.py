@@ -18,7 +18,9 @@ import hashlib
 import importlib
 import json
 import math
+import os
 import re
+import stat
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -234,9 +236,13 @@ def _read_spec(path: Path) -> dict[str, Any]:
 
 
 def _read_file(path: Path) -> bytes:
-    if not path.is_file():  # a pipe or a device would be read for ever
-        raise FileNotFoundError(f"{path} is missing, or no regular file; export the policy again.")
-    return path.read_bytes()
+    """Returns what a file of the export holds; a pipe or a device would never end."""
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    with open(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError(f"{path} is not a regular file; export the policy again.")
+        return file.read(found.st_size)
 
 
 def _plain_name(name: Any) -> str:

@@ -1,38 +1,65 @@
-"""Keras models as JSON, for checkpoints: only what Keras's own layers can rebuild."""
+"""Keras models as JSON, for checkpoints: what a file may name, and what is made of it."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from types import FunctionType
 from typing import Any
 
 import keras
 
 from tfpolicies.errors import CheckpointError
+from tfpolicies.models.extent import require_room
+from tfpolicies.models.keras_names import DTYPES, Kind, kinds
+
+_LAYER_KEYS = ("layer", "layers", "backward_layer", "cell", "cells")
+_KEPT = ("name", "inbound_nodes", "build_config", "shared_object_id")  # beside class and config
+_LARGEST = 1 << 16  # of what costs time or memory, and shows neither in weights nor in outputs
+_BOUNDED = ("dilation_rate", "strides", "pool_size", "noise_shape")
 
 
 def model_to_json(model: keras.Model) -> dict[str, Any] | None:
-    """Returns the architecture of a model, or None if it has layers that are not Keras's own."""
+    """Returns the architecture of a model; None if it has layers that nothing could look up.
+
+    These are layers that are neither Keras's own nor registered by `keras.saving`, and those of
+    Keras's own that hold code or read files.
+    """
     try:
-        config = json.loads(json.dumps(keras.saving.serialize_keras_object(model)))
-    except (NotImplementedError, TypeError, ValueError):
+        config = json.loads(json.dumps(keras.saving.serialize_keras_object(model), allow_nan=False))
+        return dict(_Reader().read(config, kinds()["layer"]))
+    except (NotImplementedError, TypeError, ValueError, RecursionError):
         return None
-    return config if _refusal(config) is None else None
 
 
 def model_from_json(config: Mapping[str, Any]) -> keras.Model:
     """Rebuilds a model, with new weights, from what `model_to_json` returned.
 
-    Nothing but Keras's own classes is looked up, and no code of the file is run.
+    What the config names is checked before anything is called: Keras's own classes must be on the
+    list of `keras_names`, exactly as Keras writes them. Others must be given by a
+    `keras.saving.custom_object_scope`, or registered in this process by
+    `keras.saving.register_keras_serializable`, and derived from what belongs to their place. How a
+    model was compiled is left out.
 
     Raises:
-        CheckpointError: if the config names anything else, or is no model.
+        CheckpointError: if the config names anything else, is damaged, or is no model.
+        ModelError: if there is no room for it (see `require_room`).
     """
-    reason = _refusal(config)
-    if reason is not None:
-        raise CheckpointError(f"The model of the checkpoint cannot be rebuilt: {reason}.")
+    reader = _Reader()
     try:
-        model = keras.saving.deserialize_keras_object(dict(config), safe_mode=True)
+        checked = reader.read(config, kinds()["layer"])
+    except RecursionError:
+        raise CheckpointError("The model of the checkpoint is nested too deeply.") from None
+
+    def rebuilt() -> Any:
+        given = json.loads(json.dumps(checked))  # Keras empties parts of a config it reads
+        return keras.saving.deserialize_keras_object(given, reader.used, safe_mode=True)
+
+    try:
+        require_room(rebuilt, "The model of the checkpoint")
+        model = rebuilt()
+    except CheckpointError:
+        raise
     except Exception as error:
         raise CheckpointError(f"The model of the checkpoint is damaged: {error}") from error
     if not isinstance(model, keras.Model):
@@ -40,20 +67,154 @@ def model_from_json(config: Mapping[str, Any]) -> keras.Model:
     return model
 
 
-def _refusal(config: Any) -> str | None:
-    """Returns why a Keras config must not be rebuilt, or None."""
-    if isinstance(config, list | tuple):
-        return next(filter(None, map(_refusal, config)), None)
-    if not isinstance(config, Mapping):
-        return None
-    if "class_name" in config:
-        module, name = config.get("module"), config["class_name"]
-        own = isinstance(module, str) and (module == "keras" or module.startswith("keras."))
-        plain = module == "builtins" and name in ("__tuple__", "__numpy__", "__tensor__")
-        if name in ("Lambda", "__lambda__", "function") or not (own or plain or _is_shape(config)):
-            return f"it names {module}.{name}, which is none of Keras's own layers"
-    return next(filter(None, map(_refusal, config.values())), None)
+class _Reader:
+    """Copies a config as Keras may read it, and refuses what it must not.
+
+    Attributes:
+        used: the classes and functions of others that the config names, by name.
+    """
+
+    def __init__(self) -> None:
+        self.used: dict[str, Any] = {}
+
+    def read(self, record: Any, kind: Kind | None) -> Any:
+        """Returns a copy of a value.
+
+        Args:
+            record: JSON values.
+            kind: what objects may stand there; None for none.
+        """
+        if isinstance(record, str):
+            return self._text(record, kind)
+        if isinstance(record, list | tuple):
+            return [self.read(each, kind) for each in record]
+        if not isinstance(record, Mapping):
+            return record
+        if "class_name" not in record:
+            return self._entries(record, kind)
+        if kind is kinds()["activation"] and record["class_name"] == "function":
+            return self._function(record)
+        if str(record["class_name"]).startswith("__"):
+            return self._data(record)
+        return self._object(record, kind)
+
+    def _entries(self, config: Mapping[str, Any], otherwise: Kind | None = None) -> dict[str, Any]:
+        """Returns a copy of a dict, where keys say what may stand there."""
+        found = {}
+        for key, value in config.items():
+            if key in _BOUNDED and _largest(value) > _LARGEST:
+                raise _refused(f"{key}={value!r:.80}, which is more than {_LARGEST}")
+            if key == "unroll" and value:
+                raise _refused("unroll=True, whose work nothing bounds")
+            found[key] = self.read(value, _kind_of(key) or otherwise)
+        return found
+
+    def _object(self, record: Mapping[str, Any], kind: Kind | None) -> dict[str, Any]:
+        module, name = record.get("module"), record["class_name"]
+        registered = record.get("registered_name") or name
+        if kind is None or not isinstance(name, str) or not isinstance(registered, str):
+            raise _refused(f"{module}.{name}, where no object belongs")
+        is_own = registered == name and isinstance(module, str) and (module, name) in kind.own
+        if not is_own:
+            self._foreign(name, registered, module, kind)
+        config = record.get("config")
+        if not isinstance(config, Mapping):
+            raise CheckpointError(f"The model of the checkpoint holds {config!r:.80} for a config.")
+        inside = None if is_own else kinds()[""]
+        kept = {key: self.read(record[key], None) for key in _KEPT if key in record}
+        return {
+            "module": module,
+            "class_name": name,
+            "config": self._entries(config, inside),
+            "registered_name": None if is_own else registered,
+            **kept,
+        }
+
+    def _foreign(self, name: str, registered: str, module: Any, kind: Kind) -> None:
+        """Takes down the class of somebody else that stands in a place."""
+        found = _known(registered) or _known(name)
+        if not isinstance(found, type):
+            raise _refused(
+                f"{module}.{name}, which is neither registered nor on the list of what a file may "
+                "name of Keras",
+                name,
+            )
+        if not issubclass(found, kind.base):
+            raise _refused(f"{name}, which is no {kind.what} but a {found!r}")
+        self.used[registered] = found
+
+    def _function(self, record: Mapping[str, Any]) -> Any:
+        """Returns the name of an activation that is stored as a function."""
+        name, module = record.get("config"), record.get("module")
+        if not isinstance(name, str):
+            raise CheckpointError(f"The model of the checkpoint holds {name!r:.80} for a function.")
+        if module in ("builtins", "keras.activations") and name in kinds()["activation"].names:
+            return name
+        found = _known(name)
+        if not isinstance(found, FunctionType):
+            raise _refused(f"the function {name}, which is not registered", name)
+        self.used[name] = found
+        return {"module": module, "class_name": "function", "config": name, "registered_name": name}
+
+    def _text(self, text: str, kind: Kind | None) -> str:
+        """Returns a text, if Keras makes nothing of it but what belongs to its place."""
+        if kind is not None and kind.names:
+            found = _known(text)
+            fits = isinstance(found, type) and issubclass(found, kind.base)
+            if text not in kind.names and (not fits or kind is kinds()["activation"]):
+                raise _refused(f"{text!r}, which is no {kind.what}", text)
+            if found is not None:
+                self.used[text] = found
+        elif _known(text) is not None and ">" in text:
+            raise _refused(f"{text!r}, where no object belongs")
+        return text
+
+    def _data(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns a copy of a number, slice or tensor of a functional model's calls."""
+        tag, config = record["class_name"], record.get("config")
+        if not isinstance(config, Mapping) or record.get("module") is not None:
+            raise CheckpointError(f"The model of the checkpoint holds a malformed {tag}.")
+        if tag == "__slice__":
+            config = {key: self.read(config.get(key), None) for key in ("start", "stop", "step")}
+        elif tag in ("__numpy__", "__tensor__", "__keras_tensor__"):
+            dtype = config.get("dtype")
+            if dtype not in DTYPES or not _is_plain(list(config.values())):
+                raise _refused(f"a tensor of dtype {dtype!r:.40}, or not of numbers")
+        elif tag != "__ellipsis__":
+            raise _refused(f"{tag!r:.40}")
+        return {"class_name": tag, "config": dict(config)}
 
 
-def _is_shape(config: Mapping[str, Any]) -> bool:
-    return config["class_name"] in ("__tuple__", "__keras_tensor__") and "module" not in config
+def _known(name: str) -> Any:
+    """Returns what is registered under a name, or given by a scope; None if nothing is."""
+    return keras.saving.get_registered_object(name)
+
+
+def _kind_of(key: str) -> Kind | None:
+    """Returns what objects an entry of a config may hold, by its key."""
+    if key in _LAYER_KEYS:
+        return kinds()["layer"]
+    ending = key.rpartition("_")[2]
+    return kinds().get(ending) if ending else None
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is made of numbers, texts and lists."""
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _largest(value: Any) -> float:
+    """Returns the largest number in nested lists."""
+    if isinstance(value, list | tuple):
+        return max(map(_largest, value), default=0)
+    return abs(value) if isinstance(value, int | float) else 0
+
+
+def _refused(what: str, name: str | None = None) -> CheckpointError:
+    given = f"custom_objects={{{name!r}: ...}}, or " if name else ""
+    return CheckpointError(
+        f"The model of the checkpoint cannot be rebuilt: it names {what}. If you trust it, give "
+        f'{given}the whole model as config={{"model": model}}, to `from_checkpoint`.'
+    )

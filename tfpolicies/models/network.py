@@ -24,6 +24,7 @@ from tfpolicies.models.catalog import (
     memory_of,
 )
 from tfpolicies.models.distributions import ActionDistribution
+from tfpolicies.models.extent import require_room
 from tfpolicies.models.filters import normalize
 from tfpolicies.models.ports import SEQ_LENS, InputPorts, Port, model_leaves
 from tfpolicies.models.preprocessing import encode, encode_action, encoded_shape
@@ -88,6 +89,7 @@ class ModelSource(NamedTuple):
     key: tuple  # equal for equal architectures, whatever their names
     make: Callable[[int], keras.Model]  # seed -> a new model
     template: keras.Model | None  # an instance whose weights its first policy takes
+    is_catalog: bool = False  # whether settings alone describe it
 
 
 def model_source(
@@ -130,13 +132,15 @@ def model_source(
                 action_leaves=dist_class.leaves,
             )
 
-        return ModelSource(key, make, None)
+        return ModelSource(key, make, None, is_catalog=True)
     value_settings = [config[k] for k in ("fcnet_hiddens", "fcnet_activation", "ortho_init")]
     value_key = (with_value, fingerprint(value_settings))
     if isinstance(custom, keras.Model):
         ports = ports_of(custom, observation_space, dist_class)
+        if not custom.built:
+            _require_room(custom, ports)
         call_with_zeros(custom, ports)
-        return _instance_source(custom, complete, value_key)
+        return _instance_source(custom, _architecture(custom), complete, value_key)
     if callable(custom):
         arguments = dict(config["custom_model_config"])
         context = _context_of(custom, dist_class.space, config)
@@ -190,7 +194,7 @@ def q_model_source(
             found, num_actions, config, hiddens=hiddens, dueling=dueling, seed=seed
         )
 
-    return ModelSource(key, make, None)
+    return ModelSource(key, make, None, is_catalog=True)
 
 
 def _context_of(
@@ -229,13 +233,36 @@ def ports_of(
     )
 
 
-def _instance_source(
-    instance: keras.Model, complete: Callable[[keras.Model], keras.Model], value_key: tuple
-) -> ModelSource:
+def _require_room(instance: keras.Model, ports: InputPorts) -> None:
+    """Checks the size that an instance will have when it is built, if it can be cloned."""
+    config = _architecture(instance)
+
+    def built() -> keras.Model:
+        model = _clone(instance, config)
+        call_with_zeros(model, ports)
+        return model
+
+    if config is not None:
+        require_room(built, f"The model {instance.name!r}", may_fail=True)
+
+
+def _architecture(instance: keras.Model) -> dict[str, Any] | None:
+    """Returns what `_clone` makes an equal model of; None if the model cannot be cloned."""
     try:
-        config = keras.saving.serialize_keras_object(instance)
+        config: dict[str, Any] = keras.saving.serialize_keras_object(instance)
         _clone(instance, config)
+        return config
     except (NotImplementedError, TypeError, ValueError, AttributeError):
+        return None
+
+
+def _instance_source(
+    instance: keras.Model,
+    config: dict[str, Any] | None,
+    complete: Callable[[keras.Model], keras.Model],
+    value_key: tuple,
+) -> ModelSource:
+    if config is None:
         key = ("instance", id(instance), *value_key)
         return ModelSource(key, lambda seed: complete(instance), instance)
 
@@ -248,7 +275,7 @@ def _instance_source(
     return ModelSource(key, lambda seed: complete(_clone(instance, config)), instance)
 
 
-def _clone(instance: keras.Model, config: dict[str, Any]) -> keras.Model:
+def _clone(instance: keras.Model, config: dict[str, Any] | None) -> keras.Model:
     known = {type(layer).__name__: type(layer) for layer in _all_layers(instance)}
     with keras.saving.custom_object_scope(known):
         # Keras empties a functional model's config while it reads it, so it gets a copy.

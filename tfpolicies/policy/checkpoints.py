@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +17,7 @@ from tfpolicies.config.stored_settings import POLICY_CLASS, POLICY_SETTINGS, dec
 from tfpolicies.connectors.pipelines import pipelines_from_state
 from tfpolicies.errors import CheckpointError, ConfigError
 from tfpolicies.marks import fits
+from tfpolicies.models.extent import built_from
 from tfpolicies.models.keras_json import model_from_json, model_to_json
 from tfpolicies.policy.policy import Policy
 from tfpolicies.program.spec import program_fingerprint
@@ -40,10 +39,10 @@ from tfpolicies.storage.json_values import (
 from tfpolicies.storage.places import Places, admitted
 from tfpolicies.storage.spaces_json import decode_space, encode_space
 
+custom_object_scope = keras.saving.custom_object_scope
+
 POLICY_MANIFEST = "policy.json"
 ALGORITHM_MANIFEST = "algorithm.json"
-
-_PLAUSIBLE = 10_000_000  # weights of one layer that a config may name whatever a file holds
 
 _GROUPS = {
     "weights": "weights",
@@ -125,7 +124,8 @@ def policy_of_record(
     Raises:
         CheckpointError: if it is damaged, or names an unknown class.
     """
-    policy = _built(record, source, classes, None, num_weights)
+    with built_from(source, num_weights):
+        policy = _built(record, source, classes, None)
     policy.set_state({**policy.get_state(), **_stored_state(record)})
     return policy
 
@@ -182,13 +182,19 @@ def overridden_config(
     config = decode_settings(record["settings"], places, known=known)
     if not isinstance(config, dict) or not isinstance(config.get("model", {}), Mapping):
         raise CheckpointError(f"{source} holds {config!r:.80} for a config.")
-    if record["keras"] is not None:
+    if record["keras"] is not None and not _gives_model(overrides or {}):
         config["model"]["custom_model"] = model_from_json(record["keras"])
     for name, value in (overrides or {}).items():
         if name == "model" and not isinstance(value, Mapping):
             value = {"custom_model": value}
         config[name] = {**config["model"], **value} if name == "model" else value
     return config
+
+
+def _gives_model(overrides: Mapping[str, Any]) -> bool:
+    """Whether settings name a model of their own, so that the stored one is not needed."""
+    model = overrides.get("model", {})
+    return not isinstance(model, Mapping) or "custom_model" in model
 
 
 def state_of(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -225,7 +231,8 @@ def policy_of(
         classes: classes outside this package that it may name.
         overrides: settings that replace stored ones.
     """
-    policy = _built(checkpoint.manifest, source, classes, overrides, _held(checkpoint))
+    with built_from(source, weight_shapes(checkpoint)):
+        policy = _built(checkpoint.manifest, source, classes, overrides)
     policy.set_state(state_of(checkpoint))
     return policy
 
@@ -235,10 +242,9 @@ def _built(
     source: str,
     classes: Sequence[type],
     overrides: Mapping[str, Any] | None,
-    held: int,
 ) -> Any:
     """Returns a new policy of the class, spaces and config of a manifest."""
-    spec = _spec(manifest, source, classes, overrides, held)
+    spec = _spec(manifest, source, classes, overrides)
     found: Any = spec.policy_class
     spaces, config = (spec.observation_space, spec.action_space), spec.config
     program, policy_id = manifest.get("program"), manifest.get("policy_id")
@@ -271,7 +277,8 @@ def spec_of(
     Raises:
         CheckpointError: if the manifest lacks it, or names an unknown class.
     """
-    spec = _spec(checkpoint.manifest, source, classes, overrides, _held(checkpoint))
+    with built_from(source, weight_shapes(checkpoint)):
+        spec = _spec(checkpoint.manifest, source, classes, overrides)
     try:
         configs = _stored_state(checkpoint.manifest).get("connector_configs")
         agent, _ = pipelines_from_state(configs or {})
@@ -283,9 +290,9 @@ def spec_of(
     return dataclasses.replace(spec, observation_space=observed)
 
 
-def _held(checkpoint: Checkpoint) -> int:
-    """Returns how many weights a checkpoint holds."""
-    return sum(np.size(array) for array in checkpoint.arrays.get("weights", {}).values())
+def weight_shapes(checkpoint: Checkpoint) -> list[tuple[int, ...]]:
+    """Returns the shapes of the weights that a policy's checkpoint holds."""
+    return [np.shape(array) for array in checkpoint.arrays.get("weights", {}).values()]
 
 
 def _spec(
@@ -293,7 +300,6 @@ def _spec(
     source: str,
     classes: Sequence[type],
     overrides: Mapping[str, Any] | None,
-    held: int,
 ) -> PolicySpec:
     try:
         found: Any = _class_of(manifest, source, classes)
@@ -302,44 +308,7 @@ def _spec(
         _ = manifest["state"]
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"{source}: its manifest lacks or garbles {error}.") from error
-    _check_extent(config, held, source)
     return PolicySpec(found, spaces[0], spaces[1], config)
-
-
-def _check_extent(config: Mapping[str, Any], held: int, source: str) -> None:
-    """Refuses settings that claim more than the checkpoint's own arrays can hold.
-
-    A layer of n units has at least n weights, so a file that claims many more than it holds lies,
-    and building what it asks for could take all memory there is.
-    """
-    model = config.get("model")
-    if isinstance(model, Mapping):
-        claimed = max(_units(model), default=0)
-        if claimed > max(held, _PLAUSIBLE):
-            raise CheckpointError(
-                f"{source} claims a layer of {claimed} units, but holds {held} weights in all."
-            )
-
-
-def _units(model: Mapping[str, Any]) -> list[int]:
-    """Returns what the layers of a catalogue model have at least, as the config says."""
-    found: list[int] = []
-    for name in ("fcnet_hiddens", "post_fcnet_hiddens"):
-        units = [n for n in _sequence(model.get(name)) if isinstance(n, int)]
-        found += [*units, *(a * b for a, b in itertools.pairwise(units))]
-    for layer in _sequence(model.get("conv_filters")):
-        numbers = [n for n in _sequence(layer)[:2] if isinstance(n, int)]
-        found.append(math.prod(numbers))
-    if model.get("use_lstm") is True or model.get("use_gru") is True:
-        found += [n * n for n in [model.get("lstm_cell_size")] if isinstance(n, int)]
-    if model.get("use_attention") is True:
-        names = ("attention_dim", "attention_head_dim", "attention_position_wise_mlp_dim")
-        found += [model[name] for name in names if isinstance(model.get(name), int)]
-    return found
-
-
-def _sequence(value: Any) -> Sequence[Any]:
-    return value if isinstance(value, list | tuple) else ()
 
 
 def _class_of(manifest: Mapping[str, Any], source: str, classes: Sequence[type]) -> type:

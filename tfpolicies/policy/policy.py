@@ -643,17 +643,21 @@ class Policy(abc.ABC):
         policy_ids: Sequence[str] | None = None,
         *,
         config: Mapping[str, Any] | None = None,
+        custom_objects: Mapping[str, Any] | None = None,
     ) -> Any:
         """Returns the policy of a checkpoint, or the policies of an algorithm's checkpoint by id.
 
         A checkpoint holds policies of this class or of subclasses of it; `Policy` takes all.
         Nothing in the file is executed. A class of your own is found by calling this on it; what a
-        file cannot hold (a callback class, a model with layers of your own) is given in `config`.
+        file cannot hold (a callback class, a model that is no Keras model) is given in `config`.
 
         Args:
             checkpoint: the folder, or what `Algorithm.save` returned.
             policy_ids: of an algorithm's checkpoint, only these.
             config: settings that replace stored ones.
+            custom_objects: layers of yours and the like that a stored Keras model may be made of:
+                name -> class. Those registered by `keras.saving.register_keras_serializable` need
+                not be given.
 
         Raises:
             CheckpointError: if it is missing, damaged or foreign, or of another class; the message
@@ -663,7 +667,8 @@ class Policy(abc.ABC):
         from tfpolicies.policy import checkpoints  # needs TensorFlow, unlike this module
 
         path = checkpoints.path_of(checkpoint)
-        return checkpoints.load_policies(path, policy_ids, cls, config)
+        with checkpoints.custom_object_scope(custom_objects or {}):
+            return checkpoints.load_policies(path, policy_ids, cls, config)
 
     def export_model(
         self, export_dir: str | os.PathLike[str], onnx: int | bool | None = None

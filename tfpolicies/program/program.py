@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from tfpolicies.errors import BatchError, ConfigError, MissingColumnError, near_matches
 from tfpolicies.forks import require_tensorflow
+from tfpolicies.models.extent import is_built_from_file, require_room
 from tfpolicies.models.layer_tree import idle_seeds
 from tfpolicies.models.network import FreshWeights, variable_keys
 from tfpolicies.models.ports import SEQ_LENS, InputPorts, Port
@@ -72,6 +73,7 @@ class Program:
     def __init__(self, spec: ProgramSpec) -> None:
         self.spec = spec
         self.lock = threading.RLock()
+        _require_room(spec)
         self.functions = ProgramFunctions.of(spec)
         network, optimizer = self.functions.network, self.functions.optimizer
         self.layout = StateLayout(_slots(self.functions), _idle_keys(self.functions))
@@ -585,6 +587,15 @@ def count_rows(columns: Mapping[str, Any]) -> int:
     if found in (set(), {0}):
         raise BatchError("The batch is empty; learning needs at least one row.")
     return found.pop()
+
+
+def _require_room(spec: ProgramSpec) -> None:
+    """Checks that there is room for the network of a kind, before it is made.
+
+    A factory is the user's own, and called once; but if a file gives its arguments, it is measured.
+    """
+    if spec.source.is_catalog or is_built_from_file():
+        require_room(lambda: spec.source.make(0), f"The model of {spec.policy_class.__name__}")
 
 
 def _slots(functions: ProgramFunctions) -> list[Slot]:

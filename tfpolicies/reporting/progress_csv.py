@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tfpolicies.atomic import place_file
 from tfpolicies.errors import CheckpointError, UsageError
+from tfpolicies.regular_files import read_regular
 from tfpolicies.reporting.progress_row import FIXED_COLUMNS, as_number
 
 Row = dict[str, float]
@@ -89,7 +90,7 @@ def read_progress(path: str | PathLike[str]) -> list[Row]:
         CheckpointError: if it is no progress file or a line in its middle is damaged.
     """
     path = Path(path)
-    if not path.is_file():
+    if not path.exists():
         raise FileNotFoundError(
             f"No progress file at {str(path)!r}. `path` must be the `progress.csv` of a run folder."
         )
@@ -124,7 +125,7 @@ def _read(path: Path) -> list[Row]:
     """Returns the whole rows of the file, without empty cells; none if there is no file."""
     if not path.exists():
         return []
-    whole, newline, torn = path.read_bytes().rpartition(b"\n")
+    whole, newline, torn = _content(path).rpartition(b"\n")
     text = (whole if newline else torn).decode("utf-8", errors="replace")
     lines = list(csv.reader(io.StringIO(text, newline="")))
     if not lines:
@@ -136,6 +137,13 @@ def _read(path: Path) -> list[Row]:
             f"{','.join(FIXED_COLUMNS)!r}, got {','.join(columns)[:80]!r}. Move it away."
         )
     return [_parsed(path, number, columns, line) for number, line in enumerate(lines, start=2)]
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return read_regular(path)
+    except OSError as error:
+        raise CheckpointError(f"{str(path)!r} cannot be read: {error}. Move it away.") from error
 
 
 def _parsed(path: Path, number: int, columns: list[str], cells: list[str]) -> Row:

@@ -15,9 +15,11 @@ from typing import Any
 from tfpolicies.atomic import place_file, remove_leftovers
 from tfpolicies.errors import CheckpointError, FolderInUseError, UsageError
 from tfpolicies.folder_lock import FolderLock
+from tfpolicies.regular_files import read_regular
 
 FORMAT = "tfpolicies-run"
 FORMAT_VERSION = 1
+_LARGEST = 1 << 20  # bytes of a run.json
 
 
 class RunFolder:
@@ -221,10 +223,10 @@ class RunFolder:
 
     def _content(self) -> dict[str, Any]:
         try:
-            content = json.loads(self.run_json.read_text(encoding="utf-8"))
+            content = json.loads(read_regular(self.run_json, _LARGEST))
         except (FileNotFoundError, NotADirectoryError):
             raise CheckpointError(_no_run_folder(self.path)) from None
-        except ValueError as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise CheckpointError(
                 f"{str(self.run_json)!r} is damaged: {error}. Restore the file or start a new run."
             ) from error

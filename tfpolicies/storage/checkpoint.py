@@ -18,10 +18,8 @@ One process writes to a folder at a time; any number may read it meanwhile.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
-import stat
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,16 +34,19 @@ from tfpolicies.atomic import (
     sync_folder,
 )
 from tfpolicies.errors import CheckpointError, UnknownPolicyError
+from tfpolicies.regular_files import content_of, open_regular, read_regular, size_of
 from tfpolicies.storage.hdf5_image import check_arrays, pack_arrays, unpack_arrays
 from tfpolicies.storage.manifest import (
     ARRAY_FILE,
     GROUP_NAME,
+    LARGEST,
     MANIFEST_NAME,
     POLICIES,
     POLICY_FOLDER,
     check_new_manifest,
     dump_manifest,
     invalid,
+    load_json,
     parse_manifest,
     sha256,
 )
@@ -203,10 +204,10 @@ def _listed(folder: Path) -> tuple[set[str], set[str]]:
     files: set[str] = set()
     folders: set[str] = set()
     for path in _entries(folder):
-        if not MANIFEST_NAME.fullmatch(path.name) or not path.is_file():
+        if not MANIFEST_NAME.fullmatch(path.name):
             continue
         with contextlib.suppress(*_NO_MANIFEST):
-            manifest = json.loads(path.read_bytes())
+            manifest = load_json(read_regular(path, LARGEST))
             files |= {entry["file"] for entry in manifest.get("arrays", {}).values()}
             folders |= {entry["folder"] for entry in manifest.get(POLICIES, {}).values()}
     return files, folders
@@ -218,7 +219,7 @@ def _remove_manifest(folder: Path) -> None:
     for path in _entries(folder):
         if named and MANIFEST_NAME.fullmatch(path.name):
             with contextlib.suppress(OSError):
-                if sha256(path.read_bytes())[:16] == named[1]:
+                if sha256(read_regular(path, LARGEST))[:16] == named[1]:
                     remove_file(path)
 
 
@@ -324,7 +325,7 @@ def _read_manifest_text(root: Path, manifest_name: str) -> bytes:
     if not root.is_dir():
         raise CheckpointError(f"Checkpoint {str(root)!r} not found: there is no such folder.")
     try:
-        return (root / manifest_name).read_bytes()
+        return read_regular(root / manifest_name, LARGEST)
     except FileNotFoundError:
         raise CheckpointError(
             f"Checkpoint {str(root)!r} does not seem to be valid: it has no {manifest_name}."
@@ -335,14 +336,14 @@ def _read_manifest_text(root: Path, manifest_name: str) -> bytes:
 
 def _read_policy(root: Path, entry: dict[str, Any]) -> Checkpoint:
     folder, name = root / entry["folder"], entry["manifest"]
-    text = _read_file(folder / name)
+    text = _read_file(folder / name, LARGEST)
     _check_digest(folder / name, text, entry["sha256"])
     return _load(folder, name, text, entry["type"], None, None)
 
 
 def _read_arrays(root: Path, entry: dict[str, Any]) -> dict[str, np.ndarray]:
     path = root / entry["file"]
-    image = _read_file(path, size=entry["bytes"])
+    image = _read_file(path, None, size=entry["bytes"])
     _check_digest(path, image, entry["sha256"])
     try:
         return unpack_arrays(image)
@@ -350,16 +351,15 @@ def _read_arrays(root: Path, entry: dict[str, Any]) -> dict[str, np.ndarray]:
         raise CheckpointError(f"{str(path)!r} is not an array file: {error}.") from error
 
 
-def _read_file(path: Path, size: int | None = None) -> bytes:
+def _read_file(path: Path, limit: int | None, size: int | None = None) -> bytes:
     try:
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode):
-            raise CheckpointError(f"{str(path)!r} is not a regular file.")
-        if size is not None and found.st_size != size:
-            raise CheckpointError(
-                f"{str(path)!r} is damaged: it has {found.st_size} bytes, the manifest says {size}."
-            )
-        return path.read_bytes()
+        with open_regular(path) as file:
+            found = size_of(file)
+            if size is not None and found != size:
+                raise CheckpointError(
+                    f"{str(path)!r} is damaged: it has {found} bytes, the manifest says {size}."
+                )
+            return content_of(file, limit)
     except FileNotFoundError:
         raise _VanishedError(f"{str(path)!r} is missing, though the manifest lists it.") from None
     except OSError as error:

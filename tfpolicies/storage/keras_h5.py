@@ -18,7 +18,6 @@ import io
 import json
 import os
 import re
-import stat
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -36,6 +35,7 @@ from tfpolicies.keras_weights import (
     snake_case,
     split_number,
 )
+from tfpolicies.regular_files import read_regular
 from tfpolicies.storage.hdf5_reader import SIGNATURE, Hdf5Error, Hdf5Image, Hdf5Object
 
 _ARCHIVE_WEIGHTS, _ARCHIVE_CONFIG = "model.weights.h5", "config.json"
@@ -84,18 +84,12 @@ def read_keras_weights(path: str | os.PathLike[str]) -> KerasWeights:
 
 def _content(file: Path) -> bytes:
     try:
-        if not stat.S_ISREG(file.stat().st_mode):
-            raise ModelImportError(
-                f"`import_file`: {str(file)!r} is not a regular file. Give a file written by Keras."
-            )
-        return file.read_bytes()
+        return read_regular(file)
     except FileNotFoundError:
         raise MissingModelFileError(
             f"`import_file`: there is no file {str(file)!r}. Check the path."
         ) from None
     except (OSError, ValueError, MemoryError) as error:  # ValueError: a NUL in the path
-        if isinstance(error, ModelImportError):
-            raise
         raise ModelImportError(f"`import_file`: {str(file)!r} cannot be read: {error}.") from error
 
 

@@ -12,6 +12,8 @@ from tfpolicies._version import __version__
 from tfpolicies.errors import CheckpointError
 
 FORMAT_VERSION = 1
+LARGEST = 1 << 25  # bytes of a manifest
+_MOST_VALUES, _MOST_PARTS = 1 << 22, 1 << 20  # in it; parts are lists and objects
 
 POLICIES = "policies"
 _OWN_ENTRIES = ("format_version", "tfpolicies_version", "arrays", POLICIES, "checksum")
@@ -46,11 +48,22 @@ def check_new_manifest(name: str, manifest: dict[str, Any]) -> None:
 def dump_manifest(
     manifest: dict[str, Any], arrays: dict[str, Any], policies: dict[str, Any]
 ) -> bytes:
-    """Returns the file's content: the writer's entries, what they list, and a checksum of all."""
+    """Returns the file's content: the writer's entries, what they list, and a checksum of all.
+
+    Raises:
+        CheckpointError: if it is longer than what is read.
+    """
     versions = {"format_version": FORMAT_VERSION, "tfpolicies_version": __version__}
     whole = {**manifest, **versions, "arrays": arrays, POLICIES: policies}
     whole["checksum"] = checksum(whole)
-    return (json.dumps(whole, indent=2) + "\n").encode()
+    text = (json.dumps(whole, indent=2) + "\n").encode()
+    reason = _excess(text)
+    if reason:
+        raise CheckpointError(
+            f"The manifest of a checkpoint cannot be written: {reason}. Put large arrays of "
+            "configs and of states of environments elsewhere."
+        )
+    return text
 
 
 def parse_manifest(path: Path, text: bytes, kind: str) -> dict[str, Any]:
@@ -61,7 +74,7 @@ def parse_manifest(path: Path, text: bytes, kind: str) -> dict[str, Any]:
             type or version, is damaged, or lists something outside its folder.
     """
     try:
-        manifest = json.loads(text)
+        manifest = load_json(text)
     except (ValueError, RecursionError) as error:
         raise invalid(path, f"it is not JSON ({error})") from error
     if not isinstance(manifest, dict):
@@ -88,6 +101,31 @@ def parse_manifest(path: Path, text: bytes, kind: str) -> dict[str, Any]:
     for policy_id, listed in manifest[POLICIES].items():
         _check_policy_entry(path, policy_id, listed)
     return manifest
+
+
+def load_json(text: bytes) -> Any:
+    """Returns what a JSON text says, if it is not so long that it would fill the memory.
+
+    Raises:
+        ValueError: if it is too long, or no JSON.
+    """
+    reason = _excess(text)
+    if reason:
+        raise ValueError(reason)
+    return json.loads(text)
+
+
+def _excess(text: bytes) -> str | None:
+    """Returns what there is too much of in a JSON text, or None."""
+    values, parts = text.count(b","), text.count(b"[") + text.count(b"{")
+    for count, most, what in (
+        (len(text), LARGEST, "bytes"),
+        (values, _MOST_VALUES, "values"),
+        (parts, _MOST_PARTS, "lists and objects"),
+    ):
+        if count > most:
+            return f"it has about {count} {what}, and {most} are the limit"
+    return None
 
 
 def sha256(content: bytes) -> str:

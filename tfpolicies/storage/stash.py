@@ -32,6 +32,8 @@ import numpy as np
 
 from tfpolicies.atomic import place_file, remove_file, sync_folder, temporary_beside
 from tfpolicies.errors import StashError
+from tfpolicies.regular_files import open_regular, read_regular
+from tfpolicies.storage.manifest import LARGEST, load_json
 
 HEADER = 64
 _FORM = struct.Struct("<8sIIQ")
@@ -121,7 +123,7 @@ class Stash:
         """
         image = np.empty(size, np.uint8)
         try:
-            with open(self.path(name), "rb", buffering=0) as file:
+            with open_regular(self.path(name)) as file:
                 header = file.read(HEADER)
                 count = file.readinto(image.data)
                 more = file.read(1)
@@ -137,7 +139,8 @@ class Stash:
             StashError: if it is missing, damaged or of another size.
         """
         try:
-            mapped = np.memmap(self.path(name), np.uint8, mode="r")
+            with open_regular(self.path(name)) as file:
+                mapped = np.memmap(file, np.uint8, mode="r")  # type: ignore[call-overload]
         except (OSError, ValueError) as error:
             self._unreadable(name, error)
         image = np.asarray(mapped)[HEADER : HEADER + size]
@@ -213,7 +216,7 @@ class Stash:
             StashError: if it is missing or damaged.
         """
         try:
-            record = json.loads(self.path(name, "json").read_bytes())
+            record = load_json(read_regular(self.path(name, "json"), LARGEST))
             if record["name"] != name:
                 raise ValueError(f"it is the record of {record['name']!r:.80}")
             if not isinstance(record["policy"], dict):
@@ -233,7 +236,7 @@ class Stash:
         """
         for path in sorted(self.folder.glob("*.json")):
             try:
-                record = json.loads(path.read_bytes())
+                record = load_json(read_regular(path, LARGEST))
                 name, policy_ids = record["name"], list(record["policy_ids"])
             except (OSError, ValueError, TypeError, KeyError, RecursionError):
                 continue

@@ -1,0 +1,164 @@
+"""How large a model would be, before anything of it is allocated."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfpolicies.errors import CheckpointError, ModelError
+from tfpolicies.memory import available_memory, readable_size
+
+Shape = tuple[int, ...]
+
+_COPIES = 6  # of each weight while a policy is made: model, optimizer slots, the policy's own
+_ROWS = 2  # that a model is tried with
+_SMALL = 1024  # numbers of variables that are not compared: seeds and counters are not stored
+_LARGEST_OUTPUT = 1 << 24  # numbers per row that a layer may give by a file's word
+
+
+class Extent(NamedTuple):
+    """What a model would take."""
+
+    weights: list[Shape]  # of all its variables
+    outputs: list[Shape]  # of the tensors between its layers, without the rows
+
+
+class Stored(NamedTuple):
+    """What a file holds, so that what it describes can be compared with it."""
+
+    source: str  # where it is from, for messages
+    numbers: int  # how many there are in all
+    shapes: Counter[Shape] | None  # of its arrays; None where only their sum is known
+
+
+_stored: ContextVar[Stored | None] = ContextVar("stored", default=None)
+
+
+@contextlib.contextmanager
+def built_from(source: str, weights: Iterable[Shape] | int) -> Iterator[None]:
+    """While it is entered, models must have the weights that a file holds.
+
+    Args:
+        source: where the file is, for messages.
+        weights: the shapes of its arrays; or how many numbers there are in all, at most.
+    """
+    if isinstance(weights, int):
+        stored = Stored(source, weights, None)
+    else:
+        shapes = Counter(map(tuple, weights))
+        stored = Stored(source, sum(math.prod(x) * n for x, n in shapes.items()), shapes)
+    token = _stored.set(stored)
+    try:
+        yield
+    finally:
+        _stored.reset(token)
+
+
+def is_built_from_file() -> bool:
+    """Whether models are described by a file at present."""
+    return _stored.get() is not None
+
+
+def require_room(make: Callable[[], Any], what: str, *, may_fail: bool = False) -> None:
+    """Checks a model's size without allocating it.
+
+    Args:
+        make: returns the model; it is called in a graph and a thread of its own, and what it
+            returns is thrown away.
+        what: the model's name in messages.
+        may_fail: whether a user's model that only runs eagerly is let pass, unmeasured.
+
+    Raises:
+        CheckpointError: if a file describes the model (`built_from`) and holds other weights.
+        ModelError: if it takes more memory than there is.
+    """
+    stored, room = _stored.get(), available_memory()
+    try:
+        extent = extent_of(make)
+    except Exception:
+        if may_fail and stored is None:
+            return
+        raise
+    if stored is not None:
+        _compare(extent, stored)
+    if room is not None:
+        _require_memory(extent, room, what)
+
+
+def _require_memory(extent: Extent, room: int, what: str) -> None:
+    numbers = sum(map(math.prod, extent.weights))
+    weight, output = (max(x, key=math.prod, default=()) for x in extent)
+    needed = 4 * max(_COPIES * numbers, _ROWS * math.prod(output))
+    if needed > room:
+        raise ModelError(
+            f"{what} would have {numbers:,} weights, the largest array of them of shape {weight}, "
+            f"and a layer that gives {output} numbers for each row. That takes about "
+            f"{readable_size(needed)} with optimizer and copies, but {readable_size(room)} of "
+            "memory are available. Make layers smaller, or encode observations and actions in "
+            "fewer numbers."
+        )
+
+
+def extent_of(make: Callable[[], Any]) -> Extent:
+    """Returns the shapes of a model's variables and tensors, none of which is allocated.
+
+    In a stateless scope Keras puts off the variables' first values, and in a graph of its own
+    nothing is computed. A new thread keeps both, and Keras's counters of names, to itself.
+    """
+
+    def made() -> Extent:
+        with tf.Graph().as_default(), _Unfilled(initialize_variables=False):
+            model = make()
+            weights = [_known(variable.shape) for variable in getattr(model, "variables", [])]
+            return Extent(weights, list(_outputs(model)))
+
+    with ThreadPoolExecutor(1) as scratch:
+        return scratch.submit(made).result()
+
+
+class _Unfilled(keras.StatelessScope):
+    """A scope whose variables read as zeros of a graph, whatever they would start with."""
+
+    def get_current_value(self, variable: Any) -> Any:
+        return tf.zeros(variable.shape, variable.dtype)
+
+
+def _known(shape: Any) -> Shape:
+    """Returns a shape's known sizes."""
+    return tuple(int(n) for n in shape if n is not None)
+
+
+def _outputs(model: Any) -> Iterator[Shape]:
+    """Yields the shapes of what the layers of a model give, those of inner models too."""
+    for layer in [*getattr(model, "operations", []), *getattr(model, "layers", [])]:
+        with contextlib.suppress(AttributeError, ValueError):  # it has not been called
+            yield from (_known(tensor.shape) for tensor in keras.tree.flatten(layer.output))
+        if layer is not model:
+            yield from _outputs(layer)
+
+
+def _compare(extent: Extent, stored: Stored) -> None:
+    large = Counter(shape for shape in extent.weights if math.prod(shape) > _SMALL)
+    lacking = large - stored.shapes if stored.shapes is not None else Counter()
+    numbers = sum(math.prod(shape) * count for shape, count in large.items())
+    if lacking or numbers > stored.numbers:
+        shape = max(lacking or large, key=math.prod)
+        raise CheckpointError(
+            f"{stored.source} describes a model with a weight of shape {shape}, but no array "
+            f"stored for it fits: it holds {stored.numbers} weights in all. Load it with the "
+            "class, spaces and model it was saved with."
+        )
+    output = max(extent.outputs, key=math.prod, default=())
+    if math.prod(output) > _LARGEST_OUTPUT:
+        raise CheckpointError(
+            f"{stored.source} describes a model with a layer that gives {output} numbers for "
+            f"each row; a file may ask for {_LARGEST_OUTPUT} at most."
+        )

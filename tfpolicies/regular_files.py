@@ -1,0 +1,75 @@
+"""Reading files of a stranger's folder: regular ones only, and no more than they say they hold.
+
+A FIFO would let its reader wait for ever, and a device never ends.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+from tfpolicies.memory import available_memory
+
+_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+_FLAGS |= getattr(os, "O_NOCTTY", 0)
+
+
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """Opens a regular file, or a link to one, for reading bytes; unbuffered.
+
+    Raises:
+        OSError: if it cannot be opened, or is a folder, FIFO, socket or device.
+        ValueError: if the path holds a NUL.
+    """
+    _check(path, os.stat(path))  # opening some devices does something
+    file = os.fdopen(os.open(path, _FLAGS), "rb", buffering=0)
+    try:
+        _check(path, os.fstat(file.fileno()))
+    except OSError:
+        file.close()
+        raise
+    return file  # type: ignore[return-value]
+
+
+def read_regular(path: str | os.PathLike[str], limit: int | None = None) -> bytes:
+    """Returns the content of a regular file, or of a link to one.
+
+    Args:
+        path: the file.
+        limit: how many bytes it may have; None for as many as there is memory.
+
+    Raises:
+        OSError: if it cannot be read, has more bytes, or is a folder, FIFO, socket or device.
+        ValueError: if the path holds a NUL.
+    """
+    with open_regular(path) as file:
+        return content_of(file, limit)
+
+
+def size_of(file: BinaryIO) -> int:
+    """Returns how many bytes an open file says that it has."""
+    return os.fstat(file.fileno()).st_size
+
+
+def content_of(file: BinaryIO, limit: int | None = None) -> bytes:
+    """Returns what an open file holds, but no more than it says: some of /proc have no end.
+
+    Raises:
+        OSError: if it cannot be read, or has more bytes than the limit, or than there is memory.
+    """
+    size, room = size_of(file), available_memory() if limit is None else limit
+    if room is not None and size > room:
+        raise OSError(errno.EFBIG, f"it has {size} bytes, more than {room}", str(file.name))
+    parts: list[bytes] = []
+    while size > 0 and (part := file.read(size)):  # one part, unless a signal comes
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def _check(path: str | os.PathLike[str], found: os.stat_result) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "it is not a regular file", str(Path(path)))
