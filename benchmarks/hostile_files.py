@@ -1,4 +1,4 @@
-"""Files that somebody made to do harm, for `fuzz_attacks`: what they say, and what they are made of."""
+"""Files that somebody made to do harm, for `fuzz_attacks`: what they say, and who loads them."""
 
 from __future__ import annotations
 
