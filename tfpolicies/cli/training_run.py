@@ -171,7 +171,11 @@ def restore_or_build(run: RunFolder, settings: TrainSettings) -> Algorithm:
 
     folder = latest_checkpoint(run)
     if folder.exists():
-        return Algorithm.from_checkpoint(folder, config={"env": settings.env})
+        return Algorithm.from_checkpoint(
+            folder,
+            config={"env": settings.env},
+            allow_other_spaces=settings.allow_other_spaces,
+        )
     algorithm: Algorithm = settings.config().build()
     return algorithm
 

@@ -17,7 +17,7 @@ from tfpolicies.storage.json_values import (
     find_missing,
     warn_of_unavailable,
 )
-from tfpolicies.storage.places import admitted
+from tfpolicies.storage.places import Places, admitted
 
 logger = logging.getLogger("tfpolicies")
 
@@ -49,7 +49,7 @@ def validate_policy_id(policy_id: Any, error: bool = False) -> None:
 
 
 _FIELDS = ("policy_class", "observation_space", "action_space", "config")
-_PLACES = {"policy_class": POLICY_CLASS, "config": POLICY_SETTINGS}
+_PLACES: dict[str, Places] = {"policy_class": POLICY_CLASS, "config": POLICY_SETTINGS}
 
 
 @dataclass(frozen=True)
