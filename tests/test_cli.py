@@ -348,6 +348,47 @@ def test_evaluate_plays_elsewhere_if_the_spaces_fit(
     assert "with another shape. Its weights are of no use there" in capsys.readouterr().err
 
 
+REACH = """
+from pathlib import Path
+import gymnasium as gym
+import numpy as np
+
+class Reach(gym.Env):
+    def __init__(self, config):
+        reach = float(Path("reach").read_text())
+        self.observation_space = gym.spaces.Box(0.0, 1.0, (2,), np.float32)
+        self.action_space = gym.spaces.Box(-reach, reach, (1,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        self.steps = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        return np.zeros(2, np.float32), 1.0, self.steps == 9, False, {}
+"""
+
+
+def test_an_environment_that_has_changed_since_training_is_taken_if_told_so(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "reaching.py").write_text(REACH)
+    monkeypatch.syspath_prepend(str(here))
+    (here / "reach").write_text("1.0")
+    assert main(["train", "reaching:Reach", "--steps", "1024", *QUICK]) == 0
+    (here / "reach").write_text("2.0")
+    evaluate = ["evaluate", "runs", "--env", "reaching:Reach", "--episodes", "2"]
+    resume = ["train", "reaching:Reach", "--resume", "--steps", "2048"]
+    for words in (evaluate, resume):
+        capsys.readouterr()
+        assert main(words) == 2
+        shown = capsys.readouterr().err
+        assert "action_space Box(-1.0, 1.0, (1,), float32), but the environment has" in shown
+        assert "Box(-2.0, 2.0, (1,), float32), with other bounds" in shown
+        assert "--allow-other-spaces" in shown
+        assert main([*words, "--allow-other-spaces"]) == 0
+
+
 def test_a_run_is_exported_and_plays_in_a_process_without_the_package(
     here: Path, trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

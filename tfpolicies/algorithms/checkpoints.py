@@ -368,7 +368,6 @@ def restore_algorithm(
             trained[pid],
             (policy.observation_space, policy.action_space),
             allow_other=allow_other_spaces,
-            way="allow_other_spaces=True",
         )
         policy.check_state(states[pid])
     algorithm.set_extra_state(extra)

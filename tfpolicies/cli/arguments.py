@@ -165,6 +165,11 @@ def _train(parser: _Parser) -> None:
         metavar="RUN",
         help="go on with a run, or with the newest one of a folder of runs; goals may be changed",
     )
+    runs.add_argument(
+        "--allow-other-spaces",
+        action="store_true",
+        help="go on though the environment's dtypes or action bounds have changed",
+    )
 
 
 def _evaluate(parser: _Parser) -> None:

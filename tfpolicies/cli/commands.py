@@ -39,6 +39,7 @@ logger = logging.getLogger("tfpolicies")
 
 _STEPS_WITH_TARGET = 1_000_000
 _GOALS = ("steps", "until", "export", "play", "keep_best", "checkpoint_every")  # may be changed
+_GOING_ON = (*_GOALS, "allow_other_spaces")
 _ROUND = 10  # train batches of a further round, after an exported policy fell short
 _PLAY_SEED = 1_000_003  # far from the seeds of training episodes
 _EVALUATION_ENVS = 16
@@ -138,7 +139,7 @@ def _resumed(run: RunFolder, given: dict[str, Any]) -> TrainSettings:
         _require_own_environment(run, settings.env)
     elif named != settings.env:
         given["env"] = named
-    fixed = [name for name in given if name not in _GOALS]
+    fixed = [name for name in given if name not in _GOING_ON]
     if fixed:
         names = ", ".join(
             f"--{name.replace('_', '-')}" if name != "env" else "ENV" for name in fixed
@@ -344,7 +345,6 @@ def evaluate(args: argparse.Namespace) -> int:
             (policy.observation_space, policy.action_space),
             (envs.observation_space, envs.action_space),
             allow_other=args.allow_other_spaces,
-            way="--allow-other-spaces",
         )
         seeds = [args.seed + i for i in range(envs.num_envs)]
         played = play_episodes(policy, envs, seeds=seeds, episodes=args.episodes)

@@ -37,6 +37,8 @@ class TrainSettings:
         checkpoint_every: iterations between checkpoints.
         export: whether the trained policy is exported.
         play: episodes played with the exported policy; 0: none.
+        allow_other_spaces: whether a resumed run takes an environment that has changed; see
+            `Algorithm.from_checkpoint`.
     """
 
     env: str
@@ -53,6 +55,7 @@ class TrainSettings:
     checkpoint_every: int = 20
     export: bool = False
     play: int = 0
+    allow_other_spaces: bool = False
 
     @property
     def title(self) -> str:

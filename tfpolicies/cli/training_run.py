@@ -207,7 +207,11 @@ def restore_or_build(run: RunFolder | None, settings: TrainSettings) -> Algorith
     from tfpolicies.algorithms.algorithm import Algorithm
 
     if run is not None and run.has_checkpoint:
-        return Algorithm.from_checkpoint(run.latest, config={"env": settings.env})
+        return Algorithm.from_checkpoint(
+            run.latest,
+            config={"env": settings.env},
+            allow_other_spaces=settings.allow_other_spaces,
+        )
     algorithm: Algorithm = settings.config().build()
     return algorithm
 

@@ -31,6 +31,11 @@ def complete_config(policy_class: Any, config: Any) -> tuple[dict[str, Any], dic
     else:
         settings, given = config_class(), dict(config or {})
         identity.update({key: given.pop(key) for key in identity if key in given})
+        create = identity["__session_creator"]
+        if create is not None and not callable(create):
+            raise ConfigError(
+                f"A session_creator must be a function () -> session, got {create!r}."
+            )
         named = given.get("framework")
         if named and given.keys() >= settings.settings_for(config_class).keys():
             named = None

@@ -61,7 +61,7 @@ def require_fitting_spaces(
 
 
 def require_trained_spaces(
-    policy_id: str, trained: Spaces, given: Spaces, *, allow_other: bool, way: str
+    policy_id: str, trained: Spaces, given: Spaces, *, allow_other: bool
 ) -> None:
     """Checks that an environment has the spaces that a policy was trained in.
 
@@ -73,7 +73,6 @@ def require_trained_spaces(
         given: those of the environment that it is to act in, behind connectors; what is no space
             is not compared.
         allow_other: goes on where dtypes or bounds differ, which weights do not depend on.
-        way: how a user says so, for the message.
 
     Raises:
         SpaceError: naming both spaces, what differs, and what to do.
@@ -92,7 +91,7 @@ def require_trained_spaces(
             )
         elif what is not None and not (allow_other and what in _OF_NUMBERS):
             advice = (
-                f"If that is meant, go on with {way}"
+                "If you mean that, give allow_other_spaces=True (`--allow-other-spaces`)"
                 if what in _OF_NUMBERS
                 else "Its weights are of no use there: give an environment with the spaces that "
                 "the policy was trained for, or train a new one"
