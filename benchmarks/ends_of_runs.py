@@ -40,10 +40,12 @@ from tfpolicies.storage.checkpoint import read_checkpoint
 LIMIT = 5.0  # seconds in which a signal must have ended the process
 BATCH = 256
 FOREVER = 1_000_000_000
-# Says that the next line is the first one of the package, with Ctrl-C as a terminal leaves it.
+# Says that the next line is the first one of the package, with signals as a terminal leaves them.
 LAUNCHER = """
 import os, runpy, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 os.write(int(sys.argv.pop(1)), b"!")
 runpy.run_module("tfpolicies", run_name="__main__", alter_sys=True)
 """
