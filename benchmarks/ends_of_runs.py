@@ -40,11 +40,18 @@ from tfpolicies.storage.checkpoint import read_checkpoint
 LIMIT = 5.0  # seconds in which a signal must have ended the process
 BATCH = 256
 FOREVER = 1_000_000_000
-# Says that the next line is the first one of the package, with Ctrl-C as a terminal leaves it.
+# Says when the first line of the package is about to run, with signals as a terminal leaves them.
 LAUNCHER = """
 import os, runpy, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
-os.write(int(sys.argv.pop(1)), b"!")
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+class First:
+    def find_spec(self, name, path=None, target=None):
+        if name == "tfpolicies":
+            os.write(told, b"!")
+told = int(sys.argv.pop(1))
+sys.meta_path.insert(0, First())
 runpy.run_module("tfpolicies", run_name="__main__", alter_sys=True)
 """
 
@@ -206,6 +213,7 @@ def signals(bench: Bench, number: signal.Signals, count: int) -> None:
     for turn in range(1, count + 1):
         seen = iteration_of(run)
         moment = bench.moments.uniform(0.0, 1.0 if turn % 5 < 2 else whole)
+        heard = bench.errors.stat().st_size
         what = f"{number.name} {turn} after {moment:.3f} s"
         with bench.training("--resume", str(run), *_more(seen)) as (process, reading):
             os.read(reading, 1)
@@ -217,13 +225,17 @@ def signals(bench: Bench, number: signal.Signals, count: int) -> None:
                 process.wait(60)
             seconds = time.monotonic() - sent
             left = processes_of(process.pid)
-        ends[process.returncode] += 1
+        # As shells tell it of who was ended by a signal itself: at the very end, Python no longer
+        # sees to signals.
+        status = process.returncode if process.returncode >= 0 else 128 - process.returncode
+        ends[status] += 1
         slowest = max(slowest, seconds)
         now = bench.check(what, run, seen)
         bench.expect(
             f"{what} (status {process.returncode}, {seconds:.1f} s)",
-            a_documented_status=process.returncode in (DONE, 128 + number),
+            a_documented_status=status in (DONE, 128 + number),
             in_time=seconds < LIMIT,
+            without_a_traceback=b"Traceback" not in bench.errors.read_bytes()[heard:],
             all_iterations_saved=len(rows_of(run)) - now <= 1,
             without_temporary_files=not list(run.rglob(".*.tfp-tmp")) + _left(bench),
             without_processes=not left,

@@ -302,11 +302,13 @@ def test_a_run_killed_before_its_first_checkpoint_starts_anew_in_its_folder(
 
     settings = RunFolder.open(trained).settings["train"]
     run = RunFolder.create(here, "ppo", {"train": {**settings, "steps": 256}, "finished": None})
+    run.release()
     assert main(["train", "--resume", str(run.path)]) == 0
     assert iterations(run.path) == [1]
     for words in ("env=a.b:C", "exploration_config.type=a.b.C", "evaluation_config.env=a.b:C"):
         content = {"train": {**settings, "set": [words]}, "finished": None}
         strange = RunFolder.create(here, "strange", content)
+        strange.release()
         assert main(["train", "--resume", str(strange.path)]) == 2
         assert "not imported on a file's word" in capsys.readouterr().err
     content = {"train": {**settings, "algo": "tfpolicies.cli.main"}, "finished": None}

@@ -225,17 +225,26 @@ def test_an_environment_that_swallows_interruptions_is_named_and_left(here: Path
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_while_modules_are_imported_is_one_line(number: int) -> None:
+@pytest.mark.parametrize(
+    ("number", "module"),
+    [
+        (signal.SIGINT, "tfpolicies.cli"),
+        (signal.SIGINT, "tfpolicies.cli.arguments"),
+        (signal.SIGTERM, "tfpolicies.cli.arguments"),
+        (signal.SIGHUP, "tfpolicies.cli.arguments"),
+    ],
+)
+def test_a_signal_while_modules_are_imported_is_one_line(number: int, module: str) -> None:
     code = f"""
 import os, signal, sys
 class Sends:
     def find_spec(self, name, path=None, target=None):
-        if name == "tfpolicies.cli.arguments":
+        if name == "{module}":
             os.kill(os.getpid(), {int(number)})
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.meta_path.insert(0, Sends())
-import tfpolicies.__main__
+from tfpolicies.__main__ import main
+sys.exit(main())
 """
     with program(code, "train", "CartPole-v1") as process:
         shown, errors = process.communicate(timeout=60)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import subprocess
 import sys
 import textwrap
-import time
 
 import gymnasium as gym
 import keras
@@ -22,6 +20,7 @@ from gymnasium import spaces
 from tfpolicies import PGConfig, PGTF2Policy, PPOTF2Policy
 from tfpolicies.errors import ExportError, MissingPackageError, UnknownPolicyError
 from tfpolicies.export.verify import random_observations, verify_onnx, verify_saved_model
+from tfpolicies.folder_lock import FolderLock
 from tfpolicies.models.spaces import leaves
 
 OUTPUTS = ["action_dist_inputs", "action_logp", "actions", "actions_normalized"]
@@ -488,13 +487,15 @@ def test_versions_count_up_and_onnx_files_are_replaced(tmp_path):
     assert policy.export_model(tmp_path / "new" / "place").path == tmp_path / "new" / "place" / "1"
 
 
-def test_what_a_killed_export_left_is_no_version_and_is_gone_after_a_day(tmp_path):
-    young, old = tmp_path / ".export.00000001.tfp-tmp", tmp_path / ".export.00000002.tfp-tmp"
-    for folder in (young, old):
+@pytest.mark.core
+def test_what_a_killed_export_left_goes_with_the_next_one_and_a_running_one_stays(tmp_path):
+    killed, running = (tmp_path / f".export.0000000{i}.tfp-tmp" for i in (1, 2))
+    for folder in (killed, running):
         (folder / "saved_model").mkdir(parents=True)
-    os.utime(old, (time.time() - 90_000,) * 2)
+    lock = FolderLock(running)
     assert make().export_model(tmp_path).path.name == "1"
-    assert sorted(path.name for path in tmp_path.iterdir()) == [young.name, "1"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [running.name, "1"]
+    lock.release()
 
 
 @keras.saving.register_keras_serializable(package="tests")

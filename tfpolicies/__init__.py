@@ -6,10 +6,10 @@ Names are imported on first use, so `import tfpolicies` loads neither TensorFlow
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
 
 from tfpolicies._version import __version__
 
+TYPE_CHECKING = False  # as in `typing`, whose import would take half of the time of this one
 if TYPE_CHECKING:
     from tfpolicies.algorithms.algorithm import Algorithm
     from tfpolicies.algorithms.dqn import DQN, DQNConfig, DQNTF1Policy, DQNTF2Policy, DQNTFPolicy

@@ -2,6 +2,11 @@
 
 import sys
 
-from tfpolicies.cli import main
+try:
+    from tfpolicies.cli import main
+except KeyboardInterrupt:  # in the milliseconds before signals are seen to
+    sys.stderr.write("Interrupted.\n")
+    sys.exit(130)
 
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())

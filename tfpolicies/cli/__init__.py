@@ -8,10 +8,13 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from collections.abc import Sequence
 
 from tfpolicies.cli.signals import SignalEnd, Signals, say
 from tfpolicies.cli.standard_files import open_standard_files
+
+TYPE_CHECKING = False  # as in `typing`
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def main(argv: Sequence[str] | None = None) -> int:

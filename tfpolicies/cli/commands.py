@@ -76,7 +76,6 @@ def train(args: argparse.Namespace) -> int:
         if run is not None:
             _require_own_words(run, settings)
         with console.status("building"):
-            settings.config().validate()
             algorithm = restore_or_build(run, settings)
         closing.callback(_stop, algorithm)
         if run is None:

@@ -15,9 +15,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from types import FrameType, TracebackType
-from typing import Any, NoReturn
+
+TYPE_CHECKING = False  # as in `typing`: the less is imported here, the sooner signals are seen to
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FrameType, TracebackType
+    from typing import Any, NoReturn
 
 SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)

@@ -6,42 +6,58 @@ import contextlib
 import os
 import secrets
 import shutil
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tfpolicies.atomic import is_temporary, sync_folder
-from tfpolicies.errors import ExportError
-
-_DAY = 86400.0  # seconds; no export takes so long
+from tfpolicies.errors import ExportError, FolderInUseError
+from tfpolicies.folder_lock import FolderLock, alone_in
 
 
 @contextlib.contextmanager
 def staging_folder(target: Path) -> Iterator[Path]:
-    """Gives an empty folder inside `target`, on the same disk; it is gone afterwards.
+    """Gives a folder of its own inside `target`, on the same disk; it is gone afterwards.
 
     Missing parents of `target` are made, and removed again if nothing was put there. What exports
-    that were killed left behind is removed after a day.
+    that were killed left behind is removed: nobody holds the lock in it.
     """
     missing = [folder for folder in (target, *target.parents) if not folder.exists()]
     target.mkdir(parents=True, exist_ok=True)
-    _remove_leftovers(target)
-    folder = target / f".export.{secrets.token_hex(4)}.tfp-tmp"
-    try:
-        folder.mkdir()
+    with contextlib.ExitStack() as closing:
+        for made in reversed(missing):
+            closing.callback(_remove_if_empty, made)
+        _remove_leftovers(target)
+        folder, lock = _new_folder(target)
+        closing.callback(lock.release)
+        closing.callback(shutil.rmtree, folder, ignore_errors=True)
         yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        for made in missing:
-            with contextlib.suppress(OSError):  # it holds the export
-                made.rmdir()
+
+
+def _new_folder(target: Path) -> tuple[Path, FolderLock]:
+    """Returns a new folder and its lock."""
+    while True:
+        folder = target / f".export.{secrets.token_hex(4)}.tfp-tmp"
+        folder.mkdir()
+        with contextlib.suppress(FolderInUseError, FileNotFoundError):
+            lock = FolderLock(folder)
+            if folder.exists():
+                return folder, lock
+            lock.release()  # another export took it for a leftover, before it was locked
 
 
 def _remove_leftovers(target: Path) -> None:
     for leftover in target.glob(".export.*.tfp-tmp"):
-        with contextlib.suppress(OSError):
-            if is_temporary(leftover.name) and time.time() - leftover.stat().st_mtime > _DAY:
-                shutil.rmtree(leftover)
+        if not is_temporary(leftover.name):
+            continue
+        with contextlib.suppress(FolderInUseError, OSError):
+            lock = FolderLock(leftover)
+            shutil.rmtree(leftover, ignore_errors=True)
+            lock.release()
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def place_version(staged: Path, target: Path) -> Path:
@@ -65,7 +81,15 @@ def place_version(staged: Path, target: Path) -> Path:
 
 
 def place_files(staged: Path, target: Path, names: Sequence[str]) -> None:
-    """Moves files to `target`, one after the other; if that fails, the old ones are put back."""
+    """Moves files to `target`, one after the other; if that fails, the old ones are put back.
+
+    Two exports to one folder do not mix their files: one waits for the other.
+    """
+    with alone_in(target):
+        _place_files(staged, target, names)
+
+
+def _place_files(staged: Path, target: Path, names: Sequence[str]) -> None:
     for name in names:
         if (target / name).is_dir():
             raise ExportError(f"{str(target / name)!r} is a folder, where a file is to be written.")
