@@ -14,9 +14,10 @@ from tfpolicies.config.multi_agent_setup import policy_config
 from tfpolicies.config.policy_spec import PolicySpec
 from tfpolicies.config.read_only import is_equal
 from tfpolicies.config.stored_environments import environment_of_file
-from tfpolicies.errors import CheckpointError, ConfigError
+from tfpolicies.errors import CheckpointError, ConfigError, UnpicklableError
 from tfpolicies.policy.checkpoints import (
     ALGORITHM_MANIFEST,
+    arrived,
     decode_config,
     encode_config,
     overridden_config,
@@ -24,13 +25,20 @@ from tfpolicies.policy.checkpoints import (
     policy_part,
     spec_of,
     state_of,
+    travelling,
 )
 from tfpolicies.policy.stored_settings import decode_settings
 from tfpolicies.storage.array_places import put_arrays, take_arrays
-from tfpolicies.storage.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from tfpolicies.storage.checkpoint import (
+    Checkpoint,
+    PolicyPart,
+    read_checkpoint,
+    write_checkpoint,
+)
 from tfpolicies.storage.generator_json import decode_generator, encode_generator
 from tfpolicies.storage.import_paths import describe
 from tfpolicies.storage.json_values import Missing, decode_value, encode_value, find_missing
+from tfpolicies.storage.pickling import checkpoint_of, frozen_part, require_named
 
 
 class SavedCheckpoint(NamedTuple):
@@ -52,6 +60,13 @@ def write_algorithm(algorithm: Any, folder: str | os.PathLike[str]) -> Unheld | 
     Returns:
         What loading will ask for; None if nothing.
     """
+    whole, policies = _parts(algorithm)
+    write_checkpoint(folder, *whole, policies=policies)
+    return unheld(whole.manifest, repr(str(folder)), StoredRoster(None, None), None)
+
+
+def _parts(algorithm: Any) -> tuple[PolicyPart, dict[str, PolicyPart]]:
+    """Returns what a checkpoint holds of an algorithm, and of its policies by id."""
     worker = algorithm.worker
     sampler_state, sampler_arrays = _sampler_record(worker)
     extra_arrays: dict[str, np.ndarray] = {}
@@ -79,8 +94,54 @@ def write_algorithm(algorithm: Any, folder: str | os.PathLike[str]) -> Unheld | 
     }
     groups = {"sampler": sampler_arrays, "extra": extra_arrays}
     arrays = {name: group for name, group in groups.items() if group}
-    write_checkpoint(folder, ALGORITHM_MANIFEST, manifest, arrays, policies=policies)
-    return unheld(manifest, repr(str(folder)), StoredRoster(None, None), None)
+    return PolicyPart(ALGORITHM_MANIFEST, manifest, arrays), policies
+
+
+def reduced(algorithm: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Returns how pickle makes an algorithm: its checkpoint, and what no file can hold of it.
+
+    Raises:
+        UnpicklableError: if its class, or a part of that, has no name to be found by; or if a
+            policy was added of a class that its config does not name.
+    """
+    (_, manifest, arrays), policies = _parts(algorithm)
+    nothing = StoredRoster(None, None)
+    missing = _missing_settings(manifest, repr(algorithm), nothing._asdict(), {})
+    settings = algorithm.config.to_dict()
+    given = travelling({name: settings[name] for name in missing})
+    roster = {
+        name: getattr(algorithm.worker, attribute)
+        for name, attribute in _ROSTER.items()
+        if isinstance(decode_value(manifest["roster"][name]), Missing)
+    }
+    kind = type(algorithm)
+    require_named({"the class of the algorithm": kind, "config": given, **roster})
+    for pid in policies.keys() - settings["policies"].keys():
+        _require_known_class(pid, policies[pid])
+    frozen = {pid: frozen_part(part) for pid, part in policies.items()}
+    whole = frozen_part(PolicyPart(ALGORITHM_MANIFEST, manifest, arrays))
+    return _unpickled, (kind, whole, frozen, given, roster)
+
+
+_ROSTER = {"policy_mapping_fn": "policy_mapping_fn", "policies_to_train": "is_policy_to_train"}
+"""What is stored of a roster, and the attributes of the worker."""
+
+
+def _require_known_class(policy_id: str, part: PolicyPart) -> None:
+    found = decode_value(part.manifest["policy_class"])
+    if isinstance(found, Missing):
+        raise UnpicklableError(
+            f"The policy {policy_id!r} was added as a {found.name}, which the config does not "
+            "name. Name it there, multi_agent(policies={...}), before you build the algorithm; or "
+            "pickle the policies themselves."
+        )
+
+
+def _unpickled(kind: Any, whole: Any, policies: Any, given: Any, roster: Any) -> Any:
+    checkpoint = checkpoint_of(whole, policies)
+    return kind.of_checkpoint(
+        checkpoint, f"A pickled {kind.__name__}", config=arrived(given), **roster
+    )
 
 
 def _sampler_record(worker: Any) -> tuple[Any, dict[str, np.ndarray]]:
@@ -220,11 +281,7 @@ def unheld(
         for name, value in given._asdict().items()
     }
     functions = {name: x.name for name, x in roster.items() if isinstance(x, Missing)}
-    others = {**dict.fromkeys(roster), **(overrides or {})}
-    config = overridden_config({**manifest["config"], "keras": None}, others, source)
-    config = _without_foreign_environments(config, overrides or {})
-    settings = {name: find_missing(value) for name, value in config.items()}
-    settings = {name: missing for name, missing in settings.items() if missing}
+    settings = _missing_settings(manifest, source, dict.fromkeys(roster), overrides or {})
     names = [
         f"config[{name!r}]{place} ({found.name})"
         for name, missing in settings.items()
@@ -238,6 +295,27 @@ def unheld(
         parts = ", ".join(f"{name!r}: ..." for name in settings)
         arguments.insert(0, f"config={{{parts}}}")
     return Unheld(", ".join(names), f"from_checkpoint(path, {', '.join(arguments)})")
+
+
+def _missing_settings(
+    manifest: Mapping[str, Any],
+    source: str,
+    elsewhere: Mapping[str, Any],
+    overrides: Mapping[str, Any],
+) -> dict[str, dict[str, Missing]]:
+    """Returns, by setting and place in it, what a stored config lacks.
+
+    Args:
+        manifest: of the algorithm's checkpoint.
+        source: where it is from, for messages.
+        elsewhere: the settings that are asked for by other names.
+        overrides: the settings that are given again.
+    """
+    others = {**elsewhere, **overrides}
+    config = overridden_config({**manifest["config"], "keras": None}, others, source)
+    config = _without_foreign_environments(config, overrides)
+    settings = {name: find_missing(value) for name, value in config.items()}
+    return {name: missing for name, missing in settings.items() if missing}
 
 
 def _without_foreign_environments(

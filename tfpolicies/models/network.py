@@ -232,10 +232,8 @@ def ports_of(
 def _instance_source(
     instance: keras.Model, complete: Callable[[keras.Model], keras.Model], value_key: tuple
 ) -> ModelSource:
-    try:
-        config = keras.saving.serialize_keras_object(instance)
-        _clone(instance, config)
-    except (NotImplementedError, TypeError, ValueError, AttributeError):
+    architecture = Architecture.of(instance)
+    if architecture is None:
         key = ("instance", id(instance), *value_key)
         return ModelSource(key, lambda seed: complete(instance), instance)
 
@@ -244,15 +242,33 @@ def _instance_source(
         for layer in _all_layers(instance)
         if not type(layer).__module__.startswith("keras.")
     )
-    key = ("architecture", fingerprint(anonymous(config)), classes, *value_key)
-    return ModelSource(key, lambda seed: complete(_clone(instance, config)), instance)
+    key = ("architecture", fingerprint(anonymous(architecture.config)), classes, *value_key)
+    return ModelSource(key, lambda seed: complete(architecture.build()), instance)
 
 
-def _clone(instance: keras.Model, config: dict[str, Any]) -> keras.Model:
-    known = {type(layer).__name__: type(layer) for layer in _all_layers(instance)}
-    with keras.saving.custom_object_scope(known):
-        # Keras empties a functional model's config while it reads it, so it gets a copy.
-        return keras.saving.deserialize_keras_object(copy.deepcopy(config), custom_objects=known)
+class Architecture(NamedTuple):
+    """A Keras model without its weights; pickle takes it where it finds the classes by name."""
+
+    config: dict[str, Any]
+    classes: dict[str, type]  # of the model and its layers, as the config names them
+
+    @classmethod
+    def of(cls, model: keras.Model) -> Architecture | None:
+        """Returns the architecture of a model; None if Keras cannot rebuild it."""
+        classes = {type(layer).__name__: type(layer) for layer in _all_layers(model)}
+        try:
+            found = cls(keras.saving.serialize_keras_object(model), classes)
+            found.build()
+        except (NotImplementedError, TypeError, ValueError, AttributeError):
+            return None
+        return found
+
+    def build(self) -> keras.Model:
+        """Returns a new model of the architecture."""
+        with keras.saving.custom_object_scope(self.classes):
+            # Keras empties a functional model's config while it reads it, so it gets a copy.
+            config = copy.deepcopy(self.config)
+            return keras.saving.deserialize_keras_object(config, custom_objects=self.classes)
 
 
 def _all_layers(model: keras.Model) -> list[keras.layers.Layer]:
