@@ -14,6 +14,7 @@ FLOORS = {
     "errors": -1,
     "atomic": 0,
     "folder_lock": 0,
+    "forks": 0,
     "keras_weights": 0,
     "marks": 0,
     "quiet": 0,

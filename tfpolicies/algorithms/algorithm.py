@@ -39,6 +39,7 @@ from tfpolicies.rollout.metrics_state import metrics_state, restored_metrics
 from tfpolicies.rollout.rollout_worker import RolloutWorker
 from tfpolicies.rollout.roster import as_predicate
 from tfpolicies.rollout.tasks import set_tasks
+from tfpolicies.storage.checkpoint import Checkpoint
 
 logger = logging.getLogger("tfpolicies")
 
@@ -855,8 +856,40 @@ class Algorithm:
             UnknownPolicyError: if one of `policy_ids` is not in it.
         """
         folder = path_of(path)
-        source = repr(str(folder))
         found = checkpoints.read_algorithm(folder, policy_ids)
+        return cls.of_checkpoint(
+            found,
+            repr(str(folder)),
+            policy_mapping_fn=policy_mapping_fn,
+            policies_to_train=policies_to_train,
+            config=config,
+            allow_other_spaces=allow_other_spaces,
+            custom_objects=custom_objects,
+        )
+
+    @classmethod
+    def of_checkpoint(
+        cls,
+        found: Checkpoint,
+        source: str,
+        *,
+        policy_mapping_fn: Callable[..., str] | None = None,
+        policies_to_train: Any = None,
+        config: Mapping[str, Any] | None = None,
+        allow_other_spaces: bool = False,
+        custom_objects: Mapping[str, Any] | None = None,
+    ) -> Algorithm:
+        """Does what `from_checkpoint` does with a checkpoint that was read.
+
+        Args:
+            found: the checkpoint.
+            source: where it is from, for messages.
+            policy_mapping_fn: as in `from_checkpoint`.
+            policies_to_train: likewise.
+            config: likewise.
+            allow_other_spaces: likewise.
+            custom_objects: likewise.
+        """
         kind: Any = checkpoints.algorithm_class_of(found, source, cls)
         given = StoredRoster(policy_mapping_fn, policies_to_train)
         checkpoints.require_unheld(found, source, given, config)
@@ -876,6 +909,44 @@ class Algorithm:
             raise
         algorithm.callbacks.on_checkpoint_loaded(algorithm=algorithm)
         return algorithm
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travels to other processes as its checkpoint is; environments are made anew there.
+
+        Functions and classes that no checkpoint holds are pickled by their names.
+
+        Raises:
+            UnpicklableError: if one of them has no name to be found by, such as a lambda.
+        """
+        return checkpoints.reduced(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what `__setstate__` restores, under the names that ported code reads.
+
+        Keys: `algorithm_class`, `config`, `worker` (what `RolloutWorker.get_state` gives),
+        `counters` and `training_iteration`. `save` holds more: replay buffers, running episodes.
+        """
+        return {
+            "algorithm_class": type(self),
+            "config": self.config.copy(),
+            "worker": self.worker.get_state(),
+            "counters": dict(self.counters),
+            "training_iteration": self.iteration,
+        }
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        """Restores what `__getstate__` returned, here and in remote workers.
+
+        Raises:
+            KeyError: if a part is missing; nothing is changed then.
+            WeightsError: if the state of a policy does not fit; likewise.
+        """
+        worker, iteration = state["worker"], int(state["training_iteration"])
+        counters = dict(state["counters"])
+        self.worker.set_state(worker)
+        self.counters.update(counters)
+        self.iteration = iteration
+        self.workers.align(new_episodes=True)
 
     def progress(self) -> dict[str, Any]:
         """Returns the counters of the run, for a checkpoint."""

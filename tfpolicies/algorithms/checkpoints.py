@@ -15,11 +15,17 @@ import numpy as np
 from tfpolicies.config.multi_agent_setup import policy_config
 from tfpolicies.config.policy_spec import PolicySpec
 from tfpolicies.config.read_only import is_equal
-from tfpolicies.config.stored_settings import ALGORITHM_SETTINGS, ROSTER, decode_settings
-from tfpolicies.errors import CheckpointError, ConfigError
+from tfpolicies.config.stored_settings import (
+    ALGORITHM_SETTINGS,
+    POLICY_CLASS,
+    ROSTER,
+    decode_settings,
+)
+from tfpolicies.errors import CheckpointError, ConfigError, UnpicklableError
 from tfpolicies.models.extent import built_from
 from tfpolicies.policy.checkpoints import (
     ALGORITHM_MANIFEST,
+    arrived,
     custom_object_scope,
     decode_config,
     encode_config,
@@ -29,6 +35,7 @@ from tfpolicies.policy.checkpoints import (
     spaces_of,
     spec_of,
     state_of,
+    travelling,
     weight_shapes,
 )
 from tfpolicies.rollout.fitting_spaces import require_trained_spaces
@@ -42,6 +49,7 @@ from tfpolicies.storage.checkpoint import (
 from tfpolicies.storage.generator_json import decode_generator, encode_generator
 from tfpolicies.storage.import_paths import describe
 from tfpolicies.storage.json_values import Missing, decode_value, encode_value, find_missing
+from tfpolicies.storage.pickling import checkpoint_of, frozen_part, require_named
 from tfpolicies.storage.places import Place, admitted
 
 
@@ -117,6 +125,52 @@ def record_of(algorithm: Any) -> AlgorithmRecord:
     groups = {"sampler": sampler_arrays, "extra": extra_arrays}
     arrays = {name: group for name, group in groups.items() if group}
     return AlgorithmRecord(manifest, arrays, policies)
+
+
+def reduced(algorithm: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Returns how pickle makes an algorithm: its checkpoint, and what no file can hold of it.
+
+    Raises:
+        UnpicklableError: if its class, or a part of that, has no name to be found by; or if a
+            policy was added of a class that its config does not name.
+    """
+    manifest, arrays, policies = record_of(algorithm)
+    missing = _missing_settings(manifest, repr(algorithm), dict.fromkeys(_ROSTER), {})
+    settings = algorithm.config.to_dict()
+    given = travelling({name: settings[name] for name in missing})
+    roster = {
+        name: getattr(algorithm.worker, attribute)
+        for name, attribute in _ROSTER.items()
+        if isinstance(_of_roster(manifest, name), Missing)
+    }
+    kind = type(algorithm)
+    require_named({"the class of the algorithm": kind, "config": given, **roster})
+    for pid in policies.keys() - settings["policies"].keys():
+        _require_known_class(pid, policies[pid])
+    frozen = {pid: frozen_part(part) for pid, part in policies.items()}
+    whole = frozen_part(PolicyPart(ALGORITHM_MANIFEST, manifest, arrays))
+    return _unpickled, (kind, whole, frozen, given, roster)
+
+
+_ROSTER = {"policy_mapping_fn": "policy_mapping_fn", "policies_to_train": "is_policy_to_train"}
+"""What is stored of a roster, and the attributes of the worker."""
+
+
+def _require_known_class(policy_id: str, part: PolicyPart) -> None:
+    found = admitted(decode_value(part.manifest["policy_class"]), POLICY_CLASS)
+    if isinstance(found, Missing):
+        raise UnpicklableError(
+            f"The policy {policy_id!r} was added as a {found.name}, which the config does not "
+            "name. Name it there, multi_agent(policies={...}), before you build the algorithm; or "
+            "pickle the policies themselves."
+        )
+
+
+def _unpickled(kind: Any, whole: Any, policies: Any, given: Any, roster: Any) -> Any:
+    checkpoint = checkpoint_of(whole, policies)
+    return kind.of_checkpoint(
+        checkpoint, f"A pickled {kind.__name__}", config=arrived(given), **roster
+    )
 
 
 def _sampler_record(worker: Any) -> tuple[Any, dict[str, np.ndarray]]:
@@ -256,11 +310,7 @@ def unheld(
         for name, value in given._asdict().items()
     }
     functions = {name: x.name for name, x in roster.items() if isinstance(x, Missing)}
-    others = {**dict.fromkeys(roster), **(overrides or {})}
-    record = {**manifest["config"], "keras": None}
-    config = overridden_config(record, others, source, ALGORITHM_SETTINGS)
-    settings = {name: find_missing(value) for name, value in config.items()}
-    settings = {name: missing for name, missing in settings.items() if missing}
+    settings = _missing_settings(manifest, source, dict.fromkeys(roster), overrides or {})
     names = [
         f"config[{name!r}]{place} ({found.name})"
         for name, missing in settings.items()
@@ -279,6 +329,26 @@ def unheld(
 def _of_roster(manifest: Mapping[str, Any], name: str) -> Any:
     """Returns an entry of the roster; a `Missing` for a function that the file may not name."""
     return admitted(decode_value(manifest["roster"][name]), ROSTER[name])
+
+
+def _missing_settings(
+    manifest: Mapping[str, Any],
+    source: str,
+    elsewhere: Mapping[str, Any],
+    overrides: Mapping[str, Any],
+) -> dict[str, dict[str, Missing]]:
+    """Returns, by setting and place in it, what a stored config lacks.
+
+    Args:
+        manifest: of the algorithm's checkpoint.
+        source: where it is from, for messages.
+        elsewhere: the settings that are asked for by other names.
+        overrides: the settings that are given again.
+    """
+    record = {**manifest["config"], "keras": None}
+    config = overridden_config(record, {**elsewhere, **overrides}, source, ALGORITHM_SETTINGS)
+    settings = {name: find_missing(value) for name, value in config.items()}
+    return {name: missing for name, missing in settings.items() if missing}
 
 
 def require_unheld(

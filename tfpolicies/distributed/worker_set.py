@@ -7,7 +7,7 @@ import importlib.util
 import itertools
 import operator
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import gymnasium as gym
 
@@ -23,6 +23,7 @@ from tfpolicies.policy.policy import Policy
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.evaluation import Played, play
 from tfpolicies.rollout.rollout_worker import RolloutWorker
+from tfpolicies.storage.pickling import refuse_pickling
 
 if TYPE_CHECKING:
     from tfpolicies.distributed.ray_workers import RayWorkers
@@ -481,6 +482,9 @@ class WorkerSet:
 
     def _welcome(self) -> tuple[Callable[..., Any], Any]:
         return messages.align, messages.alignment_of(self._local)
+
+    def __reduce__(self) -> NoReturn:
+        refuse_pickling(self, "Pickle the algorithm, or its policies.")
 
     def stop(self) -> None:
         """Stops all workers; may be called again."""

@@ -137,10 +137,11 @@ def model_source(
     value_key = (with_value, fingerprint(value_settings))
     if isinstance(custom, keras.Model):
         ports = ports_of(custom, observation_space, dist_class)
-        if not custom.built:
-            _require_room(custom, ports)
+        unbuilt = None if custom.built else Architecture.of(custom)
+        if unbuilt is not None:
+            _require_room(unbuilt, ports, custom.name)
         call_with_zeros(custom, ports)
-        return _instance_source(custom, _architecture(custom), complete, value_key)
+        return _instance_source(custom, Architecture.of(custom), complete, value_key)
     if callable(custom):
         arguments = dict(config["custom_model_config"])
         context = _context_of(custom, dist_class.space, config)
@@ -233,36 +234,24 @@ def ports_of(
     )
 
 
-def _require_room(instance: keras.Model, ports: InputPorts) -> None:
-    """Checks the size that an instance will have when it is built, if it can be cloned."""
-    config = _architecture(instance)
+def _require_room(architecture: Architecture, ports: InputPorts, name: str) -> None:
+    """Checks the size that a model of an architecture will have when it is built."""
 
     def built() -> keras.Model:
-        model = _clone(instance, config)
+        model = architecture.build()
         call_with_zeros(model, ports)
         return model
 
-    if config is not None:
-        require_room(built, f"The model {instance.name!r}", may_fail=True)
-
-
-def _architecture(instance: keras.Model) -> dict[str, Any] | None:
-    """Returns what `_clone` makes an equal model of; None if the model cannot be cloned."""
-    try:
-        config: dict[str, Any] = keras.saving.serialize_keras_object(instance)
-        _clone(instance, config)
-        return config
-    except (NotImplementedError, TypeError, ValueError, AttributeError):
-        return None
+    require_room(built, f"The model {name!r}", may_fail=True)
 
 
 def _instance_source(
     instance: keras.Model,
-    config: dict[str, Any] | None,
+    architecture: Architecture | None,
     complete: Callable[[keras.Model], keras.Model],
     value_key: tuple,
 ) -> ModelSource:
-    if config is None:
+    if architecture is None:
         key = ("instance", id(instance), *value_key)
         return ModelSource(key, lambda seed: complete(instance), instance)
 
@@ -271,15 +260,33 @@ def _instance_source(
         for layer in _all_layers(instance)
         if not type(layer).__module__.startswith("keras.")
     )
-    key = ("architecture", fingerprint(anonymous(config)), classes, *value_key)
-    return ModelSource(key, lambda seed: complete(_clone(instance, config)), instance)
+    key = ("architecture", fingerprint(anonymous(architecture.config)), classes, *value_key)
+    return ModelSource(key, lambda seed: complete(architecture.build()), instance)
 
 
-def _clone(instance: keras.Model, config: dict[str, Any] | None) -> keras.Model:
-    known = {type(layer).__name__: type(layer) for layer in _all_layers(instance)}
-    with keras.saving.custom_object_scope(known):
-        # Keras empties a functional model's config while it reads it, so it gets a copy.
-        return keras.saving.deserialize_keras_object(copy.deepcopy(config), custom_objects=known)
+class Architecture(NamedTuple):
+    """A Keras model without its weights; pickle takes it where it finds the classes by name."""
+
+    config: dict[str, Any]
+    classes: dict[str, type]  # of the model and its layers, as the config names them
+
+    @classmethod
+    def of(cls, model: keras.Model) -> Architecture | None:
+        """Returns the architecture of a model; None if Keras cannot rebuild it."""
+        classes = {type(layer).__name__: type(layer) for layer in _all_layers(model)}
+        try:
+            found = cls(keras.saving.serialize_keras_object(model), classes)
+            found.build()
+        except (NotImplementedError, TypeError, ValueError, AttributeError):
+            return None
+        return found
+
+    def build(self) -> keras.Model:
+        """Returns a new model of the architecture."""
+        with keras.saving.custom_object_scope(self.classes):
+            # Keras empties a functional model's config while it reads it, so it gets a copy.
+            config = copy.deepcopy(self.config)
+            return keras.saving.deserialize_keras_object(config, custom_objects=self.classes)
 
 
 def _all_layers(model: keras.Model) -> list[keras.layers.Layer]:

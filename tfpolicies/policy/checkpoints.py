@@ -15,10 +15,11 @@ import tensorflow as tf
 from tfpolicies.config.policy_spec import PolicySpec
 from tfpolicies.config.stored_settings import POLICY_CLASS, POLICY_SETTINGS, decode_settings
 from tfpolicies.connectors.pipelines import pipelines_from_state
-from tfpolicies.errors import CheckpointError, ConfigError
+from tfpolicies.errors import CheckpointError, ConfigError, UnpicklableError
 from tfpolicies.marks import fits
 from tfpolicies.models.extent import built_from
 from tfpolicies.models.keras_json import model_from_json, model_to_json
+from tfpolicies.models.network import Architecture
 from tfpolicies.policy.policy import Policy
 from tfpolicies.program.spec import program_fingerprint
 from tfpolicies.storage.checkpoint import (
@@ -36,6 +37,7 @@ from tfpolicies.storage.json_values import (
     find_missing,
     warn_of_unavailable,
 )
+from tfpolicies.storage.pickling import checkpoint_of, frozen_part, require_named
 from tfpolicies.storage.places import Places, admitted
 from tfpolicies.storage.spaces_json import decode_space, encode_space
 
@@ -339,6 +341,55 @@ def write_policy_checkpoint(
     part = policy_part(policy, state)
     warn_of_unavailable(part.manifest)
     write_checkpoint(folder, part.manifest_name, part.manifest, part.arrays)
+
+
+def reduced(policy: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Returns how pickle makes a policy: its checkpoint, and the settings no file can hold.
+
+    Raises:
+        UnpicklableError: if its class, or one of those settings, has no name to be found by.
+    """
+    part, kind = policy_part(policy), type(policy)
+    stored = decode_settings(part.manifest["config"]["settings"])
+    given = {name: policy.config[name] for name, value in stored.items() if find_missing(value)}
+    given["worker_index"] = policy.worker_index
+    given = travelling(given)
+    require_named({"the class of the policy": kind, "config": given})
+    return _unpickled, (kind, frozen_part(part), given)
+
+
+def _unpickled(policy_class: type[Policy], frozen: Any, given: Mapping[str, Any]) -> Any:
+    source = f"A pickled {policy_class.__name__}"
+    return policy_of(checkpoint_of(frozen), source, [policy_class], arrived(given))
+
+
+def travelling(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns settings for pickle: with the architecture of a model instead of the model.
+
+    Raises:
+        UnpicklableError: if Keras cannot rebuild the model.
+    """
+    model = settings.get("model", {})
+    custom = model.get("custom_model")
+    if not isinstance(custom, keras.Model):
+        return dict(settings)
+    architecture = Architecture.of(custom)
+    if architecture is None:
+        raise UnpicklableError(
+            f"The model {custom.name!r} cannot be pickled, because Keras cannot rebuild it from "
+            "its config; give it as a factory f(observation_space, num_outputs) at the top level "
+            "of a module instead."
+        )
+    return {**settings, "model": {**model, "custom_model": architecture}}
+
+
+def arrived(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Inverse of `travelling`; the model has weights of its own."""
+    model = settings.get("model", {})
+    custom = model.get("custom_model")
+    if not isinstance(custom, Architecture):
+        return dict(settings)
+    return {**settings, "model": {**model, "custom_model": custom.build()}}
 
 
 def path_of(checkpoint: Any) -> Path:

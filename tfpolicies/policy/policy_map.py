@@ -22,7 +22,7 @@ from collections.abc import (
     ValuesView,
 )
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import gymnasium as gym
 import numpy as np
@@ -34,6 +34,7 @@ from tfpolicies.policy.archive import Archive, Entry
 from tfpolicies.policy.paging import Pager, PagingStatistics
 from tfpolicies.policy.policy import ActionBatch, Policy
 from tfpolicies.policy.stacked_acting import compute_actions
+from tfpolicies.storage.pickling import refuse_pickling
 
 logger = logging.getLogger("tfpolicies")
 
@@ -623,6 +624,9 @@ class PolicyMap(MutableMapping[str, Policy]):
             program = getattr(policy, "program", None)
             if program is not None and self.session_creator is not None:
                 program.runtime.drop_idle(self.session_creator)
+
+    def __reduce__(self) -> NoReturn:
+        refuse_pickling(self, "Pickle its policies, dict(policy_map), and fill another map.")
 
     def __enter__(self) -> PolicyMap:
         return self

@@ -29,6 +29,7 @@ from tfpolicies.models.filters import MeanStdFilter, RewardFilter
 from tfpolicies.models.spaces import nest
 from tfpolicies.models.weight_mapping import MappingReport, match_weights
 from tfpolicies.policy.acting import Acting
+from tfpolicies.policy.checkpoints import reduced
 from tfpolicies.policy.fragments import Fragments
 from tfpolicies.policy.identity import complete_config, derived_seed
 from tfpolicies.policy.kind import PolicyKind
@@ -172,12 +173,33 @@ class TFPolicy(PolicyKind):
         twin._take_up(self._worker_index, self._create_session)
         return twin
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Returns `copy()`: equal but for its generator, and not frozen."""
+        twin = memo[id(self)] = self.copy()
+        return twin
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travels to other processes as its checkpoint is: equal, its generator included.
+
+        Functions and classes of the config that no checkpoint holds are pickled by their names. A
+        session creator, what was loaded into buffers, and that it is frozen stay here.
+
+        Raises:
+            UnpicklableError: if the class or one of those functions has no name to be found by.
+        """
+        return reduced(self)
+
     # -- facts --------------------------------------------------------------------------------
 
     @property
     def pageable_state(self) -> PolicyState:
         """The policy's variables and counters, which a `PolicyMap` may send to its stash."""
         return self._state
+
+    @property
+    def worker_index(self) -> int:
+        """Of the worker that it acts in; 0 for one that learns."""
+        return self._worker_index
 
     @property
     def is_frozen(self) -> bool:

@@ -43,6 +43,7 @@ from tfpolicies.rollout.worker_environments import (
     connectors_of_one_agent,
     make_worker_environments,
 )
+from tfpolicies.storage.pickling import refuse_pickling
 
 _EVALUATION_SEED = 10_000
 
@@ -740,6 +741,13 @@ class RolloutWorker(ParallelIteration):
             "filters": self.get_filters(),
             "global_vars": copy.deepcopy(self.global_vars),
         }
+
+    def __reduce__(self) -> NoReturn:
+        refuse_pickling(
+            self,
+            "Make another one of the same config, RolloutWorker(config=worker.config), and give it "
+            "the policies: other.set_state(worker.get_state()).",
+        )
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restores what `get_state` returned; policies that are not here yet are added.

@@ -1,0 +1,72 @@
+"""What travels to another process by pickle: checkpoints in memory, and what no file may hold."""
+
+from __future__ import annotations
+
+import json
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any, NoReturn
+
+from tfpolicies.errors import UnpicklableError
+from tfpolicies.storage.checkpoint import Arrays, Checkpoint, PolicyPart
+from tfpolicies.storage.import_paths import describe, import_path
+
+
+def refuse_pickling(owner: Any, instead: str) -> NoReturn:
+    """Says that an object stays in its process, and what to do instead.
+
+    Raises:
+        UnpicklableError: always.
+    """
+    raise UnpicklableError(
+        f"A {type(owner).__name__} cannot be pickled or copied: it holds what belongs to this "
+        f"process. {instead}"
+    )
+
+
+def require_named(what: Mapping[str, Any]) -> None:
+    """Checks that pickle finds all functions and classes in some values by their names.
+
+    Args:
+        what: by what to call them.
+
+    Raises:
+        UnpicklableError: naming the first one that it cannot, such as a lambda.
+    """
+    for place, found in _functions(dict(what), ""):
+        if import_path(found) is None:
+            raise UnpicklableError(
+                f"{place} is {describe(found)}, which another process cannot find by its name. "
+                "Define it at the top level of a module. Or save a checkpoint, and load it there "
+                "with from_checkpoint(path, config={...})."
+            )
+
+
+def _functions(value: Any, place: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _functions(each, f"{place}[{key!r}]" if place else str(key))
+    elif isinstance(value, list | tuple | set | frozenset):
+        for i, each in enumerate(value):
+            yield from _functions(each, f"{place}[{i}]")
+    elif isinstance(value, type | types.FunctionType):
+        yield place, value
+
+
+def frozen_part(part: PolicyPart) -> tuple[bytes, Arrays]:
+    """Returns a checkpoint, without the policies in it, as text and arrays."""
+    return json.dumps(part.manifest).encode(), part.arrays
+
+
+def checkpoint_of(
+    frozen: tuple[bytes, Arrays], policies: Mapping[str, tuple[bytes, Arrays]] | None = None
+) -> Checkpoint:
+    """Returns the checkpoint, as if it had been read, of what `frozen_part` returned.
+
+    Args:
+        frozen: of the checkpoint itself.
+        policies: of the policies in it, by id.
+    """
+    manifest, arrays = frozen
+    inner = {pid: checkpoint_of(part) for pid, part in (policies or {}).items()}
+    return Checkpoint(json.loads(manifest), {k: dict(x) for k, x in arrays.items()}, inner)
