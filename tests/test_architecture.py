@@ -11,6 +11,7 @@ ROOT = Path(tfpolicies.__file__).parent
 FLOORS = {
     "_version": 0,
     "errors": -1,
+    "finite": 0,
     "keras_weights": 0,
     "quiet": 0,
     "schedules": 0,

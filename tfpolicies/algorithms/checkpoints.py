@@ -17,11 +17,14 @@ from tfpolicies.config.stored_environments import environment_of_file
 from tfpolicies.errors import CheckpointError, ConfigError
 from tfpolicies.policy.checkpoints import (
     ALGORITHM_MANIFEST,
+    check_stored_state,
     decode_config,
     encode_config,
     overridden_config,
     policy_of,
     policy_part,
+    require_finite,
+    set_stored_state,
     spec_of,
     state_of,
 )
@@ -46,11 +49,20 @@ class SaveResult(NamedTuple):
     metrics: dict[str, Any]  # of the last training iteration
 
 
-def write_algorithm(algorithm: Any, folder: str | os.PathLike[str]) -> Unheld | None:
+def write_algorithm(
+    algorithm: Any,
+    folder: str | os.PathLike[str],
+    policy_states: Mapping[str, Mapping[str, Any]],
+) -> tuple[Unheld | None, bool]:
     """Writes an algorithm with its policies into a folder, replacing the checkpoint there.
 
+    Args:
+        algorithm: what is written.
+        folder: where to.
+        policy_states: by policy id, states to write instead of the present ones.
+
     Returns:
-        What loading will ask for; None if nothing.
+        What loading will ask for, None if nothing; and whether all weights are finite.
     """
     worker = algorithm.worker
     sampler_state, sampler_arrays = _sampler_record(worker)
@@ -73,14 +85,16 @@ def write_algorithm(algorithm: Any, folder: str | os.PathLike[str]) -> Unheld | 
     }
     only = algorithm.config.checkpoint_trainable_policies_only
     policies = {
-        pid: policy_part(policy)
+        pid: policy_part(policy, policy_states.get(pid))
         for pid, policy in worker.policy_map.items()
         if not only or worker.roster.trains(pid)
     }
+    manifest["finite"] = all(part.manifest["finite"] for part in policies.values())
     groups = {"sampler": sampler_arrays, "extra": extra_arrays}
     arrays = {name: group for name, group in groups.items() if group}
     write_checkpoint(folder, ALGORITHM_MANIFEST, manifest, arrays, policies=policies)
-    return unheld(manifest, repr(str(folder)), StoredRoster(None, None), None)
+    lacking = unheld(manifest, repr(str(folder)), StoredRoster(None, None), None)
+    return lacking, manifest["finite"]
 
 
 def _sampler_record(worker: Any) -> tuple[Any, dict[str, np.ndarray]]:
@@ -183,6 +197,12 @@ def read_algorithm(folder: Path, policy_ids: Collection[str] | None = None) -> C
     """
     chosen = None if policy_ids is None else list(policy_ids)
     return read_checkpoint(folder, ALGORITHM_MANIFEST, kind="Algorithm", policies=chosen)
+
+
+def require_all_finite(checkpoint: Checkpoint, source: str, *, allow: bool) -> None:
+    """Raises a `CheckpointError` if weights of a policy have NaN or infinity, unless allowed."""
+    for pid, part in checkpoint.policies.items():
+        require_finite(part, f"policy {pid!r} of {source}", allow=allow)
 
 
 class StoredRoster(NamedTuple):
@@ -305,6 +325,7 @@ def restore_algorithm(
 ) -> None:
     """Puts an algorithm into the state of a checkpoint; checks all before it changes anything.
 
+    All but whether weights are finite, which is asked before (`require_all_finite`).
     Policies that the algorithm lacks are added, those that the checkpoint lacks are removed.
 
     Raises:
@@ -315,7 +336,11 @@ def restore_algorithm(
     config = algorithm.config
     new = {
         pid: policy_of(
-            part, f"policy {pid!r} of {source}", classes, _given_again(checkpoint, part, config)
+            part,
+            f"policy {pid!r} of {source}",
+            classes,
+            _given_again(checkpoint, part, config),
+            allow_non_finite=True,
         )
         for pid, part in checkpoint.policies.items()
         if pid not in worker.policy_map
@@ -335,14 +360,14 @@ def restore_algorithm(
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{source}: its manifest lacks or garbles {error}.") from error
     for pid in states.keys() - new.keys():
-        worker.get_policy(pid).check_state(states[pid])
+        check_stored_state(worker.get_policy(pid), states[pid])
     algorithm.set_extra_state(extra)
     for pid, policy in new.items():
         algorithm.add_policy(pid, policy=policy)
     for pid in set(worker.policy_map) - set(states):
         algorithm.remove_policy(pid)
     for pid in states.keys() - new.keys():
-        worker.get_policy(pid).set_state(states[pid])
+        set_stored_state(worker.get_policy(pid), states[pid])
     algorithm.set_roster(roster.policy_mapping_fn, roster.policies_to_train)
     algorithm.set_progress(progress)
     worker.restore_sampling(record["seeds_used"], rng, global_vars, sampler)

@@ -126,6 +126,8 @@ class TFPolicy(PolicyKind):
         self._create_session = create_session
         made = self.config["callbacks"]
         self.callbacks = made() if made is not None else None
+        # Where NaN may arise it must travel, too; remote workers do as the one that learns.
+        self.accepts_non_finite = worker_index > 0 or self.config["on_nan"] == "warn"
         self.program.runtime.open_sessions_with(self._state, create_session)
         layout = self.program.act_layout
         self._action_names = [port.name for port in layout.actions]
@@ -558,9 +560,11 @@ class TFPolicy(PolicyKind):
                 and for a list, by order and shape.
 
         Raises:
-            WeightsError: if number or shapes differ; nothing is changed then.
+            WeightsError: if number or shapes differ, or a number is not finite (except with
+                `on_nan="warn"`); nothing is changed then.
         """
-        found = matched(self.program.layout, weights, "model", "weights")
+        finite = not self.accepts_non_finite
+        found = matched(self.program.layout, weights, "model", "weights", finite=finite)
         with self._state.changing():
             self._state.write(found)
             self._state.copy_part("model", "target", 1.0)
@@ -611,17 +615,18 @@ class TFPolicy(PolicyKind):
 
         Raises:
             KeyError: if `weights` or `global_timestep` is missing.
-            WeightsError: if a part does not fit; nothing is changed then.
+            WeightsError: if a part does not fit, or a number is not finite (except with
+                `on_nan="warn"`); nothing is changed then.
             ConfigError: if the connectors' state is malformed; likewise.
         """
         self.check_state(state)
         with self._state.changing():
-            self._owned.restore(state)
+            self._owned.restore(state, finite=not self.accepts_non_finite)
         self.restore_connectors(state)
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Checks that a state fits, and changes nothing; see `set_state` for the errors."""
-        self._owned.checked(state)
+        self._owned.checked(state, finite=not self.accepts_non_finite)
         super().check_state(state)
 
     @property
