@@ -98,54 +98,23 @@ class MissingStateError(WeightsError, KeyError):
 
 
 class NonFiniteError(TfPoliciesError, FloatingPointError):
-    """An update gave NaN or infinity; the policy is as it was before.
-
-    Who passes the error on adds what it knows to the attributes, and with it to the message.
-
-    Args:
-        term: what was the first not to be finite, and its value, such as "vf_loss (nan)".
-        where: in which part of the update, such as "minibatch 3 of 80"; "" where it has one part.
+    """An update gave NaN or infinity.
 
     Attributes:
-        term: the same.
-        where: the same.
-        policy_id: whose update it was.
+        term: what was the first not to be finite, with its value, such as "vf_loss (nan)".
+        policy_id: of the policy.
         iteration: of the training; None outside of an algorithm.
         checkpoint: the last good one of the algorithm, a folder; None if there is none.
-        is_undone: whether the policy is as it was before; one written by hand is not.
     """
 
-    def __init__(self, term: str, where: str = "") -> None:
-        super().__init__(term, where)
-        self.term = term
-        self.where = where
-        self.policy_id: str | None = None
-        self.iteration: int | None = None
-        self.checkpoint: str | None = None
-        self.is_undone = True
+    term = ""
+    policy_id = ""
+    iteration: int | None = None
+    checkpoint: str | None = None
 
-    @property
-    def what(self) -> str:
-        """What happened, in one sentence."""
-        whose = "" if self.policy_id is None else f" of policy {self.policy_id!r}"
-        when = "" if self.iteration is None else f" in iteration {self.iteration}"
-        where = self.where and f" in {self.where}"
-        return (
-            f"The update{whose}{when} is not finite: the first term to fail was {self.term}{where}."
-        )
-
-    def __str__(self) -> str:
-        kept = "Nothing of this update was kept."
-        if not self.is_undone:
-            kept = "What the policy made of it is left as it is."
-        if self.iteration is not None and self.checkpoint is None:
-            kept += " There is no good checkpoint yet."
-        elif self.checkpoint is not None:
-            kept += f" The last good checkpoint is {self.checkpoint!r}."
-        return (
-            f"{self.what} {kept} Lower lr, set grad_clip, or look for the cause in rewards, "
-            "observations and the loss. With on_nan='warn' training goes on regardless."
-        )
+    def add(self, sentence: str) -> None:
+        """Adds what somebody knows who passes the error on."""
+        self.args = (f"{self} {sentence}",)
 
 
 class BatchError(TfPoliciesError, ValueError):

@@ -355,6 +355,10 @@ class Algorithm:
                 self._check_result(policy_id, result)
         except NonFiniteError as error:
             error.iteration, error.checkpoint = self.iteration + 1, self._last_good
+            saved = "there is no good checkpoint yet"
+            if self._last_good is not None:
+                saved = f"the last good checkpoint is {self._last_good!r}"
+            error.add(f"It happened in iteration {error.iteration}; {saved}.")
             raise
         return learner
 
@@ -371,13 +375,18 @@ class Algorithm:
         found = first_bad({name: x for name, x in stats.items() if "loss" in name})
         if found is None:
             return
-        error = NonFiniteError("{} ({})".format(*found))
-        error.policy_id, error.is_undone = policy_id, False
+        term = "{} ({})".format(*found)
+        what = f"The update of policy {policy_id!r} is not finite: it reports {term}."
         if policy.config.get("on_nan", self.config.on_nan) == "stop":
+            error = NonFiniteError(
+                f"{what} It learns in its own way, so what it made of that is left as it is; "
+                "debugging(on_nan='warn') goes on."
+            )
+            error.term, error.policy_id = term, policy_id
             raise error
         if policy_id not in self._told_of_nan:
             self._told_of_nan.add(policy_id)
-            logger.warning("%s Training goes on, as on_nan='warn' says.", error.what)
+            logger.warning("%s Training goes on, as on_nan='warn' says.", what)
 
     @property
     def _unit(self) -> str:

@@ -101,6 +101,12 @@ def _first_bad(arrays: Mapping[str, Mapping[str, np.ndarray]]) -> tuple[str, flo
     )
 
 
+def is_finite_state(state: Mapping[str, Any]) -> bool:
+    """Whether the weights in a state of `get_state` have neither NaN nor infinity."""
+    arrays = {group: state[key] for key, group in _GROUPS.items() if _has_arrays(state.get(key))}
+    return _first_bad(arrays) is None
+
+
 def require_finite(checkpoint: Checkpoint, source: str, *, allow: bool) -> None:
     """Raises a `CheckpointError` if a policy's weights have NaN or infinity, unless allowed."""
     found = None if allow else _first_bad(checkpoint.arrays)

@@ -14,8 +14,10 @@ import tensorflow as tf
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.config.callbacks import overrides
 from tfpolicies.errors import BatchError, NonFiniteError, WeightsError
+from tfpolicies.finite import NO_NUMBERS
 from tfpolicies.policy.learning_batches import dummy_batch, learning_columns
 from tfpolicies.policy.policy import require_loaded
+from tfpolicies.program.failed_update import Reason
 from tfpolicies.program.minibatches import draw_minibatches
 from tfpolicies.program.program import Program
 from tfpolicies.state import PolicyState
@@ -110,7 +112,7 @@ class Learning:
             for rows, mask in zip(drawn.rows, drawn.mask, strict=True):
                 results.append(self.policy.learn_on_batch(whole.take(rows[mask > 0])))
         except NonFiniteError as error:
-            error.where = f"minibatch {len(results) + 1} of {drawn.steps}"
+            error.add(f"It was in minibatch {len(results) + 1} of {drawn.steps}.")
             self.state.write_segments(before.segments)
             self.state.num_grad_updates = before.num_grad_updates
             self.state.rng.bit_generator.state = drawn_before
@@ -156,7 +158,7 @@ class Learning:
             **fetches,
         }
 
-    def _met(self, reason: Callable[[], NonFiniteError]) -> None:
+    def _met(self, find: Callable[[], Reason]) -> None:
         """Meets an update that is not finite: by an error, or with `on_nan="warn"` by one warning.
 
         Raises:
@@ -165,12 +167,22 @@ class Learning:
         stops = self.policy.config["on_nan"] == "stop"
         if self._has_warned and not stops:
             return
-        error = reason()
-        error.policy_id = self.policy.policy_id
-        if stops:
-            raise error
-        self._has_warned = True
-        logger.warning("%s Training goes on, as on_nan='warn' says.", error.what)
+        reason, policy_id = find(), self.policy.policy_id
+        where = reason.where and f" in {reason.where}"
+        what = (
+            f"The update of policy {policy_id!r} is not finite: the first term to fail was "
+            f"{reason.term}{where}."
+        )
+        if not stops:
+            self._has_warned = True
+            logger.warning("%s Training goes on, as on_nan='warn' says.", what)
+            return
+        error = NonFiniteError(
+            f"{what} The policy is as it was before. Lower lr, set grad_clip, or look for the "
+            "cause in rewards, observations and the loss; debugging(on_nan='warn') goes on."
+        )
+        error.term, error.policy_id = reason.term, policy_id
+        raise error
 
     def _named(self, totals: Mapping[str, np.ndarray]) -> dict[str, float]:
         names = self.program.signature.stat_names
@@ -234,6 +246,8 @@ class Learning:
             array = np.zeros(shape, np.float32) if gradient is None else np.asarray(gradient)
             if array.shape != shape:
                 raise WeightsError(f"gradients[{i}] must have shape {shape}, got {array.shape}.")
+            if array.dtype.kind in NO_NUMBERS:
+                raise WeightsError(f"gradients[{i}] must be real numbers, got {array.dtype}.")
             arrays.append(array.astype(np.float32, copy=False))
         self.program.apply_gradients(self.state, arrays, self._met)
 

@@ -12,7 +12,7 @@ import numpy as np
 from tfpolicies.config.sections import is_number
 from tfpolicies.errors import MissingStateError, WeightsError
 from tfpolicies.exploration.exploration import Exploration
-from tfpolicies.finite import first_bad
+from tfpolicies.finite import NO_NUMBERS, first_bad
 from tfpolicies.models.filters import MeanStdFilter
 from tfpolicies.models.running_filter import RunningFilter
 from tfpolicies.program.program import Program
@@ -65,7 +65,7 @@ def matched(
 def _array(slot: Slot, value: Any, name: str) -> np.ndarray:
     try:
         given = np.asarray(value)
-        if given.dtype.kind in "cSUOMm":  # NumPy would turn them into numbers, or drop a part
+        if given.dtype.kind in NO_NUMBERS:
             raise TypeError(f"it has the dtype {given.dtype}")
         with np.errstate(over="ignore", invalid="ignore"):
             array = given.astype(slot.dtype, copy=False)

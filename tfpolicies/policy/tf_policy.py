@@ -18,12 +18,14 @@ from tfpolicies.config.sections import is_number
 from tfpolicies.errors import (
     BatchError,
     ConfigError,
+    ModelImportError,
     UsageError,
 )
 from tfpolicies.exploration.making import make_exploration
 from tfpolicies.export.onnx_file import export_onnx
 from tfpolicies.export.result import ExportResult
 from tfpolicies.export.saved_model import export_saved_model
+from tfpolicies.finite import first_bad
 from tfpolicies.models.filters import MeanStdFilter, RewardFilter
 from tfpolicies.models.spaces import nest
 from tfpolicies.models.weight_mapping import MappingReport, match_weights
@@ -294,9 +296,10 @@ class TFPolicy(PolicyKind):
         greedy), `action_dist_inputs` `[B, n]`, and `vf_preds` `[B]` if the model has a value.
 
         Raises:
-            ObservationError: if `obs_batch` does not fit the observation space.
+            ObservationError: if `obs_batch` does not fit the observation space, has NaN or
+                infinity, or a mask that allows no action (see `debugging(check_inputs=...)`).
         """
-        inputs = self._acting.checked_inputs(
+        inputs = self._acting.inputs_to_act_on(
             obs_batch, state_batches, prev_action_batch, prev_reward_batch
         )
         explore = self.config["explore"] if explore is None else explore
@@ -754,7 +757,8 @@ class TFPolicy(PolicyKind):
 
         Raises:
             MissingModelFileError: if there is no such file; also a FileNotFoundError.
-            ModelImportError: if it is damaged or does not fit; nothing is changed then.
+            ModelImportError: if it is damaged, does not fit, or has NaN or infinity; nothing is
+                changed then.
         """
         keys = [slot.key for slot in self.program.layout.of("model")]
         source = read_keras_weights(import_file)
@@ -762,6 +766,12 @@ class TFPolicy(PolicyKind):
         found = match_weights(
             source, model, keys, os.fspath(import_file), allow_missing=allow_missing
         )
+        bad = first_bad({f"{key!r}": array for key, array in found.arrays.items()})
+        if bad is not None:
+            raise ModelImportError(
+                f"{os.fspath(import_file)!r} has weights that are not finite: what would become "
+                f"{bad[0]} is {bad[1]}. Import a file from before training went wrong."
+            )
         with self._state.changing():
             self._state.write(found.arrays)
             self._state.copy_part("model", "target", 1.0)

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from tfpolicies.errors import NonFiniteError
 from tfpolicies.finite import first_bad
 from tfpolicies.program.functions import ProgramFunctions
 from tfpolicies.program.optimizers import gradients_of
 from tfpolicies.state import PolicyState
 
-Met = Callable[[Callable[[], NonFiniteError]], None]
+
+class Reason(NamedTuple):
+    """Why an update is not finite."""
+
+    term: str  # what was the first not to be finite, with its value
+    where: str = ""  # in which part of the update; "" where it has one
+
+
+Met = Callable[[Callable[[], Reason]], None]
 """What is done about an update that is not finite: called with what finds out the reason.
 
 It raises, and nothing of the update is kept; or it returns, and the update counts.
@@ -35,7 +42,7 @@ class Update:
 
     steps = 0
     loss = 0.0
-    reason: Callable[[Mapping[str, np.ndarray]], NonFiniteError]
+    reason: Callable[[Mapping[str, np.ndarray]], Reason]
 
 
 def last_sound(

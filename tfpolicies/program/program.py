@@ -26,15 +26,14 @@ from tfpolicies.errors import (
     BatchError,
     ConfigError,
     MissingColumnError,
-    NonFiniteError,
     near_matches,
 )
-from tfpolicies.finite import all_finite, first_bad
+from tfpolicies.finite import NO_NUMBERS, all_finite, first_bad
 from tfpolicies.models.layer_tree import idle_seeds
 from tfpolicies.models.network import FreshWeights, variable_keys
 from tfpolicies.models.ports import SEQ_LENS, InputPorts, Port
 from tfpolicies.program import stacked
-from tfpolicies.program.failed_update import Met, Update, first_term, last_sound
+from tfpolicies.program.failed_update import Met, Reason, Update, first_term, last_sound
 from tfpolicies.program.functions import LOSS, ActInputs, Differentiated, ProgramFunctions
 from tfpolicies.program.minibatches import Minibatches, draw_minibatches, padded_rows
 from tfpolicies.program.outputs import ActLayout
@@ -433,7 +432,7 @@ class Program:
         rows: int,
         minibatches: Minibatches,
         after: Mapping[str, np.ndarray],
-    ) -> NonFiniteError:
+    ) -> Reason:
         """Returns why the minibatches of an update gave what is not finite."""
 
         def anew(steps: int) -> tuple[PolicyState, bool]:
@@ -449,12 +448,12 @@ class Program:
         minibatch = tf.nest.map_structure(lambda column: column[chosen], dict(columns))
         reason = self._reason(before, minibatch, after)
         if minibatches.steps > 1:
-            reason.where = f"minibatch {done + 1} of {minibatches.steps}"
+            reason = reason._replace(where=f"minibatch {done + 1} of {minibatches.steps}")
         return reason
 
     def _reason(
         self, state: PolicyState, columns: Mapping[str, Any], after: Mapping[str, np.ndarray]
-    ) -> NonFiniteError:
+    ) -> Reason:
         """Returns why one minibatch gave what is not finite.
 
         Args:
@@ -464,7 +463,7 @@ class Program:
         """
         self._eager.begin_update(state)
         found = first_term(self.functions, state, columns) or self._left_bad(after)
-        return NonFiniteError("the loss, traced" if found is None else "{} ({})".format(*found))
+        return Reason("the loss, but only traced" if found is None else "{} ({})".format(*found))
 
     def _left_bad(self, after: Mapping[str, np.ndarray]) -> tuple[str, float] | None:
         """Returns what is not finite of that which an update left, where nothing was before."""
@@ -633,10 +632,10 @@ class Program:
     ) -> None:
         """Updates a state with given gradients."""
 
-        def reason(after: Mapping[str, np.ndarray]) -> NonFiniteError:
+        def reason(after: Mapping[str, np.ndarray]) -> Reason:
             given = {f"gradients[{i}]": x for i, x in enumerate(gradients)}
             found = first_bad(given) or self._left_bad(after)
-            return NonFiniteError("{} ({})".format(*found))  # type: ignore[misc]
+            return Reason("{} ({})".format(*found))  # type: ignore[misc]
 
         with self._updating(state, met) as update:
             self.runtime.apply_gradients(state, list(gradients))
@@ -733,6 +732,8 @@ def _fit(name: str, spec: Any, column: Any) -> Any:
     if isinstance(spec, Mapping):
         return {key: _fit(f"{name}/{key}", part, column[key]) for key, part in spec.items()}
     array = np.asarray(column)
+    if array.dtype.kind in NO_NUMBERS:
+        raise BatchError(f"Column {name!r} must be real numbers, but has the dtype {array.dtype}.")
     shape = tuple(spec.shape[1:])
     if array.ndim == 0 or array.shape[1:] != shape:
         raise BatchError(
