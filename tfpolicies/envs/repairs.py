@@ -295,4 +295,5 @@ def check_reward(reward: Any, what: str) -> None:
 def check_flag(flag: Any, name: str, what: str) -> None:
     """Raises an `EnvError` unless what says whether an episode ended is a bool, 0 or 1."""
     if np.shape(flag) != () or not are_flags([flag]):
-        raise EnvError(f"{what} gave {name}={flag!r}; it must be True or False.")
+        shown = flag.item() if isinstance(flag, np.generic) else flag
+        raise EnvError(f"{what} gave {name}={shown!r}; it must be True or False.")

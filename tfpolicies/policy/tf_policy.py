@@ -18,14 +18,12 @@ from tfpolicies.config.sections import is_number
 from tfpolicies.errors import (
     BatchError,
     ConfigError,
-    ModelImportError,
     UsageError,
 )
 from tfpolicies.exploration.making import make_exploration
 from tfpolicies.export.onnx_file import export_onnx
 from tfpolicies.export.result import ExportResult
 from tfpolicies.export.saved_model import export_saved_model
-from tfpolicies.finite import first_bad
 from tfpolicies.models.filters import MeanStdFilter, RewardFilter
 from tfpolicies.models.spaces import nest
 from tfpolicies.models.weight_mapping import MappingReport, match_weights
@@ -766,12 +764,6 @@ class TFPolicy(PolicyKind):
         found = match_weights(
             source, model, keys, os.fspath(import_file), allow_missing=allow_missing
         )
-        bad = first_bad({f"{key!r}": array for key, array in found.arrays.items()})
-        if bad is not None:
-            raise ModelImportError(
-                f"{os.fspath(import_file)!r} has weights that are not finite: what would become "
-                f"{bad[0]} is {bad[1]}. Import a file from before training went wrong."
-            )
         with self._state.changing():
             self._state.write(found.arrays)
             self._state.copy_part("model", "target", 1.0)
