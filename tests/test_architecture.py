@@ -15,6 +15,7 @@ FLOORS = {
     "atomic": 0,
     "folder_lock": 0,
     "forks": 0,
+    "finite": 0,
     "keras_weights": 0,
     "marks": 0,
     "quiet": 0,

@@ -8,9 +8,11 @@ import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tfpolicies import PPO, Policy
 from tfpolicies.cli import main
 from tfpolicies.reporting.progress_csv import read_progress
 
@@ -321,6 +323,75 @@ def test_a_run_killed_before_its_first_checkpoint_starts_anew_in_its_folder(
 
 
 # -- evaluate, export, play -------------------------------------------------------------------
+
+
+EXPLODES = """
+import numpy as np
+from corridor import Corridor
+
+class Explodes(Corridor):
+    steps_of_all = 0
+
+    def step(self, action):
+        Explodes.steps_of_all += 1
+        obs, reward, *rest = super().step(action)
+        return obs, 1e25 if Explodes.steps_of_all > 3000 else reward, *rest
+"""
+
+
+def states_of_training(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Returns what will have the weights before the first and after each iteration of a run."""
+    taken: list[dict[str, Any]] = []
+    train = PPO.train
+
+    def noting(algorithm: PPO) -> dict[str, Any]:
+        taken.extend([] if taken else [algorithm.get_policy().get_weights()])
+        result = train(algorithm)
+        taken.append(algorithm.get_policy().get_weights())
+        return result
+
+    monkeypatch.setattr(PPO, "train", noting)
+    return taken
+
+
+@pytest.mark.parametrize("evaluates", [False, True])
+def test_the_best_checkpoint_has_the_weights_that_earned_the_score(
+    here: Path, monkeypatch: pytest.MonkeyPatch, evaluates: bool
+) -> None:
+    taken = states_of_training(monkeypatch)
+    words = ["train", "CartPole-v1", "--steps", "1500", "--run-dir", "runs", *QUICK, "--keep-best"]
+    small = ["--set", "train_batch_size=256", "--set", "sgd_minibatch_size=128"]
+    more = ["--eval-every", "1", "--eval-episodes", "2"] if evaluates else []
+    assert main([*words, *small, *more]) == 0
+    (run,) = Path("runs").iterdir()
+    name = "evaluation/episode_reward_mean" if evaluates else "episode_reward_mean"
+    scores = [row[name] for row in read_progress(run / "progress.csv")]
+    best = max(range(len(scores)), key=lambda i: scores[i] if scores[i] == scores[i] else -1.0)
+    (policy,) = Policy.from_checkpoint(run / "checkpoints" / "best").values()
+    found, wanted = policy.get_weights(), taken[best + evaluates]
+    assert all((found[key] == wanted[key]).all() for key in wanted)
+    other = taken[best + (not evaluates)]
+    assert not all((found[key] == other[key]).all() for key in other)
+
+
+def test_a_nan_loss_ends_the_command_and_overwrites_no_checkpoint(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "corridor.py").write_text(CORRIDOR)
+    (here / "explodes.py").write_text(EXPLODES)
+    monkeypatch.syspath_prepend(str(here))
+    words = ["train", "explodes:Explodes", "--steps", "20000", "--run-dir", "runs", *QUICK]
+    small = ["--set", "train_batch_size=512", "--set", "vf_clip_param=inf"]
+    kept = ["--keep-best", "--checkpoint-every", "1"]
+    assert main([*words, *small, *kept]) != 0
+    (run,) = Path("runs").iterdir()
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "vf_loss (inf)" in shown
+    assert "iteration" in shown
+    for name in ("latest", "best"):
+        manifest = json.loads((run / "checkpoints" / name / "algorithm.json").read_text())
+        assert manifest["finite"] is True
+    assert manifest["progress"]["iteration"] <= iterations(run)[-1]
 
 
 def test_evaluate_takes_a_run_its_parent_its_best_or_a_checkpoint(

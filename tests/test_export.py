@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -436,7 +437,7 @@ def test_the_client_reads_regular_files_only(cartpole, tmp_path, name):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     (tmp_path / name).unlink()
     os.mkfifo(tmp_path / name)
-    with pytest.raises(FileNotFoundError, match="no regular file"):
+    with pytest.raises(ValueError, match="not a regular file"):
         play_module(folder / "onnx")["OnnxPolicy"](tmp_path)
 
 

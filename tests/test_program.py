@@ -159,7 +159,9 @@ def test_an_update_that_fails_half_way_leaves_the_policy_as_it_was():
     policy.load_batch_into_buffer(bad)
     columns = policy.program.select_columns(bad)
     with pytest.raises(tf.errors.InvalidArgumentError):
-        policy.program.learn_epochs(policy._state, columns, 1, 2, shuffle=False)
+        policy.program.learn_epochs(
+            policy._state, columns, 1, 2, shuffle=False, met=policy._learning._met
+        )
     assert policy.num_grad_updates == 0
     for each in (policy, twin):
         each.learn_on_batch(batch)

@@ -15,6 +15,7 @@ Each class is also a builtin, so that code which catches the builtin keeps worki
     ├── ObservationError (ValueError)         observations that do not fit the space
     ├── WeightsError (ValueError)             weights, gradients or states that do not fit
     │   └── MissingStateError (KeyError)
+    ├── NonFiniteError (FloatingPointError)   an update that gave NaN or infinity
     ├── BatchError (ValueError)               a batch that lacks rows, columns or order
     │   ├── MissingColumnError (KeyError)
     │   └── BatchUsageError (AssertionError)
@@ -97,6 +98,26 @@ class MissingStateError(WeightsError, KeyError):
     """A state lacks a part that every state has."""
 
     __str__ = Exception.__str__  # KeyError would show the message's repr
+
+
+class NonFiniteError(TfPoliciesError, FloatingPointError):
+    """An update gave NaN or infinity.
+
+    Attributes:
+        term: what was the first not to be finite, with its value, such as "vf_loss (nan)".
+        policy_id: of the policy.
+        iteration: of the training; None outside of an algorithm.
+        checkpoint: the last good one of the algorithm, a folder; None if there is none.
+    """
+
+    term = ""
+    policy_id = ""
+    iteration: int | None = None
+    checkpoint: str | None = None
+
+    def add(self, sentence: str) -> None:
+        """Adds what somebody knows who passes the error on."""
+        self.args = (f"{self} {sentence}",)
 
 
 class BatchError(TfPoliciesError, ValueError):

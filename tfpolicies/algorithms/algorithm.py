@@ -26,7 +26,8 @@ from tfpolicies.config.callbacks import DefaultCallbacks
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 from tfpolicies.distributed import messages
 from tfpolicies.distributed.worker_set import WorkerSet
-from tfpolicies.errors import ConfigError, UnknownPolicyError, UsageError
+from tfpolicies.errors import ConfigError, NonFiniteError, UnknownPolicyError, UsageError
+from tfpolicies.finite import first_bad
 from tfpolicies.marks import for_place
 from tfpolicies.policy.checkpoints import path_of
 from tfpolicies.policy.policy import Policy
@@ -103,6 +104,8 @@ class Algorithm:
         self._timers: dict[str, float] = {}
         self._stopped = False
         self._told_of_unheld = False
+        self._last_good: str | None = None  # the folder of the newest checkpoint without NaN
+        self._told_of_nan: set[str] = set()  # ids of policies written by hand
         self._env_share = 1.0  # environment steps per row to train on of the last train batch
         self._last_result: dict[str, Any] = {}
         self.setup(config)
@@ -266,6 +269,11 @@ class Algorithm:
         learner's columns of batches takes; copying them to a device is part of `learn_time_ms`.
         `perf` tells how busy the machine is, on Linux and unless `log_sys_usage=False`.
         `trial_id` is "default" here, and Ray Tune fills in its own.
+
+        Raises:
+            NonFiniteError: if a policy's update gives NaN or infinity; it names the iteration and
+                the last good checkpoint. Of that update nothing is kept; what other policies
+                learned before, and what was sampled, is. `debugging(on_nan="warn")` goes on.
         """
         self._require_running()
         started = time.perf_counter()
@@ -316,7 +324,7 @@ class Algorithm:
     def _learn_and_sync(self) -> dict[str, Any]:
         started = time.perf_counter()
         sampled_before = self._timers.get("sample", 0.0)
-        learner = self.training_step()
+        learner = self._trained()
         sampling = self._timers.get("sample", 0.0) - sampled_before
         learning = time.perf_counter() - started - sampling
         policies = self.worker.policy_map
@@ -335,6 +343,47 @@ class Algorithm:
         self.workers.sync_filters()
         self._time("synch_weights", learned)
         return learner
+
+    def _trained(self) -> dict[str, Any]:
+        """Does a training step; says where and when if it gives what is not finite."""
+        try:
+            learner = self.training_step()
+            for policy_id, result in learner.items():
+                self._check_result(policy_id, result)
+        except NonFiniteError as error:
+            error.iteration, error.checkpoint = self.iteration + 1, self._last_good
+            saved = "there is no good checkpoint yet"
+            if self._last_good is not None:
+                saved = f"the last good checkpoint is {self._last_good!r}"
+            error.add(f"It happened in iteration {error.iteration}; {saved}.")
+            raise
+        return learner
+
+    def _check_result(self, policy_id: str, result: Mapping[str, Any]) -> None:
+        """Looks at the losses that a policy reports which learns in its own way.
+
+        Raises:
+            NonFiniteError: if one is not finite; what the policy made of it stays.
+        """
+        policy: Any = self.worker.policy_map.handle(policy_id)
+        if type(policy).learn_on_batch is TFPolicy.learn_on_batch:
+            return  # it looked at more than that
+        stats = result.get("learner_stats") or {}
+        found = first_bad({name: x for name, x in stats.items() if "loss" in name})
+        if found is None:
+            return
+        term = "{} ({})".format(*found)
+        what = f"The update of policy {policy_id!r} is not finite: it reports {term}."
+        if policy.config.get("on_nan", self.config.on_nan) == "stop":
+            error = NonFiniteError(
+                f"{what} It learns in its own way, so what it made of that is left as it is; "
+                "debugging(on_nan='warn') goes on."
+            )
+            error.term, error.policy_id = term, policy_id
+            raise error
+        if policy_id not in self._told_of_nan:
+            self._told_of_nan.add(policy_id)
+            logger.warning("%s Training goes on, as on_nan='warn' says.", what)
 
     @property
     def _unit(self) -> str:
@@ -759,7 +808,12 @@ class Algorithm:
 
     # -- checkpoints --------------------------------------------------------------------------
 
-    def save(self, checkpoint_dir: str | os.PathLike[str] | None = None) -> SaveResult:
+    def save(
+        self,
+        checkpoint_dir: str | os.PathLike[str] | None = None,
+        *,
+        policy_states: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> SaveResult:
         """Writes a checkpoint of everything into a folder; no pickle.
 
         A run restored from it goes on exactly as this one, bit for bit, if the environments offer
@@ -773,6 +827,8 @@ class Algorithm:
         Args:
             checkpoint_dir: the folder, made if missing; a checkpoint there is replaced as a whole,
                 whatever interrupts it. None makes `checkpoint_<iteration>` in the working folder.
+            policy_states: by policy id, states of `get_state` to write instead of the present
+                ones, for weights that have been the best; all else is written as it is now.
 
         Returns:
             A record with `checkpoint.path` and the `metrics` of the last iteration.
@@ -781,7 +837,9 @@ class Algorithm:
             CheckpointError: if it cannot be written.
         """
         folder = Path(checkpoint_dir or f"checkpoint_{self.iteration:06d}")
-        unheld = checkpoints.write_algorithm(self, folder)
+        unheld, is_finite = checkpoints.write_algorithm(self, folder, policy_states or {})
+        if is_finite and not policy_states:
+            self._last_good = str(folder)
         if unheld is not None and not self._told_of_unheld:
             self._told_of_unheld = True
             logger.warning(
@@ -795,25 +853,34 @@ class Algorithm:
             self.workers.foreach_worker(messages.begin_episodes)
         return SaveResult(SavedCheckpoint(str(folder)), self._last_result)
 
-    def restore(self, checkpoint: Any, *, allow_other_spaces: bool = False) -> None:
+    def restore(
+        self,
+        checkpoint: Any,
+        *,
+        allow_other_spaces: bool = False,
+        allow_non_finite: bool = False,
+    ) -> None:
         """Puts this algorithm into the state of a checkpoint.
 
         Args:
             checkpoint: the folder, or what `save` returned.
             allow_other_spaces: see `from_checkpoint`.
+            allow_non_finite: take weights with NaN or infinity, too.
 
         Raises:
             SpaceError: if the policies were trained in other spaces; see `from_checkpoint`.
-            CheckpointError: if it is missing, damaged, foreign or does not fit; nothing is changed
-                then. The message names the file and the reason.
+            CheckpointError: if it is missing, damaged, foreign, not finite or does not fit; nothing
+                is changed then. The message names the file and the reason.
         """
         folder = path_of(checkpoint)
         found, source = checkpoints.read_algorithm(folder), repr(str(folder))
         own = StoredRoster(self.worker.policy_mapping_fn, self.worker.is_policy_to_train)
         roster = checkpoints.roster_of(found, StoredRoster(None, None), own)
+        checkpoints.require_all_finite(found, source, allow=allow_non_finite)
         checkpoints.restore_algorithm(
             self, found, source, roster, allow_other_spaces=allow_other_spaces
         )
+        self._last_good = None if allow_non_finite else str(folder)
         self.callbacks.on_checkpoint_loaded(algorithm=self)
 
     @classmethod
@@ -826,6 +893,7 @@ class Algorithm:
         *,
         config: Mapping[str, Any] | None = None,
         allow_other_spaces: bool = False,
+        allow_non_finite: bool = False,
         custom_objects: Mapping[str, Any] | None = None,
     ) -> Algorithm:
         """Builds the algorithm of a checkpoint and restores it.
@@ -844,28 +912,34 @@ class Algorithm:
             allow_other_spaces: take an environment whose spaces have other dtypes, or other action
                 bounds, than the policies were trained with; they go on with the environment's.
                 What weights depend on (shapes, how many actions there are) cannot differ.
+            allow_non_finite: take weights with NaN or infinity, too.
             custom_objects: layers of yours and the like that stored Keras models may be made of:
                 name -> class. Those registered by `keras.saving.register_keras_serializable` need
                 not be given.
 
         Raises:
-            CheckpointError: if the checkpoint is missing, damaged or foreign, of another class, or
-                was saved with functions that a file cannot hold and that are not given.
+            CheckpointError: if the checkpoint is missing, damaged, foreign, not finite or of
+                another class, or was saved with functions that a file cannot hold and that are not
+                given.
             SpaceError: if the environment has other spaces than the policies were trained with.
                 Other bounds of observations are told in one line of the log.
             UnknownPolicyError: if one of `policy_ids` is not in it.
         """
         folder = path_of(path)
         found = checkpoints.read_algorithm(folder, policy_ids)
-        return cls.of_checkpoint(
+        algorithm = cls.of_checkpoint(
             found,
             repr(str(folder)),
             policy_mapping_fn=policy_mapping_fn,
             policies_to_train=policies_to_train,
             config=config,
             allow_other_spaces=allow_other_spaces,
+            allow_non_finite=allow_non_finite,
             custom_objects=custom_objects,
         )
+        algorithm._last_good = None if allow_non_finite else str(folder)
+        algorithm.callbacks.on_checkpoint_loaded(algorithm=algorithm)
+        return algorithm
 
     @classmethod
     def of_checkpoint(
@@ -877,6 +951,7 @@ class Algorithm:
         policies_to_train: Any = None,
         config: Mapping[str, Any] | None = None,
         allow_other_spaces: bool = False,
+        allow_non_finite: bool = False,
         custom_objects: Mapping[str, Any] | None = None,
     ) -> Algorithm:
         """Does what `from_checkpoint` does with a checkpoint that was read.
@@ -888,9 +963,11 @@ class Algorithm:
             policies_to_train: likewise.
             config: likewise.
             allow_other_spaces: likewise.
+            allow_non_finite: likewise.
             custom_objects: likewise.
         """
         kind: Any = checkpoints.algorithm_class_of(found, source, cls)
+        checkpoints.require_all_finite(found, source, allow=allow_non_finite)
         given = StoredRoster(policy_mapping_fn, policies_to_train)
         checkpoints.require_unheld(found, source, given, config)
         roster = checkpoints.roster_of(found, given)
@@ -907,7 +984,6 @@ class Algorithm:
         except BaseException:
             algorithm.stop()
             raise
-        algorithm.callbacks.on_checkpoint_loaded(algorithm=algorithm)
         return algorithm
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -26,12 +26,15 @@ from tfpolicies.models.extent import built_from
 from tfpolicies.policy.checkpoints import (
     ALGORITHM_MANIFEST,
     arrived,
+    check_stored_state,
     custom_object_scope,
     decode_config,
     encode_config,
     overridden_config,
     policy_of,
     policy_part,
+    require_finite,
+    set_stored_state,
     spaces_of,
     spec_of,
     state_of,
@@ -84,19 +87,37 @@ class AlgorithmRecord(NamedTuple):
         )
 
 
-def write_algorithm(algorithm: Any, folder: str | os.PathLike[str]) -> Unheld | None:
+def write_algorithm(
+    algorithm: Any,
+    folder: str | os.PathLike[str],
+    policy_states: Mapping[str, Mapping[str, Any]],
+) -> tuple[Unheld | None, bool]:
     """Writes an algorithm with its policies into a folder, replacing the checkpoint there.
 
+    Args:
+        algorithm: what is written.
+        folder: where to.
+        policy_states: by policy id, states to write instead of the present ones.
+
     Returns:
-        What loading will ask for; None if nothing.
+        What loading will ask for, None if nothing; and whether all weights are finite.
     """
-    record = record_of(algorithm)
+    record = record_of(algorithm, policy_states)
     record.write(folder)
-    return unheld(record.manifest, repr(str(folder)), StoredRoster(None, None), None)
+    lacking = unheld(record.manifest, repr(str(folder)), StoredRoster(None, None), None)
+    return lacking, record.manifest["finite"]
 
 
-def record_of(algorithm: Any) -> AlgorithmRecord:
-    """Returns what a checkpoint of an algorithm with its policies holds, as copies."""
+def record_of(
+    algorithm: Any, policy_states: Mapping[str, Mapping[str, Any]] | None = None
+) -> AlgorithmRecord:
+    """Returns what a checkpoint of an algorithm with its policies holds, as copies.
+
+    Args:
+        algorithm: what is recorded.
+        policy_states: by policy id, states to take instead of the present ones.
+    """
+    instead = policy_states or {}
     worker = algorithm.worker
     sampler_state, sampler_arrays = _sampler_record(worker)
     extra_arrays: dict[str, np.ndarray] = {}
@@ -118,10 +139,11 @@ def record_of(algorithm: Any) -> AlgorithmRecord:
     }
     only = algorithm.config.checkpoint_trainable_policies_only
     policies = {
-        pid: policy_part(policy)
+        pid: policy_part(policy, instead.get(pid))
         for pid, policy in worker.policy_map.items()
         if not only or worker.roster.trains(pid)
     }
+    manifest["finite"] = all(part.manifest["finite"] for part in policies.values())
     groups = {"sampler": sampler_arrays, "extra": extra_arrays}
     arrays = {name: group for name, group in groups.items() if group}
     return AlgorithmRecord(manifest, arrays, policies)
@@ -169,7 +191,11 @@ def _require_known_class(policy_id: str, part: PolicyPart) -> None:
 def _unpickled(kind: Any, whole: Any, policies: Any, given: Any, roster: Any) -> Any:
     checkpoint = checkpoint_of(whole, policies)
     return kind.of_checkpoint(
-        checkpoint, f"A pickled {kind.__name__}", config=arrived(given), **roster
+        checkpoint,
+        f"A pickled {kind.__name__}",
+        config=arrived(given),
+        allow_non_finite=True,
+        **roster,
     )
 
 
@@ -273,6 +299,12 @@ def read_algorithm(folder: Path, policy_ids: Collection[str] | None = None) -> C
     """
     chosen = None if policy_ids is None else list(policy_ids)
     return read_checkpoint(folder, ALGORITHM_MANIFEST, kind="Algorithm", policies=chosen)
+
+
+def require_all_finite(checkpoint: Checkpoint, source: str, *, allow: bool) -> None:
+    """Raises a `CheckpointError` if weights of a policy have NaN or infinity, unless allowed."""
+    for pid, part in checkpoint.policies.items():
+        require_finite(part, f"policy {pid!r} of {source}", allow=allow)
 
 
 class StoredRoster(NamedTuple):
@@ -400,6 +432,7 @@ def restore_algorithm(
 ) -> None:
     """Puts an algorithm into the state of a checkpoint; checks all before it changes anything.
 
+    All but whether weights are finite, which is asked before (`require_all_finite`).
     Policies that the algorithm lacks are added, those that the checkpoint lacks are removed.
 
     Raises:
@@ -411,7 +444,11 @@ def restore_algorithm(
     config = algorithm.config
     new = {
         pid: policy_of(
-            part, f"policy {pid!r} of {source}", classes, _given_again(checkpoint, part, config)
+            part,
+            f"policy {pid!r} of {source}",
+            classes,
+            _given_again(checkpoint, part, config),
+            allow_non_finite=True,
         )
         for pid, part in checkpoint.policies.items()
         if pid not in worker.policy_map
@@ -439,14 +476,14 @@ def restore_algorithm(
             (policy.observation_space, policy.action_space),
             allow_other=allow_other_spaces,
         )
-        policy.check_state(states[pid])
+        check_stored_state(policy, states[pid])
     algorithm.set_extra_state(extra)
     for pid, policy in new.items():
         algorithm.add_policy(pid, policy=policy)
     for pid in set(worker.policy_map) - set(states):
         algorithm.remove_policy(pid)
     for pid in states.keys() - new.keys():
-        worker.get_policy(pid).set_state(states[pid])
+        set_stored_state(worker.get_policy(pid), states[pid])
     algorithm.set_roster(roster.policy_mapping_fn, roster.policies_to_train)
     algorithm.set_progress(progress)
     worker.restore_sampling(record["seeds_used"], rng, global_vars, sampler)

@@ -316,5 +316,6 @@ def standardized(advantages: np.ndarray) -> np.ndarray:
     >>> standardized(np.array([1.0, 3.0])).tolist()
     [-1.0, 1.0]
     """
-    centred = advantages - advantages.mean()
-    return (centred / max(1e-4, float(advantages.std()))).astype(np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):  # the update will say what is not finite
+        centred = advantages - advantages.mean()
+        return (centred / max(1e-4, float(advantages.std()))).astype(np.float32)

@@ -140,7 +140,8 @@ def _train(parser: _Parser) -> None:
     way.add_argument(
         "--keep-best",
         action="store_true",
-        help="keep the checkpoint with the best evaluation (or training mean) apart",
+        help="keep apart a checkpoint of the weights with the best evaluation (or those that "
+        "sampled the iteration with the best training mean)",
     )
     way.add_argument(
         "--checkpoint-every",

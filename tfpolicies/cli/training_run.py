@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from tfpolicies.algorithms.algorithm import Algorithm
     from tfpolicies.algorithms.checkpoints import AlgorithmRecord
+    from tfpolicies.config.algorithm_config import AlgorithmConfig
 
 TARGET, STEPS = "target", "steps"  # why a training ends by itself
 
@@ -68,7 +69,10 @@ class TrainingRun:
         self.console = console
         self.algorithm = algorithm
         steps = self.algorithm.counters["num_env_steps_sampled"]
-        self._best = best_score(run, settings)
+        config = self.algorithm.config
+        evaluates_behind = _evaluates(config) and not config.evaluation_parallel_to_training
+        self._scores_samples = settings.keep_best and not evaluates_behind
+        self._best = best_score(run, config)
         self._csv = ProgressCsv(run.progress_csv)
         self._csv.drop_after(self.algorithm.iteration)
         self._events = EventWriter(run.events, resume_step=steps)
@@ -107,8 +111,9 @@ class TrainingRun:
         with current().held_back(rescue) as signals, shown:
             self._keep_record()
             while self.progress.env_steps < settings.steps and signals.requested is None:
+                sampled_with = self._states() if self._scores_samples else {}
                 result = self.algorithm.train()
-                self._take_down(result)
+                self._take_down(result, sampled_with)
                 self._keep_record()
                 shown.update(self.progress.env_steps, self.progress.mean_return, self._speed)
                 if self._has_reached_target(result) and self.progress.env_steps >= earliest:
@@ -156,11 +161,15 @@ class TrainingRun:
         self._draw_curve()
         return reason
 
-    def _take_down(self, result: dict[str, Any]) -> None:
+    def _states(self) -> dict[str, dict[str, Any]]:
+        """Returns the states of the policies that are trained, by id."""
+        worker = self.algorithm.worker
+        return {pid: worker.policy_map[pid].get_state() for pid in worker.get_policies_to_train()}
+
+    def _take_down(self, result: dict[str, Any], sampled_with: Mapping[str, Any]) -> None:
         row = progress_row(result)
-        if self.settings.keep_best and self._is_best(row):
-            with current().unhurried():
-                self.algorithm.save(self.run.best)
+        if self.settings.keep_best:
+            self._keep_best(row, sampled_with)
         self._csv.append(row)
         self._events.write_scalars(int(row["env_steps"]), event_scalars(row))
         self.progress = _progress_of(row)
@@ -171,12 +180,26 @@ class TrainingRun:
         if time.monotonic() - self._curve_drawn_at > _SECONDS_BETWEEN_CURVES:
             self._draw_curve()
 
-    def _is_best(self, row: dict[str, float]) -> bool:
-        score = _score(row, evaluated=self.settings.eval_every is not None)
+    def _keep_best(self, row: dict[str, float], sampled_with: Mapping[str, Any]) -> None:
+        """Writes the best checkpoint anew if an iteration has the best score so far.
+
+        It has the weights that earned the score: the present ones where they were evaluated behind
+        the update, else those from before it. Weights that are not finite are never the best.
+
+        Args:
+            row: of the iteration.
+            sampled_with: the states of its policies when it began.
+        """
+        from tfpolicies.policy.checkpoints import is_finite_state
+
+        score = _score(row, self.algorithm.config)
         if not score > self._best:  # NaN is never best
-            return False
-        self._best = score
-        return True
+            return
+        states = sampled_with if self._scores_samples else self._states()
+        if all(map(is_finite_state, states.values())):
+            with current().unhurried():
+                self.algorithm.save(self.run.best, policy_states=states)
+            self._best = score
 
     def _has_reached_target(self, result: dict[str, Any]) -> bool:
         """Whether as many episodes as the mean is meant for have ended, and it is high enough."""
@@ -211,26 +234,37 @@ def restore_or_build(run: RunFolder | None, settings: TrainSettings) -> Algorith
             run.latest,
             config={"env": settings.env},
             allow_other_spaces=settings.allow_other_spaces,
+            allow_non_finite=settings.config().on_nan == "warn",
         )
     algorithm: Algorithm = settings.config().build()
     return algorithm
 
 
-def best_score(run: RunFolder, settings: TrainSettings) -> float:
+def best_score(run: RunFolder, config: AlgorithmConfig) -> float:
     """Returns the score of the best checkpoint so far, -inf if there is none.
 
     It is read from the run's CSV, so that a resumed run goes on comparing: evaluations if the run
-    evaluates, else the mean return of training episodes.
+    evaluates, else the mean return of training episodes. Other rows may be higher without having
+    been the best, where their weights were not finite.
     """
+    from tfpolicies.policy.checkpoints import ALGORITHM_MANIFEST
+    from tfpolicies.storage.checkpoint import read_manifest
+
     if not run.best.exists() or not run.progress_csv.exists():
         return -math.inf
-    evaluated = settings.eval_every is not None
-    scores = [_score(row, evaluated=evaluated) for row in read_progress(run.progress_csv)]
+    manifest = read_manifest(run.best, ALGORITHM_MANIFEST, kind="Algorithm")
+    rows = read_progress(run.progress_csv)
+    own = [row for row in rows if row["iteration"] == manifest["progress"]["iteration"]]
+    scores = [_score(row, config) for row in own or rows]
     return max((score for score in scores if not math.isnan(score)), default=-math.inf)
 
 
-def _score(row: dict[str, float], *, evaluated: bool) -> float:
-    return row.get(EVALUATION_MEAN if evaluated else "episode_reward_mean", math.nan)
+def _evaluates(config: AlgorithmConfig) -> bool:
+    return config.evaluation_interval is not None
+
+
+def _score(row: dict[str, float], config: AlgorithmConfig) -> float:
+    return row.get(EVALUATION_MEAN if _evaluates(config) else "episode_reward_mean", math.nan)
 
 
 def _last_progress(run: RunFolder, env_steps: int) -> Progress:

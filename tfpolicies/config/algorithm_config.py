@@ -145,7 +145,7 @@ class AlgorithmConfig(SectionedConfig):
         return self._change("evaluation", settings)
 
     def debugging(self, **settings: Any) -> AlgorithmConfig:
-        """Sets seed and log level; see `run_sections.Debugging`."""
+        """Sets seed, log level and what follows on NaN; see `run_sections.Debugging`."""
         return self._change("debugging", settings)
 
     def reporting(self, **settings: Any) -> AlgorithmConfig:

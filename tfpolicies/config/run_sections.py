@@ -113,12 +113,16 @@ class Debugging:
     log_level: str = "WARN"  # of the logger "tfpolicies"
     fake_sampler: bool = False  # a worker samples once, and gives that batch again and again
     log_sys_usage: bool = True  # `perf` in results: how busy processors and memory are
+    on_nan: str = "stop"  # an update with NaN or infinity is an error; "warn": training goes on
+    check_inputs: bool = True  # acting by hand refuses NaN, infinity and masks that allow nothing
 
     def __post_init__(self) -> None:
         check(self.seed is None or is_count(self.seed, 0), "seed", "None or an int >= 0", self.seed)
         levels = ("DEBUG", "INFO", "WARN", "ERROR")
         check(self.log_level in levels, "log_level", f"one of {levels}", self.log_level)
-        check_bools(self, "fake_sampler", "log_sys_usage")
+        check_bools(self, "fake_sampler", "log_sys_usage", "check_inputs")
+        ways = ("stop", "warn")
+        check(self.on_nan in ways, "on_nan", f"one of {ways}", self.on_nan)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from typing import Any
 from gymnasium import spaces
 
 from tfpolicies.envs.multi_agent_env import COMMON, MultiAgentEnv, MultiAgentStep
+from tfpolicies.envs.repairs import check_flag
 from tfpolicies.errors import EnvError
 
 
@@ -79,6 +80,9 @@ class GroupedAgents(MultiAgentEnv):
             else:
                 actions[agent] = action
         obs, rewards, terminateds, truncateds, infos = self.env.step(actions)
+        for name, flags in (("terminateds", terminateds), ("truncateds", truncateds)):
+            for agent in flags.keys() & self._group_of.keys():  # their groups have other flags
+                check_flag(flags[agent], f"{name}[{agent!r}]", "`step` of the grouped environment")
         self._done |= {a for f in (terminateds, truncateds) for a, flag in f.items() if flag}
         grouped = self._group_obs(obs)
         group_infos = self._group_infos(infos, grouped)
@@ -119,7 +123,7 @@ class GroupedAgents(MultiAgentEnv):
         """Returns the flags; a group is truncated if one of those who ended it was."""
         ends: tuple[dict[Any, bool], dict[Any, bool]] = ({}, {})
         for found, flags in zip(ends, (terminateds, truncateds), strict=True):
-            found.update((a, bool(f)) for a, f in flags.items() if a not in self._group_of)
+            found.update((a, f) for a, f in flags.items() if a not in self._group_of)
         for group, members in self.groups.items():
             if all(agent in self._done for agent in members):
                 cut = any(truncateds.get(agent, False) for agent in members)

@@ -214,7 +214,7 @@ def _require_space(space: Any, what: str) -> None:
 
 def _require_number(value: Any, what: str) -> None:
     is_number = isinstance(value, int | float | np.number | np.ndarray) and np.ndim(value) == 0
-    if not is_number or not np.isfinite(value):
+    if not is_number or np.iscomplexobj(value) or not np.isfinite(value):
         raise EnvError(f"{what} must be a finite number, got {value!r}. Return a float.")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tfpolicies.envs.multi_agent_env import ALL, COMMON, MultiAgentEnv, MultiAgentStep
-from tfpolicies.envs.repairs import BREAKS, Repairs
+from tfpolicies.envs.repairs import BREAKS, Repairs, are_flags, check_flag
 from tfpolicies.errors import EnvError
 
 _NAMES = ("observations", "rewards", "terminateds", "truncateds", "infos")
@@ -125,6 +125,8 @@ def _keeps_the_contract(found: Any) -> bool:
         and ALL in terminateds
         and ALL in truncateds
         and infos.keys() <= obs.keys()
+        and are_flags([*terminateds.values()])
+        and are_flags([*truncateds.values()])
     )
 
 
@@ -144,6 +146,8 @@ def _explain(index: int, found: Any) -> None:
                 f"`{name}` of environment {index} must have the key '__all__' (whether the episode "
                 f"is over), but has only {list(flags)}. Return {name}['__all__'] in every step."
             )
+        for agent, flag in flags.items():
+            check_flag(flag, f"{name}[{agent!r}]", f"`step` of environment {index}")
     if infos.keys() - obs.keys() - {COMMON}:
         raise EnvError(_strange_infos(index, "step", infos, obs))
 

@@ -225,7 +225,7 @@ class TurnBasedPettingZoo(_PettingZoo):
             obs[agent], rewards[agent], ended, cut, infos[agent] = self.env.last()
             if not (ended or cut):
                 break
-            terminateds[agent], truncateds[agent] = bool(ended), bool(cut)
+            terminateds[agent], truncateds[agent] = ended, cut
             self.env.step(None)
         ends = _with_all(terminateds, truncateds, not self.env.agents)
         return MultiAgentStep(self._seen(obs), rewards, *ends, infos)

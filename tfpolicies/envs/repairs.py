@@ -11,13 +11,14 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
 from tfpolicies.errors import EnvError
+from tfpolicies.finite import NO_NUMBERS
 
 logger = logging.getLogger("tfpolicies")
 
@@ -208,14 +209,34 @@ class Repairs:
 
 
 def is_finite(array: np.ndarray) -> bool:
-    """Whether an array has neither NaN nor infinity; True for what is no float.
+    """Whether an array has real numbers, and neither NaN nor infinity among them.
 
     >>> is_finite(np.array([1.0, 1e200])), is_finite(np.array([1.0, np.nan]))
     (True, False)
+    >>> is_finite(np.array(["1.0"]))
+    False
     """
-    if array.dtype.kind != "f":
-        return True
-    return bool(np.isfinite(array).all())
+    kind = array.dtype.kind
+    return bool(np.isfinite(array).all()) if kind == "f" else kind in "biu"
+
+
+def are_flags(values: Sequence[Any]) -> bool:
+    """Whether values that say which episodes ended are all True or False, or 1 or 0.
+
+    >>> are_flags([True, 0]), are_flags(["False", True]), are_flags([2.0])
+    (True, False, False)
+    """
+    try:
+        return values.count(True) + values.count(False) == len(values)
+    except ValueError:  # an array with several numbers
+        return False
+
+
+def as_flags(array: np.ndarray) -> np.ndarray | None:
+    """Returns the flags of a vector environment as a bool array; None if there are others."""
+    if array.dtype.kind == "b":
+        return array
+    return array.astype(bool) if are_flags(array.tolist()) else None
 
 
 def sound_check(space: gym.Space) -> Callable[[Any], bool]:
@@ -270,6 +291,11 @@ def check_observation(space: gym.Space, obs: Any, what: str) -> None:
             f"The {what} has the shape {np.shape(obs)}, but its space is {space} with the shape "
             f"{space.shape or ()}: {obs!r:.200}. Return what `observation_space.contains` accepts."
         )
+    elif np.asarray(obs).dtype.kind in NO_NUMBERS:
+        raise EnvError(
+            f"The {what} must be real numbers, but has the dtype {np.asarray(obs).dtype}: "
+            f"{obs!r:.200}. Return what `observation_space.contains` accepts."
+        )
     elif not sound_check(space)(np.asarray(obs)):
         raise EnvError(f"The {what} {unsound(space)}: {obs!r:.500}.")
 
@@ -279,3 +305,10 @@ def check_reward(reward: Any, what: str) -> None:
     array = np.asarray(reward)
     if array.size != 1 or array.dtype.kind not in "biuf" or not np.isfinite(array).all():
         raise EnvError(f"{what} gave the reward {reward!r}; a reward is a finite number.")
+
+
+def check_flag(flag: Any, name: str, what: str) -> None:
+    """Raises an `EnvError` unless what says whether an episode ended is a bool, 0 or 1."""
+    if np.shape(flag) != () or not are_flags([flag]):
+        shown = flag.item() if isinstance(flag, np.generic) else flag
+        raise EnvError(f"{what} gave {name}={shown!r}; it must be True or False.")

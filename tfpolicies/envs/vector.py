@@ -29,12 +29,16 @@ from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 from tfpolicies.envs.repairs import (
     BREAKS,
     Repairs,
+    are_flags,
+    as_flags,
+    check_flag,
     check_observation,
     check_reward,
     is_finite,
     sound_check,
 )
 from tfpolicies.errors import EnvError
+from tfpolicies.finite import real
 
 
 class Step(NamedTuple):
@@ -226,6 +230,7 @@ class PlainEnvironments(Environments):
             obs = list(reached)
             numbers = np.array(rewards, np.float32)
             sound = numbers.ndim == 1 and math.isfinite(sum(rewards))
+            sound = sound and are_flags(terminateds) and are_flags(truncateds)
             stacked = self._stack(obs)
         except (TypeError, ValueError, KeyError, IndexError):
             return None
@@ -269,8 +274,7 @@ class PlainEnvironments(Environments):
         check_observation(self.observation_space, result[0], f"observation that {what} gave")
         check_reward(result[1], what)
         for name, flag in zip(("terminated", "truncated"), result[2:4], strict=True):
-            if np.shape(flag) != ():
-                raise EnvError(f"{what} gave {name}={flag!r}; it must be True or False.")
+            check_flag(flag, name, what)
 
     def _reset_ended(
         self, obs: list[Any], terminateds: Sequence[bool], truncateds: Sequence[bool]
@@ -306,14 +310,17 @@ def _stacker(space: gym.Space, count: int) -> Callable[[Sequence[Any]], Any]:
 
     def stack(rows: Sequence[Any]) -> np.ndarray:
         if not inner:
-            return np.array(rows, dtype).reshape(shape)
+            return real(np.array(rows)).astype(dtype, copy=False).reshape(shape)
         try:
             shapes = [row.shape for row in rows]
         except AttributeError:  # lists
             shapes = [np.shape(row) for row in rows]
         if shapes.count(inner) != len(shapes):
             raise ValueError(f"{shapes} are not all {inner}")
-        return np.concatenate(rows, dtype=dtype, casting="unsafe").reshape(shape)
+        try:
+            return np.concatenate(rows, dtype=dtype, casting="same_kind").reshape(shape)
+        except TypeError:  # floats for integers; or text, which "unsafe" would read as numbers
+            return real(np.concatenate(rows)).astype(dtype).reshape(shape)
 
     return stack
 
@@ -385,8 +392,10 @@ class VectorEnvironments(Environments):
     def _made_of(
         self, obs: Any, rewards: Any, terminateds: Any, truncateds: Any, infos: Any
     ) -> Step:
-        if not (is_finite(rewards) and self._is_sound(obs)):
-            self._explain(obs, rewards)
+        ended, cut = as_flags(terminateds), as_flags(truncateds)
+        if ended is None or cut is None or not (is_finite(rewards) and self._is_sound(obs)):
+            self._explain(obs, rewards, terminateds, truncateds)
+        terminateds, truncateds = ended, cut
         if terminateds.any() or truncateds.any():
             self._repairs.worked(0)
         dead = final = None
@@ -399,12 +408,14 @@ class VectorEnvironments(Environments):
                 obs, final = self._finish(obs, ended, infos)
         return Step(obs, rewards, terminateds, truncateds, infos, dead, final)
 
-    def _explain(self, obs: Any, rewards: np.ndarray) -> None:
+    def _explain(self, obs: Any, rewards: Any, terminateds: Any, truncateds: Any) -> None:
         """Raises an `EnvError` about the first environment whose answer is not sound."""
         for i in range(self.num_envs):
             row = _rows(self.observation_space, obs, i)
             check_observation(self.observation_space, row, f"observation of environment {i}")
             check_reward(rewards[i], f"`step` of environment {i}")
+            for name, flags in (("terminated", terminateds), ("truncated", truncateds)):
+                check_flag(flags[i], name, f"`step` of environment {i}")
 
     def _finish(self, obs: Any, ended: np.ndarray, infos: Any) -> tuple[Any, Any]:
         indices = np.flatnonzero(ended)

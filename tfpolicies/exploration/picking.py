@@ -15,8 +15,7 @@ import tensorflow as tf
 from gymnasium import spaces
 
 from tfpolicies.models.distributions import MASKED_LOGIT
-from tfpolicies.models.distributions.categorical import cell_sizes
-from tfpolicies.models.spaces import action_leaves, is_float_box
+from tfpolicies.models.spaces import action_leaves, cell_sizes, is_float_box
 
 MASKED = MASKED_LOGIT / 2
 """Logits up to this one belong to masked actions."""

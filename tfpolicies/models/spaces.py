@@ -14,6 +14,7 @@ import numpy as np
 from gymnasium import spaces
 
 from tfpolicies.errors import ObservationError, UnsupportedSpaceError
+from tfpolicies.finite import NO_NUMBERS, is_finite
 
 LEAF_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
@@ -58,6 +59,15 @@ def action_leaves(space: spaces.Space) -> tuple[Leaf, ...]:
 def is_float_box(space: spaces.Space) -> bool:
     """Whether `space` is a Box of floats; other Boxes hold integers."""
     return isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating)
+
+
+def cell_sizes(space: Any) -> tuple[int, ...]:
+    """Returns the number of actions in each cell of a MultiDiscrete or integer Box, in C order."""
+    if isinstance(space, spaces.MultiDiscrete):
+        return tuple(int(n) for n in space.nvec.reshape(-1))
+    # Python's integers: the width of a Box of int64 does not fit into int64.
+    bounds = zip(space.low.reshape(-1).tolist(), space.high.reshape(-1).tolist(), strict=True)
+    return tuple(int(high) - int(low) + 1 for low, high in bounds)
 
 
 def has_mask(space: spaces.Space) -> bool:
@@ -133,7 +143,8 @@ def batch_leaves(space_leaves: Sequence[Leaf], batch: Any, argument: str) -> lis
     Lists of rows and other dtypes are accepted; arrays that fit are passed on without a copy.
 
     Raises:
-        ObservationError: if a leaf is missing, or its shape is not `[B, *leaf.shape]`.
+        ObservationError: if a leaf is missing, has no real numbers (text and objects are not taken
+            for such), or its shape is not `[B, *leaf.shape]`.
     """
     if len(space_leaves) == 1 and not space_leaves[0].path:
         return [_leaf_array(space_leaves[0], batch, argument)]
@@ -169,17 +180,46 @@ def _leaf_array(leaf: Leaf, batch: Any, argument: str) -> np.ndarray:
     if fits and batch.shape[1:] == leaf.shape:
         return batch
     try:
-        array = np.asarray(batch, leaf.dtype)
+        array = np.asarray(batch)
     except (TypeError, ValueError) as error:
         raise ObservationError(_mismatch(leaf, batch, argument)) from error
+    if array.dtype.kind in NO_NUMBERS and not _is_reset_pair(batch):
+        _require_numbers(array, argument)
+    if leaf.dtype.kind != "f" and not is_finite(array):
+        raise ObservationError(f"{argument} must be integers, but has NaN or infinity.")
+    array = array.astype(leaf.dtype, copy=False)
     if array.ndim == 0 or array.shape[1:] != leaf.shape:
         raise ObservationError(_mismatch(leaf, batch, argument, array.shape))
     return array
 
 
+def numbers(given: Any, argument: str) -> np.ndarray:
+    """Returns what was given as float32.
+
+    Raises:
+        ObservationError: if it is text, objects or complex numbers.
+    """
+    array = np.asarray(given)
+    _require_numbers(array, argument)
+    return array.astype(np.float32, copy=False)
+
+
+def _require_numbers(array: np.ndarray, argument: str) -> None:
+    if array.dtype.kind in NO_NUMBERS:
+        shown = next(iter(array.flat), None)
+        raise ObservationError(
+            f"{argument} must be an array of real numbers, but has the dtype {array.dtype}, such "
+            f"as {shown!r:.80}. Convert it yourself: nothing is guessed here."
+        )
+
+
+def _is_reset_pair(batch: Any) -> bool:
+    return isinstance(batch, tuple) and len(batch) == 2 and isinstance(batch[1], dict)
+
+
 def _mismatch(leaf: Leaf, batch: Any, argument: str, shape: tuple[int, ...] | None = None) -> str:
     wanted = ", ".join(("B", *map(str, leaf.shape)))
-    if isinstance(batch, tuple) and len(batch) == 2 and isinstance(batch[1], dict):
+    if _is_reset_pair(batch):
         return (
             f"{argument} is a pair (observation, info), as `env.reset()` returns it; unpack it "
             "first: `obs, info = env.reset()`."

@@ -14,11 +14,11 @@ import tensorflow as tf
 from tfpolicies.batch.leaves import with_batch_axis
 from tfpolicies.errors import BatchError, ConfigError, ObservationError, UsageError
 from tfpolicies.models.distributions.noise import NoiseKind
-from tfpolicies.models.spaces import batch_leaves, nest
+from tfpolicies.models.spaces import batch_leaves, nest, numbers
+from tfpolicies.policy.input_check import InputCheck
 from tfpolicies.policy.policy import ActionBatch
 from tfpolicies.policy.results import Results
 from tfpolicies.program.functions import ActOutputs
-from tfpolicies.program.outputs import copied
 from tfpolicies.program.program import Program
 from tfpolicies.state import PolicyState, tick
 
@@ -53,6 +53,9 @@ class Acting:
         self._noise_size: int = exploration.noise_size
         self.only_kind: NoiseKind | None = exploration.only_kind
         self._disturbs: bool = exploration.needs_complete_episodes
+        spec = program.spec
+        further = (*ports.prev, *ports.states)
+        self._check = InputCheck(spec.observation_space, spec.action_space, further).check
         self._disturbed: tuple[int, PolicyState] | None = None
 
     @property
@@ -110,8 +113,8 @@ class Acting:
         self, inputs: Sequence[np.ndarray], explore: bool, timestep: int | None = None
     ) -> ActionBatch:
         """Does what `run` does; returns arrays that the caller may keep."""
-        out = copied(self.run(inputs, explore, timestep))
-        return self.results.batch(self.results.arrays(out, explore=explore))
+        out = self.run(inputs, explore, timestep)
+        return self.results.batch(self.results.arrays(out, explore=explore, own=False))
 
     def drawn(
         self,
@@ -181,6 +184,29 @@ class Acting:
 
     # -- checks -------------------------------------------------------------------------------
 
+    def inputs_to_act_on(
+        self,
+        obs_batch: Any,
+        state_batches: Sequence[Any] | None = None,
+        prev_action_batch: Any = None,
+        prev_reward_batch: Any = None,
+    ) -> list[np.ndarray]:
+        """Returns what `checked_inputs` does, if actions can be chosen for it.
+
+        Raises:
+            ObservationError: also for NaN and infinity, and for masks that allow nothing, unless
+                `check_inputs=False`.
+        """
+        if self._reads_obs_only and state_batches is None:
+            inputs = batch_leaves(self._obs_leaves, obs_batch, "obs_batch")
+        else:
+            inputs = self.checked_inputs(
+                obs_batch, state_batches, prev_action_batch, prev_reward_batch
+            )
+        if self.config["check_inputs"]:
+            self._check(inputs)
+        return inputs
+
     def checked_inputs(
         self,
         obs_batch: Any,
@@ -225,7 +251,7 @@ class Acting:
         if ports.reads_rewards:
             if rewards is None:
                 raise UsageError(_missing("prev_reward_batch", "the previous rewards", "reward"))
-            found.append(np.asarray(rewards, np.float32).reshape(-1))
+            found.append(numbers(rewards, "prev_reward_batch").reshape(-1))
         return found
 
     def _memory(self, states: Sequence[Any] | None, rows: int) -> list[np.ndarray]:
@@ -241,7 +267,7 @@ class Acting:
             )
         found = []
         for i, (port, array) in enumerate(zip(ports, states, strict=True)):
-            converted = np.asarray(array, np.float32)
+            converted = numbers(array, f"state_batches[{i}]")
             if converted.shape != (rows, *port.shape):
                 wanted = ", ".join(map(str, (rows, *port.shape)))
                 raise UsageError(

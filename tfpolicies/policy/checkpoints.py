@@ -16,6 +16,7 @@ from tfpolicies.config.policy_spec import PolicySpec
 from tfpolicies.config.stored_settings import POLICY_CLASS, POLICY_SETTINGS, decode_settings
 from tfpolicies.connectors.pipelines import pipelines_from_state
 from tfpolicies.errors import CheckpointError, ConfigError, UnpicklableError
+from tfpolicies.finite import first_bad
 from tfpolicies.marks import fits
 from tfpolicies.models.extent import built_from
 from tfpolicies.models.keras_json import model_from_json, model_to_json
@@ -77,6 +78,7 @@ def policy_part(policy: Any, state: Mapping[str, Any] | None = None) -> PolicyPa
         "config": encode_config(_without_environment(policy.config)),
         "policy_id": policy.policy_id,
         "program": _fingerprint(policy),
+        "finite": _first_bad(arrays) is None,
         "state": {
             key: encode_value(value)
             for key, value in state.items()
@@ -85,6 +87,50 @@ def policy_part(policy: Any, state: Mapping[str, Any] | None = None) -> PolicyPa
         "versions": {"tensorflow": tf.__version__, "keras": keras.__version__},
     }
     return PolicyPart(POLICY_MANIFEST, manifest, arrays)
+
+
+_CHECKED = ("weights", "target", "optimizer")
+"""The groups that training may fill with NaN; filters look after themselves."""
+
+
+def _first_bad(arrays: Mapping[str, Mapping[str, np.ndarray]]) -> tuple[str, float] | None:
+    """Returns the place and value of the first weight that is not finite; None without one."""
+    return first_bad(
+        {
+            f"{group}[{key!r}]": array
+            for group in _CHECKED
+            for key, array in arrays.get(group, {}).items()
+        }
+    )
+
+
+def is_finite_state(state: Mapping[str, Any]) -> bool:
+    """Whether the weights in a state of `get_state` have neither NaN nor infinity."""
+    arrays = {group: state[key] for key, group in _GROUPS.items() if _has_arrays(state.get(key))}
+    return _first_bad(arrays) is None
+
+
+def require_finite(checkpoint: Checkpoint, source: str, *, allow: bool) -> None:
+    """Raises a `CheckpointError` if a policy's weights have NaN or infinity, unless allowed."""
+    found = None if allow else _first_bad(checkpoint.arrays)
+    if found is not None:
+        raise CheckpointError(
+            f"{source} is not finite: {found[0]} is {found[1]}. It was saved while training went "
+            "on with such numbers (on_nan='warn'). Load an older checkpoint; or give "
+            "allow_non_finite=True to look into this one."
+        )
+
+
+def set_stored_state(policy: Any, state: Mapping[str, Any]) -> None:
+    """Sets a state that was stored; whether it is finite was asked before."""
+    with policy.accepting_non_finite():
+        policy.set_state(state)
+
+
+def check_stored_state(policy: Any, state: Mapping[str, Any]) -> None:
+    """Checks what `set_stored_state` would set."""
+    with policy.accepting_non_finite():
+        policy.check_state(state)
 
 
 def _without_environment(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -224,6 +270,8 @@ def policy_of(
     source: str,
     classes: Sequence[type],
     overrides: Mapping[str, Any] | None = None,
+    *,
+    allow_non_finite: bool = False,
 ) -> Any:
     """Returns a new policy with the class, spaces, config and state of a checkpoint.
 
@@ -232,10 +280,12 @@ def policy_of(
         source: where it is from, for messages.
         classes: classes outside this package that it may name.
         overrides: settings that replace stored ones.
+        allow_non_finite: take weights with NaN or infinity, too.
     """
+    require_finite(checkpoint, source, allow=allow_non_finite)
     with built_from(source, weight_shapes(checkpoint)):
         policy = _built(checkpoint.manifest, source, classes, overrides)
-    policy.set_state(state_of(checkpoint))
+    set_stored_state(policy, state_of(checkpoint))
     return policy
 
 
@@ -403,6 +453,8 @@ def load_policies(
     policy_ids: Sequence[str] | None,
     policy_class: type[Policy],
     overrides: Mapping[str, Any] | None,
+    *,
+    allow_non_finite: bool = False,
 ) -> Any:
     """Returns the policy of a policy's checkpoint, or those of an algorithm's by id.
 
@@ -415,7 +467,10 @@ def load_policies(
     parent, name = folder.parent.parent, folder.name
     is_part = folder.parent.name == "policies" and (parent / ALGORITHM_MANIFEST).exists()
     if is_part and policy_ids is None and not folder.exists():  # named by its id alone
-        return load_policies(parent, [name], policy_class, overrides)[name]
+        found = load_policies(
+            parent, [name], policy_class, overrides, allow_non_finite=allow_non_finite
+        )
+        return found[name]
     if (folder / POLICY_MANIFEST).exists() or not (folder / ALGORITHM_MANIFEST).exists():
         if policy_ids is not None:
             read_manifest(folder, POLICY_MANIFEST, kind="Policy")
@@ -424,7 +479,9 @@ def load_policies(
             )
         checkpoint = read_checkpoint(folder, POLICY_MANIFEST, kind="Policy")
         _require_class({None: checkpoint}, repr(str(folder)), policy_class)
-        return policy_of(checkpoint, repr(str(folder)), classes, overrides)
+        return policy_of(
+            checkpoint, repr(str(folder)), classes, overrides, allow_non_finite=allow_non_finite
+        )
     whole = read_checkpoint(
         folder,
         ALGORITHM_MANIFEST,
@@ -434,7 +491,13 @@ def load_policies(
     )
     _require_class(whole.policies, repr(str(folder)), policy_class)
     return {
-        pid: policy_of(part, f"policy {pid!r} of {str(folder)!r}", classes, overrides)
+        pid: policy_of(
+            part,
+            f"policy {pid!r} of {str(folder)!r}",
+            classes,
+            overrides,
+            allow_non_finite=allow_non_finite,
+        )
         for pid, part in whole.policies.items()
     }
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,16 @@ import tensorflow as tf
 
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.config.callbacks import overrides
-from tfpolicies.errors import BatchError, WeightsError
+from tfpolicies.errors import BatchError, NonFiniteError, WeightsError
+from tfpolicies.finite import NO_NUMBERS
 from tfpolicies.policy.learning_batches import dummy_batch, learning_columns
 from tfpolicies.policy.policy import require_loaded
+from tfpolicies.program.failed_update import Reason
 from tfpolicies.program.minibatches import draw_minibatches
 from tfpolicies.program.program import Program
 from tfpolicies.state import PolicyState
+
+logger = logging.getLogger("tfpolicies")
 
 
 class Learning:
@@ -35,6 +40,7 @@ class Learning:
         self.state = state
         self._buffers: dict[int, dict[str, Any]] = {}
         self._seconds_loading = 0.0
+        self._has_warned = False
 
     @property
     def policy(self) -> Any:
@@ -98,12 +104,19 @@ class Learning:
         if not whole.count:
             raise BatchError("The batch is empty; learning needs at least one row.")
         size = min(minibatch_size, whole.count)
+        before, drawn_before = self.state.copy(), self.state.rng.bit_generator.state
         rng = self.state.rng if shuffle else None
         drawn = draw_minibatches(whole.count, num_epochs, size, rng)
-        results = [
-            self.policy.learn_on_batch(whole.take(rows[mask > 0]))
-            for rows, mask in zip(drawn.rows, drawn.mask, strict=True)
-        ]
+        results: list[dict[str, Any]] = []
+        try:
+            for rows, mask in zip(drawn.rows, drawn.mask, strict=True):
+                results.append(self.policy.learn_on_batch(whole.take(rows[mask > 0])))
+        except NonFiniteError as error:
+            error.add(f"It was in minibatch {len(results) + 1} of {drawn.steps}.")
+            self.state.write_segments(before.segments)
+            self.state.num_grad_updates = before.num_grad_updates
+            self.state.rng.bit_generator.state = drawn_before
+            raise
         found = [result.get("learner_stats", {}) for result in results]
         stats = {name: _reduction(name)([each[name] for each in found]) for name in found[0]}
         return {
@@ -132,10 +145,10 @@ class Learning:
         before = state.num_grad_updates
         fetches: dict[str, Any] = {}
         if minibatch_size is None and num_epochs == 1 and program.signature.fetches:
-            totals, fetches = program.learn_once(state, columns)
+            totals, fetches = program.learn_once(state, columns, self._met)
         else:
             totals = program.learn_epochs(
-                state, columns, num_epochs, minibatch_size, shuffle=shuffle
+                state, columns, num_epochs, minibatch_size, shuffle=shuffle, met=self._met
             )
         return {
             "learner_stats": self._named(totals),
@@ -144,6 +157,32 @@ class Learning:
             "diff_num_grad_updates_vs_sampler_policy": float(before),
             **fetches,
         }
+
+    def _met(self, find: Callable[[], Reason]) -> None:
+        """Meets an update that is not finite: by an error, or with `on_nan="warn"` by one warning.
+
+        Raises:
+            NonFiniteError: naming the policy and what was the first not to be finite.
+        """
+        stops = self.policy.config["on_nan"] == "stop"
+        if self._has_warned and not stops:
+            return
+        reason, policy_id = find(), self.policy.policy_id
+        where = reason.where and f" in {reason.where}"
+        what = (
+            f"The update of policy {policy_id!r} is not finite: the first term to fail was "
+            f"{reason.term}{where}."
+        )
+        if not stops:
+            self._has_warned = True
+            logger.warning("%s Training goes on, as on_nan='warn' says.", what)
+            return
+        error = NonFiniteError(
+            f"{what} The policy is as it was before. Lower lr, set grad_clip, or look for the "
+            "cause in rewards, observations and the loss; debugging(on_nan='warn') goes on."
+        )
+        error.term, error.policy_id = reason.term, policy_id
+        raise error
 
     def _named(self, totals: Mapping[str, np.ndarray]) -> dict[str, float]:
         names = self.program.signature.stat_names
@@ -184,7 +223,9 @@ class Learning:
     def gradients(self, batch: Mapping[str, Any]) -> tuple[list[np.ndarray], dict[str, Any]]:
         """Returns the gradients of one batch and their info; changes nothing."""
         self.prepare()
-        gradients, stats = self.program.gradients(self.state, self._selected(batch, None))
+        gradients, stats = self.program.gradients(
+            self.state, self._selected(batch, None), self._met
+        )
         return gradients, {"learner_stats": {**stats, **self.policy.hyper_stats()}}
 
     def apply(self, gradients: Sequence[np.ndarray | None]) -> None:
@@ -192,6 +233,7 @@ class Learning:
 
         Raises:
             WeightsError: if number or shapes differ; nothing is changed then.
+            NonFiniteError: if the weights would not be finite; likewise.
         """
         variables = self.program.functions.optimizer.differentiated
         if len(gradients) != len(variables):
@@ -204,8 +246,10 @@ class Learning:
             array = np.zeros(shape, np.float32) if gradient is None else np.asarray(gradient)
             if array.shape != shape:
                 raise WeightsError(f"gradients[{i}] must have shape {shape}, got {array.shape}.")
+            if array.dtype.kind in NO_NUMBERS:
+                raise WeightsError(f"gradients[{i}] must be real numbers, got {array.dtype}.")
             arrays.append(array.astype(np.float32, copy=False))
-        self.program.apply_gradients(self.state, arrays)
+        self.program.apply_gradients(self.state, arrays, self._met)
 
 
 def _kind(name: str) -> str:

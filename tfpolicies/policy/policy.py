@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import copy
 import logging
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -508,6 +509,18 @@ class Policy(abc.ABC):
 
     # -- weights and state --------------------------------------------------------------------
 
+    accepts_non_finite = False
+    """Whether `set_weights` and `set_state` take NaN and infinity."""
+
+    @contextlib.contextmanager
+    def accepting_non_finite(self) -> Iterator[None]:
+        """Has `set_weights` and `set_state` take NaN and infinity for a while."""
+        before, self.accepts_non_finite = self.accepts_non_finite, True
+        try:
+            yield
+        finally:
+            self.accepts_non_finite = before
+
     def copy(self, policy_id: str | None = None) -> Any:
         """Returns an independent policy in the same state, by `copy.deepcopy`.
 
@@ -644,6 +657,7 @@ class Policy(abc.ABC):
         *,
         config: Mapping[str, Any] | None = None,
         custom_objects: Mapping[str, Any] | None = None,
+        allow_non_finite: bool = False,
     ) -> Any:
         """Returns the policy of a checkpoint, or the policies of an algorithm's checkpoint by id.
 
@@ -655,20 +669,23 @@ class Policy(abc.ABC):
             checkpoint: the folder, or what `Algorithm.save` returned.
             policy_ids: of an algorithm's checkpoint, only these.
             config: settings that replace stored ones.
+            allow_non_finite: take weights with NaN or infinity, too.
             custom_objects: layers of yours and the like that a stored Keras model may be made of:
                 name -> class. Those registered by `keras.saving.register_keras_serializable` need
                 not be given.
 
         Raises:
-            CheckpointError: if it is missing, damaged or foreign, or of another class; the message
-                names the file.
+            CheckpointError: if it is missing, damaged or foreign, of another class or not finite;
+                the message names the file.
             UnknownPolicyError: if one of `policy_ids` is not in it.
         """
         from tfpolicies.policy import checkpoints  # needs TensorFlow, unlike this module
 
         path = checkpoints.path_of(checkpoint)
         with checkpoints.custom_object_scope(custom_objects or {}):
-            return checkpoints.load_policies(path, policy_ids, cls, config)
+            return checkpoints.load_policies(
+                path, policy_ids, cls, config, allow_non_finite=allow_non_finite
+            )
 
     def export_model(
         self, export_dir: str | os.PathLike[str], onnx: int | bool | None = None

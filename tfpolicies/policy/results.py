@@ -30,19 +30,23 @@ class Results:
         names += [port.name for port in layout.extras]
         self._names = [*names, "vf_preds"] if layout.with_value else names
 
-    def arrays(self, outputs: ActOutputs, *, explore: bool) -> list[np.ndarray]:
+    def arrays(self, outputs: ActOutputs, *, explore: bool, own: bool) -> list[np.ndarray]:
         """Returns the arrays that belong into an `ActionBatch`, `[..., N, *shape]` each.
 
         Args:
-            outputs: the caller's own; where greedy, log-probabilities and probabilities are
-                overwritten by 0 and 1.
-            explore: whether the actions were sampled.
+            outputs: NumPy arrays.
+            explore: whether the actions were sampled; else their log-probabilities are 0.
+            own: whether the outputs are the caller's own; else they are copied.
         """
-        if not explore:
-            outputs.logp[...], outputs.prob[...] = 0.0, 1.0
         found = [*outputs.actions, *outputs.states]
         found += [outputs.logp, outputs.prob, outputs.dist_inputs, *outputs.extras.values()]
-        return found if outputs.values is None else [*found, outputs.values]
+        if outputs.values is not None:
+            found.append(outputs.values)
+        if not own:
+            found = [array.copy() for array in found]
+        if not explore:
+            found[self._first_extra][...], found[self._first_extra + 1][...] = 0.0, 1.0
+        return found
 
     def batch(self, arrays: Sequence[np.ndarray]) -> ActionBatch:
         """Returns the `ActionBatch` of N rows.

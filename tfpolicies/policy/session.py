@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 
 from tfpolicies.batch.leaves import first_row, with_batch_axis
+from tfpolicies.errors import ObservationError
+from tfpolicies.finite import is_finite
 from tfpolicies.models.ports import action_ports
-from tfpolicies.models.spaces import action_leaves, batch_leaves, leaves
+from tfpolicies.models.spaces import action_leaves, batch_leaves, leaves, numbers
+from tfpolicies.policy.input_check import InputCheck
 
 
 class Session:
@@ -26,6 +29,7 @@ class Session:
         self.policy = policy
         self.batch_size = batch_size
         self._leaves = leaves(policy.observation_space)
+        self._check = InputCheck(policy.observation_space, policy.action_space).check
         self.reset()
 
     def reset(self, rows: Any = None) -> None:
@@ -44,13 +48,19 @@ class Session:
             explore: sample or be greedy; None takes the policy's config.
 
         Raises:
-            ObservationError: if the observation does not fit the space.
+            ObservationError: if the observation does not fit the space, has NaN or infinity, or a
+                mask that allows no action (see `debugging(check_inputs=...)`).
         """
         single = self.batch_size is None
         batch = with_batch_axis(obs) if single else obs
         found = batch_leaves(self._leaves, batch, "obs")
-        if reward is not None:
-            self.memory.rewarded(np.asarray(reward, np.float32).reshape(-1))
+        earned = None if reward is None else numbers(reward, "reward").reshape(-1)
+        if self.policy.config.get("check_inputs", True):
+            self._check(found)
+            if earned is not None and not is_finite(earned):
+                raise ObservationError(f"The reward must be finite, got {reward!r:.200}.")
+        if earned is not None:
+            self.memory.rewarded(earned)
         actions, _ = self.memory.act(found, explore)
         return first_row(actions) if single else actions
 

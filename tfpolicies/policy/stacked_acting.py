@@ -192,7 +192,7 @@ def _grouped(
             continue
         acting: Acting = policy._acting
         try:
-            inputs = acting.checked_inputs(obs, *given.of(policy_id))
+            inputs = acting.inputs_to_act_on(obs, *given.of(policy_id))
             inference = acting.inference
         except TfPoliciesError as error:
             raise type(error)(f"Policy {policy_id!r}: {error}") from error
@@ -261,7 +261,7 @@ def _act_together(
     longest = max(rows for *_, rows in calls)
     outputs = _outputs_together(actor, calls, explore, timestep)
     results = calls[0][1].results
-    arrays = results.arrays(outputs, explore=explore)
+    arrays = results.arrays(outputs, explore=explore, own=True)
     for (policy_id, _, _, rows), parts in zip(calls, zip(*arrays, strict=True), strict=True):
         if rows < longest:
             parts = tuple(part[:rows] for part in parts)

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from tfpolicies.config.sections import is_number
 from tfpolicies.errors import MissingStateError, WeightsError
 from tfpolicies.exploration.exploration import Exploration
+from tfpolicies.finite import NO_NUMBERS, first_bad
 from tfpolicies.models.filters import MeanStdFilter
 from tfpolicies.models.running_filter import RunningFilter
 from tfpolicies.program.program import Program
-from tfpolicies.state import PolicyState, StateLayout
+from tfpolicies.state import PolicyState, Slot, StateLayout
 
 
-def matched(layout: StateLayout, values: Any, part: str, argument: str) -> dict[str, np.ndarray]:
+def matched(
+    layout: StateLayout, values: Any, part: str, argument: str, *, finite: bool
+) -> dict[str, np.ndarray]:
     """Returns the arrays of one part of a state by key, in the layout's dtypes.
 
     Args:
@@ -25,9 +30,10 @@ def matched(layout: StateLayout, values: Any, part: str, argument: str) -> dict[
             the layout's order. Variables that nothing reads may be among them.
         part: "model", "filter", "target" or "learner".
         argument: what `values` is called in messages.
+        finite: whether NaN and infinity are refused.
 
     Raises:
-        WeightsError: if number, types or shapes differ.
+        WeightsError: if number, types or shapes differ, or a number is not finite.
     """
     if not isinstance(values, Mapping | Sequence):
         raise WeightsError(
@@ -49,14 +55,25 @@ def matched(layout: StateLayout, values: Any, part: str, argument: str) -> dict[
     found = {}
     for slot, value in zip(slots, values, strict=True):
         name = f"{argument}[{slot.key!r}]"
-        try:
-            array = np.asarray(value, slot.dtype)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise WeightsError(f"{name} must be an array of {slot.dtype}: {error}") from error
-        if array.shape != slot.shape:
-            raise WeightsError(f"{name} must have shape {slot.shape}, got {array.shape}.")
-        found[slot.key] = array
+        found[slot.key] = _array(slot, value, name)
+    bad = first_bad({f"{argument}[{key!r}]": x for key, x in found.items()}) if finite else None
+    if bad is not None:
+        raise WeightsError(f"{bad[0]} must be finite, got {bad[1]}.")
     return found
+
+
+def _array(slot: Slot, value: Any, name: str) -> np.ndarray:
+    try:
+        given = np.asarray(value)
+        if given.dtype.kind in NO_NUMBERS:
+            raise TypeError(f"it has the dtype {given.dtype}")
+        with np.errstate(over="ignore", invalid="ignore"):
+            array = given.astype(slot.dtype, copy=False)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise WeightsError(f"{name} must be an array of {slot.dtype}: {error}.") from error
+    if array.shape != slot.shape:
+        raise WeightsError(f"{name} must have shape {slot.shape}, got {array.shape}.")
+    return array
 
 
 class Checked(NamedTuple):
@@ -129,8 +146,12 @@ class Owned:
             "rng": state.rng.bit_generator.state,
         }
 
-    def checked(self, given: Mapping[str, Any]) -> Checked:
+    def checked(self, given: Mapping[str, Any], *, finite: bool) -> Checked:
         """Checks that a given state fits, and changes nothing.
+
+        Args:
+            given: the state.
+            finite: whether weights and slots with NaN or infinity are refused.
 
         Raises:
             MissingStateError: if `weights` or `global_timestep` is missing; a KeyError, too.
@@ -151,17 +172,22 @@ class Owned:
                 running.snapshot().set_state(given[name])
         _check_generator(state.rng, given.get("rng"))
         timestep, updates = map(int, counters)
-        return Checked(self._arrays(given), self._hyper(given), timestep, updates)
+        arrays = self._arrays(given, finite=finite)
+        return Checked(arrays, self._hyper(given), timestep, updates)
 
-    def _arrays(self, given: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    def _arrays(self, given: Mapping[str, Any], *, finite: bool) -> dict[str, np.ndarray]:
         layout = self.program.layout
-        arrays = matched(layout, given["weights"], "model", "state['weights']")
+
+        def part(key: str, name: str, values: Any) -> dict[str, np.ndarray]:
+            return matched(layout, values, name, f"state[{key!r}]", finite=finite)
+
+        arrays = part("weights", "model", given["weights"])
         if layout.of("target"):
             target = given.get("target_weights") or list(arrays.values())
-            arrays |= matched(layout, target, "target", "state['target_weights']")
+            arrays |= part("target_weights", "target", target)
         slots = given.get("_optimizer_variables")
         if slots is not None:
-            arrays |= matched(layout, slots, "learner", "state['_optimizer_variables']")
+            arrays |= part("_optimizer_variables", "learner", slots)
         return arrays
 
     def _hyper(self, given: Mapping[str, Any]) -> np.ndarray:
@@ -172,20 +198,28 @@ class Owned:
             if name not in names:
                 owner = self.program.spec.policy_class.__name__
                 raise WeightsError(f"state['hyperparameters'] has {name!r}, unknown to a {owner}.")
+            number = value.item() if isinstance(value, np.generic) else value
+            number = math.inf if value is None else number
             try:
-                hyper[names.index(name)] = float("inf") if value is None else value
-            except (TypeError, ValueError, OverflowError) as error:
+                if not is_number(number):
+                    raise TypeError("it is none")
+                hyper[names.index(name)] = number
+            except (TypeError, OverflowError) as error:
                 raise WeightsError(f"{name} in a state must be a number, got {value!r}.") from error
         return hyper
 
-    def restore(self, given: Mapping[str, Any]) -> None:
+    def restore(self, given: Mapping[str, Any], *, finite: bool) -> None:
         """Overwrites all of it with a given state, which is checked first and never changed.
+
+        Args:
+            given: the state.
+            finite: whether weights and slots with NaN or infinity are refused.
 
         Raises:
             KeyError: if `weights` or `global_timestep` is missing.
             WeightsError: if a part does not fit; nothing is changed then.
         """
-        checked, state = self.checked(given), self.state
+        checked, state = self.checked(given, finite=finite), self.state
         if "_exploration_state" in given:
             self.exploration.set_state(given["_exploration_state"])
         for name, running in self.filters.items():

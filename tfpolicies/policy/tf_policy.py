@@ -128,6 +128,8 @@ class TFPolicy(PolicyKind):
         self._create_session = create_session
         made = self.config["callbacks"]
         self.callbacks = made() if made is not None else None
+        # Where NaN may arise it must travel, too; remote workers do as the one that learns.
+        self.accepts_non_finite = worker_index > 0 or self.config["on_nan"] == "warn"
         self.program.runtime.open_sessions_with(self._state, create_session)
         layout = self.program.act_layout
         self._action_names = [port.name for port in layout.actions]
@@ -316,9 +318,10 @@ class TFPolicy(PolicyKind):
         greedy), `action_dist_inputs` `[B, n]`, and `vf_preds` `[B]` if the model has a value.
 
         Raises:
-            ObservationError: if `obs_batch` does not fit the observation space.
+            ObservationError: if `obs_batch` does not fit the observation space, has NaN or
+                infinity, or a mask that allows no action (see `debugging(check_inputs=...)`).
         """
-        inputs = self._acting.checked_inputs(
+        inputs = self._acting.inputs_to_act_on(
             obs_batch, state_batches, prev_action_batch, prev_reward_batch
         )
         explore = self.config["explore"] if explore is None else explore
@@ -582,9 +585,11 @@ class TFPolicy(PolicyKind):
                 and for a list, by order and shape.
 
         Raises:
-            WeightsError: if number or shapes differ; nothing is changed then.
+            WeightsError: if number or shapes differ, or a number is not finite (except with
+                `on_nan="warn"`); nothing is changed then.
         """
-        found = matched(self.program.layout, weights, "model", "weights")
+        finite = not self.accepts_non_finite
+        found = matched(self.program.layout, weights, "model", "weights", finite=finite)
         with self._state.changing():
             self._state.write(found)
             self._state.copy_part("model", "target", 1.0)
@@ -635,17 +640,18 @@ class TFPolicy(PolicyKind):
 
         Raises:
             KeyError: if `weights` or `global_timestep` is missing.
-            WeightsError: if a part does not fit; nothing is changed then.
+            WeightsError: if a part does not fit, or a number is not finite (except with
+                `on_nan="warn"`); nothing is changed then.
             ConfigError: if the connectors' state is malformed; likewise.
         """
         self.check_state(state)
         with self._state.changing():
-            self._owned.restore(state)
+            self._owned.restore(state, finite=not self.accepts_non_finite)
         self.restore_connectors(state)
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Checks that a state fits, and changes nothing; see `set_state` for the errors."""
-        self._owned.checked(state)
+        self._owned.checked(state, finite=not self.accepts_non_finite)
         super().check_state(state)
 
     @property
@@ -773,7 +779,8 @@ class TFPolicy(PolicyKind):
 
         Raises:
             MissingModelFileError: if there is no such file; also a FileNotFoundError.
-            ModelImportError: if it is damaged or does not fit; nothing is changed then.
+            ModelImportError: if it is damaged, does not fit, or has NaN or infinity; nothing is
+                changed then.
         """
         keys = [slot.key for slot in self.program.layout.of("model")]
         source = read_keras_weights(import_file)

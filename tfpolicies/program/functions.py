@@ -25,6 +25,9 @@ from tfpolicies.program.spec import ProgramSpec
 from tfpolicies.program.traces import Traces
 from tfpolicies.program.view import LOSS_MASK, ModelView, TrainBatch
 
+LOSS = "__loss"
+"""Among the statistics of an update: the loss, added up where there are several."""
+
 
 class ActOutputs(NamedTuple):
     """What `act` computes for N rows; `values` is None for models without a value.
@@ -54,6 +57,7 @@ class Differentiated(NamedTuple):
     """A loss with its gradients."""
 
     pairs: Any  # a list of (gradient, variable); for several losses, a list of lists
+    loss: tf.Tensor  # float32 scalar, added up where there are several
     stats: dict[str, tf.Tensor]
     fetches: dict[str, tf.Tensor]  # what `extra_learn_fetches_fn` adds
     batch: TrainBatch
@@ -184,7 +188,10 @@ class ProgramFunctions:
         stats = {**view.stats_fn(batch), **view.grad_stats_fn(batch, gradients_of(pairs))}
         stats = {name: tf.cast(value, tf.float32) for name, value in stats.items()}
         stats |= own_stats(self.network)
-        return Differentiated(pairs, stats, view.extra_learn_fetches_fn(), batch, optimizer)
+        losses = loss if self.optimizer.are_several else [loss]
+        whole = tf.add_n([tf.cast(tf.reduce_sum(each), tf.float32) for each in losses])
+        fetches = view.extra_learn_fetches_fn()
+        return Differentiated(pairs, whole, stats, fetches, batch, optimizer)
 
     def _loss(self, view: Any, model: ModelView, batch: TrainBatch) -> Any:
         try:
@@ -207,11 +214,11 @@ class ProgramFunctions:
         return self.spec.view(hyper, **more)
 
     def learn_step(self, hyper: tf.Tensor, columns: Mapping[str, Any]) -> dict[str, tf.Tensor]:
-        """Does one update on one minibatch; returns its statistics."""
+        """Does one update on one minibatch; returns its statistics, `LOSS` among them."""
         self.optimizer.set_learning_rate(hyper[self.spec.hyperparameters.index("lr")])
         found = self.loss_and_gradients(hyper, columns)
         self._view(hyper).apply_gradients_fn(found.optimizer, found.pairs)
-        return found.stats
+        return {**found.stats, LOSS: found.loss}
 
     def learn_epochs(
         self,
@@ -233,12 +240,13 @@ class ProgramFunctions:
             index: int32 `[K, mb]`, the items of each minibatch.
             mask: float32 `[K, mb]`, 0 where a minibatch is shorter than `mb`.
             steps: int32 scalar, at most K; the rest of `index` is padding.
-            stat_names: names of the statistics, in the order of the result's columns.
+            stat_names: names of the statistics, in the order of the result's columns; the loss is
+                a further column behind them.
             exact_rows: gather only the rows of mask 1. For losses that do not read the mask; not
                 for XLA, which needs static shapes.
 
         Returns:
-            Mean, minimum and maximum of each statistic over the steps, float32 `[3, S]`.
+            Mean, minimum and maximum of each statistic over the steps, float32 `[3, S + 1]`.
         """
         self.traces.note("learn_epochs", hyper, columns, index, mask)
 
@@ -249,13 +257,13 @@ class ProgramFunctions:
                 weights = tf.ones_like(rows, tf.float32)
             minibatch = tf.nest.map_structure(lambda column: tf.gather(column, rows), columns)
             stats = self.learn_step(hyper, self.loss_columns(minibatch, weights))
-            now = tf.stack([stats[name] for name in stat_names])
+            now = tf.stack([stats[name] for name in (*stat_names, LOSS)])
             mean, low, high = totals
             count = tf.cast(step, tf.float32)
             mean = (mean * count + now) / (count + 1.0)
             return step + 1, (mean, tf.minimum(low, now), tf.maximum(high, now))
 
-        size = [len(stat_names)]
+        size = [len(stat_names) + 1]
         start = (tf.zeros(size), tf.fill(size, float("inf")), tf.fill(size, float("-inf")))
         _, totals = tf.while_loop(
             lambda step, _: step < steps, body, (tf.constant(0), start), parallel_iterations=1
@@ -265,21 +273,24 @@ class ProgramFunctions:
     def gradients(
         self, hyper: tf.Tensor, columns: Mapping[str, Any]
     ) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
-        """Returns the gradients by trainable variable, loss by loss, and the statistics."""
+        """Returns the gradients by trainable variable, loss by loss, and the statistics.
+
+        `LOSS` is among the statistics.
+        """
         self.traces.note("gradients", hyper, columns)
         weights = tf.ones([tf.shape(tf.nest.flatten(dict(columns))[0])[0]])
         result = self.loss_and_gradients(hyper, self.loss_columns(columns, weights))
-        return self.optimizer.by_variable(result.pairs), result.stats
+        return self.optimizer.by_variable(result.pairs), {**result.stats, LOSS: result.loss}
 
     def learn_once(
         self, hyper: tf.Tensor, columns: Mapping[str, Any], mask: tf.Tensor
     ) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]:
-        """Does one update on all items; returns its statistics and fetches."""
+        """Does one update on all items; returns its statistics, `LOSS` among them, and fetches."""
         self.traces.note("learn_once", hyper, columns, mask)
         self.optimizer.set_learning_rate(hyper[self.spec.hyperparameters.index("lr")])
         found = self.loss_and_gradients(hyper, self.loss_columns(columns, mask))
         self._view(hyper).apply_gradients_fn(found.optimizer, found.pairs)
-        return found.stats, dict(found.fetches)
+        return {**found.stats, LOSS: found.loss}, dict(found.fetches)
 
     def loss_columns(self, columns: Mapping[str, Any], weights: tf.Tensor) -> dict[str, Any]:
         """Returns a minibatch as rows, as the loss takes it, with its `loss_mask`.

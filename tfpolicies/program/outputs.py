@@ -139,21 +139,6 @@ class ActLayout(NamedTuple):
         return None
 
 
-def copied(outputs: ActOutputs) -> ActOutputs:
-    """Returns copies of NumPy outputs, except of the actions for the environment."""
-    values = outputs.values
-    return ActOutputs(
-        [x.copy() for x in outputs.actions],
-        outputs.env_actions,
-        outputs.logp.copy(),
-        outputs.prob.copy(),
-        outputs.dist_inputs.copy(),
-        None if values is None else values.copy(),
-        [x.copy() for x in outputs.states],
-        {name: x.copy() for name, x in outputs.extras.items()},
-    )
-
-
 def one_of(outputs: ActOutputs, index: int, rows: int) -> ActOutputs:
     """Returns the outputs of one of P stacked states: the first `rows` rows, as views.
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import logging
 import math
 import threading
 import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -22,13 +23,15 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies.errors import BatchError, ConfigError, MissingColumnError, near_matches
+from tfpolicies.finite import NO_NUMBERS, all_finite, first_bad
 from tfpolicies.forks import require_tensorflow
 from tfpolicies.models.extent import is_built_from_file, require_room
 from tfpolicies.models.layer_tree import idle_seeds
 from tfpolicies.models.network import FreshWeights, variable_keys
 from tfpolicies.models.ports import SEQ_LENS, InputPorts, Port
 from tfpolicies.program import stacked
-from tfpolicies.program.functions import ActInputs, Differentiated, ProgramFunctions
+from tfpolicies.program.failed_update import Met, Reason, Update, first_term, last_sound
+from tfpolicies.program.functions import LOSS, ActInputs, Differentiated, ProgramFunctions
 from tfpolicies.program.minibatches import Minibatches, draw_minibatches, padded_rows
 from tfpolicies.program.outputs import ActLayout
 from tfpolicies.program.runtimes.function import FunctionRuntime
@@ -45,6 +48,9 @@ logger = logging.getLogger("tfpolicies")
 _TOLERANCE = 1e-4
 _LARGE_IMAGE, _LARGE_KERNELS = 64 * 64, 100_000  # pixels, numbers
 """How far two ways of acting may be apart, as a share of an output's largest number, or of 1."""
+
+_UPDATED = ("model/", "learner/")
+"""How the names of the segments begin that an update changes."""
 
 _registry: weakref.WeakValueDictionary[tuple, Program] = weakref.WeakValueDictionary()
 _registry_lock = threading.Lock()
@@ -365,6 +371,7 @@ class Program:
         minibatch_size: int | None,
         *,
         shuffle: bool,
+        met: Met,
     ) -> dict[str, np.ndarray]:
         """Updates a state by every minibatch of every epoch, in one compiled call.
 
@@ -374,6 +381,7 @@ class Program:
             num_epochs: passes over the batch.
             minibatch_size: rows per update; None for all rows at once.
             shuffle: whether the state's generator shuffles the rows for each epoch.
+            met: what is done if the loss or the weights are not finite.
 
         Returns:
             `mean`, `min` and `max` of the statistics over the minibatches, each float32 `[S]`.
@@ -382,12 +390,87 @@ class Program:
         size = rows if minibatch_size is None else self._items(minibatch_size)
         if not self.resolve_jit():  # XLA would compile anew for each smaller size
             size = min(size, rows)
-        with state.changing(), self.lock:
+        with self._updating(state, met) as update:
             minibatches = draw_minibatches(rows, num_epochs, size, state.rng if shuffle else None)
-            with self.runtime.updating(state):
-                totals = self._run(state, columns, rows, minibatches)
-            state.num_grad_updates += minibatches.steps
-        return dict(zip(("mean", "min", "max"), totals, strict=True))
+            totals = self._run(state, columns, rows, minibatches)
+            update.steps, update.loss = minibatches.steps, totals[0, -1]
+            update.reason = functools.partial(
+                self._reason_in_epochs, state, columns, rows, minibatches
+            )
+        return dict(zip(("mean", "min", "max"), totals[:, :-1], strict=True))
+
+    @contextlib.contextmanager
+    def _updating(self, state: PolicyState, met: Met) -> Iterator[Update]:
+        """Has a state in the resident variables while an update runs, and reads it back.
+
+        Until then the state is what it was; an update that fails leaves it and its generator so.
+
+        Args:
+            state: of a policy of this kind.
+            met: what is done if the loss or the weights are not finite.
+        """
+        update = Update()
+        with state.changing(), self.lock:
+            drawn_before = state.rng.bit_generator.state
+            try:
+                self.runtime.begin_update(state)
+                yield update
+                after = self.runtime.read(state)
+                is_finite = math.isfinite(update.loss) and _is_sound(after)
+                if not is_finite:
+                    met(functools.partial(update.reason, after))
+            except BaseException:
+                state.rng.bit_generator.state = drawn_before
+                raise
+            state.write_segments(after)
+            if is_finite:  # looking for a reason leaves other states in the variables
+                self.runtime.note(state)
+            state.num_grad_updates += update.steps
+
+    def _reason_in_epochs(
+        self,
+        state: PolicyState,
+        columns: Mapping[str, Any],
+        rows: int,
+        minibatches: Minibatches,
+        after: Mapping[str, np.ndarray],
+    ) -> Reason:
+        """Returns why the minibatches of an update gave what is not finite."""
+
+        def anew(steps: int) -> tuple[PolicyState, bool]:
+            twin = state.copy()
+            self.runtime.begin_update(twin)
+            totals = self._run(twin, columns, rows, minibatches._replace(steps=steps))
+            found = self.runtime.read(twin)
+            twin.write_segments(found)
+            return twin, math.isfinite(totals[0, -1]) and _is_sound(found)
+
+        before, done = last_sound(state, minibatches.steps, anew)
+        chosen = minibatches.rows[done][minibatches.mask[done] > 0]
+        minibatch = tf.nest.map_structure(lambda column: column[chosen], dict(columns))
+        reason = self._reason(before, minibatch, after)
+        if minibatches.steps > 1:
+            reason = reason._replace(where=f"minibatch {done + 1} of {minibatches.steps}")
+        return reason
+
+    def _reason(
+        self, state: PolicyState, columns: Mapping[str, Any], after: Mapping[str, np.ndarray]
+    ) -> Reason:
+        """Returns why one minibatch gave what is not finite.
+
+        Args:
+            state: before.
+            columns: of the minibatch.
+            after: what the update left, by segment.
+        """
+        self._eager.begin_update(state)
+        found = first_term(self.functions, state, columns) or self._left_bad(after)
+        return Reason("the loss, but only traced" if found is None else "{} ({})".format(*found))
+
+    def _left_bad(self, after: Mapping[str, np.ndarray]) -> tuple[str, float] | None:
+        """Returns what is not finite of that which an update left, where nothing was before."""
+        views = self.layout.views(after) if after else {}
+        return first_bad({f"{key!r} behind the update": x for key, x in views.items()})
 
     def _items(self, rows: int) -> int:
         """Returns how many items of a batch have about so many rows: rows, or sequences."""
@@ -406,7 +489,7 @@ class Program:
         return np.flatnonzero((first >= start) & (first < stop))
 
     def learn_once(
-        self, state: PolicyState, columns: Mapping[str, Any]
+        self, state: PolicyState, columns: Mapping[str, Any], met: Met
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """Updates a state by one minibatch of all items; returns its statistics and fetches.
 
@@ -418,11 +501,12 @@ class Program:
             width = padded_rows(items, 1, self._capacity.get((0, 0), 0))
             self._capacity[0, 0] = width
         mask = (np.arange(width) < items).astype(np.float32)
-        with state.changing(), self.lock, self.runtime.updating(state):
+        with self._updating(state, met) as update:
             if self._single is None:
                 self._single = self.runtime.single_learner(self.signature.columns, jit=jit)
             stats, fetches = self._single(state, _pad(columns, width), mask)
-            state.num_grad_updates += 1
+            update.steps, update.loss = 1, float(stats[LOSS])
+            update.reason = functools.partial(self._reason, state, columns)
         values = np.array([float(stats[name]) for name in self.signature.stat_names], np.float32)
         valid = self._valid_rows(columns, items, width)
         found = {name: _of_rows(x, valid) for name, x in fetches.items()}
@@ -453,8 +537,8 @@ class Program:
             reason = str(error).splitlines()[0]
             logger.warning("learning runs without XLA, which cannot compile it: %s", reason)
             self.jit = False
-            with self.runtime.updating(state, read_back=False):  # afresh
-                return self._run_learner(state, columns, rows, minibatches, jit=False)
+            self.runtime.begin_update(state)  # afresh
+            return self._run_learner(state, columns, rows, minibatches, jit=False)
         self._jit_works = jit
         return totals
 
@@ -522,11 +606,8 @@ class Program:
         nothing = nothing._replace(steps=0)
         require_tensorflow()
         state = self.new_state_for_checks()
-        with (
-            self.lock,
-            ThreadPoolExecutor(1) as pool,
-            self.runtime.updating(state, read_back=False),
-        ):
+        with self.lock, ThreadPoolExecutor(1) as pool:
+            self.runtime.begin_update(state)
             self._learner(self.resolve_jit()).trace()
             compiling = pool.submit(self._run, state, columns, rows, nothing)
             if acting:
@@ -535,20 +616,33 @@ class Program:
             compiling.result()
 
     def gradients(
-        self, state: PolicyState, columns: Mapping[str, Any]
+        self, state: PolicyState, columns: Mapping[str, Any], met: Met
     ) -> tuple[list[np.ndarray], dict[str, float]]:
         """Returns the gradients of one batch, in the order of the trainable variables."""
         count_rows(columns)
-        with state.lock, self.lock, self.runtime.updating(state, read_back=False):
+        with state.lock, self.lock:
+            self.runtime.begin_update(state)
             if self._gradients is None:
                 self._gradients = self.runtime.gradient_function(self.signature.columns)
-            gradients, stats = self._gradients(state, dict(columns))
-        return list(gradients), {name: float(value) for name, value in stats.items()}
+            gradients, found = self._gradients(state, dict(columns))
+            stats = {name: float(value) for name, value in found.items()}
+            if not (math.isfinite(stats.pop(LOSS)) and all_finite(gradients)):
+                met(functools.partial(self._reason, state, columns, {}))
+        return list(gradients), stats
 
-    def apply_gradients(self, state: PolicyState, gradients: Sequence[np.ndarray]) -> None:
+    def apply_gradients(
+        self, state: PolicyState, gradients: Sequence[np.ndarray], met: Met
+    ) -> None:
         """Updates a state with given gradients."""
-        with state.changing(), self.lock, self.runtime.updating(state):
+
+        def reason(after: Mapping[str, np.ndarray]) -> Reason:
+            given = {f"gradients[{i}]": x for i, x in enumerate(gradients)}
+            found = first_bad(given) or self._left_bad(after)
+            return Reason("{} ({})".format(*found))  # type: ignore[misc]
+
+        with self._updating(state, met) as update:
             self.runtime.apply_gradients(state, list(gradients))
+            update.reason = reason
 
     def select_columns(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the columns the loss reads, in the dtypes it was traced with.
@@ -567,6 +661,11 @@ class Program:
                 )
             selected[name] = _fit(name, spec, batch[name])
         return selected
+
+
+def _is_sound(segments: Mapping[str, np.ndarray]) -> bool:
+    """Whether weights and optimizer slots, all that an update changes, are finite."""
+    return all_finite(x for name, x in segments.items() if name.startswith(_UPDATED))
 
 
 def count_rows(columns: Mapping[str, Any]) -> int:
@@ -645,6 +744,8 @@ def _fit(name: str, spec: Any, column: Any) -> Any:
     if isinstance(spec, Mapping):
         return {key: _fit(f"{name}/{key}", part, column[key]) for key, part in spec.items()}
     array = np.asarray(column)
+    if array.dtype.kind in NO_NUMBERS:
+        raise BatchError(f"Column {name!r} must be real numbers, but has the dtype {array.dtype}.")
     shape = tuple(spec.shape[1:])
     if array.ndim == 0 or array.shape[1:] != shape:
         raise BatchError(

@@ -14,6 +14,7 @@ import numpy as np
 
 from tfpolicies.envs.repairs import sound_check, unsound
 from tfpolicies.errors import EnvError
+from tfpolicies.finite import NO_NUMBERS, real
 from tfpolicies.models.ports import action_ports
 from tfpolicies.models.spaces import Leaf, action_leaves, leaves, pick
 from tfpolicies.policy.session import Memory
@@ -185,12 +186,15 @@ class Stacker:
             return
         values = [pick(x, leaf.path) for x in observed] if leaf.path else observed
         if not leaf.shape:
-            target[...] = values
+            target[...] = real(np.asarray(values))
         elif _shapes(values) != {leaf.shape}:
             raise ValueError
         else:
             flat = target.reshape(len(values) * leaf.shape[0], *leaf.shape[1:])
-            np.concatenate(values, out=flat, casting="unsafe")
+            try:
+                np.concatenate(values, out=flat, casting="same_kind")
+            except TypeError:  # floats for integers; or text, which "unsafe" would read as numbers
+                flat[...] = real(np.concatenate(values))
         if not self.is_sound(leaf, target):
             raise ValueError
 
@@ -284,6 +288,8 @@ class PolicyRows:
                 got, problem = np.shape(part), None
                 if got != leaf.shape:
                     problem = f"has the shape {got}"
+                elif np.asarray(part).dtype.kind in NO_NUMBERS:
+                    problem = f"has the dtype {np.asarray(part).dtype}: {part!r:.200}"
                 elif not self.stacker.is_sound(leaf, np.asarray(part)):
                     problem = f"{unsound(leaf.space)}: {part!r:.200}"
             except (ValueError, TypeError, KeyError, IndexError):

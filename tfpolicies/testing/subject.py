@@ -10,9 +10,16 @@ import numpy as np
 from gymnasium import spaces
 
 from tfpolicies.export.verify import random_inputs
-from tfpolicies.models.distributions.categorical import cell_sizes
 from tfpolicies.models.ports import InputPorts
-from tfpolicies.models.spaces import Leaf, action_leaves, batch_leaves, is_float_box, nest, pick
+from tfpolicies.models.spaces import (
+    Leaf,
+    action_leaves,
+    batch_leaves,
+    cell_sizes,
+    is_float_box,
+    nest,
+    pick,
+)
 from tfpolicies.policy.policy import ActionBatch, Policy
 from tfpolicies.policy.tf_policy import TFPolicy
 from tfpolicies.testing.report import Broken, NotApplicable

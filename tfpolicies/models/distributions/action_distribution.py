@@ -15,10 +15,10 @@ from tfpolicies.errors import ConfigError, SpaceError, UnsupportedSpaceError, ne
 from tfpolicies.models.distributions import noise
 from tfpolicies.models.distributions.base import MASKED_LOGIT, Distribution
 from tfpolicies.models.distributions.bernoulli import Bernoulli
-from tfpolicies.models.distributions.categorical import Categorical, MultiCategorical, cell_sizes
+from tfpolicies.models.distributions.categorical import Categorical, MultiCategorical
 from tfpolicies.models.distributions.gaussian import Deterministic, DiagGaussian, SquashedGaussian
 from tfpolicies.models.distributions.product import Product, split_columns
-from tfpolicies.models.spaces import Leaf, action_leaves, is_float_box
+from tfpolicies.models.spaces import Leaf, action_leaves, cell_sizes, is_float_box
 
 MAX_BOX_LOGITS = 10_000
 BOX_DISTRIBUTIONS: dict[str, type[Distribution]] = {

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
-from gymnasium import spaces
 
 from tfpolicies.models.distributions.base import IMPOSSIBLE_LOG_PROB, Distribution
+from tfpolicies.models.spaces import cell_sizes
 
 
 class Categorical(Distribution):
@@ -86,15 +86,6 @@ class MultiCategorical(Distribution):
         """Returns `[B, cells, n]` for each group of cells that have n actions."""
         groups = _groups(cell_sizes(self.space))
         return [_log_probs(group.of(self.inputs)) for group in groups]
-
-
-def cell_sizes(space: Any) -> tuple[int, ...]:
-    """Returns the number of actions in each cell of a MultiDiscrete or integer Box, in C order."""
-    if isinstance(space, spaces.MultiDiscrete):
-        return tuple(int(n) for n in space.nvec.reshape(-1))
-    # Python's integers: the width of a Box of int64 does not fit into int64.
-    bounds = zip(space.low.reshape(-1).tolist(), space.high.reshape(-1).tolist(), strict=True)
-    return tuple(int(high) - int(low) + 1 for low, high in bounds)
 
 
 class _Group(NamedTuple):

@@ -166,7 +166,11 @@ class FunctionRuntime(Runtime):
         del state
         self._resident.forget()
 
-    def read_into(self, state: PolicyState) -> None:
-        """Copies the resident variables into a state."""
-        state.write_segments({name: values.numpy() for name, values in self._read().items()})
+    def read(self, state: PolicyState) -> dict[str, np.ndarray]:
+        """Returns copies of the resident variables, by segment."""
+        del state
+        return {name: values.numpy() for name, values in self._read().items()}
+
+    def note(self, state: PolicyState) -> None:
+        """Says that the resident variables hold a state as it is now."""
         self._resident.note(state)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import abc
-import contextlib
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,17 +70,17 @@ class Runtime(abc.ABC):
         """Says that the resident variables are no longer what the state says."""
 
     @abc.abstractmethod
-    def read_into(self, state: PolicyState) -> None:
-        """Copies the resident variables into a state."""
+    def read(self, state: PolicyState) -> dict[str, np.ndarray]:
+        """Returns copies of the resident variables, by segment; `state` was loaded last."""
 
-    @contextlib.contextmanager
-    def updating(self, state: PolicyState, *, read_back: bool = True) -> Iterator[None]:
-        """Has a state in the resident variables; an update that fails half-way is forgotten."""
+    @abc.abstractmethod
+    def note(self, state: PolicyState) -> None:
+        """Says that the resident variables hold a state as it is now."""
+
+    def begin_update(self, state: PolicyState) -> None:
+        """Has a state in the resident variables, and forgets it: they are about to change."""
         self.load(state)
         self.forget(state)
-        yield
-        if read_back:
-            self.read_into(state)
 
     def session(self, state: PolicyState) -> Any:
         """Returns the `tf.compat.v1.Session` of a state; None where there are no sessions."""

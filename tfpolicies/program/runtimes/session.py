@@ -395,12 +395,17 @@ class SessionRuntime(Runtime):
         if state is not None:
             self._held(state).opened().resident.forget()
 
-    def read_into(self, state: PolicyState) -> None:
-        """Copies the variables of a state's session into it."""
+    def read(self, state: PolicyState) -> dict[str, np.ndarray]:
+        """Returns copies of the variables of a state's session, by segment."""
         self._read.trace()
-        opened = self._held(state).opened()
-        state.write_segments(self._read.nested(opened.run(self._read, [])))
-        opened.resident.note(state)
+        found: dict[str, np.ndarray] = self._read.nested(
+            self._held(state).opened().run(self._read, [])
+        )
+        return found
+
+    def note(self, state: PolicyState) -> None:
+        """Says that a state's session holds it as it is now."""
+        self._held(state).opened().resident.note(state)
 
 
 class _Update:

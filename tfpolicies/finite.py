@@ -1,0 +1,57 @@
+"""Whether numbers are real and finite, asked so often that it must cost next to nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+NO_NUMBERS = "cSUOMm"
+"""The kinds of dtypes that are no real numbers, though NumPy would turn most of them into some."""
+
+
+def real(array: np.ndarray) -> np.ndarray:
+    """Returns an array of real numbers as it is.
+
+    Raises:
+        TypeError: if it has text, objects or complex numbers.
+    """
+    if array.dtype.kind in NO_NUMBERS:
+        raise TypeError(f"{array.dtype} is no real number")
+    return array
+
+
+def is_finite(array: np.ndarray) -> bool:
+    """Whether an array of floats has neither NaN nor infinity; True for what is no float.
+
+    A sum of squares that is finite says so at once. Large numbers overflow it, so only if it is
+    not, all numbers are looked at. `vdot` does not warn of that, unlike `dot`.
+
+    >>> is_finite(np.array([1.0, 1e200])), is_finite(np.array([1.0, np.nan]))
+    (True, False)
+    """
+    if array.dtype.kind != "f":
+        return True
+    return math.isfinite(np.vdot(array, array)) or bool(np.isfinite(array).all())
+
+
+def all_finite(arrays: Iterable[np.ndarray]) -> bool:
+    """Whether all of some arrays are finite."""
+    return all(is_finite(array) for array in arrays)
+
+
+def first_bad(arrays: Mapping[str, Any]) -> tuple[str, float] | None:
+    """Returns where the first number of named arrays is that is not finite, and its value.
+
+    >>> first_bad({"weights['bias']": np.zeros(2), "weights['kernel']": np.array([[1.0, np.nan]])})
+    ("weights['kernel'][0, 1]", nan)
+    """
+    for name, given in arrays.items():
+        array = np.asarray(given)
+        if not is_finite(array):
+            place = np.unravel_index(int(np.argmin(np.isfinite(array))), array.shape)
+            index = [int(i) for i in place]
+            return f"{name}{index if index else ''}", float(array[place])
+    return None

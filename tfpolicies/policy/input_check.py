@@ -1,0 +1,108 @@
+"""What is refused where actions are asked for by hand: NaN, infinity, masks that allow nothing.
+
+Samplers do not ask here: they look at what environments give them (`envs/repairs.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from tfpolicies.errors import ObservationError
+from tfpolicies.finite import first_bad, is_finite
+from tfpolicies.models.ports import MASK, Port
+from tfpolicies.models.spaces import (
+    action_leaves,
+    cell_sizes,
+    has_mask,
+    is_float_box,
+    leaves,
+)
+
+_FEW = 16
+"""Up to so many numbers, Python adds them up faster than NumPy is asked; 0.2 instead of 0.4 us."""
+
+_isfinite, _vdot = math.isfinite, np.vdot  # looked up once: this is asked in every step
+_HINT = "With debugging(check_inputs=False) inputs are taken as they are."
+
+
+class InputCheck:
+    """Looks at the inputs of acting of one kind of policy.
+
+    Args:
+        observation_space: of the policy.
+        action_space: of the policy; says which columns of a mask are one choice.
+        further: what it reads behind the observations.
+    """
+
+    def __init__(
+        self,
+        observation_space: gym.Space,
+        action_space: gym.Space,
+        further: Sequence[Port] = (),
+    ) -> None:
+        seen, masked = leaves(observation_space), has_mask(observation_space)
+        named = [(leaf.name("obs"), leaf.dtype) for leaf in seen]
+        named += [(port.name, port.dtype) for port in further]
+        self._floats = [(i, name) for i, (name, dtype) in enumerate(named) if dtype.kind == "f"]
+        self._masks = [i for i, leaf in enumerate(seen) if masked and leaf.path[0] == MASK]
+        self._choices = _choices(action_space) if masked else []
+
+    def check(self, inputs: Sequence[np.ndarray]) -> None:
+        """Raises an `ObservationError` unless actions can be chosen for all rows of the inputs.
+
+        Args:
+            inputs: one array `[N, ...]` per leaf and further port, of its dtype.
+        """
+        for i, name in self._floats:
+            array = inputs[i]
+            few = array.size <= _FEW
+            total = sum(array.ravel().tolist()) if few else _vdot(array, array)
+            if not (_isfinite(total) or is_finite(array)):
+                where, value = first_bad({name: array})  # type: ignore[misc]
+                raise ObservationError(
+                    f"Observations must be finite, but {where} is {value}; the first index is the "
+                    f"row. Repair it in the environment, or before you act. {_HINT}"
+                )
+        if self._masks:
+            self._check_masks(inputs)
+
+    def _check_masks(self, obs: Sequence[np.ndarray]) -> None:
+        """Checks that in each row each choice has an action that the mask allows."""
+        allowed = np.concatenate([obs[i].reshape(len(obs[i]), -1) for i in self._masks], axis=1)
+        for start, stop in self._choices:
+            is_open = allowed[:, start:stop].any(axis=1)
+            if not is_open.all():
+                row = int(np.argmin(is_open))
+                columns = "" if len(self._choices) == 1 else f", columns {start} to {stop - 1}"
+                raise ObservationError(
+                    f"Each row of action_mask must allow an action, but row {row}{columns} is "
+                    f"{allowed[row, start:stop].tolist()!s:.200}. Do not act where an episode is "
+                    f"over. {_HINT}"
+                )
+
+
+def _choices(action_space: gym.Space) -> list[tuple[int, int]]:
+    """Returns the columns of a mask, from and to, of which one must be open.
+
+    The bits of a MultiBinary may all be forbidden, and a Box of floats has no columns.
+    """
+    found, start = [], 0
+    for leaf in action_leaves(action_space):
+        space: Any = leaf.space
+        if isinstance(space, gym.spaces.MultiBinary):
+            start += math.prod(leaf.shape)
+            continue
+        sizes: Sequence[int] = ()
+        if isinstance(space, gym.spaces.Discrete):
+            sizes = (int(space.n),)
+        elif not is_float_box(space):
+            sizes = cell_sizes(space)
+        for size in sizes:
+            found.append((start, start + size))
+            start += size
+    return found

@@ -1,0 +1,106 @@
+"""Why an update gave NaN or infinity: which minibatch was the first, and which term of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfpolicies.finite import first_bad
+from tfpolicies.program.functions import ProgramFunctions
+from tfpolicies.program.optimizers import gradients_of
+from tfpolicies.state import PolicyState
+
+
+class Reason(NamedTuple):
+    """Why an update is not finite."""
+
+    term: str  # what was the first not to be finite, with its value
+    where: str = ""  # in which part of the update; "" where it has one
+
+
+Met = Callable[[Callable[[], Reason]], None]
+"""What is done about an update that is not finite: called with what finds out the reason.
+
+It raises, and nothing of the update is kept; or it returns, and the update counts.
+"""
+
+_TOTALS = ("total_loss", "loss")
+"""Statistics that are made of others, which say more."""
+
+
+class Update:
+    """An update that ran.
+
+    Attributes:
+        steps: how many minibatches it had.
+        loss: mean over these; not finite if one was not.
+        reason: given what the update left, by segment, finds out why it is not finite.
+    """
+
+    steps = 0
+    loss = 0.0
+    reason: Callable[[Mapping[str, np.ndarray]], Reason]
+
+
+def last_sound(
+    state: PolicyState, steps: int, after: Callable[[int], tuple[PolicyState, bool]]
+) -> tuple[PolicyState, int]:
+    """Returns the state before the first step of an update that gives what is not finite.
+
+    Args:
+        state: before the update.
+        steps: of the update.
+        after: does so many steps anew; returns the state they lead to, and whether all is finite.
+
+    Returns:
+        The state, and how many steps led to it.
+    """
+    sound, failed = 0, steps
+    while failed - sound > 1:
+        middle = (sound + failed) // 2
+        found, is_finite = after(middle)
+        if is_finite:
+            state, sound = found, middle
+        else:
+            failed = middle
+    return state, sound
+
+
+def first_term(
+    functions: ProgramFunctions, state: PolicyState, columns: Mapping[str, Any]
+) -> tuple[str, float] | None:
+    """Runs the loss of one minibatch untraced; returns what of it is the first not to be finite.
+
+    Args:
+        functions: their resident variables hold the state, and are changed in training mode.
+        state: before the update.
+        columns: of the minibatch.
+
+    Returns:
+        The name and the value; None if all that leads to the update is finite.
+    """
+    return next(filter(None, map(first_bad, _parts(functions, state, columns))), None)
+
+
+def _parts(
+    functions: ProgramFunctions, state: PolicyState, columns: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """Yields what makes up an update, by name, in the order in which one follows from another."""
+    for name, column in columns.items():
+        yield from ({f"train_batch[{name!r}]": leaf} for leaf in tf.nest.flatten(column))
+    yield {"lr": state.hyper[functions.spec.hyperparameters.index("lr")]}
+    weights = {slot.key: state.arrays[slot.key] for slot in state.layout.of("model", "learner")}
+    yield {f"weights[{key!r}]": x for key, x in weights.items()}
+    tensors = tf.nest.map_structure(tf.constant, dict(columns))
+    rows = len(tf.nest.flatten(tensors)[0])
+    minibatch = functions.loss_columns(tensors, tf.ones([rows]))
+    found = functions.loss_and_gradients(tf.constant(state.hyper), minibatch)
+    totals = {name: x for name, x in found.stats.items() if name in _TOTALS}
+    yield {name: x for name, x in found.stats.items() if name not in totals}
+    yield totals
+    yield {"the loss": found.loss}
+    gradients = [x for x in tf.nest.flatten(gradients_of(found.pairs)) if x is not None]
+    yield {f"gradients[{i}]": tf.convert_to_tensor(x) for i, x in enumerate(gradients)}
