@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import spaces
 
-from tfpolicies.errors import ObservationError, UnsupportedSpaceError
+from tfpolicies.errors import ObservationError, SpaceError, UnsupportedSpaceError
 
 LEAF_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
@@ -53,6 +53,30 @@ def action_leaves(space: spaces.Space) -> tuple[Leaf, ...]:
         UnsupportedSpaceError: for Text, Graph, Sequence and other spaces without a fixed shape.
     """
     return tuple(_walk(space, (), _action_dtype, "ActionWrapper"))
+
+
+def require_values(space: spaces.Space, argument: str) -> None:
+    """Checks that a space, and each part of it, has something to observe or to choose.
+
+    Raises:
+        SpaceError: for a Dict or Tuple without parts, or a space whose shape holds a 0.
+    """
+    empty = _empty_part(space, argument)
+    if empty is not None:
+        raise SpaceError(f"{empty}. Leave it out, or give it at least one number.")
+
+
+def _empty_part(space: spaces.Space, place: str) -> str | None:
+    """Returns which part of a space is empty, in words; None if none is."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        if not len(space.spaces):
+            return f"{place} is a {type(space).__name__} without parts"
+        parts = space.items() if isinstance(space, spaces.Dict) else enumerate(space)
+        found = (_empty_part(part, f"{place}[{key!r}]") for key, part in parts)
+        return next(filter(None, found), None)
+    if 0 in (getattr(space, "shape", None) or ()):
+        return f"{place} = {space} has the shape {space.shape}, which holds no number"
+    return None
 
 
 def is_float_box(space: spaces.Space) -> bool:

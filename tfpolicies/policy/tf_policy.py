@@ -25,7 +25,7 @@ from tfpolicies.export.onnx_file import export_onnx
 from tfpolicies.export.result import ExportResult
 from tfpolicies.export.saved_model import export_saved_model
 from tfpolicies.models.filters import MeanStdFilter, RewardFilter
-from tfpolicies.models.spaces import nest
+from tfpolicies.models.spaces import nest, require_values
 from tfpolicies.models.weight_mapping import MappingReport, match_weights
 from tfpolicies.policy.acting import Acting
 from tfpolicies.policy.fragments import Fragments
@@ -95,6 +95,8 @@ class TFPolicy(PolicyKind):
         complete, identity = complete_config(type(self), config)
         super().__init__(observation_space, action_space, complete)
         self.validate_spaces(observation_space, action_space, complete)
+        require_values(observation_space, "observation_space")
+        require_values(action_space, "action_space")
         self.policy_id = identity["__policy_id"]
         self.exploration = make_exploration(
             complete["exploration_config"],
