@@ -15,6 +15,7 @@ from gymnasium import spaces
 
 from tfpolicies.errors import ObservationError, SpaceError, UnsupportedSpaceError
 
+_MOST_PARTS = 1000
 LEAF_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
@@ -59,11 +60,24 @@ def require_values(space: spaces.Space, argument: str) -> None:
     """Checks that a space, and each part of it, has something to observe or to choose.
 
     Raises:
-        SpaceError: for a Dict or Tuple without parts, or a space whose shape holds a 0.
+        SpaceError: for a Dict or Tuple without parts, a space whose shape holds a 0, or one of
+            more than 1000 parts.
     """
     empty = _empty_part(space, argument)
     if empty is not None:
         raise SpaceError(f"{empty}. Leave it out, or give it at least one number.")
+    parts = _count_parts(space)
+    if parts > _MOST_PARTS:
+        raise SpaceError(
+            f"{argument} has {parts} parts, and {_MOST_PARTS} are the limit: each is an input or "
+            "an output of its own. Join parts to one Box or MultiDiscrete."
+        )
+
+
+def _count_parts(space: spaces.Space) -> int:
+    if isinstance(space, spaces.Dict):
+        return sum(map(_count_parts, space.values()))
+    return sum(map(_count_parts, space)) if isinstance(space, spaces.Tuple) else 1
 
 
 def _empty_part(space: spaces.Space, place: str) -> str | None:
