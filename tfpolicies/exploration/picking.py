@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import math
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -56,11 +57,17 @@ class Choices(ActionLeaf):
     def __init__(self, space: Any) -> None:
         self.sizes = (int(space.n),) if isinstance(space, spaces.Discrete) else cell_sizes(space)
         super().__init__(tuple(space.shape), len(self.sizes))
-        widest = max(self.sizes)
+
+    @cached_property  # only where it is picked from: a space may be too large for any model
+    def _exists(self) -> np.ndarray:
+        """Which actions there are, bool `[cells, most actions]`."""
+        return np.arange(max(self.sizes)) < np.array(self.sizes)[:, None]
+
+    @cached_property
+    def _columns(self) -> np.ndarray:
+        """The columns of logits that belong to them, int `[cells, most actions]`."""
         starts = np.cumsum(self.sizes) - self.sizes
-        columns = starts[:, None] + np.arange(widest)
-        self._exists = np.arange(widest) < np.array(self.sizes)[:, None]
-        self._columns = np.where(self._exists, columns, 0)
+        return np.where(self._exists, starts[:, None] + np.arange(max(self.sizes)), 0)
 
     def _valid(self, logits: tf.Tensor) -> tf.Tensor:
         """Returns 1.0 for each action that may be picked, float32 `[B, cells, most actions]`."""

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -171,7 +172,6 @@ class Transform:
         self._leaves = leaves
         self._mixed = mixed
         self._sizes = [leaf.num_columns for leaf in leaves]
-        self._normal = np.flatnonzero(np.concatenate([leaf.normal for leaf in leaves]))
         bounds = [(x.low.tobytes(), x.high.tobytes()) for x in leaves if isinstance(x, Continuous)]
         self.key: Hashable = (base.key, mixed and tuple(bounds), mixed)
         self.noise_size = base.noise_size + (1 + sum(self._sizes) if mixed else 0)
@@ -179,6 +179,11 @@ class Transform:
         self.only_kind: NoiseKind | None = None
         if isinstance(base, Sample) and not mixed:
             self.only_kind = base.only_kind
+
+    @cached_property
+    def _normal(self) -> np.ndarray:
+        """Which columns of what random actions take are standard normal."""
+        return np.flatnonzero(np.concatenate([leaf.normal for leaf in self._leaves]))
 
     def draw_noise(
         self,

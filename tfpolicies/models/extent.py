@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -87,6 +87,20 @@ def require_room(make: Callable[[], Any], what: str, *, may_fail: bool = False) 
         if may_fail and stored is None:
             return
         raise
+    if stored is not None:
+        _compare(extent, stored)
+    if room is not None:
+        _require_memory(extent, room, what)
+
+
+def require_room_for_rows(shapes: Sequence[Shape], what: str) -> None:
+    """Checks that rows of these shapes can be made to try a model.
+
+    Raises:
+        CheckpointError: if a file describes them, and they are larger than what can be meant.
+        ModelError: if they take more memory than there is.
+    """
+    extent, stored, room = Extent([], list(shapes)), _stored.get(), available_memory()
     if stored is not None:
         _compare(extent, stored)
     if room is not None:

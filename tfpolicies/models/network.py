@@ -24,7 +24,7 @@ from tfpolicies.models.catalog import (
     memory_of,
 )
 from tfpolicies.models.distributions import ActionDistribution
-from tfpolicies.models.extent import require_room
+from tfpolicies.models.extent import require_room, require_room_for_rows
 from tfpolicies.models.filters import normalize
 from tfpolicies.models.ports import SEQ_LENS, InputPorts, Port, model_leaves
 from tfpolicies.models.preprocessing import encode, encode_action, encoded_shape
@@ -370,6 +370,7 @@ def zeros(ports: InputPorts) -> dict[str, np.ndarray]:
     for i, port in enumerate(ports.prev):
         known = i < len(ports.prev) - ports.reads_rewards
         shapes[port.name] = encoded_shape(ports.action_leaves[i]) if known else (1,)
+    require_room_for_rows(list(shapes.values()), "A model of such observations")
     found = {name: np.zeros((*rows, *shape), np.float32) for name, shape in shapes.items()}
     if ports.is_recurrent:
         found |= {port.name: port.zeros(_ZERO_ROWS) for port in ports.states}

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import spaces
 
-from tfpolicies.errors import ObservationError, UnsupportedSpaceError
+from tfpolicies.errors import ObservationError, SpaceError, UnsupportedSpaceError
 from tfpolicies.finite import NO_NUMBERS, is_finite
 
+_MOST_PARTS = 1000
 LEAF_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
@@ -54,6 +55,43 @@ def action_leaves(space: spaces.Space) -> tuple[Leaf, ...]:
         UnsupportedSpaceError: for Text, Graph, Sequence and other spaces without a fixed shape.
     """
     return tuple(_walk(space, (), _action_dtype, "ActionWrapper"))
+
+
+def require_values(space: spaces.Space, argument: str) -> None:
+    """Checks that a space, and each part of it, has something to observe or to choose.
+
+    Raises:
+        SpaceError: for a Dict or Tuple without parts, a space whose shape holds a 0, or one of
+            more than 1000 parts.
+    """
+    empty = _empty_part(space, argument)
+    if empty is not None:
+        raise SpaceError(f"{empty}. Leave it out, or give it at least one number.")
+    parts = _count_parts(space)
+    if parts > _MOST_PARTS:
+        raise SpaceError(
+            f"{argument} has {parts} parts, and {_MOST_PARTS} are the limit: each is an input or "
+            "an output of its own. Join parts to one Box or MultiDiscrete."
+        )
+
+
+def _count_parts(space: spaces.Space) -> int:
+    if isinstance(space, spaces.Dict):
+        return sum(map(_count_parts, space.values()))
+    return sum(map(_count_parts, space)) if isinstance(space, spaces.Tuple) else 1
+
+
+def _empty_part(space: spaces.Space, place: str) -> str | None:
+    """Returns which part of a space is empty, in words; None if none is."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        if not len(space.spaces):
+            return f"{place} is a {type(space).__name__} without parts"
+        parts = space.items() if isinstance(space, spaces.Dict) else enumerate(space)
+        found = (_empty_part(part, f"{place}[{key!r}]") for key, part in parts)
+        return next(filter(None, found), None)
+    if 0 in (getattr(space, "shape", None) or ()):
+        return f"{place} = {space} has the shape {space.shape}, which holds no number"
+    return None
 
 
 def is_float_box(space: spaces.Space) -> bool:

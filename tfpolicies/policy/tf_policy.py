@@ -26,7 +26,7 @@ from tfpolicies.export.result import ExportResult
 from tfpolicies.export.saved_model import export_saved_model
 from tfpolicies.forks import require_tensorflow
 from tfpolicies.models.filters import MeanStdFilter, RewardFilter
-from tfpolicies.models.spaces import nest
+from tfpolicies.models.spaces import nest, require_values
 from tfpolicies.models.weight_mapping import MappingReport, match_weights
 from tfpolicies.policy.acting import Acting
 from tfpolicies.policy.checkpoints import reduced
@@ -97,6 +97,8 @@ class TFPolicy(PolicyKind):
         complete, identity = complete_config(type(self), config)
         super().__init__(observation_space, action_space, complete)
         self.validate_spaces(observation_space, action_space, complete)
+        require_values(observation_space, "observation_space")
+        require_values(action_space, "action_space")
         self.policy_id = identity["__policy_id"]
         self.exploration = make_exploration(
             complete["exploration_config"],

@@ -10,7 +10,7 @@ import numpy as np
 from tfpolicies.errors import CheckpointError
 
 _SPECIAL = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
-_DTYPES = {
+DTYPES = {
     np.dtype(kind).name: np.dtype(kind)
     for kind in ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
 }
@@ -18,7 +18,7 @@ _DTYPES = {
 
 def is_plain_dtype(dtype: np.dtype) -> bool:
     """Says whether arrays of `dtype` can be encoded: native bools, integers and floats."""
-    return _DTYPES.get(dtype.name) == dtype
+    return DTYPES.get(dtype.name) == dtype
 
 
 def encode_number(value: bool | int | float) -> Any:
@@ -54,9 +54,9 @@ def decode_dtype(name: Any) -> np.dtype:
     Raises:
         CheckpointError: if there is none among bools, integers and floats.
     """
-    if not isinstance(name, str) or name not in _DTYPES:
-        raise CheckpointError(f"The dtype {name!r} is unknown; known are {sorted(_DTYPES)}.")
-    return _DTYPES[name]
+    if not isinstance(name, str) or name not in DTYPES:
+        raise CheckpointError(f"The dtype {name!r} is unknown; known are {sorted(DTYPES)}.")
+    return DTYPES[name]
 
 
 def encode_elements(array: np.ndarray) -> list[Any]:
@@ -77,10 +77,9 @@ def decode_elements(record: Any, dtype: np.dtype, shape: tuple[int, ...]) -> np.
     if any(type(number) is not allowed for number in numbers):
         raise CheckpointError(f"Not every element of the list is a value of {dtype}.")
     try:
-        array = np.array(numbers, dtype=dtype)
+        return np.array(numbers, dtype=dtype).reshape(shape)
     except (OverflowError, ValueError) as error:
-        raise CheckpointError(f"The elements do not fit {dtype}: {error}.") from error
-    return array.reshape(shape)
+        raise CheckpointError(f"The elements do not fit {dtype} and {shape}: {error}.") from error
 
 
 def decode_shape(record: Any) -> tuple[int, ...]:

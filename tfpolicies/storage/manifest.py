@@ -10,6 +10,7 @@ from typing import Any
 
 from tfpolicies._version import __version__
 from tfpolicies.errors import CheckpointError
+from tfpolicies.storage.spaces_json import require_plausible_spaces
 
 FORMAT_VERSION = 1
 LARGEST = 1 << 25  # bytes of a manifest
@@ -53,6 +54,7 @@ def dump_manifest(
     Raises:
         CheckpointError: if it is longer than what is read.
     """
+    require_plausible_spaces(manifest)
     versions = {"format_version": FORMAT_VERSION, "tfpolicies_version": __version__}
     whole = {**manifest, **versions, "arrays": arrays, POLICIES: policies}
     whole["checksum"] = checksum(whole)
@@ -93,6 +95,7 @@ def parse_manifest(path: Path, text: bytes, kind: str) -> dict[str, Any]:
         )
     if manifest.get("checksum") != checksum(manifest):
         raise invalid(path, "its checksum differs: it was damaged or edited after it was written")
+    require_plausible_spaces(manifest)
     for entry in ("arrays", POLICIES):
         if not isinstance(manifest.get(entry), dict):
             raise invalid(path, f"its entry {entry!r} is not an object")

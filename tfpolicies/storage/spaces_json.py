@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ from gymnasium import spaces
 
 from tfpolicies.errors import CheckpointError, UnsupportedSpaceError
 from tfpolicies.storage.arrays_json import (
+    DTYPES,
     decode_dtype,
     decode_elements,
     decode_number,
@@ -21,6 +23,11 @@ from tfpolicies.storage.arrays_json import (
 
 Space = spaces.Space[Any]
 Record = dict[str, Any]
+
+_LARGEST = 1 << 26  # bytes that a bound of all spaces in a file may take
+_DEEPEST = 32  # spaces in spaces
+_DEPTHS = {"Dict": 1, "Tuple": 1, "OneOf": 1, "Graph": 1, "Sequence": 8}
+"""What each counts: Gymnasium takes 2.3 times as long for each Sequence around a Sequence."""
 
 
 def encode_space(space: Space) -> Record:
@@ -57,8 +64,58 @@ def decode_space(record: Any) -> Space:
         return _CODECS[kind][2](record)
     except CheckpointError:
         raise
+    except RecursionError:
+        raise CheckpointError("The record of a space is nested too deeply.") from None
     except (LookupError, TypeError, ValueError, AssertionError, ArithmeticError, MemoryError) as e:
         raise CheckpointError(f"The record of a {kind} space is malformed: {e!r}.") from e
+
+
+def require_plausible_spaces(record: Any) -> None:
+    """Checks that the spaces in a manifest are no larger than what can be meant.
+
+    Bounds that are the same everywhere are stored as one number, so that a few bytes can ask for
+    any amount of memory.
+
+    Args:
+        record: JSON values, with what `encode_space` returned anywhere in them.
+
+    Raises:
+        CheckpointError: if the bounds of all spaces together take more than 64 MiB, or spaces are
+            nested too deeply.
+    """
+    size, pending = 0, [(record, 0)]
+    while pending:
+        part, depth = pending.pop()
+        inner = part
+        if isinstance(part, dict):
+            inner = part.values()
+            size += _declared(part)
+            kind = part.get("type")
+            depth += _DEPTHS.get(kind, 0) if isinstance(kind, str) else 0
+        if depth > _DEEPEST:
+            raise CheckpointError(
+                "Spaces that are nested more than 32 deep, or Sequences more than 4 deep, cannot "
+                "be stored."
+            )
+        pending += [(x, depth) for x in inner if isinstance(x, dict | list)]
+    if size > _LARGEST:
+        raise CheckpointError(
+            f"Spaces whose bounds take {size} bytes cannot be stored: {_LARGEST} are the limit."
+        )
+
+
+def _declared(record: Record) -> int:
+    """Returns how many bytes one bound of a space takes; 0 for records of other things."""
+    kind = record.get("type")
+    shape = record.get("n" if kind == "MultiBinary" else "shape")
+    shape = [shape] if type(shape) is int else shape
+    if kind not in ("Box", "MultiDiscrete", "MultiBinary") or not isinstance(shape, list):
+        return 0
+    if any(type(n) is not int or n < 0 for n in shape):
+        return 0
+    name = record.get("dtype", "int8")
+    known = isinstance(name, str) and name in DTYPES
+    return math.prod(shape) * (DTYPES[name].itemsize if known else 1)
 
 
 def _encode_box(space: spaces.Box) -> Record:

@@ -34,6 +34,7 @@ from tfpolicies.atomic import place_file, remove_file, sync_folder, temporary_be
 from tfpolicies.errors import StashError
 from tfpolicies.regular_files import open_regular, read_regular
 from tfpolicies.storage.manifest import LARGEST, load_json
+from tfpolicies.storage.spaces_json import require_plausible_spaces
 
 HEADER = 64
 _FORM = struct.Struct("<8sIIQ")
@@ -221,6 +222,7 @@ class Stash:
                 raise ValueError(f"it is the record of {record['name']!r:.80}")
             if not isinstance(record["policy"], dict):
                 raise ValueError("it holds no policy")
+            require_plausible_spaces(record)
         except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
             self._unreadable(name, error)
         return dict(record)
