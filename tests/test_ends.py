@@ -8,13 +8,18 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+from tfpolicies import Algorithm
 from tfpolicies.cli import main
 from tfpolicies.cli.signals import SignalEnd, Signals, current
+from tfpolicies.policy.checkpoints import ALGORITHM_MANIFEST
 from tfpolicies.reporting.progress_csv import read_progress
 from tfpolicies.reporting.run_folder import RunFolder, find_runs
+from tfpolicies.storage.checkpoint import read_checkpoint
 
 PACKAGE_HOME = Path(__file__).parent.parent
 BATCH = 20  # steps of an iteration
@@ -140,6 +145,31 @@ def test_a_fault_of_the_environment_saves_the_last_whole_iteration(
     assert iterations(run) == [1, 2, 3]
     monkeypatch.setenv("AT", "0")
     goes_on(run, errors, 3)
+
+
+def test_a_fault_in_the_middle_of_an_iteration_saves_what_was_before_it(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def half(algorithm: Algorithm) -> Any:
+        found = learn(algorithm)
+        if algorithm.iteration == 2:
+            raise MemoryError("in the middle")
+        return found
+
+    learn = Algorithm._learn_and_sync
+    assert main([*TRAIN, "--steps", str(2 * BATCH), "--run-dir", "whole"]) == 0
+    monkeypatch.setattr(Algorithm, "_learn_and_sync", half)
+    assert main([*TRAIN, "--steps", "4000", "--run-dir", "half"]) == 3
+    whole, broken = (
+        read_checkpoint(find_runs(name)[0].latest, ALGORITHM_MANIFEST, kind="Algorithm")
+        for name in ("whole", "half")
+    )
+    assert broken.manifest["progress"]["iteration"] == 2
+    (expected,), (saved,) = (found.policies.values() for found in (whole, broken))
+    assert saved.manifest["state"]["rng"] == expected.manifest["state"]["rng"]
+    for group, arrays in expected.arrays.items():
+        for name, array in arrays.items():
+            np.testing.assert_array_equal(saved.arrays[group][name], array)
 
 
 def test_a_fault_in_the_first_iteration_leaves_no_checkpoint_and_no_newest_run(

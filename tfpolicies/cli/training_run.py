@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 TARGET, STEPS = "target", "steps"  # why a training ends by itself
 
 _SECONDS_BETWEEN_CURVES = 15.0
-_SHARE_OF_RECORDS = 0.05  # of the time that training takes, at most
+_QUICK = 0.02  # seconds that a record may take to be made in each iteration
+_SHARE_OF_RECORDS = 0.05  # of the time that training takes, at most, for records that take longer
 _SPEED_MEMORY = 0.9  # of the shown speed, an exponential mean over iterations
 
 
@@ -149,12 +150,13 @@ class TrainingRun:
         """
         from tfpolicies.algorithms.checkpoints import record_of
 
-        started = time.monotonic()
-        if started < self._record_due_at:
+        if time.monotonic() < self._record_due_at:
             return
+        began = time.thread_time()
         self._record, self._recorded = record_of(self.algorithm), self.algorithm.iteration
-        now = time.monotonic()
-        self._record_due_at = now + (now - started) / _SHARE_OF_RECORDS
+        took = time.thread_time() - began
+        if took > _QUICK:
+            self._record_due_at = time.monotonic() + took / _SHARE_OF_RECORDS
 
     def _finish(self, reason: str) -> str:
         self.save()
