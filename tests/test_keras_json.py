@@ -9,10 +9,10 @@ from keras import layers, ops
 from tiny import make
 
 from tfpolicies import Algorithm, Policy, PPOConfig
+from tfpolicies.config.stored_settings import decode_settings
 from tfpolicies.errors import CheckpointError
 from tfpolicies.models.keras_json import model_from_json, model_to_json
 from tfpolicies.models.keras_names import kinds
-from tfpolicies.policy.stored_settings import decode_settings
 from tfpolicies.storage.json_values import find_missing
 
 pytestmark = pytest.mark.core
@@ -253,7 +253,10 @@ def test_an_algorithm_takes_custom_objects(tmp_path, monkeypatch):
         ({"type": "tests>Scaled"}, ["tests>Scaled"]),
         ({"type": "tfpolicies>ActorCritic"}, ["tfpolicies>ActorCritic"]),
         ({"type": {"class_name": "Adam"}}, ["{'class_name': 'Adam'}"]),
-        ({"weight_decay": [{"class_name": "Adam"}]}, ["weight_decay"]),
+        (
+            {"weight_decay": [{"class_name": "Adam"}]},
+            ["[{'class_name': 'Adam'}] for an optimizer"],
+        ),
     ],
 )
 def test_a_file_chooses_among_the_optimizers_of_keras_and_those_registered(settings, held):
