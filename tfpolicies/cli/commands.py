@@ -20,7 +20,7 @@ from rich.text import Text
 
 from tfpolicies.atomic import place_file
 from tfpolicies.cli.arguments import RUNS
-from tfpolicies.cli.ends import BROKE, DONE, FELL_SHORT, described, status_of
+from tfpolicies.cli.ends import BROKE, DONE, FELL_SHORT, NOT_FINITE, described, status_of
 from tfpolicies.cli.serving import find_export, play_in_own_process
 from tfpolicies.cli.settings import TrainSettings
 from tfpolicies.cli.signals import SignalEnd, current, say
@@ -253,6 +253,10 @@ def _ended(training: TrainingRun, error: BaseException, *, debug: bool) -> int:
         with contextlib.suppress(OSError):
             place_file(training.run.error_txt, trace.encode(errors="replace"))
             what = f"{what}.\nThe traceback is in {_shown(training.run.error_txt)}"
+    if status == NOT_FINITE:  # what led there is not worth keeping
+        say(f"{what}. Nothing was saved.")
+        _say_how_to_go_on(training.run)
+        return status
     with signals.unhurried():
         _rescue(training, what)
     return status
@@ -270,6 +274,10 @@ def _rescue(training: TrainingRun, what: str) -> None:
             f"Saved in {_shown(run.latest)}." if run.has_checkpoint else "Nothing was trained yet."
         )
         say(f"{what}. {saved}")
+    _say_how_to_go_on(run)
+
+
+def _say_how_to_go_on(run: RunFolder) -> None:
     say(f"Go on with:\n  {shlex.join(_resume_words(run))}")
 
 

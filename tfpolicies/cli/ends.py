@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 
 from tfpolicies.cli.signals import SignalEnd, what_happened
-from tfpolicies.errors import FolderInUseError, TfPoliciesError
+from tfpolicies.errors import FolderInUseError, NonFiniteError, TfPoliciesError
 
 DONE, FELL_SHORT, USAGE, BROKE, NOT_FINITE, IN_USE = 0, 1, 2, 3, 4, 5
 INTERRUPTED, PIPE_CLOSED = 130, 141
@@ -29,7 +29,8 @@ exit status:
   141  nobody reads the output any more
   143  terminated (SIGTERM)
   A training that ends by 3, 129, 130, 141 or 143 saves what there is first, and
-  prints the command that goes on. A second Ctrl-C ends it at once.
+  prints the command that goes on. One that ends by 4 leaves the checkpoints as
+  they are. A second Ctrl-C ends it at once.
 """
 
 
@@ -44,6 +45,8 @@ def status_of(error: BaseException, *, begun: bool) -> int:
     (2, 3)
     >>> status_of(SignalEnd(15), begun=False), status_of(SystemExit(0), begun=False)
     (143, 3)
+    >>> status_of(NonFiniteError(), begun=True)
+    4
     """
     if isinstance(error, SignalEnd):
         return error.status
@@ -51,6 +54,8 @@ def status_of(error: BaseException, *, begun: bool) -> int:
         return INTERRUPTED
     if isinstance(error, FolderInUseError):
         return IN_USE
+    if isinstance(error, NonFiniteError):
+        return NOT_FINITE
     if isinstance(error, BrokenPipeError) and output_is_closed():
         return PIPE_CLOSED
     is_usage = isinstance(error, TfPoliciesError | OSError) and not begun
