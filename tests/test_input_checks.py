@@ -106,6 +106,12 @@ def test_all_bits_of_a_multi_binary_may_be_forbidden():
     assert policy.compute_actions(obs).actions.tolist() == [[0] * 5]
 
 
+def test_no_rows_have_no_empty_masks():
+    policy = tiny.make(obs=MASKED, actions=spaces.Discrete(5))
+    obs = {"observations": np.zeros((0, 3), np.float32), "action_mask": np.zeros((0, 5), np.int8)}
+    assert len(policy.compute_actions(obs).actions) == 0
+
+
 def test_check_inputs_false_takes_observations_as_they_are():
     policy = tiny.make(check_inputs=False)
     for act in everywhere(policy, NAN):

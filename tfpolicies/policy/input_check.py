@@ -73,7 +73,9 @@ class InputCheck:
 
     def _check_masks(self, obs: Sequence[np.ndarray]) -> None:
         """Checks that in each row each choice has an action that the mask allows."""
-        allowed = np.concatenate([obs[i].reshape(len(obs[i]), -1) for i in self._masks], axis=1)
+        masks = [obs[i] for i in self._masks]
+        flat = [mask.reshape(len(mask), math.prod(mask.shape[1:])) for mask in masks]
+        allowed = np.concatenate(flat, axis=1)
         for start, stop in self._choices:
             is_open = allowed[:, start:stop].any(axis=1)
             if not is_open.all():
