@@ -112,6 +112,24 @@ for _ in range(3):
 envs.close()
 print(obs.shape)
 
+print("== stash")
+paged = PolicyMap(capacity=1)
+for name in "ab":
+    paged[name] = make(inference="onnx")
+wanted = {name: paged[name].get_weights() for name in "ab"}
+sys.stdout.flush()
+pid = os.fork()
+if pid == 0:
+    for name in "ab":  # what the child changes does not reach the parent's stash
+        changed = [0 * x for x in wanted[name].values()]
+        print(error_of(lambda: paged[name].set_weights(changed))[:49])
+    del paged
+    sys.exit()
+os.waitpid(pid, 0)
+for name in "ab":
+    now = paged[name].get_weights()
+    print(all(np.array_equal(now[key], x) for key, x in wanted[name].items()))
+
 print("== parent")
 print(error_of(policy.learn_on_batch, batch), error_of(make))
 """
@@ -132,6 +150,15 @@ def test_tensorflow_in_a_child_forked_after_it_ran_raises_instead_of_hanging():
 @pytest.mark.core
 def test_numpy_and_onnx_runtime_go_on_working_in_a_forked_child():
     assert printed_by(FORKS)["numpy"] == ["no error"] * 3
+
+
+@needs_fork
+@pytest.mark.core
+def test_a_forked_child_neither_writes_to_its_parents_stash_nor_removes_it():
+    *child, first, second = printed_by(FORKS)["stash"]
+
+    assert "StashError: The policy 'b' cannot be written to t" in child
+    assert [first, second] == ["True", "True"]
 
 
 @needs_fork

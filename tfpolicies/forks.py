@@ -30,11 +30,6 @@ def require_tensorflow() -> None:
         )
 
 
-def is_forked(pid: int) -> bool:
-    """Whether this process is another one than the one of this id, which made what is used."""
-    return pid != os.getpid()
-
-
 def _note_fork() -> None:
     global _forked_from
     if _tensorflow_has_run():

@@ -56,6 +56,7 @@ class Stash:
         self._folder = folder
         self._scratch = scratch
         self._lock = threading.Lock()
+        self._owner = os.getpid()
 
     @property
     def folder(self) -> Path:
@@ -63,7 +64,7 @@ class Stash:
         with self._lock:
             if self._folder is None:
                 self._folder = Path(tempfile.mkdtemp(prefix="tfpolicies-"))
-                weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+                weakref.finalize(self, _remove, self._folder, self._owner)
             return self._folder
 
     def path(self, name: str, ending: str = "state") -> Path:
@@ -91,6 +92,12 @@ class Stash:
         return self._write(name, image, _link)
 
     def _write(self, name: str, image: np.ndarray, place: Callable[[Path, Path], None]) -> bool:
+        if os.getpid() != self._owner:
+            raise StashError(
+                f"The policy {_policy_of(name)!r} cannot be written to the stash: it belongs to "
+                f"process {self._owner}, from which this one was forked. It stays in memory. Make "
+                "a PolicyMap of this process's own, or one whose `capacity` holds all policies."
+            )
         path = self.path(name)
         temporary = temporary_beside(path, self._scratch)
         header = _FORM.pack(_MAGIC, _VERSION, zlib.crc32(image.data), image.nbytes)
@@ -260,6 +267,12 @@ def _link(temporary: Path, path: Path) -> None:
     """Gives a file its name, which must be free."""
     os.link(temporary, path)
     remove_file(temporary)
+
+
+def _remove(folder: Path, owner: int) -> None:
+    """Removes a temporary stash, unless this process was forked from the one that has it."""
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _write_all(file: Any, content: Any) -> None:
