@@ -315,6 +315,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_anew_in_its_folder(
         assert "not imported on a file's word" in capsys.readouterr().err
     content = {"train": {**settings, "algo": "tfpolicies.cli.main"}, "finished": None}
     strange = RunFolder.create(here, "strange", content)
+    strange.release()
     assert main(["train", "--resume", str(strange.path)]) == 2
     assert "algo 'tfpolicies.cli.main'" in capsys.readouterr().err
     first = read_progress(trained / "progress.csv")[0]

@@ -364,7 +364,7 @@ def test_standard_files_that_are_closed_stay_nothing(tmp_path: Path) -> None:
 import os, sys
 os.closerange(0, 3)
 sys.stdin = sys.stdout = sys.stderr = None
-from tfpolicies.quiet import native_stderr_held_back
+from tfpolicies.system.quiet import native_stderr_held_back
 with native_stderr_held_back():
     pass
 from tfpolicies.cli import main

@@ -21,8 +21,8 @@ from gymnasium import spaces
 from tfpolicies import PGConfig, PGTF2Policy, PPOTF2Policy
 from tfpolicies.errors import ExportError, MissingPackageError, UnknownPolicyError
 from tfpolicies.export.verify import random_observations, verify_onnx, verify_saved_model
-from tfpolicies.folder_lock import FolderLock
 from tfpolicies.models.spaces import leaves
+from tfpolicies.system.folder_lock import FolderLock
 
 OUTPUTS = ["action_dist_inputs", "action_logp", "actions", "actions_normalized"]
 CARTPOLE = gym.make("CartPole-v1")

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from tfpolicies.errors import FolderInUseError
-from tfpolicies.folder_lock import FolderLock
+from tfpolicies.system.folder_lock import FolderLock
 
 pytestmark = pytest.mark.core
 
-HOLD = "import sys, time; from pathlib import Path; from tfpolicies.folder_lock import FolderLock; "
+HOLD = "import sys, time; from pathlib import Path; from tfpolicies.system.folder_lock import FolderLock; "
 HOLD += "lock = FolderLock(Path(sys.argv[1])); "
 
 

@@ -11,7 +11,7 @@ import pytest
 from tiny import OBS, make, rows_of
 
 from tfpolicies.errors import ExportError
-from tfpolicies.quiet import quiet_conversion
+from tfpolicies.system.quiet import quiet_conversion
 
 TOUCHED = ("", "absl", "keras", "onnx", "tensorflow", "tf2onnx", "tf2onnx.tfonnx", "mine")
 

@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tfpolicies.atomic import place_file
 from tfpolicies.errors import CheckpointError, ModelImportError, StashError
-from tfpolicies.regular_files import open_regular, read_regular
 from tfpolicies.reporting.progress_csv import ProgressCsv, read_progress
 from tfpolicies.reporting.progress_row import FIXED_COLUMNS
 from tfpolicies.reporting.run_folder import RunFolder, find_runs
 from tfpolicies.storage.checkpoint import PolicyPart, read_checkpoint, write_checkpoint
 from tfpolicies.storage.keras_h5 import read_keras_weights
 from tfpolicies.storage.stash import Stash
+from tfpolicies.system.atomic import place_file
+from tfpolicies.system.regular_files import open_regular, read_regular
 
 pytestmark = pytest.mark.core
 

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.text import Text
 
-from tfpolicies.atomic import place_file
 from tfpolicies.cli.arguments import RUNS
 from tfpolicies.cli.ends import BROKE, DONE, FELL_SHORT, NOT_FINITE, described, status_of
 from tfpolicies.cli.serving import find_export, play_in_own_process
@@ -29,11 +28,12 @@ from tfpolicies.config.stored_environments import environment_of_file
 from tfpolicies.config.stored_settings import ALGORITHM_SETTINGS
 from tfpolicies.envs.making import EnvContext, check_source, make_environments
 from tfpolicies.errors import CheckpointError, ConfigError, UsageError
-from tfpolicies.quiet import load_tensorflow
 from tfpolicies.reporting.console import CommandConsole, summary_table
 from tfpolicies.reporting.run_folder import RunFolder, find_runs, newest_run
 from tfpolicies.storage.json_values import Missing, find_missing
 from tfpolicies.storage.places import admitted
+from tfpolicies.system.atomic import place_file
+from tfpolicies.system.quiet import load_tensorflow
 
 logger = logging.getLogger("tfpolicies")
 

@@ -9,7 +9,7 @@ from typing import Any
 import ray
 from ray import cloudpickle
 
-from tfpolicies.quiet import extend_paths, load_tensorflow
+from tfpolicies.system.quiet import extend_paths, load_tensorflow
 
 
 class HostedWorker:

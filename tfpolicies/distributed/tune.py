@@ -8,7 +8,7 @@ from typing import Any
 
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.errors import ConfigError
-from tfpolicies.quiet import extend_paths, load_tensorflow
+from tfpolicies.system.quiet import extend_paths, load_tensorflow
 
 
 def ray_tune() -> Any:

@@ -22,11 +22,11 @@ from tfpolicies.export.result import (
 from tfpolicies.export.serving import GREEDY, Serving, ServingPort
 from tfpolicies.export.staging import place_files, staging_folder
 from tfpolicies.export.verify import ONNX_FILES, verify_onnx
-from tfpolicies.forks import require_tensorflow
 from tfpolicies.program.program import Program
 from tfpolicies.program.runtimes.onnx import OPSET, convert
-from tfpolicies.quiet import quiet_conversion
 from tfpolicies.state import PolicyState
+from tfpolicies.system.forks import require_tensorflow
+from tfpolicies.system.quiet import quiet_conversion
 
 PLAYER_FILE = "play.py"
 _PLAYER = Path(__file__).with_name("player.py")  # copied, not imported: it stands alone

@@ -11,10 +11,10 @@ from tfpolicies.export.result import ExportResult, export_errors, write_spec
 from tfpolicies.export.serving import Serving
 from tfpolicies.export.staging import place_version, staging_folder
 from tfpolicies.export.verify import verify_saved_model
-from tfpolicies.forks import require_tensorflow
 from tfpolicies.program.program import Program
-from tfpolicies.quiet import quiet_conversion
 from tfpolicies.state import PolicyState
+from tfpolicies.system.forks import require_tensorflow
+from tfpolicies.system.quiet import quiet_conversion
 
 
 def export_saved_model(

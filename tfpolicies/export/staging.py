@@ -9,9 +9,9 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tfpolicies.atomic import is_temporary, sync_folder
 from tfpolicies.errors import ExportError, FolderInUseError
-from tfpolicies.folder_lock import FolderLock, alone_in
+from tfpolicies.system.atomic import is_temporary, sync_folder
+from tfpolicies.system.folder_lock import FolderLock, alone_in
 
 
 @contextlib.contextmanager

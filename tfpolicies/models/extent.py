@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from tfpolicies.errors import CheckpointError, ModelError
-from tfpolicies.memory import available_memory, readable_size
+from tfpolicies.system.memory import available_memory, readable_size
 
 Shape = tuple[int, ...]
 

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfpolicies.atomic import make_folder, remove_leftovers
 from tfpolicies.errors import FolderInUseError, StashError, TfPoliciesError
-from tfpolicies.folder_lock import FolderLock
 from tfpolicies.policy.checkpoints import policy_of_record, policy_record
 from tfpolicies.policy.policy import Policy
 from tfpolicies.storage.stash import HEADER, Stash
+from tfpolicies.system.atomic import make_folder, remove_leftovers
+from tfpolicies.system.folder_lock import FolderLock
 
 _FROZEN = "frozen"  # the folder of frozen policies, and the mark of their entries
 

@@ -24,7 +24,6 @@ from tfpolicies.exploration.making import make_exploration
 from tfpolicies.export.onnx_file import export_onnx
 from tfpolicies.export.result import ExportResult
 from tfpolicies.export.saved_model import export_saved_model
-from tfpolicies.forks import require_tensorflow
 from tfpolicies.models.filters import MeanStdFilter, RewardFilter
 from tfpolicies.models.spaces import nest, require_values
 from tfpolicies.models.weight_mapping import MappingReport, match_weights
@@ -44,6 +43,7 @@ from tfpolicies.program.spec import ProgramSpec, static_settings
 from tfpolicies.schedules import piecewise_linear
 from tfpolicies.state import ACTING, PolicyState
 from tfpolicies.storage.keras_h5 import read_keras_weights
+from tfpolicies.system.forks import require_tensorflow
 
 _MADE_ANEW = {"_state", "exploration", "filter", "reward_filter", "callbacks", "_loaded"}
 _MADE_ANEW |= {"_acting", "_learning", "_owned", "_worker_index", "_create_session"}

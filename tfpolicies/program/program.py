@@ -24,7 +24,6 @@ import tensorflow as tf
 
 from tfpolicies.errors import BatchError, ConfigError, MissingColumnError, near_matches
 from tfpolicies.finite import NO_NUMBERS, all_finite, first_bad
-from tfpolicies.forks import require_tensorflow
 from tfpolicies.models.extent import is_built_from_file, require_room
 from tfpolicies.models.layer_tree import idle_seeds
 from tfpolicies.models.network import FreshWeights, variable_keys
@@ -42,6 +41,7 @@ from tfpolicies.program.spec import ProgramSpec
 from tfpolicies.program.stacked import StackedActor
 from tfpolicies.program.view import LOSS_MASK
 from tfpolicies.state import ACTING, PolicyState, Slot, StateLayout
+from tfpolicies.system.forks import require_tensorflow
 
 logger = logging.getLogger("tfpolicies")
 

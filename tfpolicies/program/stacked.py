@@ -19,14 +19,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfpolicies.forks import require_tensorflow
 from tfpolicies.models.ports import Port
 from tfpolicies.program.devices import CPU, on_device, placed
 from tfpolicies.program.functions import ActInputs, ActOutputs, ProgramFunctions
 from tfpolicies.program.outputs import ActLayout
 from tfpolicies.program.runtimes.onnx import convert, cpu_session, without_gathers
-from tfpolicies.quiet import quiet_conversion
 from tfpolicies.state import ACTING, PolicyState, Slot, StateLayout
+from tfpolicies.system.forks import require_tensorflow
+from tfpolicies.system.quiet import quiet_conversion
 
 MAX_BYTES = 256 * 2**20
 """What the stacks of one Program and runtime may take together; tensors take as much again."""

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import tensorflow as tf
 
 from tfpolicies.errors import ConfigError
-from tfpolicies.forks import require_tensorflow
+from tfpolicies.system.forks import require_tensorflow
 
 
 def require_usual_tensorflow() -> None:

@@ -9,9 +9,9 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tfpolicies.atomic import place_file
 from tfpolicies.errors import UsageError
 from tfpolicies.reporting.progress_row import EVALUATION_MEAN, as_number
+from tfpolicies.system.atomic import place_file
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping
 from os import PathLike
 from pathlib import Path
 
-from tfpolicies.atomic import place_file
 from tfpolicies.errors import CheckpointError, UsageError
-from tfpolicies.regular_files import read_regular
 from tfpolicies.reporting.progress_row import FIXED_COLUMNS, as_number
+from tfpolicies.system.atomic import place_file
+from tfpolicies.system.regular_files import read_regular
 
 Row = dict[str, float]
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tfpolicies.atomic import place_file, remove_leftovers
 from tfpolicies.errors import CheckpointError, FolderInUseError, UsageError
-from tfpolicies.folder_lock import FolderLock
-from tfpolicies.regular_files import read_regular
+from tfpolicies.system.atomic import place_file, remove_leftovers
+from tfpolicies.system.folder_lock import FolderLock
+from tfpolicies.system.regular_files import read_regular
 
 FORMAT = "tfpolicies-run"
 FORMAT_VERSION = 1

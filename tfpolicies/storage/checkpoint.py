@@ -26,15 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfpolicies.atomic import (
-    is_temporary,
-    make_folder,
-    place_file,
-    remove_file,
-    sync_folder,
-)
 from tfpolicies.errors import CheckpointError, UnknownPolicyError
-from tfpolicies.regular_files import content_of, open_regular, read_regular, size_of
 from tfpolicies.storage.hdf5_image import check_arrays, pack_arrays, unpack_arrays
 from tfpolicies.storage.manifest import (
     ARRAY_FILE,
@@ -50,6 +42,14 @@ from tfpolicies.storage.manifest import (
     parse_manifest,
     sha256,
 )
+from tfpolicies.system.atomic import (
+    is_temporary,
+    make_folder,
+    place_file,
+    remove_file,
+    sync_folder,
+)
+from tfpolicies.system.regular_files import content_of, open_regular, read_regular, size_of
 
 # What reading a stranger's JSON file as a manifest may raise.
 _NO_MANIFEST = (OSError, ValueError, RecursionError, AttributeError, TypeError, LookupError)

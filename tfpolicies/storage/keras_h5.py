@@ -35,8 +35,8 @@ from tfpolicies.keras_weights import (
     snake_case,
     split_number,
 )
-from tfpolicies.regular_files import read_regular
 from tfpolicies.storage.hdf5_reader import SIGNATURE, Hdf5Error, Hdf5Image, Hdf5Object
+from tfpolicies.system.regular_files import read_regular
 
 _ARCHIVE_WEIGHTS, _ARCHIVE_CONFIG = "model.weights.h5", "config.json"
 _MAX_INFLATION = 100  # times the size in the archive, to which a part of it may unfold

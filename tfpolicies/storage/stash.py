@@ -30,11 +30,11 @@ from urllib.parse import quote
 
 import numpy as np
 
-from tfpolicies.atomic import place_file, remove_file, sync_folder, temporary_beside
 from tfpolicies.errors import StashError
-from tfpolicies.regular_files import open_regular, read_regular
 from tfpolicies.storage.manifest import LARGEST, load_json
 from tfpolicies.storage.spaces_json import require_plausible_spaces
+from tfpolicies.system.atomic import place_file, remove_file, sync_folder, temporary_beside
+from tfpolicies.system.regular_files import open_regular, read_regular
 
 HEADER = 64
 _FORM = struct.Struct("<8sIIQ")

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfpolicies.forks import require_tensorflow
 from tfpolicies.program.devices import CPU, on_device, placed
 from tfpolicies.program.functions import ActInputs, ActOutputs, ProgramFunctions
 from tfpolicies.program.outputs import ActLayout
 from tfpolicies.program.runtimes.runtime import FlatActing, Resident, Runtime
 from tfpolicies.state import ACTING, PolicyState, StateLayout
+from tfpolicies.system.forks import require_tensorflow
 
 
 class _Traced:

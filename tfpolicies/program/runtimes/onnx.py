@@ -14,7 +14,7 @@ import numpy as np
 from tfpolicies.models.ports import Port
 from tfpolicies.program.functions import ActOutputs
 from tfpolicies.program.outputs import ActLayout
-from tfpolicies.quiet import quiet_conversion
+from tfpolicies.system.quiet import quiet_conversion
 
 OPSET = 18
 _MAX_BINDINGS = 16  # batch sizes kept bound at once

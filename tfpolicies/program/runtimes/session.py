@@ -18,12 +18,12 @@ import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 
 from tfpolicies.errors import ConfigError, ModelError
-from tfpolicies.forks import require_tensorflow
 from tfpolicies.program.devices import on_device
 from tfpolicies.program.functions import ActInputs, ActOutputs, ProgramFunctions
 from tfpolicies.program.outputs import ActLayout
 from tfpolicies.program.runtimes.runtime import FlatActing, Resident, Runtime
 from tfpolicies.state import PolicyState, StateLayout
+from tfpolicies.system.forks import require_tensorflow
 
 
 def session_creator(session_args: Mapping[str, Any]) -> Callable[[], Any]:

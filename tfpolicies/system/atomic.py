@@ -9,7 +9,7 @@ import secrets
 import shutil
 from pathlib import Path
 
-from tfpolicies.regular_files import read_regular
+from tfpolicies.system.regular_files import read_regular
 
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.tfp-tmp")
 

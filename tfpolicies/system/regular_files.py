@@ -11,7 +11,7 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-from tfpolicies.memory import available_memory
+from tfpolicies.system.memory import available_memory
 
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _FLAGS |= getattr(os, "O_NOCTTY", 0)
