@@ -15,6 +15,17 @@ from tfpolicies.storage.json_values import decode_value
 
 _OF_USERS = ("env_config", "custom_model_config")  # nothing in them is looked up by this package
 
+_PLAUSIBLE = {
+    **dict.fromkeys(("num_envs_per_worker", "num_envs_per_env_runner"), 1 << 14),
+    **dict.fromkeys(("num_rollout_workers", "num_workers", "num_env_runners"), 1 << 10),
+    **dict.fromkeys(("evaluation_num_workers", "evaluation_num_env_runners"), 1 << 10),
+    **dict.fromkeys(("max_seq_len", "num_atoms"), 1 << 16),
+    **dict.fromkeys(("train_batch_size", "rollout_fragment_length"), 1 << 27),
+    **dict.fromkeys(("sgd_minibatch_size", "minibatch_size"), 1 << 27),
+    "capacity": 1 << 30,
+}
+"""The largest numbers taken from a file alone, of what costs memory and shows in no weight."""
+
 
 def decode_settings(record: Any) -> Any:
     """Returns settings that `encode_value` stored, with a `Missing` for each foreign object.
@@ -22,7 +33,7 @@ def decode_settings(record: Any) -> Any:
     Beside the objects that `decode_value` leaves out these are exploration strategies by the path
     "package.module.Class", unless they are classes of trusted packages; objects that an
     optimizer's settings describe, which Keras would make; and types of optimizers that are neither
-    Keras's own nor registered in this process.
+    Keras's own nor registered in this process. So are numbers that nobody means (`_PLAUSIBLE`).
 
     Args:
         record: JSON values.
@@ -49,6 +60,8 @@ def held_back(value: Any) -> Any:
 def _held_back_setting(name: Any, value: Any) -> Any:
     if name in _OF_USERS:
         return value
+    if isinstance(value, int | float) and value > _PLAUSIBLE.get(name, value):
+        return Missing(f"{value}, more than the {_PLAUSIBLE[name]} that a file may choose")
     if name == "exploration_config":
         return _strategies(value)
     if name == "optimizer" and isinstance(value, Mapping):
