@@ -12,7 +12,8 @@ from tfpolicies.system.folder_lock import FolderLock
 
 pytestmark = pytest.mark.core
 
-HOLD = "import sys, time; from pathlib import Path; from tfpolicies.system.folder_lock import FolderLock; "
+HOLD = "import sys, time; from pathlib import Path; "
+HOLD += "from tfpolicies.system.folder_lock import FolderLock; "
 HOLD += "lock = FolderLock(Path(sys.argv[1])); "
 
 

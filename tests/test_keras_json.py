@@ -142,7 +142,7 @@ def test_every_name_of_an_activation_on_the_list_is_one():
     "inner",
     [
         layers.Dense(3, activation="tanh", kernel_regularizer="l2", kernel_constraint="max_norm"),
-        layers.Dense(3, activation=layers.LeakyReLU(), kernel_initializer="he_normal"),
+        layers.Dense(3, activation="leaky_relu", kernel_initializer="he_normal"),
         layers.Dense(3, activation=doubled),
         layers.BatchNormalization(),
         layers.Rescaling(np.array([1.0, 2.0, 3.0])),
@@ -180,6 +180,13 @@ def test_layers_that_are_not_registered_or_hold_code_are_not_stored():
     assert stored(Unknown()) is None
     assert stored(layers.Lambda(ops.tanh)) is None
     assert stored(layers.SpectralNormalization(layers.Dense(3))) is None
+
+
+def test_a_model_of_very_many_layers_is_refused():
+    inner = [record("keras.layers", "Activation", {"activation": "relu"})] * 200
+    config = with_layer(record("keras", "Sequential", {"layers": inner}))
+    with pytest.raises(CheckpointError, match="200 layers, which is more than 128|20. layers"):
+        model_from_json(config)
 
 
 def unregistered(config):

@@ -66,7 +66,8 @@ class DQNTraining(OffPolicyTraining):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_bools(self, "double_q", "dueling")
-        check(is_list_of_counts(self.hiddens), "hiddens", "a list of integers >= 1", self.hiddens)
+        words = "a list of integers >= 1, at most 256 of them"
+        check(is_list_of_counts(self.hiddens), "hiddens", words, self.hiddens)
         losses, loss = ("huber", "mse"), self.td_error_loss_fn
         check(loss in losses, "td_error_loss_fn", f"one of {losses}", loss)
         epsilon = self.adam_epsilon

@@ -6,7 +6,7 @@ tests.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tfpolicies.config.stored_environments import environment_of_file
@@ -53,6 +53,36 @@ def _numbers(value: Any) -> Any:
 
 _MOST = 1024  # threads, for example
 
+
+def _at_most(limit: int) -> Callable[[Any], Any]:
+    """Returns what gives a number, or a `Missing` for one that nobody means."""
+
+    def checked(value: Any) -> Any:
+        is_larger = isinstance(value, int | float) and value > limit
+        return (
+            Missing(f"{value}, more than the {limit} that a file may choose")
+            if is_larger
+            else value
+        )
+
+    return checked
+
+
+_LARGEST = {
+    **dict.fromkeys(("num_envs_per_worker", "num_envs_per_env_runner"), 1 << 14),
+    **dict.fromkeys(("num_rollout_workers", "num_workers", "num_env_runners"), 1 << 10),
+    **dict.fromkeys(("evaluation_num_workers", "evaluation_num_env_runners"), 1 << 10),
+    **dict.fromkeys(("train_batch_size", "rollout_fragment_length"), 1 << 27),
+    **dict.fromkeys(("sgd_minibatch_size", "minibatch_size"), 1 << 27),
+    "metrics_num_episodes_for_smoothing": 1 << 27,
+}
+"""The largest numbers taken from a file alone, of what costs memory and shows in no weight."""
+
+
+def _numbers_of(largest: Mapping[str, int]) -> dict[str, Place]:
+    return {name: Place("number", plain=_at_most(limit)) for name, limit in largest.items()}
+
+
 POLICY_CLASS = Place("policy_class")
 
 _STRATEGY: dict[str, Places] = {"type": Place("exploration", plain=_strategy_of_file)}
@@ -66,6 +96,7 @@ def _settings(env: Place, **more: Place) -> dict[str, Places]:
         "model": {
             "custom_model": Place("custom_model", functions=True),
             "custom_action_dist": Place("custom_action_dist"),
+            **_numbers_of({"max_seq_len": 1 << 16}),
         },
         "exploration_config": _STRATEGY,
         "tf_session_args": Place("sessions", plain=_numbers),
@@ -79,6 +110,8 @@ def _settings(env: Place, **more: Place) -> dict[str, Places]:
         "observation_fn": Place("observation_fn", functions=True),
         "env_task_fn": Place("env_task_fn", functions=True),
         "custom_eval_function": Place("custom_eval_function", functions=True),
+        "replay_buffer_config": _numbers_of({"capacity": 1 << 30}),
+        **_numbers_of(_LARGEST),
         **more,
     }
     found["evaluation_config"] = found

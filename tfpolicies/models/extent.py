@@ -20,14 +20,15 @@ Shape = tuple[int, ...]
 
 _COPIES = 6  # of each weight while a policy is made: model, optimizer slots, the policy's own
 _ROWS = 2  # that a model is tried with
-_SMALL = 1024  # numbers of variables that are not compared: seeds and counters are not stored
 _LARGEST_OUTPUT = 1 << 24  # numbers per row that a layer may give by a file's word
 
 
 class Extent(NamedTuple):
     """What a model would take."""
 
-    weights: list[Shape]  # of all its variables
+    weights: list[
+        Shape
+    ]  # of its variables, seeds excepted: those that nothing reads are not stored
     outputs: list[Shape]  # of the tensors between its layers, without the rows
 
 
@@ -131,8 +132,8 @@ def extent_of(make: Callable[[], Any]) -> Extent:
     def made() -> Extent:
         with tf.Graph().as_default(), _Unfilled(initialize_variables=False):
             model = make()
-            weights = [_known(variable.shape) for variable in getattr(model, "variables", [])]
-            return Extent(weights, list(_outputs(model)))
+            numbers = [x for x in getattr(model, "variables", []) if "float" in x.dtype]
+            return Extent([_known(x.shape) for x in numbers], list(_outputs(model)))
 
     with ThreadPoolExecutor(1) as scratch:
         return scratch.submit(made).result()
@@ -160,11 +161,10 @@ def _outputs(model: Any) -> Iterator[Shape]:
 
 
 def _compare(extent: Extent, stored: Stored) -> None:
-    large = Counter(shape for shape in extent.weights if math.prod(shape) > _SMALL)
-    lacking = large - stored.shapes if stored.shapes is not None else Counter()
-    numbers = sum(math.prod(shape) * count for shape, count in large.items())
-    if lacking or numbers > stored.numbers:
-        shape = max(lacking or large, key=math.prod)
+    declared = Counter(extent.weights)
+    lacking = declared - stored.shapes if stored.shapes is not None else Counter()
+    if lacking or sum(map(math.prod, extent.weights)) > stored.numbers:
+        shape = max(lacking or declared, key=math.prod)
         raise CheckpointError(
             f"{stored.source} describes a model with a weight of shape {shape}, but no array "
             f"stored for it fits: it holds {stored.numbers} weights in all. Load it with the "

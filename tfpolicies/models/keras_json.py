@@ -15,6 +15,7 @@ from tfpolicies.models.keras_names import DTYPES, Kind, kinds
 
 _LAYER_KEYS = ("layer", "layers", "backward_layer", "cell", "cells")
 _KEPT = ("name", "inbound_nodes", "build_config", "shared_object_id")  # beside class and config
+_MOST_LAYERS, _MOST_IN_A_ROW = 1000, 128  # Keras takes n * n steps for n in a Sequential
 _LARGEST = 1 << 16  # of what costs time or memory, and shows neither in weights nor in outputs
 _BOUNDED = ("dilation_rate", "strides", "pool_size", "noise_shape")
 
@@ -61,7 +62,11 @@ def model_from_json(config: Mapping[str, Any]) -> keras.Model:
     except CheckpointError:
         raise
     except Exception as error:
-        raise CheckpointError(f"The model of the checkpoint is damaged: {error}") from error
+        raise CheckpointError(
+            f"The model of the checkpoint is damaged, or not for Keras {keras.__version__}: "
+            f"{error}. You can give the whole model to `from_checkpoint` as "
+            'config={"model": model}.'
+        ) from error
     if not isinstance(model, keras.Model):
         raise CheckpointError(f"The checkpoint holds a {type(model).__name__} for a model.")
     return model
@@ -75,6 +80,7 @@ class _Reader:
     """
 
     def __init__(self) -> None:
+        self._layers = 0
         self.used: dict[str, Any] = {}
 
     def read(self, record: Any, kind: Kind | None) -> Any:
@@ -121,6 +127,12 @@ class _Reader:
         if not isinstance(config, Mapping):
             raise CheckpointError(f"The model of the checkpoint holds {config!r:.80} for a config.")
         inside = None if is_own else kinds()[""]
+        listed = config.get("layers")
+        if isinstance(listed, list):
+            self._layers += len(listed)
+            most = _MOST_IN_A_ROW if name == "Sequential" else _MOST_LAYERS
+            if len(listed) > most or self._layers > _MOST_LAYERS:
+                raise _refused(f"{self._layers} layers, which is more than {most}")
         kept = {key: self.read(record[key], None) for key in _KEPT if key in record}
         return {
             "module": module,

@@ -10,6 +10,8 @@ from tfpolicies.errors import ModelSettingError, near_matches
 from tfpolicies.models.defaults import MODEL_DEFAULTS
 from tfpolicies.models.registry import registered_model
 
+_MOST_LAYERS, _MOST_BLOCKS = 256, 64  # blocks are attention's units and heads
+
 
 class Rule(NamedTuple):
     """What a setting's value must be, in code and in words."""
@@ -55,8 +57,13 @@ def is_count(value: Any, least: int = 1) -> bool:
 
 
 def is_list_of_counts(value: Any) -> bool:
-    """Whether `value` is a list or tuple of integers of at least 1."""
-    return isinstance(value, list | tuple) and all(is_count(entry) for entry in value)
+    """Whether `value` is a list or tuple of at most 256 integers of at least 1."""
+    return is_short(value) and all(is_count(entry) for entry in value)
+
+
+def is_short(value: Any) -> bool:
+    """Whether `value` is a list or tuple for not more layers than Keras can put on each other."""
+    return isinstance(value, list | tuple) and len(value) <= _MOST_LAYERS
 
 
 def pair(value: int | tuple[int, int] | list[int]) -> tuple[int, int]:
@@ -76,7 +83,7 @@ def _is_extent(value: Any) -> bool:
 
 def _is_filters(value: Any) -> bool:
     return value is None or (
-        isinstance(value, list | tuple)
+        is_short(value)
         and all(
             isinstance(layer, list | tuple)
             and len(layer) == 3
@@ -98,7 +105,8 @@ def _only(value: Any, words: str) -> Rule:
 
 _BOOL = Rule(lambda x: isinstance(x, bool), "True or False")
 _COUNT = Rule(is_count, "an integer >= 1")
-_COUNTS = Rule(is_list_of_counts, "a list of integers >= 1")
+_COUNTS = Rule(is_list_of_counts, f"a list of integers >= 1, at most {_MOST_LAYERS} of them")
+_BLOCKS = Rule(lambda x: is_count(x) and x <= _MOST_BLOCKS, f"an integer from 1 to {_MOST_BLOCKS}")
 _ACTIVATION = Rule(lambda x: x is None or isinstance(x, str), "a Keras activation name")
 _ATARI = "frames are scaled to [0, 1] and otherwise left as the environment gives them; crop, "
 _ATARI += "resize and stack them there, with gymnasium.wrappers.AtariPreprocessing and others"
@@ -129,9 +137,9 @@ _RULES: dict[str, Rule] = {
     "lstm_use_prev_action": _BOOL,
     "lstm_use_prev_reward": _BOOL,
     "_time_major": _only(False, "False: sequences are [B, T, ...] here; transpose yours"),
-    "attention_num_transformer_units": _COUNT,
+    "attention_num_transformer_units": _BLOCKS,
     "attention_dim": _COUNT,
-    "attention_num_heads": _COUNT,
+    "attention_num_heads": _BLOCKS,
     "attention_head_dim": _COUNT,
     "attention_memory_inference": _COUNT,
     "attention_memory_training": _COUNT,

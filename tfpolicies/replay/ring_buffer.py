@@ -241,7 +241,13 @@ class ReplayBuffer:
         def like(leaf: np.ndarray) -> np.ndarray:
             return np.empty((self.capacity, *leaf.shape[1:]), leaf.dtype)
 
-        self._columns = {name: map_leaves(like, column) for name, column in columns.items()}
+        try:
+            self._columns = {name: map_leaves(like, column) for name, column in columns.items()}
+        except (MemoryError, ValueError) as error:  # ValueError: more than there are addresses
+            raise ConfigError(
+                f"A ReplayBuffer of capacity={self.capacity} does not fit the memory: {error}. "
+                "Make capacity smaller."
+            ) from error
         self._leaves = dict(_leaves_of(self._columns))
 
 
