@@ -15,7 +15,7 @@ from tfpolicies.models.keras_names import DTYPES, Kind, kinds
 
 _LAYER_KEYS = ("layer", "layers", "backward_layer", "cell", "cells")
 _KEPT = ("name", "inbound_nodes", "build_config", "shared_object_id")  # beside class and config
-_MOST_LAYERS, _MOST_IN_A_ROW = 1000, 128  # Keras takes n * n steps for n in a Sequential
+_MOST_LAYERS, _MOST_IN_A_ROW = 1000, 64  # Keras takes n * n steps for n in a Sequential
 _LARGEST = 1 << 16  # of what costs time or memory, and shows neither in weights nor in outputs
 _BOUNDED = ("dilation_rate", "strides", "pool_size", "noise_shape")
 

@@ -148,7 +148,7 @@ class Stash:
         """
         try:
             with open_regular(self.path(name)) as file:
-                mapped = np.memmap(file, np.uint8, mode="r")  # type: ignore[call-overload]
+                mapped = np.memmap(file, np.uint8, mode="r")
         except (OSError, ValueError) as error:
             self._unreadable(name, error)
         image = np.asarray(mapped)[HEADER : HEADER + size]

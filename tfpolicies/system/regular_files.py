@@ -8,8 +8,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
 
 from tfpolicies.system.memory import available_memory
 
@@ -17,7 +17,7 @@ _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _FLAGS |= getattr(os, "O_NOCTTY", 0)
 
 
-def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+def open_regular(path: str | os.PathLike[str]) -> FileIO:
     """Opens a regular file, or a link to one, for reading bytes; unbuffered.
 
     Raises:
@@ -31,7 +31,7 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     except OSError:
         file.close()
         raise
-    return file  # type: ignore[return-value]
+    return file
 
 
 def read_regular(path: str | os.PathLike[str], limit: int | None = None) -> bytes:
@@ -49,12 +49,12 @@ def read_regular(path: str | os.PathLike[str], limit: int | None = None) -> byte
         return content_of(file, limit)
 
 
-def size_of(file: BinaryIO) -> int:
+def size_of(file: FileIO) -> int:
     """Returns how many bytes an open file says that it has."""
     return os.fstat(file.fileno()).st_size
 
 
-def content_of(file: BinaryIO, limit: int | None = None) -> bytes:
+def content_of(file: FileIO, limit: int | None = None) -> bytes:
     """Returns what an open file holds, but no more than it says: some of /proc have no end.
 
     Raises:
