@@ -42,7 +42,6 @@ from tfpolicies.storage.import_paths import Missing
 from tfpolicies.storage.json_values import encode_value, find_missing
 from tfpolicies.storage.manifest import checksum
 from tfpolicies.storage.places import Place
-from tfpolicies.testing.environments import MaskedEnv
 
 pytestmark = pytest.mark.core
 
@@ -52,7 +51,6 @@ DECISION = (
 )
 
 NAMED = {  # what of this package may stand in each place, an example each
-    "env": MaskedEnv,
     "callbacks": DefaultCallbacks,
     "model.custom_action_dist": SquashedGaussian,
     "exploration_config.type": EpsilonGreedy,

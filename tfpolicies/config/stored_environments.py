@@ -8,7 +8,7 @@ from typing import Any
 from tfpolicies.envs.making import is_import_path
 from tfpolicies.envs.pettingzoo import is_pettingzoo_name
 from tfpolicies.envs.registry import registered_creator
-from tfpolicies.storage.import_paths import Missing, class_of_name
+from tfpolicies.storage.import_paths import Missing
 
 _FORWARDING = re.compile(r"GymV\d+Environment")  # Gymnasium's: makes what `env_config` names
 _MODULE = re.compile(r"[A-Za-z]\w*_v\d+")  # of an environment, in packages like PettingZoo's
@@ -19,7 +19,7 @@ def environment_of_file(source: Any) -> Any:
 
     Names that are registered, here, with Gymnasium or with PettingZoo, stay, since the file only
     chooses among what is there. An import path ("package.module:Class", "package.module.Class" and
-    Gymnasium's "module:EnvId") stays if it is that of an environment class of a trusted package.
+    Gymnasium's "module:EnvId") does not, and this package has no environment to be made by one.
 
     Args:
         source: what the file holds; what is no text is returned as it is.
@@ -35,7 +35,7 @@ def environment_of_file(source: Any) -> Any:
         return Missing(source)
     if not is_import_path(source) or _is_of_pettingzoo(source):
         return source
-    return class_of_name(source, "env")
+    return Missing(source, importable=True)
 
 
 def _is_of_pettingzoo(name: str) -> bool:

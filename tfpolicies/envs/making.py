@@ -21,10 +21,6 @@ from tfpolicies.envs.pettingzoo import (
 from tfpolicies.envs.registry import registered_creator, registered_names
 from tfpolicies.envs.vector import Environments, PlainEnvironments, VectorEnvironments
 from tfpolicies.errors import EnvError, near_matches
-from tfpolicies.marks import for_place
-
-for _kind in (gym.Env, VectorEnv):  # MultiAgentEnv is one
-    for_place("env")(_kind)
 
 
 class EnvContext(dict[str, Any]):
