@@ -345,6 +345,7 @@ def _make_hostile(sound: Path, hostile: Path, name: str, kind: str, rng: random.
         with contextlib.suppress(TfPoliciesError):  # what JSON cannot hold is no file
             _write(victim, name, hostile)
             return attack
+        shutil.rmtree(hostile, ignore_errors=True)
     shutil.copytree(sound, hostile)
     path = rng.choice(sorted(path for path in hostile.rglob("*") if path.is_file()))
     if rng.random() < 0.3:

@@ -461,3 +461,14 @@ def test_a_policy_spec_with_a_class_of_the_users_asks_for_it():
     assert PolicySpec.deserialize(record, known=known) == spec
     with pytest.raises(CheckpointError, match="lacks policy_class"):
         PolicySpec.deserialize({})
+
+
+def test_an_algorithm_with_one_agent_loads_with_the_policies_that_were_added(tmp_path):
+    config = PPOConfig().environment("CartPole-v1").training(model={"fcnet_hiddens": [4]})
+    algorithm = config.framework(inference="tf", jit_compile=False).debugging(seed=0).build()
+    algorithm.add_policy("snapshot", policy=algorithm.get_policy().copy("snapshot"))
+    algorithm.save(tmp_path)
+    again = Algorithm.from_checkpoint(tmp_path)
+    assert set(again.worker.policy_map) == {"default_policy", "snapshot"}
+    for policy_id, weights in algorithm.get_weights().items():
+        np.testing.assert_equal(again.get_weights([policy_id])[policy_id], weights)

@@ -275,7 +275,7 @@ def test_ctrl_c_saves_and_prints_the_command_that_goes_on(here: Path) -> None:
     assert "Traceback" not in errors
     done = iterations(run)
     assert done == list(range(1, len(done) + 1))
-    told, saved, _, hint = errors.splitlines()
+    told, *_, saved, _, hint = errors.splitlines()
     assert told.startswith("Interrupted: training ends and saves after this iteration.")
     assert saved == f"Interrupted. Saved in runs/{run.name}/checkpoints/latest."
     command = shlex.split(hint)

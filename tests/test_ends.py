@@ -284,11 +284,12 @@ sys.exit(main())
 
 @pytest.mark.core
 def test_ignored_signals_stay_ignored_and_other_threads_change_nothing() -> None:
+    before = signal.getsignal(signal.SIGTERM)
     found = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with Signals():
             assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-            assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+            assert signal.getsignal(signal.SIGTERM) is not before
             handler = signal.getsignal(signal.SIGTERM)
 
             def enter() -> None:
@@ -303,7 +304,7 @@ def test_ignored_signals_stay_ignored_and_other_threads_change_nothing() -> None
             assert signal.getsignal(signal.SIGTERM) is handler
     finally:
         signal.signal(signal.SIGHUP, found)
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 @pytest.mark.core

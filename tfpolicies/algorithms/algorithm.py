@@ -26,7 +26,13 @@ from tfpolicies.config.callbacks import DefaultCallbacks
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 from tfpolicies.distributed import messages
 from tfpolicies.distributed.worker_set import WorkerSet
-from tfpolicies.errors import ConfigError, NonFiniteError, UnknownPolicyError, UsageError
+from tfpolicies.errors import (
+    CheckpointError,
+    ConfigError,
+    NonFiniteError,
+    UnknownPolicyError,
+    UsageError,
+)
 from tfpolicies.finite import first_bad
 from tfpolicies.marks import for_place
 from tfpolicies.policy.checkpoints import path_of
@@ -974,9 +980,14 @@ class Algorithm:
         settings = {**roster._asdict(), "policies_to_train": None, **(config or {})}
         with checkpoints.building(found, source, custom_objects):
             built = checkpoints.config_of(found, source, kind.config_class, settings)
-            specs = checkpoints.specs_of(found, source, built)
-            built.multi_agent(policies=specs, policies_to_train=None)  # the roster says who, later
-            algorithm = kind(built)
+            if built.is_multi_agent():  # else those beside the only one are added when restoring
+                specs = checkpoints.specs_of(found, source, built)
+                built.multi_agent(policies=specs, policies_to_train=None)  # the roster comes later
+            try:
+                algorithm = kind(built)
+            except CheckpointError:
+                checkpoints.require_trained_environment(found, built)
+                raise
         try:
             checkpoints.restore_algorithm(
                 algorithm, found, source, roster, allow_other_spaces=allow_other_spaces

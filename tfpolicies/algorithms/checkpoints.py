@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfpolicies.config.multi_agent_setup import policy_config
-from tfpolicies.config.policy_spec import PolicySpec
+from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID, PolicySpec
 from tfpolicies.config.read_only import is_equal
 from tfpolicies.config.stored_settings import (
     ALGORITHM_SETTINGS,
@@ -21,6 +21,8 @@ from tfpolicies.config.stored_settings import (
     ROSTER,
     decode_settings,
 )
+from tfpolicies.envs.making import EnvContext, make_any_environments
+from tfpolicies.envs.vector import Environments
 from tfpolicies.errors import CheckpointError, ConfigError, UnpicklableError
 from tfpolicies.models.extent import built_from
 from tfpolicies.policy.checkpoints import (
@@ -493,6 +495,29 @@ def restore_algorithm(
         rngs = {pid: rng for pid, rng in evaluation["rngs"].items() if pid in states}
         rngs = {pid: decode_generator(rng) for pid, rng in rngs.items()}
         algorithm.restore_evaluation(evaluation["seeds_used"], rngs)
+
+
+def require_trained_environment(checkpoint: Checkpoint, config: Any) -> None:
+    """Checks that the environment of a config is one that the policy of a checkpoint is for.
+
+    Policies are compared with environments when they have been built; this is for those that
+    cannot be, and makes an environment to see why. What has several agents, or stands behind
+    connectors, is not compared.
+
+    Raises:
+        SpaceError: if it is not.
+    """
+    part = checkpoint.policies.get(DEFAULT_POLICY_ID)
+    connected = config.agent_connectors or config.action_connectors
+    made = make_any_environments(config.env, 1, EnvContext(config.env_config), checked=False)
+    if made is None:
+        return
+    try:
+        if part is not None and not connected and isinstance(made, Environments):
+            given = (made.observation_space, made.action_space)
+            require_trained_spaces(DEFAULT_POLICY_ID, spaces_of(part), given, allow_other=True)
+    finally:
+        made.close()
 
 
 @contextlib.contextmanager

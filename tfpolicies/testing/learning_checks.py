@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfpolicies.errors import NonFiniteError
 from tfpolicies.policy.learning_batches import learning_columns
 from tfpolicies.program.view import LOSS_MASK, ModelView
 from tfpolicies.testing.batches import random_batch
@@ -21,7 +22,10 @@ def learning(subject: Subject) -> str:
     batch = random_batch(policy, subject.rows, seed=subject.seed)
     random_batch(twin, subject.rows, seed=subject.seed)
     before, updates = arrays_in(policy.get_weights()), policy.num_grad_updates
-    result = policy.learn_on_batch(batch)
+    try:
+        result = policy.learn_on_batch(batch)
+    except NonFiniteError as error:
+        raise _not_finite(str(error)) from error
     twin.learn_on_batch(batch)
     after = arrays_in(policy.get_weights())
     moved = [name for name in after if not np.array_equal(after[name], before[name])]
@@ -34,12 +38,7 @@ def learning(subject: Subject) -> str:
         )
     for name, array in {**after, **_numbers(result)}.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise Broken(
-                "weights and statistics to stay finite",
-                f"{array[~np.isfinite(array)].reshape(-1)[0]} in {name}",
-                "Look for a logarithm of 0, a division by 0 or an exponential of something large "
-                "in the loss; lower lr or set grad_clip.",
-            )
+            raise _not_finite(f"{array[~np.isfinite(array)].reshape(-1)[0]} in {name}")
     advice = "Let nothing but the state and the batch decide an update: seed what is random."
     expected = "two policies in one state to learn the same from one batch"
     all_same(arrays_in(twin.get_weights()), after, expected, advice)
@@ -50,6 +49,15 @@ def learning(subject: Subject) -> str:
             "Call `super().learn_on_batch` exactly once in an override.",
         )
     return f"{len(moved)} of {len(after)} weights moved"
+
+
+def _not_finite(found: str) -> Broken:
+    return Broken(
+        "weights and statistics to stay finite",
+        found,
+        "Look for a logarithm of 0, a division by 0 or an exponential of something large in the "
+        "loss; lower lr or set grad_clip.",
+    )
 
 
 def _numbers(result: Any) -> dict[str, np.ndarray]:
