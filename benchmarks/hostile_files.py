@@ -544,4 +544,4 @@ def all_victims(root: Path) -> Iterator[tuple[str, Victim, float]]:
         yield name, victim, 0.1
     yield "stash", stash_victim(root, policies["catalogue"]), 0.08
     yield "run folder", run_victim(root, single), 0.05
-    yield "export", export_victim(root, policies["catalogue"]), 0.01
+    yield "export", export_victim(root, single.get_policy()), 0.01

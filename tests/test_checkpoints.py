@@ -25,6 +25,7 @@ from tfpolicies.config.stored_environments import environment_of_file
 from tfpolicies.config.stored_settings import decode_settings
 from tfpolicies.envs.registry import register_environment
 from tfpolicies.errors import CheckpointError, ConfigError, UnknownPolicyError, WeightsError
+from tfpolicies.storage.checkpoint import PolicyPart, read_checkpoint, write_checkpoint
 from tfpolicies.storage.json_values import Missing, encode_value, find_missing
 
 
@@ -472,3 +473,43 @@ def test_an_algorithm_with_one_agent_loads_with_the_policies_that_were_added(tmp
     assert set(again.worker.policy_map) == {"default_policy", "snapshot"}
     for policy_id, weights in algorithm.get_weights().items():
         np.testing.assert_equal(again.get_weights([policy_id])[policy_id], weights)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("part", "entry", "value"),
+    [
+        ("progress", "episodes", {"$import": "os:system"}),
+        ("progress", "counters", []),
+        ("progress", "iteration", -1),
+        ("progress", "time_total_s", "long"),
+        ("worker", "global_vars", 5),
+        ("worker", "seeds_used", "many"),
+        ("evaluation", "seeds_used", 1),
+    ],
+)
+def test_a_run_whose_state_is_garbled_is_refused_before_anything_is_restored(
+    tmp_path, part, entry, value
+):
+    config = PPOConfig().environment("CartPole-v1").training(model={"fcnet_hiddens": [4]})
+    algorithm = config.framework(inference="tf", jit_compile=False).debugging(seed=0).build()
+    algorithm.save(tmp_path)
+    found = read_checkpoint(tmp_path, "algorithm.json", kind="Algorithm")
+    manifest = {name: each for name, each in found.manifest.items() if name not in _ADDED}
+    manifest[part] = {**(manifest[part] or {}), entry: value}
+    policies = {
+        pid: PolicyPart(
+            "policy.json", {k: x for k, x in each.manifest.items() if k not in _ADDED}, each.arrays
+        )
+        for pid, each in found.policies.items()
+    }
+    write_checkpoint(tmp_path / "bad", "algorithm.json", manifest, found.arrays, policies=policies)
+    weights = algorithm.get_weights()
+    other = {name: x + 1 for name, x in weights["default_policy"].items()}
+    algorithm.set_weights({"default_policy": other})
+    with pytest.raises(CheckpointError, match="lacks or garbles"):
+        algorithm.restore(tmp_path / "bad")
+    np.testing.assert_equal(algorithm.get_weights()["default_policy"], other)
+
+
+_ADDED = ("format_version", "tfpolicies_version", "arrays", "policies", "checksum")

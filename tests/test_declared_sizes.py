@@ -198,3 +198,9 @@ def test_the_bounds_of_all_spaces_in_a_file_are_limited_together():
     require_plausible_spaces({"spaces": [box] * 16})
     with pytest.raises(CheckpointError, match="71303168 bytes"):
         require_plausible_spaces({"spaces": [box] * 17})
+
+
+@pytest.mark.parametrize("space", [Dict({0: OBS}), Tuple((Dict({"a": Dict({5: OBS})}),))])
+def test_a_dict_whose_keys_are_no_names_is_refused(space):
+    with pytest.raises(SpaceError, match=r"observation_space has a Dict with the key [05], but"):
+        make(obs=space)

@@ -327,6 +327,14 @@ def test_a_restored_generator_continues_bit_for_bit(name):
     np.testing.assert_array_equal(rng.spawn(1)[0].random(4), twin.spawn(1)[0].random(4))
 
 
+@pytest.mark.core
+def test_a_generator_whose_seeds_would_fill_the_memory_is_refused():
+    record = encode_generator(np.random.default_rng(5))
+    record["seed_sequence"]["pool_size"] = 10**9
+    with pytest.raises(CheckpointError, match="pool_size=1000000000, at most 1024"):
+        decode_generator(record)
+
+
 def test_encoding_a_generator_draws_nothing_from_it():
     rng, twin = np.random.default_rng(3), np.random.default_rng(3)
     encode_generator(rng)

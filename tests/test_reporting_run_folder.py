@@ -157,3 +157,14 @@ def test_the_newest_run_is_the_newest_one_with_a_whole_checkpoint(tmp_path: Path
     assert newest_run(tmp_path) == older
     (started.latest / "algorithm.json").write_text("{}")
     assert newest_run(tmp_path) == started
+
+
+@pytest.mark.parametrize("change", [{"settings": None}, {"created": "once"}, {"created": 5}])
+def test_a_run_json_without_its_parts_is_refused(tmp_path, change):
+    run = RunFolder.create(tmp_path, "ppo", {"steps": 1})
+    run.release()
+    content = json.loads(run.run_json.read_text())
+    run.run_json.write_text(json.dumps({**content, **change}))
+    assert find_runs(tmp_path) == []
+    with pytest.raises(CheckpointError, match="is damaged: it does not say when"):
+        _ = RunFolder.open(run.path).settings

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tfpolicies.algorithms.run_state import run_state
 from tfpolicies.config.multi_agent_setup import policy_config
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID, PolicySpec
 from tfpolicies.config.read_only import is_equal
@@ -44,14 +45,14 @@ from tfpolicies.policy.checkpoints import (
     weight_shapes,
 )
 from tfpolicies.rollout.fitting_spaces import require_trained_spaces
-from tfpolicies.storage.array_places import put_arrays, take_arrays
+from tfpolicies.storage.array_places import take_arrays
 from tfpolicies.storage.checkpoint import (
     Checkpoint,
     PolicyPart,
     read_checkpoint,
     write_checkpoint,
 )
-from tfpolicies.storage.generator_json import decode_generator, encode_generator
+from tfpolicies.storage.generator_json import encode_generator
 from tfpolicies.storage.import_paths import describe
 from tfpolicies.storage.json_values import Missing, decode_value, encode_value, find_missing
 from tfpolicies.storage.pickling import checkpoint_of, frozen_part, require_named
@@ -234,37 +235,6 @@ def _many_agents_record(state: dict[str, Any]) -> tuple[Any, dict[str, np.ndarra
     del state["rng"]
     stored = encode_value(take_arrays(state, arrays))
     return {"envs": encode_value(envs), "many_agents": stored}, arrays
-
-
-def _sampler_state(record: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    if "many_agents" in record:
-        found = put_arrays(decode_value(record["many_agents"]), arrays)
-        return {**found, "envs": decode_value(record["envs"])}
-
-    def numbered(prefix: str) -> list[np.ndarray]:
-        count = sum(name.startswith(f"{prefix}/") for name in arrays)
-        return [arrays[f"{prefix}/{i}"] for i in range(count)]
-
-    finals = []
-    for k, (t, leaves) in enumerate(record["finals"]):
-        last = [arrays[f"finals/{k}/{i}"] for i in range(leaves)]
-        finals.append((t, arrays[f"finals/{k}/indices"], last))
-
-    def named(prefix: str) -> dict[str, np.ndarray]:
-        found = {k: x for k, x in arrays.items() if k.startswith(prefix)}
-        return {k.removeprefix(prefix): x for k, x in found.items()}
-
-    return {
-        "envs": decode_value(record["envs"]),
-        "columns": named("columns/"),
-        "memory": named("memory/"),
-        "obs": numbered("obs"),
-        "alive": arrays["alive"],
-        "finals": finals,
-        "running": numbered("running"),
-        "next_unroll": record["next_unroll"],
-        "pending": decode_value(record["pending"]),
-    }
 
 
 def _roster_record(roster: Any) -> dict[str, Any]:
@@ -458,18 +428,9 @@ def restore_algorithm(
     try:
         states = {pid: state_of(part) for pid, part in checkpoint.policies.items()}
         trained = {pid: spaces_of(part) for pid, part in checkpoint.policies.items()}
-        manifest = checkpoint.manifest
-        progress = decode_value(manifest["progress"])
-        record = manifest["worker"]
-        rng = None if record["rng"] is None else decode_generator(record["rng"])
-        global_vars = decode_value(record["global_vars"])
-        sampler = None
-        if record["sampler"] is not None:
-            sampler = _sampler_state(record["sampler"], checkpoint.arrays["sampler"])
-            sampler["rng"] = rng.bit_generator.state  # type: ignore[union-attr]
-        extra = put_arrays(decode_value(manifest["extra"]), checkpoint.arrays.get("extra", {}))
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{source}: its manifest lacks or garbles {error}.") from error
+    run = run_state(checkpoint, source)
     for pid in states.keys() - new.keys():
         policy = worker.get_policy(pid)
         require_trained_spaces(
@@ -479,7 +440,7 @@ def restore_algorithm(
             allow_other=allow_other_spaces,
         )
         check_stored_state(policy, states[pid])
-    algorithm.set_extra_state(extra)
+    algorithm.set_extra_state(run.extra)
     for pid, policy in new.items():
         algorithm.add_policy(pid, policy=policy)
     for pid in set(worker.policy_map) - set(states):
@@ -487,14 +448,12 @@ def restore_algorithm(
     for pid in states.keys() - new.keys():
         set_stored_state(worker.get_policy(pid), states[pid])
     algorithm.set_roster(roster.policy_mapping_fn, roster.policies_to_train)
-    algorithm.set_progress(progress)
-    worker.restore_sampling(record["seeds_used"], rng, global_vars, sampler)
+    algorithm.set_progress(run.progress)
+    worker.restore_sampling(run.seeds_used, run.rng, run.global_vars, run.sampler)
     algorithm.workers.align(new_episodes=True)
-    evaluation = manifest["evaluation"]
-    if evaluation is not None:
-        rngs = {pid: rng for pid, rng in evaluation["rngs"].items() if pid in states}
-        rngs = {pid: decode_generator(rng) for pid, rng in rngs.items()}
-        algorithm.restore_evaluation(evaluation["seeds_used"], rngs)
+    if run.evaluation is not None:
+        seeds_used, rngs = run.evaluation
+        algorithm.restore_evaluation(seeds_used, {k: x for k, x in rngs.items() if k in states})
 
 
 def require_trained_environment(checkpoint: Checkpoint, config: Any) -> None:

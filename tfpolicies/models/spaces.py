@@ -7,7 +7,7 @@ and runtimes see flat lists of arrays instead, one per leaf, in the order of `le
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,12 +61,18 @@ def require_values(space: spaces.Space, argument: str) -> None:
     """Checks that a space, and each part of it, has something to observe or to choose.
 
     Raises:
-        SpaceError: for a Dict or Tuple without parts, a space whose shape holds a 0, or one of
-            more than 1000 parts.
+        SpaceError: for a Dict or Tuple without parts, a space whose shape holds a 0, one of more
+            than 1000 parts, or a Dict with keys that are no strings.
     """
     empty = _empty_part(space, argument)
     if empty is not None:
         raise SpaceError(f"{empty}. Leave it out, or give it at least one number.")
+    others = [key for key in _keys(space) if not isinstance(key, str)]
+    if others:
+        raise UnsupportedSpaceError(
+            f"{argument} has a Dict with the key {others[0]!r}, but keys name inputs and must be "
+            "strings. Give the part a name."
+        )
     parts = _count_parts(space)
     if parts > _MOST_PARTS:
         raise SpaceError(
@@ -79,6 +85,15 @@ def _count_parts(space: spaces.Space) -> int:
     if isinstance(space, spaces.Dict):
         return sum(map(_count_parts, space.values()))
     return sum(map(_count_parts, space)) if isinstance(space, spaces.Tuple) else 1
+
+
+def _keys(space: spaces.Space) -> Iterator[Any]:
+    """Yields the keys of all Dicts in a space."""
+    if isinstance(space, spaces.Dict):
+        yield from space.spaces
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        for part in space.values() if isinstance(space, spaces.Dict) else space:
+            yield from _keys(part)
 
 
 def _empty_part(space: spaces.Space, place: str) -> str | None:

@@ -112,6 +112,12 @@ class RunFolder:
                 f"{str(run.run_json)!r} has format version {content.get('format_version')!r}, but "
                 f"this version of tfpolicies reads {FORMAT_VERSION}. Install the one that wrote it."
             )
+        created, settings = content.get("created"), content.get("settings")
+        if not _is_date(created) or not isinstance(settings, dict):
+            raise CheckpointError(
+                f"{str(run.run_json)!r} is damaged: it does not say when the run was made, or "
+                "what was asked for. Restore the file or start a new run."
+            )
         return run
 
     def hold(self) -> RunFolder:
@@ -236,6 +242,13 @@ class RunFolder:
                 "Give the folder that `tfpolicies train` made."
             )
         return content
+
+
+def _is_date(text: Any) -> bool:
+    try:
+        return bool(datetime.fromisoformat(text))
+    except (TypeError, ValueError):
+        return False
 
 
 def newest_run(parent: str | PathLike[str]) -> RunFolder | None:

@@ -9,6 +9,7 @@ import numpy as np
 from tfpolicies.errors import CheckpointError
 from tfpolicies.storage.json_values import decode_value, encode_value
 
+_LARGEST_POOL = 1024  # words of a SeedSequence, which has 4 by default
 _BIT_GENERATORS: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
@@ -55,6 +56,8 @@ def decode_generator(record: Any) -> np.random.Generator:
     value = decode_value(record)
     try:
         state, seed_state = value["state"], value["seed_sequence"]
+        if seed_state is not None and seed_state["pool_size"] > _LARGEST_POOL:
+            raise ValueError(f"pool_size={seed_state['pool_size']}, at most {_LARGEST_POOL}")
         seeds = None if seed_state is None else np.random.SeedSequence(**seed_state)
         bits = _BIT_GENERATORS[state["bit_generator"]](seeds)
         bits.state = state

@@ -1,0 +1,126 @@
+"""What a checkpoint holds of a run besides its policies, all of it checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tfpolicies.errors import CheckpointError
+from tfpolicies.rollout.metrics_state import restored_metrics
+from tfpolicies.storage.array_places import put_arrays
+from tfpolicies.storage.checkpoint import Checkpoint
+from tfpolicies.storage.generator_json import decode_generator
+from tfpolicies.storage.json_values import decode_value
+
+_MALFORMED = (AttributeError, LookupError, TypeError, ValueError)
+
+
+class RunState(NamedTuple):
+    """Where a run stood."""
+
+    progress: dict[str, Any]  # as `Algorithm.set_progress` takes it
+    seeds_used: int
+    rng: np.random.Generator | None  # of the sampler; None if there was none
+    global_vars: dict[str, Any]
+    sampler: dict[str, Any] | None  # the running episodes
+    evaluation: tuple[int, dict[str, np.random.Generator]] | None  # seeds used; by policy id
+    extra: Any  # as `Algorithm.set_extra_state` takes it
+
+
+def run_state(checkpoint: Checkpoint, source: str) -> RunState:
+    """Returns where the run of an algorithm's checkpoint stood.
+
+    Args:
+        checkpoint: of the algorithm.
+        source: where it is from, for messages.
+
+    Raises:
+        CheckpointError: if something of it is missing or malformed.
+    """
+    manifest, arrays = checkpoint.manifest, checkpoint.arrays
+    try:
+        worker = manifest["worker"]
+        rng = None if worker["rng"] is None else decode_generator(worker["rng"])
+        return RunState(
+            _progress(manifest["progress"]),
+            _count(worker["seeds_used"]),
+            rng,
+            _dict(decode_value(worker["global_vars"])),
+            _episodes(worker["sampler"], arrays.get("sampler", {}), rng),
+            _evaluation(manifest["evaluation"]),
+            put_arrays(decode_value(manifest["extra"]), arrays.get("extra", {})),
+        )
+    except _MALFORMED as error:
+        raise CheckpointError(f"{source}: its manifest lacks or garbles {error}.") from error
+
+
+def _progress(record: Any) -> dict[str, Any]:
+    found = _dict(decode_value(record))
+    restored_metrics(found["episodes"])  # it can be
+    for count in (found["iteration"], found["episodes_total"], *_dict(found["counters"]).values()):
+        _count(count)
+    if not isinstance(found["time_total_s"], int | float):
+        raise TypeError(f"time_total_s: {found['time_total_s']!r:.80}")
+    return found
+
+
+def _evaluation(record: Any) -> tuple[int, dict[str, np.random.Generator]] | None:
+    if record is None:
+        return None
+    rngs = {pid: decode_generator(rng) for pid, rng in _dict(record["rngs"]).items()}
+    return _count(record["seeds_used"]), rngs
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError(f"{value!r:.80}, which should be a dict")
+    return value
+
+
+def _count(value: Any) -> int:
+    if not isinstance(value, int) or not 0 <= value < 2**63:
+        raise TypeError(f"{value!r:.80}, which should be an integer >= 0")
+    return value
+
+
+def _episodes(
+    record: Any, arrays: Mapping[str, np.ndarray], rng: np.random.Generator | None
+) -> dict[str, Any] | None:
+    if record is None:
+        return None
+    if rng is None:
+        raise TypeError("running episodes without a generator")
+    return {**_sampler_state(_dict(record), arrays), "rng": rng.bit_generator.state}
+
+
+def _sampler_state(record: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    if "many_agents" in record:
+        found = put_arrays(decode_value(record["many_agents"]), arrays)
+        return {**found, "envs": decode_value(record["envs"])}
+
+    def numbered(prefix: str) -> list[np.ndarray]:
+        count = sum(name.startswith(f"{prefix}/") for name in arrays)
+        return [arrays[f"{prefix}/{i}"] for i in range(count)]
+
+    finals = []
+    for k, (t, leaves) in enumerate(record["finals"]):
+        last = [arrays[f"finals/{k}/{i}"] for i in range(leaves)]
+        finals.append((t, arrays[f"finals/{k}/indices"], last))
+
+    def named(prefix: str) -> dict[str, np.ndarray]:
+        found = {k: x for k, x in arrays.items() if k.startswith(prefix)}
+        return {k.removeprefix(prefix): x for k, x in found.items()}
+
+    return {
+        "envs": decode_value(record["envs"]),
+        "columns": named("columns/"),
+        "memory": named("memory/"),
+        "obs": numbered("obs"),
+        "alive": arrays["alive"],
+        "finals": finals,
+        "running": numbered("running"),
+        "next_unroll": record["next_unroll"],
+        "pending": decode_value(record["pending"]),
+    }
