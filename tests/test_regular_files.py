@@ -24,13 +24,13 @@ ROW = {**dict.fromkeys(FIXED_COLUMNS, 1.0), "iteration": 1}
 
 @pytest.fixture(autouse=True)
 def alarm():
-    """What waits for ever ends after ten seconds, as an error."""
+    """What waits for ever ends after a minute, as an error."""
 
     def give_up(*_):
         raise TimeoutError("it waits for a file that never comes")
 
     before = signal.signal(signal.SIGALRM, give_up)
-    signal.alarm(10)
+    signal.alarm(60)
     yield
     signal.alarm(0)
     signal.signal(signal.SIGALRM, before)
