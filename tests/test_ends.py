@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -305,6 +306,24 @@ def test_ignored_signals_stay_ignored_and_other_threads_change_nothing() -> None
     finally:
         signal.signal(signal.SIGHUP, found)
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.core
+def test_a_signal_that_comes_in_a_destructor_is_not_lost(capfd: pytest.CaptureFixture[str]) -> None:
+    class Dying:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGTERM)
+
+    def die() -> None:
+        with Signals():
+            Dying()  # Python ignores what is raised here
+            time.sleep(10.0)
+
+    hook = sys.unraisablehook
+    with pytest.raises(SignalEnd):
+        die()
+    assert "ignored" not in capfd.readouterr().err
+    assert sys.unraisablehook is hook
 
 
 @pytest.mark.core

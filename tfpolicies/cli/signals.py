@@ -95,6 +95,8 @@ class Signals:
             2  # a copy, since TensorFlow's start is quieted by putting another file there
         )
         self._wakeup = -1
+        self._unraisable: Callable[[Any], Any] = sys.unraisablehook
+        self._was_ignored = False  # what was raised came in a destructor, where Python ignores it
 
     # -- for the main thread --------------------------------------------------------------------
 
@@ -110,6 +112,7 @@ class Signals:
         os.set_blocking(writing, False)
         self._stderr = os.dup(2)
         self._wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        self._unraisable, sys.unraisablehook = sys.unraisablehook, self._ignored
         watch = threading.Thread(target=self._watch, args=(reading,), name="signals", daemon=True)
         watch.start()
         return self
@@ -131,6 +134,7 @@ class Signals:
 
     def _restore(self) -> None:
         signal.set_wakeup_fd(self._wakeup)
+        sys.unraisablehook = self._unraisable
         for number, handler in self._found.items():
             signal.signal(number, handler)
 
@@ -194,6 +198,12 @@ class Signals:
         self._times_raised += 1
         raise SignalEnd(self.requested or number)
 
+    def _ignored(self, what: Any) -> None:
+        if isinstance(what.exc_value, SignalEnd):
+            self._was_ignored = True
+        else:
+            self._unraisable(what)
+
     # -- the thread -----------------------------------------------------------------------------
 
     def _watch(self, reading: int) -> None:
@@ -224,8 +234,9 @@ class Signals:
                 limit = max(limit, now + _LAST)
             if now >= limit:
                 self._leave(number)
-            if now >= remind_at and not (self._is_caught or self._is_saving):
-                remind_at = now + _BETWEEN_REMINDERS
+            is_due = now >= remind_at or self._was_ignored
+            if is_due and not (self._is_caught or self._is_saving):
+                remind_at, self._was_ignored = now + _BETWEEN_REMINDERS, False
                 self._remind(number)
 
     def _next_signal(self, reading: int, seconds: float | None) -> int | None:
