@@ -46,9 +46,7 @@ from tfpolicies.storage.places import Place
 pytestmark = pytest.mark.core
 
 MAIN = {"$import": "tfpolicies.cli:main"}
-DECISION = (
-    Path(tfpolicies.__file__).parents[1] / "docs/decisions/003-import-paths-in-checkpoints.md"
-)
+DECISION = Path(__file__).parents[1] / "docs/decisions/003-import-paths-in-checkpoints.md"
 
 NAMED = {  # what of this package may stand in each place, an example each
     "callbacks": DefaultCallbacks,
