@@ -346,8 +346,9 @@ def test_a_signal_is_held_back_until_the_end_of_the_block_and_a_second_one_is_no
 @pytest.mark.core
 def test_a_forked_child_has_the_signals_that_were_found() -> None:
     code = """
-import os, signal, time
+import os, signal, time, warnings
 from tfpolicies.cli.signals import Signals
+warnings.simplefilter("ignore", DeprecationWarning)  # of forks where there are threads
 with Signals():
     child = os.fork()
     if child == 0:
