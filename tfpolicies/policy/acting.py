@@ -197,12 +197,7 @@ class Acting:
             ObservationError: also for NaN and infinity, and for masks that allow nothing, unless
                 `check_inputs=False`.
         """
-        if self._reads_obs_only and state_batches is None:
-            inputs = batch_leaves(self._obs_leaves, obs_batch, "obs_batch")
-        else:
-            inputs = self.checked_inputs(
-                obs_batch, state_batches, prev_action_batch, prev_reward_batch
-            )
+        inputs = self.checked_inputs(obs_batch, state_batches, prev_action_batch, prev_reward_batch)
         if self.config["check_inputs"]:
             self._check(inputs)
         return inputs
