@@ -2,12 +2,16 @@
 
 import gc
 import importlib.util
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background, and inherited
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if "benchmarks" not in sys.modules:
     found = importlib.util.spec_from_file_location(

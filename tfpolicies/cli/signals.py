@@ -85,6 +85,8 @@ class Signals:
     def __init__(self) -> None:
         self.requested: int | None = None
         self._rescue: Callable[[str], None] | None = None
+        self._is_announced = False
+        self._announcing = threading.Lock()
         self._is_caught = False
         self._is_saving = False
         self._times_raised = 0
@@ -154,7 +156,11 @@ class Signals:
         """
         self._rescue = rescue
         try:
-            yield self
+            try:
+                yield self
+            finally:
+                if self.requested is not None:
+                    self._announce(self.requested)  # the thread may not have come to it yet
         finally:
             self._rescue = None
         self.check()
@@ -215,11 +221,7 @@ class Signals:
             os.close(reading)
 
     def _see_to_the_end(self, reading: int, number: int) -> None:
-        if self._rescue is not None:
-            self._say(
-                f"{what_happened(number)}: training ends and saves after this iteration. Once more "
-                "ends it at once."
-            )
+        self._announce(number)
         began = time.monotonic()
         limit, remind_at = began + _LIMIT, began + _PATIENCE
         is_second = False
@@ -258,6 +260,16 @@ class Signals:
         """Sends the signal to the main thread once more, which ends a call that waits, too."""
         self._reminders += 1
         signal.pthread_kill(threading.main_thread().ident or 0, number)
+
+    def _announce(self, number: int) -> None:
+        """Says, once, how what runs in `held_back` ends."""
+        with self._announcing:
+            if self._rescue is not None and not self._is_announced:
+                self._is_announced = True
+                self._say(
+                    f"{what_happened(number)}: training ends and saves after this iteration. Once "
+                    "more ends it at once."
+                )
 
     def _say(self, text: str) -> None:
         with contextlib.suppress(OSError):
