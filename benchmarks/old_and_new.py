@@ -67,19 +67,21 @@ def main() -> int:
     parser.add_argument("--new", default="HEAD", help="revision that is compared")
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=1.0, help="of each figure")
+    parser.add_argument("--only", default="", help='of what is measured, such as "acting tf"')
     parser.add_argument("--least", type=float, default=0.97, help="smallest ratio that is fine")
     options = parser.parse_args()
+    variants = [pair for pair in VARIANTS if " ".join(pair).startswith(options.only)]
     ratios: dict[tuple[str, str, str], list[float]] = {}
     micros: dict[tuple[str, str, str], list[float]] = {}
     with checked_out(options.old) as old, checked_out(options.new) as new:
         for pair in range(options.pairs):
-            for measurement, variant in VARIANTS:
+            for measurement, variant in variants:
                 order = (old, new) if pair % 2 == 0 else (new, old)
                 found = {
                     tree: figures(tree, measurement, variant, options.seconds) for tree in order
                 }
                 for name, before in found[old].items():
-                    key = (measurement.removeprefix(""), variant, name)
+                    key = (measurement, variant, name)
                     ratios.setdefault(key, []).append(before / found[new][name])
                     micros.setdefault(key, []).append(found[new][name])
             print(f"pair {pair + 1} of {options.pairs}", file=sys.stderr)

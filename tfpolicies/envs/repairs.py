@@ -18,7 +18,7 @@ import gymnasium as gym
 import numpy as np
 
 from tfpolicies.errors import EnvError
-from tfpolicies.finite import NO_NUMBERS
+from tfpolicies.finite import NO_NUMBERS, is_finite
 
 logger = logging.getLogger("tfpolicies")
 
@@ -208,16 +208,16 @@ class Repairs:
         ) from last
 
 
-def is_finite(array: np.ndarray) -> bool:
+def are_sound(array: np.ndarray) -> bool:
     """Whether an array has real numbers, and neither NaN nor infinity among them.
 
-    >>> is_finite(np.array([1.0, 1e200])), is_finite(np.array([1.0, np.nan]))
+    >>> are_sound(np.array([1.0, 1e200])), are_sound(np.array([1.0, np.nan]))
     (True, False)
-    >>> is_finite(np.array(["1.0"]))
+    >>> are_sound(np.array(["1.0"]))
     False
     """
     kind = array.dtype.kind
-    return bool(np.isfinite(array).all()) if kind == "f" else kind in "biu"
+    return is_finite(array) if kind == "f" else kind in "biu"
 
 
 def are_flags(values: Sequence[Any]) -> bool:
@@ -264,7 +264,7 @@ def sound_check(space: gym.Space) -> Callable[[Any], bool]:
     elif isinstance(space, gym.spaces.MultiBinary):
         low, high = 0, 1
     else:
-        return is_finite
+        return are_sound
     return lambda array: bool(((array >= low) & (array <= high)).all())
 
 

@@ -30,11 +30,11 @@ from tfpolicies.envs.repairs import (
     BREAKS,
     Repairs,
     are_flags,
+    are_sound,
     as_flags,
     check_flag,
     check_observation,
     check_reward,
-    is_finite,
     sound_check,
 )
 from tfpolicies.errors import EnvError
@@ -393,7 +393,7 @@ class VectorEnvironments(Environments):
         self, obs: Any, rewards: Any, terminateds: Any, truncateds: Any, infos: Any
     ) -> Step:
         ended, cut = as_flags(terminateds), as_flags(truncateds)
-        if ended is None or cut is None or not (is_finite(rewards) and self._is_sound(obs)):
+        if ended is None or cut is None or not (are_sound(rewards) and self._is_sound(obs)):
             self._explain(obs, rewards, terminateds, truncateds)
         terminateds, truncateds = ended, cut
         if terminateds.any() or truncateds.any():

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tfpolicies.envs.repairs import is_finite
+from tfpolicies.envs.repairs import are_sound
 from tfpolicies.errors import EnvError
 from tfpolicies.rollout.multi_agent_batches import Sample
 from tfpolicies.rollout.multi_agent_episode import Copy
@@ -250,7 +250,7 @@ def _as_numbers(rewards: Sequence[Any]) -> np.ndarray:
         numbers = np.array(rewards, np.float64)
     except (TypeError, ValueError):
         raise not_numbers(rewards) from None
-    if numbers.ndim != 1 or not is_finite(numbers):
+    if numbers.ndim != 1 or not are_sound(numbers):
         raise not_numbers(rewards)
     return numbers
 

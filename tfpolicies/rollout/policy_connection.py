@@ -14,7 +14,7 @@ from tfpolicies.connectors import (
     AgentConnectorPipeline,
     AgentStep,
 )
-from tfpolicies.envs.repairs import is_finite, unsound
+from tfpolicies.envs.repairs import are_sound, unsound
 from tfpolicies.errors import ConfigError, ObservationError, SpaceError
 from tfpolicies.models.spaces import batch_leaves, leaves, nest
 from tfpolicies.rollout.multi_agent_rows import PolicyRows, Seats, Stacker
@@ -170,7 +170,7 @@ class Connection:
         if rewards is None or step.rewards is None:
             return arrays, rewards
         found = np.asarray(step.rewards, np.float64)
-        if found.shape != rewards.shape or not is_finite(found):
+        if found.shape != rewards.shape or not are_sound(found):
             raise ObservationError(
                 f"Rewards that {whose} give must be {len(rewards)} finite numbers, but are "
                 f"{step.rewards!r:.200}. Correct {pipeline}."
