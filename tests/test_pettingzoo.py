@@ -167,7 +167,7 @@ def test_instances_creators_and_names_are_taken():
     assert isinstance(tictactoe(), AECEnv)
     made = make_any_environments(Dying(), 1, EnvContext({}))
     assert isinstance(made, MultiAgentEnvironments)
-    with pytest.raises(EnvError, match="one environment again and again, but 2"):
+    with pytest.raises(EnvError, match="env is one Dying object, but 2 environments"):
         make_any_environments(Dying(), 2, EnvContext({}))
     made = make_any_environments(lambda context: Dying(), 2, EnvContext({}))
     assert made.num_envs == 2

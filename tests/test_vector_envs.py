@@ -306,7 +306,7 @@ def test_a_class_or_its_import_path_is_called_with_the_context(source):
 
 
 def test_a_class_whose_constructor_takes_no_argument_is_called_without():
-    envs = make_environments(SeededEnv, 2, EnvContext({"size": 3}))
+    envs = make_environments(SeededEnv, 2, EnvContext({}))
     assert envs.num_envs == 2
     assert all(type(env) is SeededEnv for env in envs.get_sub_environments())
 

@@ -15,6 +15,7 @@ from tfpolicies.config.multi_agent_setup import multi_agent_setup, policy_config
 from tfpolicies.config.names import ALIASES
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID, PolicySpec
 from tfpolicies.config.sectioned import SectionedConfig
+from tfpolicies.envs.making import is_instance, require_alone
 from tfpolicies.errors import ConfigError, UnknownSettingError, near_matches
 
 logger = logging.getLogger("tfpolicies")
@@ -366,8 +367,14 @@ class AlgorithmConfig(SectionedConfig):
 
         Raises:
             ConfigError: naming the contradiction.
+            EnvError: if the environment is an object, and more than one is needed.
         """
         self._validate_policies()
+        if is_instance(self.env):
+            elsewhere = (self.evaluation_config or {}).get("env") is not None
+            evaluates = self.evaluation_interval is not None and not elsewhere
+            envs, workers = self.num_envs_per_worker, self.num_rollout_workers
+            require_alone(self.env, envs, workers, evaluates=evaluates)
         if self.evaluation_config is not None:
             self.copy(copy_frozen=False).update_from_dict(self.evaluation_config)
         self._validate_connectors()

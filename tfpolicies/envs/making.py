@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
@@ -10,9 +11,11 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.vector import VectorEnv
 
+from tfpolicies.envs.calling import called
 from tfpolicies.envs.multi_agent_env import MultiAgentEnv
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
 from tfpolicies.envs.pettingzoo import (
+    MOVED,
     is_pettingzoo,
     is_pettingzoo_name,
     pettingzoo_creator,
@@ -77,11 +80,13 @@ def make_any_environments(
         source: a name given by `register_environment`, a name registered with Gymnasium (stepped by
             its own vector implementation if it has one), a name of PettingZoo's
             (`"pettingzoo:classic/tictactoe_v3"`, called with the context's settings),
-            `"package.module:Class"`, an environment class (called with the context, unless its
-            constructor takes no argument), or a creator `f(context)`. A class or creator may give a
-            plain environment, a `MultiAgentEnv` or one of PettingZoo, and is then called once for
+            `"package.module:Class"`, an environment class, or a function. A registered creator is
+            called with the context; for other classes and functions their signature decides
+            between the context and its settings as keywords (see `calling.called`). They may give a
+            plain environment, a `MultiAgentEnv` or one of PettingZoo, and are then called once for
             each; or a vector environment (EnvPool included), which is taken as it is and decides
-            the number. A single PettingZoo environment may be given itself.
+            the number. An environment may be given itself where one is enough: no second one can
+            be made of it.
         num_envs: how many are stepped together.
         context: the context of the first one.
         on_created: called with each environment, its context and its index.
@@ -93,14 +98,18 @@ def make_any_environments(
         None if the creator gave None and may do so.
 
     Raises:
-        EnvError: for an unknown name, or if nothing usable is made.
+        EnvError: for an unknown name, if nothing usable is made, or if more than one environment
+            is to be made of an instance.
     """
     made: Environments | MultiAgentEnvironments | None
     named = registered_creator(source)
-    if named is None and isinstance(source, str) and not is_import_path(source):
+    if is_instance(source):
+        made = _instance(source, num_envs, context)
+    elif named is None and isinstance(source, str) and not is_import_path(source):
         made = _by_name(source, num_envs, context, checked=checked)
     else:
-        made = _by_creator(named or _resolved(source), source, num_envs, context)
+        create = _resolved(source) if named is None else _registered_call(named)
+        made = _by_creator(create, source, num_envs, context)
     if made is None and not may_be_none:
         raise _unusable(source, made)
     if made is not None and on_created is not None:
@@ -132,6 +141,34 @@ def make_environments(
             "act for which agents, or take an environment with one agent."
         )
     return made
+
+
+def is_instance(source: Any) -> bool:
+    """Whether an environment is given itself, of which no second one can be made."""
+    if isinstance(source, type):
+        return False
+    return isinstance(source, gym.Env | VectorEnv) or is_pettingzoo(source)
+
+
+def require_alone(env: Any, num_envs: int, num_workers: int, *, evaluates: bool) -> None:
+    """Checks that an environment which is given itself is the only one that is needed.
+
+    Raises:
+        EnvError: if more are.
+    """
+    several = num_envs > 1 and not isinstance(env, VectorEnv)
+    reasons = {
+        f"{num_envs} environments are to be stepped together": several,
+        f"{num_workers} remote workers need environments of their own": num_workers > 0,
+        "evaluation needs environments of its own": evaluates,
+    }
+    why = next((reason for reason, holds in reasons.items() if holds), None)
+    if why is not None:
+        raise EnvError(
+            f"env is one {type(env).__name__} object, but {why}. Give its class instead, or a "
+            f"function that makes a new one at each call: lambda env_config: {type(env).__name__}"
+            "(...)."
+        )
 
 
 def check_source(name: str) -> None:
@@ -211,12 +248,17 @@ def gym_spec(name: str) -> gym.envs.registration.EnvSpec:
         ) from error
 
 
+def _registered_call(create: Callable[..., Any]) -> Callable[[EnvContext], Any]:
+    """Returns what calls a registered creator: always with the context, if it takes an argument."""
+    if isinstance(create, type) and not _takes_an_argument(create):
+        return lambda context: create()
+    return create
+
+
 def _resolved(source: Any) -> Callable[[EnvContext], Any]:
     if isinstance(source, str) and is_pettingzoo_name(source):
         create = pettingzoo_creator(source)
         return lambda context: create(**context)
-    if is_pettingzoo(source):
-        return lambda context: source
     if isinstance(source, str):
         module_name, _, class_name = (
             source.partition(":") if ":" in source else source.rpartition(".")
@@ -224,23 +266,34 @@ def _resolved(source: Any) -> Callable[[EnvContext], Any]:
         try:
             source = getattr(importlib.import_module(module_name), class_name)
         except (ImportError, AttributeError, ValueError) as error:
+            moved = MOVED if module_name.partition(".")[0] == "mpe" else ""
             raise EnvError(
                 f"The environment {source!r} could not be imported: {error}. Give "
-                "'package.module:Class' of something importable."
+                f"'package.module:Class' of something importable.{moved}"
             ) from error
     if not callable(source):
         raise EnvError(
-            "env must be a registered name, 'package.module:Class', an environment class, a "
-            f"creator f(context) or a PettingZoo environment, got {source!r}."
+            "env must be a registered name, 'package.module:Class', an environment or its class, "
+            f"or a function that makes environments, got {source!r}."
         )
-    return source
+    return functools.partial(called, source)
+
+
+def _instance(
+    env: Any, num_envs: int, context: EnvContext
+) -> Environments | MultiAgentEnvironments:
+    """Returns an environment that is given itself, behind one step."""
+    require_alone(env, num_envs, context.num_workers, evaluates=False)
+    if isinstance(env, VectorEnv):
+        return VectorEnvironments(env)
+    if isinstance(env, MultiAgentEnv) or is_pettingzoo(env):
+        return MultiAgentEnvironments([_multi_agent(env)])
+    return PlainEnvironments([env])
 
 
 def _by_creator(
     create: Callable[[EnvContext], Any], source: Any, num_envs: int, context: EnvContext
 ) -> Environments | MultiAgentEnvironments | None:
-    if isinstance(create, type) and not _takes_an_argument(create):
-        kind, create = create, lambda context: kind()
     made: Environments | MultiAgentEnvironments
 
     def make(index: int) -> Any:
@@ -257,15 +310,15 @@ def _by_creator(
     if not several and not isinstance(first, gym.Env):
         raise _unusable(source, first)
     envs = [first, *(make(i) for i in range(1, num_envs))]
-    if not several:
-        made = PlainEnvironments(envs)
-        made.maker = make
-        return made
     if len({id(env) for env in envs}) < num_envs:
         raise EnvError(
             f"{source!r} gives one environment again and again, but {num_envs} are to be stepped "
             "together. Give a creator that makes a new one at each call."
         )
+    if not several:
+        made = PlainEnvironments(envs)
+        made.maker = make
+        return made
     made = MultiAgentEnvironments([_multi_agent(env) for env in envs])
     made.maker = lambda index: _multi_agent(make(index))
     return made

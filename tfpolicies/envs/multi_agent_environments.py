@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tfpolicies.envs.multi_agent_env import ALL, COMMON, MultiAgentEnv, MultiAgentStep
-from tfpolicies.envs.repairs import BREAKS, Repairs, are_flags, check_flag
+from tfpolicies.envs.repairs import BREAKS, Repairs, are_flags, check_flag, explain_seed
 from tfpolicies.errors import EnvError
 
 _NAMES = ("observations", "rewards", "terminateds", "truncateds", "infos")
@@ -67,7 +67,11 @@ class MultiAgentEnvironments:
         return self.repairs.renewed(index, self.envs[index], start)[1]
 
     def _first(self, index: int, seed: int | None) -> tuple[Mapping, Mapping]:
-        found = self._resets[index](seed=seed)
+        try:
+            found = self._resets[index](seed=seed)
+        except TypeError:
+            explain_seed(self.envs[index].reset, f"`reset` of environment {index}")
+            raise
         if not isinstance(found, tuple) or len(found) != 2:
             raise EnvError(
                 f"`reset` of environment {index} must return a pair (observations, infos), got "

@@ -17,6 +17,10 @@ from tfpolicies.envs.multi_agent_env import ALL, MultiAgentEnv, MultiAgentStep
 from tfpolicies.errors import EnvError, near_matches
 
 PREFIXES = ("pettingzoo", "mpe2")
+MOVED = (
+    " The particle environments (MPE) have a package of their own: pip install mpe2, and name them "
+    "'mpe2:simple_spread_v3'."
+)
 _THEIRS, _OURS = "observation", "observations"
 
 
@@ -90,9 +94,8 @@ def _registered(name: str) -> Callable[..., Any]:
     form = next((form for form, registry in registries.items() if own_id in registry), None)
     if form is None:
         known = [re.sub(r"-(v\d+)$", r"_\1", known) for known in package.aec_registry]
-        raise EnvError(
-            f"No environment {name!r} is registered with PettingZoo.{near_matches(name, known)}"
-        )
+        moved = MOVED if name.partition("/")[0] == "mpe" else near_matches(name, known)
+        raise EnvError(f"No environment {name!r} is registered with PettingZoo.{moved}")
 
     def create(**settings: Any) -> Any:
         try:

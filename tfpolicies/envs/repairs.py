@@ -6,6 +6,7 @@ observation of its space, no reward, or not finite.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import sys
 import threading
@@ -300,10 +301,51 @@ def check_observation(space: gym.Space, obs: Any, what: str) -> None:
         raise EnvError(f"The {what} {unsound(space)}: {obs!r:.500}.")
 
 
+def require_space(owner: Any, name: str) -> gym.Space:
+    """Returns a space of an environment.
+
+    Raises:
+        EnvError: if the environment does not have it.
+    """
+    space = getattr(owner, name, None)
+    if not isinstance(space, gym.Space):
+        kind = type(getattr(owner, "unwrapped", owner)).__name__
+        raise EnvError(
+            f"{kind} has no {name}: it must be one of gymnasium.spaces, got {space!r:.100}. Set "
+            f"self.{name} in `__init__`."
+        )
+    return space
+
+
+def explain_seed(reset: Callable[..., Any], what: str) -> None:
+    """Says what is wrong if a call of `reset(seed=...)` failed for its signature.
+
+    Args:
+        reset: what was called.
+        what: how messages call it.
+
+    Raises:
+        EnvError: if it takes no `seed`.
+    """
+    try:
+        inspect.signature(reset).bind(seed=0)
+    except ValueError:  # Python cannot tell its signature
+        return
+    except TypeError as error:
+        raise EnvError(
+            f"{what} takes no `seed`. Write `def reset(self, *, seed=None, options=None)`, and "
+            "begin it with `super().reset(seed=seed)`."
+        ) from error
+
+
 def check_reward(reward: Any, what: str) -> None:
     """Raises an `EnvError` unless a reward is a finite number."""
     array = np.asarray(reward)
-    if array.size != 1 or array.dtype.kind not in "biuf" or not np.isfinite(array).all():
+    if array.shape != ():
+        raise EnvError(
+            f"{what} gave the reward {reward!r:.200}; a reward is one number. Return float(reward)."
+        )
+    if array.dtype.kind not in "biuf" or not np.isfinite(array):
         raise EnvError(f"{what} gave the reward {reward!r}; a reward is a finite number.")
 
 

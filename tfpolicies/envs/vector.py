@@ -35,6 +35,8 @@ from tfpolicies.envs.repairs import (
     check_flag,
     check_observation,
     check_reward,
+    explain_seed,
+    require_space,
     sound_check,
 )
 from tfpolicies.errors import EnvError
@@ -150,8 +152,8 @@ class PlainEnvironments(Environments):
     def __init__(self, envs: Sequence[gym.Env]) -> None:
         self.envs = list(envs)
         self.num_envs = len(self.envs)
-        self.observation_space = self.envs[0].observation_space
-        self.action_space = self.envs[0].action_space
+        self.observation_space = require_space(self.envs[0], "observation_space")
+        self.action_space = require_space(self.envs[0], "action_space")
         for i, env in enumerate(self.envs):
             for kind in ("observation", "action"):
                 own, first = getattr(env, f"{kind}_space"), getattr(self, f"{kind}_space")
@@ -188,8 +190,12 @@ class PlainEnvironments(Environments):
             return self._renewed(index)
 
     def _first_observation(self, index: int, seed: int | None = None) -> Any:
-        found = self._resets[index](seed=seed)
         what = self._repairs.call(index, "reset")
+        try:
+            found = self._resets[index](seed=seed)
+        except TypeError:
+            explain_seed(self.envs[index].reset, what)
+            raise
         if not isinstance(found, tuple) or len(found) != 2:
             raise EnvError(f"{what} must return a pair (observation, info), got {found!r:.200}.")
         check_observation(self.observation_space, found[0], f"observation that {what} gave")
@@ -335,8 +341,8 @@ class VectorEnvironments(Environments):
     def __init__(self, env: VectorEnv) -> None:
         self.env = env
         self.num_envs = env.num_envs
-        self.observation_space = env.single_observation_space
-        self.action_space = env.single_action_space
+        self.observation_space = require_space(env, "single_observation_space")
+        self.action_space = require_space(env, "single_action_space")
         mode = (env.metadata or {}).get("autoreset_mode", AutoresetMode.NEXT_STEP)
         self.mode = AutoresetMode(mode)
         self._ended = np.zeros(self.num_envs, bool)

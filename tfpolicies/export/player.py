@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import importlib
+import inspect
 import json
 import math
 import os
@@ -23,7 +24,7 @@ import re
 import stat
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -178,11 +179,22 @@ class OnnxPolicy:
         rows = [self._leaves(obs)[0] for obs in observations]
         return [np.concatenate(parts) for parts in zip(*rows, strict=True)]
 
+    def _part(self, obs: Any, port: Mapping[str, Any]) -> Any:
+        try:
+            return _pick(obs, port["path"])
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            parts = ["/".join(each["path"]) for each in self._observed]
+            given = list(obs) if isinstance(obs, Mapping) else type(obs).__name__
+            raise ValueError(
+                f"The observation has no part {'/'.join(port['path'])!r}: the policy reads the "
+                f"parts {parts}, got {given}. Give it as the environment shows it."
+            ) from error
+
     def _leaves(self, obs: Any) -> tuple[list[np.ndarray], bool]:
         """Returns a batch per leaf, and whether `obs` was a single observation."""
         leaves, single = [], []
         for port in self._observed:
-            array = np.asarray(_pick(obs, port["path"]), port["dtype"])
+            array = np.asarray(self._part(obs, port), port["dtype"])
             shape = _row_shape(port)
             single.append(array.shape == shape)
             array = array[None] if single[-1] else array
@@ -388,7 +400,7 @@ class _Seat:
 
 def play(
     policy: OnnxPolicy,
-    env: str,
+    env: Any,
     episodes: int,
     *,
     seed: int = 0,
@@ -403,19 +415,22 @@ def play(
 
     Args:
         policy: what acts.
-        env: a Gymnasium id, `module:id` to import a module first, or `module:Class`.
+        env: a Gymnasium id, `module:id` to import a module first, `module:Class`, a class or a
+            function that makes environments, or one environment, which then plays alone.
         episodes: how many, at least 1.
         seed: of environments and noise, at least 0.
         num_envs: at most so many environments at once; a rendered one is alone.
         render: show a window.
-        env_config: keywords for a Gymnasium id; for a class the dict that it is called with.
+        env_config: keywords for a Gymnasium id. A class or function gets them as keywords, or as a
+            dict if its first parameter is called `env_config`, `config`, `context` or
+            `env_context`, or is annotated as a dict.
     """
     if episodes < 1 or num_envs < 1 or seed < 0:
         raise ValueError(
             f"episodes and num_envs must be at least 1 and seed at least 0, got {episodes}, "
             f"{num_envs} and {seed}."
         )
-    count = 1 if render else min(num_envs, episodes)
+    count = 1 if render or isinstance(env, gym.Env) else min(num_envs, episodes)
     started = time.perf_counter()
     config = {**(env_config or {}), **({"render_mode": "human"} if render else {})}
     envs = [make_env(env, config) for _ in range(count)]
@@ -430,11 +445,53 @@ def play(
     return Played(list(returns), list(lengths), time.perf_counter() - started)
 
 
-def make_env(env: str, env_config: Mapping[str, Any]) -> gym.Env:
-    """Makes an environment by its Gymnasium id, `module:id` or `module:Class`."""
-    module, _, name = env.rpartition(":")
+def make_env(env: Any, env_config: Mapping[str, Any]) -> gym.Env:
+    """Makes an environment of what `play` takes."""
+    if isinstance(env, gym.Env):
+        return env
+    if not isinstance(env, str):
+        return _called(env, dict(env_config))
+    dotted = ":" not in env and "/" not in env and env not in gym.registry
+    module, _, name = env.rpartition("." if dotted else ":")
     create = getattr(importlib.import_module(module), name, None) if module else None
-    return gym.make(env, **env_config) if create is None else create(dict(env_config))
+    return gym.make(env, **env_config) if create is None else _called(create, dict(env_config))
+
+
+_NAMES = ("config", "env_config", "context", "env_context")
+_ANNOTATION = re.compile(r"(Optional\[)?(\w+\.)*(dict|Dict|(Mutable)?Mapping|\w*Context)\b")
+
+
+def _called(create: Callable[..., Any], config: dict[str, Any]) -> Any:
+    """Calls what makes an environment with its settings, by its signature as training does.
+
+    Its first parameter gets all of them if its name or annotation says so; else they are keywords;
+    else all go to the only required parameter.
+    """
+    try:
+        signature = inspect.signature(create)
+    except (TypeError, ValueError):  # Python cannot tell it
+        return create(config)
+    kinds = inspect.Parameter
+    any_number = (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)
+    parameters = [p for p in signature.parameters.values() if p.kind not in any_number]
+    first = next((p for p in parameters if p.kind != kinds.KEYWORD_ONLY), None)
+    if first is not None:
+        given = first.annotation
+        text = given if isinstance(given, str) else inspect.formatannotation(given)
+        if first.name in _NAMES or any(_ANNOTATION.match(x.strip()) for x in text.split("|")):
+            return create(config)
+    try:
+        signature.bind(**config)
+    except TypeError as error:
+        required = [p for p in parameters if p.default is p.empty]
+        if required == [first] and not {p.name for p in parameters} & set(config):
+            return create(config)
+        name = getattr(create, "__name__", create)
+        raise ValueError(
+            f"{name}{signature} cannot be called with env_config={config!r}: {error}. Give the "
+            "names of its parameters as keys."
+        ) from error
+    return create(**config)
 
 
 def _play_to_the_end(policy: OnnxPolicy, seats: Sequence[_Seat]) -> None:

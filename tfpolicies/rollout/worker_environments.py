@@ -9,7 +9,12 @@ from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID, PolicySpec
 from tfpolicies.config.sections import CONNECTORS, connector_state
 from tfpolicies.connectors import ActionConnectorPipeline, AgentConnectorPipeline, restore
-from tfpolicies.envs.making import EnvContext, make_any_environments
+from tfpolicies.envs.making import (
+    EnvContext,
+    is_instance,
+    make_any_environments,
+    require_alone,
+)
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
 from tfpolicies.envs.repairs import Repairs, Watchdog
 from tfpolicies.envs.vector import Environments
@@ -72,6 +77,8 @@ def make_worker_environments(
         ConfigError: if the config is for other environments than the source gives.
         EnvError: if they cannot be made, or do not pass their check.
     """
+    if config.in_evaluation and is_instance(source):
+        require_alone(source, 1, 0, evaluates=True)
     made = make_any_environments(
         source,
         config.num_envs_per_worker,
