@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 from environments import SavedCountingEnv, SeededEnv
+from gymnasium import spaces
 from tiny import OBS, TWO, make, rows_of, trajectory
 
 from tfpolicies import (
@@ -302,6 +303,22 @@ def test_a_model_of_keras_layers_comes_back_with_the_checkpoint(tmp_path):
         twin.compute_actions(obs, explore=False).extras["action_dist_inputs"],
         policy.compute_actions(obs, explore=False).extras["action_dist_inputs"],
     )
+
+
+@pytest.mark.core
+def test_a_checkpoint_from_before_channels_could_be_first_keeps_its_network(tmp_path):
+    space = spaces.Box(0, 255, (3, 12, 12), np.uint8)
+    model = {"conv_filters": [[4, [3, 12], 1]], "channels_first": False}
+    policy = PPOTF2Policy(space, TWO, {"seed": 1, "model": model, "inference": "tf"})
+    policy.export_checkpoint(tmp_path)
+    manifest = json.loads((tmp_path / "policy.json").read_text())
+    del manifest["config"]["settings"]["model"]["channels_first"]
+    (tmp_path / "policy.json").write_text(json.dumps(manifest))
+    twin = TFPolicy.from_checkpoint(tmp_path)
+    obs = np.random.default_rng(0).integers(0, 256, (5, *space.shape), np.uint8)
+    mine, own = (each.compute_actions(obs, explore=False) for each in (policy, twin))
+    for name, column in mine.extras.items():
+        np.testing.assert_array_equal(own.extras[name], column)
 
 
 def test_a_class_of_the_users_is_loaded_by_calling_it(tmp_path):

@@ -264,9 +264,13 @@ def array_reward(self, action):
 )
 def test_an_environment_that_breaks_the_contract_is_told_how_to_keep_it(cls, words):
     with pytest.raises(EnvError, match=words):
-        envs = make_environments(cls, 1, EnvContext({}))
-        envs.reset([1])
-        envs.step(np.array([0]))
+        begin_and_step(cls)
+
+
+def begin_and_step(cls):
+    envs = make_environments(cls, 1, EnvContext({}))
+    envs.reset([1])
+    envs.step(np.array([0]))
 
 
 def test_a_multi_agent_reset_without_a_seed_is_explained():

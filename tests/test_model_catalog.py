@@ -156,8 +156,70 @@ def test_an_unknown_size_is_refused_with_filters_that_work():
     proposed = [[16, 4, 2], [32, 4, 2], [256, 8, 1]]
     assert str(proposed) in str(caught.value)
     assert shapes_of(model_of(space, conv_filters=proposed))["fc_out"] == (256, 2)
-    with pytest.raises(ModelError, match="channels first"):
-        model_of(image(3, 84, 84))
+    with pytest.raises(ModelError, match=r"\(3, 32, 32\).*\[256, 8, 1\]"):
+        model_of(image(3, 32, 32))
+
+
+def floats(*shape):
+    return spaces.Box(0, 1, shape, np.float32)
+
+
+def has_convolutions(space, **config):
+    return any(name.startswith("conv") for name in shapes_of(model_of(space, **config)))
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("space", "config", "expected"),
+    [
+        (image(84, 84, 4), {}, True),
+        (floats(84, 84, 4), {}, True),
+        (spaces.Box(-1, 1, (10, 10, 4), np.int64), {}, True),
+        (floats(84, 84, 4), {"conv_filters": []}, False),
+        (spaces.Box(0, 1, (3, 3, 2), np.int8), {}, False),
+        (spaces.Box(0, 1, (6, 7, 2), np.int8), {}, False),
+        (image(9, 64, 3), {}, False),
+        (floats(20, 20, 3), {}, False),
+        (floats(1, 28, 28), {}, False),
+        (spaces.Box(0, 1, (6, 7, 2), np.int8), {"conv_filters": [[4, [6, 7], 1]]}, True),
+    ],
+)
+def test_a_box_of_rank_3_is_an_image_by_its_filters_or_by_its_size(space, config, expected):
+    assert has_convolutions(space, **config) is expected
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("separate", [False, True])
+def test_an_image_with_its_channels_first_gives_what_it_gives_with_them_last(separate):
+    first = model_of(image(3, 64, 64), vf_share_layers=not separate)
+    last = model_of(image(64, 64, 3), vf_share_layers=not separate)
+    assert shapes_of(first) == shapes_of(last)
+    assert sum(layer.name == "channels_last" for layer in first.layers) == 1
+    last.set_weights(first.get_weights())
+    x = np.random.default_rng(0).random((2, 64, 64, 3), np.float32)
+    for one, other in zip(first(x.transpose(0, 3, 1, 2)), last(x), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.core
+def test_where_the_channels_are_can_be_said():
+    filters = [[4, 12, 1]]
+    assert shapes_of(model_of(image(12, 12, 12), conv_filters=filters))["conv_1"] == (12, 12, 12, 4)
+    named = {"conv_filters": filters, "channels_first": True}
+    assert shapes_of(model_of(image(5, 12, 12), **named))["conv_1"] == (12, 12, 5, 4)
+    named = {"conv_filters": [[4, [3, 12], 1]], "channels_first": False}
+    assert shapes_of(model_of(image(3, 12, 12), **named))["conv_1"] == (3, 12, 12, 4)
+
+
+def test_a_board_that_is_flattened_is_told_once_and_not_if_that_was_asked_for(caplog):
+    board = spaces.Box(0, 1, (5, 8, 2), np.int8)
+    model_of(board, conv_filters=[])
+    assert not caplog.records
+    model_of(board)
+    model_of(board)
+    (record,) = caplog.records
+    assert "'obs' of shape (5, 8, 2) is flattened" in record.getMessage()
+    assert "'conv_filters': [[256, [5, 8], 1]]" in record.getMessage()
 
 
 def test_a_last_kernel_larger_than_what_is_left_is_refused():

@@ -17,6 +17,7 @@ MODEL_DEFAULTS: dict[str, Any] = {
     # Images.
     "conv_filters": None,  # [[channels, kernel, stride], ...]; None: by size; []: flatten images
     "conv_activation": "relu",  # any Keras activation name
+    "channels_first": None,  # whether images are [channels, height, width]; None: by their shape
     # Memory: at most one of the three.
     "use_lstm": False,
     "use_gru": False,

@@ -129,6 +129,7 @@ _RULES: dict[str, Rule] = {
         "None, [] or a list of [channels, kernel, stride] such as [[16, 4, 2], [32, [3, 3], 1]]",
     ),
     "conv_activation": _ACTIVATION,
+    "channels_first": Rule(lambda x: x is None or isinstance(x, bool), "None, True or False"),
     "use_lstm": _BOOL,
     "use_gru": _BOOL,
     "use_attention": _BOOL,

@@ -230,6 +230,8 @@ def overridden_config(
     config = decode_settings(record["settings"], places, known=known)
     if not isinstance(config, dict) or not isinstance(config.get("model", {}), Mapping):
         raise CheckpointError(f"{source} holds {config!r:.80} for a config.")
+    if "model" in config:  # those of before there was a choice have their channels last
+        config["model"] = {"channels_first": False, **config["model"]}
     if record["keras"] is not None and not _gives_model(overrides or {}):
         config["model"]["custom_model"] = model_from_json(record["keras"])
     for name, value in (overrides or {}).items():

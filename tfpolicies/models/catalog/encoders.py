@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 from gymnasium import spaces
 
 from tfpolicies.errors import ModelError
 from tfpolicies.models.catalog.initializers import Kernels
-from tfpolicies.models.preprocessing import encoded_shape
 from tfpolicies.models.settings import pair
 from tfpolicies.models.spaces import Leaf
+
+logger = logging.getLogger("tfpolicies")
 
 # By (height, width); a model reduces each of them to one pixel, but 64 x 64 to 3 x 3.
 CONV_FILTERS: dict[tuple[int, int], list[list[int]]] = {
@@ -23,13 +27,16 @@ CONV_FILTERS: dict[tuple[int, int], list[list[int]]] = {
     (10, 10): [[16, 5, 2], [32, 5, 2]],
 }
 
+_LEAST_SIDE = 10  # pixels; what is smaller is a board, say, unless filters are given
+_COLOURS = (1, 3, 4)  # channels that tell which axis has them
+
 
 class Encoder:
     """Makes the layers from observations to the last hidden layer.
 
-    Every leaf is encoded by itself: images (Boxes of rank 3, channels last) by convolutions,
-    everything else (vectors, one-hot rows, matrices, also images if `conv_filters` is []) by
-    flattening. The parts are joined in the order of the space. Then come `fcnet_hiddens` and
+    Every leaf is encoded by itself: images (see `is_picture`) by convolutions, with their channels
+    moved to the end, everything else (vectors, one-hot rows, matrices, also images if
+    `conv_filters` is []) by flattening. The parts are joined in the order of the space. Then come `fcnet_hiddens` and
     `post_fcnet_hiddens`; behind an observation that is nothing but one image `post_fcnet_hiddens`
     alone.
 
@@ -55,8 +62,12 @@ class Encoder:
         self._filters = {
             name: filters_for(leaf, name, config)
             for leaf, name in self._leaves
-            if _is_image(leaf, config)
+            if is_picture(leaf, config)
         }
+        self._channels_last: dict[str, Any] = {}  # images that both towers read, by input
+        for leaf, name in self._leaves:
+            if name not in self._filters and config["conv_filters"] is None and _has_rank_3(leaf):
+                _say_it_is_flattened(name, leaf.shape)
 
     @property
     def has_images(self) -> bool:
@@ -98,6 +109,11 @@ class Encoder:
     def _part(self, leaf: Leaf, name: str, x: Any, tower: str) -> Any:
         if name in self._filters:
             where = f"{name}_" if leaf.path else ""
+            if has_channels_first(leaf, self._config):
+                if name not in self._channels_last:
+                    layer = keras.layers.Permute((2, 3, 1), name=f"{where}channels_last")
+                    self._channels_last[name] = layer(x)
+                x = self._channels_last[name]
             x = self._convolutions(x, self._filters[name], f"{where}conv_{tower}")
         return x if len(x.shape) == 2 else keras.layers.Flatten()(x)
 
@@ -134,19 +150,16 @@ def filters_for(leaf: Leaf, name: str, config: Mapping[str, Any]) -> Sequence[An
         ModelError: if none are given and none are known for the size, or if the image has shrunk
             below the last kernel.
     """
-    height, width, channels = encoded_shape(leaf)
+    height, width = _sides(leaf, config)
     filters = config["conv_filters"]
     if filters is None:
         filters = CONV_FILTERS.get((height, width))
     if filters is None:
-        hint = ""
-        if height in (1, 3, 4) and channels > 4:
-            hint = " The shape looks like channels first; images are [height, width, channels]."
         raise ModelError(
             f"model['conv_filters'] must be given for {name!r}, an image of shape "
-            f"{(height, width, channels)}: there are defaults only for "
-            f"{', '.join(f'{h}x{w}' for h, w in CONV_FILTERS)}. Try model={{'conv_filters': "
-            f"{_example(height, width)}}}, or [] to flatten images as vectors.{hint}"
+            f"{leaf.shape}: there are defaults only for {_known_sizes()}. Try "
+            f"model={{'conv_filters': {_example(height, width)}}}, or [] to flatten images as "
+            "vectors."
         )
     for _, _, stride in filters[:-1]:
         height, width = (-(-n // s) for n, s in zip((height, width), pair(stride), strict=True))
@@ -154,15 +167,67 @@ def filters_for(leaf: Leaf, name: str, config: Mapping[str, Any]) -> Sequence[An
     if kernel[0] > height or kernel[1] > width:
         raise ModelError(
             f"The last kernel {kernel} of model['conv_filters'] must fit what is left of {name!r}, "
-            f"an image of shape {encoded_shape(leaf)}: {height}x{width} pixels. Make it at most "
+            f"an image of shape {leaf.shape}: {height}x{width} pixels. Make it at most "
             "that, or the strides before it smaller."
         )
     return filters
 
 
-def _is_image(leaf: Leaf, config: Mapping[str, Any]) -> bool:
-    is_flattened = config["conv_filters"] is not None and len(config["conv_filters"]) == 0
-    return isinstance(leaf.space, spaces.Box) and len(leaf.shape) == 3 and not is_flattened
+def is_picture(leaf: Leaf, config: Mapping[str, Any]) -> bool:
+    """Whether a leaf goes through convolutions: a Box of rank 3, and filters are given; or both
+    sides have at least 10 pixels, and it is uint8 or of a size with default filters.
+
+    >>> from tfpolicies.models.spaces import leaves
+    >>> board, screen = spaces.Box(0, 1, (6, 7, 2)), spaces.Box(0, 255, (4, 84, 84), np.uint8)
+    >>> found = {"conv_filters": None, "channels_first": None}
+    >>> is_picture(leaves(board)[0], found), is_picture(leaves(screen)[0], found)
+    (False, True)
+    """
+    filters = config["conv_filters"]
+    if not _has_rank_3(leaf) or filters is not None:
+        return _has_rank_3(leaf) and len(filters) > 0
+    sides = _sides(leaf, config)
+    return min(sides) >= _LEAST_SIDE and (leaf.dtype == np.uint8 or sides in CONV_FILTERS)
+
+
+def has_channels_first(leaf: Leaf, config: Mapping[str, Any]) -> bool:
+    """Whether the first axis of an image has its channels: as `channels_first` says, or by shape.
+
+    By shape they are first if that axis has 1, 3 or 4, the last one has not, and both sides have
+    at least 10 pixels.
+    """
+    chosen, (first, *sides) = config["channels_first"], leaf.shape
+    if chosen is not None:
+        return bool(chosen)
+    return first in _COLOURS and sides[-1] not in _COLOURS and min(sides) >= _LEAST_SIDE
+
+
+def _has_rank_3(leaf: Leaf) -> bool:
+    return isinstance(leaf.space, spaces.Box) and len(leaf.shape) == 3
+
+
+def _sides(leaf: Leaf, config: Mapping[str, Any]) -> tuple[int, int]:
+    """Returns height and width."""
+    one, two, three = leaf.shape
+    return (two, three) if has_channels_first(leaf, config) else (one, two)
+
+
+@functools.cache
+def _say_it_is_flattened(name: str, shape: tuple[int, ...]) -> None:
+    logger.warning(
+        "%r of shape %s is flattened: by itself only an image gets convolutions, with sides of at "
+        "least %d pixels, and of uint8 or of a size with default filters (%s). For convolutions "
+        "give model={'conv_filters': %s}.",
+        name,
+        shape,
+        _LEAST_SIDE,
+        _known_sizes(),
+        _example(*shape[:2]),
+    )
+
+
+def _known_sizes() -> str:
+    return ", ".join(f"{height}x{width}" for height, width in CONV_FILTERS)
 
 
 def _ints(config: Mapping[str, Any], which: str) -> list[int]:
