@@ -28,6 +28,7 @@ from tfpolicies.envs.registry import register_environment
 from tfpolicies.errors import CheckpointError, ConfigError, UnknownPolicyError, WeightsError
 from tfpolicies.storage.checkpoint import PolicyPart, read_checkpoint, write_checkpoint
 from tfpolicies.storage.json_values import Missing, encode_value, find_missing
+from tfpolicies.storage.manifest import checksum
 
 
 class OwnPolicy(PPOTF2Policy):
@@ -313,6 +314,7 @@ def test_a_checkpoint_from_before_channels_could_be_first_keeps_its_network(tmp_
     policy.export_checkpoint(tmp_path)
     manifest = json.loads((tmp_path / "policy.json").read_text())
     del manifest["config"]["settings"]["model"]["channels_first"]
+    manifest["checksum"] = checksum(manifest)
     (tmp_path / "policy.json").write_text(json.dumps(manifest))
     twin = TFPolicy.from_checkpoint(tmp_path)
     obs = np.random.default_rng(0).integers(0, 256, (5, *space.shape), np.uint8)

@@ -174,8 +174,10 @@ def filters_for(leaf: Leaf, name: str, config: Mapping[str, Any]) -> Sequence[An
 
 
 def is_picture(leaf: Leaf, config: Mapping[str, Any]) -> bool:
-    """Whether a leaf goes through convolutions: a Box of rank 3, and filters are given; or both
-    sides have at least 10 pixels, and it is uint8 or of a size with default filters.
+    """Whether a leaf goes through convolutions.
+
+    It must be a Box of rank 3. Then either `conv_filters` are given and not empty, or both sides
+    have at least 10 pixels and it is uint8 or of a size with default filters.
 
     >>> from tfpolicies.models.spaces import leaves
     >>> board, screen = spaces.Box(0, 1, (6, 7, 2)), spaces.Box(0, 255, (4, 84, 84), np.uint8)
