@@ -180,7 +180,7 @@ def test_a_multi_agent_class_gets_keywords_too():
 
 
 def small_ppo(env, **rollouts):
-    config = PPOConfig().environment(env, env_config=SIZE).debugging(seed=0, log_level="ERROR")
+    config = PPOConfig().environment(env, env_config=SIZE).debugging(seed=0)
     config.rollouts(**rollouts).framework(inference="tf", jit_compile=False)
     model = {"fcnet_hiddens": [4]}
     return config.training(

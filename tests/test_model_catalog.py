@@ -212,6 +212,7 @@ def test_where_the_channels_are_can_be_said():
 
 
 def test_a_board_that_is_flattened_is_told_once_and_not_if_that_was_asked_for(caplog):
+    caplog.set_level("WARNING", "tfpolicies")
     board = spaces.Box(0, 1, (5, 8, 2), np.int8)
     model_of(board, conv_filters=[])
     assert not caplog.records

@@ -11,18 +11,20 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
 
 from tfpolicies.algorithms import checkpoints
 from tfpolicies.algorithms.checkpoints import SavedCheckpoint, SaveResult, StoredRoster
+from tfpolicies.algorithms.diagnosis import Diagnosis, Learned, Sampled
 from tfpolicies.algorithms.evaluator import Evaluator, as_metrics
 from tfpolicies.batch.multi_agent_batch import MultiAgentBatch
 from tfpolicies.batch.sample_batch import SampleBatch, concat_samples
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.callbacks import DefaultCallbacks
+from tfpolicies.config.idioms import missing_attribute, positional_config
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 from tfpolicies.distributed import messages
 from tfpolicies.distributed.worker_set import WorkerSet
@@ -73,6 +75,8 @@ class Algorithm:
     def __init__(
         self, config: AlgorithmConfig | Mapping[str, Any] | None = None, env: Any = None
     ) -> None:
+        if not (config is None or isinstance(config, AlgorithmConfig | Mapping)):
+            raise ConfigError(positional_config(type(self).__name__, config))
         if not isinstance(config, AlgorithmConfig):
             config = self.get_default_config().update_from_dict(config or {})
         if not isinstance(config, self.config_class):
@@ -114,11 +118,17 @@ class Algorithm:
         self._told_of_nan: set[str] = set()  # ids of policies written by hand
         self._env_share = 1.0  # environment steps per row to train on of the last train batch
         self._last_result: dict[str, Any] = {}
+        self._diagnosis = Diagnosis()
         self.setup(config)
         self.warm_up()
         self._record_resolved()
         self._announce()
         self.callbacks.on_algorithm_init(algorithm=self)
+
+    if not TYPE_CHECKING:  # it would let any name pass
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(missing_attribute(self, name))
 
     def _new_workers(self, config: AlgorithmConfig, **settings: Any) -> WorkerSet:
         named = all(spec.policy_class is not None for spec in config.policies.values())
@@ -297,6 +307,7 @@ class Algorithm:
         due = self._evaluation_due()
         self.iteration += 1
         result = self._result(learner, before, started)
+        self._diagnose(result, learner)
         if evaluation is not None:
             evaluation.training_is_over.set()
             result.update(self._evaluated(evaluation.played.result()))
@@ -390,6 +401,22 @@ class Algorithm:
         if policy_id not in self._told_of_nan:
             self._told_of_nan.add(policy_id)
             logger.warning("%s Training goes on, as on_nan='warn' says.", what)
+
+    def _diagnose(self, result: Mapping[str, Any], learner: Mapping[str, Any]) -> None:
+        """Says what an iteration shows to be wrong with the run."""
+        episodes, policies = [*self._episodes], self.worker.policy_map
+        self._diagnosis.look(
+            Sampled(result, self.config, episodes, self._num_envs()),
+            (
+                Learned(pid, each.get("learner_stats") or {}, of.config, of.action_space, result)
+                for pid, each in learner.items()
+                for of in [policies.handle(pid)]
+            ),
+        )
+
+    def _num_envs(self) -> int:
+        """Returns the number of environments that all workers step."""
+        return self.workers.num_envs() * max(1, self.config.num_rollout_workers)
 
     @property
     def _unit(self) -> str:

@@ -200,13 +200,19 @@ class PPOTFPolicy(TFPolicy):
         return masked_mean(tf.minimum(error, self.config["vf_clip_param"]), mask)
 
     def stats_fn(self, train_batch: Any) -> dict[str, tf.Tensor]:
-        """Returns the terms of the loss, as far as a subclass's `loss` keeps them."""
+        """Returns the terms of the loss, as far as a subclass's `loss` keeps them.
+
+        `vf_clipped` is the share of rows whose squared value error is above `vf_clip_param`.
+        """
         kept = vars(self)
         stats = {name: kept[term] for name, term in _TERMS.items() if term in kept}
         if "_value_fn_out" in kept:
             values, targets = tf.stop_gradient(self._value_fn_out), train_batch["value_targets"]
             explained = explained_variance(targets, values, train_batch["loss_mask"])
             stats["vf_explained_var"] = explained
+            is_clipped = tf.square(values - targets) > self.config["vf_clip_param"]
+            share = masked_mean(tf.cast(is_clipped, tf.float32), train_batch["loss_mask"])
+            stats["vf_clipped"] = share
         return stats
 
     def hyper_stats(self) -> dict[str, float]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, ItemsView, Iterator, KeysView,
 from typing import Any, TypeVar
 
 from tfpolicies.config.constant_settings import CONSTANTS, require_constant
+from tfpolicies.config.idioms import described_schedule, setting_hint
 from tfpolicies.config.names import ALIASES, DICT_NAMES
 from tfpolicies.config.read_only import copied, handed_out, in_dict, is_same, merged
 from tfpolicies.config.search_spaces import refuse_search_space
@@ -107,6 +108,8 @@ class SectionedConfig:
             value = value._changed()
         if name == "model" and callable(value) and not isinstance(value, Mapping):
             value = {"custom_model": value}
+        if name == "lr":
+            value = described_schedule(value)
         if name in _MERGED and isinstance(value, Mapping):
             present = getattr(self._sections[self._homes[name]], name) or {}
             kind = present.get("type")
@@ -118,7 +121,7 @@ class SectionedConfig:
     def _unexpected(self, called: str, name: str, homes: Collection[str]) -> str:
         names = [known for known, home in self._homes.items() if home in homes]
         names += [known for known, constant in CONSTANTS.items() if constant.method in homes]
-        hint = near_matches(name, [*names, *ALIASES])
+        hint = setting_hint(name) or near_matches(name, [*names, *ALIASES])
         known = ALIASES.get(name, name)
         home = CONSTANTS[known].method if known in CONSTANTS else self._homes.get(known)
         if home:
@@ -175,7 +178,7 @@ class SectionedConfig:
         """Returns near matches of a name that is no setting; those that are not it themselves."""
         known = [*self._homes, *CONSTANTS]
         known += [alias for alias, meant in ALIASES.items() if meant in known]
-        hint = near_matches(str(name), known)
+        hint = setting_hint(str(name)) or near_matches(str(name), known)
         if not hint and type(self).algo_class is None:
             return " What only some algorithms have is set in their own config, such as PPOConfig."
         return hint

@@ -12,6 +12,7 @@ from typing import Any
 
 import gymnasium as gym
 
+from tfpolicies.config.idioms import optimizer_settings
 from tfpolicies.connectors import ActionConnector, AgentConnector, restore
 from tfpolicies.errors import ConfigError
 from tfpolicies.models.defaults import MODEL_DEFAULTS
@@ -198,7 +199,8 @@ class Training:
     """What all algorithms share about learning."""
 
     gamma: float = 0.99  # discount per environment step, in [0, 1]
-    lr: float = 0.001  # step size of the optimizer, >= 0
+    # step size of the optimizer, >= 0; or f(environment steps), or a Keras LearningRateSchedule
+    lr: Any = 0.001
     lr_schedule: Any = None  # [[timestep, lr], ...], piecewise linear
     grad_clip: float | None = None  # > 0; None: no limit
     grad_clip_by: str = "global_norm"  # or "norm" (per variable), "value" (per entry)
@@ -209,8 +211,12 @@ class Training:
 
     def __post_init__(self) -> None:
         check_unit_interval("gamma", self.gamma)
-        check(is_number(self.lr) and self.lr >= 0, "lr", "a number >= 0", self.lr)
+        changes = isinstance(self.lr, Mapping) or callable(self.lr)
+        rule = "a number >= 0, a function of environment steps or a Keras LearningRateSchedule"
+        check(changes or (is_number(self.lr) and self.lr >= 0), "lr", rule, self.lr)
         check_schedule("lr_schedule", self.lr_schedule)
+        rule = "left out where lr is a schedule itself"
+        check(not changes or self.lr_schedule is None, "lr_schedule", rule, self.lr_schedule)
         clip, by = self.grad_clip, self.grad_clip_by
         check(clip is None or (is_number(clip) and clip > 0), "grad_clip", "None or > 0", clip)
         ways = ("global_norm", "norm", "value")
@@ -220,6 +226,12 @@ class Training:
         check_counts(self, 1, "max_requests_in_flight_per_sampler_worker")
         check_model(self.model)
         optimizer = self.optimizer
+        instead = optimizer_settings(optimizer)
+        if instead is not None:
+            raise ConfigError(
+                "optimizer must be a dict of settings, since each policy has an optimizer of its "
+                f"own, got {type(optimizer).__name__}(...). Write training({instead})."
+            )
         check(isinstance(optimizer, Mapping), "optimizer", "a dict {'type': ...}", optimizer)
 
 

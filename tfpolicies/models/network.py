@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
 import inspect
 import json
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -23,13 +25,15 @@ from tfpolicies.models.catalog import (
     initializer_of,
     memory_of,
 )
-from tfpolicies.models.distributions import ActionDistribution
+from tfpolicies.models.distributions import ActionDistribution, Categorical
 from tfpolicies.models.extent import require_room, require_room_for_rows
 from tfpolicies.models.filters import normalize
 from tfpolicies.models.ports import SEQ_LENS, InputPorts, Port, model_leaves
 from tfpolicies.models.preprocessing import encode, encode_action, encoded_shape
 from tfpolicies.models.registry import registered_model
 from tfpolicies.models.spaces import Leaf, pick
+
+logger = logging.getLogger("tfpolicies")
 
 
 class NetworkInputs(NamedTuple):
@@ -211,6 +215,7 @@ def _context_of(
 
 
 def _model_of(factory: Any, space: gym.Space, num_outputs: int, arguments: Any) -> keras.Model:
+    _require_call(factory, space, num_outputs, arguments)
     model = factory(space, num_outputs, **arguments)
     if not isinstance(model, keras.Model):
         raise ModelError(
@@ -218,6 +223,28 @@ def _model_of(factory: Any, space: gym.Space, num_outputs: int, arguments: Any) 
             f"{type(model).__name__}."
         )
     return model
+
+
+def _require_call(factory: Any, space: gym.Space, num_outputs: int, arguments: Any) -> None:
+    """Checks that a factory takes what it will be called with.
+
+    Raises:
+        ModelError: if it does not; it shows the signature.
+    """
+    is_class = isinstance(factory, type) and issubclass(factory, keras.Model)
+    try:
+        signature = inspect.signature(factory.__init__ if is_class else factory)
+        signature.bind(*[None] * is_class, space, num_outputs, **arguments)
+    except TypeError as error:
+        name = getattr(factory, "__name__", repr(factory))
+        what = "The model class" if is_class else "The factory of models"
+        raise ModelError(
+            f"{what} {name}{signature} is called with (observation_space, num_outputs, "
+            f"**custom_model_config), but {error}. Give a model instance, or a function that makes "
+            f"the model: lambda observation_space, num_outputs: {name}(...)."
+        ) from error
+    except ValueError:  # Python cannot tell its signature
+        return
 
 
 def ports_of(
@@ -353,7 +380,27 @@ def _complete(
         model = ActorCritic(model, critic)
         outputs = call_with_zeros(model, ports)
     check_outputs(model, outputs, dist_class.num_inputs, ports)
+    if Categorical in dist_class.kinds and _are_probabilities(_dist_inputs_of(outputs)):
+        _warn_of_probabilities(model.name.rstrip("0123456789_"))
     return model
+
+
+def _are_probabilities(dist_inputs: Any) -> bool:
+    """Whether rows sum to 1, as behind a softmax; False where nothing is computed yet."""
+    if not tf.executing_eagerly() or dist_inputs.shape[-1] < 2:
+        return False
+    rows = np.asarray(dist_inputs)
+    return bool((rows >= 0).all() and np.allclose(rows.sum(axis=-1), 1.0, atol=1e-5))
+
+
+@functools.cache
+def _warn_of_probabilities(name: str) -> None:
+    logger.warning(
+        "The model %r gives probabilities, as if its last layer were a softmax. Its outputs are "
+        "taken for logits, so the policy can hardly prefer an action. Leave the softmax out: "
+        "Dense(n) without an activation.",
+        name,
+    )
 
 
 _ZERO_ROWS = 2  # sequences, and steps of each, that a model is tried with
@@ -423,7 +470,7 @@ def call_with_zeros(model: keras.Model, ports: InputPorts) -> Any:
 
 def _value_of(outputs: Any) -> Any:
     if isinstance(outputs, Mapping):
-        return outputs.get("vf_preds")
+        return outputs.get("vf_preds", outputs.get("value"))
     if isinstance(outputs, list | tuple) and len(outputs) == 2:
         return outputs[1]
     return None
@@ -431,7 +478,7 @@ def _value_of(outputs: Any) -> Any:
 
 def _dist_inputs_of(outputs: Any) -> Any:
     if isinstance(outputs, Mapping):
-        return outputs.get("action_dist_inputs")
+        return outputs.get("action_dist_inputs", outputs.get("logits"))
     return outputs[0] if isinstance(outputs, list | tuple) and outputs else outputs
 
 
@@ -455,8 +502,8 @@ def check_outputs(model: keras.Model, outputs: Any, num_outputs: int, ports: Inp
         raise ModelError(
             f"The model {model.name!r} must give action-distribution inputs of shape "
             f"[{axes}, {num_outputs}] (its only output, the first of a pair, or the key "
-            f"'action_dist_inputs' of a dict); got {got(dist_inputs)}. Give its last layer "
-            f"{num_outputs} units."
+            f"'action_dist_inputs' or 'logits' of a dict); got {got(dist_inputs)}. Give its last "
+            f"layer {num_outputs} units."
         )
     if values is not None and tuple(values.shape) not in ((*rows, 1), rows):
         raise ModelError(

@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfpolicies.config.algorithm_config import AlgorithmConfig
+from tfpolicies.config.idioms import missing_attribute
 from tfpolicies.errors import ConfigError, PolicyOwnedError, SpaceError
 from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.losses import clip_gradients
@@ -286,4 +287,4 @@ class PolicyKind(Policy):
                 "trace is shared by all of its kind. Put numbers into the config and name them in "
                 f"{cls}.hyperparameters, put what changes code into {cls}.static_keys."
             )
-        raise AttributeError(f"{cls!r} object has no attribute {name!r}")
+        raise AttributeError(missing_attribute(self, name))

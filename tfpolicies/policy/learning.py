@@ -142,6 +142,7 @@ class Learning:
         shuffle: bool,
     ) -> dict[str, Any]:
         program, state = self.program, self.state
+        self.policy.follow_updates()
         before = state.num_grad_updates
         fetches: dict[str, Any] = {}
         if minibatch_size is None and num_epochs == 1 and program.signature.fetches:
@@ -249,6 +250,7 @@ class Learning:
             if array.dtype.kind in NO_NUMBERS:
                 raise WeightsError(f"gradients[{i}] must be real numbers, got {array.dtype}.")
             arrays.append(array.astype(np.float32, copy=False))
+        self.policy.follow_updates()
         self.program.apply_gradients(self.state, arrays, self._met)
 
 

@@ -25,6 +25,7 @@ from tfpolicies.export.onnx_file import export_onnx
 from tfpolicies.export.result import ExportResult
 from tfpolicies.export.saved_model import export_saved_model
 from tfpolicies.models.filters import MeanStdFilter, RewardFilter
+from tfpolicies.models.learning_rates import changing_rate
 from tfpolicies.models.spaces import nest, require_values
 from tfpolicies.models.weight_mapping import MappingReport, match_weights
 from tfpolicies.policy.acting import Acting
@@ -808,11 +809,22 @@ class TFPolicy(PolicyKind):
     def update_schedules(self, timestep: int) -> None:
         """Sets each hyper-parameter that has a `<name>_schedule` to its value at `timestep`.
 
-        A schedule that is an integer n goes from the configured value to 0 at time step n.
+        A schedule that is an integer n goes from the configured value to 0 at time step n. An `lr`
+        that is a function is a schedule, too.
         """
+        rate = changing_rate(self.config["lr"])
+        if rate is not None and not rate.counts_updates:
+            self.set_hyper("lr", rate.of(timestep))
+        self.follow_updates()
         for name in self.program.spec.hyperparameters:
             points = self.config.get(f"{name}_schedule")
             if isinstance(points, int):
                 points = [[0, self.config[name]], [points, 0.0]]
             if points is not None:
                 self.set_hyper(name, piecewise_linear(points, timestep))
+
+    def follow_updates(self) -> None:
+        """Sets `lr` to its value at the present number of updates, if it is a Keras schedule."""
+        rate = changing_rate(self.config["lr"])
+        if rate is not None and rate.counts_updates:
+            self.set_hyper("lr", rate.of(self.num_grad_updates))

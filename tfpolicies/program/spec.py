@@ -15,6 +15,7 @@ from tfpolicies.exploration.transform import Transform
 from tfpolicies.models.action_pipeline import ActionPipeline
 from tfpolicies.models.distributions import ActionDistribution, DiagGaussian
 from tfpolicies.models.filters import filtered_leaves
+from tfpolicies.models.learning_rates import changing_rate
 from tfpolicies.models.network import ModelSource, fingerprint
 from tfpolicies.models.ports import MASK
 from tfpolicies.models.settings import model_settings
@@ -161,12 +162,17 @@ class ProgramSpec:
     def hyper_values(self, config: Mapping[str, Any]) -> list[float]:
         """Returns the hyper-parameters of a config as numbers; None means infinite (no limit).
 
+        A learning rate that changes has its first value.
+
         Raises:
             ConfigError: if one of them is not a number.
         """
         values = []
         for name in self.hyperparameters:
             value = config[name]
+            rate = changing_rate(value) if name == "lr" else None
+            if rate is not None:
+                value = rate.of(0)
             if value is not None and (
                 isinstance(value, bool) or not isinstance(value, int | float)
             ):

@@ -36,7 +36,8 @@ class Encoder:
 
     Every leaf is encoded by itself: images (see `is_picture`) by convolutions, with their channels
     moved to the end, everything else (vectors, one-hot rows, matrices, also images if
-    `conv_filters` is []) by flattening. The parts are joined in the order of the space. Then come `fcnet_hiddens` and
+    `conv_filters` is []) by flattening. The parts are joined in the order of the space. Then come
+    `fcnet_hiddens` and
     `post_fcnet_hiddens`; behind an observation that is nothing but one image `post_fcnet_hiddens`
     alone.
 

@@ -1,0 +1,237 @@
+"""A run says once what is wrong with it, with number and setting; a sound one says nothing."""
+
+import math
+import types
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from tfpolicies import DQNConfig, MultiAgentEnv, PPOConfig
+from tfpolicies.algorithms import diagnosis
+from tfpolicies.algorithms.diagnosis import Diagnosis, Learned, Sampled
+from tfpolicies.algorithms.tuned import tuned_settings
+from tfpolicies.rollout.episode import RolloutMetrics
+
+TWO = spaces.Discrete(2)
+SOUND = {"policy_loss": -0.01, "entropy": 0.6, "kl": 0.01, "cur_kl_coeff": 0.2, "cur_lr": 1e-3}
+SOUND |= {"vf_clipped": 0.1}
+
+
+class Flat(gym.Env):
+    """Gives the same reward in each step of episodes of `length` steps."""
+
+    observation_space = spaces.Box(-1.0, 1.0, (2,))
+    action_space = TWO
+
+    def __init__(self, reward=0.0, length=5):
+        self.reward, self.length, self.now = reward, length, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.now = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.now += 1
+        return np.zeros(2, np.float32), self.reward, self.now == self.length, False, {}
+
+
+def ppo(env, **training):
+    settings = {"train_batch_size": 128, "sgd_minibatch_size": 64, "num_sgd_iter": 2, "lr": 1e-3}
+    config = PPOConfig().environment(env).debugging(seed=0)
+    config.framework(inference="tf", jit_compile=False)
+    model = {"fcnet_hiddens": [8]}
+    return config.training(**{**settings, "model": model, **training})
+
+
+def lines(caplog, config, iterations):
+    """Returns what the log has after some iterations."""
+    algorithm = config.build()
+    for _ in range(iterations):
+        algorithm.train()
+    algorithm.stop()
+    return [record.getMessage() for record in caplog.records]
+
+
+# -- one policy, by hand-made numbers ----------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def _warnings_are_heard(caplog):
+    caplog.set_level("WARNING", "tfpolicies")
+
+
+def told(caplog, iterations, action_space=TWO):
+    """Returns what is said of a policy with these statistics, one dict per iteration."""
+    observer, config = Diagnosis(), PPOConfig().training(train_batch_size=256)
+    result = {
+        "episodes_total": 9,
+        "num_env_steps_sampled": 500,
+        "num_env_steps_sampled_this_iter": 256,
+        "num_env_steps_trained_this_iter": 256,
+        "episode_reward_mean": -1200.0,
+        "info": {"learner": {"p": {}}},
+    }
+    for stats in iterations:
+        episodes = [RolloutMetrics(3, 1.0)]
+        one = Learned("p", {**SOUND, **stats}, config.to_dict(), action_space, result)
+        observer.look(Sampled(result, config, episodes, 1), [one])
+    return [record.getMessage() for record in caplog.records]
+
+
+CLIPPED = {"vf_clipped": 0.9}
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("stats", "space", "words"),
+    [
+        (CLIPPED, TWO, ("90%", "vf_clip_param=10", "return is -1200", "float('inf')")),
+        ({"entropy": 0.0004}, TWO, ("0.0004 nats", "entropy_coeff (now 0)", "lr (now 0.001)")),
+        ({"entropy": -7.0}, spaces.Box(-1, 1, (2,)), ("-7 nats",)),
+        ({"kl": 0.5}, TWO, ("KL divergence of 0.5", "kl_target=0.01", "num_sgd_iter (now 30)")),
+        ({"policy_loss": 0.0}, TWO, ("policy_loss is exactly 0", "clip_rewards")),
+    ],
+    ids=["value errors", "entropy", "entropy of a Box", "KL", "advantages"],
+)
+def test_what_holds_for_three_iterations_is_told_once_with_number_and_setting(
+    stats, space, words, caplog
+):
+    sound = {"entropy": 2.0}
+    assert told(caplog, [stats, stats, sound, stats, stats], space) == []
+    (line,) = told(caplog, [stats] * 9, space)
+    assert line.startswith("Policy 'p': ")
+    for each in words:
+        assert each in line
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("stats", "space"),
+    [
+        ({}, TWO),
+        ({"entropy": 0.02}, TWO),
+        ({"entropy": -5.0}, spaces.Box(-1, 1, (2,))),
+        ({"kl": 0.09}, TWO),
+        ({"kl": 0.9, "cur_kl_coeff": 0.0}, TWO),
+        ({"vf_clipped": 0.5}, TWO),
+        ({"entropy": math.nan, "kl": math.nan, "policy_loss": math.nan}, TWO),
+        (
+            {"entropy": 1.0},
+            spaces.Tuple([TWO, spaces.MultiDiscrete([3, 4]), spaces.MultiBinary(2)]),
+        ),
+    ],
+)
+def test_sound_statistics_say_nothing(stats, space, caplog):
+    assert told(caplog, [stats] * 5, space) == []
+
+
+def test_each_thing_is_told_of_one_policy_alone(caplog):
+    observer, config = Diagnosis(), PPOConfig()
+    result = {"episodes_total": 0, "num_env_steps_sampled": 1, "info": {"learner": {"p": {}}}}
+    result |= {f"num_env_steps_{x}_this_iter": 1 for x in ("sampled", "trained")}
+    learned = [Learned(name, CLIPPED, config.to_dict(), TWO, result) for name in "abc"]
+    for _ in range(3):
+        observer.look(Sampled(result, config, [], 1), learned)
+    assert len(caplog.records) == 1
+
+
+# -- whole runs --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
+def test_a_sound_run_of_ppo_says_nothing(env, caplog):
+    config = ppo(env, num_sgd_iter=5, vf_clip_param=float("inf"), lambda_=0.9)
+    config.update_from_dict(tuned_settings("PPO", env)).rollouts(num_envs_per_worker=4)
+    assert lines(caplog, config, 8) == []
+
+
+def dqn(env, **settings):
+    config = DQNConfig().environment(env).debugging(seed=0)
+    config.framework(inference="tf", jit_compile=False)
+    more = {"train_batch_size": 16, "num_steps_sampled_before_learning_starts": 64}
+    config.training(model={"fcnet_hiddens": [8]}, hiddens=[8], **more, **settings)
+    return config.reporting(min_sample_timesteps_per_iteration=64)
+
+
+def test_a_sound_run_of_dqn_says_nothing(caplog):
+    assert lines(caplog, dqn("CartPole-v1"), 5) == []
+
+
+def test_a_replay_that_hardly_updates_is_told_the_intensity_that_helps(caplog):
+    config = dqn("CartPole-v1").rollouts(num_envs_per_worker=8)
+    (line,) = lines(caplog, config, 6)
+    assert "one update per 8 sampled steps, since 8 environments" in line
+    assert "training_intensity=16" in line
+    caplog.clear()
+    config = dqn("CartPole-v1", training_intensity=16).rollouts(num_envs_per_worker=8)
+    assert lines(caplog, config, 5) == []
+
+
+def test_returns_that_are_too_large_for_the_clipped_value_errors_are_told(caplog):
+    (line,) = lines(caplog, ppo(lambda _: Flat(reward=-10.0, length=30)), 4)
+    assert "larger than vf_clip_param=10" in line
+    assert "The mean return is -300" in line
+
+
+def test_rewards_that_never_come_are_told_after_a_hundred_episodes(caplog):
+    config = ppo(lambda _: Flat(), use_critic=False)
+    config.training(use_gae=False).rollouts(batch_mode="complete_episodes")
+    found = lines(caplog, config, 5)
+    assert [line.split(":")[0] for line in found if "policy_loss" in line] == [
+        "Policy 'default_policy'"
+    ]
+    (line,) = [line for line in found if "policy_loss" not in line]
+    assert "The return was 0 in each of the last 100 episodes" in line
+
+
+def test_rewards_of_agents_that_cancel_out_are_rewards(caplog):
+    class Zero(MultiAgentEnv):
+        observation_space, action_space = Flat.observation_space, TWO
+        _agent_ids = frozenset(("left", "right"))
+
+        def reset(self, *, seed=None, options=None):
+            return dict.fromkeys(self._agent_ids, np.zeros(2, np.float32)), {}
+
+        def step(self, action_dict):
+            obs = dict.fromkeys(self._agent_ids, np.zeros(2, np.float32))
+            rewards = {"left": 1.0, "right": -1.0}
+            return obs, rewards, {"__all__": True}, {"__all__": False}, {}
+
+    assert lines(caplog, ppo(Zero), 2) == []
+
+
+def test_episodes_that_never_end_are_told_and_why_the_mean_is_nan(caplog, monkeypatch):
+    monkeypatch.setattr(diagnosis, "_WITHOUT_END", 256)
+    endless = ppo(lambda _: Flat(reward=0.1, length=0)).rollouts(num_envs_per_worker=2)
+    assert lines(caplog, endless, 3) == []
+    (line,) = lines(caplog, endless, 4)
+    assert "No episode has ended after 256 steps of each environment" in line
+    assert "TimeLimit" in line
+
+
+def test_agents_without_a_policy_to_train_are_told(caplog):
+    class One(MultiAgentEnv):
+        observation_space, action_space = Flat.observation_space, TWO
+        _agent_ids = frozenset(("only",))
+
+        def reset(self, *, seed=None, options=None):
+            return {"only": np.zeros(2, np.float32)}, {}
+
+        def step(self, action_dict):
+            obs = {"only": np.zeros(2, np.float32)}
+            return obs, {"only": 1.0}, {"__all__": True}, {"__all__": False}, {}
+
+    config = ppo(One).multi_agent(
+        policies=["a", "b"], policy_mapping_fn=lambda *a, **k: "a", policies_to_train=["b"]
+    )
+    (line,) = lines(caplog, config, 4)
+    assert "sampled 128 steps, but updated no policy" in line
+    assert "policy_mapping_fn" in line
+
+
+def test_a_policy_without_numbers_of_its_own_is_no_trouble(caplog):
+    stats = types.MappingProxyType({"entropy": "high", "kl": None})
+    assert told(caplog, [stats] * 4) == []

@@ -1,0 +1,197 @@
+"""What other libraries call things gets an answer that helps; what can be taken is taken."""
+
+import keras
+import numpy as np
+import pytest
+from tiny import make, trajectory
+
+from tfpolicies import PPO, DQNConfig, PPOConfig, PPOTF2Policy, TFPolicy
+from tfpolicies.config.idioms import SETTINGS
+from tfpolicies.errors import ConfigError, ModelError
+
+SCHEDULES = keras.optimizers.schedules
+
+
+def algorithm(**training):
+    config = PPOConfig().environment("CartPole-v1").debugging(seed=0)
+    config.framework(inference="tf", jit_compile=False)
+    few = {"train_batch_size": 32, "sgd_minibatch_size": 16, "num_sgd_iter": 1}
+    return config.training(**{**few, "model": {"fcnet_hiddens": [4]}, **training}).build()
+
+
+class OwnModel(keras.Model):
+    def __init__(self, hidden=8):
+        super().__init__()
+        self.out = keras.layers.Dense(hidden)
+
+    def call(self, x):
+        return self.out(x)
+
+
+def a_policy():
+    return make(inference="tf")
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("idiom", "error", "words"),
+    [
+        (lambda: PPO("MlpPolicy", "CartPole-v1"), ConfigError, "PPOConfig().environment(env)"),
+        (lambda: PPOConfig().training(learning_rate=1e-3), TypeError, "training(lr=...)"),
+        (lambda: PPOConfig().training(n_steps=2048), TypeError, "training(train_batch_size="),
+        (lambda: PPOConfig().training(policy_kwargs={}), TypeError, "'fcnet_hiddens': [64, 64]"),
+        (lambda: PPOConfig().environment(num_envs=8), TypeError, "num_envs_per_worker=..."),
+        (lambda: PPOConfig().rollouts(n_envs=8), TypeError, "num_envs_per_worker=..."),
+        (lambda: PPOConfig().training(batch_size=64), TypeError, "sgd_minibatch_size=..."),
+        (lambda: PPOConfig().update_from_dict({"clip_range": 0.1}), KeyError, "clip_param"),
+        (lambda: DQNConfig().training(buffer_size=9), TypeError, "{'capacity': ...}"),
+        (lambda: PPOConfig()["learning_rate"], KeyError, "training(lr=...)"),
+        (lambda: a_policy().predict(None), AttributeError, "compute_single_action(obs, explore"),
+        (lambda: PPO.predict, AttributeError, "predict"),
+        (
+            lambda: PPOConfig().training(optimizer=keras.optimizers.SGD(0.25, momentum=0.5)),
+            ConfigError,
+            "training(lr=0.25, optimizer={'type': 'sgd', 'momentum': 0.5})",
+        ),
+        (
+            lambda: make(model={"custom_model": OwnModel}),
+            ModelError,
+            "The model class OwnModel(self, hidden=8) is called with (observation_space, ",
+        ),
+        (
+            lambda: make(model={"custom_model": lambda size: None}),
+            ModelError,
+            "The factory of models <lambda>(size) is called with",
+        ),
+    ],
+)
+def test_an_idiom_of_another_library_is_answered_with_the_one_here(idiom, error, words):
+    with pytest.raises(error) as caught:
+        idiom()
+    assert words in str(caught.value)
+
+
+def test_an_algorithm_is_told_what_predict_is_here():
+    built = algorithm()
+    with pytest.raises(AttributeError, match=r"'PPO' object has no attribute 'predict'.*explore="):
+        built.predict(np.zeros(4))
+    with pytest.raises(AttributeError, match=r"no attribute 'no_such_thing'$"):
+        _ = built.no_such_thing
+    built.stop()
+
+
+@pytest.mark.core
+def test_every_setting_that_is_named_in_an_answer_is_one():
+    config = {**DQNConfig().to_dict(), **PPOConfig().to_dict(), "lambda_": 1.0}
+    for text in SETTINGS.values():
+        for part in text.split("(")[1:]:
+            name = part.partition("=")[0]
+            if "=" in part and name.isidentifier():
+                assert name in config or name == "num_envs_per_worker", text
+
+
+# -- models ------------------------------------------------------------------------------------
+
+
+def two_headed(names, activation=None):
+    x = keras.Input((3,))
+    hidden = keras.layers.Dense(4)(x)
+    logits = keras.layers.Dense(2, activation=activation)(hidden)
+    outputs = dict(zip(names, (logits, keras.layers.Dense(1)(hidden)), strict=True))
+    return keras.Model(x, outputs)
+
+
+@pytest.mark.core
+def test_outputs_may_be_called_logits_and_value():
+    obs = np.random.default_rng(0).random((5, 3), np.float32)
+    model = two_headed(["logits", "value"])
+    policy = make(model={"custom_model": model}, inference="tf")
+    extras = policy.compute_actions(obs, explore=False).extras
+    expected = model(obs)
+    np.testing.assert_allclose(extras["action_dist_inputs"], expected["logits"], atol=1e-6)
+    np.testing.assert_allclose(extras["vf_preds"], expected["value"][:, 0], atol=1e-6)
+    batch = policy.postprocess_trajectory(trajectory(policy, 6))
+    assert policy.learn_on_batch(batch)["learner_stats"]["vf_loss"] > 0
+
+
+def test_a_softmax_where_logits_are_wanted_is_told_once(caplog):
+    caplog.set_level("WARNING", "tfpolicies")
+    for _ in range(2):
+        model = two_headed(["logits", "value"], "softmax")
+        model.name = "with_softmax"
+        make(model={"custom_model": model}, seed=1)
+    (record,) = caplog.records
+    assert "'with_softmax' gives probabilities" in record.getMessage()
+    caplog.clear()
+    make(model={"custom_model": two_headed(["logits", "value"])})
+    assert not caplog.records
+
+
+# -- learning rates ----------------------------------------------------------------------------
+
+HALVED = {"type": "InverseTimeDecay", "initial_learning_rate": 0.5, "decay_steps": 1}
+HALVED |= {"decay_rate": 1.0, "staircase": False}
+
+
+def rate_after(policy, updates):
+    batch = policy.postprocess_trajectory(trajectory(policy, 6))
+    found = [policy.learn_on_batch(batch)["learner_stats"]["cur_lr"] for _ in range(updates)]
+    return [pytest.approx(x) for x in found]
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("framework", ["tf2", "tf"])
+def test_a_keras_schedule_is_a_function_of_gradient_updates(framework, tmp_path):
+    from tfpolicies import PPOTF1Policy
+
+    schedule = SCHEDULES.InverseTimeDecay(0.5, decay_steps=1, decay_rate=1.0)
+    cls = PPOTF2Policy if framework == "tf2" else PPOTF1Policy
+    policy = make(cls, lr=schedule)
+    assert policy.config["lr"] == HALVED
+    assert rate_after(policy, 3) == [0.5, 0.25, 0.5 / 3]
+    policy.on_global_var_update({"timestep": 10_000})
+    assert policy.cur_lr == pytest.approx(0.5 / 4)
+    policy.export_checkpoint(tmp_path)
+    assert rate_after(TFPolicy.from_checkpoint(tmp_path), 1) == [0.5 / 4]
+
+
+@pytest.mark.core
+def test_a_schedule_of_ones_own_is_a_function_of_updates_and_is_asked_for_again(tmp_path):
+    class Tenth(SCHEDULES.LearningRateSchedule):
+        def __call__(self, step):
+            return 0.1 * (step + 1)
+
+    policy = make(lr=Tenth())
+    assert rate_after(policy, 2) == [0.1, 0.2]
+    with pytest.warns(UserWarning, match="Tenth"):
+        policy.export_checkpoint(tmp_path)
+    twin = TFPolicy.from_checkpoint(tmp_path, config={"lr": Tenth()})
+    assert rate_after(twin, 1) == [pytest.approx(0.3)]
+
+
+def test_a_function_as_lr_is_one_of_environment_steps():
+    built = algorithm(lr=lambda steps: 1e-3 * (1.0 - steps / 64))
+    seen = [built.train()["info"]["learner"]["default_policy"]["learner_stats"] for _ in range(2)]
+    assert [stats["cur_lr"] for stats in seen] == pytest.approx([1e-3, 5e-4])
+    built.stop()
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("lr", "words"),
+    [
+        ({"type": "CosineDeca"}, "Did you mean 'CosineDecay'"),
+        ({"type": "CosineDecay", "decay_steps": {"a": 1}}, "must hold numbers"),
+        ({"type": "CosineDecay", "no_such": 1}, "no_such"),
+        (lambda steps: -1.0, "gave -1.0 for 0"),
+        ("fast", "a function of environment steps"),
+    ],
+)
+def test_a_learning_rate_that_is_none_is_refused(lr, words):
+    with pytest.raises(ConfigError, match=words):
+        make(lr=lr)
+
+
+def test_two_schedules_of_one_rate_are_refused():
+    with pytest.raises(ConfigError, match="lr_schedule must be left out"):
+        PPOConfig().training(lr=lambda steps: 0.1, lr_schedule=[[0, 0.1]])

@@ -1,0 +1,104 @@
+"""What other libraries call things, and what to write here: for messages alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_ENVS = "rollouts(num_envs_per_worker=...)"
+_EXPLORATION = "exploration(exploration_config={'type': 'EpsilonGreedy', ...})"
+_BATCH = "training(sgd_minibatch_size=...) for PPO, training(train_batch_size=...) for others"
+_UPDATES = "training(training_intensity=...), the rows trained per row sampled"
+
+SETTINGS: Mapping[str, str] = {
+    "activation_fn": "training(model={'fcnet_activation': 'relu'})",
+    "batch_size": _BATCH,
+    "buffer_size": "training(replay_buffer_config={'capacity': ...})",
+    "clip_range": "training(clip_param=...)",
+    "clip_range_vf": "training(vf_clip_param=...)",
+    "device": "resources(num_gpus=1)",
+    "ent_coef": "training(entropy_coeff=...)",
+    "epochs": "training(num_sgd_iter=...)",
+    "exploration_final_eps": _EXPLORATION,
+    "exploration_fraction": _EXPLORATION,
+    "exploration_initial_eps": _EXPLORATION,
+    "gae_lambda": "training(lambda_=...)",
+    "gradient_steps": _UPDATES,
+    "learning_rate": "training(lr=...)",
+    "learning_starts": "training(num_steps_sampled_before_learning_starts=...)",
+    "max_grad_norm": "training(grad_clip=...)",
+    "n_envs": _ENVS,
+    "n_epochs": "training(num_sgd_iter=...)",
+    "n_steps": "training(train_batch_size=n_steps * environments); each environment then does "
+    "n_steps steps, since rollout_fragment_length is 'auto'",
+    "net_arch": "training(model={'fcnet_hiddens': [64, 64]})",
+    "num_envs": _ENVS,
+    "policy_kwargs": "training(model={'fcnet_hiddens': [64, 64], ...})",
+    "target_update_interval": "training(target_network_update_freq=...)",
+    "tensorboard_log": "the command line, whose runs have TensorBoard events",
+    "total_timesteps": "a loop: call algorithm.train() until result['num_env_steps_sampled'] is it",
+    "train_freq": "rollouts(rollout_fragment_length=...)",
+    "verbose": "debugging(log_level='INFO')",
+    "vf_coef": "training(vf_loss_coeff=...)",
+}
+"""Settings of Stable-Baselines3, Keras and others, by name."""
+
+METHODS: Mapping[str, str] = {
+    "fit": "Call `algorithm.train()` for one iteration, as often as you like.",
+    "learn": "Call `algorithm.train()` for one iteration, as often as you like.",
+    "load": "Use `from_checkpoint(folder)`.",
+    "predict": "Use `compute_single_action(obs, explore=False)`: an algorithm returns the action, "
+    "a policy returns (action, state, extras).",
+    "set_env": "Give the environment to the config: `config.environment(env)`.",
+}
+"""Methods of algorithms and policies there."""
+
+
+def setting_hint(name: str) -> str:
+    """Returns what to write for a setting of another library; empty if it is none.
+
+    >>> setting_hint("learning_rate"), setting_hint("lr")
+    (' Here it is training(lr=...).', '')
+    """
+    return f" Here it is {SETTINGS[name]}." if name in SETTINGS else ""
+
+
+def missing_attribute(owner: Any, name: str) -> str:
+    """Returns the message of an `AttributeError` about a method of another library, or any name."""
+    hint = METHODS.get(name)
+    return f"{type(owner).__name__!r} object has no attribute {name!r}" + (
+        "" if hint is None else f". {hint}"
+    )
+
+
+def positional_config(algorithm: str, given: Any) -> str:
+    """Returns what to write where an algorithm was called as those of Stable-Baselines3 are."""
+    return (
+        f"{algorithm} takes a config, got {given!r:.100}. Write {algorithm}Config()"
+        ".environment(env).training(model={'fcnet_hiddens': [64, 64]}).build(); an image gets "
+        "convolutions by itself."
+    )
+
+
+def optimizer_settings(given: Any) -> str | None:
+    """Returns how a Keras optimizer is given here; None if it is something else."""
+    if not hasattr(given, "get_config") or not hasattr(given, "apply_gradients"):
+        return None
+    kind = type(given)
+    default, own = kind().get_config(), given.get_config()
+    changed = {name: x for name, x in own.items() if x != default.get(name) and name != "name"}
+    rate = changed.pop("learning_rate", own.get("learning_rate"))
+    return f"lr={rate!r}, optimizer={ {'type': kind.__name__.lower(), **changed}!r}"
+
+
+def described_schedule(lr: Any) -> Any:
+    """Returns a learning rate as a config keeps it: a schedule of Keras's own as a dict.
+
+    What is no such schedule is returned as it is.
+    """
+    kind = type(lr)
+    is_schedule = any(base.__name__ == "LearningRateSchedule" for base in kind.__mro__)
+    if not is_schedule or not kind.__module__.startswith("keras."):
+        return lr
+    settings = {name: x for name, x in lr.get_config().items() if name != "name"}
+    return {"type": kind.__name__, **settings}

@@ -1,0 +1,77 @@
+"""Learning rates that change: functions of time steps, and Keras schedules of gradient updates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import keras
+
+from tfpolicies.errors import ConfigError, near_matches
+
+SCHEDULES = (
+    "CosineDecay",
+    "CosineDecayRestarts",
+    "ExponentialDecay",
+    "InverseTimeDecay",
+    "PiecewiseConstantDecay",
+    "PolynomialDecay",
+)
+"""Keras's own schedules: the only ones that a file may name."""
+
+_PLAIN = (type(None), bool, int, float, str)
+
+
+class Rate(NamedTuple):
+    """A learning rate that changes."""
+
+    of: Callable[[int], float]
+    counts_updates: bool  # whether it is a function of gradient updates, not of time steps
+
+
+def changing_rate(lr: Any) -> Rate | None:
+    """Returns the function that a setting `lr` stands for; None for a number.
+
+    Args:
+        lr: a number; a function of the time step; a `keras.optimizers.schedules` object, which is
+            a function of the number of gradient updates; or such a schedule as the config and
+            checkpoints have it, `{"type": "CosineDecay", "initial_learning_rate": ..., ...}`.
+
+    Raises:
+        ConfigError: for a dict that describes no schedule of Keras's own.
+
+    >>> rate = changing_rate({"type": "InverseTimeDecay", "initial_learning_rate": 0.5,
+    ...                       "decay_steps": 1, "decay_rate": 1.0})
+    >>> rate.of(1), rate.counts_updates, changing_rate(1e-3)
+    (0.25, True, None)
+    """
+    if isinstance(lr, int | float):
+        return None
+    schedule = _made(lr) if isinstance(lr, Mapping) else lr
+    counts_updates = isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule)
+
+    def of(count: int) -> float:
+        found = float(schedule(count))
+        if not found >= 0:
+            raise ConfigError(f"lr must be at least 0, but {lr!r:.200} gave {found} for {count}.")
+        return found
+
+    return Rate(of, counts_updates)
+
+
+def _made(described: Mapping[str, Any]) -> Any:
+    settings = dict(described)
+    name = settings.pop("type", None)
+    if name not in SCHEDULES:
+        raise ConfigError(
+            f"lr={dict(described)!r:.200} is no schedule of Keras's own."
+            f"{near_matches(str(name), SCHEDULES)} Its type must be one of {', '.join(SCHEDULES)}."
+        )
+    lists = [x for x in settings.values() if isinstance(x, list | tuple)]
+    parts = [*(x for x in settings.values() if x not in lists), *(x for one in lists for x in one)]
+    if not all(isinstance(x, _PLAIN) for x in parts):
+        raise ConfigError(f"lr={dict(described)!r:.200} must hold numbers, or lists of numbers.")
+    try:
+        return getattr(keras.optimizers.schedules, name)(**settings)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"lr={dict(described)!r:.200}: {error}") from error
