@@ -9,8 +9,8 @@ import atexit
 import os
 import sys
 
-from tfpolicies.cli.signals import SignalEnd, Signals, say
 from tfpolicies.cli.standard_files import open_standard_files
+from tfpolicies.system.signals import SignalEnd, Signals, say
 
 TYPE_CHECKING = False  # as in `typing`
 if TYPE_CHECKING:
