@@ -225,8 +225,9 @@ FOR_TRAINING = (
     "observation_fn",
     "env_task_fn",
     "custom_eval_function",
+    "evaluation_config",
 )
-"""Settings that name objects which a policy needs only where it is trained."""
+"""Settings whose objects a policy needs only where it is trained, or its algorithm."""
 
 
 def decode_config(
