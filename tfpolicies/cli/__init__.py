@@ -72,7 +72,8 @@ def _ended(error: BaseException, words: list[str]) -> int:
         say(f"{described(error).capitalize()}.")
     else:
         hint = " --debug shows the traceback." if status == BROKE else ""
-        say(f"tfpolicies: error: {described(error)}.{hint}")
+        what = described(error)
+        say(f"tfpolicies: error: {what}{'' if what.endswith('?') else '.'}{hint}")
     return status
 
 

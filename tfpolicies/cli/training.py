@@ -211,7 +211,7 @@ def _resumed(run: RunFolder, given: dict[str, Any]) -> TrainSettings:
     if missing := [text for name, text in again.items() if name not in given]:
         raise UsageError(
             f"{shown(run.path)} needs {' and '.join(missing)}, not imported on a file's word. Name "
-            f"what you trust again: {shlex.join(_resume_words(run))}"
+            f"what you trust again: `{shlex.join(_resume_words(run))}`."
         )
     given_again = [name for name in ("env", *IMPORTED) if name in given]
     for name in given_again:
