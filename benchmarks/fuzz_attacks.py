@@ -75,7 +75,7 @@ def _is_outside(arguments: tuple[Any, ...]) -> bool:
 
 def _tell_of_calls_into_the_command_line() -> None:
     """Makes calls of the command line's functions audit events; they stay what they are."""
-    for module in ("tfpolicies.cli", "tfpolicies.cli.commands"):
+    for module in ("tfpolicies.cli", "tfpolicies.cli.training"):
         loaded = importlib.import_module(module)
         for name, value in list(vars(loaded).items()):
             if callable(value) and getattr(value, "__module__", None) == module:

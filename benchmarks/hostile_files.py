@@ -23,9 +23,9 @@ import tfpolicies
 from benchmarks.fuzz_states import damage_file, edit, same
 from tfpolicies import DQNTF2Policy, Policy, PolicyMap, PPOConfig, PPOTF2Policy
 from tfpolicies.algorithms.algorithm import Algorithm
-from tfpolicies.cli.commands import find_run
 from tfpolicies.cli.serving import play_in_own_process
 from tfpolicies.cli.settings import TrainSettings
+from tfpolicies.cli.sources import find_run
 from tfpolicies.envs.multi_agent_env import make_multi_agent
 from tfpolicies.errors import TfPoliciesError
 from tfpolicies.policy.checkpoints import ALGORITHM_MANIFEST, POLICY_MANIFEST
@@ -116,7 +116,7 @@ def own_callables() -> tuple[str, ...]:
 
 def _named(rng: random.Random) -> str:
     """Returns the path of something that must not be called, the command line most often."""
-    telling = ("tfpolicies.cli:main", "tfpolicies.cli.commands:train", "os:system")
+    telling = ("tfpolicies.cli:main", "tfpolicies.cli.training:train", "os:system")
     return rng.choice(telling) if rng.random() < 0.4 else rng.choice(own_callables())
 
 

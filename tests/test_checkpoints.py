@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from environments import SavedCountingEnv, SeededEnv
 from gymnasium import spaces
-from tiny import OBS, TWO, make, rows_of, trajectory
+from tiny import OBS, TWO, assert_equal, make, rows_of, trajectory
 
 from tfpolicies import (
     Algorithm,
@@ -178,8 +178,89 @@ def test_a_policy_that_is_saved_alone_warns_of_what_has_no_import_path(tmp_path)
     policy = config(SeededEnv).callbacks(Local).build().get_policy()
     with pytest.warns(UserWarning, match=r"stored by name only: .*Local\. Loading asks"):
         policy.export_checkpoint(tmp_path)
-    with pytest.raises(CheckpointError, match=r"\['callbacks'\].*Local"):
+
+
+# -- what loading asks for --------------------------------------------------------------------
+
+
+def two_layers(observation_space, num_outputs, width=8):
+    layers = [keras.layers.Dense(width, "tanh"), keras.layers.Dense(num_outputs)]
+    return keras.Sequential(layers)
+
+
+class OwnLayer(keras.layers.Dense):
+    pass
+
+
+def own_layers(observation_space, num_outputs):
+    return keras.Sequential([OwnLayer(num_outputs)])
+
+
+@pytest.mark.core
+def test_a_policy_acts_without_the_callbacks_and_functions_of_its_training(tmp_path):
+    made = config(SeededEnv).callbacks(Watching)
+    made.multi_agent(policy_mapping_fn=the_only_policy)
+    made.evaluation(evaluation_config={"callbacks": Watching})
+    algorithm = made.build()
+    algorithm.save(tmp_path / "run")
+    algorithm.get_policy().export_checkpoint(tmp_path / "policy")
+    batch = {"default_policy": algorithm.worker.sample()}
+    (of_run,) = Policy.from_checkpoint(tmp_path / "run").values()
+    alone = Policy.from_checkpoint(tmp_path / "policy")
+    observations = np.stack([alone.observation_space.sample() for _ in range(3)])
+    for policy in (of_run, alone, alone.copy()):
+        found, wanted = (
+            x.compute_actions(observations, explore=False)[0]
+            for x in (policy, algorithm.get_policy())
+        )
+        np.testing.assert_array_equal(found, wanted)
+        with pytest.raises(CheckpointError, match=r":Watching is needed now.*config=\{\.\.\.\}"):
+            policy.learn_on_batch(batch["default_policy"])
+    alone.export_checkpoint(tmp_path / "again")  # the names are kept
+    again = Policy.from_checkpoint(tmp_path / "again", config={"callbacks": Watching})
+    again.learn_on_batch(batch["default_policy"])
+    with pytest.raises(CheckpointError, match=r"config\['callbacks'\]"):
+        Algorithm.from_checkpoint(tmp_path / "run")
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("framework", ["tf2", "tf"])
+def test_a_policy_with_a_factory_of_keras_layers_comes_back_without_the_factory(
+    framework, tmp_path
+):
+    model = {"custom_model": two_layers, "custom_model_config": {"width": 6}}
+    made = config("CartPole-v1").training(model=model).framework(framework)
+    algorithm = made.build()
+    algorithm.train()
+    algorithm.save(tmp_path)
+    (policy,) = Policy.from_checkpoint(tmp_path).values()
+    own = algorithm.get_policy()
+    assert_equal(policy.get_weights(), own.get_weights())
+    observations = np.linspace(-1.0, 1.0, 12, dtype=np.float32).reshape(3, 4)
+    for name in ("action_dist_inputs", "vf_preds"):
+        found, wanted = (
+            x.compute_actions(observations, explore=False)[2][name] for x in (policy, own)
+        )
+        np.testing.assert_array_equal(found, wanted)
+    policy.export_model(tmp_path / "exported", onnx=True)
+    policy.learn_on_batch(algorithm.worker.sample())
+    given = {"model": {"custom_model": two_layers}}
+    (by_factory,) = Policy.from_checkpoint(tmp_path, config=given).values()
+    assert by_factory.config["model"]["custom_model"] is two_layers
+    with pytest.raises(CheckpointError, match=r"\['custom_model'\] \(.*:two_layers\)"):
+        Algorithm.from_checkpoint(tmp_path)
+    assert type(Algorithm.from_checkpoint(tmp_path, config=given)) is type(algorithm)
+
+
+@pytest.mark.core
+def test_a_factory_of_layers_that_nothing_could_look_up_is_asked_for(tmp_path):
+    algorithm = config().training(model={"custom_model": own_layers}).build()
+    algorithm.save(tmp_path)
+    with pytest.raises(CheckpointError, match=r"\['custom_model'\] \(.*:own_layers\)"):
         Policy.from_checkpoint(tmp_path)
+    given = {"model": {"custom_model": own_layers}}
+    (policy,) = Policy.from_checkpoint(tmp_path, config=given).values()
+    assert_equal(policy.get_weights(), algorithm.get_policy().get_weights())
 
 
 def damage_manifest(folder: Path) -> str:

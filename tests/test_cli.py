@@ -323,6 +323,123 @@ def test_a_run_killed_before_its_first_checkpoint_starts_anew_in_its_folder(
     assert again["learner/default_policy/total_loss"] == first["learner/default_policy/total_loss"]
 
 
+MINE = """
+import keras
+from tfpolicies import DefaultCallbacks
+
+class Telling(DefaultCallbacks):
+    def on_train_result(self, *, algorithm, result):
+        print("told of", result["training_iteration"])
+
+def small_net(observation_space, num_outputs):
+    return keras.Sequential([keras.layers.Dense(3, "tanh"), keras.layers.Dense(num_outputs)])
+
+def by_number(agent_id, episode, worker=None, **kwargs):
+    return ["left", "right"][agent_id]
+
+NUMBER = 3
+"""
+TWO_POLES = """
+from tfpolicies.envs.multi_agent_env import make_multi_agent
+TwoPoles = make_multi_agent("CartPole-v1")
+"""
+
+
+@pytest.fixture
+def mine(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A current folder with modules of a user."""
+    (here / "code_of_mine.py").write_text(MINE)
+    (here / "two_poles_of_mine.py").write_text(TWO_POLES)
+    monkeypatch.syspath_prepend(here)
+    return here
+
+
+def test_callbacks_model_and_settings_are_what_the_user_names(
+    mine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = {"train_batch_size": 64, "gamma": 0.5, "vf_clip_param": float("inf"), "seed": 11}
+    asked |= {"env": "CartPole-v1", "sgd_minibatch_size": 64, "evaluation_interval": 2}
+    asked |= {"evaluation_duration": 2, "num_envs_per_worker": 2}
+    (mine / "asked.json").write_text(json.dumps(asked))
+    own = ["--callbacks", "code_of_mine:Telling", "--model", "code_of_mine:small_net"]
+    more = ["--config", "asked.json", "--set", "gamma=0.9", *QUICK[:-2]]
+    assert main(["train", "--steps", "128", *own, *more]) == 0
+    shown = capsys.readouterr().out
+    assert "told of 2" in shown
+    assert "(seed 11)" in shown
+    (run,) = (mine / "runs").iterdir()
+    again = ["train", "--resume", str(run), "--steps", "192"]
+    assert main(again) == 2
+    shown = capsys.readouterr().err
+    assert "needs code_of_mine:Telling and code_of_mine:small_net, not imported" in shown
+    words = shlex.split(shown.partition("again: `")[2].partition("`")[0])
+    words = words[words.index("train") :]
+    assert words == ["train", "--resume", f"runs/{run.name}", *own]
+    assert main([*again, *own[:2], "--model", "code_of_mine:by_number"]) == 2
+    assert "--model cannot be given with --resume" in capsys.readouterr().err
+    assert main([*words, "--steps", "192"]) == 0
+    assert "told of 3" in capsys.readouterr().out
+    rows = read_progress(run / "progress.csv")
+    assert [row["iteration"] for row in rows] == [1, 2, 3]
+    (policy,) = Policy.from_checkpoint(run / "checkpoints" / "latest").values()
+    assert (policy.config["gamma"], policy.config["vf_clip_param"]) == (0.9, float("inf"))
+    assert (4, 3) in [weights.shape for weights in policy.get_weights().values()]
+    assert rows[1]["evaluation/episode_reward_mean"] >= 1.0
+    assert main(["evaluate", str(run), "--episodes", "1"]) == 0
+    assert main(["evaluate", str(run), "--episodes", "1", *own[2:]]) == 0
+    assert main(["export", str(run), "--to", "out", "--onnx"]) == 0
+
+
+def test_many_agents_are_mapped_to_policies_by_a_function_of_the_user(
+    mine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = {"policies": ["left", "right"], "policies_to_train": ["left"]}
+    asked |= {"env_config": {"num_agents": 2}, "train_batch_size": 64, "sgd_minibatch_size": 32}
+    (mine / "asked.json").write_text(json.dumps(asked))
+    env, mapping = "two_poles_of_mine:TwoPoles", "code_of_mine:by_number"
+    words = ["train", env, "--policy-mapping", mapping, "--config", "asked.json", *QUICK]
+    assert main([*words, "--steps", "128", "--play", "1"]) == 2
+    assert "need a run with one policy, but this one has ['left', 'right']" in (
+        capsys.readouterr().err
+    )
+    assert not (mine / "runs").exists()
+    assert main([*words, "--steps", "128"]) == 0
+    (run,) = (mine / "runs").iterdir()
+    capsys.readouterr()
+    assert main(["export", str(run), "--to", "out"]) == 2
+    shown = capsys.readouterr().err
+    folder = shown.partition("Give the folder of one: ")[2].strip().removesuffix(".")
+    assert main(["export", folder, "--to", "out", "--onnx"]) == 0
+    assert main(["train", env, "--resume", str(run), "--policy-mapping", mapping]) == 0
+    again = ["train", env, "--resume", str(run), "--policy-mapping", mapping, "--steps", "192"]
+    assert main(again) == 0
+    assert read_progress(run / "progress.csv")[-1]["env_steps"] >= 192
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--callbacks", "code_of_mine:Absent"], "--callbacks: 'code_of_mine:Absent' could not be"),
+        (["--callbacks", "code_of_mine"], "--callbacks takes module:name of a class or function"),
+        (["--model", "code_of_mine:NUMBER"], "--model takes module:name of a class or function"),
+        (["--policy-mapping", "nowhere:f"], "--policy-mapping: 'nowhere:f' could not be imported"),
+        (["--config", "nowhere.json"], "--config: 'nowhere.json' cannot be read as JSON"),
+        (["--config", "code_of_mine.py"], "--config: 'code_of_mine.py' cannot be read as JSON"),
+        (["--config", "list.json"], 'must hold an object of settings, such as {"lr": 0.001}'),
+        (["--config", "gama.json"], "has no such setting. Did you mean 'gamma' or 'lambda'?\n"),
+    ],
+)
+def test_what_the_user_names_is_there_or_nothing_is_begun(
+    mine: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    (mine / "list.json").write_text("[1]")
+    (mine / "gama.json").write_text('{"gama": 0.9}')
+    assert main(["train", "CartPole-v1", *words]) == 2
+    assert message in capsys.readouterr().err
+    assert not (mine / "runs").exists()
+
+
 # -- evaluate, export, play -------------------------------------------------------------------
 
 

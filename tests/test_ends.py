@@ -16,11 +16,11 @@ import pytest
 
 from tfpolicies import Algorithm
 from tfpolicies.cli import main
-from tfpolicies.cli.signals import SignalEnd, Signals, current
 from tfpolicies.policy.checkpoints import ALGORITHM_MANIFEST
 from tfpolicies.reporting.progress_csv import read_progress
 from tfpolicies.reporting.run_folder import RunFolder, find_runs
 from tfpolicies.storage.checkpoint import read_checkpoint
+from tfpolicies.system.signals import SignalEnd, Signals, current
 
 PACKAGE_HOME = Path(__file__).parent.parent
 BATCH = 20  # steps of an iteration
@@ -356,7 +356,7 @@ def test_a_signal_is_held_back_until_the_end_of_the_block_and_a_second_one_is_no
 def test_a_forked_child_has_the_signals_that_were_found() -> None:
     code = """
 import os, signal, time, warnings
-from tfpolicies.cli.signals import Signals
+from tfpolicies.system.signals import Signals
 warnings.simplefilter("ignore", DeprecationWarning)  # of forks where there are threads
 with Signals():
     child = os.fork()

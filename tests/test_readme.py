@@ -5,20 +5,35 @@ from typing import Any
 import numpy as np
 import pytest
 
-README = Path(__file__).parent.parent / "README.md"
+HOME = Path(__file__).parent.parent
+README, GUIDE = HOME / "README.md", HOME / "docs" / "README.md"
 
 
-def test_the_python_of_the_readme_runs_in_order(
+def run_python_of(page: Path) -> dict[str, Any]:
+    """Runs the Python of a page in order; returns the names that are there then."""
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    names: dict[str, Any] = {}
+    for block in blocks:
+        exec(compile(block, str(page), "exec"), names)
+    return names
+
+
+def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = run_python_of(README)
+    assert names["algorithm"].counters["num_env_steps_sampled"] >= 20_000
+    assert names["action"] in (0, 1)
+    assert {path.name for path in Path().iterdir()} == {"runs", "exported"}
+
+
+def test_the_python_of_the_guide_runs_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-    assert len(blocks) == 8
-    names: dict[str, Any] = {}
-    for block in blocks:
-        exec(compile(block, str(README), "exec"), names)
+    names = run_python_of(GUIDE)
     assert names["actions"].shape == (2,)
     assert names["algorithm"].iteration == 10
+    assert names["learned"].ended_by in ("steps", "callback")
     assert names["action"] in (0, 1)
     assert set(names["pair"].worker.policy_map) == {"left", "right", "left_v1"}
     assert len(names["league"]) == 101
@@ -28,19 +43,26 @@ def test_the_python_of_the_readme_runs_in_order(
 
 
 @pytest.mark.core
-def test_every_file_that_the_readme_names_is_there() -> None:
-    text = README.read_text()
-    named = set(re.findall(r"`((?:docs|examples|benchmarks)/[\w./]*|[A-Z]+\.md)`", text))
-    named |= set(re.findall(r"\]\(([\w./]+)\)", text))
-    assert "docs/images/cartpole.png" in named
-    assert [name for name in named if not (README.parent / name).exists()] == []
+def test_the_readme_can_be_read_at_once() -> None:
+    assert len(README.read_text().splitlines()) <= 120
 
 
 @pytest.mark.core
-def test_every_option_that_the_readme_names_exists() -> None:
+@pytest.mark.parametrize("page", [README, GUIDE], ids=["readme", "guide"])
+def test_every_file_that_a_page_names_is_there(page: Path) -> None:
+    text = page.read_text()
+    named = {HOME / name for name in re.findall(r"`((?:docs|examples|benchmarks)/[\w./]*)`", text)}
+    named |= {page.parent / name for name in re.findall(r"\]\(([\w./]+)\)", text)}
+    assert len(named) > 2
+    assert [name for name in named if not name.exists()] == []
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("page", [README, GUIDE], ids=["readme", "guide"])
+def test_every_option_that_a_page_names_exists(page: Path) -> None:
     from tfpolicies.cli.arguments import _parsers
 
     commands = _parsers()[1]
     known = {option for command in commands.values() for option in command.options()}
-    used = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", README.read_text()))
+    used = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", page.read_text()))
     assert used - known == set()

@@ -9,7 +9,7 @@ import os
 import socket
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from tfpolicies.algorithms import checkpoints
 from tfpolicies.algorithms.checkpoints import SavedCheckpoint, SaveResult, StoredRoster
 from tfpolicies.algorithms.diagnosis import Diagnosis, Learned, Sampled
 from tfpolicies.algorithms.evaluator import Evaluator, as_metrics
+from tfpolicies.algorithms.learn import Learned, goals_of, learn
 from tfpolicies.batch.multi_agent_batch import MultiAgentBatch
 from tfpolicies.batch.sample_batch import SampleBatch, concat_samples
 from tfpolicies.config.algorithm_config import AlgorithmConfig
@@ -113,6 +114,7 @@ class Algorithm:
         self._restored_at = (0, 0.0)  # iterations and seconds when it was built or restored
         self._timers: dict[str, float] = {}
         self._stopped = False
+        self.run_dir: Path | None = None  # of the last `learn` that had one
         self._told_of_unheld = False
         self._last_good: str | None = None  # the folder of the newest checkpoint without NaN
         self._told_of_nan: set[str] = set()  # ids of policies written by hand
@@ -321,6 +323,63 @@ class Algorithm:
             self.workers.foreach_worker(tell)
         self._last_result = result
         return result
+
+    def learn(
+        self,
+        total_timesteps: float,
+        *,
+        run_dir: str | os.PathLike[str] | None = None,
+        progress: bool = True,
+        callbacks: Sequence[Any] = (),
+        until: float | None = None,
+        checkpoint_every: int = 20,
+        keep_best: bool = False,
+    ) -> Learned:
+        """Trains until `total_timesteps`, shows how far it is and keeps what comes of it.
+
+        This is what `tfpolicies train` does. In a run folder you find `progress.csv`, TensorBoard
+        events, `learning_curve.png` and checkpoints, and the commands `tfpolicies evaluate` and
+        `tfpolicies export` take it. A script that ends halfway and is started again goes on where
+        it was: a new algorithm whose `run_dir` holds a run with the same settings is put into the
+        state of that run's newest checkpoint. An algorithm that has trained goes on in its own
+        run, or begins a new one.
+
+        Ctrl-C ends training after the running iteration; a second one ends it at once. What ends
+        it early (but for an update that is not finite) first saves the last whole iteration.
+
+        Args:
+            total_timesteps: environment steps at which training ends, earlier ones included.
+            run_dir: the run folder, made if it is not there; None: nothing is written.
+            progress: whether a bar, or a line per 10 seconds where there is no terminal, is shown.
+            callbacks: functions `f(algorithm, result)`, called after each iteration, which end
+                training by returning False; and `DefaultCallbacks`, instances or classes, with
+                methods about training and evaluation.
+            until: mean return of the last training episodes at which training ends earlier.
+            checkpoint_every: iterations between checkpoints.
+            keep_best: whether the checkpoint with the best evaluation, or the best mean return, is
+                kept apart.
+
+        Returns:
+            The last result, what ended training ("steps", "target", "callback"), and the run
+            folder.
+
+        Raises:
+            UsageError: if an argument is wrong, or the folder holds another run or anything else;
+                nothing is changed then.
+            FolderInUseError: if another process trains in the folder; likewise.
+            CheckpointError: if the run's checkpoint is damaged or does not fit; likewise.
+            NonFiniteError: see `train`.
+            KeyboardInterrupt: after Ctrl-C.
+        """
+        self._require_running()
+        goals = goals_of(
+            self,
+            total_timesteps,
+            until=until,
+            checkpoint_every=checkpoint_every,
+            keep_best=keep_best,
+        )
+        return learn(self, goals, run_dir=run_dir, progress=progress, callbacks=callbacks)
 
     def _iteration_is_over(self, before: Mapping[str, int], seconds: float) -> bool:
         config, unit = self.config, self._unit
@@ -1133,9 +1192,10 @@ class Algorithm:
         learning = "XLA" if policy.config["jit_compile"] is True else "tf.function"
         envs = self.workers.num_envs()
         length = self.config.fragment_length(envs)
+        counted = "1 environment" if envs == 1 else f"{envs} environments"
         print(
             f"{type(self).__name__}: acting through {policy.inference}, learning through "
-            f"{learning}, {envs} environments x {length} steps per sample."
+            f"{learning}, {counted} x {length} steps per sample."
         )
 
 

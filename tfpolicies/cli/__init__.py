@@ -9,8 +9,8 @@ import atexit
 import os
 import sys
 
-from tfpolicies.cli.signals import SignalEnd, Signals, say
 from tfpolicies.cli.standard_files import open_standard_files
+from tfpolicies.system.signals import SignalEnd, Signals, say
 
 TYPE_CHECKING = False  # as in `typing`
 if TYPE_CHECKING:
@@ -72,7 +72,8 @@ def _ended(error: BaseException, words: list[str]) -> int:
         say(f"{described(error).capitalize()}.")
     else:
         hint = " --debug shows the traceback." if status == BROKE else ""
-        say(f"tfpolicies: error: {described(error)}.{hint}")
+        what = described(error)
+        say(f"tfpolicies: error: {what}{'' if what.endswith('?') else '.'}{hint}")
     return status
 
 

@@ -112,6 +112,23 @@ def _train(parser: _Parser) -> None:
         metavar="NAME=VALUE",
         help="any other setting, such as clip_param=0.1 or model.fcnet_hiddens=[64,64]; repeatable",
     )
+    what.add_argument(
+        "--config",
+        metavar="FILE",
+        help='a JSON file of settings, such as {"gamma": 0.98, "model": {"use_lstm": true}}; '
+        "--set and the options above override it",
+    )
+    own = parser.add_argument_group("code of yours, imported as `python -m` finds it")
+    own.add_argument("--callbacks", metavar="MODULE:CLASS", help="a subclass of DefaultCallbacks")
+    own.add_argument(
+        "--model", metavar="MODULE:FACTORY", help="f(observation_space, num_outputs) -> keras.Model"
+    )
+    own.add_argument(
+        "--policy-mapping",
+        metavar="MODULE:FUNCTION",
+        help="f(agent_id, episode, worker, **kwargs) -> the id of the policy that acts; the "
+        'policies stand in --config: {"policies": ["left", "right"]}',
+    )
     end = parser.add_argument_group("when it ends")
     end.add_argument(
         "--steps",
@@ -215,6 +232,11 @@ def _add_source(parser: _Parser) -> None:
         help="a run folder, a folder of runs (its newest is taken), or a checkpoint",
     )
     parser.add_argument("--best", action="store_true", help="of a run: the best checkpoint")
+    parser.add_argument(
+        "--model",
+        metavar="MODULE:FACTORY",
+        help="the model it was trained with, if Keras cannot rebuild it from the checkpoint",
+    )
 
 
 def _count(text: str) -> int:

@@ -10,8 +10,8 @@ import traceback
 from pathlib import Path
 from types import TracebackType
 
-from tfpolicies.cli.signals import SignalEnd, what_happened
 from tfpolicies.errors import FolderInUseError, NonFiniteError, TfPoliciesError
+from tfpolicies.system.signals import SignalEnd, what_happened
 
 DONE, FELL_SHORT, USAGE, BROKE, NOT_FINITE, IN_USE = 0, 1, 2, 3, 4, 5
 INTERRUPTED, PIPE_CLOSED = 130, 141

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import importlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tfpolicies.errors import CheckpointError, ConfigError, UnknownSettingError, near_matches
+from tfpolicies.errors import (
+    CheckpointError,
+    ConfigError,
+    UnknownSettingError,
+    UsageError,
+    near_matches,
+)
 
 if TYPE_CHECKING:
+    from tfpolicies.algorithms.training_run import Goals
     from tfpolicies.config.algorithm_config import AlgorithmConfig
 
 ALGORITHMS = ("PPO", "PG", "DQN")
 _ENVS = 8  # stepped together where neither the command nor the table of tuned settings says more
+IMPORTED = ("callbacks", "model", "policy_mapping")  # settings that say what is imported
 _WORDS = {"true": True, "false": False, "none": None}  # as a shell user may write them
 
 
@@ -29,6 +38,10 @@ class TrainSettings:
         num_envs: environments stepped together; None: the tuned number, or 8.
         lr: step size; None: the tuned or the algorithm's own.
         set: further settings as `"name=value"`, the last one wins.
+        from_file: settings of a file; all others override them.
+        callbacks: `"module:Class"` of the callbacks; None: none.
+        model: `"module:factory"` of the model; None: one of the package's.
+        policy_mapping: `"module:function"` that says who acts; None: the default.
         steps: environment steps at which training ends.
         until: mean return of the last 100 training episodes at which training ends; None: none.
         eval_every: iterations between evaluations; None: no evaluations.
@@ -47,6 +60,10 @@ class TrainSettings:
     num_envs: int | None = None
     lr: float | None = None
     set: tuple[str, ...] = ()
+    from_file: Mapping[str, Any] = field(default_factory=dict)
+    callbacks: str | None = None
+    model: str | None = None
+    policy_mapping: str | None = None
     steps: int = 100_000
     until: float | None = None
     eval_every: int | None = None
@@ -66,9 +83,25 @@ class TrainSettings:
         """
         return f"{self.algo} on {self.env}"
 
+    @property
+    def goals(self) -> Goals:
+        """What is trained for."""
+        from tfpolicies.algorithms.training_run import Goals
+
+        return Goals(
+            steps=self.steps,
+            until=self.until,
+            checkpoint_every=self.checkpoint_every,
+            keep_best=self.keep_best,
+            title=self.title,
+        )
+
     def as_json(self) -> dict[str, Any]:
         """Returns the settings as JSON can hold them."""
-        return {**dataclasses.asdict(self), "set": list(self.set)}
+        from tfpolicies.storage.json_values import encode_value
+
+        from_file = encode_value(dict(self.from_file))
+        return {**dataclasses.asdict(self), "set": list(self.set), "from_file": from_file}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any], where: str) -> TrainSettings:
@@ -81,10 +114,13 @@ class TrainSettings:
         Raises:
             CheckpointError: if these are no settings of a training run.
         """
+        from tfpolicies.storage.json_values import decode_value
+
         try:
             if content["algo"] not in ALGORITHMS:
                 raise KeyError(f"algo {content['algo']!r}")
-            return cls(**{**content, "set": tuple(content["set"])})
+            from_file = decode_value(content.get("from_file", {}))
+            return cls(**{**content, "set": tuple(content["set"]), "from_file": from_file})
         except (TypeError, KeyError) as error:
             raise CheckpointError(
                 f"The settings in {where!r} are not those of `tfpolicies train` ({error}). "
@@ -102,19 +138,69 @@ class TrainSettings:
 
         config: AlgorithmConfig = getattr(tfpolicies, f"{self.algo}Config")()
         config.environment(self.env).rollouts(num_envs_per_worker=_ENVS)
+        config.evaluation(
+            evaluation_duration=self.eval_episodes, evaluation_config={"explore": False}
+        )
         config.update_from_dict(tuned_settings(self.algo, self.env))
+        _apply_file(config, self.from_file)
         if self.num_envs is not None:
             config.rollouts(num_envs_per_worker=self.num_envs)
         if self.lr is not None:
             config.training(lr=self.lr)
         config.debugging(seed=self.seed)
-        config.evaluation(
-            evaluation_interval=self.eval_every,
-            evaluation_duration=self.eval_episodes,
-            evaluation_config={"explore": False},
-        )
+        if self.eval_every is not None:
+            config.evaluation(
+                evaluation_interval=self.eval_every, evaluation_duration=self.eval_episodes
+            )
         apply_settings(config, self.set)
+        config.update_from_dict(self.imported())
         return config
+
+    def imported(self) -> dict[str, Any]:
+        """Returns the objects that the settings name, by the names of the config's settings.
+
+        Raises:
+            UsageError: if one of them cannot be imported.
+        """
+        found = {name: getattr(self, name) for name in IMPORTED}
+        made = {name: imported(name, text) for name, text in found.items() if text is not None}
+        given = {name: made[name] for name in ("callbacks",) if name in made}
+        if "model" in made:
+            given["model"] = {"custom_model": made["model"]}
+        if "policy_mapping" in made:
+            given["policy_mapping_fn"] = made["policy_mapping"]
+        return given
+
+
+def imported(name: str, path: str) -> Any:
+    """Returns what an option names, which is the user's own word.
+
+    Args:
+        name: of the option, for messages.
+        path: `"package.module:name"`; modules are found as Python finds them.
+
+    Raises:
+        UsageError: if it cannot be imported, or nothing that can be called is there.
+    """
+    option = f"--{name.replace('_', '-')}"
+    module, _, attribute = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute) if attribute else None
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(f"{option}: {path!r} could not be imported: {error}.") from error
+    if not callable(found):
+        raise UsageError(
+            f"{option} takes module:name of a class or function, such as my_module:Mine, got "
+            f"{path!r}."
+        )
+    return found
+
+
+def _apply_file(config: AlgorithmConfig, settings: Mapping[str, Any]) -> None:
+    try:
+        config.update_from_dict(dict(settings))
+    except UnknownSettingError as error:
+        raise ConfigError(f"--config: {error}") from error
 
 
 def apply_settings(config: AlgorithmConfig, given: Sequence[str]) -> None:

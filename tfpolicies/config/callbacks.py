@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tfpolicies.marks import for_place
@@ -116,6 +116,25 @@ def make_multi_callbacks(classes: Sequence[type[DefaultCallbacks]]) -> type[Defa
     hello there
     hello there
     """
+    return _calling_all(classes, lambda: [kind() for kind in classes])
+
+
+def joined_callbacks(parts: Sequence[DefaultCallbacks]) -> DefaultCallbacks:
+    """Returns callbacks whose methods call those of all given ones, in order.
+
+    >>> class Hello(DefaultCallbacks):
+    ...     def on_algorithm_init(self, *, algorithm):
+    ...         print("hello", algorithm)
+    >>> joined_callbacks([Hello(), DefaultCallbacks()]).on_algorithm_init(algorithm="there")
+    hello there
+    """
+    return _calling_all([type(part) for part in parts], lambda: list(parts))()
+
+
+def _calling_all(
+    kinds: Sequence[type[DefaultCallbacks]], make_parts: Callable[[], list[DefaultCallbacks]]
+) -> type[DefaultCallbacks]:
+    """Returns a class whose methods call those of its parts; it has those that a kind overrides."""
     used = [name for name in vars(DefaultCallbacks) if name.startswith("on_")]
 
     def calls_all(name: str) -> Any:
@@ -126,11 +145,11 @@ def make_multi_callbacks(classes: Sequence[type[DefaultCallbacks]]) -> type[Defa
         return method
 
     def init(self: Any) -> None:
-        self.parts = [kind() for kind in classes]
+        self.parts = make_parts()
 
     methods = {
         name: calls_all(name)
         for name in used
-        if any(getattr(kind, name) is not getattr(DefaultCallbacks, name) for kind in classes)
+        if any(getattr(kind, name) is not getattr(DefaultCallbacks, name) for kind in kinds)
     }
     return type("MultiCallbacks", (DefaultCallbacks,), {"__init__": init, **methods})

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import keras
 import numpy as np
@@ -21,6 +22,7 @@ from tfpolicies.marks import fits
 from tfpolicies.models.extent import built_from
 from tfpolicies.models.keras_json import model_from_json, model_to_json
 from tfpolicies.models.network import Architecture
+from tfpolicies.models.registry import registered_model
 from tfpolicies.policy.policy import Policy
 from tfpolicies.program.spec import program_fingerprint
 from tfpolicies.storage.checkpoint import (
@@ -75,7 +77,7 @@ def policy_part(policy: Any, state: Mapping[str, Any] | None = None) -> PolicyPa
         "policy_class": encode_value(type(policy)),
         "observation_space": encode_space(policy.observation_space),
         "action_space": encode_space(policy.action_space),
-        "config": encode_config(_without_environment(policy.config)),
+        "config": encode_config(_without_environment(policy.config), _built_model(policy)),
         "policy_id": policy.policy_id,
         "program": _fingerprint(policy),
         "finite": _first_bad(arrays) is None,
@@ -178,16 +180,54 @@ def policy_of_record(
     return policy
 
 
-def encode_config(config: Mapping[str, Any]) -> Any:
-    """Returns a config as JSON values; a model of Keras's own layers by its architecture."""
+def _built_model(policy: Any) -> keras.Model | None:
+    """Returns the model that a factory made for a policy; None where no factory did."""
+    custom = policy.config.get("model", {}).get("custom_model")
+    program = getattr(policy, "program", None)
+    return None if custom is None or program is None else program.functions.network.model
+
+
+def encode_config(config: Mapping[str, Any], built: keras.Model | None = None) -> Any:
+    """Returns a config as JSON values; a model of Keras's own layers by its architecture.
+
+    Args:
+        config: of a policy or of an algorithm.
+        built: what a factory in it has made. Its architecture stands beside the factory's name,
+            so that loading can do without the factory.
+    """
     model = dict(config.get("model", {}))
     custom = model.get("custom_model")
     if isinstance(custom, keras.Model):
-        architecture = model_to_json(custom)
+        architecture = _architecture(custom)
         if architecture is not None:
             model["custom_model"] = None
             return {"settings": encode_value({**config, "model": model}), "keras": architecture}
-    return {"settings": encode_value(config), "keras": None}
+        built = None
+    architecture = None if built is None else _architecture(built)
+    return {"settings": encode_value(config), "keras": architecture}
+
+
+_ARCHITECTURES: WeakKeyDictionary[keras.Model, dict[str, Any]] = WeakKeyDictionary()
+
+
+def _architecture(model: keras.Model) -> dict[str, Any] | None:
+    """Returns what `model_to_json` does, which is asked again and again while training goes on."""
+    found = _ARCHITECTURES.get(model) or model_to_json(model)
+    if found is not None:
+        _ARCHITECTURES[model] = found
+    return found
+
+
+FOR_TRAINING = (
+    "callbacks",
+    "policy_mapping_fn",
+    "policies_to_train",
+    "observation_fn",
+    "env_task_fn",
+    "custom_eval_function",
+    "evaluation_config",
+)
+"""Settings whose objects a policy needs only where it is trained, or its algorithm."""
 
 
 def decode_config(
@@ -195,6 +235,8 @@ def decode_config(
     overrides: Mapping[str, Any] | None,
     source: str,
     places: Places = POLICY_SETTINGS,
+    *,
+    unneeded: Collection[str] = (),
 ) -> dict[str, Any]:
     """Inverse of `encode_config`.
 
@@ -203,12 +245,13 @@ def decode_config(
         overrides: settings that replace stored ones; `model` is merged.
         source: the checkpoint, for messages.
         places: where the record may name objects.
+        unneeded: settings in which a `Missing` may stay.
 
     Raises:
         CheckpointError: if settings that could not be stored are not among the overrides.
     """
     config = overridden_config(record, overrides, source, places)
-    missing = find_missing(config)
+    missing = find_missing({name: x for name, x in config.items() if name not in unneeded})
     if missing:
         names = ", ".join(f"config{place} ({found.name})" for place, found in missing.items())
         raise CheckpointError(
@@ -233,7 +276,9 @@ def overridden_config(
     if "model" in config:  # those of before there was a choice have their channels last
         config["model"] = {"channels_first": False, **config["model"]}
     if record["keras"] is not None and not _gives_model(overrides or {}):
-        config["model"]["custom_model"] = model_from_json(record["keras"])
+        model = config["model"]
+        if registered_model(model["custom_model"]) is None:
+            model["custom_model"] = model_from_json(record["keras"])
     for name, value in (overrides or {}).items():
         if name == "model" and not isinstance(value, Mapping):
             value = {"custom_model": value}
@@ -274,6 +319,7 @@ def policy_of(
     overrides: Mapping[str, Any] | None = None,
     *,
     allow_non_finite: bool = False,
+    unneeded: Collection[str] = (),
 ) -> Any:
     """Returns a new policy with the class, spaces, config and state of a checkpoint.
 
@@ -283,10 +329,11 @@ def policy_of(
         classes: classes outside this package that it may name.
         overrides: settings that replace stored ones.
         allow_non_finite: take weights with NaN or infinity, too.
+        unneeded: settings that are not asked for.
     """
     require_finite(checkpoint, source, allow=allow_non_finite)
     with built_from(source, weight_shapes(checkpoint)):
-        policy = _built(checkpoint.manifest, source, classes, overrides)
+        policy = _built(checkpoint.manifest, source, classes, overrides, unneeded)
     set_stored_state(policy, state_of(checkpoint))
     return policy
 
@@ -296,9 +343,10 @@ def _built(
     source: str,
     classes: Sequence[type],
     overrides: Mapping[str, Any] | None,
+    unneeded: Collection[str] = (),
 ) -> Any:
     """Returns a new policy of the class, spaces and config of a manifest."""
-    spec = _spec(manifest, source, classes, overrides)
+    spec = _spec(manifest, source, classes, overrides, unneeded)
     found: Any = spec.policy_class
     spaces, config = (spec.observation_space, spec.action_space), spec.config
     program, policy_id = manifest.get("program"), manifest.get("policy_id")
@@ -354,11 +402,12 @@ def _spec(
     source: str,
     classes: Sequence[type],
     overrides: Mapping[str, Any] | None,
+    unneeded: Collection[str] = (),
 ) -> PolicySpec:
     try:
         found: Any = _class_of(manifest, source, classes)
         spaces = [decode_space(manifest[f"{kind}_space"]) for kind in ("observation", "action")]
-        config = decode_config(manifest["config"], overrides, source)
+        config = decode_config(manifest["config"], overrides, source, unneeded=unneeded)
         _ = manifest["state"]
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"{source}: its manifest lacks or garbles {error}.") from error
@@ -482,7 +531,12 @@ def load_policies(
         checkpoint = read_checkpoint(folder, POLICY_MANIFEST, kind="Policy")
         _require_class({None: checkpoint}, repr(str(folder)), policy_class)
         return policy_of(
-            checkpoint, repr(str(folder)), classes, overrides, allow_non_finite=allow_non_finite
+            checkpoint,
+            repr(str(folder)),
+            classes,
+            overrides,
+            allow_non_finite=allow_non_finite,
+            unneeded=FOR_TRAINING,
         )
     whole = read_checkpoint(
         folder,
@@ -499,6 +553,7 @@ def load_policies(
             classes,
             overrides,
             allow_non_finite=allow_non_finite,
+            unneeded=FOR_TRAINING,
         )
         for pid, part in whole.policies.items()
     }

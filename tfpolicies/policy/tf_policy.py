@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -129,8 +130,6 @@ class TFPolicy(PolicyKind):
         """Makes what works on the policy's own parts, which are all there."""
         self._worker_index = worker_index
         self._create_session = create_session
-        made = self.config["callbacks"]
-        self.callbacks = made() if made is not None else None
         # Where NaN may arise it must travel, too; remote workers do as the one that learns.
         self.accepts_non_finite = worker_index > 0 or self.config["on_nan"] == "warn"
         self.program.runtime.open_sessions_with(self._state, create_session)
@@ -147,6 +146,16 @@ class TFPolicy(PolicyKind):
             {name: found for name, found in filters.items() if found is not None},
             self.state_aliases,
         )
+
+    @functools.cached_property
+    def callbacks(self) -> Any:
+        """The policy's own callbacks; None if its config names none.
+
+        Raises:
+            CheckpointError: if the policy was loaded without them.
+        """
+        made = self.config["callbacks"]
+        return None if made is None else made()
 
     def copy(self, policy_id: str | None = None) -> Any:
         """Returns an independent policy of the same kind in the same state.

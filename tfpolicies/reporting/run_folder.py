@@ -20,6 +20,7 @@ from tfpolicies.system.regular_files import read_regular
 FORMAT = "tfpolicies-run"
 FORMAT_VERSION = 1
 _LARGEST = 1 << 20  # bytes of a run.json
+_OWN = {"lock", "events", "checkpoints", "export"}  # what is made before the run.json
 
 
 class RunFolder:
@@ -92,11 +93,42 @@ class RunFolder:
             except FileExistsError:
                 continue
             break
-        run._lock = FolderLock(run.path)
-        for folder in (run.events, run.checkpoints, run.export):
-            folder.mkdir()
-        place_file(run.run_json, text)
+        run._begin(text)
         return run
+
+    @classmethod
+    def make(
+        cls, path: str | PathLike[str], settings: Mapping[str, Any] | None = None
+    ) -> RunFolder:
+        """Makes and holds a new run in just this folder, which is made if it does not exist.
+
+        Args:
+            path: the folder; if it is there, it is empty, or was left by a `make` that was killed.
+            settings: as in `create`.
+
+        Raises:
+            UsageError: if the folder holds something else, or JSON cannot hold `settings`.
+            FolderInUseError: if another process makes a run of it.
+            OSError: if the folder cannot be made.
+        """
+        text = _settings_text(settings or {}, datetime.now())
+        run = cls(path)
+        run.path.mkdir(parents=True, exist_ok=True)
+        strange = sorted({x.name for x in run.path.iterdir()} - _OWN)
+        if strange:
+            raise UsageError(
+                f"{str(path)!r} is no run folder, but holds {strange[:3]}. Give a run folder, or "
+                "one that is empty or not there yet."
+            )
+        run._begin(text)
+        return run
+
+    def _begin(self, run_json: bytes) -> None:
+        """Holds the folder and makes what is in it; what makes it a run comes last."""
+        self._lock = FolderLock(self.path)
+        for folder in (self.events, self.checkpoints, self.export):
+            folder.mkdir(exist_ok=True)
+        place_file(self.run_json, run_json)
 
     @classmethod
     def open(cls, path: str | PathLike[str]) -> RunFolder:

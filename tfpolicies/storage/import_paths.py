@@ -11,6 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+from tfpolicies.errors import CheckpointError
 from tfpolicies.marks import fits
 
 OWN = "tfpolicies"
@@ -29,6 +30,17 @@ class Missing:
 
     name: str
     importable: bool = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Raises an error, for who comes to need what loading could do without.
+
+        Raises:
+            CheckpointError: always.
+        """
+        raise CheckpointError(
+            f"{self.name} is needed now, but the checkpoint was loaded without it, since no file "
+            "chooses what is imported. Give it again: from_checkpoint(path, config={...})."
+        )
 
 
 def describe(value: object) -> str:

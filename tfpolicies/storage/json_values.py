@@ -83,8 +83,8 @@ def warn_of_unavailable(record: Any) -> None:
     if names:
         warnings.warn(
             f"These have no import path and are stored by name only: {', '.join(names)}. Loading "
-            "asks for them as arguments, as it does for all classes and functions of other "
-            "packages than tfpolicies.",
+            "asks for those that it needs as arguments, as it does for all classes and functions "
+            "of other packages than tfpolicies.",
             UserWarning,
             stacklevel=3,
         )

@@ -304,6 +304,60 @@ def current() -> Signals:
     return _entered if _entered is not None else Signals()
 
 
+class CtrlC:
+    """What a program that enters no `Signals` has: the first Ctrl-C can wait, the second cannot.
+
+    Attributes:
+        requested: the number of the signal that came; None if none did.
+    """
+
+    def __init__(self) -> None:
+        self.requested: int | None = None
+
+    @contextlib.contextmanager
+    def held_back(self, rescue: Callable[[str], None]) -> Iterator[CtrlC]:
+        """While entered, the first Ctrl-C only sets `requested`; who runs here looks at it.
+
+        The handler that was found is there again afterwards. In other threads than the main one,
+        and where the program has a handler of its own, nothing is changed.
+
+        Args:
+            rescue: not called; who catches the `KeyboardInterrupt` saves.
+
+        Raises:
+            KeyboardInterrupt: on leaving if `requested` was set, or by a second Ctrl-C.
+        """
+        del rescue
+        is_main = threading.current_thread() is threading.main_thread()
+        if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+            yield self
+            return
+        signal.signal(signal.SIGINT, self._handle)
+        try:
+            yield self
+        finally:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if self.requested is not None:
+            raise KeyboardInterrupt
+
+    @contextlib.contextmanager
+    def unhurried(self) -> Iterator[None]:
+        """Changes nothing: nobody ends the process while something is saved."""
+        yield
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        if self.requested is not None:
+            raise KeyboardInterrupt
+        self.requested = number
+        say("Interrupted: training ends after this iteration. Once more ends it at once.")
+
+
+def interruptions() -> Signals | CtrlC:
+    """Returns the `Signals` that are entered; a `CtrlC` where the program enters none."""
+    return _entered if _entered is not None else CtrlC()
+
+
 def _in_child() -> None:
     """Gives a forked child its own ends by signals back."""
     global _entered

@@ -1,0 +1,289 @@
+"""`Algorithm.learn`: in Python as on the command line."""
+
+import json
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tfpolicies import PG, Algorithm, DefaultCallbacks, PGConfig, Policy
+from tfpolicies.cli import main
+from tfpolicies.errors import FolderInUseError, NonFiniteError, UsageError
+from tfpolicies.reporting.progress_csv import read_progress
+from tfpolicies.reporting.run_folder import RunFolder
+
+pytestmark = pytest.mark.core
+
+BATCH = 32  # steps of an iteration
+
+
+def build(**settings: Any) -> Algorithm:
+    config = PGConfig().environment("CartPole-v1").debugging(seed=5, log_level="ERROR")
+    config.rollouts(
+        num_envs_per_worker=2, rollout_fragment_length=8, batch_mode="truncate_episodes"
+    )
+    config.training(train_batch_size=BATCH, model={"fcnet_hiddens": [4]})
+    config.framework("tf2").resources().update_from_dict({"inference": "tf", "jit_compile": False})
+    return config.update_from_dict(settings).build()
+
+
+def iterations(run_dir: Path) -> list[float]:
+    return [row["iteration"] for row in read_progress(run_dir / "progress.csv")]
+
+
+def weights_of(checkpoint: Path) -> dict[str, np.ndarray]:
+    (policy,) = Policy.from_checkpoint(checkpoint).values()
+    return policy.get_weights()
+
+
+def assert_equal(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> None:
+    assert found.keys() == wanted.keys()
+    for key, array in wanted.items():
+        np.testing.assert_array_equal(found[key], array)
+
+
+# -- what it leaves behind --------------------------------------------------------------------
+
+
+def test_learning_in_python_leaves_what_the_command_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = [f"train_batch_size={BATCH}", "rollout_fragment_length=8", "inference=tf"]
+    settings += ["model.fcnet_hiddens=[4]", "jit_compile=False", "log_level=ERROR"]
+    settings += ["batch_mode=truncate_episodes"]
+    words = ["train", "CartPole-v1", "--algo", "PG", "--num-envs", "2", "--seed", "5"]
+    words += ["--steps", str(3 * BATCH), "--keep-best"]
+    assert main([*words, *(word for each in settings for word in ("--set", each))]) == 0
+    (by_command,) = (tmp_path / "runs").iterdir()
+    algorithm = build()
+    learned = algorithm.learn(3 * BATCH, run_dir="mine", progress=False, keep_best=True)
+
+    assert (learned.ended_by, learned.run_dir) == ("steps", Path("mine"))
+    assert learned.result["training_iteration"] == 3
+    assert {path.name for path in Path("mine").iterdir()} == {x.name for x in by_command.iterdir()}
+    mine, theirs = (read_progress(run / "progress.csv") for run in (Path("mine"), by_command))
+    clocks = {"time_s", "steps_per_s"}
+    for own, other in zip(mine, theirs, strict=True):
+        np.testing.assert_equal(
+            {name: x for name, x in own.items() if name not in clocks},
+            {name: x for name, x in other.items() if name not in clocks},
+        )
+    for name in ("latest", "best"):
+        found, wanted = (weights_of(x / "checkpoints" / name) for x in (Path("mine"), by_command))
+        assert_equal(found, wanted)
+    assert (tmp_path / "mine" / "learning_curve.png").stat().st_size > 10_000
+    assert main(["evaluate", "mine", "--episodes", "2"]) == 0
+    assert main(["train", "--resume", "mine"]) == 2
+
+
+def test_without_a_folder_nothing_is_written_and_steps_count_as_on_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    algorithm = build()
+    assert algorithm.learn(2 * BATCH, progress=False).run_dir is None
+    assert algorithm.learn(3.0 * BATCH, progress=False).result["training_iteration"] == 3
+    assert algorithm.learn(BATCH, progress=False).result == {}
+    assert "leaves nothing to do" not in caplog.text  # log_level is ERROR
+    assert algorithm.iteration == 3
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_progress_is_shown_unless_it_is_not_wanted(capsys: pytest.CaptureFixture[str]) -> None:
+    algorithm = build()
+    algorithm.learn(BATCH, progress=False)
+    assert capsys.readouterr().out == ""
+    algorithm.learn(2 * BATCH)
+    assert capsys.readouterr().out.startswith("64/64 steps | ")
+
+
+# -- going on ---------------------------------------------------------------------------------
+
+
+def test_a_script_that_is_run_again_goes_on_with_its_run(tmp_path: Path) -> None:
+    run_dir = tmp_path / "new" / "run"
+    build(new_episodes_at_checkpoint=True).learn(2 * BATCH, run_dir=run_dir, progress=False)
+    again = build(new_episodes_at_checkpoint=True)
+    learned = again.learn(4 * BATCH, run_dir=run_dir, progress=False)
+    assert learned.result["training_iteration"] == 4
+    assert iterations(run_dir) == [1, 2, 3, 4]
+    assert_equal(again.get_policy().get_weights(), weights_of(run_dir / "checkpoints" / "latest"))
+    assert again.learn(5 * BATCH, run_dir=run_dir, progress=False).ended_by == "steps"
+    assert iterations(run_dir) == [1, 2, 3, 4, 5]
+
+
+def test_an_algorithm_that_trained_goes_on_in_its_own_run_and_in_no_other(tmp_path: Path) -> None:
+    mine, other, new = tmp_path / "mine", tmp_path / "other", tmp_path / "new"
+    algorithm = build()
+    algorithm.learn(BATCH, run_dir=mine, progress=False)
+    algorithm.train()
+    algorithm.learn(3 * BATCH, run_dir=mine, progress=False)
+    assert iterations(mine) == [1, 3]
+    build().learn(BATCH, run_dir=other, progress=False)
+    before = {path: path.read_bytes() for path in other.rglob("*") if path.is_file()}
+    with pytest.raises(UsageError, match=r"holds another run, at iteration 1.*from_checkpoint\("):
+        algorithm.learn(4 * BATCH, run_dir=other, progress=False)
+    assert {path: path.read_bytes() for path in other.rglob("*") if path.is_file()} == before
+    assert algorithm.iteration == 3
+    restored = PG.from_checkpoint(other / "checkpoints" / "latest")
+    restored.learn(2 * BATCH, run_dir=other, progress=False)
+    assert iterations(other) == [1, 2]
+    algorithm.learn(4 * BATCH, run_dir=new, progress=False)
+    assert iterations(new) == [4]
+
+
+def test_a_folder_that_is_not_for_this_algorithm_is_refused_and_left_alone(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    build().learn(BATCH, run_dir=run_dir, progress=False)
+    with pytest.raises(UsageError, match=r"other settings: lr \(there 0.0004, here 0.5\)"):
+        build(lr=0.5).learn(BATCH, run_dir=run_dir, progress=False)
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(UsageError, match=r"is no run folder, but holds \['notes.txt', 'run'\]"):
+        build().learn(BATCH, run_dir=tmp_path, progress=False)
+    with RunFolder.open(run_dir).hold(), pytest.raises(FolderInUseError):
+        build().learn(BATCH, run_dir=run_dir, progress=False)
+    assert iterations(run_dir) == [1]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"total_timesteps": 0}, "total_timesteps must be a whole number, 1 or more, got 0"),
+        ({"total_timesteps": "1e5"}, "total_timesteps must be a whole number"),
+        ({"total_timesteps": float("nan")}, "total_timesteps must be a whole number"),
+        ({"total_timesteps": 9, "checkpoint_every": 0}, "checkpoint_every must be"),
+        ({"total_timesteps": 9, "until": "high"}, "until must be a number or None"),
+        ({"total_timesteps": 9, "callbacks": ["print"]}, "callbacks must be functions"),
+    ],
+)
+def test_wrong_arguments_change_nothing(tmp_path: Path, given: dict[str, Any], words: str) -> None:
+    algorithm = build()
+    with pytest.raises(UsageError, match=words):
+        algorithm.learn(**given, run_dir=tmp_path / "run", progress=False)
+    assert algorithm.iteration == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- callbacks --------------------------------------------------------------------------------
+
+
+class Counting(DefaultCallbacks):
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def on_train_result(self, *, algorithm: Any, result: dict[str, Any]) -> None:
+        self.seen.append(result["training_iteration"])
+        result["custom_metrics"]["seen"] = len(self.seen)
+
+
+def test_callbacks_are_told_of_each_iteration_and_a_function_can_end_training() -> None:
+    counting, told = Counting(), []
+
+    def three_are_enough(algorithm: Algorithm, result: dict[str, Any]) -> bool:
+        told.append(result["custom_metrics"]["seen"])
+        return algorithm.iteration < 3
+
+    algorithm = build()
+    own = algorithm.callbacks
+    learned = algorithm.learn(
+        100 * BATCH,
+        progress=False,
+        callbacks=[Counting, counting, three_are_enough, lambda algorithm, result: None],
+    )
+    assert (learned.ended_by, counting.seen, told) == ("callback", [1, 2, 3], [1, 2, 3])
+    assert algorithm.callbacks is own
+    algorithm.train()
+    assert counting.seen == [1, 2, 3]
+
+
+def test_callbacks_that_workers_would_call_are_refused() -> None:
+    class OfEpisodes(DefaultCallbacks):
+        def on_episode_end(self, **about: Any) -> None:
+            raise AssertionError("nobody calls this")
+
+    for given in (OfEpisodes, OfEpisodes()):
+        with pytest.raises(UsageError, match=r"on_episode_end.*config\.callbacks\(OfEpisodes\)"):
+            build().learn(BATCH, progress=False, callbacks=[given])
+
+
+# -- ends -------------------------------------------------------------------------------------
+
+
+def test_an_error_in_a_callback_saves_the_last_whole_iteration(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+
+    def break_in_the_second(algorithm: Algorithm, result: dict[str, Any]) -> None:
+        if algorithm.iteration == 2:
+            raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        build().learn(9 * BATCH, run_dir=run_dir, progress=False, callbacks=[break_in_the_second])
+    saved = json.loads((run_dir / "checkpoints" / "latest" / "algorithm.json").read_text())
+    assert saved["progress"]["iteration"] == 2
+    build().learn(3 * BATCH, run_dir=run_dir, progress=False)
+    assert iterations(run_dir) == [1, 2, 3]
+
+
+def test_ctrl_c_ends_after_the_iteration_saves_and_leaves_the_handlers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+
+    def press(algorithm: Algorithm, result: dict[str, Any]) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    algorithm, run_dir = build(), tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        algorithm.learn(9 * BATCH, run_dir=run_dir, progress=False, callbacks=[press])
+    assert "training ends after this iteration" in capsys.readouterr().err
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == found
+    assert iterations(run_dir) == [1]
+    assert RunFolder.open(run_dir).has_checkpoint
+    assert algorithm.learn(2 * BATCH, run_dir=run_dir, progress=False).ended_by == "steps"
+    assert iterations(run_dir) == [1, 2]
+
+
+def test_a_second_ctrl_c_ends_training_within_the_iteration(tmp_path: Path) -> None:
+    class Pressing(DefaultCallbacks):
+        def on_train_result(self, *, algorithm: Any, result: dict[str, Any]) -> None:
+            if algorithm.iteration == 2:
+                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(signal.SIGINT)
+                raise AssertionError("not interrupted")
+
+    run_dir = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        build().learn(9 * BATCH, run_dir=run_dir, progress=False, callbacks=[Pressing])
+    assert iterations(run_dir) == [1]
+    saved = json.loads((run_dir / "checkpoints" / "latest" / "algorithm.json").read_text())
+    assert saved["progress"]["iteration"] == 1
+
+
+def test_it_learns_in_a_thread_too(tmp_path: Path) -> None:
+    algorithm, ended = build(), []
+    thread = threading.Thread(
+        target=lambda: ended.append(
+            algorithm.learn(2 * BATCH, run_dir=tmp_path / "run", progress=False).ended_by
+        )
+    )
+    thread.start()
+    thread.join()
+    assert ended == ["steps"]
+
+
+def test_numbers_that_are_not_finite_end_it_and_overwrite_no_checkpoint(tmp_path: Path) -> None:
+    def spoil(algorithm: Algorithm, result: dict[str, Any]) -> None:
+        if algorithm.iteration == 2:
+            algorithm.get_policy().set_hyper("lr", 1e38)
+
+    run_dir = tmp_path / "run"
+    with pytest.raises(NonFiniteError):
+        build().learn(
+            99 * BATCH, run_dir=run_dir, progress=False, callbacks=[spoil], checkpoint_every=1
+        )
+    saved = json.loads((run_dir / "checkpoints" / "latest" / "algorithm.json").read_text())
+    assert saved["finite"] is True

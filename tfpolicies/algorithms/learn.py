@@ -1,0 +1,239 @@
+"""What `Algorithm.learn` does: which run folder it trains in, and who is told of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import numbers
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rich.console import Console
+
+from tfpolicies.algorithms.run_records import NoRecords, RunRecords
+from tfpolicies.algorithms.training_run import Goals, TrainingRun
+from tfpolicies.config.callbacks import DefaultCallbacks, joined_callbacks, overrides
+from tfpolicies.errors import CheckpointError, NonFiniteError, UsageError
+from tfpolicies.policy.checkpoints import ALGORITHM_MANIFEST, encode_config
+from tfpolicies.reporting.run_folder import RunFolder
+from tfpolicies.storage.checkpoint import read_manifest
+from tfpolicies.storage.json_values import encode_value
+
+if TYPE_CHECKING:
+    from tfpolicies.algorithms.algorithm import Algorithm
+
+logger = logging.getLogger("tfpolicies")
+
+_TOLD_BY_ALGORITHM = (
+    "on_train_result",
+    "on_evaluate_start",
+    "on_evaluate_end",
+    "on_workers_recreated",
+    "on_checkpoint_loaded",
+)
+_RESOLVED = ("inference", "jit_compile")  # what "auto" becomes may change with the version
+
+
+class Learned(NamedTuple):
+    """What `Algorithm.learn` returns."""
+
+    result: dict[str, Any]  # of the last iteration, as `train` gives it; empty if none was needed
+    ended_by: str  # "steps", "target" or "callback"
+    run_dir: Path | None  # where the run lies
+
+
+def learn(
+    algorithm: Algorithm,
+    goals: Goals,
+    *,
+    run_dir: str | PathLike[str] | None,
+    progress: bool,
+    callbacks: Sequence[Any],
+) -> Learned:
+    """Does what `Algorithm.learn` says."""
+    told, followers = _told(callbacks)
+    console = Console() if progress else None
+    with contextlib.ExitStack() as closing:
+        closing.enter_context(_telling(algorithm, told))
+        run = None if run_dir is None else closing.enter_context(_held(algorithm, run_dir))
+        records = NoRecords(algorithm) if run is None else RunRecords(run, algorithm, goals)
+        closing.callback(records.close)
+        training = TrainingRun(algorithm, goals, records, console, followers)
+        if training.progress.env_steps >= goals.steps:
+            logger.warning(
+                "The algorithm has %d environment steps, so that total_timesteps=%d leaves nothing "
+                "to do. Earlier steps count: give a larger number to train on.",
+                training.progress.env_steps,
+                goals.steps,
+            )
+        try:
+            ended_by = training.train(lambda what: records.rescue())
+        except NonFiniteError:  # what led there is not worth keeping
+            raise
+        except BaseException:
+            _rescue(records)
+            raise
+    return Learned(training.result, ended_by, None if run is None else run.path)
+
+
+def goals_of(
+    algorithm: Algorithm,
+    total_timesteps: float,
+    *,
+    until: float | None,
+    checkpoint_every: int,
+    keep_best: bool,
+) -> Goals:
+    """Returns the goals of a call of `learn`.
+
+    Raises:
+        UsageError: if a number is none that they can be.
+    """
+    env = algorithm.config.env
+    name = env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
+    if until is not None and not isinstance(until, numbers.Real):
+        raise UsageError(f"until must be a number or None, got {until!r}.")
+    return Goals(
+        steps=_count("total_timesteps", total_timesteps),
+        until=until,
+        checkpoint_every=_count("checkpoint_every", checkpoint_every),
+        keep_best=keep_best,
+        title=f"{type(algorithm).__name__} on {name}",
+    )
+
+
+def _count(name: str, value: Any) -> int:
+    is_count = isinstance(value, numbers.Real) and value >= 1 and value == int(value)
+    if not is_count:
+        raise UsageError(f"{name} must be a whole number, 1 or more, got {value!r}.")
+    return int(value)
+
+
+def _rescue(records: RunRecords | NoRecords) -> None:
+    """Saves what would be lost; if that fails, what ended the training is still what is raised."""
+    try:
+        records.rescue()
+    except CheckpointError as error:
+        logger.error("What was not saved is lost: %s", error)
+
+
+# -- the folder -------------------------------------------------------------------------------
+
+
+def _held(algorithm: Algorithm, run_dir: str | PathLike[str]) -> RunFolder:
+    """Returns the run folder, held, with the algorithm in a state that the run can go on from.
+
+    Raises:
+        UsageError: if the folder holds another run, or anything else.
+        FolderInUseError: if somebody else trains there.
+        CheckpointError: if its checkpoint is damaged, or does not fit the algorithm.
+    """
+    path = Path(run_dir)
+    if RunFolder(path).run_json.exists():
+        run = RunFolder.open(path).hold()
+        try:
+            _go_on(algorithm, run)
+        except BaseException:
+            run.release()
+            raise
+    else:
+        run = RunFolder.make(path, {"learn": type(algorithm).__name__})
+    algorithm.run_dir = path.absolute()
+    return run
+
+
+def _go_on(algorithm: Algorithm, run: RunFolder) -> None:
+    """Puts a new algorithm into the state of a run; one that has trained must be of that run."""
+    if not run.has_checkpoint:
+        return
+    manifest = read_manifest(run.latest, ALGORITHM_MANIFEST, kind="Algorithm")
+    stored, own = manifest["progress"], algorithm.progress()
+    if algorithm.iteration == 0:
+        _require_same_settings(algorithm, manifest, run)
+        algorithm.restore(run.latest, allow_non_finite=algorithm.config.on_nan == "warn")
+        logger.info("Training goes on from iteration %d of %s.", algorithm.iteration, run.path)
+        return
+    is_its_own = algorithm.run_dir == run.path.absolute()
+    if is_its_own and stored["iteration"] <= algorithm.iteration:
+        return
+    if any(stored[key] != own[key] for key in ("iteration", "time_total_s")):
+        raise UsageError(
+            f"{str(run.path)!r} holds another run, at iteration {stored['iteration']}, but this "
+            f"algorithm has trained {own['iteration']} iterations elsewhere. Give another run_dir; "
+            f"or go on with that run: {type(algorithm).__name__}.from_checkpoint("
+            f"{str(run.latest)!r}).learn(..., run_dir={str(run.path)!r})."
+        )
+
+
+def _require_same_settings(
+    algorithm: Algorithm, manifest: Mapping[str, Any], run: RunFolder
+) -> None:
+    """Checks that a new algorithm has the class and the settings of the one that a run is of."""
+    stored = {"the class": manifest["algorithm_class"], **manifest["config"]["settings"]}
+    settings = encode_config(algorithm.config.to_dict())["settings"]
+    own = {"the class": encode_value(type(algorithm)), **json.loads(json.dumps(settings))}
+    names = {name for name in {*stored, *own} if stored.get(name) != own.get(name)}
+    differing = sorted(names.difference(_RESOLVED))
+    if differing:
+        shown = ", ".join(
+            f"{name} (there {stored.get(name)!r:.60}, here {own.get(name)!r:.60})"
+            for name in differing
+        )
+        raise UsageError(
+            f"{str(run.path)!r} holds a run with other settings: {shown}. Give another run_dir for "
+            "a new run, or the same settings to go on with that one."
+        )
+
+
+# -- who is told ------------------------------------------------------------------------------
+
+
+def _told(callbacks: Sequence[Any]) -> tuple[list[DefaultCallbacks], list[Callable[..., Any]]]:
+    """Returns the objects with methods for moments of training, and the plain functions.
+
+    Raises:
+        UsageError: for what is neither, and for methods that only workers call.
+    """
+    told: list[DefaultCallbacks] = []
+    followers: list[Callable[..., Any]] = []
+    for given in callbacks:
+        made = given() if isinstance(given, type) else given
+        if isinstance(made, DefaultCallbacks):
+            _require_told_by_algorithm(made)
+            told.append(made)
+        elif callable(made):
+            followers.append(made)
+        else:
+            raise UsageError(
+                "callbacks must be functions f(algorithm, result), or DefaultCallbacks, got "
+                f"{given!r}."
+            )
+    return told, followers
+
+
+def _require_told_by_algorithm(callbacks: DefaultCallbacks) -> None:
+    moments = [name for name in vars(DefaultCallbacks) if name.startswith("on_")]
+    own = [name for name in moments if overrides(callbacks, name)]
+    others = [name for name in own if name not in _TOLD_BY_ALGORITHM]
+    if others:
+        kind = type(callbacks).__name__
+        raise UsageError(
+            f"{kind} overrides {', '.join(others)}, which belongs to environments and policies "
+            f"that are there before `learn` begins. Give the class to the config: "
+            f"config.callbacks({kind})."
+        )
+
+
+@contextlib.contextmanager
+def _telling(algorithm: Algorithm, told: Sequence[DefaultCallbacks]) -> Iterator[None]:
+    """While entered, the algorithm tells these callbacks, too."""
+    own = algorithm.callbacks
+    if told:
+        algorithm.callbacks = joined_callbacks([own, *told])
+    try:
+        yield
+    finally:
+        algorithm.callbacks = own

@@ -1,0 +1,226 @@
+"""What a training leaves behind: rows, events, a curve and checkpoints in a run folder, or nothing.
+
+`RunRecords` and `NoRecords` have the same methods, which a `TrainingRun` calls.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tfpolicies.algorithms.training_run import Goals, Progress
+from tfpolicies.reporting.learning_curve import draw_learning_curve
+from tfpolicies.reporting.progress_csv import ProgressCsv, read_progress
+from tfpolicies.reporting.progress_row import EVALUATION_MEAN
+from tfpolicies.reporting.run_folder import RunFolder
+from tfpolicies.reporting.tensorboard_events import EventWriter, event_scalars
+from tfpolicies.system.signals import interruptions
+
+if TYPE_CHECKING:
+    from tfpolicies.algorithms.algorithm import Algorithm
+    from tfpolicies.algorithms.checkpoints import AlgorithmRecord
+    from tfpolicies.config.algorithm_config import AlgorithmConfig
+
+_SECONDS_BETWEEN_CURVES = 15.0
+_QUICK = 0.02  # seconds that a record may take to be made in each iteration
+_SHARE_OF_RECORDS = 0.05  # of the time that training takes, at most, for records that take longer
+
+
+class NoRecords:
+    """Keeps nothing, for a training without a folder.
+
+    Args:
+        algorithm: what is trained.
+    """
+
+    def __init__(self, algorithm: Algorithm) -> None:
+        self._algorithm = algorithm
+
+    def last_progress(self) -> Progress:
+        """Returns where the algorithm stands."""
+        return Progress(self._algorithm.counters["num_env_steps_sampled"])
+
+    def keep(self) -> None:
+        """Does nothing."""
+
+    def before_iteration(self) -> None:
+        """Does nothing."""
+
+    def take_down(self, row: Mapping[str, float]) -> None:
+        """Does nothing."""
+
+    def save(self) -> None:
+        """Does nothing."""
+
+    def finish(self) -> None:
+        """Does nothing."""
+
+    def rescue(self) -> None:
+        """Does nothing."""
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+class RunRecords:
+    """The records of a training in its folder.
+
+    Args:
+        run: the folder, held by this process.
+        algorithm: what is trained, in the state of the newest checkpoint of the run or later.
+        goals: of the training.
+    """
+
+    def __init__(self, run: RunFolder, algorithm: Algorithm, goals: Goals) -> None:
+        self.run = run
+        self._algorithm = algorithm
+        self._goals = goals
+        config = algorithm.config
+        evaluates_behind = _evaluates(config) and not config.evaluation_parallel_to_training
+        self._scores_samples = goals.keep_best and not evaluates_behind
+        self._sampled_with: dict[str, Any] = {}  # by policy id, states when an iteration began
+        self._best = best_score(run, config)
+        self._csv = ProgressCsv(run.progress_csv)
+        self._csv.drop_after(algorithm.iteration)
+        steps = algorithm.counters["num_env_steps_sampled"]
+        self._events = EventWriter(run.events, resume_step=steps)
+        self._curve_drawn_at = time.monotonic()
+        self._saved = saved_iteration(run)
+        self._record: AlgorithmRecord | None = None
+        self._recorded = algorithm.iteration  # that the record is of
+        self._record_due_at = -math.inf
+
+    def last_progress(self) -> Progress:
+        """Returns where the run stood when it was last taken down."""
+        env_steps = self._algorithm.counters["num_env_steps_sampled"]
+        rows = read_progress(self.run.progress_csv) if env_steps else []
+        return Progress.of(rows[-1]) if rows else Progress(env_steps)
+
+    def close(self) -> None:
+        """Closes the files."""
+        self._events.close()
+
+    def keep(self) -> None:
+        """Keeps a copy of what a checkpoint would hold now, for `rescue`.
+
+        Where copying takes long, as with large models or stored replay buffers, it is not done in
+        each iteration.
+        """
+        from tfpolicies.algorithms.checkpoints import record_of
+
+        if time.monotonic() < self._record_due_at:
+            return
+        began = time.thread_time()
+        self._record, self._recorded = record_of(self._algorithm), self._algorithm.iteration
+        took = time.thread_time() - began
+        if took > _QUICK:
+            self._record_due_at = time.monotonic() + took / _SHARE_OF_RECORDS
+
+    def before_iteration(self) -> None:
+        """Keeps the weights that will sample, if they may turn out to be the best."""
+        if self._scores_samples:
+            self._sampled_with = self._states()
+
+    def take_down(self, row: Mapping[str, float]) -> None:
+        """Writes down the row of an iteration, and the best checkpoint if it is that."""
+        if self._goals.keep_best:
+            self._keep_best(row)
+        self._csv.append(row)
+        self._events.write_scalars(int(row["env_steps"]), event_scalars(row))
+        if time.monotonic() - self._curve_drawn_at > _SECONDS_BETWEEN_CURVES:
+            self._draw_curve()
+
+    def save(self) -> None:
+        """Replaces the run's checkpoint, atomically."""
+        with interruptions().unhurried():
+            self._algorithm.save(self.run.latest)
+        self._saved = self._algorithm.iteration
+
+    def finish(self) -> None:
+        """Writes the checkpoint and the curve of a training that has ended."""
+        self.save()
+        self._draw_curve()
+
+    def rescue(self) -> None:
+        """Saves the state after the last whole iteration, unless the newest checkpoint has it.
+
+        What an iteration that did not end has changed in the algorithm does not count. This may be
+        called while another thread trains.
+
+        Raises:
+            CheckpointError: if it cannot be written.
+        """
+        if self._record is not None and self._recorded > self._saved:
+            self._record.write(self.run.latest)
+            self._saved = self._recorded
+
+    def _states(self) -> dict[str, dict[str, Any]]:
+        """Returns the states of the policies that are trained, by id."""
+        worker = self._algorithm.worker
+        return {pid: worker.policy_map[pid].get_state() for pid in worker.get_policies_to_train()}
+
+    def _keep_best(self, row: Mapping[str, float]) -> None:
+        """Writes the best checkpoint anew if an iteration has the best score so far.
+
+        It has the weights that earned the score: the present ones where they were evaluated behind
+        the update, else those from before it. Weights that are not finite are never the best.
+        """
+        from tfpolicies.policy.checkpoints import is_finite_state
+
+        score = _score(row, self._algorithm.config)
+        if not score > self._best:  # NaN is never best
+            return
+        states = self._sampled_with if self._scores_samples else self._states()
+        if all(map(is_finite_state, states.values())):
+            with interruptions().unhurried():
+                self._algorithm.save(self.run.best, policy_states=states)
+            self._best = score
+
+    def _draw_curve(self) -> None:
+        draw_learning_curve(
+            read_progress(self.run.progress_csv),
+            self.run.learning_curve,
+            title=self._goals.title,
+            target=self._goals.until,
+        )
+        self._curve_drawn_at = time.monotonic()
+
+
+def saved_iteration(run: RunFolder) -> int:
+    """Returns the iteration that the newest checkpoint of a run is of; 0 if there is none."""
+    return int(_progress_in(run.latest)["iteration"]) if run.has_checkpoint else 0
+
+
+def best_score(run: RunFolder, config: AlgorithmConfig) -> float:
+    """Returns the score of the best checkpoint so far, -inf if there is none.
+
+    It is read from the run's CSV, so that a resumed run goes on comparing: evaluations if the run
+    evaluates, else the mean return of training episodes. Other rows may be higher without having
+    been the best, where their weights were not finite.
+    """
+    if not run.best.exists() or not run.progress_csv.exists():
+        return -math.inf
+    rows = read_progress(run.progress_csv)
+    best = _progress_in(run.best)["iteration"]
+    own = [row for row in rows if row["iteration"] == best]
+    scores = [_score(row, config) for row in own or rows]
+    return max((score for score in scores if not math.isnan(score)), default=-math.inf)
+
+
+def _progress_in(checkpoint: Path) -> Mapping[str, Any]:
+    from tfpolicies.policy.checkpoints import ALGORITHM_MANIFEST
+    from tfpolicies.storage.checkpoint import read_manifest
+
+    found: Mapping[str, Any] = read_manifest(checkpoint, ALGORITHM_MANIFEST, kind="Algorithm")
+    return dict(found["progress"])
+
+
+def _evaluates(config: AlgorithmConfig) -> bool:
+    return config.evaluation_interval is not None
+
+
+def _score(row: Mapping[str, float], config: AlgorithmConfig) -> float:
+    return row.get(EVALUATION_MEAN if _evaluates(config) else "episode_reward_mean", math.nan)

@@ -1,0 +1,170 @@
+"""The loop around an `Algorithm`: train until a goal is reached, show how far it is, keep it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tfpolicies.reporting.console import TrainingProgress
+from tfpolicies.reporting.progress_row import progress_row
+from tfpolicies.system.signals import interruptions
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tfpolicies.algorithms.algorithm import Algorithm
+    from tfpolicies.algorithms.run_records import NoRecords, RunRecords
+
+TARGET, STEPS, CALLBACK = "target", "steps", "callback"  # why a training ends by itself
+
+_SPEED_MEMORY = 0.9  # of the shown speed, an exponential mean over iterations
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goals:
+    """What a training is for.
+
+    Attributes:
+        steps: environment steps at which it ends, those of earlier sessions included.
+        until: mean return of training episodes at which it ends; None: none.
+        checkpoint_every: iterations between checkpoints.
+        keep_best: whether the best checkpoint is kept apart.
+        title: what is trained, for people.
+    """
+
+    steps: int
+    until: float | None = None
+    checkpoint_every: int = 20
+    keep_best: bool = False
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands.
+
+    Attributes:
+        env_steps: environment steps so far.
+        mean_return: of the last 100 training episodes; NaN before the first has ended.
+        time_s: seconds of training so far, over all sessions.
+    """
+
+    env_steps: int = 0
+    mean_return: float = math.nan
+    time_s: float = 0.0
+
+    @property
+    def steps_per_s(self) -> float:
+        """Environment steps per second of training."""
+        return self.env_steps / self.time_s if self.time_s else math.nan
+
+    @classmethod
+    def of(cls, row: dict[str, float]) -> Progress:
+        """Returns what a row of `progress_row` says."""
+        return cls(int(row["env_steps"]), row["episode_reward_mean"], row["time_s"])
+
+
+class TrainingRun:
+    """The training of one algorithm, by a command or by `Algorithm.learn`.
+
+    Args:
+        algorithm: what is trained; closing it is the caller's.
+        goals: when training ends, and what is kept.
+        records: where that is kept; closing them is the caller's.
+        console: where progress is shown; None: nowhere.
+        followers: called with the algorithm and the result after each iteration; training ends
+            where one of them returns False.
+
+    Attributes:
+        progress: where the run stands.
+        result: of the last iteration; empty before the first.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        goals: Goals,
+        records: RunRecords | NoRecords,
+        console: Console | None = None,
+        followers: Sequence[Callable[[Any, dict[str, Any]], Any]] = (),
+    ) -> None:
+        self.algorithm = algorithm
+        self.goals = goals
+        self.records = records
+        self.progress = records.last_progress()
+        self.result: dict[str, Any] = {}
+        self._console = console
+        self._followers = followers
+        self._speed = math.nan
+
+    def train(self, rescue: Callable[[str], None], *, at_least_steps: int = 0) -> str:
+        """Trains until the target or the last step, and writes a checkpoint at the end.
+
+        Args:
+            rescue: see `Signals.held_back`.
+            at_least_steps: the target does not count before so many further environment steps.
+
+        Returns:
+            `TARGET`, `STEPS` or `CALLBACK`.
+
+        Raises:
+            KeyboardInterrupt: if a signal ended it, as a `SignalEnd` where `Signals` are entered;
+                the iteration that ran then has ended, if it could.
+            BaseException: what the environment, say, raised. What `rescue` of the records saves
+                has not been saved then.
+        """
+        earliest = self.progress.env_steps + at_least_steps
+        with interruptions().held_back(rescue) as signals, self._shown() as shown:
+            self.records.keep()
+            while self.progress.env_steps < self.goals.steps and signals.requested is None:
+                wanted = self._iterate()
+                shown.update(self.progress.env_steps, self.progress.mean_return, self._speed)
+                if self._has_reached_target() and self.progress.env_steps >= earliest:
+                    return self._finish(TARGET)
+                if not wanted:
+                    return self._finish(CALLBACK)
+                if self.algorithm.iteration % self.goals.checkpoint_every == 0:
+                    self.records.save()
+            return self._finish(STEPS)
+
+    def _iterate(self) -> bool:
+        """Trains one iteration and takes it down; whether no follower wants it to be the last."""
+        self.records.before_iteration()
+        self.result = self.algorithm.train()
+        row = progress_row(self.result)
+        self.records.take_down(row)
+        self.progress = Progress.of(row)
+        self._follow_speed(row["steps_per_s"])
+        self.records.keep()
+        answers = [follower(self.algorithm, self.result) for follower in self._followers]
+        return not any(answer is False for answer in answers)
+
+    def _finish(self, reason: str) -> str:
+        self.records.finish()
+        return reason
+
+    def _follow_speed(self, speed: float) -> None:
+        if math.isfinite(self._speed):
+            speed = _SPEED_MEMORY * self._speed + (1 - _SPEED_MEMORY) * speed
+        self._speed = speed
+
+    @contextlib.contextmanager
+    def _shown(self) -> Iterator[TrainingProgress]:
+        """Shows progress while entered, if there is a console."""
+        shown = TrainingProgress(self.goals.steps, self.goals.until, self._console)
+        if self._console is None:
+            yield shown  # which shows nothing before it is entered
+            return
+        with shown:
+            yield shown
+
+    def _has_reached_target(self) -> bool:
+        """Whether as many episodes as the mean is meant for have ended, and it is high enough."""
+        until, config = self.goals.until, self.algorithm.config
+        episodes = len(self.result["hist_stats"]["episode_reward"])
+        if until is None or episodes < config.metrics_num_episodes_for_smoothing:
+            return False
+        return bool(self.result["episode_reward_mean"] >= until)

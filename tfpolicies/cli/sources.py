@@ -1,0 +1,121 @@
+"""What the commands share: the runs, checkpoints and policies that a user names, and exporting."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.text import Text
+
+from tfpolicies.cli.settings import imported
+from tfpolicies.errors import CheckpointError, UsageError
+from tfpolicies.reporting.run_folder import RunFolder, newest_run
+from tfpolicies.system.quiet import load_tensorflow
+
+
+class Shipped(NamedTuple):
+    """What was exported, and how it did."""
+
+    files: Mapping[str, Path]
+    figures: Mapping[str, str]
+    mean_return: float | None = None  # of the exported policy; None if it did not play
+
+
+def find_run(path: str) -> RunFolder | None:
+    """Returns the run at `path`, or the newest one in it with a checkpoint, or None."""
+    return RunFolder.open(path) if RunFolder(path).run_json.exists() else newest_run(path)
+
+
+def find_checkpoint(path: str, *, best: bool = False) -> Path:
+    """Returns the checkpoint folder that a run, a folder of runs or a checkpoint folder means.
+
+    Raises:
+        CheckpointError: if there is none.
+    """
+    run = find_run(path)
+    if run is None:
+        if best:
+            raise UsageError(f"--best asks for a run folder, but {path!r} is none.")
+        return Path(path)
+    folder = run.best if best else run.latest
+    if not (folder.exists() if best else run.has_checkpoint):
+        advice = (
+            "Train with --keep-best." if best else "Train it on with `tfpolicies train --resume`."
+        )
+        raise CheckpointError(
+            f"The run {shown(run.path)} has no {folder.name} checkpoint. {advice}"
+        )
+    return folder
+
+
+def load_policy(
+    folder: Path, console: Console, *, explore: bool = False, model: str | None = None
+) -> Any:
+    """Returns the policy of a checkpoint of a policy or of an algorithm.
+
+    Args:
+        folder: the checkpoint.
+        console: where it is shown that TensorFlow is loading.
+        explore: whether the policy samples its actions.
+        model: `module:factory` of a model that the checkpoint does not hold.
+
+    Raises:
+        CheckpointError: if it is missing, damaged or foreign, or holds several policies.
+        UsageError: if the model cannot be imported.
+    """
+    load(console)
+    given = {} if model is None else {"model": {"custom_model": imported("model", model)}}
+    from tfpolicies.policy.policy import Policy
+
+    found = Policy.from_checkpoint(folder, config={"explore": explore, **given})
+    if not isinstance(found, dict):
+        return found
+    if len(found) != 1:
+        raise CheckpointError(
+            f"{str(folder)!r} holds the policies {sorted(found)}. Give the folder of one: "
+            f"{folder / 'policies' / sorted(found)[0]}."
+        )
+    return next(iter(found.values()))
+
+
+def export_policy(
+    policy: Any, folder: Path, console: Console, *, onnx: bool | int, saved_model: bool
+) -> Shipped:
+    """Exports a policy, each format verified against it."""
+    written: dict[str, Any] = {}
+    if saved_model:
+        with console.status("exporting a SavedModel"):
+            written["SavedModel"] = policy.export_model(folder / "saved_model")
+    if onnx:
+        with console.status("exporting ONNX"):
+            written["ONNX"] = policy.export_model(folder / "onnx", onnx=onnx)
+    figures = {
+        kind: f"verified: differs from the policy by at most {result.parity.largest_difference:.1e}"
+        for kind, result in written.items()
+    }
+    return Shipped({kind: Path(result.path) for kind, result in written.items()}, figures)
+
+
+def load(console: Console) -> None:
+    """Imports TensorFlow, which takes a while."""
+    with console.status("loading TensorFlow"):
+        load_tensorflow()
+
+
+def shown(path: Path) -> str:
+    """Returns a path relative to the current folder where it lies in it."""
+    try:
+        return str(path.absolute().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def print_files(console: Console, files: Mapping[str, Path]) -> None:
+    """Prints paths in lines that are never broken, so that they can be copied."""
+    there = {name: path for name, path in files.items() if path.exists()}
+    width = max(map(len, there), default=0)
+    for name, path in there.items():
+        line = Text.assemble((f"{name:{width}}  ", "dim"), shown(path))
+        console.print(line, soft_wrap=True, highlight=False)
