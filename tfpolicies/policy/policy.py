@@ -17,7 +17,7 @@ import numpy as np
 from tfpolicies.batch.leaves import first_row, with_batch_axis
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.batch.view_defaults import default_view_requirements, with_memory
-from tfpolicies.batch.view_requirement import ViewRequirement
+from tfpolicies.batch.view_requirement import ReadOnlyViews, ViewRequirement
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 from tfpolicies.config.read_only import copied
 from tfpolicies.connectors.pipelines import (
@@ -88,7 +88,7 @@ class Policy(abc.ABC):
         self.policy_id = DEFAULT_POLICY_ID
         self.agent_connectors: AgentConnectorPipeline | None = None
         self.action_connectors: ActionConnectorPipeline | None = None
-        self._views: dict[str, ViewRequirement] | None = None
+        self._views: ReadOnlyViews | None = None
         self._loaded: dict[int, SampleBatch] = {}
 
     def _create_exploration(self) -> None:  # noqa: B027 - there is nothing to make
@@ -437,23 +437,25 @@ class Policy(abc.ABC):
     # -- views --------------------------------------------------------------------------------
 
     @property
-    def view_requirements(self) -> dict[str, ViewRequirement]:
-        """The columns that acting and learning read, and what each is derived from; by name."""
+    def view_requirements(self) -> ReadOnlyViews:
+        """The columns that acting and learning read, and what each is derived from; by name.
+
+        They can only be read: a change raises a `NotOfferedError`.
+        """
         if self._views is None:
-            self._views = {}
             self.init_view_requirements()
-        return self._views
+        return self._views or ReadOnlyViews()
 
     @view_requirements.setter
-    def view_requirements(self, requirements: dict[str, ViewRequirement]) -> None:
-        self._views = requirements
+    def view_requirements(self, requirements: Mapping[str, ViewRequirement]) -> None:
+        self.view_requirements.refuse()
 
     def init_view_requirements(self) -> None:
-        """Adds the default requirements; those that are there already are kept."""
+        """Makes the default requirements, if there are none yet."""
         views = default_view_requirements(self.observation_space, self.action_space)
         steps = {**MODEL_DEFAULTS, **self.config.get("model", {})}["max_seq_len"]
         views = with_memory(views, self.get_initial_state(), max_seq_len=steps)
-        self._views = {**views, **(self._views or {})}
+        self._views = self._views or ReadOnlyViews(views)
 
     def maybe_add_time_dimension(
         self, input_dict: Any, seq_lens: Any, framework: str | None = None

@@ -13,6 +13,7 @@ import numpy as np
 
 from tfpolicies.batch.leaves import map_leaves
 from tfpolicies.batch.sample_batch import SampleBatch
+from tfpolicies.batch.view_requirement import ReadOnlyViews
 from tfpolicies.config.read_only import copied
 from tfpolicies.config.sections import is_number
 from tfpolicies.errors import (
@@ -123,6 +124,7 @@ class TFPolicy(PolicyKind):
         scaled = complete["reward_filter"] != "NoFilter"
         self.reward_filter = RewardFilter() if scaled else None
         self._take_up(identity["worker_index"], create)
+        self.update_schedules(0)
 
     def _take_up(self, worker_index: int, create_session: Any) -> None:
         """Makes what works on the policy's own parts, which are all there."""
@@ -532,15 +534,15 @@ class TFPolicy(PolicyKind):
         return self._learning.loaded(offset, buffer_index, self._minibatch_size())
 
     def init_view_requirements(self) -> None:
-        """Adds requirements for the columns that this policy reads; those there already are kept.
+        """Makes requirements for the columns that this policy reads, if there are none yet.
 
         A small batch of zeros is postprocessed and, if the class has a loss, learned from without
         an update: columns that acting does not read are not used for it, likewise for training, and
         what nobody reads is left out.
         """
-        given = dict(self._views or {})
-        super().init_view_requirements()
-        self._views = {**read_views(self, self._views or {}), **given}
+        if self._views is None:
+            super().init_view_requirements()
+            self._views = ReadOnlyViews(read_views(self, self._views or {}))
 
     # -- trajectories -------------------------------------------------------------------------
 
@@ -638,7 +640,8 @@ class TFPolicy(PolicyKind):
         """Restores what `get_state` returned; everything is checked before anything changes.
 
         The policy keeps its own spaces and config, whatever `policy_spec` says: config and Program
-        belong together. `from_state` makes a policy of the state's config.
+        belong together. `from_state` makes a policy of the state's config. A hyper-parameter with a
+        schedule is what its schedule says at the state's time step.
 
         Raises:
             KeyError: if `weights` or `global_timestep` is missing.
@@ -649,6 +652,7 @@ class TFPolicy(PolicyKind):
         self.check_state(state)
         with self._state.changing():
             self._owned.restore(state, finite=not self.accepts_non_finite)
+            self.update_schedules(self.global_timestep)
         self.restore_connectors(state)
 
     def check_state(self, state: Mapping[str, Any]) -> None:
@@ -796,7 +800,7 @@ class TFPolicy(PolicyKind):
         return found.report
 
     def on_global_var_update(self, global_vars: Mapping[str, Any]) -> None:
-        """Takes over the run's counters and moves schedules to its time step.
+        """Takes over the run's counters and moves schedules to its time step, 0 until then.
 
         Args:
             global_vars: `timestep`, and `num_grad_updates` if it is to change.
