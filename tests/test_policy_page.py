@@ -10,7 +10,14 @@ import pytest
 from gymnasium import spaces
 from tiny import OBS, PLANE, TWO, assert_equal, batch_for, make, rows_of
 
-from tfpolicies import PGTF2Policy, Policy, PPOTF2Policy, SampleBatch, TFPolicy
+from tfpolicies import (
+    PGTF2Policy,
+    Policy,
+    PPOTF2Policy,
+    SampleBatch,
+    TFPolicy,
+    ViewRequirement,
+)
 from tfpolicies.connectors.agent_connectors import ClipObservations
 from tfpolicies.connectors.pipelines import ActionConnectorPipeline, AgentConnectorPipeline
 from tfpolicies.errors import (
@@ -298,14 +305,27 @@ def test_view_requirements_name_what_is_read_for_acting_and_for_training():
     assert policy.num_grad_updates == policy.global_timestep == 0
 
 
-def test_view_requirements_given_by_hand_are_kept():
-    policy = make()
-    mine = policy.view_requirements["rewards"]
-    policy.view_requirements = {"rewards": mine, "extra": mine}
-    assert set(policy.view_requirements) == {"rewards", "extra"}
+@pytest.mark.core
+@pytest.mark.parametrize("kind", ["program", "hand", "copy"])
+def test_a_change_of_the_view_requirements_raises_and_says_what_to_do(kind):
+    policy = Counting(OBS, TWO, {}) if kind == "hand" else make()
+    before = dict(policy.view_requirements)
+    policy = policy.copy() if kind == "copy" else policy
+    mine = ViewRequirement("obs", shift="-3:-1")
+
+    def assigned():
+        policy.view_requirements = {"old_obs": mine}
+
+    for change in (
+        lambda: policy.view_requirements.__setitem__("old_obs", mine),
+        lambda: policy.view_requirements.update(old_obs=mine),
+        lambda: policy.view_requirements.pop("obs"),
+        assigned,
+    ):
+        with pytest.raises(NotOfferedError, match="postprocess_trajectory"):
+            change()
     policy.init_view_requirements()
-    assert policy.view_requirements["extra"] is mine
-    assert "obs" in policy.view_requirements
+    assert dict(policy.view_requirements) == before
 
 
 def test_a_memory_and_previous_actions_are_in_the_view_requirements():

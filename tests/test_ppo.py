@@ -118,7 +118,7 @@ def test_schedules_move_with_the_time_step_of_the_run():
         lr_schedule=[[0, 0.1], [100, 0.2], [200, 0.0]],
         entropy_coeff_schedule=[[50, 1.0], [150, 0.0]],
     )
-    assert (policy.hyper("lr"), policy.hyper("entropy_coeff")) == (1.0, 0.0)  # until it is told
+    assert (policy.hyper("lr"), policy.hyper("entropy_coeff")) == (pytest.approx(0.1), 1.0)
     seen = []
     for timestep in (0, 50, 150, 1000):
         policy.on_global_var_update({"timestep": timestep})
@@ -128,6 +128,22 @@ def test_schedules_move_with_the_time_step_of_the_run():
     policy.learn_on_batch(batch_for(policy, 4))
     for name, values in policy.get_weights().items():
         np.testing.assert_array_equal(values, before[name])  # the step size is 0 now
+
+
+@pytest.mark.core
+def test_a_schedule_holds_from_the_first_update_on_and_after_a_restore(tmp_path):
+    falling = {"lr": 5e-5, "lr_schedule": [[0, 0.01], [400, 0.0]]}
+    policy = make(**falling)
+    assert policy.learn_on_batch(batch_for(policy, 4))["learner_stats"]["cur_lr"] == (
+        pytest.approx(0.01)
+    )
+    policy.on_global_var_update({"timestep": 100})
+    policy.export_checkpoint(tmp_path)
+    other = make(**{**falling, "lr_schedule": [[0, 0.08], [400, 0.04]]})
+    other.set_state(policy.get_state())
+    loaded = type(policy).from_checkpoint(tmp_path)
+    for each, wanted in ((loaded, 0.0075), (other, 0.07), (loaded.copy(), 0.0075)):
+        assert each.hyper("lr") == pytest.approx(wanted)
 
 
 def test_an_integer_entropy_schedule_goes_to_zero_at_that_time_step():

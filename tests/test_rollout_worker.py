@@ -274,14 +274,15 @@ def test_the_worker_index_changes_experience_but_not_weights():
 
 def test_environment_seeds_follow_the_documented_formula():
     made = worker(tiny(seed=1), env=CountingEnv, policy=Zero, worker_index=2)
-    assert made.foreach_env(lambda env: env.seeds[0]) == [2003, 2004]
     made.sample()
+    assert made.foreach_env(lambda env: env.seeds[0]) == [2003, 2004]
     assert all(seed is None for seeds in made.foreach_env(lambda e: e.seeds[1:]) for seed in seeds)
 
 
 def test_without_a_seed_environments_are_not_seeded_and_workers_differ():
     made = worker(tiny(seed=None), env=CountingEnv, policy=Zero)
-    assert made.foreach_env(lambda env: env.seeds) == [[None], [None]]
+    made.sample()
+    assert {seed for seeds in made.foreach_env(lambda env: env.seeds) for seed in seeds} == {None}
     a, b = worker(tiny(seed=None)).sample(), worker(tiny(seed=None)).sample()
     assert not np.array_equal(a["obs"], b["obs"])
     assert not np.array_equal(a["eps_id"], b["eps_id"])
@@ -289,12 +290,27 @@ def test_without_a_seed_environments_are_not_seeded_and_workers_differ():
 
 def test_new_episodes_take_new_seeds():
     made = worker(env=CountingEnv, policy=Zero)
-    first = made.foreach_env(lambda env: env.seeds[0])
     made.sample()
+    first = made.foreach_env(lambda env: env.seeds[0])
     made.reset_episodes()
     second = made.foreach_env(lambda env: env.seeds[-1])
     assert len({*first, *second}) == 4
     assert made.sample()["t"][0] == 0
+
+
+@pytest.mark.core
+def test_episodes_begin_with_the_first_sample():
+    called = []
+
+    class Callbacks(DefaultCallbacks):
+        def on_episode_created(self, *, env_index, **kwargs):
+            called.append(env_index)
+
+    made = worker(tiny().callbacks(Callbacks), env=CountingEnv, policy=Zero)
+    assert (made.foreach_env(lambda env: env.seeds), called) == ([[], []], [])
+    assert not made.has_episodes
+    made.sample()
+    assert called[:2] == [0, 1]
 
 
 # -- methods ----------------------------------------------------------------------------------

@@ -88,15 +88,13 @@ def test_init_config():
 
 
 def test_init_worker_index():
-    seeds = [
-        worker.env.seeds[0]
-        for worker in (
-            RolloutWorker(
-                config=config_of(), worker_index=i, num_workers=0, default_policy_class=PPOTF2Policy
-            )
-            for i in (1, 2)
+    seeds = []
+    for i in (1, 2):
+        worker = RolloutWorker(
+            config=config_of(), worker_index=i, num_workers=0, default_policy_class=PPOTF2Policy
         )
-    ]
+        worker.sample()
+        seeds.append(worker.env.seeds[0])
     assert seeds == [1 + 1001, 1 + 2002]
 
 
@@ -465,9 +463,25 @@ def test_add_policy_policy_state():
 
 def test_add_policy_policy_mapping_fn():
     worker = several()
+    worker.sample()
     worker.add_policy("new", PPOTF2Policy, policy_mapping_fn=all_new)
     assert set(worker.sample().policy_batches) == {"left", "right"}  # it was begun before
     assert set(worker.sample().policy_batches) == {"new"}
+
+
+def test_the_schedules_of_an_added_policy_begin_where_the_run_is():
+    worker = several()
+    worker.set_global_vars({"timestep": 100})
+    schedule = {"lr_schedule": [[0, 0.5], [200, 0.0]]}
+    assert worker.add_policy("new", PPOTF2Policy, config=schedule).hyper("lr") == 0.25
+
+
+def test_a_mapping_given_right_after_construction_is_in_the_first_episodes():
+    added, mapped = several(), several()
+    added.add_policy("new", PPOTF2Policy, policy_mapping_fn=all_new)
+    assert set(added.sample().policy_batches) == {"new"}
+    mapped.set_policy_mapping_fn(all_left)
+    assert set(mapped.sample().policy_batches) == {"left"}
 
 
 def test_add_policy_policies_to_train():

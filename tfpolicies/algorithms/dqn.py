@@ -108,6 +108,7 @@ class DQNTFPolicy(OffPolicyTFPolicy):
     """
 
     config_class = DQNConfig
+    acting_only = frozenset({"q_values"})
     static_keys = (
         *OffPolicyTFPolicy.static_keys,
         "adam_epsilon",

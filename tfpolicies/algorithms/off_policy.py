@@ -204,7 +204,8 @@ class OffPolicyAlgorithm(Algorithm):
 
     def _kept(self, policy_id: str, batch: SampleBatch) -> SampleBatch:
         """Returns the columns of a batch that learning reads."""
-        return SampleBatch({name: batch[name] for name in self.get_policy(policy_id).loss_columns})
+        names = self.get_policy(policy_id).replayed_columns(batch)
+        return SampleBatch({name: batch[name] for name in names})
 
     def _updates_due(self, rows: int) -> int:
         if self.config.training_intensity is None:

@@ -10,7 +10,7 @@ from typing import NoReturn
 import gymnasium
 import numpy as np
 
-from tfpolicies.errors import BatchError, BatchUsageError, SpaceError
+from tfpolicies.errors import BatchError, BatchUsageError, NotOfferedError, SpaceError
 
 _RANGE = re.compile(r"(-?\d+):(-?\d+)(?::(\d+))?")
 
@@ -88,6 +88,30 @@ class ViewRequirement:
                 f"A column used for acting cannot look ahead, but {column!r} has the shift "
                 f"{self.shift!r}. Set `used_for_compute_actions=False`, or a shift up to 0."
             )
+
+
+class ReadOnlyViews(dict[str, ViewRequirement]):
+    """The view requirements of a policy, by column: what it reads, to be looked at.
+
+    Whatever would change them raises a `NotOfferedError`.
+    """
+
+    def _refuse(self, *args: object, **kwargs: object) -> NoReturn:
+        raise NotOfferedError(
+            "The view requirements of a policy cannot be changed: nothing would follow from it. A "
+            "model's own work, set in its constructor before the policy is made "
+            '(self.view_requirements["prev_actions"] = ViewRequirement("actions", shift=-1)). What '
+            "postprocessing and learning need can be added as a column in "
+            "`postprocess_trajectory`; a history of observations is `FrameStack`'s, an agent "
+            "connector. To work on a copy: dict(policy.view_requirements)."
+        )
+
+    refuse = __setitem__ = __delitem__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
+    __ior__ = _refuse
+
+    def __reduce__(self) -> tuple[type, tuple[dict[str, ViewRequirement]]]:
+        return ReadOnlyViews, (dict(self),)
 
 
 def _parse_shift(shift: object) -> np.ndarray:

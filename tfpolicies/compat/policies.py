@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from tfpolicies.batch.leaves import iterate_leaves
+from tfpolicies.models.env_actions import from_env
+from tfpolicies.models.spaces import action_leaves, nest, pick
 from tfpolicies.policy.identity import derived_seed
 from tfpolicies.policy.policy import ActionBatch, Policy
 
@@ -42,8 +44,12 @@ class RandomPolicy(Policy):
         """Draws an action for each row of `obs_batch`."""
         del args, kwargs
         rows = len(next(iterate_leaves(obs_batch)))
-        drawn = [self._drawn_from.sample() for _ in range(rows)]
-        return ActionBatch(_stacked(drawn), list(state_batches or []), {})
+        actions = _stacked([self._drawn_from.sample() for _ in range(rows)])
+        if self.config.get("normalize_actions", True):
+            found = action_leaves(self.action_space)
+            drawn = [pick(actions, leaf.path) for leaf in found]
+            actions = nest(self.action_space, from_env(found, drawn))
+        return ActionBatch(actions, list(state_batches or []), {})
 
 
 def _stacked(drawn: Sequence[Any]) -> Any:

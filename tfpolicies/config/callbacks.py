@@ -96,6 +96,9 @@ _EPISODE_HOOKS = (
 )
 
 
+_BATCH_HOOKS = ("on_postprocess_trajectory", "on_sample_end", "on_learn_on_batch")
+
+
 def overrides(callbacks: DefaultCallbacks, name: str) -> bool:
     """Whether a subclass of `DefaultCallbacks` overrides the method `name`."""
     return getattr(type(callbacks), name) is not getattr(DefaultCallbacks, name)
@@ -104,6 +107,11 @@ def overrides(callbacks: DefaultCallbacks, name: str) -> bool:
 def follows_episodes(callbacks: DefaultCallbacks) -> bool:
     """Whether a method that is told of single episodes is overridden."""
     return any(overrides(callbacks, name) for name in _EPISODE_HOOKS)
+
+
+def gets_batches(callbacks: DefaultCallbacks) -> bool:
+    """Whether a method that is given sampled rows is overridden."""
+    return any(overrides(callbacks, name) for name in _BATCH_HOOKS)
 
 
 def make_multi_callbacks(classes: Sequence[type[DefaultCallbacks]]) -> type[DefaultCallbacks]:

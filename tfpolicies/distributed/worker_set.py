@@ -19,6 +19,7 @@ from tfpolicies.distributed import messages
 from tfpolicies.distributed.messages import Changes, Description, Harvest, Roster
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
 from tfpolicies.errors import ConfigError, NotOfferedError
+from tfpolicies.policy.by_methods import WEIGHTS
 from tfpolicies.policy.policy import Policy
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.evaluation import Played, play
@@ -519,6 +520,8 @@ def _removal(policy_id: str, roster: Roster) -> Callable[[RolloutWorker], None]:
 def _stands_for(policy: Policy) -> Any:
     """Returns what is equal as long as a policy's numbers are; None if it does not tell."""
     state = policy.pageable_state
+    if not policy.overridden.isdisjoint(WEIGHTS):
+        return None
     return None if state is None else (id(state), state.version, state.hyper.tobytes())
 
 

@@ -10,11 +10,10 @@ import tensorflow as tf
 from gymnasium import spaces
 
 from tfpolicies.errors import ConfigError, ObservationError, near_matches
-from tfpolicies.models.running_filter import RunningFilter, Scaling
+from tfpolicies.models.running_filter import CLIP, RunningFilter, Scaling
 from tfpolicies.models.running_stat import RunningStat
 from tfpolicies.models.spaces import has_mask, leaves
 
-CLIP = 10.0  # normalised values are clipped to +-CLIP
 FILTERS = ("NoFilter", "MeanStdFilter", "ConcurrentMeanStdFilter")
 
 _EPSILON = 1e-8

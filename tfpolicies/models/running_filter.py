@@ -27,6 +27,8 @@ import numpy as np
 from tfpolicies.errors import ObservationError, WeightsError
 from tfpolicies.models.running_stat import RunningStat
 
+CLIP = 10.0  # normalised values are clipped to +-CLIP
+
 _FIELDS = ("count", "mean", "m2")
 _Filter = TypeVar("_Filter", bound="RunningFilter")
 

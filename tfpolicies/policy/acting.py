@@ -11,7 +11,6 @@ import gymnasium as gym
 import numpy as np
 import tensorflow as tf
 
-from tfpolicies.batch.leaves import with_batch_axis
 from tfpolicies.errors import BatchError, ConfigError, ObservationError, UsageError
 from tfpolicies.models.distributions.noise import NoiseKind
 from tfpolicies.models.spaces import batch_leaves, nest, numbers
@@ -317,18 +316,23 @@ class Acting:
         with self.state.lock:
             return self.program.runtime.log_likelihoods(self.state, inputs, checked)
 
-    def env_action(self, action: Any, *, unsquash: bool | None, clip: bool | None) -> Any:
-        """Returns one normalised action as the environment takes it; see `Policy.env_action`."""
+    def to_env(
+        self, actions: Sequence[np.ndarray], *, unsquash: bool | None, clip: bool | None
+    ) -> list[np.ndarray]:
+        """Returns leaves of normalised actions as the environment takes them.
+
+        Args:
+            actions: `[N, *shape]` each.
+            unsquash: see `Policy.env_action`.
+            clip: likewise.
+        """
         spec = self.program.spec
         pipeline = dataclasses.replace(
             spec.pipeline,
             normalize=spec.pipeline.normalize if unsquash is None else unsquash,
             clip=spec.pipeline.clip if clip is None else clip,
         )
-        rows = with_batch_axis(action)
-        found = batch_leaves(spec.action_leaves, rows, "action")
-        mapped = pipeline.to_env([tf.constant(leaf) for leaf in found])
-        return nest(spec.action_space, [x.numpy()[0] for x in mapped])
+        return [x.numpy() for x in pipeline.to_env([tf.constant(leaf) for leaf in actions])]
 
 
 def _missing(argument: str, what: str, name: str) -> str:

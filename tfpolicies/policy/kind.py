@@ -29,6 +29,8 @@ class PolicyKind(Policy):
 
     dist_class: Any
     config_class: type[AlgorithmConfig] = AlgorithmConfig
+    acting_only: ClassVar[frozenset[str]] = frozenset()
+    """Outputs of `extra_action_out_fn` that are no columns of batches."""
     state_aliases: ClassVar[dict[str, str]] = {}
     """Keys of a state, and the hyper-parameters that stand under them instead of their names."""
     runtime: str = "function"  # traced functions; "session": graph mode

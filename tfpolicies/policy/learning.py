@@ -117,12 +117,44 @@ class Learning:
             self.state.num_grad_updates = before.num_grad_updates
             self.state.rng.bit_generator.state = drawn_before
             raise
-        found = [result.get("learner_stats", {}) for result in results]
-        stats = {name: _reduction(name)([each[name] for each in found]) for name in found[0]}
+        return _joined(results, whole.count)
+
+    def loaded_epochs(
+        self, batch: Mapping[str, Any], num_epochs: int, minibatch_size: int, *, shuffle: bool
+    ) -> dict[str, Any]:
+        """Loads a batch and calls `learn_on_loaded_batch` for each minibatch of each epoch.
+
+        Shuffled are the rows (those of sequences are not) once, and the minibatches in each epoch.
+        """
+        self.state.require_changeable()
+        policy, rng = self.policy, self.state.rng
+        whole = batch if isinstance(batch, SampleBatch) else SampleBatch(batch)
+        if shuffle and SampleBatch.SEQ_LENS not in whole:
+            whole = whole.take(rng.permutation(whole.count))
+        policy.load_batch_into_buffer(whole, 0)
+        rows = policy.get_num_samples_loaded_into_buffer(0)
+        if not rows:
+            raise BatchError("The batch is empty; learning needs at least one row.")
+        offsets = np.arange(0, rows, min(minibatch_size, rows))
+        results = [
+            policy.learn_on_loaded_batch(int(offset), 0)
+            for _ in range(num_epochs)
+            for offset in (rng.permutation(offsets) if shuffle else offsets)
+        ]
+        return _joined(results, whole.count)
+
+    def by_gradients(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Updates by `compute_gradients` and `apply_gradients`; see `TFPolicy.learn_on_batch`."""
+        self.state.require_changeable()
+        custom, before, policy = self._announced(batch), self.state.num_grad_updates, self.policy
+        gradients, info = policy.compute_gradients(batch)
+        policy.apply_gradients(gradients)
         return {
-            **results[-1],
-            "learner_stats": {name: float(value) for name, value in stats.items()},
-            "num_agent_steps_trained": whole.count,
+            "num_agent_steps_trained": len(batch[SampleBatch.ACTIONS]),
+            "num_grad_updates_lifetime": self.state.num_grad_updates,
+            "diff_num_grad_updates_vs_sampler_policy": float(before),
+            **info,
+            "custom_metrics": custom,
         }
 
     def _announced(self, batch: Mapping[str, Any]) -> dict[str, Any]:
@@ -252,6 +284,17 @@ class Learning:
             arrays.append(array.astype(np.float32, copy=False))
         self.policy.follow_updates()
         self.program.apply_gradients(self.state, arrays, self._met)
+
+
+def _joined(results: Sequence[Mapping[str, Any]], rows: int) -> dict[str, Any]:
+    """Returns the result of an update from those of its minibatches."""
+    found = [result.get("learner_stats", {}) for result in results]
+    stats = {name: _reduction(name)([each[name] for each in found]) for name in found[0]}
+    return {
+        **results[-1],
+        "learner_stats": {name: float(value) for name, value in stats.items()},
+        "num_agent_steps_trained": rows,
+    }
 
 
 def _kind(name: str) -> str:

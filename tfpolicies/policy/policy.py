@@ -9,7 +9,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 from tfpolicies.batch.leaves import first_row, with_batch_axis
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.batch.view_defaults import default_view_requirements, with_memory
-from tfpolicies.batch.view_requirement import ViewRequirement
+from tfpolicies.batch.view_requirement import ReadOnlyViews, ViewRequirement
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 from tfpolicies.config.read_only import copied
 from tfpolicies.connectors.pipelines import (
@@ -31,12 +31,15 @@ from tfpolicies.connectors.pipelines import (
 from tfpolicies.errors import BatchError, ConfigError, NotOfferedError, UsageError, WeightsError
 from tfpolicies.marks import for_place
 from tfpolicies.models.defaults import MODEL_DEFAULTS
-from tfpolicies.models.ports import action_ports
+from tfpolicies.models.env_actions import to_env
 from tfpolicies.models.spaces import action_leaves, batch_leaves, nest, space_key, space_struct
+from tfpolicies.policy import by_methods
 from tfpolicies.policy.fragments import Fragments
 from tfpolicies.policy.session import Session
 
 logger = logging.getLogger("tfpolicies")
+
+_FILTERS = ("filter", "reward_filter")
 
 
 class ActionBatch(NamedTuple):
@@ -78,6 +81,20 @@ class Policy(abc.ABC):
 
     global_timestep: int = 0
     num_grad_updates: int = 0
+    filter: Any = None
+    reward_filter: Any = None
+    is_frozen: bool = False
+    memory_form: Any = None  # a memory as `get_initial_state` gave it, where it was asked for
+    overridden: ClassVar[frozenset[str]] = frozenset()
+    """The methods that a subclass of a class with a Program has of its own, which are what runs."""
+    asked: ClassVar[by_methods.Asked]
+    """What the signature of `compute_actions` asks for."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        on_dict: Any = cls.compute_actions_from_input_dict
+        own = on_dict is not Policy.compute_actions_from_input_dict
+        cls.asked = by_methods.asked_by(cls.compute_actions, on_dict if own else None)
 
     def __init__(
         self, observation_space: gym.Space, action_space: gym.Space, config: Mapping[str, Any]
@@ -88,8 +105,22 @@ class Policy(abc.ABC):
         self.policy_id = DEFAULT_POLICY_ID
         self.agent_connectors: AgentConnectorPipeline | None = None
         self.action_connectors: ActionConnectorPipeline | None = None
-        self._views: dict[str, ViewRequirement] | None = None
+        self._views: ReadOnlyViews | None = None
         self._loaded: dict[int, SampleBatch] = {}
+        self.filter, self.reward_filter = self._own_filters()
+
+    def _own_filters(self) -> tuple[Any, Any]:
+        """Returns the running statistics of observations and of rewards, or None for none."""
+        names = [
+            self.config.get(name, "NoFilter") for name in ("observation_filter", "reward_filter")
+        ]
+        if names == ["NoFilter", "NoFilter"]:
+            return None, None
+        from tfpolicies.models.filters import RewardFilter, make_filter  # imports TensorFlow
+
+        observed, rewards = names
+        made = None if observed == "NoFilter" else make_filter(observed, self.observation_space)
+        return made, None if rewards == "NoFilter" else RewardFilter()
 
     def _create_exploration(self) -> None:  # noqa: B027 - there is nothing to make
         """Does nothing; ported constructors call it. What is written by hand explores by itself."""
@@ -134,7 +165,10 @@ class Policy(abc.ABC):
         episodes: Any = None,
         **kwargs: Any,
     ) -> ActionBatch:
-        """Is `compute_actions` for a batch: reads `obs`, `state_in_*`, `prev_*` from it.
+        """Is `compute_actions` for a batch: reads `obs`, `state_in_*`, `prev_*`, `infos` from it.
+
+        A memory that is a dict is `state_in`. What the signature of `compute_actions` does not name
+        is left out.
 
         Raises:
             KeyError: if `input_dict` has no `obs`.
@@ -143,17 +177,18 @@ class Policy(abc.ABC):
             (key for key in input_dict if key.startswith("state_in_")),
             key=lambda key: int(key.removeprefix("state_in_")),
         )
-        return self.compute_actions(
-            input_dict["obs"],
-            [input_dict[key] for key in states] or None,
-            prev_action_batch=input_dict.get("prev_actions"),
-            prev_reward_batch=input_dict.get("prev_rewards"),
-            info_batch=input_dict.get("infos"),
-            explore=explore,
-            timestep=timestep,
-            episodes=episodes,
-            **kwargs,
-        )
+        memory = input_dict.get("state_in") or [input_dict[key] for key in states] or None
+        given = {
+            "prev_action_batch": input_dict.get("prev_actions"),
+            "prev_reward_batch": input_dict.get("prev_rewards"),
+            "info_batch": input_dict.get("infos"),
+            "explore": explore,
+            "timestep": timestep,
+            "episodes": episodes,
+        }
+        if not self.asked.takes_all:
+            given = {name: x for name, x in given.items() if name in self.asked.names}
+        return self.compute_actions(input_dict["obs"], memory, **given, **kwargs)
 
     def compute_single_action(
         self,
@@ -215,15 +250,21 @@ class Policy(abc.ABC):
         states: Sequence[np.ndarray] = (),
         *,
         explore: bool | None = None,
+        infos: Sequence[Any] | None = None,
+        episodes: Sequence[Any] | None = None,
     ) -> tuple[Any, dict[str, np.ndarray]]:
         """Acts for a sampler, on inputs that are known to fit.
 
+        It calls `compute_actions_from_input_dict`, and so `compute_actions`.
+
         Args:
             obs: observation leaves `[N, ...]`.
-            previous: leaves of the previous actions and the previous rewards, as far as the policy
-                reads them.
+            previous: leaves of the previous actions and the previous rewards, as far as
+                `is_given_previous` says.
             states: the memory, `[N, ...]` each.
             explore: sample or be greedy; None takes `config["explore"]`.
+            infos: the last info of each row, where `asked.episodes` says that they are asked for.
+            episodes: the episode of each row, likewise.
 
         Returns:
             Actions for the environment, and the columns to keep of each row: `actions` (one column
@@ -234,32 +275,33 @@ class Policy(abc.ABC):
             UsageError: if `compute_actions` gives something else, or not one for each observation.
             ObservationError: if actions are not of the action space's shape.
         """
-        del previous
-        batch = nest(self.observation_space, obs)
-        given = self.compute_actions(batch, list(states) or None, explore=explore)
-        here = f"{type(self).__name__}.compute_actions"
-        if not isinstance(given, tuple | list) or len(given) != 3:
-            raise UsageError(
-                f"{here} must return (actions, state_outs, extras), got {given!r:.200}."
-            )
-        actions, after, extras = given
+        seen = obs if self.filter is None else by_methods.filtered(obs, self.filter)
+        batch = nest(self.observation_space, seen)
+        parts, columns = by_methods.act(self, batch, previous, states, explore, infos, episodes)
+        return nest(self.action_space, self._to_env(parts)), columns
+
+    def _to_env(
+        self,
+        actions: Sequence[np.ndarray],
+        *,
+        unsquash: bool | None = None,
+        clip: bool | None = None,
+    ) -> list[np.ndarray]:
+        """Returns leaves of the policy's own actions as the environment takes them."""
+        normalize = self.config.get("normalize_actions", True) if unsquash is None else unsquash
+        clip = self.config.get("clip_actions", False) if clip is None else clip
         found = action_leaves(self.action_space)
-        ports = action_ports("actions", found)
-        parts = batch_leaves(found, actions, "actions")
-        columns = {port.name: part for port, part in zip(ports, parts, strict=True)}
-        columns |= {f"state_out_{i}": np.asarray(state) for i, state in enumerate(after)}
-        columns |= {name: np.asarray(extra) for name, extra in extras.items()}
-        for name, column in columns.items():
-            if column.shape[:1] != (len(obs[0]),):
-                raise UsageError(
-                    f"{here} got {len(obs[0])} observations, but gave {name} of the shape "
-                    f"{column.shape}; its first axis must have one for each."
-                )
-        return nest(self.action_space, parts), columns
+        if normalize:
+            by_methods.warn_of_range(self, found, actions)
+        return to_env(found, actions, normalize=normalize, clip=clip)
 
     def reads_previous(self) -> tuple[bool, bool]:
-        """Whether acting reads the previous action, and the previous reward."""
+        """Whether `compute_values` reads the previous action, and the previous reward."""
         return False, False
+
+    def is_given_previous(self) -> tuple[bool, bool]:
+        """Whether samplers give `act_columns` the previous action, and the previous reward."""
+        return True, True
 
     def session(self, batch_size: int | None = None) -> Session:
         """Returns an object that acts step by step and keeps the memory in between.
@@ -272,9 +314,16 @@ class Policy(abc.ABC):
     def env_action(
         self, action: Any, *, unsquash: bool | None = None, clip: bool | None = None
     ) -> Any:
-        """Returns one action as the environment takes it; here as it is."""
-        del unsquash, clip
-        return action
+        """Returns one action as the environment takes it: that of a Box in its bounds.
+
+        Args:
+            action: as `compute_single_action` gives it.
+            unsquash: map to the Box's bounds; None takes `config["normalize_actions"]`.
+            clip: clip to the Box's bounds; None takes `config["clip_actions"]`.
+        """
+        rows = batch_leaves(action_leaves(self.action_space), with_batch_axis(action), "action")
+        mapped = self._to_env(rows, unsquash=unsquash, clip=clip)
+        return nest(self.action_space, [leaf[0] for leaf in mapped])
 
     # -- what samplers tell -------------------------------------------------------------------
 
@@ -288,24 +337,41 @@ class Policy(abc.ABC):
         """Is called where an episode ended and the next one begins."""
 
     def observe(self, obs: Sequence[np.ndarray], columns: Mapping[str, np.ndarray]) -> None:
-        """Takes in the rows of a sample before anything is made of them; does nothing here.
+        """Takes the rows of a sample into the filters, if there are any, until their next flush.
 
         Args:
             obs: observation leaves, `[N, T, ...]` each.
             columns: the other columns, `[N, T, ...]` each; rewards are the environment's.
         """
-        del obs, columns
+        if self.filter is not None:
+            self.filter.observe([leaf.reshape(-1, *leaf.shape[2:]) for leaf in obs])
+        if self.reward_filter is not None:
+            self.reward_filter.observe(columns["rewards"])
+
+    def seen_observations(self, obs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        """Returns observation leaves `[..., *shape]` as learning is to see them: filtered."""
+        return obs if self.filter is None else by_methods.filtered(obs, self.filter)
 
     def scaled_rewards(self, rewards: np.ndarray) -> np.ndarray:
-        """Returns rewards as learning is to see them; here as they are."""
-        return rewards
+        """Returns rewards as learning is to see them: at the scale of a reward filter, if any."""
+        return rewards if self.reward_filter is None else self.reward_filter(rewards)
 
     def act_like(self, other: Policy) -> None:
         """Takes over from a policy of the same kind all that acting depends on."""
         self.set_weights(other.get_weights())
+        for name in _FILTERS:
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if mine is not None and theirs is not None:
+                mine.sync(theirs)
 
-    def flush_filters(self) -> None:  # noqa: B027
+    def flush_filters(self) -> None:
         """Lets running statistics take effect, between two rounds of training."""
+        for each in (self.filter, self.reward_filter):
+            if each is not None:
+                each.flush()
+
+    def apply_filter(self) -> None:  # noqa: B027 - the filter itself is what acts
+        """Acts with `filter`'s present statistics from now on; nothing has to be done for it."""
 
     # -- trajectories -------------------------------------------------------------------------
 
@@ -437,23 +503,26 @@ class Policy(abc.ABC):
     # -- views --------------------------------------------------------------------------------
 
     @property
-    def view_requirements(self) -> dict[str, ViewRequirement]:
-        """The columns that acting and learning read, and what each is derived from; by name."""
+    def view_requirements(self) -> ReadOnlyViews:
+        """The columns that acting and learning read, and what each is derived from; by name.
+
+        They can only be read: a change raises a `NotOfferedError`.
+        """
         if self._views is None:
-            self._views = {}
             self.init_view_requirements()
-        return self._views
+        return self._views or ReadOnlyViews()
 
     @view_requirements.setter
-    def view_requirements(self, requirements: dict[str, ViewRequirement]) -> None:
-        self._views = requirements
+    def view_requirements(self, requirements: Mapping[str, ViewRequirement]) -> None:
+        self.view_requirements.refuse()
 
     def init_view_requirements(self) -> None:
-        """Adds the default requirements; those that are there already are kept."""
+        """Makes the default requirements, if there are none yet."""
         views = default_view_requirements(self.observation_space, self.action_space)
         steps = {**MODEL_DEFAULTS, **self.config.get("model", {})}["max_seq_len"]
-        views = with_memory(views, self.get_initial_state(), max_seq_len=steps)
-        self._views = {**views, **(self._views or {})}
+        memory = by_methods.memory_leaves(self.get_initial_state())
+        views = with_memory(views, memory, max_seq_len=steps)
+        self._views = self._views or ReadOnlyViews(views)
 
     def maybe_add_time_dimension(
         self, input_dict: Any, seq_lens: Any, framework: str | None = None
@@ -548,9 +617,9 @@ class Policy(abc.ABC):
         """Returns everything that `set_state` restores.
 
         Keys: `weights`, `global_timestep`, `num_grad_updates`, `policy_spec` (class, spaces and
-        config), and `connector_configs` with connectors.
+        config), `filter` and `reward_filter` with those, and `connector_configs` with connectors.
         """
-        state = {
+        state: dict[str, Any] = {
             "weights": self.get_weights(),
             "global_timestep": self.global_timestep,
             "num_grad_updates": self.num_grad_updates,
@@ -561,6 +630,9 @@ class Policy(abc.ABC):
                 "config": copied(self.config),
             },
         }
+        for name in _FILTERS:
+            if getattr(self, name) is not None:
+                state[name] = getattr(self, name).get_state()
         connectors = pipelines_to_state(self.agent_connectors, self.action_connectors)
         return {**state, "connector_configs": connectors} if connectors else state
 
@@ -574,6 +646,9 @@ class Policy(abc.ABC):
         self.set_weights(state["weights"])
         self.global_timestep = int(state["global_timestep"])
         self.num_grad_updates = int(state.get("num_grad_updates", self.num_grad_updates))
+        for name in _FILTERS:
+            if getattr(self, name) is not None and name in state:
+                getattr(self, name).set_state(state[name])
         self.restore_connectors(state)
 
     def check_state(self, state: Mapping[str, Any]) -> None:
@@ -746,7 +821,8 @@ class Policy(abc.ABC):
     def get_initial_state(self) -> list[np.ndarray]:
         """Returns the memory at the start of an episode, one array `[size]` per state tensor.
 
-        A policy written by hand is asked for each episode anew.
+        It may also be a dict of such arrays: `compute_actions` is then given a dict and returns
+        one. A policy written by hand is asked for each episode anew.
         """
         return []
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from tfpolicies.errors import ObservationError
 from tfpolicies.finite import is_finite
 from tfpolicies.models.ports import action_ports
 from tfpolicies.models.spaces import action_leaves, batch_leaves, leaves, numbers
+from tfpolicies.policy.by_methods import memory_leaves
 from tfpolicies.policy.input_check import InputCheck
 
 
@@ -73,13 +74,16 @@ class Memory:
 
     Attributes:
         is_needed: whether the policy remembers anything at all.
+        around: returns further arguments of `Policy.act_columns` for the rows that act (None: all):
+            infos and episodes; None where the policy asks for neither.
     """
 
     def __init__(self, policy: Any, rows: int) -> None:
         self.policy = policy
         self._start = self._asked()
         self._states = self._starts(rows) if self._start else []
-        self._reads_actions, self._reads_rewards = policy.reads_previous()
+        self.around: Callable[[Any], Mapping[str, Any]] | None = None
+        self._reads_actions, self._reads_rewards = policy.is_given_previous()
         read = action_leaves(policy.action_space) if self._reads_actions else ()
         self._names = [port.name for port in action_ports("actions", read)]
         self._actions = [np.zeros((rows, *leaf.shape), leaf.dtype) for leaf in read]
@@ -87,7 +91,8 @@ class Memory:
         self.is_needed = bool(self._states) or self._reads_actions or self._reads_rewards
 
     def _asked(self) -> list[np.ndarray]:
-        return [np.asarray(state, np.float32) for state in self.policy.get_initial_state()]
+        found = memory_leaves(self.policy.get_initial_state())
+        return [np.asarray(state, np.float32) for state in found]
 
     def _starts(self, count: int) -> list[np.ndarray]:
         """Returns the memory at the start of `count` episodes, which may begin differently."""
@@ -112,7 +117,8 @@ class Memory:
         if not self.is_needed:
             return self.policy.act_columns(obs, explore=explore)
         previous, states = self.inputs(rows)
-        for_env, columns = self.policy.act_columns(obs, previous, states, explore=explore)
+        more = {} if self.around is None else self.around(rows)
+        for_env, columns = self.policy.act_columns(obs, previous, states, explore=explore, **more)
         return for_env, self.remember(columns, previous, states, rows)
 
     def inputs(self, rows: Any = None) -> tuple[list[np.ndarray], list[np.ndarray]]:

@@ -98,10 +98,11 @@ class ColumnsCall(NamedTuple):
     obs: Sequence[np.ndarray]
     previous: Sequence[np.ndarray]
     states: Sequence[np.ndarray]
+    around: Mapping[str, Any] = {}  # infos and episodes, where the policy asks for them
 
     def alone(self) -> tuple[Any, dict[str, np.ndarray]]:
         """Returns what the policy does by itself."""
-        return self.policy.act_columns(self.obs, self.previous, self.states)
+        return self.policy.act_columns(self.obs, self.previous, self.states, **self.around)
 
 
 def act_columns(

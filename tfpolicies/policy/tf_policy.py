@@ -14,6 +14,7 @@ import numpy as np
 
 from tfpolicies.batch.leaves import map_leaves
 from tfpolicies.batch.sample_batch import SampleBatch
+from tfpolicies.batch.view_requirement import ReadOnlyViews
 from tfpolicies.config.read_only import copied
 from tfpolicies.config.sections import is_number
 from tfpolicies.errors import (
@@ -29,6 +30,7 @@ from tfpolicies.models.filters import MeanStdFilter, RewardFilter
 from tfpolicies.models.learning_rates import changing_rate
 from tfpolicies.models.spaces import nest, require_values
 from tfpolicies.models.weight_mapping import MappingReport, match_weights
+from tfpolicies.policy import by_methods
 from tfpolicies.policy.acting import Acting
 from tfpolicies.policy.checkpoints import reduced
 from tfpolicies.policy.fragments import Fragments
@@ -49,7 +51,7 @@ from tfpolicies.system.forks import require_tensorflow
 
 _MADE_ANEW = {"_state", "exploration", "filter", "reward_filter", "callbacks", "_loaded"}
 _MADE_ANEW |= {"_acting", "_learning", "_owned", "_worker_index", "_create_session"}
-_MADE_ANEW |= {"_action_names", "_state_names"}
+_MADE_ANEW |= {"_action_names", "_state_names", "_extra_names"}
 """Attributes that each copy of a policy gets by itself."""
 
 
@@ -93,9 +95,23 @@ class TFPolicy(PolicyKind):
     starts_alike = True
     sees_zeros = False  # whether postprocessing is run on a batch that nobody sampled
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.overridden = by_methods.overridden(cls, TFPolicy)
+        if cls.acts_by_methods() and cls.act_columns is TFPolicy.act_columns:
+            cls.act_columns = PolicyKind.act_columns  # type: ignore[method-assign]
+        if "get_initial_state" in cls.overridden:
+            cls.starts_alike = False
+
+    @classmethod
+    def acts_by_methods(cls) -> bool:
+        """Whether samplers call `compute_actions_from_input_dict`, since a subclass has its own."""
+        return not cls.overridden.isdisjoint(by_methods.ACTING)
+
     def __init__(
         self, observation_space: gym.Space, action_space: gym.Space, config: Any = None
     ) -> None:
+        by_methods.announce(type(self), self.overridden)
         complete, identity = complete_config(type(self), config)
         super().__init__(observation_space, action_space, complete)
         self.validate_spaces(observation_space, action_space, complete)
@@ -125,6 +141,7 @@ class TFPolicy(PolicyKind):
         scaled = complete["reward_filter"] != "NoFilter"
         self.reward_filter = RewardFilter() if scaled else None
         self._take_up(identity["worker_index"], create)
+        self.update_schedules(0)
 
     def _take_up(self, worker_index: int, create_session: Any) -> None:
         """Makes what works on the policy's own parts, which are all there."""
@@ -136,6 +153,7 @@ class TFPolicy(PolicyKind):
         layout = self.program.act_layout
         self._action_names = [port.name for port in layout.actions]
         self._state_names = [port.name for port in layout.states]
+        self._extra_names = [x.name for x in layout.extras if x.name not in self.acting_only]
         self._acting = Acting(self.program, self._state, self.exploration, self.config)
         self._learning = Learning(self, self.program, self._state)
         filters = {"filter": self.filter, "reward_filter": self.reward_filter}
@@ -346,8 +364,10 @@ class TFPolicy(PolicyKind):
         states: Sequence[np.ndarray] = (),
         *,
         explore: bool | None = None,
+        infos: Sequence[Any] | None = None,
+        episodes: Sequence[Any] | None = None,
     ) -> tuple[Any, dict[str, np.ndarray]]:
-        """Acts for a sampler; see `Policy.act_columns`."""
+        """Acts for a sampler; see `Policy.act_columns`. Infos and episodes are not read."""
         explore = self.config["explore"] if explore is None else explore
         inputs = [*obs, *previous, *states] if previous or states else obs
         return self.columns_of(self._acting.run(inputs, explore))
@@ -361,11 +381,29 @@ class TFPolicy(PolicyKind):
             columns["vf_preds"] = out.values
         if out.states:
             columns.update(zip(self._state_names, out.states, strict=True))
+        for name in self._extra_names:
+            columns[name] = out.extras[name]
         return nest(self.action_space, out.env_actions), columns
+
+    def _to_env(
+        self,
+        actions: Sequence[np.ndarray],
+        *,
+        unsquash: bool | None = None,
+        clip: bool | None = None,
+    ) -> list[np.ndarray]:
+        return self._acting.to_env(actions, unsquash=unsquash, clip=clip)
+
+    def _own_filters(self) -> tuple[Any, Any]:
+        return None, None  # the Program filters: see `__init__`
 
     def reads_previous(self) -> tuple[bool, bool]:
         """Whether the model reads the previous action, and the previous reward."""
         return self.program.ports.reads_actions, self.program.ports.reads_rewards
+
+    def is_given_previous(self) -> tuple[bool, bool]:
+        """Whether samplers give `act_columns` the previous action, and the previous reward."""
+        return (True, True) if self.acts_by_methods() else self.reads_previous()
 
     def get_initial_state(self) -> list[np.ndarray]:
         """Returns the memory at the start of an episode: zeros, one array per state tensor."""
@@ -374,18 +412,6 @@ class TFPolicy(PolicyKind):
     def get_exploration_state(self) -> dict[str, Any]:
         """Returns the state of the exploration; `{}` for stochastic sampling."""
         return self.exploration.state()
-
-    def env_action(
-        self, action: Any, *, unsquash: bool | None = None, clip: bool | None = None
-    ) -> Any:
-        """Returns one normalised action as the environment takes it.
-
-        Args:
-            action: as `compute_single_action` gives it.
-            unsquash: map to the Box's bounds; None takes `config["normalize_actions"]`.
-            clip: clip to the Box's bounds; None takes `config["clip_actions"]`.
-        """
-        return self._acting.env_action(action, unsquash=unsquash, clip=clip)
 
     def compute_values(self, inputs: Sequence[np.ndarray]) -> np.ndarray:
         """Returns the values of checked inputs, one array per input port, float32 `[N]`."""
@@ -457,8 +483,9 @@ class TFPolicy(PolicyKind):
                 f"num_epochs and minibatch_size must be at least 1, got {num_epochs} and "
                 f"{minibatch_size}."
             )
-        own = type(self).learn_on_batch is not TFPolicy.learn_on_batch
-        if own or self._learning.sees_minibatches():
+        if not self.overridden.isdisjoint(by_methods.LOADING):
+            return self._learning.loaded_epochs(batch, num_epochs, minibatch_size, shuffle=shuffle)
+        if self._updates_by_methods() or self._learning.sees_minibatches():
             return self._learning.minibatches(batch, num_epochs, minibatch_size, shuffle=shuffle)
         return self._learning.epochs(batch, num_epochs, minibatch_size, shuffle=shuffle)
 
@@ -469,7 +496,13 @@ class TFPolicy(PolicyKind):
             MissingColumnError: if the batch lacks a column that the loss reads.
             BatchError: if it is empty.
         """
-        return self._learning.epochs(samples, 1, None, shuffle=False)
+        if self.overridden.isdisjoint(by_methods.GRADIENTS):
+            return self._learning.epochs(samples, 1, None, shuffle=False)
+        return self._learning.by_gradients(samples)
+
+    def _updates_by_methods(self) -> bool:
+        """Whether a subclass has methods of its own that each update has to call."""
+        return not self.overridden.isdisjoint(by_methods.UPDATING)
 
     def hyper_stats(self) -> dict[str, float]:
         """Returns hyper-parameters in force, by the names they have in `learner_stats`."""
@@ -480,6 +513,12 @@ class TFPolicy(PolicyKind):
         """The names of the columns that the loss reads."""
         self.prepare_learning()
         return tuple(self.program.signature.columns)
+
+    def replayed_columns(self, batch: Mapping[str, Any]) -> list[str]:
+        """Returns which columns of a batch learning reads: all, where methods of its own learn."""
+        if self.overridden.isdisjoint((*by_methods.UPDATING, *by_methods.LOADING)):
+            return list(self.loss_columns)
+        return [name for name in batch if name != SampleBatch.INFOS]
 
     def loss_initialized(self) -> bool:
         """Returns False while `postprocess_trajectory` is given zeros to learn its columns."""
@@ -524,10 +563,14 @@ class TFPolicy(PolicyKind):
 
     def load_batch_into_buffer(self, batch: Mapping[str, Any], buffer_index: int = 0) -> int:
         """Keeps a batch for `learn_on_loaded_batch`; returns its number of rows."""
+        if self._updates_by_methods():
+            return super().load_batch_into_buffer(batch, buffer_index)
         return self._learning.load(batch, buffer_index)
 
     def get_num_samples_loaded_into_buffer(self, buffer_index: int = 0) -> int:
         """Returns the rows of a loaded batch, 0 before loading."""
+        if self._updates_by_methods():
+            return super().get_num_samples_loaded_into_buffer(buffer_index)
         return self._learning.rows_loaded(buffer_index)
 
     def learn_on_loaded_batch(self, offset: int = 0, buffer_index: int = 0) -> dict[str, Any]:
@@ -539,18 +582,20 @@ class TFPolicy(PolicyKind):
         Raises:
             BatchError: if no batch is loaded, or `offset` lies behind its end.
         """
+        if self._updates_by_methods():
+            return super().learn_on_loaded_batch(offset, buffer_index)
         return self._learning.loaded(offset, buffer_index, self._minibatch_size())
 
     def init_view_requirements(self) -> None:
-        """Adds requirements for the columns that this policy reads; those there already are kept.
+        """Makes requirements for the columns that this policy reads, if there are none yet.
 
         A small batch of zeros is postprocessed and, if the class has a loss, learned from without
         an update: columns that acting does not read are not used for it, likewise for training, and
         what nobody reads is left out.
         """
-        given = dict(self._views or {})
-        super().init_view_requirements()
-        self._views = {**read_views(self, self._views or {}), **given}
+        if self._views is None:
+            super().init_view_requirements()
+            self._views = ReadOnlyViews(read_views(self, self._views or {}))
 
     # -- trajectories -------------------------------------------------------------------------
 
@@ -648,7 +693,8 @@ class TFPolicy(PolicyKind):
         """Restores what `get_state` returned; everything is checked before anything changes.
 
         The policy keeps its own spaces and config, whatever `policy_spec` says: config and Program
-        belong together. `from_state` makes a policy of the state's config.
+        belong together. `from_state` makes a policy of the state's config. A hyper-parameter with a
+        schedule is what its schedule says at the state's time step.
 
         Raises:
             KeyError: if `weights` or `global_timestep` is missing.
@@ -659,6 +705,7 @@ class TFPolicy(PolicyKind):
         self.check_state(state)
         with self._state.changing():
             self._owned.restore(state, finite=not self.accepts_non_finite)
+            self.update_schedules(self.global_timestep)
         self.restore_connectors(state)
 
     def check_state(self, state: Mapping[str, Any]) -> None:
@@ -695,9 +742,9 @@ class TFPolicy(PolicyKind):
             *others, disturbed = (x.reshape(-1, *x.shape[2:]) for x in more)
             self.exploration.adapt(self._acting.dist_inputs([*rows, *others]), disturbed)
 
-    def scaled_rewards(self, rewards: np.ndarray) -> np.ndarray:
-        """Returns rewards at the running scale of the reward filter, if there is one."""
-        return rewards if self.reward_filter is None else self.reward_filter(rewards)
+    def seen_observations(self, obs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        """Returns observation leaves as they are: the Program filters them."""
+        return obs
 
     def flush_filters(self) -> None:
         """Lets what was observed take effect: in acting, in learning, in exports.
@@ -727,6 +774,8 @@ class TFPolicy(PolicyKind):
                 self._state.write(arrays)
             self._state.copy_part("model", "target", 1.0)
         self._state.global_timestep = other.global_timestep
+        if not self.overridden.isdisjoint(by_methods.WEIGHTS):
+            self.set_weights(other.get_weights())
         for name in ("filter", "reward_filter"):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine is not None and theirs is not None:
@@ -806,7 +855,7 @@ class TFPolicy(PolicyKind):
         return found.report
 
     def on_global_var_update(self, global_vars: Mapping[str, Any]) -> None:
-        """Takes over the run's counters and moves schedules to its time step.
+        """Takes over the run's counters and moves schedules to its time step, 0 until then.
 
         Args:
             global_vars: `timestep`, and `num_grad_updates` if it is to change.

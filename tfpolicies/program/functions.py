@@ -318,7 +318,7 @@ class ProgramFunctions:
         """Updates the trainable variables with given gradients."""
         self.traces.note("apply_gradients", hyper, gradients)
         self.optimizer.set_learning_rate(hyper[self.spec.hyperparameters.index("lr")])
-        self.optimizer.apply(gradients)
+        self._view(hyper).apply_gradients_fn(*self.optimizer.with_pairs(gradients))
 
     # -- moving a state in and out ------------------------------------------------------------
 

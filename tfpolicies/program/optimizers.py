@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfpolicies.errors import ConfigError
-from tfpolicies.program.view import TapeOptimizer, update
+from tfpolicies.program.view import TapeOptimizer
 
 FLAG = "_tf_policy_handles_more_than_one_loss"
 
@@ -88,11 +88,17 @@ class Optimizers:
                 )
         return gradients
 
-    def apply(self, gradients: Sequence[tf.Tensor]) -> None:
-        """Updates the trainable variables with gradients in the order of `differentiated`."""
-        count = len(self._trained)
-        for i, optimizer in enumerate(self._all):
-            update(optimizer, list(gradients[i * count : (i + 1) * count]), self._trained)
+    def with_pairs(self, gradients: Sequence[tf.Tensor]) -> tuple[Any, Any]:
+        """Returns `apply_gradients_fn`'s arguments for gradients in the order of `differentiated`.
+
+        That is what hooks get as `optimizer`, without a tape, and the `(gradient, variable)` pairs;
+        for several losses both are lists.
+        """
+        count, trained = len(self._trained), self._trained
+        optimizers = [TapeOptimizer(None, optimizer, trained) for optimizer in self._all]
+        starts = (i * count for i in range(len(self._all)))
+        pairs = [list(zip(gradients[i : i + count], trained, strict=True)) for i in starts]
+        return (optimizers, pairs) if self.are_several else (optimizers[0], pairs[0])
 
 
 def gradients_of(pairs: Any) -> list[Any]:

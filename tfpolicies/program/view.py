@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfpolicies.errors import ConfigError, MissingColumnError, near_matches
+from tfpolicies.errors import ConfigError, MissingColumnError, UsageError, near_matches
 from tfpolicies.models.network import NetworkInputs, NetworkOutputs
 from tfpolicies.models.ports import SEQ_LENS
 from tfpolicies.models.spaces import Leaf, batch_leaves, pick
@@ -181,7 +181,9 @@ class ModelView:
 class TapeOptimizer:
     """The `optimizer` argument of `compute_gradients_fn` and `apply_gradients_fn`."""
 
-    def __init__(self, tape: tf.GradientTape, optimizer: Any, variables: Sequence[Any]) -> None:
+    def __init__(
+        self, tape: tf.GradientTape | None, optimizer: Any, variables: Sequence[Any]
+    ) -> None:
         self._tape = tape
         self._optimizer = optimizer
         self._variables = list(variables)
@@ -189,7 +191,16 @@ class TapeOptimizer:
     def compute_gradients(
         self, loss: tf.Tensor, variables: Sequence[Any] | None = None
     ) -> list[tuple[tf.Tensor | None, Any]]:
-        """Returns `(gradient, variable)` pairs; a gradient is None where the loss is constant."""
+        """Returns `(gradient, variable)` pairs; a gradient is None where the loss is constant.
+
+        Raises:
+            UsageError: where gradients are given and only applied, so that there is no loss.
+        """
+        if self._tape is None:
+            raise UsageError(
+                "Gradients can be computed in `compute_gradients_fn` only: `apply_gradients_fn` is "
+                "given them."
+            )
         variables = self._variables if variables is None else list(variables)
         return list(zip(self._tape.gradient(loss, variables), variables, strict=True))
 

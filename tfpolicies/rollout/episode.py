@@ -126,7 +126,8 @@ class RolloutMetrics(NamedTuple):
 class EpisodeFollower:
     """Keeps an `Episode` for each environment and calls the callbacks about episodes.
 
-    It exists only where a callback about single episodes is overridden: it works row by row.
+    It exists only where a callback about single episodes is overridden, or a policy asks for the
+    episodes that it acts in: it works row by row.
     """
 
     def __init__(
@@ -155,7 +156,7 @@ class EpisodeFollower:
         getattr(self._callbacks, name)(
             worker=self._worker,
             base_env=self._envs,
-            policies=self._worker.policy_map,
+            policies=getattr(self._worker, "policy_map", None),
             episode=episode,
             env_index=episode.env_index,
         )
@@ -172,13 +173,21 @@ class EpisodeFollower:
             episode.last_action = _row(actions, i)
             episode.last_reward = float(step.rewards[i])
             episode.total_reward += episode.last_reward
-            info = _info_of(step.infos, i)
-            episode.last_info = info.get("final_info", info)
+            episode.last_info = last_info_of(step.infos, i)
             self._call("on_episode_step", episode)
             if step.terminateds[i] or step.truncateds[i]:
                 self._call("on_episode_end", episode)
                 self._finished[i].append(episode)
                 self._episodes[i] = self._begin(i, step.obs if i in last else None)
+
+    def around(self, rows: Any = None) -> dict[str, Any]:
+        """Returns the episodes that actions are chosen in, and their last infos, by name.
+
+        Args:
+            rows: None: in all environments.
+        """
+        chosen = self._episodes if rows is None else [self._episodes[i] for i in rows]
+        return {"infos": [each.last_info for each in chosen], "episodes": list(chosen)}
 
     def broke(self, env_index: int, error: Exception) -> None:
         """Ends the episode of an environment that broke: `on_episode_end` gets the error."""
@@ -214,6 +223,12 @@ def _row(batch: Any, index: int) -> Any:
 
 def _places(indices: np.ndarray, batch: Any) -> tuple[dict[int, int], Any]:
     return {int(index): k for k, index in enumerate(indices)}, batch
+
+
+def last_info_of(infos: Any, index: int) -> Mapping[str, Any]:
+    """Returns the info of one environment's step, not of the reset that may have followed it."""
+    info = _info_of(infos, index)
+    return info.get("final_info", info)
 
 
 def _info_of(infos: Any, index: int) -> Mapping[str, Any]:

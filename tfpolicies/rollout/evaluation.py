@@ -7,12 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tfpolicies.config.callbacks import DefaultCallbacks
 from tfpolicies.envs.vector import Environments
 from tfpolicies.errors import UsageError
 from tfpolicies.models.spaces import batch_leaves, leaves
 from tfpolicies.policy.session import Memory
 from tfpolicies.rollout.connected import connector_metrics_of
-from tfpolicies.rollout.episode import RolloutMetrics
+from tfpolicies.rollout.episode import EpisodeFollower, RolloutMetrics
 from tfpolicies.rollout.long_episodes import LONG, report_long_evaluation
 from tfpolicies.rollout.multi_agent_sampler import MultiAgentSampler
 from tfpolicies.rollout.timing import StepTimes, now
@@ -63,6 +64,7 @@ def play(worker: Any, amount: int, *, by_episodes: bool, seconds: float | None =
         timesteps=None if by_episodes else amount,
         times=sampler.times,
         limit=limit,
+        worker=worker,
     )
     return Played(episodes, sum(episode.episode_length for episode in episodes), now() >= limit)
 
@@ -76,6 +78,7 @@ def play_episodes(
     timesteps: int | None = None,
     times: StepTimes | None = None,
     limit: float = math.inf,
+    worker: Any = None,
 ) -> list[RolloutMetrics]:
     """Plays whole episodes and returns their lengths and returns.
 
@@ -91,10 +94,12 @@ def play_episodes(
             it has not done its share, and ends every episode that it began.
         times: those of steps before, to be added to.
         limit: the time, by `rollout.timing.now`, after which only what has ended counts.
+        worker: of the episodes that a policy asks for.
     """
     times = StepTimes() if times is None else times
     space_leaves = leaves(envs.observation_space)
-    obs = batch_leaves(space_leaves, envs.reset(seeds), "the environment's observation")
+    first = envs.reset(seeds)
+    obs = batch_leaves(space_leaves, first, "the environment's observation")
     count = envs.num_envs
     if episodes is not None:
         shares = np.array([(episodes + count - 1 - i) // count for i in range(count)])
@@ -102,7 +107,11 @@ def play_episodes(
         shares = np.full(count, -(-(timesteps or 0) // count))
     returns, lengths = np.zeros(count), np.zeros(count, np.int64)
     played: list[RolloutMetrics] = []
-    memory = Memory(policy, count)
+    memory, follower = Memory(policy, count), None
+    if policy.asked.episodes:
+        follower = EpisodeFollower(DefaultCallbacks(), worker, envs, np.random.default_rng())
+        follower.start_all(first)
+        memory.around = follower.around
     done = np.zeros(count, np.int64)  # episodes or steps, as the shares count
     steps, report_at = 0, LONG
     while (done < shares).any() and now() < limit:
@@ -112,6 +121,8 @@ def play_episodes(
         acted = now()
         step = envs.step(env_actions)
         stepped = now()
+        if follower is not None:
+            follower.step(step, env_actions)
         if memory.is_needed:
             memory.stepped(step.rewards, step.terminateds | step.truncateds, step.dead)
         obs = batch_leaves(space_leaves, step.obs, "the environment's observation")

@@ -66,6 +66,7 @@ class Sample:
         policy.observe(
             [leaf[None] for leaf in self.obs], {name: x[None] for name, x in columns.items()}
         )
+        self.obs, self.new_obs = ([*policy.seen_observations(x)] for x in (self.obs, self.new_obs))
         columns["rewards"] = policy.scaled_rewards(clipped_rewards(self._earned, clip_rewards))
 
     def postprocess(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from tfpolicies.rollout.multi_agent_episode import Copy
 from tfpolicies.rollout.multi_agent_rows import PolicyRows, Seats, Table
 
 _NUMBERS = ("t", "seat", "unroll_id", "eps_id", "agent_index")
+_NONE: Mapping[Any, Any] = {}
 _TAKEN = ("rewards", "terminateds", "truncateds", "eps_id", "unroll_id", "agent_index", "t")
 
 
@@ -30,7 +31,10 @@ class Ledger:
         records: a table; `t` is -1 while a transition waits for the agent's next observation.
         seats: where the agents of running episodes stand.
         rows: by policy id.
+        keeps_infos: whether records have the infos of the steps that closed them.
     """
+
+    keeps_infos = False
 
     def __init__(self, num_copies: int) -> None:
         kinds: dict[str, tuple[tuple[int, ...], Any]] = dict.fromkeys(_NUMBERS, ((), np.int64))
@@ -41,6 +45,17 @@ class Ledger:
         self._num_copies = num_copies
         self._begin_step()
 
+    def keep_infos(self) -> None:
+        """Keeps infos from now on; records that are closed already have empty ones."""
+        if not self.keeps_infos:
+            self.keeps_infos = True
+            self.records.add_columns({"infos": ((), object)})
+            self.records["infos"][:] = [{} for _ in range(self.records.used)]
+
+    def has_infos(self) -> bool:
+        """Whether a record has something in its info."""
+        return self.keeps_infos and any(self.records["infos"])
+
     # -- while agents play --------------------------------------------------------------------
 
     def open(self, seats: np.ndarray) -> int:
@@ -50,6 +65,8 @@ class Ledger:
         columns["t"][where] = -1
         columns["seat"][where] = seats
         columns["terminateds"][where] = columns["truncateds"][where] = False
+        if self.keeps_infos:
+            columns["infos"][where] = None
         for name in ("unroll_id", "eps_id", "agent_index"):
             columns[name][where] = of_seats[name][seats]
         of_seats["record"][seats] = np.arange(where.start, where.stop)
@@ -62,15 +79,27 @@ class Ledger:
         self._closing_copies: list[int] = []
         self._closing_t: list[int] = []
         self._ending: list[tuple[int, bool, bool]] = []
+        self._informing: list[dict[str, Any]] = []
 
     def earn(self, seats: np.ndarray, rewards: Sequence[Any]) -> None:
         """Collects rewards of seats, int64 `[K]`."""
         self._earning.append(seats)
         self._earned += rewards
 
-    def close(self, copy_index: int, t: int, seats: np.ndarray) -> None:
-        """Collects the seats of one copy whose agents got an observation, or are done, at `t`."""
+    def close(
+        self, copy_index: int, t: int, seats: np.ndarray, infos: Mapping[int, Any] = _NONE
+    ) -> None:
+        """Collects the seats of one copy whose agents got an observation, or are done, at `t`.
+
+        Args:
+            copy_index: which copy it is.
+            t: the step.
+            seats: int64 `[K]`.
+            infos: by seat, where infos are kept.
+        """
         if len(seats):
+            if self.keeps_infos:
+                self._informing += [dict(infos.get(seat, _NONE)) for seat in seats.tolist()]
             self._closing.append(seats)
             self._closing_copies.append(copy_index)
             self._closing_t.append(t)
@@ -113,6 +142,11 @@ class Ledger:
         copies, t = (np.repeat(x, counts) for x in (self._closing_copies, self._closing_t))
         record = of_seats["record"][seats]
         is_open = record >= 0
+        if self.keeps_infos:
+            told = columns["infos"]
+            for number, info in zip(record.tolist(), self._informing, strict=True):
+                if number >= 0:
+                    told[number] = info
         if not is_open.all():
             of_seats["earned"][seats[~is_open]] = 0.0  # it came before the agent's first action
             seats, copies, t, record = (x[is_open] for x in (seats, copies, t, record))
@@ -155,7 +189,8 @@ class Ledger:
         ends = np.append(unrolls[1:] != unrolls[:-1], True)
         numbers = table["record:"][index]
         columns = {name: table[name].take(index, axis=0) for name in rows.acted}
-        columns |= {name: records[name].take(numbers) for name in _TAKEN}
+        taken_too = (*_TAKEN, "infos") if self.keeps_infos else _TAKEN
+        columns |= {name: records[name].take(numbers) for name in taken_too}
         obs = [table[name].take(index, axis=0) for name in rows.obs_names]
         last = np.flatnonzero(ends)
         new_obs = self._reached(rows, obs, last, unrolls[last], copies)

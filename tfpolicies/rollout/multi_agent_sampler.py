@@ -15,7 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfpolicies.batch.multi_agent_batch import MultiAgentBatch
-from tfpolicies.config.callbacks import DefaultCallbacks, follows_episodes, overrides
+from tfpolicies.config.callbacks import (
+    DefaultCallbacks,
+    follows_episodes,
+    gets_batches,
+    overrides,
+)
 from tfpolicies.envs.multi_agent_env import ALL, MultiAgentStep
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
 from tfpolicies.envs.repairs import BREAKS, check_reward
@@ -34,6 +39,8 @@ from tfpolicies.rollout.multi_agent_ledger import Ledger, not_numbers
 from tfpolicies.rollout.multi_agent_rows import PolicyRows
 from tfpolicies.rollout.policy_connection import pipelines_of
 from tfpolicies.rollout.timing import StepTimes, now
+
+_NOTHING: Mapping[str, Any] = {}
 
 
 class _Finished(NamedTuple):
@@ -151,8 +158,14 @@ class MultiAgentSampler:
                     "batch_mode='complete_episodes', got 'truncate_episodes'."
                 )
             found = self._ledger.rows[policy_id] = PolicyRows(policy_id, policy)
+            self._keep_infos_for(policy)
             self._connections.connect(found)
         return found
+
+    def _keep_infos_for(self, policy: Any) -> None:
+        """Has infos kept from now on, if the policy or a callback reads what is in batches."""
+        if policy.has_own_postprocessing() or gets_batches(self._callbacks):
+            self._ledger.keep_infos()
 
     def _begin_episode(
         self, copy: Copy, seed: int | None = None, *, in_new_copy: bool = False
@@ -394,7 +407,7 @@ class MultiAgentSampler:
             episode.last_infos.update(infos)
         obs = self._seen(obs, episode)  # what it raises is no fault of the environment
         try:
-            over = self._take(copy, t, obs, rewards, terminateds, truncateds)
+            over = self._take(copy, t, obs, rewards, terminateds, truncateds, infos)
         except (UnknownPolicyError, ConfigError, SpaceError):  # no fault of the environment
             raise
         except Exception as error:
@@ -438,7 +451,12 @@ class MultiAgentSampler:
         first = self._ledger.open(np.concatenate(seats))
         firsts = first + np.cumsum([0, *map(len, seats)])
         calls = [
-            ColumnsCall(rows.policy, self._observed(rows, own), *rows.memory.inputs(own))
+            ColumnsCall(
+                rows.policy,
+                self._observed(rows, own),
+                *rows.memory.inputs(own),
+                self._around(rows) if rows.policy.asked.episodes else _NOTHING,
+            )
             for rows, own in zip(acting, seats, strict=True)
         ]
         started = now()
@@ -453,6 +471,17 @@ class MultiAgentSampler:
                 self._connecting += now() - asked
             _give(rows, actions)
         return now() - started - self._connecting
+
+    def _around(self, rows: PolicyRows) -> dict[str, Any]:
+        """Returns the episodes and last infos of those who act next by one policy."""
+        copies = {id(copy.moves): copy for copy in self._copies}
+        acting = [
+            (copies[id(moves)].episode, agent)
+            for moves, part, _ in rows.waiting
+            for agent in part.agents
+        ]
+        infos = [episode.last_info_for(agent) for episode, agent in acting]
+        return {"infos": infos, "episodes": [episode for episode, _ in acting]}
 
     def _observed(self, rows: PolicyRows, seats: np.ndarray) -> list[np.ndarray]:
         """Returns what those who act next by one policy observe, as leaves `[K, ...]`.
@@ -478,6 +507,7 @@ class MultiAgentSampler:
         rewards: Mapping[Any, float],
         terminateds: Mapping[Any, bool],
         truncateds: Mapping[Any, bool],
+        infos: Mapping[Any, Any],
     ) -> bool:
         """Takes down what one copy gave at `t`; returns whether its episode is over."""
         episode, ledger = copy.episode, self._ledger
@@ -499,7 +529,12 @@ class MultiAgentSampler:
             obs = {agent: x for agent, x in obs.items() if agent not in copy.done}
             cast = copy.cast(tuple(obs))
         copy.wait(cast, obs)
-        ledger.close(copy.index, t, seats)
+        if ledger.keeps_infos:
+            seat_of = episode.seat_of
+            told = {seat_of[agent]: x for agent, x in infos.items() if agent in seat_of}
+            ledger.close(copy.index, t, seats, told)
+        else:
+            ledger.close(copy.index, t, seats)
         return over
 
     def _take_ends(
@@ -622,10 +657,12 @@ class MultiAgentSampler:
         """Returns what continues the running episodes, or None if that is not possible.
 
         It is not where an environment cannot tell its state, and where callbacks follow single
-        episodes: what they keep with an episode may be anything. Nor is it where a policy that
-        plays has connectors: what they remember is not told. The policies' states are apart.
+        episodes: what they keep with an episode may be anything; so may infos that wait. Nor is it
+        where a policy that plays has connectors: what they remember is not told. The policies'
+        states are apart.
         """
-        untold = follows_episodes(self._callbacks) or bool(self._connections.connected)
+        untold = follows_episodes(self._callbacks) or self._ledger.has_infos()
+        untold = untold or bool(self._connections.connected)
         states = None if untold else self.envs.get_state()
         if states is None or not self._copies:
             return None
@@ -661,6 +698,8 @@ class MultiAgentSampler:
             return
         ledger = self._new_ledger()
         multi_agent_state.restore_ledger(ledger, state["ledger"], self.policies)
+        for rows in ledger.rows.values():
+            self._keep_infos_for(rows.policy)
         self._copies = [Copy(i, ledger.seats, self._rows_of) for i in range(self.envs.num_envs)]
         for copy, saved in zip(self._copies, state["copies"], strict=True):
             multi_agent_state.restore_copy(copy, self._new_episode(copy.index, 0), saved)

@@ -119,7 +119,9 @@ def _rows_state(rows: PolicyRows) -> dict[str, Any]:
 
 
 def _columns(table: Table) -> dict[str, np.ndarray]:
-    return {name: table[name].copy() for name in table.columns}
+    """Returns the columns but for objects: infos, which are empty where a state is taken."""
+    plain = (name for name, column in table.columns.items() if column.dtype != object)
+    return {name: table[name].copy() for name in plain}
 
 
 def _fill(table: Table, columns: Mapping[str, np.ndarray]) -> None:

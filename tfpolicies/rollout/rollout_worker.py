@@ -84,7 +84,8 @@ class RolloutWorker(ParallelIteration):
         multiagent: whether there is another policy than the one called `DEFAULT_POLICY_ID`.
         seed: the config's plus the worker's index (plus 10000 in evaluation); None without one.
         watchdog: looks after how long environments take; None without `env_step_timeout_s`.
-        has_episodes: whether episodes run; if not, new ones begin with the next sample.
+        has_episodes: whether episodes run; if not, new ones begin with the next sample, so that
+            policies and a mapping given before the first one are in its first episodes.
 
     Raises:
         ConfigError: for contradicting settings, or if a policy has no class or no spaces.
@@ -173,7 +174,6 @@ class RolloutWorker(ParallelIteration):
             self.sampler = self._make_sampler()
             if self.sampler is not None:
                 self._require_fitting_spaces()
-                self.reset_episodes()
         except BaseException:
             self.stop()
             raise
@@ -554,6 +554,9 @@ class RolloutWorker(ParallelIteration):
             policy_mapping_fn=policy_mapping_fn,
             policies_to_train=policies_to_train,
         )
+        if spec is not None and policy_state is None:  # its schedules begin where the run is
+            timestep = self.global_vars["timestep"]
+            self.set_global_vars({"timestep": timestep}, policy_ids=[policy_id])
         self._tell_sampler()
         return added
 

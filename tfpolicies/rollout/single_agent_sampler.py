@@ -14,8 +14,14 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from tfpolicies.batch.leaves import map_leaves
 from tfpolicies.batch.sample_batch import SampleBatch, concat_samples
-from tfpolicies.config.callbacks import DefaultCallbacks, follows_episodes, overrides
+from tfpolicies.config.callbacks import (
+    DefaultCallbacks,
+    follows_episodes,
+    gets_batches,
+    overrides,
+)
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 from tfpolicies.envs.vector import Environments, Step
 from tfpolicies.errors import ConfigError, UsageError
@@ -37,6 +43,7 @@ from tfpolicies.rollout.episode import (
     Episode,
     EpisodeFollower,
     RolloutMetrics,
+    last_info_of,
     with_notes,
 )
 from tfpolicies.rollout.long_episodes import LONG, report_long_sample
@@ -58,6 +65,7 @@ class _Buffer:
         alive: bool `[N, W]`: False for rows that are no transition or were handed out before.
         finals: last observations of episodes that the environment reset at once:
             (t, environment indices, leaves).
+        infos: dicts `[N, W]`, of what the steps gave; None where nobody reads them.
     """
 
     def __init__(self, num_envs: int, width: int, obs_leaves: tuple[Leaf, ...]) -> None:
@@ -73,6 +81,19 @@ class _Buffer:
         }
         self.alive = np.ones((num_envs, width), bool)
         self.finals: list[tuple[int, np.ndarray, list[np.ndarray]]] = []
+        self.infos: np.ndarray | None = None
+
+    def keep_infos(self) -> None:
+        """Makes room for infos; there are none of the steps written so far."""
+        if self.infos is None:
+            self.infos = np.empty((self.num_envs, self.width), object)
+            self.infos[:, : self.used] = [[{} for _ in range(self.used)]] * self.num_envs
+
+    def has_infos(self) -> bool:
+        """Whether one of the rows that were not handed out has something in its info."""
+        return self.infos is not None and any(
+            self.infos[:, : self.used][self.alive[:, : self.used]]
+        )
 
     def begin(self, obs: list[np.ndarray]) -> None:
         """Writes the observations that the first actions are chosen for."""
@@ -96,6 +117,9 @@ class _Buffer:
             new.columns[name][:, :count] = column[:, start : self.used]
         new.alive[:, :count] = self.alive[:, start : self.used]
         new.finals = [(t - start, i, x) for t, i, x in self.finals if t >= start]
+        if self.infos is not None:
+            new.infos = np.empty((self.num_envs, width), object)
+            new.infos[:, :count] = self.infos[:, start : self.used]
         return new
 
     def reached(self) -> list[np.ndarray]:
@@ -166,9 +190,9 @@ class SingleAgentSampler:
         self._callbacks = callbacks
         self._worker = worker
         self._leaves = leaves(envs.observation_space)
-        self._follower = (
-            EpisodeFollower(callbacks, worker, envs, rng) if follows_episodes(callbacks) else None
-        )
+        self._follower: EpisodeFollower | None = None
+        self._gives_batches = gets_batches(callbacks)
+        self._running_episodes: dict[int, Episode] = {}  # by id, where nobody follows them
         self._actions = action_ports("actions", action_leaves(envs.action_space))
         self._episodes_taken: list[Episode] = []  # one of each trajectory of the present batch
         self._buffer: _Buffer | None = None
@@ -185,8 +209,15 @@ class SingleAgentSampler:
         self._buffer.begin(batch_leaves(self._leaves, obs, "the environment's observation"))
         self._running = _Running.start(self.envs.num_envs, self.rng)
         self._memory = None
+        self._running_episodes = {}
+        if self._follower is None and self._wants_episodes(self._get_policy()):
+            self._follower = EpisodeFollower(self._callbacks, self._worker, self.envs, self.rng)
         if self._follower is not None:
             self._follower.start_all(obs)
+
+    def _wants_episodes(self, policy: Any) -> bool:
+        """Whether somebody is to be told of single episodes, step by step."""
+        return policy.asked.episodes or follows_episodes(self._callbacks)
 
     def sample(self) -> SampleBatch:
         """Returns the next postprocessed batch.
@@ -198,6 +229,10 @@ class SingleAgentSampler:
             raise UsageError("sample() needs running episodes; call reset() first.")
         policy = self._get_policy()
         self._check_exploration(policy)
+        if self._follower is None and self._wants_episodes(policy):  # it came in between
+            self.reset(None)
+        if self._gives_batches or policy.has_own_postprocessing():
+            self._buffer.keep_infos()
         buffer = self._collect(policy, self._buffer)
         taken = self._rows_to_hand_out(buffer)
         batch = self._to_batch(policy, buffer, taken)
@@ -243,6 +278,9 @@ class SingleAgentSampler:
             stored["rewards"][:, t] = step.rewards
             stored["terminateds"][:, t] = step.terminateds
             stored["truncateds"][:, t] = step.truncateds
+            if buffer.infos is not None:
+                for i in range(buffer.num_envs):
+                    buffer.infos[i, t] = dict(last_info_of(step.infos, i))
             obs = batch_leaves(space_leaves, step.obs, "the environment's observation")
             for leaf_buffer, leaf in zip(buffer.obs, obs, strict=True):
                 leaf_buffer[:, t + 1] = leaf
@@ -283,6 +321,8 @@ class SingleAgentSampler:
     def _memory_of(self, policy: Any) -> Memory:
         if self._memory is None or self._memory.policy is not policy:
             self._memory = Memory(policy, self.envs.num_envs)
+            if policy.asked.episodes and self._follower is not None:
+                self._memory.around = self._follower.around
         return self._memory
 
     def _drop_episodes(self, buffer: _Buffer, broken: Mapping[int, Exception], t: int) -> None:
@@ -343,11 +383,15 @@ class SingleAgentSampler:
             return rows_taken.reshape(*shape, *rest)
 
         columns = {name: cut(column) for name, column in buffer.columns.items()}
+        if buffer.infos is not None:
+            columns[SampleBatch.INFOS] = cut(buffer.infos)
         obs = [cut(leaf) for leaf in buffer.obs]
         new_obs = [cut(leaf) for leaf in buffer.reached()]
+        returns_before = self._running.returns
         columns.update(self._episode_columns(columns, taken))
         earned = columns["rewards"]
         policy.observe(obs, columns)
+        obs, new_obs = ([*policy.seen_observations(x)] for x in (obs, new_obs))
         columns["rewards"] = policy.scaled_rewards(clipped_rewards(earned, self._clip_rewards))
         ends = columns["terminateds"] | columns["truncateds"]
         ends[:, -1] = True
@@ -379,14 +423,57 @@ class SingleAgentSampler:
         if policy.has_own_postprocessing() or overrides(
             self._callbacks, "on_postprocess_trajectory"
         ):
-            batch = self._by_trajectory(policy, batch, ends.reshape(-1))
+            last = ends.reshape(-1)
+            if self._follower is None:
+                totals = flat(earned), returns_before
+                self._episodes_taken = self._episodes_of(batch, last, env_index, *totals)
+            batch = self._by_trajectory(policy, batch, last)
         return in_sequences(batch, policy) if policy.is_recurrent() else batch
+
+    def _episodes_of(
+        self,
+        batch: SampleBatch,
+        ends: np.ndarray,
+        env_index: np.ndarray,
+        earned: np.ndarray,
+        returns_before: np.ndarray,
+    ) -> list[Episode]:
+        """Returns the episode of each trajectory as it is after its rows, where nobody follows it.
+
+        It stays the same object as long as the episode runs.
+
+        Args:
+            batch: R rows.
+            ends: bool `[R]`: the last row of each trajectory.
+            env_index: int `[R]`.
+            earned: `[R]`, the environments' rewards.
+            returns_before: of the episodes that ran before these rows, by environment.
+        """
+        found, running, start = [], {}, 0
+        steps, ids, done = batch["t"], batch["eps_id"], batch["terminateds"] | batch["truncateds"]
+        for stop in (np.flatnonzero(ends) + 1).tolist():
+            number, last, index = int(ids[start]), stop - 1, int(env_index[start])
+            episode = self._running_episodes.get(number)
+            if episode is None:
+                episode = Episode(number, index, self._worker)
+                episode.total_reward = float(returns_before[index]) if steps[start] else 0.0
+            episode.length = int(steps[last]) + 1
+            episode.total_reward += float(earned[start:stop].sum(dtype=np.float64))
+            episode.last_reward = float(earned[last])
+            episode.last_info = batch[SampleBatch.INFOS][last]
+            episode.last_obs = map_leaves(lambda x, i=last: x[i], batch["new_obs"])
+            if not done[last]:
+                running[number] = episode
+            found.append(episode)
+            start = stop
+        self._running_episodes = running
+        return found
 
     def _by_trajectory(self, policy: Any, batch: SampleBatch, ends: np.ndarray) -> SampleBatch:
         """Calls what works on one trajectory at a time, and joins the results."""
         pieces, start = [], 0
         stops = (np.flatnonzero(ends) + 1).tolist()
-        episodes = [None] * len(stops) if self._follower is None else self._episodes_taken
+        episodes = self._episodes_taken
         for end, episode in zip(stops, episodes, strict=True):
             piece = original = batch[start:end]
             if policy.has_own_postprocessing():
@@ -494,13 +581,14 @@ class SingleAgentSampler:
     def get_state(self) -> dict[str, Any] | None:
         """Returns what continues the running episodes, or None if that is not possible.
 
-        It is not where an environment cannot tell its state, and where callbacks follow single
-        episodes: what they keep with an episode may be anything.
+        It is not where an environment cannot tell its state, and where somebody follows single
+        episodes: what they keep with an episode may be anything. So may infos that wait.
         """
-        states = None if self._follower is not None else self.envs.get_state()
-        if states is None or self._buffer is None:
-            return None
         buffer = self._buffer
+        untold = self._follower is not None or (buffer is not None and buffer.has_infos())
+        states = None if untold else self.envs.get_state()
+        if states is None or buffer is None:
+            return None
         return {
             "envs": states,
             "columns": {name: c[:, : buffer.used].copy() for name, c in buffer.columns.items()},

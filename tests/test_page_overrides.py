@@ -1,0 +1,284 @@
+"""An override of a method of the Policy page is what samplers, evaluation and algorithms call."""
+
+import logging
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from environments import CountingEnv
+from gymnasium import spaces
+from tiny import OBS, TWO, assert_close, batch_for, make
+
+from tfpolicies import (
+    DQNConfig,
+    DQNTF2Policy,
+    MultiAgentEnv,
+    PolicyMap,
+    PPOConfig,
+    PPOTF1Policy,
+    PPOTF2Policy,
+    RolloutWorker,
+)
+from tfpolicies.policy import by_methods
+
+SAMPLING = ("compute_actions", "compute_actions_from_input_dict", "get_initial_state")
+SAMPLING += ("is_recurrent", "num_state_tensors", "postprocess_trajectory")
+LEARNING = ("learn_on_batch", "compute_gradients", "apply_gradients", "load_batch_into_buffer")
+LEARNING += ("learn_on_loaded_batch", "get_num_samples_loaded_into_buffer", "on_global_var_update")
+EVALUATION = ("get_weights", "set_weights", "compute_actions", "compute_actions_from_input_dict")
+
+
+def recording(policy_class, *names):
+    """Returns a subclass whose methods of these names note that they run, and call super's."""
+    made = type(f"Own{policy_class.__name__}", (policy_class,), {"called": []})
+
+    def noting(name):
+        def method(self, *args, **kwargs):
+            made.called.append(name)
+            return getattr(super(made, self), name)(*args, **kwargs)
+
+        return method
+
+    for name in names:
+        setattr(made, name, noting(name))
+    return type(made.__name__, (made,), {})
+
+
+def config_of(kind=PPOConfig, **training):
+    sizes = {"train_batch_size": 8, "model": {"fcnet_hiddens": [4]}}
+    if kind is PPOConfig:
+        sizes |= {"sgd_minibatch_size": 4, "num_sgd_iter": 2}
+    else:
+        sizes |= {"num_steps_sampled_before_learning_starts": 4}
+    return (
+        kind()
+        .environment(lambda context: CountingEnv())
+        .rollouts(rollout_fragment_length=8)
+        .training(**{**sizes, **training})
+        .framework(inference="tf", jit_compile=False)
+        .debugging(seed=3, log_level="ERROR")
+        .evaluation(evaluation_duration=1)
+    )
+
+
+def algorithm_of(policy_class, kind=PPOConfig, **training):
+    class Own(kind().algo_class):
+        @classmethod
+        def get_default_policy_class(cls, config):
+            return policy_class
+
+    return Own(config_of(kind, **training))
+
+
+class Pair(MultiAgentEnv):
+    """Two agents, who observe the step; episodes of three steps."""
+
+    observation_space = spaces.Dict(a=OBS, b=OBS)
+    action_space = spaces.Dict(a=TWO, b=TWO)
+
+    def reset(self, *, seed=None, options=None):
+        self.now = 0
+        return self.seen(), {}
+
+    def seen(self):
+        return {agent: np.full(3, self.now, np.float32) for agent in "ab"}
+
+    def step(self, actions):
+        self.now += 1
+        flags = dict.fromkeys(("a", "b", "__all__"), self.now == 3)
+        infos = {agent: {"now": self.now, "of": agent} for agent in "ab"}
+        return self.seen(), {"a": 1.0, "b": 2.0}, flags, dict.fromkeys(flags, False), infos
+
+
+# -- the whole page -------------------------------------------------------------------------------
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("name", sorted({*SAMPLING, *LEARNING}))
+def test_what_a_subclass_overrides_is_what_training_calls(name):
+    policy_class = recording(PPOTF2Policy, name)
+    algorithm = algorithm_of(policy_class)
+    policy_class.called.clear()
+    result = algorithm.train()
+    assert name in policy_class.called
+    assert np.isfinite(result["info"]["learner"]["default_policy"]["learner_stats"]["total_loss"])
+    assert algorithm.get_policy().num_grad_updates == 4
+    algorithm.stop()
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("name", EVALUATION)
+def test_what_a_subclass_overrides_is_what_evaluation_calls(name):
+    policy_class = recording(PPOTF2Policy, name)
+    algorithm = algorithm_of(policy_class)
+    algorithm.evaluate()
+    policy_class.called.clear()
+    algorithm.evaluate()
+    assert name in policy_class.called
+    algorithm.stop()
+
+
+def test_saving_and_restoring_call_the_overrides_of_states(tmp_path):
+    policy_class = recording(PPOTF2Policy, "get_state", "set_state", "compute_single_action")
+    algorithm = algorithm_of(policy_class)
+    path = algorithm.save(str(tmp_path)).checkpoint.path
+    assert "get_state" in policy_class.called
+    algorithm.restore(path)
+    assert "set_state" in policy_class.called
+    algorithm.compute_single_action(np.zeros(3, np.float32))
+    assert policy_class.called[-1] == "compute_single_action"
+    algorithm.stop()
+
+
+@pytest.mark.parametrize("name", ["compute_actions", "learn_on_loaded_batch", "apply_gradients"])
+def test_overrides_are_called_in_graph_mode(name):
+    policy_class = recording(PPOTF1Policy, name)
+    algorithm = algorithm_of(policy_class)
+    algorithm.train()
+    assert name in policy_class.called
+    algorithm.stop()
+
+
+@pytest.mark.parametrize("name", ["compute_actions_from_input_dict", "compute_gradients"])
+def test_overrides_are_called_where_rows_are_replayed(name):
+    policy_class = recording(DQNTF2Policy, name)
+    algorithm = algorithm_of(policy_class, DQNConfig)
+    algorithm.train()
+    assert name in policy_class.called
+    assert algorithm.get_policy().num_grad_updates
+    algorithm.stop()
+
+
+def test_overrides_are_called_for_each_of_several_agents_and_after_a_policy_was_away(tmp_path):
+    policy_class = recording(PPOTF2Policy, "compute_actions")
+    config = config_of().environment(Pair).rollouts(rollout_fragment_length=6)
+    config.multi_agent(
+        policies={"a": (policy_class, None, None, {}), "b": (PPOTF2Policy, None, None, {})},
+        policy_mapping_fn=lambda agent, episode, **kwargs: agent,
+        policy_map_capacity=1,
+    )
+    worker = RolloutWorker(config=config, default_policy_class=PPOTF2Policy)
+    batch = worker.sample()
+    assert len(policy_class.called) == 6
+    assert {pid: part.count for pid, part in batch.policy_batches.items()} == {"a": 6, "b": 6}
+    worker.stop()
+
+
+# -- what comes of it -----------------------------------------------------------------------------
+
+
+class Greedy(PPOTF2Policy):
+    """Acts greedily, by its own `compute_actions`."""
+
+    def compute_actions(self, obs_batch, *args, explore=None, **kwargs):
+        return super().compute_actions(obs_batch, *args, explore=False, **kwargs)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("space", [TWO, spaces.Discrete(3, start=5), spaces.Box(2.0, 6.0, (2,))])
+def test_acting_by_methods_gives_what_the_program_gives(space):
+    plain, own = make(action_space=space), make(Greedy, action_space=space)
+    obs = [np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)]
+    wanted, columns = plain.act_columns(obs, explore=False)
+    found, own_columns = own.act_columns(obs, explore=True)
+    np.testing.assert_allclose(found, wanted, atol=1e-6)
+    assert found.dtype == wanted.dtype == space.dtype
+    for name in columns:
+        np.testing.assert_allclose(own_columns[name], columns[name], atol=1e-6)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("names", [("learn_on_batch",), ("compute_gradients",)])
+def test_learning_by_methods_gives_what_the_program_gives(names):
+    own, plain = make(recording(PPOTF2Policy, *names), lr=0.01), make(lr=0.01)
+    batch = batch_for(plain, 10)
+    stats = [policy.learn_epochs(batch, 2, 4)["learner_stats"] for policy in (own, plain)]
+    assert stats[0] == pytest.approx(stats[1], rel=1e-4)
+    assert_close(own.get_weights(), plain.get_weights(), atol=1e-6)
+
+
+@pytest.mark.core
+def test_a_loaded_batch_is_learned_from_in_order_through_all_overrides():
+    own = make(recording(PPOTF2Policy, "learn_on_loaded_batch", "learn_on_batch"), lr=0.01)
+    plain, batch = make(lr=0.01), batch_for(own, 128 * 2 + 4)
+    own.learn_epochs(batch, 1, 128, shuffle=False)
+    plain.learn_epochs(batch, 1, 128, shuffle=False)
+    assert own.called == ["learn_on_loaded_batch", "learn_on_batch"] * 3
+    assert_close(own.get_weights(), plain.get_weights(), atol=1e-6)
+
+
+@pytest.mark.parametrize("policy_class", [PPOTF2Policy, PPOTF1Policy])
+def test_an_overridden_apply_gradients_fn_applies_given_gradients(policy_class):
+    class Halved(policy_class):
+        def apply_gradients_fn(self, optimizer, grads):
+            super().apply_gradients_fn(optimizer, [(0.0 * g, v) for g, v in grads])
+
+    policy = make(Halved, lr=0.1)
+    gradients, _ = policy.compute_gradients(batch_for(policy, 8))
+    before = policy.get_weights()
+    policy.apply_gradients([gradient + 1 for gradient in gradients])
+    assert_close(policy.get_weights(), before, atol=0)
+
+
+@pytest.mark.core
+def test_what_extra_action_out_fn_gives_is_a_column_that_the_loss_may_read():
+    class Own(PPOTF2Policy):
+        def extra_action_out_fn(self):
+            return {"twice": 2.0 * self.dist_inputs}
+
+        def loss(self, model, dist_class, train_batch):
+            read = train_batch["twice"]
+            return super().loss(model, dist_class, train_batch) + 0.0 * read[0, 0]
+
+    worker = RolloutWorker(config=config_of(), default_policy_class=Own)
+    batch = worker.sample()
+    np.testing.assert_allclose(batch["twice"], 2 * batch["action_dist_inputs"], rtol=1e-6)
+    worker.learn_on_batch(batch)
+    replaying = RolloutWorker(config=config_of(DQNConfig), default_policy_class=DQNTF2Policy)
+    assert "q_values" not in replaying.sample()
+
+
+@pytest.mark.core
+def test_one_line_says_once_for_each_class_what_runs(caplog):
+    own = recording(PPOTF2Policy, "compute_actions", "learn_on_batch")
+    with caplog.at_level(logging.WARNING, "tfpolicies"):
+        for _ in range(2):
+            make(own)
+        make()
+    (line,) = caplog.messages
+    assert "has its own compute_actions, learn_on_batch: sampling, evaluation" in line
+
+
+def test_a_memory_of_ones_own_is_asked_for_in_each_episode():
+    class Warm(PPOTF2Policy):
+        asked_for = 0
+
+        def get_initial_state(self):
+            type(self).asked_for += 1
+            return [np.full(4, self.asked_for, np.float32) for _ in range(2)]
+
+    config = config_of(model={"fcnet_hiddens": [4], "use_lstm": True, "lstm_cell_size": 4})
+    batch = RolloutWorker(config=config, default_policy_class=Warm).sample()
+    starts = batch["state_in_0"][:, 0]
+    assert len(set(starts.tolist())) == len(starts)
+
+
+def test_policies_act_together_by_their_own_methods():
+    own, plain = recording(PPOTF2Policy, "compute_actions"), PPOTF2Policy
+    with PolicyMap(capacity=1) as policies:
+        for pid, kind in (("a", own), ("b", plain), ("c", plain)):
+            policies[pid] = make(kind, __policy_id=pid)
+        found = policies.compute_actions({pid: np.zeros((2, 3), np.float32) for pid in "abc"})
+    assert set(found) == set("abc")
+    assert own.called == ["compute_actions"]
+
+
+def test_every_method_that_is_driven_by_the_page_is_in_this_file():
+    driven = {*by_methods.ACTING, *by_methods.LOADING, *by_methods.UPDATING, *by_methods.WEIGHTS}
+    assert driven <= {*SAMPLING, *LEARNING, *EVALUATION}
+
+
+def test_a_policy_that_overrides_nothing_is_driven_by_its_program():
+    assert PPOTF2Policy.overridden == frozenset()
+    assert isinstance(gym.make("CartPole-v1").action_space, spaces.Discrete)
+    assert not PPOTF2Policy.acts_by_methods()
