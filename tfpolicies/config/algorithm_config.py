@@ -125,7 +125,7 @@ class AlgorithmConfig(SectionedConfig):
         return self._change("training", settings)
 
     def framework(self, framework: Any = _NOT_PROVIDED, **settings: Any) -> AlgorithmConfig:
-        """Sets how policies run; see `sections.Framework`."""
+        """Sets how policies run; see `sections.Framework`. None is the default, "tf2"."""
         return self._change("framework", _with("framework", framework, settings))
 
     def resources(self, **settings: Any) -> AlgorithmConfig:
@@ -172,7 +172,7 @@ class AlgorithmConfig(SectionedConfig):
         return self._change("api_stack", settings)
 
     def rl_module(self, **settings: Any) -> AlgorithmConfig:
-        """Takes RLlib 2.3's switch for its other stack, if it is off; see `api_stack`."""
+        """Takes what switches on RLlib's other stack, if it is off; see `api_stack`."""
         return self._change("rl_module", settings)
 
     def experimental(self, **settings: Any) -> AlgorithmConfig:
@@ -367,6 +367,7 @@ class AlgorithmConfig(SectionedConfig):
         Raises:
             ConfigError: naming the contradiction.
         """
+        self.require_values()
         self._validate_policies()
         if self.evaluation_config is not None:
             self.copy(copy_frozen=False).update_from_dict(self.evaluation_config)
