@@ -257,7 +257,7 @@ def test_previous_actions_and_rewards_come_as_numbers(inference):
 
 def test_networks_of_the_catalog_are_parts_of_others():
     box = spaces.Box(-1, 1, (2, 3), np.float32)
-    settings = {"fcnet_hiddens": [5, 4]}
+    settings = {"fcnet_hiddens": [5, 4], "vf_share_layers": True}
     dense = FullyConnectedNetwork(box, TWO, 2, settings, "fc")
     outputs, state = dense({"obs": tf.zeros([7, 2, 3])})
     assert (outputs.shape, dense.value_function().shape, state) == ((7, 2), (7,), [])
@@ -266,6 +266,9 @@ def test_networks_of_the_catalog_are_parts_of_others():
     features = FullyConnectedNetwork(box, TWO, None, settings, "features")
     assert features.num_outputs == 4
     assert features({"obs": tf.zeros([7, 2, 3])})[0].shape == (7, 4)
+    linear = FullyConnectedNetwork(box, TWO, 2, {}, "linear")
+    shapes = [tuple(variable.shape) for variable in linear.variables()]
+    assert shapes == [(6, 2), (2,), (6, 1), (1,)]  # no hidden layers, and a value of its own
     pixels = spaces.Box(0, 255, (10, 10, 3), np.uint8)
     vision = VisionNetwork(pixels, TWO, 2, {}, "vision")
     assert vision({"obs": tf.zeros([1, 10, 10, 3], tf.uint8)})[0].shape == (1, 2)

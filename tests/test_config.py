@@ -1,5 +1,6 @@
 """The config: fluent, checked at the call, frozen when in use, and equal after every round trip."""
 
+import collections
 import copy
 import pickle
 
@@ -9,7 +10,15 @@ import numpy as np
 import pytest
 from environments import TwoArmsEnv
 
-from tfpolicies import PG, PPO, AlgorithmConfig, DefaultCallbacks, PGConfig, PPOConfig
+from tfpolicies import (
+    PG,
+    PPO,
+    AlgorithmConfig,
+    DefaultCallbacks,
+    PGConfig,
+    PolicySpec,
+    PPOConfig,
+)
 from tfpolicies.connectors import FrameStack
 from tfpolicies.errors import ConfigError, FrozenConfigError, UnknownSettingError
 from tfpolicies.models.defaults import MODEL_DEFAULTS
@@ -375,16 +384,45 @@ def test_overrides_are_a_checked_plain_dict():
         PPOConfig.overrides(lambda__=0.9)
 
 
-def test_search_spaces_are_refused_with_the_way_to_tune_them():
+SEARCHED = {
+    "lr": {"grid_search": [1e-3, 1e-4]},
+    "model": {"fcnet_hiddens": {"grid_search": [[64], [32]]}},
+    "evaluation_config": {"lr": {"grid_search": [1e-3]}},
+}
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("name", SEARCHED)
+def test_a_config_keeps_search_spaces_and_refuses_them_where_values_are_needed(name):
+    config = changed().update_from_dict({name: SEARCHED[name]})
+    expected = SEARCHED[name] if name == "lr" else {**changed()[name], **SEARCHED[name]}
+    assert config[name] == config.to_dict()[name] == config.copy().to_dict()[name] == expected
+    assert config != changed()
+    words = rf"^{name} has the search space .*param_space=config.*param_space=.'{name}'"
+    for use in (config.validate, config.freeze, config.build, lambda: PPO(config)):
+        with pytest.raises(ConfigError, match=words):
+            use()
+    assert not config.is_frozen
+
+
+@pytest.mark.core
+def test_a_value_takes_the_place_of_a_search_space():
+    config = changed().update_from_dict(SEARCHED)
+    config.training(model={"fcnet_activation": "relu"})  # beside what is searched
+    assert config.model["fcnet_hiddens"] == {"grid_search": [[64], [32]]}
+    assert config.model["fcnet_activation"] == "relu"
+    config.training(lr=changed().lr, model={"fcnet_hiddens": [8, 8], "fcnet_activation": "tanh"})
+    config.evaluation_config["lr"] = 0.1
+    del config.evaluation_config["lr"]
+    assert config == changed()
+    config.validate()
+
+
+@pytest.mark.core
+def test_a_search_space_among_the_settings_of_a_policy_is_refused_at_once():
     config = PPOConfig()
-    for method, settings in (
-        (config.training, {"lr": {"grid_search": [1e-3, 1e-4]}}),
-        (config.training, {"model": {"fcnet_hiddens": {"grid_search": [[64], [32]]}}}),
-        (config.evaluation, {"evaluation_config": {"lr": {"grid_search": [1e-3]}}}),
-    ):
-        name = next(iter(settings))
-        with pytest.raises(ConfigError, match=rf"tune_trainable\(config\), param_space=.'{name}'"):
-            method(**settings)
+    with pytest.raises(ConfigError, match=r"policies\['a'\].config: lr has the search space"):
+        config.multi_agent(policies={"a": PolicySpec(config={"lr": SEARCHED["lr"]})})
     assert config == PPOConfig()
 
 
@@ -469,25 +507,77 @@ def test_containers_that_are_read_cannot_reach_other_configs_or_the_defaults(kin
     assert config.model["fcnet_hiddens"] == [256, 256]
 
 
-@pytest.mark.parametrize("frozen", [False, True])
+EVALUATED = "evaluation_config", {"seed": 1}
+WRITES = {
+    "set": (lambda c: c.model.__setitem__("fcnet_hiddens", [1]), "model", {"fcnet_hiddens": [1]}),
+    "update": (lambda c: c["env_config"].update(a=5), "env_config", {"a": 5}),
+    "setdefault": (lambda c: c.evaluation_config.setdefault("seed", 1), *EVALUATED),
+    "or": (lambda c: c.env_config.__ior__({"a": 5}), "env_config", {"a": 5}),
+    "deep": (lambda c: c.env_config["deep"].update(b=3), "env_config", {"deep": {"b": 3}}),
+}
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("write", WRITES)
+def test_what_is_written_into_a_dict_of_a_config_becomes_the_setting(write):
+    change, name, wanted = WRITES[write]
+    config, twin = changed(), changed()
+    other = config.copy()
+    change(config)
+    assert config == twin.update_from_dict({name: wanted})
+    assert other == changed()
+
+
+@pytest.mark.core
+def test_what_is_deleted_from_a_dict_of_a_config_has_its_default_again():
+    config = changed()
+    config.env_config["deep"].clear()
+    assert config.env_config == {"a": 1, "deep": {}}
+    assert config.env_config.pop("a") == 1
+    assert config.env_config.popitem() == ("deep", {})
+    assert config.env_config == {}
+    del config.model["fcnet_hiddens"]
+    assert config.model == PPOConfig().model
+
+
+@pytest.mark.core
 @pytest.mark.parametrize(
-    "write",
+    ("write", "words"),
     [
-        lambda c: c.model.__setitem__("fcnet_hiddens", [1]),
-        lambda c: c["env_config"].update(a=5),
-        lambda c: c.env_config.pop("a"),
-        lambda c: c.env_config["deep"].clear(),
-        lambda c: c.evaluation_config.setdefault("seed", 1),
-        lambda c: c.model.__delitem__("fcnet_hiddens"),
-        lambda c: c.env_config.popitem(),
-        lambda c: c.env_config.__ior__({"a": 5}),
+        (lambda c: c.model.__setitem__("fcnet_hidden", [1]), "Did you mean 'fcnet_hiddens'"),
+        (lambda c: c.model.update(use_lstm=3), "must be True or False"),
+        (lambda c: c.policies.update({"a/b": None}), "policy id"),
     ],
 )
-def test_a_dict_that_is_read_says_how_to_change_it_instead(write, frozen):
-    config = changed().copy(copy_frozen=frozen)
-    with pytest.raises(ConfigError, match=r"(environment|training|evaluation)\(\w+=\{\.\.\.\}\)"):
+def test_what_is_no_setting_cannot_be_written_into_a_dict_of_a_config(write, words):
+    config = changed()
+    with pytest.raises(ConfigError, match=words):
         write(config)
     assert config == changed()
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("write", WRITES)
+def test_dicts_of_a_frozen_config_cannot_be_written(write):
+    config = changed().copy(copy_frozen=True)
+    with pytest.raises(FrozenConfigError, match="already frozen"):
+        WRITES[write][0](config)
+    assert config == changed()
+
+
+@pytest.mark.core
+def test_mappings_that_are_no_plain_dicts_stay_what_they_are():
+    space = gym.spaces.Dict(a=gym.spaces.Discrete(2))
+    counts = collections.Counter("aab")
+    inside = {"space": space, "counts": counts, "deep": {"spaces": [space]}}
+    config = PPOConfig().environment(env_config=inside, observation_space=space)
+    config.training(model={"custom_model_config": inside})
+    config.environment(env_config={"space": space})  # laid over, and still no dict
+    for read in (config, config.copy(), config.to_dict(), PPOConfig.from_dict(config.to_dict())):
+        for found in (read["env_config"], read["model"]["custom_model_config"]):
+            assert found["space"] is found["deep"]["spaces"][0] is space
+            assert found["counts"] is counts
+        assert read["observation_space"] is space
 
 
 def test_a_dict_that_is_read_can_be_copied_into_a_plain_one():

@@ -236,8 +236,11 @@ def test_what_the_caller_does_with_his_containers_afterwards_changes_nothing():
     config.to_dict()["policies"]["a"][3]["gamma"] = 0.2
     assert config == kept
     assert config.policies["a"].config == {"gamma": 0.5, "model": {"fcnet_hiddens": [4]}}
-    with pytest.raises(ConfigError, match=r"multi_agent\(policies="):
-        config.policies["c"] = PolicySpec()
+    config.policies["c"] = PolicySpec()  # unlike what is in a copy
+    assert config.policies.keys() == {"a", "c"}
+    with pytest.raises(ConfigError, match="policy id must be"):
+        config.policies["d/e"] = PolicySpec()
+    assert config.policies.keys() == {"a", "c"}
 
 
 # -- dicts ------------------------------------------------------------------------------------

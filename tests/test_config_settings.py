@@ -164,6 +164,14 @@ OTHERS = {
     "remote_worker_envs": True,
     "remote_env_batch_wait_ms": 10,
     "sample_collector": object,
+    "env_runner_cls": object,
+    "env_to_module_connector": print,
+    "module_to_env_connector": print,
+    "synchronize_filters": False,
+    "worker_cls": object,
+    "learner_class": object,
+    "learner_connector": print,
+    "rl_module_spec": object,
     "enable_async_evaluation": True,
     "custom_async_evaluation_function": print,
     "off_policy_estimation_methods": {"is": {}},
@@ -186,7 +194,8 @@ OTHERS = {
     "output_compress_columns": [],
     "output_max_file_size": 1,
     "offline_sampling": True,
-    "_disable_preprocessor_api": True,
+    "_disable_preprocessor_api": None,
+    "_disable_execution_plan_api": False,
     "_disable_action_flattening": None,
     "_disable_initialize_loss_from_dummy_batch": None,
     "_enable_new_api_stack": True,
@@ -233,7 +242,9 @@ def test_values_that_would_change_nothing_are_taken_too():
     config = AlgorithmConfig()
     config.environment(is_atari=False, auto_wrap_old_gym_envs=False)
     config.debugging(logger_config={})
-    config.experimental(_disable_action_flattening=True)
+    config.experimental(_disable_action_flattening=True, _disable_preprocessor_api=True)
+    config.rollouts(env_runner_cls=None).rl_module(rl_module_spec=None).framework(None)
+    config.update_from_dict({"framework": None, "rl_module_spec": None, "env_runner_cls": None})
     config.offline_data(shuffle_buffer_size=0.0)
     assert config == AlgorithmConfig()
     with pytest.raises(ConfigError, match="remote_worker_envs must be False here, got 0"):

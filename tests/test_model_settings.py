@@ -28,7 +28,7 @@ REFUSED = {
     "attention_use_n_prev_actions": [2, "0 or 1"],
     "attention_use_n_prev_rewards": [True, "0 or 1"],
     "framestack": [False, "AtariPreprocessing"],
-    "dim": [42, "AtariPreprocessing"],
+    "dim": [0, "integer >= 1"],
     "grayscale": [True, "AtariPreprocessing"],
     "zero_mean": [False, "AtariPreprocessing"],
     "custom_model": ["a string", r"keras\.Model, a factory"],

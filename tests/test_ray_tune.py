@@ -7,6 +7,7 @@ import pytest
 from environments import SeededEnv
 
 from tfpolicies import PPO, PPOConfig
+from tfpolicies.compat.tune import as_trainable
 from tfpolicies.distributed.tune import tune_trainable
 from tfpolicies.errors import ConfigError
 
@@ -77,12 +78,17 @@ def test_an_algorithm_is_a_trainable_by_name_or_class_as_ported_scripts_give_it(
         assert result.metrics["counters"].get("mine") == mine
 
 
-def test_a_config_refuses_search_spaces_of_tune():
+def test_search_spaces_of_tune_in_a_config_go_to_tune():
     from ray import tune
 
     for space in (tune.loguniform(1e-4, 1e-2), tune.choice([1e-3]), tune.grid_search([1e-3])):
-        with pytest.raises(ConfigError, match=r"param_space=\{'lr': \.\.\.\}"):
-            PPOConfig().training(lr=space)
+        config = CONFIG.copy().training(lr=space, model={"fcnet_hiddens": space})
+        with pytest.raises(ConfigError, match=r"lr has the search space.*param_space=config"):
+            config.build()
+        _, left = as_trainable("PPO", config)
+        assert left.keys() == {"lr", "model"}
+        assert left["lr"] == left["model"]["fcnet_hiddens"] == space
+        assert left["model"]["fcnet_activation"] == "tanh"
 
 
 def test_without_ray_tune_its_extra_is_named(monkeypatch):

@@ -257,7 +257,8 @@ class FullyConnectedNetwork(_CatalogNetwork):
         obs_space: what is flattened.
         action_space: kept.
         num_outputs: units of the output; None: the output is the last hidden layer.
-        model_config: `model` settings; missing ones have their defaults.
+        model_config: `model` settings. Missing ones ask for nothing, so that `{}` gives one linear
+            layer for the output and one for the value: no hidden layers, no activation.
         name: a name.
     """
 
@@ -377,11 +378,21 @@ def _by_path(model: TFModelV2, kind: str) -> dict[str, Any]:
     return {variable.path: variable for variable in found}
 
 
+_ABSENT = {
+    "fcnet_hiddens": [],
+    "fcnet_activation": None,
+    "post_fcnet_activation": None,
+    "conv_activation": None,
+    "vf_share_layers": False,
+}
+"""What settings mean that are missing in the `model_config` of a part of a model."""
+
+
 def _catalog_model(
     space: gym.Space, num_outputs: int | None, config: Mapping[str, Any]
 ) -> tuple[Any, int]:
     """Returns a model of the catalog with a value, and how many outputs it has."""
-    settings = {**config, "custom_model": None, "custom_model_config": {}}
+    settings = {**_ABSENT, **config, "custom_model": None, "custom_model_config": {}}
     if num_outputs is None:
         hidden = [*model_settings(settings)["fcnet_hiddens"]]
         hidden += model_settings(settings)["post_fcnet_hiddens"]

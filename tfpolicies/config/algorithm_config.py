@@ -126,7 +126,7 @@ class AlgorithmConfig(SectionedConfig):
         return self._change("training", settings)
 
     def framework(self, framework: Any = _NOT_PROVIDED, **settings: Any) -> AlgorithmConfig:
-        """Sets how policies run; see `sections.Framework`."""
+        """Sets how policies run; see `sections.Framework`. None is the default, "tf2"."""
         return self._change("framework", _with("framework", framework, settings))
 
     def resources(self, **settings: Any) -> AlgorithmConfig:
@@ -173,7 +173,7 @@ class AlgorithmConfig(SectionedConfig):
         return self._change("api_stack", settings)
 
     def rl_module(self, **settings: Any) -> AlgorithmConfig:
-        """Takes RLlib 2.3's switch for its other stack, if it is off; see `api_stack`."""
+        """Takes what switches on RLlib's other stack, if it is off; see `api_stack`."""
         return self._change("rl_module", settings)
 
     def experimental(self, **settings: Any) -> AlgorithmConfig:
@@ -369,6 +369,7 @@ class AlgorithmConfig(SectionedConfig):
             ConfigError: naming the contradiction.
             EnvError: if the environment is an object, and more than one is needed.
         """
+        self.require_values()
         self._validate_policies()
         if is_instance(self.env):
             elsewhere = (self.evaluation_config or {}).get("env") is not None

@@ -49,6 +49,7 @@ _NO_HORIZON = (
     "episodes end where the environment says; wrap it in gymnasium.wrappers.TimeLimit, whose "
     "truncated episodes are bootstrapped"
 )
+_OWN_CONNECTORS = "use agent_connectors and action_connectors"
 _IN_MODEL = "the model preprocesses observations, whatever the environment"
 
 CONSTANTS: Mapping[str, Constant] = {
@@ -90,6 +91,12 @@ CONSTANTS: Mapping[str, Constant] = {
     "sample_collector": Constant(
         "rollouts", None, "columns are collected in arrays; change batches in on_sample_end"
     ),
+    "env_runner_cls": Constant("rollouts", None, f"{_NO_NEW_STACK}: `RolloutWorker` samples"),
+    "env_to_module_connector": Constant("rollouts", None, _OWN_CONNECTORS),
+    "module_to_env_connector": Constant("rollouts", None, _OWN_CONNECTORS),
+    "synchronize_filters": Constant(
+        "rollouts", True, "use update_worker_filter_stats and use_worker_filter_stats"
+    ),
     # evaluation
     "enable_async_evaluation": Constant(
         "evaluation", False, "use evaluation_parallel_to_training=True"
@@ -102,6 +109,7 @@ CONSTANTS: Mapping[str, Constant] = {
     # debugging
     "logger_creator": Constant("debugging", None, _OWN_LOGGER),
     "logger_config": Constant("debugging", None, _OWN_LOGGER, ({},)),
+    "worker_cls": Constant("debugging", None, "change what a worker does by `callbacks`"),
     # resources
     "_fake_gpus": Constant("resources", False, "use num_gpus=0 where there is none"),
     "num_learner_workers": Constant("resources", 0, _NO_LEARNERS),
@@ -124,7 +132,10 @@ CONSTANTS: Mapping[str, Constant] = {
     "output_max_file_size": Constant("offline_data", 64 * 1024**2, _NO_OFFLINE),
     "offline_sampling": Constant("offline_data", False, _NO_OFFLINE),
     # experimental
-    "_disable_preprocessor_api": Constant("experimental", False, _IN_MODEL),
+    "_disable_preprocessor_api": Constant("experimental", False, _IN_MODEL, (True,)),
+    "_disable_execution_plan_api": Constant(
+        "experimental", True, "override `training_step`, which is what takes its place"
+    ),
     "_disable_action_flattening": Constant(
         "experimental", False, "actions are nested like their space", (True,)
     ),
@@ -137,6 +148,9 @@ CONSTANTS: Mapping[str, Constant] = {
     ),
     # newer RLlib's switches for its other stack
     "_enable_learner_api": Constant("training", False, _NO_NEW_STACK),
+    "learner_class": Constant("training", None, _NO_NEW_STACK),
+    "learner_connector": Constant("training", None, _NO_NEW_STACK),
+    "rl_module_spec": Constant("rl_module", None, _NO_NEW_STACK),
     "_enable_rl_module_api": Constant("rl_module", False, _NO_NEW_STACK),
     "enable_rl_module_and_learner": Constant("api_stack", False, _NO_NEW_STACK),
     "enable_env_runner_and_connector_v2": Constant("api_stack", False, _NO_NEW_STACK),

@@ -10,6 +10,7 @@ import gymnasium as gym
 
 from tfpolicies.config.multi_agent import as_predicate, policy_specs
 from tfpolicies.config.policy_spec import PolicySpec
+from tfpolicies.config.search_spaces import has_search_space, require_values
 from tfpolicies.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ def policy_config(
             foreign = {key: value for key, value in overrides.items() if key not in made}
             overrides = {key: value for key, value in overrides.items() if key in made}
             made.add_foreign(foreign)
+        require_values({key: value for key, value in overrides.items() if has_search_space(value)})
         return made.update_from_dict(overrides)
     except ConfigError as error:
         raise ConfigError(f"policies[{policy_id!r}].config: {error}") from error

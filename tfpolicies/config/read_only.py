@@ -1,41 +1,74 @@
-"""Containers of a config, handed out so that writing to them cannot change it unnoticed."""
+"""Containers of a config, handed out so that no write to them is lost or half done."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, NoReturn
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from tfpolicies.config.policy_spec import PolicySpec
-from tfpolicies.errors import FrozenConfigError
+
+Write = Callable[[dict[str, Any]], None]
 
 
-class ReadOnlyDict(dict[str, Any]):
-    """A dict that a config hands out: it reads like any other, and copies of it are plain dicts.
+class ConfigDict(dict[str, Any]):
+    """A dict that a config hands out. What is written into it becomes the setting, if it is valid.
+
+    Dicts in it are of this class, too; copies of it are plain dicts.
 
     Args:
         values: what it holds.
-        way: the call that changes the setting instead, for the error.
+        write: takes all of it when it is to change, and raises if it may not.
 
-    >>> ReadOnlyDict({"a": 1}, "environment(env_config={...})")["a"] = 2
-    Traceback (most recent call last):
-    ...
-    tfpolicies.errors.FrozenConfigError: A dict read from a config cannot be written; ...
+    >>> found = []
+    >>> ConfigDict({"a": {"b": 1}}, found.append)["a"]["b"] = 2
+    >>> found
+    [{'a': {'b': 2}}]
     """
 
-    def __init__(self, values: Mapping[str, Any], way: str) -> None:
-        super().__init__(values)
-        self._way = way
+    def __init__(self, values: Mapping[str, Any], write: Write) -> None:
+        self._write = write
+        super().__init__()
+        self._hold(values)
 
-    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise FrozenConfigError(
-            f"A dict read from a config cannot be written; change the setting by {self._way}, or "
-            "work on a copy: dict(...)."
-        )
+    def _hold(self, values: Mapping[str, Any]) -> None:
+        super().clear()
+        for key, part in values.items():
+            super().__setitem__(key, handed_out(part, functools.partial(self.__setitem__, key)))
 
-    __setitem__ = __delitem__ = _refuse
-    clear = pop = popitem = setdefault = update = _refuse
-    __ior__ = _refuse
+    def _change(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Does what the method of a plain dict does, with the config's consent."""
+        values = dict(self)
+        result = getattr(values, name)(*args, **kwargs)
+        self._write(values)
+        self._hold(values)
+        return result
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self._change("__setitem__", key, value)
+
+    def __delitem__(self, key: str) -> None:
+        self._change("__delitem__", key)
+
+    def __ior__(self, other: Any) -> ConfigDict:  # type: ignore[override, misc]
+        self._change("update", other)
+        return self
+
+    def clear(self) -> None:
+        self._change("clear")
+
+    def pop(self, *args: Any) -> Any:
+        return self._change("pop", *args)
+
+    def popitem(self) -> tuple[str, Any]:
+        return self._change("popitem")
+
+    def setdefault(self, *args: Any) -> Any:
+        return self._change("setdefault", *args)
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        self._change("update", *args, **kwargs)
 
     def __reduce__(self) -> tuple[type, tuple[dict[str, Any]]]:
         return dict, (dict(self),)
@@ -59,11 +92,16 @@ def is_equal(value: Any, present: Any) -> bool:
         return False
 
 
+def is_dict(value: Any) -> bool:
+    """Whether a value is a plain dict; other mappings (a `gym.spaces.Dict`) stay what they are."""
+    return type(value) in (dict, ConfigDict)
+
+
 def copied(value: Any) -> Any:
-    """Returns `value` with its dicts, lists and sets copied; what is in them stays the same."""
-    if type(value) in _PLAIN:  # nearly all; asking for a Mapping takes ten times as long
+    """Returns `value` with plain dicts, lists and sets copied; what is in them stays the same."""
+    if type(value) in _PLAIN:  # nearly all
         return value
-    if isinstance(value, Mapping):
+    if is_dict(value):
         return {key: copied(part) for key, part in value.items()}
     if isinstance(value, list):
         return [copied(part) for part in value]
@@ -74,7 +112,7 @@ def in_dict(value: Any) -> Any:
     """Returns a copy of `value` as `to_dict` has it: the specs of policies as 4-tuples."""
     if type(value) in _PLAIN:
         return value
-    if isinstance(value, Mapping):
+    if is_dict(value):
         return {key: in_dict(part) for key, part in value.items()}
     if isinstance(value, PolicySpec):
         spaces = value.observation_space, value.action_space
@@ -82,10 +120,10 @@ def in_dict(value: Any) -> Any:
     return copied(value)
 
 
-def handed_out(value: Any, way: str) -> Any:
-    """Returns `value` as a reader gets it: dicts read-only, lists and specs as copies."""
-    if isinstance(value, Mapping):
-        return ReadOnlyDict({key: handed_out(part, way) for key, part in value.items()}, way)
+def handed_out(value: Any, write: Write) -> Any:
+    """Returns `value` as a reader gets it: dicts as `ConfigDict`, lists and specs as copies."""
+    if is_dict(value):
+        return ConfigDict(value, write)
     if isinstance(value, PolicySpec):
         return dataclasses.replace(value, config=copied(value.config))
     return copied(value)
@@ -99,6 +137,6 @@ def merged(present: Mapping[str, Any], changes: Mapping[str, Any], *, deep: bool
     """
     result = dict(present)
     for key, value in changes.items():
-        both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
+        both = is_dict(value) and is_dict(result.get(key))
         result[key] = merged(result[key], value, deep=True) if deep and both else value
     return result

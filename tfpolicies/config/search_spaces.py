@@ -1,4 +1,4 @@
-"""Search spaces of Ray Tune where a config needs a value."""
+"""Search spaces of Ray Tune in a config: kept for Tune, and refused where a value is needed."""
 
 from __future__ import annotations
 
@@ -8,28 +8,32 @@ from typing import Any
 from tfpolicies.errors import ConfigError
 
 
-def refuse_search_space(name: str, value: Any) -> None:
-    """Raises a `ConfigError` that names Tune's way if a setting is, or holds, a search space.
+def require_values(searched: Mapping[str, Any]) -> None:
+    """Raises a `ConfigError` that names Tune's ways if there are settings with search spaces.
 
-    That is a dict whose only key is "grid_search", or an object of a class of `ray.tune.search`;
-    Ray is not imported.
+    Args:
+        searched: those that have some, by name.
 
-    >>> refuse_search_space("model", {"fcnet_hiddens": [64]})
-    >>> refuse_search_space("lr", {"grid_search": [0.1, 0.2]})
+    >>> require_values({})
+    >>> require_values({"lr": {"grid_search": [0.1, 0.2]}})
     Traceback (most recent call last):
     ...
     tfpolicies.errors.ConfigError: lr has the search space {'grid_search': [0.1, 0.2]}, ...
     """
-    if has_search_space(value):
+    for name, value in searched.items():
         raise ConfigError(
-            f"{name} has the search space {value}, but a config holds values. Give the config "
-            "without it to Ray Tune: tune.Tuner(tune_trainable(config), "
+            f"{name} has the search space {value}, but a value is needed here. Give the config to "
+            'Ray Tune: tune.Tuner("PPO", param_space=config), with `from tfpolicies.compat import '
+            "tune`; or the config without it, tune.Tuner(tune_trainable(config), "
             f"param_space={{{name!r}: ...}}), with tfpolicies.distributed.tune.tune_trainable."
         )
 
 
 def has_search_space(value: Any) -> bool:
     """Whether a setting is, or holds, a search space.
+
+    That is a dict whose only key is "grid_search", or an object of a class of `ray.tune.search`;
+    Ray is not imported.
 
     >>> has_search_space({"a": {"grid_search": [1]}}), has_search_space({"a": [1]})
     (True, False)

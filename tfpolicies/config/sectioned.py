@@ -11,7 +11,7 @@ from tfpolicies.config.constant_settings import CONSTANTS, require_constant
 from tfpolicies.config.idioms import described_schedule, setting_hint
 from tfpolicies.config.names import ALIASES, DICT_NAMES
 from tfpolicies.config.read_only import copied, handed_out, in_dict, is_same, merged
-from tfpolicies.config.search_spaces import refuse_search_space
+from tfpolicies.config.search_spaces import has_search_space, require_values
 from tfpolicies.errors import FrozenConfigError, UnknownSettingError, near_matches
 
 # A given dict is merged over the present one, if True also the dicts in it.
@@ -29,7 +29,7 @@ _MERGED = {
 _TYPED = ("exploration_config", "replay_buffer_config")  # another "type" drops the other keys
 
 _METHODS = {constant.method for constant in CONSTANTS.values()}
-_PRIVATE = ("_sections", "_homes", "_frozen", "_foreign")
+_PRIVATE = ("_sections", "_homes", "_frozen", "_foreign", "_searched")
 
 Config = TypeVar("Config", bound="SectionedConfig")
 
@@ -46,6 +46,7 @@ class SectionedConfig:
     _homes: Mapping[str, str]  # the section of each setting
     _frozen: bool
     _foreign: dict[str, Any]  # settings that only a policy class written by hand knows
+    _searched: dict[str, Any]  # settings that are search spaces of Ray Tune, or hold some
 
     def __init__(self, kinds: Mapping[str, type]) -> None:
         parts, homes = _new_sections(tuple(kinds.items()))
@@ -54,6 +55,7 @@ class SectionedConfig:
         set_(self, "_sections", dict(parts))
         set_(self, "_homes", homes)
         set_(self, "_foreign", {})
+        set_(self, "_searched", {})
 
     # -- changes ------------------------------------------------------------------------------
 
@@ -74,6 +76,7 @@ class SectionedConfig:
         """
         homes = homes or (called,)
         given: dict[str, dict[str, Any]] = {}
+        searched: dict[str, Any] = {}
         for name, value in settings.items():
             known = name if name in self._homes else ALIASES.get(name, name)
             if known in CONSTANTS and CONSTANTS[known].method in homes:
@@ -82,28 +85,50 @@ class SectionedConfig:
             home = self._homes.get(known, "")
             if home not in homes and known not in also:
                 raise TypeError(self._unexpected(called, name, homes))
-            if not self._frozen and is_same(value, getattr(self._sections[home], known)):
+            if not self._frozen and is_same(value, self._present(known)):
                 continue  # most, where a policy takes over the settings of a worker
             changes = given.setdefault(home, {})
-            if known in changes:
+            if known in changes or known in searched:
                 raise TypeError(f"{called}() got {known!r} under two names.")
-            refuse_search_space(known, value)
-            changes[known] = self._taken(known, value)
-        if given:
-            self._check_not_frozen(", ".join(name for part in given.values() for name in part))
-            parts = {
-                home: dataclasses.replace(self._sections[home], **changes)
-                for home, changes in given.items()
-            }
-            self._check_parts(parts)
-            self._sections.update(parts)
+            taken = self._taken(known, value)
+            (searched if has_search_space(taken) else changes)[known] = taken
+        self._put(given, searched)
         return self
+
+    def _put(
+        self, given: Mapping[str, Mapping[str, Any]], searched: Mapping[str, Any] | None = None
+    ) -> None:
+        """Puts settings in their places, all of them or none.
+
+        Args:
+            given: by section and name.
+            searched: search spaces by name.
+        """
+        names = [*(name for part in given.values() for name in part), *(searched or ())]
+        if not names:
+            return
+        self._check_not_frozen(", ".join(names))
+        parts = {
+            home: dataclasses.replace(self._sections[home], **changes)
+            for home, changes in given.items()
+        }
+        self._check_parts(parts)
+        self._sections.update(parts)
+        for name in names:
+            self._searched.pop(name, None)
+        self._searched.update(searched or {})
+
+    def _present(self, name: str) -> Any:
+        """Returns a setting as it is kept."""
+        if name in self._searched:
+            return self._searched[name]
+        return getattr(self._sections[self._homes[name]], name)
 
     def _check_parts(self, parts: Mapping[str, Any]) -> None:
         """Checks changed sections against the rest, before anything is changed."""
 
     def _taken(self, name: str, value: Any) -> Any:
-        """Returns a setting as it is kept: merged over the present one if it is such a dict."""
+        """Returns a setting as it is to be kept: merged over the present one if it is such a dict."""
         if name == "evaluation_config" and isinstance(value, SectionedConfig):
             value = value._changed()
         if name == "model" and callable(value) and not isinstance(value, Mapping):
@@ -111,11 +136,7 @@ class SectionedConfig:
         if name == "lr":
             value = described_schedule(value)
         if name in _MERGED and isinstance(value, Mapping):
-            present = getattr(self._sections[self._homes[name]], name) or {}
-            kind = present.get("type")
-            if name in _TYPED and value.get("type", kind) != kind:
-                present = {}  # its settings are of another type
-            value = merged(present, value, deep=_MERGED[name])
+            value = _laid_over(name, self._present(name) or {}, value)
         return copied(value)
 
     def _unexpected(self, called: str, name: str, homes: Collection[str]) -> str:
@@ -154,8 +175,20 @@ class SectionedConfig:
         name = self._name_of(key)
         if name in CONSTANTS:
             return copied(CONSTANTS[name].value)
+        return handed_out(self._present(name), functools.partial(self._write, name))
+
+    def _write(self, name: str, value: dict[str, Any]) -> None:
+        """Sets a whole setting: what is in the dict that a reader got, which was written into.
+
+        Keys that were deleted have their defaults again.
+        """
         home = self._homes[name]
-        return handed_out(getattr(self._sections[home], name), f"{home}({name}={{...}})")
+        default = getattr(type(self._sections[home])(), name)
+        taken = copied(_laid_over(name, default or {}, value) if name in _MERGED else value)
+        if has_search_space(taken):
+            self._put({}, {name: taken})
+        else:
+            self._put({home: {name: taken}})
 
     def __setitem__(self, key: str, value: Any) -> None:
         self.update_from_dict({self._name_of(key): value})
@@ -209,7 +242,8 @@ class SectionedConfig:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, SectionedConfig) or type(self) is not type(other):
             return NotImplemented
-        return self._sections == other._sections and self._foreign == other._foreign
+        mine, theirs = ((each._sections, each._foreign, each._searched) for each in (self, other))
+        return mine == theirs
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -238,7 +272,7 @@ class SectionedConfig:
     def _as_dict(self, *without: str) -> dict[str, Any]:
         """Returns the settings of all sections but those named."""
         settings = {
-            DICT_NAMES.get(name, name): in_dict(value)
+            DICT_NAMES.get(name, name): in_dict(self._searched.get(name, value))
             for home, part in self._sections.items()
             if home not in without
             for name, value in vars(part).items()
@@ -290,6 +324,7 @@ class SectionedConfig:
             object.__setattr__(twin, name, value)
         object.__setattr__(twin, "_sections", dict(self._sections))
         object.__setattr__(twin, "_foreign", copied(self._foreign))
+        object.__setattr__(twin, "_searched", dict(self._searched))
         if copy_frozen is not None:
             object.__setattr__(twin, "_frozen", copy_frozen)
         return twin
@@ -302,14 +337,35 @@ class SectionedConfig:
                 part = self._sections[home]
                 self._sections[home] = dataclasses.replace(part, **{name: value})
 
+    def require_values(self) -> None:
+        """Checks that no setting is a search space of Ray Tune.
+
+        Raises:
+            ConfigError: naming those that are, and who takes them.
+        """
+        require_values(self._searched)
+
     def freeze(self) -> None:
-        """Refuses all changes from here on."""
+        """Refuses all changes from here on.
+
+        Raises:
+            ConfigError: if a setting is a search space.
+        """
+        self.require_values()
         object.__setattr__(self, "_frozen", True)
 
     @property
     def is_frozen(self) -> bool:
         """Whether changes are refused."""
         return self._frozen
+
+
+def _laid_over(name: str, present: Mapping[str, Any], value: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a setting of `_MERGED` with a given dict laid over the present one."""
+    kind = present.get("type")
+    if name in _TYPED and value.get("type", kind) != kind:
+        present = {}  # its settings are of another type
+    return merged(present, value, deep=_MERGED[name])
 
 
 @functools.cache

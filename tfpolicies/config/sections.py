@@ -258,6 +258,8 @@ class Framework:
 
     def __post_init__(self) -> None:
         frameworks = ("tf", "tf2")
+        if self.framework is None:  # in ported scripts: whatever is the default
+            object.__setattr__(self, "framework", "tf2")
         check(self.framework in frameworks, "framework", f"one of {frameworks}", self.framework)
         for name in ("tf_session_args", "local_tf_session_args"):
             value = getattr(self, name)

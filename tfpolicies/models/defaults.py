@@ -37,9 +37,9 @@ MODEL_DEFAULTS: dict[str, Any] = {
     "attention_init_gru_gate_bias": 2.0,  # the larger, the more a new unit passes its input on
     "attention_use_n_prev_actions": 0,  # 0 or 1
     "attention_use_n_prev_rewards": 0,  # 0 or 1
-    # Atari frames are prepared by environment wrappers: only these values are taken.
+    # Atari frames are prepared by environment wrappers: only these values are taken, and any `dim`.
     "framestack": True,
-    "dim": 84,
+    "dim": 84,  # of no effect: images have the size that the environment gives them
     "grayscale": False,
     "zero_mean": True,
     # A model of the user's own.

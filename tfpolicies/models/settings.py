@@ -149,7 +149,7 @@ _RULES: dict[str, Rule] = {
     "attention_use_n_prev_actions": _ONE_STEP,
     "attention_use_n_prev_rewards": _ONE_STEP,
     "framestack": _only(True, f"True: {_ATARI}"),
-    "dim": _only(84, f"84: {_ATARI}"),
+    "dim": _COUNT,
     "grayscale": _only(False, f"False: {_ATARI}"),
     "zero_mean": _only(True, f"True: {_ATARI}"),
     "custom_model": Rule(
