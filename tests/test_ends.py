@@ -327,6 +327,32 @@ def test_a_signal_that_comes_in_a_destructor_is_not_lost(capfd: pytest.CaptureFi
 
 
 @pytest.mark.core
+def test_the_destructor_of_what_a_signal_left_half_made_reports_nothing() -> None:
+    code = """
+import signal
+from tfpolicies.cli.signals import SignalEnd, Signals
+
+class HalfMade:
+    def __init__(self):
+        signal.raise_signal(signal.SIGTERM)
+        self.handle = 1
+
+    def __del__(self):
+        print("deleted", flush=True)
+        del self.handle
+
+with Signals():
+    try:
+        HalfMade()
+    except SignalEnd:
+        print("ended", flush=True)
+"""
+    with program(code) as process:
+        shown, errors = process.communicate(timeout=60)
+    assert (shown, errors) == ("ended\ndeleted\n", "")
+
+
+@pytest.mark.core
 def test_a_signal_is_held_back_until_the_end_of_the_block_and_a_second_one_is_not(
     capfd: pytest.CaptureFixture[str],
 ) -> None:

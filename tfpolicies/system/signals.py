@@ -205,9 +205,10 @@ class Signals:
         raise SignalEnd(self.requested or number)
 
     def _ignored(self, what: Any) -> None:
+        """Takes what is raised where Python can only report it; see `sys.unraisablehook`."""
         if isinstance(what.exc_value, SignalEnd):
             self._was_ignored = True
-        else:
+        elif self.requested is None:  # else a destructor of what the signal left half made
             self._unraisable(what)
 
     # -- the thread -----------------------------------------------------------------------------
