@@ -1103,12 +1103,11 @@ class Algorithm:
         policy = self._first_policy()
         if self.config.log_level == "ERROR" or policy is None:
             return
-        learning = "XLA" if policy.config["jit_compile"] is True else "tf.function"
         envs = self.workers.num_envs()
         length = self.config.fragment_length(envs)
         print(
             f"{type(self).__name__}: acting through {policy.inference}, learning through "
-            f"{learning}, {envs} environments x {length} steps per sample."
+            f"{policy.learns_through}, {envs} environments x {length} steps per sample."
         )
 
 

@@ -40,6 +40,7 @@ from tfpolicies.program.functions import ActOutputs
 from tfpolicies.program.program import Program
 from tfpolicies.program.runtimes.session import session_creator
 from tfpolicies.program.spec import ProgramSpec, static_settings
+from tfpolicies.program.update_forms import Form
 from tfpolicies.schedules import piecewise_linear
 from tfpolicies.state import ACTING, PolicyState
 from tfpolicies.storage.keras_h5 import read_keras_weights
@@ -247,6 +248,11 @@ class TFPolicy(PolicyKind):
     def inference(self) -> str:
         """The runtime that acts: "onnx" or "tf", with "auto" resolved."""
         return self._acting.inference
+
+    @property
+    def learns_through(self) -> str:
+        """How updates are compiled, in words; "tf.function" before that was decided."""
+        return (self.program.form or Form.PLAIN).value
 
     @property
     def model(self) -> keras.Model:
@@ -489,7 +495,7 @@ class TFPolicy(PolicyKind):
     def resolve(self) -> None:
         """Decides in the config what every "auto" becomes, as the first use would."""
         self.prepare_learning()
-        self.config["jit_compile"] = self.program.resolve_jit()
+        self.config["jit_compile"] = self.program.resolve_form() is not Form.PLAIN
         _ = self.inference
 
     def compute_gradients(
