@@ -6,14 +6,17 @@ Stable-Baselines3 learns from images beside it.
 """
 
 import argparse
+import json
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from benchmarks import probe
+from benchmarks import peers, probe
 
 probe.hush()
 
@@ -159,10 +162,43 @@ def _acting(policy: PPOTF2Policy, rows: int, seconds: float) -> float:
     return probe.microseconds(lambda: policy.compute_actions(obs, state or None), seconds)
 
 
+def sb3_table(interpreter: Path, rounds: int = 3) -> Table:
+    """Measures the update on images of 84 x 84 x 4 beside Stable-Baselines3, in turns."""
+    script = Path(__file__).with_name("peer_sb3_images.py")
+    case = next(case for case in CASES if case.name == "images 84")
+    policy = case.policy(jit_compile="auto")
+    batch = random_batch(policy, case.rows)
+    policy.learn_epochs(batch, case.epochs, case.minibatch)
+    ours: list[float] = []
+    theirs: dict[str, list[float]] = {}
+    for _ in range(rounds):
+        for _ in range(ROUNDS):
+            began = time.perf_counter()
+            policy.learn_epochs(batch, case.epochs, case.minibatch)
+            ours.append(1e3 * (time.perf_counter() - began))
+        done = subprocess.run(
+            [str(interpreter), str(script), "images"], capture_output=True, text=True, check=True
+        )
+        for name, value in json.loads(done.stdout.splitlines()[-1])["figures"].items():
+            theirs.setdefault(name, []).append(value)
+    table = Table(title="PPO update on 256 images 84 x 84 x 4, minibatch 64, 2 epochs: ms")
+    table.add_column("who")
+    table.add_column("median", justify="right")
+    table.add_row("ours, auto", f"{statistics.median(ours):.0f}")
+    for name, values in theirs.items():
+        table.add_row(f"SB3, {name}", f"{statistics.median(values):.0f}")
+    return table
+
+
 def main() -> int:
     """Prints the tables."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.update_forms", description=__doc__)
     parser.add_argument("--only", nargs="*", help="names of networks; all by default")
+    parser.add_argument("--sb3", action="store_true", help="Stable-Baselines3 on images, too")
+    parser.add_argument("--sb3-python", type=Path, help="an interpreter that has its packages")
+    parser.add_argument(
+        "--peers", type=Path, default=Path(__file__).with_name(".peers"), help="else made here"
+    )
     parser.add_argument("--seconds", type=float, default=0.3, help="for each figure of acting")
     options = parser.parse_args()
     chosen = [case for case in CASES if not options.only or case.name in options.only]
@@ -170,6 +206,9 @@ def main() -> int:
     console.width = max(console.width, 110)
     console.print(update_table(chosen))
     console.print(acting_table(chosen, options.seconds))
+    if options.sb3:
+        given = options.sb3_python
+        console.print(sb3_table(given or peers.interpreter(peers.SB3, options.peers)))
     return 0
 
 

@@ -9,10 +9,12 @@ import pytest
 from gymnasium import spaces
 from tiny import OBS, assert_close, assert_equal, batch_for, make
 
-from tfpolicies import PPOTF1Policy, PPOTF2Policy
+from tfpolicies import PPOConfig, PPOTF1Policy, PPOTF2Policy
+from tfpolicies.policy.checkpoints import POLICY_MANIFEST
 from tfpolicies.program.pace import Pace
 from tfpolicies.program.runtimes import function
 from tfpolicies.program.update_forms import Form
+from tfpolicies.storage.checkpoint import read_checkpoint, write_checkpoint
 from tfpolicies.testing import random_batch
 
 IMAGES = spaces.Box(0, 255, (12, 12, 1), np.uint8)
@@ -206,3 +208,48 @@ def test_the_first_compiled_call_runs_in_a_thread_that_nobody_has_to_wait_for(mo
     threads.clear()
     policy.learn_epochs(batch_for(policy, 16), 2, 4)
     assert set(threads) == {threading.main_thread()}
+
+
+# -- checkpoints ------------------------------------------------------------------------------
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("is_old", [False, True])
+def test_an_auto_of_a_checkpoint_that_the_rule_would_not_choose_is_resolved_anew(
+    tmp_path, caplog, is_old
+):
+    policy = make(obs=IMAGES, model=CONVOLUTIONS, jit_compile="auto")
+    policy.config["jit_compile"] = True  # as the rule said once
+    policy.export_checkpoint(tmp_path)
+    if is_old:
+        checkpoint = read_checkpoint(tmp_path, POLICY_MANIFEST, kind="Policy")
+        del checkpoint.manifest["automatic"]
+        write_checkpoint(tmp_path, POLICY_MANIFEST, checkpoint.manifest, checkpoint.arrays)
+    restored = PPOTF2Policy.from_checkpoint(tmp_path)
+    restored.resolve()
+    restored.resolve()
+    assert restored.config["jit_compile"] is False
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert line.startswith("jit_compile='auto' is False now")
+    kept = PPOTF2Policy.from_checkpoint(tmp_path, config={"jit_compile": True})
+    kept.resolve()
+    assert kept.config["jit_compile"] is True
+    assert kept.program.form is Form.STEP
+
+
+def test_what_a_user_chose_stays_in_checkpoints(tmp_path, caplog):
+    make(obs=IMAGES, model=CONVOLUTIONS, jit_compile=True).export_checkpoint(tmp_path)
+    restored = PPOTF2Policy.from_checkpoint(tmp_path)
+    restored.resolve()
+    assert restored.config["jit_compile"] is True
+    assert not caplog.records
+
+
+def test_each_policy_of_an_algorithm_resolves_auto_for_itself():
+    config = PPOConfig().framework(jit_compile="auto", inference="tf")
+    config.record_resolved(jit_compile=True)  # what it became for another policy
+    assert config.jit_compile is True
+    policy = PPOTF2Policy(IMAGES, spaces.Discrete(2), config.training(model=CONVOLUTIONS))
+    policy.resolve()
+    assert policy.config["jit_compile"] is False
+    assert config.framework(jit_compile=False).automatic() == []

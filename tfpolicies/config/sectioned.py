@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Callable, Collection, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from typing import Any, TypeVar
 
@@ -12,6 +13,8 @@ from tfpolicies.config.names import ALIASES, DICT_NAMES
 from tfpolicies.config.read_only import copied, handed_out, in_dict, is_same, merged
 from tfpolicies.config.search_spaces import refuse_search_space
 from tfpolicies.errors import FrozenConfigError, UnknownSettingError, near_matches
+
+logger = logging.getLogger("tfpolicies")
 
 # A given dict is merged over the present one, if True also the dicts in it.
 _MERGED = {
@@ -28,7 +31,7 @@ _MERGED = {
 _TYPED = ("exploration_config", "replay_buffer_config")  # another "type" drops the other keys
 
 _METHODS = {constant.method for constant in CONSTANTS.values()}
-_PRIVATE = ("_sections", "_homes", "_frozen", "_foreign")
+_PRIVATE = ("_sections", "_homes", "_frozen", "_foreign", "_automatic")
 
 Config = TypeVar("Config", bound="SectionedConfig")
 
@@ -45,6 +48,7 @@ class SectionedConfig:
     _homes: Mapping[str, str]  # the section of each setting
     _frozen: bool
     _foreign: dict[str, Any]  # settings that only a policy class written by hand knows
+    _automatic: dict[str, Any]  # what each "auto" became, by setting
 
     def __init__(self, kinds: Mapping[str, type]) -> None:
         parts, homes = _new_sections(tuple(kinds.items()))
@@ -53,6 +57,7 @@ class SectionedConfig:
         set_(self, "_sections", dict(parts))
         set_(self, "_homes", homes)
         set_(self, "_foreign", {})
+        set_(self, "_automatic", {})
 
     # -- changes ------------------------------------------------------------------------------
 
@@ -287,17 +292,32 @@ class SectionedConfig:
             object.__setattr__(twin, name, value)
         object.__setattr__(twin, "_sections", dict(self._sections))
         object.__setattr__(twin, "_foreign", copied(self._foreign))
+        object.__setattr__(twin, "_automatic", dict(self._automatic))
         if copy_frozen is not None:
             object.__setattr__(twin, "_frozen", copy_frozen)
         return twin
 
     def record_resolved(self, **values: Any) -> None:
-        """Puts what an "auto" became in its place, even in a frozen config."""
+        """Puts what an "auto" became in its place, even in a frozen config.
+
+        What it became is known to be automatic from then on: each policy that is made later decides
+        for itself.
+        """
         for name, value in values.items():
             if self[name] == "auto":
+                tell_if_resolved_anew(name, self._automatic.get(name), value)
+                self._automatic[name] = value
                 home = self._homes[name]
                 part = self._sections[home]
                 self._sections[home] = dataclasses.replace(part, **{name: value})
+
+    def note_automatic(self, values: Mapping[str, Any]) -> None:
+        """Says what "auto" became before, by setting, where that is asked for again."""
+        self._automatic.update(values)
+
+    def automatic(self) -> list[str]:
+        """Returns the names of the settings whose "auto" was resolved, and that are as it was."""
+        return sorted(name for name, value in self._automatic.items() if self[name] == value)
 
     def freeze(self) -> None:
         """Refuses all changes from here on."""
@@ -307,6 +327,16 @@ class SectionedConfig:
     def is_frozen(self) -> bool:
         """Whether changes are refused."""
         return self._frozen
+
+
+def tell_if_resolved_anew(name: str, before: Any, now: Any) -> None:
+    """Says in one line that an "auto" is not what it was in the checkpoint, if it was known."""
+    if before not in (None, "auto", now):
+        logger.warning(
+            "%s='auto' is %r now, which is faster here. In the checkpoint it was %r; %s=%r keeps "
+            "that.",
+            *(name, now, before, name, before),
+        )
 
 
 @functools.cache

@@ -76,6 +76,7 @@ def policy_part(policy: Any, state: Mapping[str, Any] | None = None) -> PolicyPa
         "observation_space": encode_space(policy.observation_space),
         "action_space": encode_space(policy.action_space),
         "config": encode_config(_without_environment(policy.config)),
+        "automatic": sorted(getattr(policy, "automatic", ())),
         "policy_id": policy.policy_id,
         "program": _fingerprint(policy),
         "finite": _first_bad(arrays) is None,
@@ -176,6 +177,30 @@ def policy_of_record(
         policy = _built(record, source, classes, None)
     policy.set_state({**policy.get_state(), **_stored_state(record)})
     return policy
+
+
+_USUALLY = {"inference": "onnx", "jit_compile": True}
+"""What "auto" became for most policies that are not in graph mode."""
+
+
+def automatic_of(
+    manifest: Mapping[str, Any], config: Mapping[str, Any], overrides: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Returns the settings of a checkpoint that were "auto", and what they became.
+
+    They are "auto" again, so that today's rule decides. Older checkpoints do not say which these
+    are; there those count that have what "auto" became for most policies.
+
+    Args:
+        manifest: of a policy or an algorithm.
+        config: its settings.
+        overrides: settings that are given again.
+    """
+    known = manifest.get("automatic")
+    if not isinstance(known, list):
+        eager = config.get("framework") != "tf"
+        known = [name for name, usual in _USUALLY.items() if eager and config.get(name) == usual]
+    return {x: config.get(x) for x in _USUALLY if x in known and x not in (overrides or {})}
 
 
 def encode_config(config: Mapping[str, Any]) -> Any:
@@ -302,6 +327,9 @@ def _built(
     program, policy_id = manifest.get("program"), manifest.get("policy_id")
     named = {"__policy_id": policy_id} if program is not None else {}
     policy = found(*spaces, {**config, **named})
+    if program is not None:
+        stored = manifest["config"]["settings"]
+        policy.automatic = {name: stored.get(name) for name in policy.automatic}
     if _fingerprint(policy) != program:
         raise CheckpointError(
             f"{source} does not fit {found.__name__}: its variables or hyper-parameters are "
@@ -357,6 +385,7 @@ def _spec(
         found: Any = _class_of(manifest, source, classes)
         spaces = [decode_space(manifest[f"{kind}_space"]) for kind in ("observation", "action")]
         config = decode_config(manifest["config"], overrides, source)
+        config |= dict.fromkeys(automatic_of(manifest, config, overrides), "auto")
         _ = manifest["state"]
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"{source}: its manifest lacks or garbles {error}.") from error

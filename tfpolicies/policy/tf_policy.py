@@ -14,6 +14,7 @@ import numpy as np
 from tfpolicies.batch.leaves import map_leaves
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.config.read_only import copied
+from tfpolicies.config.sectioned import tell_if_resolved_anew
 from tfpolicies.config.sections import is_number
 from tfpolicies.errors import (
     BatchError,
@@ -30,7 +31,7 @@ from tfpolicies.models.weight_mapping import MappingReport, match_weights
 from tfpolicies.policy.acting import Acting
 from tfpolicies.policy.checkpoints import reduced
 from tfpolicies.policy.fragments import Fragments
-from tfpolicies.policy.identity import complete_config, derived_seed
+from tfpolicies.policy.identity import AUTOMATIC, complete_config, derived_seed
 from tfpolicies.policy.kind import PolicyKind
 from tfpolicies.policy.learning import Learning
 from tfpolicies.policy.policy import ActionBatch
@@ -79,6 +80,7 @@ class TFPolicy(PolicyKind):
 
     Attributes:
         dist_class: the action distribution class: `dist_class(dist_inputs)`.
+        automatic: the settings that were "auto", and what a checkpoint says they became.
         exploration: how noise becomes actions, and the numbers that steer it.
         filter: the running statistics of observations; None without `observation_filter`.
         program: what policies of this kind share.
@@ -96,6 +98,7 @@ class TFPolicy(PolicyKind):
         self, observation_space: gym.Space, action_space: gym.Space, config: Any = None
     ) -> None:
         complete, identity = complete_config(type(self), config)
+        self.automatic = {name: None for name in AUTOMATIC if complete[name] == "auto"}
         super().__init__(observation_space, action_space, complete)
         self.validate_spaces(observation_space, action_space, complete)
         require_values(observation_space, "observation_space")
@@ -497,6 +500,9 @@ class TFPolicy(PolicyKind):
         self.prepare_learning()
         self.config["jit_compile"] = self.program.resolve_form() is not Form.PLAIN
         _ = self.inference
+        for name, before in self.automatic.items():
+            tell_if_resolved_anew(name, before, self.config[name])
+            self.automatic[name] = self.config[name]
 
     def compute_gradients(
         self, postprocessed_batch: Mapping[str, Any]

@@ -16,6 +16,7 @@ from tfpolicies.program.runtimes.runtime import FirstCalls, FlatActing, Resident
 from tfpolicies.program.update_forms import Form
 from tfpolicies.state import ACTING, PolicyState, StateLayout
 from tfpolicies.system.forks import require_tensorflow
+from tfpolicies.system.interruptible import BackgroundCall
 
 
 class _Traced:
@@ -39,6 +40,19 @@ class _Traced:
 
     def __call__(self, *inputs: Any) -> Any:
         return (self._concrete or self.trace())(*inputs)
+
+
+class _OneShape(_Traced):
+    """A function that XLA compiles, for one shape: in a thread that nobody has to wait for."""
+
+    _is_compiled = False
+
+    def __call__(self, *inputs: Any) -> Any:
+        if self._is_compiled:
+            return self._concrete(*inputs)
+        found = BackgroundCall(functools.partial(self.trace(), *inputs)).result()
+        self._is_compiled = True
+        return found
 
 
 class _Update:
@@ -97,9 +111,8 @@ class FunctionRuntime(Runtime):
         # One row costs less than dispatching its few dozen operations: XLA runs them as one.
         self._act_one: Any = None
         if traced and functions.spec.static["jit_compile"] is not False:
-            self._act_one = self._trace(
-                on_device(flat.one, CPU), [weights, signatures.one_row], jit=True
-            )
+            one_row = [weights, signatures.one_row]
+            self._act_one = _OneShape(on_device(flat.one, CPU), one_row, jit=True)
         inputs = signatures.act.inputs
         self._log_likelihoods = self._trace(
             on_device(flat.log_likelihoods, CPU), [weights, inputs, signatures.actions]
