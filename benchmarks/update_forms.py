@@ -206,8 +206,8 @@ def main() -> int:
     console.width = max(console.width, 110)
     console.print(update_table(chosen))
     console.print(acting_table(chosen, options.seconds))
-    if options.sb3:
-        given = options.sb3_python
+    given = options.sb3_python
+    if options.sb3 or given:
         console.print(sb3_table(given or peers.interpreter(peers.SB3, options.peers)))
     return 0
 

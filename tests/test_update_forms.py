@@ -110,10 +110,10 @@ def test_an_update_in_one_two_or_seven_pieces_gives_equal_bits(monkeypatch, poli
     assert max(program.functions.traces.values()) == 1
 
 
-def test_calls_have_as_many_minibatches_as_fit_into_a_second():
+def test_calls_have_as_many_minibatches_as_fit_into_half_a_second():
     pace = Pace()
     assert pace.minibatches(64) == 1
-    pace.took(64, 1, 0.3)
+    pace.took(64, 1, 0.15)
     assert (pace.minibatches(64), pace.minibatches(32)) == (3, 1)
     pace.took(64, 3, 6.0)
     assert pace.minibatches(64) == 1
@@ -223,8 +223,10 @@ def test_an_auto_of_a_checkpoint_that_the_rule_would_not_choose_is_resolved_anew
     policy.export_checkpoint(tmp_path)
     if is_old:
         checkpoint = read_checkpoint(tmp_path, POLICY_MANIFEST, kind="Policy")
-        del checkpoint.manifest["automatic"]
-        write_checkpoint(tmp_path, POLICY_MANIFEST, checkpoint.manifest, checkpoint.arrays)
+        added = ("automatic", "arrays", "checksum", "format_version", "policies")
+        old = {k: x for k, x in checkpoint.manifest.items() if k not in added}
+        old.pop("tfpolicies_version")
+        write_checkpoint(tmp_path, POLICY_MANIFEST, old, checkpoint.arrays)
     restored = PPOTF2Policy.from_checkpoint(tmp_path)
     restored.resolve()
     restored.resolve()
