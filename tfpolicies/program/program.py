@@ -585,7 +585,7 @@ class Program:
                 self._pace.took(size, last - first, time.perf_counter() - began)
             if last == steps:
                 return totals
-            first = last
+            first, meanwhile = last, None
 
     def resolve_form(self) -> Form:
         """Decides once how learning is compiled, by what its traced step does.
