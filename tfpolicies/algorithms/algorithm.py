@@ -1189,13 +1189,12 @@ class Algorithm:
         policy = self._first_policy()
         if self.config.log_level == "ERROR" or policy is None:
             return
-        learning = "XLA" if policy.config["jit_compile"] is True else "tf.function"
         envs = self.workers.num_envs()
         length = self.config.fragment_length(envs)
         counted = "1 environment" if envs == 1 else f"{envs} environments"
         print(
             f"{type(self).__name__}: acting through {policy.inference}, learning through "
-            f"{learning}, {counted} x {length} steps per sample."
+            f"{policy.learns_through}, {counted} x {length} steps per sample."
         )
 
 

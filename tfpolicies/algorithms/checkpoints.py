@@ -29,6 +29,7 @@ from tfpolicies.models.extent import built_from
 from tfpolicies.policy.checkpoints import (
     ALGORITHM_MANIFEST,
     arrived,
+    automatic_of,
     check_stored_state,
     custom_object_scope,
     decode_config,
@@ -129,6 +130,7 @@ def record_of(
         "type": "Algorithm",
         "algorithm_class": encode_value(type(algorithm)),
         "config": encode_config(algorithm.config.to_dict()),
+        "automatic": algorithm.config.automatic(),
         "progress": encode_value(algorithm.progress()),
         "roster": _roster_record(worker.roster),
         "worker": {
@@ -593,7 +595,11 @@ def config_of(
     """
     record = checkpoint.manifest["config"]
     settings = decode_config(record, overrides, source, ALGORITHM_SETTINGS)
+    automatic = automatic_of(checkpoint.manifest, settings, overrides)
+    settings |= dict.fromkeys(automatic, "auto")
     try:
-        return config_class().update_from_dict(settings)
+        config = config_class().update_from_dict(settings)
     except ConfigError as error:
         raise CheckpointError(f"{source}: {error}") from error
+    config.note_automatic(automatic)
+    return config

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Callable, Collection, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from typing import Any, TypeVar
 
@@ -13,6 +14,8 @@ from tfpolicies.config.names import ALIASES, DICT_NAMES
 from tfpolicies.config.read_only import copied, handed_out, in_dict, is_same, merged
 from tfpolicies.config.search_spaces import has_search_space, require_values
 from tfpolicies.errors import FrozenConfigError, UnknownSettingError, near_matches
+
+logger = logging.getLogger("tfpolicies")
 
 # A given dict is merged over the present one, if True also the dicts in it.
 _MERGED = {
@@ -29,7 +32,7 @@ _MERGED = {
 _TYPED = ("exploration_config", "replay_buffer_config")  # another "type" drops the other keys
 
 _METHODS = {constant.method for constant in CONSTANTS.values()}
-_PRIVATE = ("_sections", "_homes", "_frozen", "_foreign", "_searched")
+_PRIVATE = ("_sections", "_homes", "_frozen", "_foreign", "_searched", "_automatic")
 
 Config = TypeVar("Config", bound="SectionedConfig")
 
@@ -47,6 +50,7 @@ class SectionedConfig:
     _frozen: bool
     _foreign: dict[str, Any]  # settings that only a policy class written by hand knows
     _searched: dict[str, Any]  # settings that are search spaces of Ray Tune, or hold some
+    _automatic: dict[str, Any]  # what each "auto" became, by setting
 
     def __init__(self, kinds: Mapping[str, type]) -> None:
         parts, homes = _new_sections(tuple(kinds.items()))
@@ -56,6 +60,7 @@ class SectionedConfig:
         set_(self, "_homes", homes)
         set_(self, "_foreign", {})
         set_(self, "_searched", {})
+        set_(self, "_automatic", {})
 
     # -- changes ------------------------------------------------------------------------------
 
@@ -325,14 +330,21 @@ class SectionedConfig:
         object.__setattr__(twin, "_sections", dict(self._sections))
         object.__setattr__(twin, "_foreign", copied(self._foreign))
         object.__setattr__(twin, "_searched", dict(self._searched))
+        object.__setattr__(twin, "_automatic", dict(self._automatic))
         if copy_frozen is not None:
             object.__setattr__(twin, "_frozen", copy_frozen)
         return twin
 
     def record_resolved(self, **values: Any) -> None:
-        """Puts what an "auto" became in its place, even in a frozen config."""
+        """Puts what an "auto" became in its place, even in a frozen config.
+
+        What it became is known to be automatic from then on: each policy that is made later decides
+        for itself.
+        """
         for name, value in values.items():
             if self[name] == "auto":
+                tell_if_resolved_anew(name, self._automatic.get(name), value)
+                self._automatic[name] = value
                 home = self._homes[name]
                 part = self._sections[home]
                 self._sections[home] = dataclasses.replace(part, **{name: value})
@@ -344,6 +356,14 @@ class SectionedConfig:
             ConfigError: naming those that are, and who takes them.
         """
         require_values(self._searched)
+
+    def note_automatic(self, values: Mapping[str, Any]) -> None:
+        """Says what "auto" became before, by setting, where that is asked for again."""
+        self._automatic.update(values)
+
+    def automatic(self) -> list[str]:
+        """Returns the names of the settings whose "auto" was resolved, and that are as it was."""
+        return sorted(name for name, value in self._automatic.items() if self[name] == value)
 
     def freeze(self) -> None:
         """Refuses all changes from here on.
@@ -366,6 +386,15 @@ def _laid_over(name: str, present: Mapping[str, Any], value: Mapping[str, Any]) 
     if name in _TYPED and value.get("type", kind) != kind:
         present = {}  # its settings are of another type
     return merged(present, value, deep=_MERGED[name])
+
+def tell_if_resolved_anew(name: str, before: Any, now: Any) -> None:
+    """Says in one line that an "auto" is not what it was in the checkpoint, if it was known."""
+    if before not in (None, "auto", now):
+        logger.warning(
+            "%s='auto' is %r now, which is faster here. In the checkpoint it was %r; %s=%r keeps "
+            "that.",
+            *(name, now, before, name, before),
+        )
 
 
 @functools.cache

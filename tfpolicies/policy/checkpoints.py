@@ -78,6 +78,7 @@ def policy_part(policy: Any, state: Mapping[str, Any] | None = None) -> PolicyPa
         "observation_space": encode_space(policy.observation_space),
         "action_space": encode_space(policy.action_space),
         "config": encode_config(_without_environment(policy.config), _built_model(policy)),
+        "automatic": sorted(getattr(policy, "automatic", ())),
         "policy_id": policy.policy_id,
         "program": _fingerprint(policy),
         "finite": _first_bad(arrays) is None,
@@ -195,6 +196,7 @@ def encode_config(config: Mapping[str, Any], built: keras.Model | None = None) -
         built: what a factory in it has made. Its architecture stands beside the factory's name,
             so that loading can do without the factory.
     """
+        "automatic": sorted(getattr(policy, "automatic", ())),
     model = dict(config.get("model", {}))
     custom = model.get("custom_model")
     if isinstance(custom, keras.Model):
@@ -352,6 +354,9 @@ def _built(
     program, policy_id = manifest.get("program"), manifest.get("policy_id")
     named = {"__policy_id": policy_id} if program is not None else {}
     policy = found(*spaces, {**config, **named})
+    if program is not None:
+        stored = manifest["config"]["settings"]
+        policy.automatic = {name: stored.get(name) for name in policy.automatic}
     if _fingerprint(policy) != program:
         raise CheckpointError(
             f"{source} does not fit {found.__name__}: its variables or hyper-parameters are "
@@ -408,6 +413,7 @@ def _spec(
         found: Any = _class_of(manifest, source, classes)
         spaces = [decode_space(manifest[f"{kind}_space"]) for kind in ("observation", "action")]
         config = decode_config(manifest["config"], overrides, source, unneeded=unneeded)
+        config |= dict.fromkeys(automatic_of(manifest, config, overrides), "auto")
         _ = manifest["state"]
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"{source}: its manifest lacks or garbles {error}.") from error

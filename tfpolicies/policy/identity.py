@@ -10,6 +10,9 @@ from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 from tfpolicies.errors import ConfigError
 
+AUTOMATIC = ("inference", "jit_compile")
+"""The settings whose "auto" each policy resolves for itself."""
+
 
 def complete_config(policy_class: Any, config: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the complete flat config of a policy, and what identifies the policy.
@@ -40,7 +43,10 @@ def complete_config(policy_class: Any, config: Any) -> tuple[dict[str, Any], dic
         if named and given.keys() >= settings.settings_for(config_class).keys():
             named = None
         settings.update_from_dict(given)
-    return _of_runtime(policy_class, settings.to_dict(), named), identity
+    complete = settings.to_dict()
+    if isinstance(config, AlgorithmConfig):  # what "auto" became is of another policy
+        complete |= {name: "auto" for name in AUTOMATIC if name in config.automatic()}
+    return _of_runtime(policy_class, complete, named), identity
 
 
 def _of_runtime(policy_class: Any, complete: dict[str, Any], named: Any) -> dict[str, Any]:

@@ -111,8 +111,9 @@ class Learning:
         try:
             for rows, mask in zip(drawn.rows, drawn.mask, strict=True):
                 results.append(self.policy.learn_on_batch(whole.take(rows[mask > 0])))
-        except NonFiniteError as error:
-            error.add(f"It was in minibatch {len(results) + 1} of {drawn.steps}.")
+        except BaseException as error:
+            if isinstance(error, NonFiniteError):
+                error.add(f"It was in minibatch {len(results) + 1} of {drawn.steps}.")
             self.state.write_segments(before.segments)
             self.state.num_grad_updates = before.num_grad_updates
             self.state.rng.bit_generator.state = drawn_before

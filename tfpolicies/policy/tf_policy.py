@@ -16,6 +16,7 @@ from tfpolicies.batch.leaves import map_leaves
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.batch.view_requirement import ReadOnlyViews
 from tfpolicies.config.read_only import copied
+from tfpolicies.config.sectioned import tell_if_resolved_anew
 from tfpolicies.config.sections import is_number
 from tfpolicies.errors import (
     BatchError,
@@ -34,7 +35,7 @@ from tfpolicies.policy import by_methods
 from tfpolicies.policy.acting import Acting
 from tfpolicies.policy.checkpoints import reduced
 from tfpolicies.policy.fragments import Fragments
-from tfpolicies.policy.identity import complete_config, derived_seed
+from tfpolicies.policy.identity import AUTOMATIC, complete_config, derived_seed
 from tfpolicies.policy.kind import PolicyKind
 from tfpolicies.policy.learning import Learning
 from tfpolicies.policy.policy import ActionBatch
@@ -44,6 +45,7 @@ from tfpolicies.program.functions import ActOutputs
 from tfpolicies.program.program import Program
 from tfpolicies.program.runtimes.session import session_creator
 from tfpolicies.program.spec import ProgramSpec, static_settings
+from tfpolicies.program.update_forms import Form
 from tfpolicies.schedules import piecewise_linear
 from tfpolicies.state import ACTING, PolicyState
 from tfpolicies.storage.keras_h5 import read_keras_weights
@@ -82,6 +84,7 @@ class TFPolicy(PolicyKind):
 
     Attributes:
         dist_class: the action distribution class: `dist_class(dist_inputs)`.
+        automatic: the settings that were "auto", and what a checkpoint says they became.
         exploration: how noise becomes actions, and the numbers that steer it.
         filter: the running statistics of observations; None without `observation_filter`.
         program: what policies of this kind share.
@@ -113,6 +116,7 @@ class TFPolicy(PolicyKind):
     ) -> None:
         by_methods.announce(type(self), self.overridden)
         complete, identity = complete_config(type(self), config)
+        self.automatic = {name: None for name in AUTOMATIC if complete[name] == "auto"}
         super().__init__(observation_space, action_space, complete)
         self.validate_spaces(observation_space, action_space, complete)
         require_values(observation_space, "observation_space")
@@ -275,6 +279,11 @@ class TFPolicy(PolicyKind):
     def inference(self) -> str:
         """The runtime that acts: "onnx" or "tf", with "auto" resolved."""
         return self._acting.inference
+
+    @property
+    def learns_through(self) -> str:
+        """How updates are compiled, in words; "tf.function" before that was decided."""
+        return (self.program.form or Form.PLAIN).value
 
     @property
     def model(self) -> keras.Model:
@@ -538,8 +547,11 @@ class TFPolicy(PolicyKind):
     def resolve(self) -> None:
         """Decides in the config what every "auto" becomes, as the first use would."""
         self.prepare_learning()
-        self.config["jit_compile"] = self.program.resolve_jit()
+        self.config["jit_compile"] = self.program.resolve_form() is not Form.PLAIN
         _ = self.inference
+        for name, before in self.automatic.items():
+            tell_if_resolved_anew(name, before, self.config[name])
+            self.automatic[name] = self.config[name]
 
     def compute_gradients(
         self, postprocessed_batch: Mapping[str, Any]

@@ -1,16 +1,17 @@
 """The functions of a Program: pure tensor code that every runtime runs.
 
 Acting takes the weights as inputs. Learning uses the *resident* variables of one network and one
-Keras optimizer, which a runtime loads before and reads back after. Nothing here knows NumPy, files,
+Keras optimizer, which a runtime loads before and reads back after. Nothing here knows files,
 sessions or policies; a function body runs once per runtime, when it is traced.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from tfpolicies.errors import ConfigError
@@ -213,12 +214,35 @@ class ProgramFunctions:
             more["target_model"] = self._model_view(self.target, training=False)
         return self.spec.view(hyper, **more)
 
-    def learn_step(self, hyper: tf.Tensor, columns: Mapping[str, Any]) -> dict[str, tf.Tensor]:
-        """Does one update on one minibatch; returns its statistics, `LOSS` among them."""
+    def learn_step(
+        self,
+        hyper: tf.Tensor,
+        columns: Mapping[str, Any],
+        weights: tf.Tensor,
+        *,
+        stat_names: Sequence[str],
+    ) -> tf.Tensor:
+        """Does one update on one minibatch; runtimes trace it by itself, and count that.
+
+        Args:
+            hyper: the hyper-parameters `[H]`.
+            columns: the minibatch, `[mb, ...]` each.
+            weights: float32 `[mb]`, 0 for items that only fill up.
+            stat_names: names of the statistics, in the order of the result.
+
+        Returns:
+            The statistics and, behind them, the loss: float32 `[S + 1]`.
+        """
+        found = self._learn(hyper, columns, weights)
+        return tf.stack([*(found.stats[name] for name in stat_names), found.loss])
+
+    def _learn(
+        self, hyper: tf.Tensor, columns: Mapping[str, Any], weights: tf.Tensor
+    ) -> Differentiated:
         self.optimizer.set_learning_rate(hyper[self.spec.hyperparameters.index("lr")])
-        found = self.loss_and_gradients(hyper, columns)
+        found = self.loss_and_gradients(hyper, self.loss_columns(columns, weights))
         self._view(hyper).apply_gradients_fn(found.optimizer, found.pairs)
-        return {**found.stats, LOSS: found.loss}
+        return found
 
     def learn_epochs(
         self,
@@ -226,49 +250,51 @@ class ProgramFunctions:
         columns: Mapping[str, Any],
         index: tf.Tensor,
         mask: tf.Tensor,
-        steps: tf.Tensor,
+        piece: tf.Tensor,
+        totals: tf.Tensor,
         *,
-        stat_names: Sequence[str],
+        step: Callable[..., tf.Tensor],
         exact_rows: bool,
     ) -> tf.Tensor:
-        """Does `steps` minibatch updates in one loop.
+        """Does the minibatch updates of one piece in one loop.
 
         Args:
             hyper: the hyper-parameters `[H]`.
             columns: the whole batch, `[N, ...]` each; N may be padded. For models with a memory
                 its items are sequences, `[S, T, ...]` each, and `[S, ...]` for the memory.
-            index: int32 `[K, mb]`, the items of each minibatch.
+            index: int32 `[K, mb]`, the items of each minibatch of the whole update.
             mask: float32 `[K, mb]`, 0 where a minibatch is shorter than `mb`.
-            steps: int32 scalar, at most K; the rest of `index` is padding.
-            stat_names: names of the statistics, in the order of the result's columns; the loss is
-                a further column behind them.
+            piece: int32 `[2]`, the first minibatch and the one behind the last, at most K.
+            totals: mean, minimum and maximum of each statistic over the minibatches before the
+                first, float32 `[3, S + 1]`; see `no_totals`.
+            step: `learn_step`, or what runs it.
             exact_rows: gather only the rows of mask 1. For losses that do not read the mask; not
                 for XLA, which needs static shapes.
 
         Returns:
-            Mean, minimum and maximum of each statistic over the steps, float32 `[3, S + 1]`.
+            The totals with the minibatches of the piece among them.
         """
         self.traces.note("learn_epochs", hyper, columns, index, mask)
 
-        def body(step: tf.Tensor, totals: tuple[tf.Tensor, ...]) -> Any:
-            rows, weights = index[step], mask[step]
+        def body(at: tf.Tensor, totals: tuple[tf.Tensor, ...]) -> Any:
+            rows, weights = index[at], mask[at]
             if exact_rows:
                 rows = tf.boolean_mask(rows, weights > 0)
                 weights = tf.ones_like(rows, tf.float32)
             minibatch = tf.nest.map_structure(lambda column: tf.gather(column, rows), columns)
-            stats = self.learn_step(hyper, self.loss_columns(minibatch, weights))
-            now = tf.stack([stats[name] for name in (*stat_names, LOSS)])
+            now = step(hyper, minibatch, weights)
             mean, low, high = totals
-            count = tf.cast(step, tf.float32)
+            count = tf.cast(at, tf.float32)  # as many as there were before
             mean = (mean * count + now) / (count + 1.0)
-            return step + 1, (mean, tf.minimum(low, now), tf.maximum(high, now))
+            return at + 1, (mean, tf.minimum(low, now), tf.maximum(high, now))
 
-        size = [len(stat_names) + 1]
-        start = (tf.zeros(size), tf.fill(size, float("inf")), tf.fill(size, float("-inf")))
-        _, totals = tf.while_loop(
-            lambda step, _: step < steps, body, (tf.constant(0), start), parallel_iterations=1
+        _, found = tf.while_loop(
+            lambda at, _: at < piece[1],
+            body,
+            (piece[0], tuple(tf.unstack(totals))),
+            parallel_iterations=1,
         )
-        return tf.stack(totals)
+        return tf.stack(found)
 
     def gradients(
         self, hyper: tf.Tensor, columns: Mapping[str, Any]
@@ -287,9 +313,7 @@ class ProgramFunctions:
     ) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]:
         """Does one update on all items; returns its statistics, `LOSS` among them, and fetches."""
         self.traces.note("learn_once", hyper, columns, mask)
-        self.optimizer.set_learning_rate(hyper[self.spec.hyperparameters.index("lr")])
-        found = self.loss_and_gradients(hyper, self.loss_columns(columns, mask))
-        self._view(hyper).apply_gradients_fn(found.optimizer, found.pairs)
+        found = self._learn(hyper, columns, mask)
         return {**found.stats, LOSS: found.loss}, dict(found.fetches)
 
     def loss_columns(self, columns: Mapping[str, Any], weights: tf.Tensor) -> dict[str, Any]:
@@ -362,6 +386,12 @@ class ProgramFunctions:
             "learner": self.optimizer.variables,
         }
         return [f"{part}/{_dtype(v)}" for part, found in parts.items() for v in found]
+
+
+def no_totals(stat_names: Sequence[str]) -> np.ndarray:
+    """Returns the mean, minimum and maximum over no minibatches yet: float32 `[3, S + 1]`."""
+    start = np.array([[0.0], [np.inf], [-np.inf]], np.float32)
+    return np.repeat(start, len(stat_names) + 1, axis=1)
 
 
 def _network(spec: ProgramSpec) -> Network:

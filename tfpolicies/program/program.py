@@ -13,10 +13,10 @@ import functools
 import logging
 import math
 import threading
+import time
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,16 +29,25 @@ from tfpolicies.models.layer_tree import idle_seeds
 from tfpolicies.models.network import FreshWeights, variable_keys
 from tfpolicies.models.ports import SEQ_LENS, InputPorts, Port
 from tfpolicies.program import stacked
+from tfpolicies.program.devices import CPU
 from tfpolicies.program.failed_update import Met, Reason, Update, first_term, last_sound
-from tfpolicies.program.functions import LOSS, ActInputs, Differentiated, ProgramFunctions
+from tfpolicies.program.functions import (
+    LOSS,
+    ActInputs,
+    Differentiated,
+    ProgramFunctions,
+    no_totals,
+)
 from tfpolicies.program.minibatches import Minibatches, draw_minibatches, padded_rows
 from tfpolicies.program.outputs import ActLayout
+from tfpolicies.program.pace import Pace
 from tfpolicies.program.runtimes.function import FunctionRuntime
 from tfpolicies.program.runtimes.onnx import OnnxActor, convert
 from tfpolicies.program.runtimes.runtime import Runtime
 from tfpolicies.program.runtimes.session import SessionRuntime
 from tfpolicies.program.spec import ProgramSpec
 from tfpolicies.program.stacked import StackedActor
+from tfpolicies.program.update_forms import Form, form_of, work_of
 from tfpolicies.program.view import LOSS_MASK
 from tfpolicies.state import ACTING, PolicyState, Slot, StateLayout
 from tfpolicies.system.forks import require_tensorflow
@@ -92,14 +101,16 @@ class Program:
         self.runtime: Runtime = SessionRuntime(*parts, self.lock) if in_graph else self._eager
         self._fresh: FreshWeights | None = None
         self._signature: LearnerSignature | None = None
-        self._learners: dict[bool, Any] = {}
+        self._steps: dict[bool, Any] = {}  # traced, by whether for XLA
+        self._learners: dict[Form, Any] = {}
         self._single: Any = None
         self._gradients: Any = None
         self._capacity: dict[tuple[int, int], int] = {}
         self._onnx: OnnxActor | None = None
         self._stacked: dict[str, StackedActor | None] = {}
         self._templates_taken: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.jit: bool | None = None  # resolved on first use
+        self.form: Form | None = None  # resolved on first use
+        self._pace = Pace()
         self._jit_works = False
 
     @classmethod
@@ -388,7 +399,7 @@ class Program:
         """
         rows = count_rows(columns)
         size = rows if minibatch_size is None else self._items(minibatch_size)
-        if not self.resolve_jit():  # XLA would compile anew for each smaller size
+        if self.resolve_form() is Form.PLAIN:  # XLA would compile anew for each smaller size
             size = min(size, rows)
         with self._updating(state, met) as update:
             minibatches = draw_minibatches(rows, num_epochs, size, state.rng if shuffle else None)
@@ -495,7 +506,7 @@ class Program:
 
         Fetches of the loss's length come back with one entry per row of the batch.
         """
-        items, jit = count_rows(columns), self.resolve_jit()
+        items, jit = count_rows(columns), self.resolve_form() is not Form.PLAIN
         width = items
         if jit:
             width = padded_rows(items, 1, self._capacity.get((0, 0), 0))
@@ -525,52 +536,66 @@ class Program:
         columns: Mapping[str, Any],
         rows: int,
         minibatches: Minibatches,
+        meanwhile: Callable[[], None] | None = None,
     ) -> np.ndarray:
         """Runs minibatches on the resident state; without XLA from here on if it cannot compile."""
-        jit = self.resolve_jit()
+        form = self.resolve_form()
         try:
-            totals = self._run_learner(state, columns, rows, minibatches, jit=jit)
+            totals = self._run_in_form(form, state, columns, rows, minibatches, meanwhile)
         except (tf.errors.OpError, TypeError, ValueError) as error:
-            settled = not jit or self._jit_works or self.spec.static["jit_compile"] is True
-            if settled:
+            is_wanted = self.spec.static["jit_compile"] is True
+            if form is Form.PLAIN or self._jit_works or is_wanted:
                 raise
             reason = str(error).splitlines()[0]
             logger.warning("learning runs without XLA, which cannot compile it: %s", reason)
-            self.jit = False
+            self.form = Form.PLAIN
             self.runtime.begin_update(state)  # afresh
-            return self._run_learner(state, columns, rows, minibatches, jit=False)
-        self._jit_works = jit
+            return self._run_in_form(Form.PLAIN, state, columns, rows, minibatches)
+        self._jit_works = form is not Form.PLAIN
         return totals
 
-    def _run_learner(
+    def _run_in_form(
         self,
+        form: Form,
         state: PolicyState,
         columns: Mapping[str, Any],
         rows: int,
         minibatches: Minibatches,
-        *,
-        jit: bool,
+        meanwhile: Callable[[], None] | None = None,
     ) -> np.ndarray:
-        if jit:
+        """Runs minibatches in one call, or in several where one would take long.
+
+        Between two of them a signal is seen to, which may end the update.
+        """
+        if form is not Form.PLAIN:
             kind = (minibatches.epochs, 0 if minibatches.whole else minibatches.size)
             capacity = padded_rows(rows, minibatches.size, self._capacity.get(kind, 0))
             self._capacity[kind] = capacity
             minibatches = minibatches.padded_to(capacity)
             columns = _pad(columns, capacity)
-        steps = np.asarray(minibatches.steps, np.int32)
-        rows_and_mask = minibatches.rows, minibatches.mask
-        return self._learner(jit)(state, dict(columns), *rows_and_mask, steps)
+        learner, size = self._learner(form), minibatches.size
+        given = self.runtime.placed([dict(columns), minibatches.rows, minibatches.mask])
+        totals, first, steps = no_totals(self.signature.stat_names), 0, minibatches.steps
+        while True:
+            began = time.perf_counter()
+            last = min(first + self._pace.minibatches(size), steps)
+            piece = np.array([first, last], np.int32)
+            totals = learner(state, *given, piece, totals, meanwhile=meanwhile)
+            if last > first:
+                self._pace.took(size, last - first, time.perf_counter() - began)
+            if last == steps:
+                return totals
+            first, meanwhile = last, None
 
-    def resolve_jit(self) -> bool:
-        """Decides once whether learning is compiled by XLA.
+    def resolve_form(self) -> Form:
+        """Decides once how learning is compiled, by what its traced step does.
 
-        "auto" compiles if the loss reads the row mask, so that padded minibatches stay exact, and
-        if XLA can.
+        XLA compiles only if the loss reads the row mask, so that padded minibatches stay exact.
 
         Raises:
             ConfigError: if `jit_compile=True` and the loss cannot run on padded minibatches.
         """
-        if self.jit is None:
+        if self.form is None:
             wanted, masked = self.spec.static["jit_compile"], self.signature.masked
             if wanted is True and not masked:
                 owner, column = self.spec.policy_class.__name__, f"train_batch[{LOSS_MASK!r}]"
@@ -579,16 +604,34 @@ class Program:
                     f"or custom_loss of the model does not read it. Use `masked_mean(x, {column})` "
                     "for its means, or jit_compile=False."
                 )
-            self.jit = bool(wanted) and masked and self.runtime.traced
-        return self.jit
+            if wanted is False or not masked or not self.runtime.traced:
+                self.form = Form.PLAIN
+            else:
+                automatic = wanted == "auto"
+                work = work_of(self._traced_step(for_xla=not automatic).graph)
+                on_cpu = self.functions.device == CPU
+                self.form = form_of(work, may_be_plain=automatic, on_cpu=on_cpu)
+                if automatic and not work.branches:  # then XLA takes the same trace
+                    self._steps[True] = self._steps[False]
+        return self.form
 
-    def _learner(self, jit: bool) -> Any:
-        if jit not in self._learners:
+    def _traced_step(self, *, for_xla: bool) -> Any:
+        """Returns the update by one minibatch, traced on first use."""
+        if for_xla not in self._steps:
             signature = self.signature
-            self._learners[jit] = self.runtime.learner(
-                signature.columns, signature.stat_names, jit=jit, exact_rows=not signature.masked
+            self._steps[for_xla] = self.runtime.step(
+                signature.columns, signature.stat_names, for_xla=for_xla
             )
-        return self._learners[jit]
+        return self._steps[for_xla]
+
+    def _learner(self, form: Form) -> Any:
+        if form not in self._learners:
+            step = self._traced_step(for_xla=form is not Form.PLAIN)
+            exact_rows = not self.signature.masked
+            self._learners[form] = self.runtime.learner(
+                self.signature.columns, step, form, exact_rows=exact_rows
+            )
+        return self._learners[form]
 
     def warm_up(self, rows: int, num_epochs: int, minibatch_size: int, *, acting: bool) -> None:
         """Traces and compiles the update for a batch of `rows`, without updating anything.
@@ -603,17 +646,19 @@ class Program:
         }
         size = min(self._items(minibatch_size), items)
         nothing = draw_minibatches(items, num_epochs, size, None)
-        nothing = nothing._replace(steps=0)
         require_tensorflow()
         state = self.new_state_for_checks()
-        with self.lock, ThreadPoolExecutor(1) as pool:
+
+        def convert() -> None:
+            with contextlib.suppress(ConfigError):  # raised again when a policy asks for it
+                self.onnx_actor()
+
+        with self.lock:
+            # A compiled step is compiled when it runs; the state that it changes is nobody's.
+            steps = int(self.resolve_form() is Form.STEP)
             self.runtime.begin_update(state)
-            self._learner(self.resolve_jit()).trace()
-            compiling = pool.submit(self._run, state, columns, rows, nothing)
-            if acting:
-                with contextlib.suppress(ConfigError):  # raised again when a policy asks for it
-                    self.onnx_actor()
-            compiling.result()
+            nothing = nothing._replace(steps=steps)
+            self._run(state, columns, rows, nothing, convert if acting else None)
 
     def gradients(
         self, state: PolicyState, columns: Mapping[str, Any], met: Met

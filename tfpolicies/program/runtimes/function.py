@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,11 @@ import tensorflow as tf
 from tfpolicies.program.devices import CPU, on_device, placed
 from tfpolicies.program.functions import ActInputs, ActOutputs, ProgramFunctions
 from tfpolicies.program.outputs import ActLayout
-from tfpolicies.program.runtimes.runtime import FlatActing, Resident, Runtime
+from tfpolicies.program.runtimes.runtime import FirstCalls, FlatActing, Resident, Runtime, concrete
+from tfpolicies.program.update_forms import Form
 from tfpolicies.state import ACTING, PolicyState, StateLayout
 from tfpolicies.system.forks import require_tensorflow
+from tfpolicies.system.interruptible import BackgroundCall
 
 
 class _Traced:
@@ -39,22 +42,46 @@ class _Traced:
         return (self._concrete or self.trace())(*inputs)
 
 
+class _OneShape(_Traced):
+    """A function that XLA compiles, for one shape: in a thread that nobody has to wait for."""
+
+    _is_compiled = False
+
+    def __call__(self, *inputs: Any) -> Any:
+        if self._is_compiled:
+            return self._concrete(*inputs)
+        found = BackgroundCall(functools.partial(self.trace(), *inputs)).result()
+        self._is_compiled = True
+        return found
+
+
 class _Update:
     """An update function that takes a state and arrays, and gives arrays."""
 
-    def __init__(self, function: Any) -> None:
+    def __init__(self, function: Any, form: Form, first_calls: FirstCalls) -> None:
         self._function = function
+        self._form = form
+        self._first_calls = first_calls
 
     def trace(self) -> None:
         """Traces the function if it is one to be traced and was not traced yet."""
         if isinstance(self._function, _Traced):
             self._function.trace()
 
-    def __call__(self, state: PolicyState, *given: Any) -> Any:
+    def __call__(
+        self, state: PolicyState, *given: Any, meanwhile: Callable[[], None] | None = None
+    ) -> Any:
         require_tensorflow()
+        self.trace()
         tensors = tf.nest.map_structure(tf.constant, [state.hyper, *given])
-        found = self._function(*tensors)
+        call = functools.partial(self._function, *tensors)
+        key = None if self._form is Form.PLAIN else (self, _shapes(tensors))
+        found = self._first_calls.run(key, call, meanwhile)
         return tf.nest.map_structure(lambda x: None if x is None else x.numpy(), found)
+
+
+def _shapes(tensors: Any) -> tuple[Any, ...]:
+    return tuple(tuple(x.shape) for x in tf.nest.flatten(tensors))
 
 
 class FunctionRuntime(Runtime):
@@ -74,6 +101,7 @@ class FunctionRuntime(Runtime):
         self, functions: ProgramFunctions, layout: StateLayout, act: ActLayout, *, traced: bool
     ) -> None:
         self.traced = traced
+        self._first_calls = FirstCalls()
         super().__init__(functions, layout)
         self._act_layout = act
         self._segments = layout.segments(*ACTING)
@@ -83,9 +111,8 @@ class FunctionRuntime(Runtime):
         # One row costs less than dispatching its few dozen operations: XLA runs them as one.
         self._act_one: Any = None
         if traced and functions.spec.static["jit_compile"] is not False:
-            self._act_one = self._trace(
-                on_device(flat.one, CPU), [weights, signatures.one_row], jit=True
-            )
+            one_row = [weights, signatures.one_row]
+            self._act_one = _OneShape(on_device(flat.one, CPU), one_row, jit=True)
         inputs = signatures.act.inputs
         self._log_likelihoods = self._trace(
             on_device(flat.log_likelihoods, CPU), [weights, inputs, signatures.actions]
@@ -149,14 +176,25 @@ class FunctionRuntime(Runtime):
 
     # -- learning -----------------------------------------------------------------------------
 
-    def compiled(self, function: Any, signature: Sequence[Any], *, jit: bool = False) -> Any:
+    def compiled(self, function: Any, signature: Sequence[Any], form: Form = Form.PLAIN) -> Any:
         """Returns an update function; see `Runtime.compiled`."""
         on = on_device(function, self.functions.device)
-        return _Update(self._trace(on, [self.signatures.hyper, *signature], jit=jit))
+        traced = self._trace(on, [self.signatures.hyper, *signature], jit=form is Form.LOOP)
+        return _Update(traced, form, self._first_calls)
+
+    def inner(self, function: Any, signature: Sequence[Any], *, for_xla: bool) -> Any:
+        """Returns a function for other functions to call; see `Runtime.inner`."""
+        on = on_device(function, self.functions.device)
+        return concrete(on, signature, for_xla=for_xla) if self.traced else on
+
+    def placed(self, arrays: Any) -> Any:
+        """Returns nested arrays as tensors."""
+        return tf.nest.map_structure(tf.constant, arrays)
 
     def load(self, state: PolicyState) -> None:
         """Copies a state into the resident variables, unless it is there."""
         require_tensorflow()
+        self._first_calls.settle()
         if not self._resident.is_there(state):
             self._load({name: tf.constant(array) for name, array in state.segments.items()})
             self._resident.note(state)
@@ -164,6 +202,7 @@ class FunctionRuntime(Runtime):
     def forget(self, state: PolicyState | None = None) -> None:
         """Says that the resident variables are no longer what the state says."""
         del state
+        self._first_calls.settle()
         self._resident.forget()
 
     def read(self, state: PolicyState) -> dict[str, np.ndarray]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,9 @@ import tensorflow as tf
 
 from tfpolicies.program.functions import ActInputs, ActOutputs, ProgramFunctions, unpack
 from tfpolicies.program.outputs import ActLayout
+from tfpolicies.program.update_forms import Form
 from tfpolicies.state import ACTING, PolicyState, StateLayout
+from tfpolicies.system.interruptible import BackgroundCall
 
 
 class Runtime(abc.ABC):
@@ -109,40 +111,74 @@ class Runtime(abc.ABC):
     # -- learning -----------------------------------------------------------------------------
 
     @abc.abstractmethod
-    def compiled(self, function: Any, signature: Sequence[Any], *, jit: bool = False) -> Any:
+    def compiled(self, function: Any, signature: Sequence[Any], form: Form = Form.PLAIN) -> Any:
         """Returns an update function that works on the resident variables.
 
         Args:
             function: takes the hyper-parameters `[H]` and then what `signature` says.
             signature: nests of `tf.TensorSpec`.
-            jit: whether XLA compiles it.
+            form: `LOOP` has XLA compile it; `STEP` says that it compiles what it calls.
 
         Returns:
-            An object `f(state, *arrays)` that gives arrays; `f.trace()` traces it beforehand.
+            An object `f(state, *arrays, meanwhile=None)` that gives arrays. The first call of each
+            shape that is compiled runs in another thread, so that its caller can be interrupted,
+            and `meanwhile()` in this one. `f.trace()` traces it beforehand.
         """
 
-    def learner(self, columns: Mapping[str, Any], stat_names: Sequence[str], **kw: bool) -> Any:
-        """Returns `learn_epochs` for batches with these columns.
+    @abc.abstractmethod
+    def inner(self, function: Any, signature: Sequence[Any], *, for_xla: bool) -> Any:
+        """Returns a function for other functions to call; see `concrete`. Untraced if none is."""
+
+    def placed(self, arrays: Any) -> Any:
+        """Returns nested arrays where update functions take them from, for several calls."""
+        return arrays
+
+    def step(
+        self, columns: Mapping[str, Any], stat_names: Sequence[str], *, for_xla: bool = False
+    ) -> Any:
+        """Returns `learn_step` for batches with these columns, traced where functions are.
 
         Args:
             columns: `tf.TensorSpec` per column, nested as the columns are.
             stat_names: the names of the statistics.
-            **kw: `jit` and `exact_rows`.
+            for_xla: see `concrete`.
         """
-        jit, exact_rows = kw["jit"], kw["exact_rows"]
+        name = "learn_step (XLA)" if for_xla else "learn_step"
 
-        def learn_epochs(hyper: Any, columns: Any, index: Any, mask: Any, steps: Any) -> Any:
-            return self.functions.learn_epochs(
-                hyper, columns, index, mask, steps, stat_names=stat_names, exact_rows=exact_rows
-            )
+        def learn_step(hyper: Any, columns: Any, weights: Any) -> Any:
+            self.functions.traces.note(name, hyper, columns, weights)
+            return self.functions.learn_step(hyper, columns, weights, stat_names=stat_names)
+
+        weights = tf.TensorSpec([None], tf.float32)
+        signature = [self.signatures.hyper, dict(columns), weights]
+        return self.inner(learn_step, signature, for_xla=for_xla)
+
+    def learner(
+        self, columns: Mapping[str, Any], step: Any, form: Form, *, exact_rows: bool
+    ) -> Any:
+        """Returns `learn_epochs` for batches with these columns.
+
+        Args:
+            columns: `tf.TensorSpec` per column, nested as the columns are.
+            step: what `step` returned.
+            form: how it is compiled.
+            exact_rows: see `ProgramFunctions.learn_epochs`.
+        """
+        if form is Form.STEP:
+            step = tf.function(step, jit_compile=True, autograph=False)
+
+        def learn_epochs(*given: Any) -> Any:
+            return self.functions.learn_epochs(*given, step=step, exact_rows=exact_rows)
 
         s = self.signatures
-        return self.compiled(learn_epochs, [dict(columns), s.index, s.mask, s.steps], jit=jit)
+        signature = [dict(columns), s.index, s.mask, s.piece, s.totals]
+        return self.compiled(learn_epochs, signature, form)
 
     def single_learner(self, columns: Mapping[str, Any], *, jit: bool) -> Any:
         """Returns `learn_once` for batches with these columns."""
         mask = tf.TensorSpec([None], tf.float32)
-        return self.compiled(self.functions.learn_once, [dict(columns), mask], jit=jit)
+        form = Form.LOOP if jit else Form.PLAIN
+        return self.compiled(self.functions.learn_once, [dict(columns), mask], form)
 
     def gradient_function(self, columns: Mapping[str, Any]) -> Any:
         """Returns `gradients` for batches with these columns."""
@@ -151,6 +187,66 @@ class Runtime(abc.ABC):
     def apply_gradients(self, state: PolicyState, gradients: Sequence[np.ndarray]) -> None:
         """Updates the resident variables with given gradients."""
         self._apply(state, gradients)
+
+
+def concrete(function: Any, signature: Sequence[Any], *, for_xla: bool) -> Any:
+    """Traces a function that other functions call, in the present graph.
+
+    Args:
+        function: what is traced.
+        signature: nests of `tf.TensorSpec`.
+        for_xla: trace loops and branches as XLA needs them. They run slower then without XLA, and
+            with XLA not at all otherwise.
+    """
+    if not for_xla:
+        return tf.function(function, autograph=False).get_concrete_function(*signature)
+    found = []
+
+    def around() -> None:  # what is traced while XLA's function is being traced is for XLA, too
+        found.append(concrete(function, signature, for_xla=False))
+
+    tf.function(around, jit_compile=True, autograph=False).get_concrete_function()
+    return found[0]
+
+
+class FirstCalls:
+    """Makes the first call of each compiled shape where its caller can be interrupted.
+
+    Such a call takes seconds, most of them XLA's. A caller who is interrupted leaves it behind, and
+    whoever needs the variables that it works on waits for its end.
+    """
+
+    def __init__(self) -> None:
+        self._known: set[Any] = {None}
+        self._running: BackgroundCall[Any] | None = None
+
+    def run(self, key: Any, call: Callable[[], Any], meanwhile: Callable[[], None] | None) -> Any:
+        """Makes a call, in another thread if none with this key has ended well before.
+
+        Args:
+            key: of what is compiled; None if nothing is.
+            call: the call; it traces nothing and takes no lock.
+            meanwhile: called in this thread in any case.
+        """
+        self.settle()
+        if key in self._known:
+            found = call()
+            if meanwhile is not None:
+                meanwhile()
+            return found
+        self._running = BackgroundCall(call)
+        if meanwhile is not None:
+            meanwhile()
+        found = self._running.result()
+        self._running = None
+        self._known.add(key)
+        return found
+
+    def settle(self) -> None:
+        """Waits for a call that was left behind."""
+        if self._running is not None:
+            self._running.wait()
+            self._running = None
 
 
 class Resident:
@@ -196,7 +292,8 @@ class Signatures:
         self.gradients = [tf.TensorSpec(v.shape, v.dtype) for v in differentiated]
         self.index = tf.TensorSpec([None, None], tf.int32)
         self.mask = tf.TensorSpec([None, None], tf.float32)
-        self.steps = tf.TensorSpec([], tf.int32)
+        self.piece = tf.TensorSpec([2], tf.int32)
+        self.totals = tf.TensorSpec([3, None], tf.float32)
 
     @property
     def one_row(self) -> ActInputs:

@@ -8,6 +8,7 @@ of the caller.
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +22,8 @@ from tfpolicies.errors import ConfigError, ModelError
 from tfpolicies.program.devices import on_device
 from tfpolicies.program.functions import ActInputs, ActOutputs, ProgramFunctions
 from tfpolicies.program.outputs import ActLayout
-from tfpolicies.program.runtimes.runtime import FlatActing, Resident, Runtime
+from tfpolicies.program.runtimes.runtime import FirstCalls, FlatActing, Resident, Runtime, concrete
+from tfpolicies.program.update_forms import Form
 from tfpolicies.state import PolicyState, StateLayout
 from tfpolicies.system.forks import require_tensorflow
 
@@ -116,6 +118,7 @@ class _OpenSession:
     def __init__(self, session: Any) -> None:
         self.session = session
         self.resident = Resident()
+        self.first_calls = FirstCalls()
         self._callables: dict[_GraphFunction, Any] = {}
         # At the end of the process they must go before TensorFlow's modules do.
         weakref.finalize(self, self._callables.clear)
@@ -132,6 +135,7 @@ class _OpenSession:
 
     def close(self) -> None:
         """Closes the session, and gives its memory back."""
+        self.first_calls.settle()
         self._callables.clear()
         self.resident.forget()
         self.session.close()
@@ -369,16 +373,34 @@ class SessionRuntime(Runtime):
 
     # -- learning -----------------------------------------------------------------------------
 
-    def compiled(self, function: Any, signature: Sequence[Any], *, jit: bool = False) -> Any:
+    def compiled(self, function: Any, signature: Sequence[Any], form: Form = Form.PLAIN) -> Any:
         """Returns an update function; see `Runtime.compiled`."""
+        jit = form is Form.LOOP
         made = self._function(function, [self.signatures.hyper, *signature], jit=jit)
-        return _Update(self, made)
+        return _Update(self, made, form)
 
-    def update(self, function: _GraphFunction, state: PolicyState, given: Any) -> Any:
+    def inner(self, function: Any, signature: Sequence[Any], *, for_xla: bool) -> Any:
+        """Returns a function for other functions to call; see `Runtime.inner`."""
+        require_tensorflow()
+        with self._graph.as_default():
+            return concrete(on_device(function, self._device), signature, for_xla=for_xla)
+
+    def update(
+        self,
+        function: _GraphFunction,
+        form: Form,
+        state: PolicyState,
+        given: Any,
+        meanwhile: Callable[[], None] | None,
+    ) -> Any:
         """Runs an update function in the session of a state."""
         function.trace()
         arrays = tf.nest.flatten([state.hyper, *given])
-        return function.nested(self._held(state).opened().run(function, arrays))
+        opened = self._held(state).opened()
+        shapes = tuple(np.shape(x) for x in arrays)
+        key = None if form is Form.PLAIN else (function, shapes)
+        call = functools.partial(opened.run, function, arrays)
+        return function.nested(opened.first_calls.run(key, call, meanwhile))
 
     def load(self, state: PolicyState) -> None:
         """Copies a state into its session, unless it is there."""
@@ -387,6 +409,7 @@ class SessionRuntime(Runtime):
             if not held.is_loaded(state):
                 self._load.trace()
                 opened = held.opened()
+                opened.first_calls.settle()
                 opened.run(self._load, tf.nest.flatten(state.segments))
                 opened.resident.note(state)
 
@@ -411,13 +434,16 @@ class SessionRuntime(Runtime):
 class _Update:
     """An update function that takes a state and arrays, and gives arrays."""
 
-    def __init__(self, runtime: SessionRuntime, function: _GraphFunction) -> None:
+    def __init__(self, runtime: SessionRuntime, function: _GraphFunction, form: Form) -> None:
         self._runtime = runtime
         self._function = function
+        self._form = form
 
     def trace(self) -> None:
         """Puts the function into the graph if it is not there yet."""
         self._function.trace()
 
-    def __call__(self, state: PolicyState, *given: Any) -> Any:
-        return self._runtime.update(self._function, state, given)
+    def __call__(
+        self, state: PolicyState, *given: Any, meanwhile: Callable[[], None] | None = None
+    ) -> Any:
+        return self._runtime.update(self._function, self._form, state, given, meanwhile)

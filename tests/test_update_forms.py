@@ -1,0 +1,257 @@
+"""How updates are compiled, in what pieces they run, and what an interruption leaves behind."""
+
+import signal
+import threading
+
+import keras
+import numpy as np
+import pytest
+from gymnasium import spaces
+from tiny import OBS, assert_close, assert_equal, batch_for, make
+
+from tfpolicies import PPOConfig, PPOTF1Policy, PPOTF2Policy
+from tfpolicies.policy.checkpoints import POLICY_MANIFEST
+from tfpolicies.program.pace import Pace
+from tfpolicies.program.runtimes import function
+from tfpolicies.program.update_forms import Form
+from tfpolicies.storage.checkpoint import read_checkpoint, write_checkpoint
+from tfpolicies.testing import random_batch
+
+IMAGES = spaces.Box(0, 255, (12, 12, 1), np.uint8)
+CONVOLUTIONS = {"conv_filters": [[2, 4, 4], [2, 3, 1]]}
+MEMORY = {"fcnet_hiddens": [3], "lstm_cell_size": 4, "max_seq_len": 4}
+ATTENTION = {"attention_dim": 4, "attention_head_dim": 2, "attention_memory_inference": 3}
+ATTENTION |= {"attention_memory_training": 3, "attention_position_wise_mlp_dim": 4}
+
+
+def with_layer(make_layer):
+    """Returns a factory of models with a layer `[B, 6, 2] -> [B, ...]` before the outputs."""
+
+    def model(observation_space, num_outputs):
+        inputs = keras.Input(observation_space.shape)
+        x = keras.layers.Reshape((6, 2))(keras.layers.Dense(12)(inputs))
+        x = keras.layers.Flatten()(make_layer(x))
+        return keras.Model(inputs, keras.layers.Dense(num_outputs)(x))
+
+    return {"custom_model": model}
+
+
+KINDS = {
+    "dense": ({}, Form.LOOP),
+    "lstm": ({**MEMORY, "use_lstm": True}, Form.LOOP),
+    "large lstm": ({**MEMORY, "use_lstm": True, "lstm_cell_size": 256}, Form.STEP),
+    "gru": ({**MEMORY, "use_gru": True}, Form.LOOP),
+    "gated transformer": ({**MEMORY, **ATTENTION, "use_attention": True}, Form.LOOP),
+    "attention": (with_layer(lambda x: keras.layers.MultiHeadAttention(1, 2)(x, x)), Form.LOOP),
+    "keras lstm": (with_layer(lambda x: keras.layers.LSTM(3)(x)), Form.LOOP),
+    "convolution": (with_layer(lambda x: keras.layers.Conv1D(2, 3)(x)), Form.PLAIN),
+    "depthwise": (with_layer(lambda x: keras.layers.DepthwiseConv1D(3)(x)), Form.PLAIN),
+    "both": (
+        with_layer(lambda x: keras.layers.LSTM(3)(keras.layers.Conv1D(2, 3)(x))),
+        Form.PLAIN,
+    ),
+}
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_operations_of_an_update_decide_how_it_is_compiled(kind):
+    model, expected = KINDS[kind]
+    policy = make(model=model, jit_compile="auto")
+    policy.resolve()
+    assert policy.program.form is expected
+    assert policy.config["jit_compile"] is (expected is not Form.PLAIN)
+    wanted = make(model=model, jit_compile=True)
+    wanted.resolve()
+    assert wanted.program.form is (Form.STEP if expected is Form.PLAIN else expected)
+
+
+@pytest.mark.parametrize("policy_class", [PPOTF2Policy, PPOTF1Policy])
+@pytest.mark.parametrize("model", [CONVOLUTIONS, {**MEMORY, "use_gru": True}])
+def test_a_plain_loop_around_a_compiled_step_gives_the_same_numbers(policy_class, model):
+    obs = IMAGES if model is CONVOLUTIONS else OBS
+    plain, compiled = (
+        make(policy_class, obs=obs, jit_compile=jit, model=model, lr=0.01) for jit in (False, True)
+    )
+    batch, results = random_batch(plain, 12), []
+    for policy, form in ((plain, Form.PLAIN), (compiled, Form.STEP)):
+        policy.prepare_learning()
+        policy.program.form = form
+        results.append(policy.learn_epochs(batch, 2, 8, shuffle=False)["learner_stats"])
+        assert max(policy.program.functions.traces.values()) == 1
+    assert results[0] == pytest.approx(results[1], rel=1e-4, abs=1e-5)
+    assert_close(plain.get_weights(), compiled.get_weights(), atol=1e-5)
+
+
+# -- pieces -----------------------------------------------------------------------------------
+
+
+def in_pieces(monkeypatch, policy, minibatches):
+    monkeypatch.setattr(policy.program._pace, "minibatches", lambda size: minibatches)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("policy_class", [PPOTF2Policy, PPOTF1Policy])
+@pytest.mark.parametrize("jit", [False, True])
+def test_an_update_in_one_two_or_seven_pieces_gives_equal_bits(monkeypatch, policy_class, jit):
+    policies = [make(policy_class, jit_compile=jit, lr=0.01) for _ in range(3)]
+    program = policies[0].program
+    assert all(policy.program is program for policy in policies)
+    batch, results = batch_for(policies[0], 26), []
+    for policy, pieces in zip(policies, (1, 2, 7), strict=True):
+        in_pieces(monkeypatch, policy, 14 // pieces)
+        results.append(policy.learn_epochs(batch, 2, 4)["learner_stats"])
+    assert results[0] == results[1] == results[2]
+    states = [policy.get_state() for policy in policies]
+    for other in states[1:]:
+        assert_equal(states[0]["weights"], other["weights"])
+        assert_equal(states[0]["_optimizer_variables"], other["_optimizer_variables"])
+        assert states[0]["num_grad_updates"] == other["num_grad_updates"] == 14
+    assert max(program.functions.traces.values()) == 1
+
+
+def test_calls_have_as_many_minibatches_as_fit_into_half_a_second():
+    pace = Pace()
+    assert pace.minibatches(64) == 1
+    pace.took(64, 1, 0.15)
+    assert (pace.minibatches(64), pace.minibatches(32)) == (3, 1)
+    pace.took(64, 3, 6.0)
+    assert pace.minibatches(64) == 1
+    pace.took(64, 1, 0.0001)
+    assert pace.minibatches(64) > 1000
+
+
+# -- interruptions ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy_class", [PPOTF2Policy, PPOTF1Policy])
+def test_an_update_interrupted_between_pieces_leaves_the_policy_as_it_was(
+    monkeypatch, policy_class
+):
+    policy, twin = make(policy_class, lr=0.01), make(policy_class, lr=0.01)
+    batch, before = batch_for(policy, 16), policy.get_state()
+    came = []
+
+    def minibatches(size):
+        came.append(size)
+        if len(came) == 3:
+            signal.raise_signal(signal.SIGINT)
+        return 1
+
+    monkeypatch.setattr(policy.program._pace, "minibatches", minibatches)
+    with pytest.raises(KeyboardInterrupt):
+        policy.learn_epochs(batch, 2, 4)
+    after = policy.get_state()
+    assert_equal(before["weights"], after["weights"])
+    assert_equal(before["_optimizer_variables"], after["_optimizer_variables"])
+    assert (after["rng"], after["num_grad_updates"]) == (before["rng"], 0)
+    for each in (policy, twin):
+        each.learn_epochs(batch, 2, 4)
+    assert_equal(policy.get_weights(), twin.get_weights())
+
+
+def test_minibatches_that_a_callback_sees_are_taken_back_when_they_are_interrupted(monkeypatch):
+    class Interrupts(PPOTF2Policy):
+        def learn_on_batch(self, postprocessed_batch):
+            if self.num_grad_updates == 2:
+                signal.raise_signal(signal.SIGINT)
+            return super().learn_on_batch(postprocessed_batch)
+
+    policy = make(Interrupts, lr=0.01)
+    before = policy.get_state()
+    with pytest.raises(KeyboardInterrupt):
+        policy.learn_epochs(batch_for(policy, 16), 2, 4)
+    after = policy.get_state()
+    assert_equal(before["weights"], after["weights"])
+    assert (after["rng"], after["num_grad_updates"]) == (before["rng"], 0)
+
+
+@pytest.mark.parametrize("model", [{"fcnet_hiddens": [5]}, {**MEMORY, "use_gru": True}])
+def test_a_policy_learns_on_after_its_first_compiled_call_was_interrupted(monkeypatch, model):
+    policy, twin = (make(jit_compile=True, lr=0.01, model=model) for _ in range(2))
+    batch = random_batch(policy, 16)
+    policy._state.rng.bit_generator.state = twin._state.rng.bit_generator.state
+    before = policy.get_state()
+    policy.prepare_learning()
+    call, release = function._Traced.__call__, threading.Event()
+
+    def interrupts(self, *inputs):
+        if threading.current_thread() is not threading.main_thread() and not release.is_set():
+            signal.raise_signal(signal.SIGINT)  # in the main thread, which waits
+            release.wait(60)
+        return call(self, *inputs)
+
+    monkeypatch.setattr(function._Traced, "__call__", interrupts)
+    with pytest.raises(KeyboardInterrupt):
+        policy.learn_epochs(batch, 2, 4)
+    assert_equal(before["weights"], policy.get_weights())
+    release.set()  # only now does what was left behind update the variables
+    for each in (policy, twin):
+        each.learn_epochs(batch, 2, 4)
+    assert_equal(policy.get_weights(), twin.get_weights())
+    assert policy.num_grad_updates == twin.num_grad_updates > 0
+
+
+def test_the_first_compiled_call_runs_in_a_thread_that_nobody_has_to_wait_for(monkeypatch):
+    policy = make(jit_compile=True, lr=0.01, model={"fcnet_hiddens": [6]})
+    threads, call = [], function._Traced.__call__
+
+    def watched(self, *inputs):
+        threads.append(threading.current_thread())
+        return call(self, *inputs)
+
+    monkeypatch.setattr(function._Traced, "__call__", watched)
+    policy.warm_up(16, 2, 4)
+    compiling = [thread for thread in threads if thread is not threading.main_thread()]
+    assert compiling
+    assert all(thread.daemon for thread in compiling)
+    threads.clear()
+    policy.learn_epochs(batch_for(policy, 16), 2, 4)
+    assert set(threads) == {threading.main_thread()}
+
+
+# -- checkpoints ------------------------------------------------------------------------------
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("is_old", [False, True])
+def test_an_auto_of_a_checkpoint_that_the_rule_would_not_choose_is_resolved_anew(
+    tmp_path, caplog, is_old
+):
+    policy = make(obs=IMAGES, model=CONVOLUTIONS, jit_compile="auto")
+    policy.config["jit_compile"] = True  # as the rule said once
+    policy.export_checkpoint(tmp_path)
+    if is_old:
+        checkpoint = read_checkpoint(tmp_path, POLICY_MANIFEST, kind="Policy")
+        added = ("automatic", "arrays", "checksum", "format_version", "policies")
+        old = {k: x for k, x in checkpoint.manifest.items() if k not in added}
+        old.pop("tfpolicies_version")
+        write_checkpoint(tmp_path, POLICY_MANIFEST, old, checkpoint.arrays)
+    restored = PPOTF2Policy.from_checkpoint(tmp_path)
+    restored.resolve()
+    restored.resolve()
+    assert restored.config["jit_compile"] is False
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert line.startswith("jit_compile='auto' is False now")
+    kept = PPOTF2Policy.from_checkpoint(tmp_path, config={"jit_compile": True})
+    kept.resolve()
+    assert kept.config["jit_compile"] is True
+    assert kept.program.form is Form.STEP
+
+
+def test_what_a_user_chose_stays_in_checkpoints(tmp_path, caplog):
+    make(obs=IMAGES, model=CONVOLUTIONS, jit_compile=True).export_checkpoint(tmp_path)
+    restored = PPOTF2Policy.from_checkpoint(tmp_path)
+    restored.resolve()
+    assert restored.config["jit_compile"] is True
+    assert not caplog.records
+
+
+def test_each_policy_of_an_algorithm_resolves_auto_for_itself():
+    config = PPOConfig().framework(jit_compile="auto", inference="tf")
+    config.record_resolved(jit_compile=True)  # what it became for another policy
+    assert config.jit_compile is True
+    policy = PPOTF2Policy(IMAGES, spaces.Discrete(2), config.training(model=CONVOLUTIONS))
+    policy.resolve()
+    assert policy.config["jit_compile"] is False
+    assert config.framework(jit_compile=False).automatic() == []

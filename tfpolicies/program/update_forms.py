@@ -1,0 +1,87 @@
+"""How an update is compiled: what its trace says about it.
+
+The rule looks at the operations of the traced update, never at a clock and never at the settings of
+a model, so that a seed gives the same numbers on every machine.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+
+class Form(enum.Enum):
+    """How the minibatches of an update run; the value is what a user is told."""
+
+    PLAIN = "tf.function"
+    STEP = "XLA, step by step"  # a plain loop around a compiled step
+    LOOP = "XLA"
+
+
+class Work(NamedTuple):
+    """What the operations of a traced step do."""
+
+    convolves: bool
+    remembers: bool  # it is recurrent, or attends
+    branches: bool  # it has loops or branches, which XLA needs traced in its own way
+    operations: int
+    weights: int  # numbers that it trains
+
+
+_CONVOLUTION = re.compile(r"Conv(?!ert)|Conv2d|Dilation2D")
+_LOOP = re.compile(r"^(Stateless)?While$")
+_BRANCH = re.compile(r"^(Stateless)?(If|Case)$")
+_RECURRENCE = re.compile(r"^CudnnRNN|LSTMBlock|^BlockLSTM|^GRUBlock")
+_PRODUCT = re.compile(r"^BatchMatMul|^Einsum$")
+
+_WEIGHTS_OF_LOOP = 100_000  # of a network that remembers; with more, its step is compiled
+_WEIGHTS_OF_STEP = 1_000_000  # with more, nothing is
+_MOST_OPERATIONS = 10_000  # with more, as of an unrolled recurrence, XLA takes too long to compile
+"""The thresholds; `docs/decisions/012-how-updates-are-compiled.md` has what was measured."""
+
+
+def work_of(graph: Any) -> Work:
+    """Returns what a traced function does, the functions that it calls included.
+
+    Args:
+        graph: the `FuncGraph` of the function.
+    """
+    kinds = list(_operations(graph))
+
+    def has(*patterns: re.Pattern[str]) -> bool:
+        return any(pattern.search(kind) for kind in set(kinds) for pattern in patterns)
+
+    return Work(
+        convolves=has(_CONVOLUTION),
+        remembers=has(_LOOP, _RECURRENCE) or ("Softmax" in kinds and has(_PRODUCT)),
+        branches=has(_LOOP, _BRANCH),
+        operations=len(kinds),
+        weights=sum(variable.shape.num_elements() for variable in graph.trainable_variables),
+    )
+
+
+def form_of(work: Work, *, may_be_plain: bool, on_cpu: bool) -> Form:
+    """Returns how an update runs best.
+
+    Args:
+        work: what its step does.
+        may_be_plain: whether XLA may be left out.
+        on_cpu: whether it learns on the CPU.
+    """
+    if not on_cpu:
+        return Form.LOOP
+    remembers_much = work.remembers and work.weights > _WEIGHTS_OF_STEP
+    if work.convolves or remembers_much or work.operations > _MOST_OPERATIONS:
+        return Form.PLAIN if may_be_plain else Form.STEP
+    if work.remembers and work.weights > _WEIGHTS_OF_LOOP:
+        return Form.STEP
+    return Form.LOOP
+
+
+def _operations(graph: Any) -> Iterator[str]:
+    definition = graph.as_graph_def()
+    yield from (node.op for node in definition.node)
+    for function in definition.library.function:
+        yield from (node.op for node in function.node_def)
