@@ -1,8 +1,8 @@
 """Actions of policies written by hand, as environments take them: `action_pipeline.py` in NumPy.
 
 Only Boxes are mapped. With `normalize_actions`, a Box of floats is scaled from [-1, 1] to its
-bounds and clipped to them (a component without both bounds is only clipped to the one there is), and
-a Box of integers gets `low` added. With `clip_actions` alone, Boxes are clipped. All else stays.
+bounds and clipped to them (a component without both is only clipped to the one there is), and a Box
+of integers gets `low` added. With `clip_actions` alone, Boxes are clipped. All else stays.
 """
 
 from __future__ import annotations

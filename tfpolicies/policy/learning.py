@@ -149,6 +149,7 @@ class Learning:
         custom, before, policy = self._announced(batch), self.state.num_grad_updates, self.policy
         gradients, info = policy.compute_gradients(batch)
         policy.apply_gradients(gradients)
+        self.state.num_grad_updates += 1
         return {
             "num_agent_steps_trained": len(batch[SampleBatch.ACTIONS]),
             "num_grad_updates_lifetime": self.state.num_grad_updates,
