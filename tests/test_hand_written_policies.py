@@ -280,15 +280,21 @@ def test_a_memory_may_be_a_dict(env):
         def compute_actions(self, obs_batch, state_batches=None, **kwargs):
             actions = super().compute_actions(obs_batch).actions
             after = {"seen": np.asarray(obs_batch), "age": state_batches["age"] + 1}
-            return ActionBatch(actions, after, {"seen_before": state_batches["seen"][:, 0]})
+            before = {"seen_before": state_batches["seen"][:, 0], "age": state_batches["age"]}
+            return ActionBatch(actions, after, before)
 
-    batch = worker_of(Remembering, env).sample().as_multi_agent()["default_policy"]
+    worker = worker_of(Remembering, env)
+    batch = worker.sample().as_multi_agent()["default_policy"]
     ages = [[10.0, 20.0], [11.0, 21.0], [12.0, 22.0], [10.0, 20.0]]
     first = batch["agent_index"] == 0
     assert batch["seen_before"][first].tolist() == [0.0, 0.0, 1.0, 0.0]
-    assert batch["state_out_0"][first].tolist() == (np.array(ages) + 1).tolist()
+    assert batch["age"][first].tolist() == ages
     assert batch["state_in_0"].tolist()[:2] == [[10.0, 20.0], [10.0, 20.0]]
-    assert batch["seq_lens"].tolist()[:2] == [3, 1]
+    assert sorted(set(batch["seq_lens"].tolist())) == [1, 3]
+    policy = worker.get_policy()
+    _, after, _ = policy.compute_single_action(np.ones(1), policy.get_initial_state())
+    assert {name: x.tolist() for name, x in after.items()} == {"seen": [1.0], "age": [11.0, 21.0]}
+    assert policy.session().act(np.zeros(1)).tolist() == [3.0, 1.0]
 
 
 def test_a_memory_of_lists_has_the_rows_of_these_lists():

@@ -204,6 +204,18 @@ def test_learning_by_methods_gives_what_the_program_gives(names):
 
 
 @pytest.mark.core
+@pytest.mark.parametrize("name", ["learn_on_batch", "learn_on_loaded_batch", "compute_actions"])
+def test_overrides_are_called_for_policies_with_a_memory(name):
+    policy_class = recording(PPOTF2Policy, name)
+    model = {"use_lstm": True, "lstm_cell_size": 4, "fcnet_hiddens": [4], "max_seq_len": 2}
+    algorithm = algorithm_of(policy_class, model={**model, "lstm_use_prev_action": True})
+    algorithm.train()
+    assert name in policy_class.called
+    assert algorithm.get_policy().num_grad_updates >= 4
+    algorithm.stop()
+
+
+@pytest.mark.core
 def test_a_loaded_batch_is_learned_from_in_order_through_all_overrides():
     own = make(recording(PPOTF2Policy, "learn_on_loaded_batch", "learn_on_batch"), lr=0.01)
     plain, batch = make(lr=0.01), batch_for(own, 128 * 2 + 4)

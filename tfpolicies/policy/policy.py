@@ -231,8 +231,11 @@ class Policy(abc.ABC):
                 "infos": info,
             }
             input_dict = {key: value for key, value in given.items() if value is not None}
-            memory = [] if state is None else state
-            input_dict.update({f"state_in_{i}": part for i, part in enumerate(memory)})
+            memory: Any = [] if state is None else state
+            if isinstance(memory, Mapping):
+                input_dict["state_in"] = memory
+            else:
+                input_dict.update({f"state_in_{i}": part for i, part in enumerate(memory)})
         batch = {
             key: value if key == "seq_lens" else with_batch_axis(value)
             for key, value in input_dict.items()
@@ -241,7 +244,9 @@ class Policy(abc.ABC):
             batch, explore=explore, timestep=timestep, episodes=[episode], **kwargs
         )
         first = {key: value[0] for key, value in extras.items()}
-        return first_row(actions), [part[0] for part in states], first
+        named = isinstance(states, Mapping)
+        after = first_row(states) if named else [first_row(part) for part in states]
+        return first_row(actions), after, first
 
     def act_columns(
         self,
@@ -263,7 +268,7 @@ class Policy(abc.ABC):
                 `is_given_previous` says.
             states: the memory, `[N, ...]` each.
             explore: sample or be greedy; None takes `config["explore"]`.
-            infos: the last info of each row, where `asked.episodes` says that they are asked for.
+            infos: the last info of each row, where `asks_for_episodes`.
             episodes: the episode of each row, likewise.
 
         Returns:
@@ -298,6 +303,11 @@ class Policy(abc.ABC):
     def reads_previous(self) -> tuple[bool, bool]:
         """Whether `compute_values` reads the previous action, and the previous reward."""
         return False, False
+
+    @classmethod
+    def asks_for_episodes(cls) -> bool:
+        """Whether acting asks for the episodes that it acts in, or for their last infos."""
+        return cls.asked.episodes
 
     def is_given_previous(self) -> tuple[bool, bool]:
         """Whether samplers give `act_columns` the previous action, and the previous reward."""

@@ -195,6 +195,11 @@ class TFPolicy(PolicyKind):
         twin._take_up(self._worker_index, self._create_session)
         return twin
 
+    @classmethod
+    def asks_for_episodes(cls) -> bool:
+        """Whether methods of a subclass ask for episodes or infos; no model does."""
+        return cls.acts_by_methods() and cls.asked.episodes
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """Returns `copy()`: equal but for its generator, and not frozen."""
         twin = memo[id(self)] = self.copy()

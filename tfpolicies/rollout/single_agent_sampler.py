@@ -217,7 +217,7 @@ class SingleAgentSampler:
 
     def _wants_episodes(self, policy: Any) -> bool:
         """Whether somebody is to be told of single episodes, step by step."""
-        return policy.asked.episodes or follows_episodes(self._callbacks)
+        return policy.asks_for_episodes() or follows_episodes(self._callbacks)
 
     def sample(self) -> SampleBatch:
         """Returns the next postprocessed batch.
@@ -321,7 +321,7 @@ class SingleAgentSampler:
     def _memory_of(self, policy: Any) -> Memory:
         if self._memory is None or self._memory.policy is not policy:
             self._memory = Memory(policy, self.envs.num_envs)
-            if policy.asked.episodes and self._follower is not None:
+            if policy.asks_for_episodes() and self._follower is not None:
                 self._memory.around = self._follower.around
         return self._memory
 
