@@ -126,7 +126,7 @@ def test_callbacks_about_trajectories_and_updates_have_infos():
     )
     algorithm = config.build()
     algorithm.train()
-    assert seen[0] == ({"step": 4}, 6)  # the follower has seen all steps of the batch
+    assert seen[0] == ({"step": 4}, 4)
     assert [x for x in seen if isinstance(x, int)]
     algorithm.stop()
 
