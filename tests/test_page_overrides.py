@@ -264,7 +264,7 @@ def test_one_line_says_once_for_each_class_what_runs(caplog):
             make(own)
         make()
     (line,) = caplog.messages
-    assert "has its own compute_actions, learn_on_batch: sampling, evaluation" in line
+    assert "has its own compute_actions, learn_on_batch. Sampling, evaluation" in line
 
 
 def test_a_memory_of_ones_own_is_asked_for_in_each_episode():

@@ -6,7 +6,7 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import tensorflow as tf
@@ -294,7 +294,7 @@ def _taken(batch: SampleBatch, items: np.ndarray) -> SampleBatch:
         return batch.take(items)
     sequences = batch.copy(shallow=True)
     sequences.enable_slicing_by_batch_id()
-    parts = concat_samples([sequences[i : i + 1] for i in items.tolist()])
+    parts = cast(SampleBatch, concat_samples([sequences[i : i + 1] for i in items.tolist()]))
     parts.disable_slicing_by_batch_id()
     return parts
 

@@ -83,7 +83,6 @@ class Policy(abc.ABC):
     num_grad_updates: int = 0
     filter: Any = None
     reward_filter: Any = None
-    is_frozen: bool = False
     memory_form: Any = None  # a memory as `get_initial_state` gave it, where it was asked for
     overridden: ClassVar[frozenset[str]] = frozenset()
     """The methods that a subclass of a class with a Program has of its own, which are what runs."""
@@ -121,6 +120,11 @@ class Policy(abc.ABC):
         observed, rewards = names
         made = None if observed == "NoFilter" else make_filter(observed, self.observation_space)
         return made, None if rewards == "NoFilter" else RewardFilter()
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether the policy only acts; one written by hand is never frozen."""
+        return False
 
     def _create_exploration(self) -> None:  # noqa: B027 - there is nothing to make
         """Does nothing; ported constructors call it. What is written by hand explores by itself."""

@@ -718,7 +718,7 @@ class RolloutWorker(ParallelIteration):
             each.snapshot().sync(new_filters[policy_id])
         for policy_id, each in own.items():
             each.sync(new_filters[policy_id])
-            self.policy_map.handle(policy_id).apply_filter()  # type: ignore[attr-defined]
+            self.policy_map.handle(policy_id).apply_filter()
 
     def flush_filters(self) -> None:
         """Lets the statistics of what was sampled take effect in filters.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from itertools import repeat
+from operator import itemgetter
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -461,7 +462,7 @@ class SingleAgentSampler:
             episode.total_reward += float(earned[start:stop].sum(dtype=np.float64))
             episode.last_reward = float(earned[last])
             episode.last_info = batch[SampleBatch.INFOS][last]
-            episode.last_obs = map_leaves(lambda x, i=last: x[i], batch["new_obs"])
+            episode.last_obs = map_leaves(itemgetter(last), batch["new_obs"])
             if not done[last]:
                 running[number] = episode
             found.append(episode)
