@@ -170,3 +170,19 @@ def test_episodes_whose_infos_wait_begin_anew_after_a_restore():
     assert plain.sampler.get_state() is not None
     waits = reading.sampler._buffer.has_infos()
     assert (reading.sampler.get_state() is None) == waits
+
+
+@pytest.mark.core
+def test_postprocessing_reads_infos_also_where_it_is_tried_on_zeros():
+    class Own(PPOTF2Policy):
+        def postprocess_trajectory(self, sample_batch, other_agent_batches=None, episode=None):
+            steps = [float(info.get("step", 0)) for info in sample_batch["infos"]]
+            sample_batch["rewards"] = np.array(steps, np.float32)
+            return super().postprocess_trajectory(sample_batch, other_agent_batches, episode)
+
+    config = PPOConfig().environment(lambda context: CountingEnv())
+    config.rollouts(rollout_fragment_length=6).framework(inference="tf", jit_compile=False)
+    worker = RolloutWorker(config=config, default_policy_class=Own)
+    batch = worker.sample()
+    assert batch["rewards"].tolist() == [1.0, 2.0, 3.0, 4.0, 1.0, 1.0]
+    assert worker.learn_on_batch(batch)["default_policy"]["num_agent_steps_trained"] == 6

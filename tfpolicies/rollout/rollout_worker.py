@@ -554,8 +554,9 @@ class RolloutWorker(ParallelIteration):
             policy_mapping_fn=policy_mapping_fn,
             policies_to_train=policies_to_train,
         )
-        if spec is not None and policy_state is None:  # its schedules begin where the run is
-            timestep = self.global_vars["timestep"]
+        timestep = self.global_vars["timestep"]
+        if timestep and spec is not None and policy_state is None:
+            # Its schedules begin where the run is.
             self.set_global_vars({"timestep": timestep}, policy_ids=[policy_id])
         self._tell_sampler()
         return added

@@ -608,7 +608,7 @@ class SingleAgentSampler:
         used = state["alive"].shape[1]
         buffer = _Buffer(self.envs.num_envs, self._length + used, self._leaves)
         buffer.used = used
-        present = state["columns"]
+        present = state["columns"] if used else {}
         buffer.add_columns({n: np.empty((1, *c.shape[2:]), c.dtype) for n, c in present.items()})
         for name, column in present.items():
             buffer.columns[name][:, :used] = column
