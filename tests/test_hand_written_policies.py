@@ -17,6 +17,7 @@ from tfpolicies import (
     SampleBatch,
 )
 from tfpolicies.compat import RandomPolicy
+from tfpolicies.connectors.agent_connectors import ClipObservations
 from tfpolicies.policy.by_methods import memory_leaves
 from tfpolicies.policy.policy import ActionBatch
 from tfpolicies.rollout.episode import Episode
@@ -362,3 +363,19 @@ def test_evaluation_sees_through_the_same_filter_as_training():
     here, there = (w.get_policy() for w in (algorithm.worker, algorithm.evaluation_worker))
     assert there.filter.tensors()[0].mean.tolist() == here.filter.tensors()[0].mean.tolist() != [0]
     algorithm.stop()
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("env", [Line, Two])
+def test_connectors_stand_before_a_policy_written_by_hand(env):
+    class Clipped(Watching):
+        pass
+
+    config = AlgorithmConfig().environment(lambda context: env())
+    config.rollouts(rollout_fragment_length=3, agent_connectors=[ClipObservations(0.0, 1.5)])
+    worker = RolloutWorker(config=config, default_policy_class=Clipped)
+    worker.sample()
+    lines = worker.env.lines.values() if env is Two else [worker.env]
+    assert set(worker.get_policy().seen) == {0.0, 1.0, 1.5}
+    for line in lines:
+        np.testing.assert_allclose(line.taken, [[3.0, 1.0]] * 3, atol=1e-6)
