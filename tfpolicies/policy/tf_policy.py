@@ -96,7 +96,8 @@ class TFPolicy(PolicyKind):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.overridden = by_methods.overridden(cls, TFPolicy)
-        if cls.acts_by_methods() and cls.act_columns is TFPolicy.act_columns:
+        own = not cls.overridden.isdisjoint(by_methods.ACTING)
+        if own and cls.act_columns is TFPolicy.act_columns:
             cls.act_columns = PolicyKind.act_columns  # type: ignore[method-assign]
         if "get_initial_state" in cls.overridden:
             cls.starts_alike = False
@@ -104,7 +105,7 @@ class TFPolicy(PolicyKind):
     @classmethod
     def acts_by_methods(cls) -> bool:
         """Whether samplers call `compute_actions_from_input_dict`, since a subclass has its own."""
-        return not cls.overridden.isdisjoint(by_methods.ACTING)
+        return cls.act_columns is PolicyKind.act_columns
 
     def __init__(
         self, observation_space: gym.Space, action_space: gym.Space, config: Any = None
