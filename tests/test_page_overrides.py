@@ -2,7 +2,6 @@
 
 import logging
 
-import gymnasium as gym
 import numpy as np
 import pytest
 from environments import CountingEnv
@@ -21,11 +20,12 @@ from tfpolicies import (
 )
 from tfpolicies.policy import by_methods
 
-SAMPLING = ("compute_actions", "compute_actions_from_input_dict", "get_initial_state")
-SAMPLING += ("is_recurrent", "num_state_tensors", "postprocess_trajectory")
+ACTING = ("compute_actions", "compute_actions_from_input_dict")
+SAMPLING = (*ACTING, "get_initial_state", "is_recurrent", "num_state_tensors")
+SAMPLING += ("postprocess_trajectory",)
 LEARNING = ("learn_on_batch", "compute_gradients", "apply_gradients", "load_batch_into_buffer")
 LEARNING += ("learn_on_loaded_batch", "get_num_samples_loaded_into_buffer", "on_global_var_update")
-EVALUATION = ("get_weights", "set_weights", "compute_actions", "compute_actions_from_input_dict")
+EVALUATION = ("get_weights", "set_weights", *ACTING)
 
 
 def recording(policy_class, *names):
@@ -167,24 +167,30 @@ def test_overrides_are_called_for_each_of_several_agents_and_after_a_policy_was_
 # -- what comes of it -----------------------------------------------------------------------------
 
 
-class Greedy(PPOTF2Policy):
-    """Acts greedily, by its own `compute_actions`."""
-
-    def compute_actions(self, obs_batch, *args, explore=None, **kwargs):
-        return super().compute_actions(obs_batch, *args, explore=False, **kwargs)
-
-
 @pytest.mark.core
 @pytest.mark.parametrize("space", [TWO, spaces.Discrete(3, start=5), spaces.Box(2.0, 6.0, (2,))])
 def test_acting_by_methods_gives_what_the_program_gives(space):
-    plain, own = make(action_space=space), make(Greedy, action_space=space)
+    plain, own = (make(x, actions=space) for x in (PPOTF2Policy, recording(PPOTF2Policy, *ACTING)))
     obs = [np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)]
-    wanted, columns = plain.act_columns(obs, explore=False)
-    found, own_columns = own.act_columns(obs, explore=True)
+    wanted, columns = plain.act_columns(obs)
+    found, own_columns = own.act_columns(obs)
+    assert own.called == ["compute_actions_from_input_dict", "compute_actions"]
     np.testing.assert_allclose(found, wanted, atol=1e-6)
     assert found.dtype == wanted.dtype == space.dtype
     for name in columns:
         np.testing.assert_allclose(own_columns[name], columns[name], atol=1e-6)
+
+
+@pytest.mark.core
+def test_an_override_decides_what_the_environment_is_given():
+    class Right(PPOTF2Policy):
+        def compute_actions(self, obs_batch, *args, **kwargs):
+            given = super().compute_actions(obs_batch, *args, **kwargs)
+            return given._replace(actions=np.full(len(obs_batch), 2))
+
+    worker = RolloutWorker(config=config_of(), default_policy_class=Right)
+    assert worker.sample()["actions"].tolist() == [2] * 8
+    assert worker.env.actions == [2] * 8
 
 
 @pytest.mark.core
@@ -195,6 +201,18 @@ def test_learning_by_methods_gives_what_the_program_gives(names):
     stats = [policy.learn_epochs(batch, 2, 4)["learner_stats"] for policy in (own, plain)]
     assert stats[0] == pytest.approx(stats[1], rel=1e-4)
     assert_close(own.get_weights(), plain.get_weights(), atol=1e-6)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("name", ["learn_on_batch", "learn_on_loaded_batch", "compute_actions"])
+def test_overrides_are_called_for_policies_with_a_memory(name):
+    policy_class = recording(PPOTF2Policy, name)
+    model = {"use_lstm": True, "lstm_cell_size": 4, "fcnet_hiddens": [4], "max_seq_len": 2}
+    algorithm = algorithm_of(policy_class, model={**model, "lstm_use_prev_action": True})
+    algorithm.train()
+    assert name in policy_class.called
+    assert algorithm.get_policy().num_grad_updates >= 4
+    algorithm.stop()
 
 
 @pytest.mark.core
@@ -246,7 +264,7 @@ def test_one_line_says_once_for_each_class_what_runs(caplog):
             make(own)
         make()
     (line,) = caplog.messages
-    assert "has its own compute_actions, learn_on_batch: sampling, evaluation" in line
+    assert "has its own compute_actions, learn_on_batch. Sampling, evaluation" in line
 
 
 def test_a_memory_of_ones_own_is_asked_for_in_each_episode():
@@ -280,5 +298,4 @@ def test_every_method_that_is_driven_by_the_page_is_in_this_file():
 
 def test_a_policy_that_overrides_nothing_is_driven_by_its_program():
     assert PPOTF2Policy.overridden == frozenset()
-    assert isinstance(gym.make("CartPole-v1").action_space, spaces.Discrete)
     assert not PPOTF2Policy.acts_by_methods()

@@ -1,8 +1,8 @@
 """Actions of policies written by hand, as environments take them: `action_pipeline.py` in NumPy.
 
 Only Boxes are mapped. With `normalize_actions`, a Box of floats is scaled from [-1, 1] to its
-bounds and clipped to them (a component without both bounds is only clipped to the one there is), and
-a Box of integers gets `low` added. With `clip_actions` alone, Boxes are clipped. All else stays.
+bounds and clipped to them (a component without both is only clipped to the one there is), and a Box
+of integers gets `low` added. With `clip_actions` alone, Boxes are clipped. All else stays.
 """
 
 from __future__ import annotations
@@ -34,16 +34,15 @@ def from_env(leaves: Sequence[Leaf], actions: Sequence[np.ndarray]) -> list[np.n
     return [_unmapped(leaf.space, x) for leaf, x in zip(leaves, actions, strict=True)]
 
 
-def leaves_range(leaves: Sequence[Leaf], actions: Sequence[np.ndarray]) -> np.ndarray | None:
+def outside_of_range(leaves: Sequence[Leaf], actions: Sequence[np.ndarray]) -> np.ndarray | None:
     """Returns the first action leaf that `normalize_actions` scales and that leaves [-1, 1]."""
     for leaf, action in zip(leaves, actions, strict=True):
-        if is_float_box(leaf.space) and bool(np.any((abs(action) > 1) & _is_scaled(leaf.space))):
-            return action
+        if is_float_box(leaf.space):
+            space: spaces.Box = leaf.space  # type: ignore[assignment]
+            scaled = np.isfinite(space.low) & np.isfinite(space.high)
+            if ((abs(action) > 1) & scaled).any():
+                return action
     return None
-
-
-def _is_scaled(space: spaces.Box) -> np.ndarray:
-    return np.isfinite(space.low) & np.isfinite(space.high)
 
 
 def _mapped(space: spaces.Space, actions: np.ndarray, normalize: bool, clip: bool) -> np.ndarray:

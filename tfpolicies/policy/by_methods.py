@@ -18,7 +18,7 @@ import numpy as np
 from tfpolicies.batch.leaves import iterate_leaves
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.errors import UsageError
-from tfpolicies.models.env_actions import leaves_range
+from tfpolicies.models.env_actions import outside_of_range
 from tfpolicies.models.ports import action_ports
 from tfpolicies.models.running_filter import CLIP
 from tfpolicies.models.spaces import Leaf, action_leaves, batch_leaves, nest
@@ -52,8 +52,8 @@ def announce(policy_class: type, names: frozenset[str]) -> None:
     if slower and policy_class not in _told:
         _told.add(policy_class)
         logger.warning(
-            "%s has its own %s: sampling, evaluation and training call it, which is slower than "
-            "the compiled functions that it stands for.",
+            "%s has its own %s. Sampling, evaluation and training call it, which is slower than "
+            "the compiled functions it replaces.",
             policy_class.__name__,
             ", ".join(slower),
         )
@@ -98,7 +98,7 @@ def act(
     """
     ports = action_ports("actions", found := action_leaves(policy.action_space))
     asked: dict[str, Any] = {"obs": obs}
-    if previous:
+    if len(previous) > len(found):
         *actions, rewards = previous
         asked["prev_actions"] = nest(policy.action_space, actions)
         asked["prev_rewards"] = rewards
@@ -169,7 +169,7 @@ def warn_of_range(policy: Any, leaves: Sequence[Leaf], actions: Sequence[np.ndar
     kind = type(policy)
     if kind in _warned:
         return
-    found = leaves_range(leaves, actions)
+    found = outside_of_range(leaves, actions)
     if found is not None:
         _warned.add(kind)
         logger.warning(

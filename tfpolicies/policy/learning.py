@@ -6,12 +6,12 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import tensorflow as tf
 
-from tfpolicies.batch.sample_batch import SampleBatch
+from tfpolicies.batch.sample_batch import SampleBatch, concat_samples
 from tfpolicies.config.callbacks import overrides
 from tfpolicies.errors import BatchError, NonFiniteError, WeightsError
 from tfpolicies.finite import NO_NUMBERS
@@ -103,14 +103,17 @@ class Learning:
         whole = batch if isinstance(batch, SampleBatch) else SampleBatch(batch)
         if not whole.count:
             raise BatchError("The batch is empty; learning needs at least one row.")
-        size = min(minibatch_size, whole.count)
+        items, size = whole.count, minibatch_size
+        if SampleBatch.SEQ_LENS in whole:
+            items, size = len(whole[SampleBatch.SEQ_LENS]), self.program.items_of(size)
+        size = min(size, items)
         before, drawn_before = self.state.copy(), self.state.rng.bit_generator.state
         rng = self.state.rng if shuffle else None
-        drawn = draw_minibatches(whole.count, num_epochs, size, rng)
+        drawn = draw_minibatches(items, num_epochs, size, rng)
         results: list[dict[str, Any]] = []
         try:
             for rows, mask in zip(drawn.rows, drawn.mask, strict=True):
-                results.append(self.policy.learn_on_batch(whole.take(rows[mask > 0])))
+                results.append(self.policy.learn_on_batch(_taken(whole, rows[mask > 0])))
         except BaseException as error:
             if isinstance(error, NonFiniteError):
                 error.add(f"It was in minibatch {len(results) + 1} of {drawn.steps}.")
@@ -150,6 +153,7 @@ class Learning:
         custom, before, policy = self._announced(batch), self.state.num_grad_updates, self.policy
         gradients, info = policy.compute_gradients(batch)
         policy.apply_gradients(gradients)
+        self.state.num_grad_updates += 1
         return {
             "num_agent_steps_trained": len(batch[SampleBatch.ACTIONS]),
             "num_grad_updates_lifetime": self.state.num_grad_updates,
@@ -285,6 +289,17 @@ class Learning:
             arrays.append(array.astype(np.float32, copy=False))
         self.policy.follow_updates()
         self.program.apply_gradients(self.state, arrays, self._met)
+
+
+def _taken(batch: SampleBatch, items: np.ndarray) -> SampleBatch:
+    """Returns some rows of a batch, or some of its sequences where it is cut into these."""
+    if SampleBatch.SEQ_LENS not in batch:
+        return batch.take(items)
+    sequences = batch.copy(shallow=True)
+    sequences.enable_slicing_by_batch_id()
+    parts = cast(SampleBatch, concat_samples([sequences[i : i + 1] for i in items.tolist()]))
+    parts.disable_slicing_by_batch_id()
+    return parts
 
 
 def _joined(results: Sequence[Mapping[str, Any]], rows: int) -> dict[str, Any]:

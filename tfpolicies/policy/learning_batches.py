@@ -54,6 +54,7 @@ def dummy_batch(policy: Any) -> SampleBatch:
     columns["weights"] = np.ones(rows, np.float32)
     for name in ("eps_id", "unroll_id", "agent_index", "t"):
         columns[name] = np.zeros(rows, np.int64)
+    columns[SampleBatch.INFOS] = np.array([{} for _ in range(rows)], object)
     policy.sees_zeros = True
     try:
         return policy.postprocess_trajectory(SampleBatch(columns), {}, None)

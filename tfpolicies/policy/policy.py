@@ -83,7 +83,6 @@ class Policy(abc.ABC):
     num_grad_updates: int = 0
     filter: Any = None
     reward_filter: Any = None
-    is_frozen: bool = False
     memory_form: Any = None  # a memory as `get_initial_state` gave it, where it was asked for
     overridden: ClassVar[frozenset[str]] = frozenset()
     """The methods that a subclass of a class with a Program has of its own, which are what runs."""
@@ -121,6 +120,11 @@ class Policy(abc.ABC):
         observed, rewards = names
         made = None if observed == "NoFilter" else make_filter(observed, self.observation_space)
         return made, None if rewards == "NoFilter" else RewardFilter()
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether the policy only acts; one written by hand is never frozen."""
+        return False
 
     def _create_exploration(self) -> None:  # noqa: B027 - there is nothing to make
         """Does nothing; ported constructors call it. What is written by hand explores by itself."""
@@ -231,8 +235,11 @@ class Policy(abc.ABC):
                 "infos": info,
             }
             input_dict = {key: value for key, value in given.items() if value is not None}
-            memory = [] if state is None else state
-            input_dict.update({f"state_in_{i}": part for i, part in enumerate(memory)})
+            memory: Any = [] if state is None else state
+            if isinstance(memory, Mapping):
+                input_dict["state_in"] = memory
+            else:
+                input_dict.update({f"state_in_{i}": part for i, part in enumerate(memory)})
         batch = {
             key: value if key == "seq_lens" else with_batch_axis(value)
             for key, value in input_dict.items()
@@ -241,7 +248,9 @@ class Policy(abc.ABC):
             batch, explore=explore, timestep=timestep, episodes=[episode], **kwargs
         )
         first = {key: value[0] for key, value in extras.items()}
-        return first_row(actions), [part[0] for part in states], first
+        named = isinstance(states, Mapping)
+        after = first_row(states) if named else [first_row(part) for part in states]
+        return first_row(actions), after, first
 
     def act_columns(
         self,
@@ -263,7 +272,7 @@ class Policy(abc.ABC):
                 `is_given_previous` says.
             states: the memory, `[N, ...]` each.
             explore: sample or be greedy; None takes `config["explore"]`.
-            infos: the last info of each row, where `asked.episodes` says that they are asked for.
+            infos: the last info of each row, where `asks_for_episodes`.
             episodes: the episode of each row, likewise.
 
         Returns:
@@ -298,6 +307,11 @@ class Policy(abc.ABC):
     def reads_previous(self) -> tuple[bool, bool]:
         """Whether `compute_values` reads the previous action, and the previous reward."""
         return False, False
+
+    @classmethod
+    def asks_for_episodes(cls) -> bool:
+        """Whether acting asks for the episodes that it acts in, or for their last infos."""
+        return cls.asked.episodes
 
     def is_given_previous(self) -> tuple[bool, bool]:
         """Whether samplers give `act_columns` the previous action, and the previous reward."""

@@ -207,5 +207,6 @@ class Memory:
     def set_state(self, state: dict[str, np.ndarray]) -> None:
         """Restores what `get_state` returned."""
         self._states = [np.array(state[f"state_{i}"]) for i in range(len(self._states))]
-        self._actions = [np.array(state[f"action_{i}"]) for i in range(len(self._actions))]
+        named = enumerate(self._actions)  # older states lack what is not read of the past
+        self._actions = [np.array(state.get(f"action_{i}", x)) for i, x in named]
         self._rewards = np.array(state["rewards"])

@@ -101,7 +101,8 @@ class TFPolicy(PolicyKind):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.overridden = by_methods.overridden(cls, TFPolicy)
-        if cls.acts_by_methods() and cls.act_columns is TFPolicy.act_columns:
+        own = not cls.overridden.isdisjoint(by_methods.ACTING)
+        if own and cls.act_columns is TFPolicy.act_columns:
             cls.act_columns = PolicyKind.act_columns  # type: ignore[method-assign]
         if "get_initial_state" in cls.overridden:
             cls.starts_alike = False
@@ -109,7 +110,7 @@ class TFPolicy(PolicyKind):
     @classmethod
     def acts_by_methods(cls) -> bool:
         """Whether samplers call `compute_actions_from_input_dict`, since a subclass has its own."""
-        return not cls.overridden.isdisjoint(by_methods.ACTING)
+        return cls.act_columns is PolicyKind.act_columns
 
     def __init__(
         self, observation_space: gym.Space, action_space: gym.Space, config: Any = None
@@ -208,6 +209,11 @@ class TFPolicy(PolicyKind):
                 setattr(twin, name, copy.deepcopy(getattr(self, name)))
         twin._take_up(self._worker_index, self._create_session)
         return twin
+
+    @classmethod
+    def asks_for_episodes(cls) -> bool:
+        """Whether methods of a subclass ask for episodes or infos; no model does."""
+        return cls.acts_by_methods() and cls.asked.episodes
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """Returns `copy()`: equal but for its generator, and not frozen."""

@@ -398,7 +398,7 @@ class Program:
             `mean`, `min` and `max` of the statistics over the minibatches, each float32 `[S]`.
         """
         rows = count_rows(columns)
-        size = rows if minibatch_size is None else self._items(minibatch_size)
+        size = rows if minibatch_size is None else self.items_of(minibatch_size)
         if self.resolve_form() is Form.PLAIN:  # XLA would compile anew for each smaller size
             size = min(size, rows)
         with self._updating(state, met) as update:
@@ -483,7 +483,7 @@ class Program:
         views = self.layout.views(after) if after else {}
         return first_bad({f"{key!r} behind the update": x for key, x in views.items()})
 
-    def _items(self, rows: int) -> int:
+    def items_of(self, rows: int) -> int:
         """Returns how many items of a batch have about so many rows: rows, or sequences."""
         return max(1, rows // self.spec.time_steps) if self.ports.is_recurrent else rows
 
@@ -639,12 +639,12 @@ class Program:
         With `acting`, the act function is converted for ONNX Runtime while XLA compiles, which
         needs no Python: on two cores the second costs nothing.
         """
-        items = self._items(rows)
+        items = self.items_of(rows)
         columns = {
             name: tf.nest.map_structure(lambda s: np.zeros((items, *s.shape[1:]), s.dtype.name), x)
             for name, x in self.signature.columns.items()
         }
-        size = min(self._items(minibatch_size), items)
+        size = min(self.items_of(minibatch_size), items)
         nothing = draw_minibatches(items, num_epochs, size, None)
         require_tensorflow()
         state = self.new_state_for_checks()

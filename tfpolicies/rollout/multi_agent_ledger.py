@@ -79,7 +79,7 @@ class Ledger:
         self._closing_copies: list[int] = []
         self._closing_t: list[int] = []
         self._ending: list[tuple[int, bool, bool]] = []
-        self._informing: list[dict[str, Any]] = []
+        self._informing: list[Any] = []
 
     def earn(self, seats: np.ndarray, rewards: Sequence[Any]) -> None:
         """Collects rewards of seats, int64 `[K]`."""
@@ -99,7 +99,7 @@ class Ledger:
         """
         if len(seats):
             if self.keeps_infos:
-                self._informing += [dict(infos.get(seat, _NONE)) for seat in seats.tolist()]
+                self._informing += [dict(infos.get(seat) or _NONE) for seat in seats.tolist()]
             self._closing.append(seats)
             self._closing_copies.append(copy_index)
             self._closing_t.append(t)

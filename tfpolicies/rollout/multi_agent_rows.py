@@ -213,12 +213,14 @@ class PolicyRows:
     Attributes:
         table: the columns `record:`, `obs:<i>` per observation leaf, and those of acting.
         finals: by unroll id, the leaves of the last observation of a trajectory that ended.
+        asks_for_episodes: whether the policy is given the episodes that it acts in.
         connection: what stands between the environments and the policy; None without connectors.
     """
 
     def __init__(self, policy_id: str, policy: Any) -> None:
         self.policy_id = policy_id
         self.policy = policy
+        self.asks_for_episodes: bool = policy.asks_for_episodes()
         self.connection: Any = None  # a Connection
         self.stacker = Stacker(policy.observation_space)
         self.leaves = self.stacker.leaves

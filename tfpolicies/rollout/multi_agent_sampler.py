@@ -455,7 +455,7 @@ class MultiAgentSampler:
                 rows.policy,
                 self._observed(rows, own),
                 *rows.memory.inputs(own),
-                self._around(rows) if rows.policy.asked.episodes else _NOTHING,
+                self._around(rows) if rows.asks_for_episodes else _NOTHING,
             )
             for rows, own in zip(acting, seats, strict=True)
         ]

@@ -554,8 +554,9 @@ class RolloutWorker(ParallelIteration):
             policy_mapping_fn=policy_mapping_fn,
             policies_to_train=policies_to_train,
         )
-        if spec is not None and policy_state is None:  # its schedules begin where the run is
-            timestep = self.global_vars["timestep"]
+        timestep = self.global_vars["timestep"]
+        if timestep and spec is not None and policy_state is None:
+            # Its schedules begin where the run is.
             self.set_global_vars({"timestep": timestep}, policy_ids=[policy_id])
         self._tell_sampler()
         return added
@@ -718,7 +719,7 @@ class RolloutWorker(ParallelIteration):
             each.snapshot().sync(new_filters[policy_id])
         for policy_id, each in own.items():
             each.sync(new_filters[policy_id])
-            self.policy_map.handle(policy_id).apply_filter()  # type: ignore[attr-defined]
+            self.policy_map.handle(policy_id).apply_filter()
 
     def flush_filters(self) -> None:
         """Lets the statistics of what was sampled take effect in filters.

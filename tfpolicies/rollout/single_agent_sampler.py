@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from itertools import repeat
+from operator import itemgetter
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -217,7 +218,7 @@ class SingleAgentSampler:
 
     def _wants_episodes(self, policy: Any) -> bool:
         """Whether somebody is to be told of single episodes, step by step."""
-        return policy.asked.episodes or follows_episodes(self._callbacks)
+        return policy.asks_for_episodes() or follows_episodes(self._callbacks)
 
     def sample(self) -> SampleBatch:
         """Returns the next postprocessed batch.
@@ -321,7 +322,7 @@ class SingleAgentSampler:
     def _memory_of(self, policy: Any) -> Memory:
         if self._memory is None or self._memory.policy is not policy:
             self._memory = Memory(policy, self.envs.num_envs)
-            if policy.asked.episodes and self._follower is not None:
+            if policy.asks_for_episodes() and self._follower is not None:
                 self._memory.around = self._follower.around
         return self._memory
 
@@ -461,7 +462,7 @@ class SingleAgentSampler:
             episode.total_reward += float(earned[start:stop].sum(dtype=np.float64))
             episode.last_reward = float(earned[last])
             episode.last_info = batch[SampleBatch.INFOS][last]
-            episode.last_obs = map_leaves(lambda x, i=last: x[i], batch["new_obs"])
+            episode.last_obs = map_leaves(itemgetter(last), batch["new_obs"])
             if not done[last]:
                 running[number] = episode
             found.append(episode)
@@ -607,7 +608,7 @@ class SingleAgentSampler:
         used = state["alive"].shape[1]
         buffer = _Buffer(self.envs.num_envs, self._length + used, self._leaves)
         buffer.used = used
-        present = state["columns"]
+        present = state["columns"] if used else {}
         buffer.add_columns({n: np.empty((1, *c.shape[2:]), c.dtype) for n, c in present.items()})
         for name, column in present.items():
             buffer.columns[name][:, :used] = column
