@@ -114,9 +114,12 @@ class Algorithm:
         self._told_of_nan: set[str] = set()  # ids of policies written by hand
         self._env_share = 1.0  # environment steps per row to train on of the last train batch
         self._last_result: dict[str, Any] = {}
+        self._last_evaluation: dict[str, Any] | None = None
         self.setup(config)
         self.warm_up()
         self._record_resolved()
+        if config.evaluation_interval is not None or config.evaluation_num_workers:
+            self._evaluator.prepare()
         self._announce()
         self.callbacks.on_algorithm_init(algorithm=self)
 
@@ -148,12 +151,15 @@ class Algorithm:
 
     @property
     def evaluation_workers(self) -> WorkerSet | None:
-        """The workers that evaluate; None before the first evaluation."""
+        """The workers that evaluate; None if neither an interval nor their number was set.
+
+        They are made when the algorithm is built, or else by the first `evaluate()`.
+        """
         return self._evaluator.workers
 
     @property
     def evaluation_worker(self) -> RolloutWorker | None:
-        """The worker of this process that evaluates; None before the first evaluation."""
+        """The worker of this process that evaluates; see `evaluation_workers`."""
         return self._evaluator.worker
 
     # -- what subclasses say ------------------------------------------------------------------
@@ -302,8 +308,8 @@ class Algorithm:
             result.update(self._evaluated(evaluation.played.result()))
         elif due:
             result.update(self.evaluate())
-        elif self.config.always_attach_evaluation_results and "evaluation" in self._last_result:
-            result["evaluation"] = self._last_result["evaluation"]
+        elif self.config.always_attach_evaluation_results:
+            result["evaluation"] = self._last_evaluation or self._evaluator.no_metrics()
         self.callbacks.on_train_result(algorithm=self, result=result)
         if self.config.env_task_fn is not None:
             tell = functools.partial(set_tasks, env_task_fn=self.config.env_task_fn, result=result)
@@ -504,6 +510,7 @@ class Algorithm:
         return self._announced(as_metrics(played, workers))
 
     def _announced(self, metrics: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        self._last_evaluation = metrics
         found = {"evaluation": metrics}
         self.callbacks.on_evaluate_end(algorithm=self, evaluation_metrics=found)
         return found
@@ -861,7 +868,7 @@ class Algorithm:
 
     def restore(
         self,
-        checkpoint: Any,
+        checkpoint_path: Any,
         *,
         allow_other_spaces: bool = False,
         allow_non_finite: bool = False,
@@ -869,7 +876,7 @@ class Algorithm:
         """Puts this algorithm into the state of a checkpoint.
 
         Args:
-            checkpoint: the folder, or what `save` returned.
+            checkpoint_path: the folder, or what `save` returned.
             allow_other_spaces: see `from_checkpoint`.
             allow_non_finite: take weights with NaN or infinity, too.
 
@@ -878,7 +885,7 @@ class Algorithm:
             CheckpointError: if it is missing, damaged, foreign, not finite or does not fit; nothing
                 is changed then. The message names the file and the reason.
         """
-        folder = path_of(checkpoint)
+        folder = path_of(checkpoint_path)
         found, source = checkpoints.read_algorithm(folder), repr(str(folder))
         own = StoredRoster(self.worker.policy_mapping_fn, self.worker.is_policy_to_train)
         roster = checkpoints.roster_of(found, StoredRoster(None, None), own)
@@ -892,7 +899,7 @@ class Algorithm:
     @classmethod
     def from_checkpoint(
         cls,
-        path: Any,
+        checkpoint: Any,
         policy_ids: Collection[str] | None = None,
         policy_mapping_fn: Callable[..., str] | None = None,
         policies_to_train: Any = None,
@@ -907,7 +914,7 @@ class Algorithm:
         The checkpoint must be of this class or a subclass of it.
 
         Args:
-            path: the folder, or what `save` returned.
+            checkpoint: the folder, or what `save` returned.
             policy_ids: only these of its policies; None for all.
             policy_mapping_fn: which policy acts for which agent; None for what was saved.
             policies_to_train: ids of the policies to train, or `f(policy_id, batch=None)`; None
@@ -931,7 +938,7 @@ class Algorithm:
                 Other bounds of observations are told in one line of the log.
             UnknownPolicyError: if one of `policy_ids` is not in it.
         """
-        folder = path_of(path)
+        folder = path_of(checkpoint)
         found = checkpoints.read_algorithm(folder, policy_ids)
         algorithm = cls.of_checkpoint(
             found,
