@@ -308,7 +308,7 @@ class Algorithm:
             result.update(self._evaluated(evaluation.played.result()))
         elif due:
             result.update(self.evaluate())
-        elif self.config.always_attach_evaluation_results:
+        elif self.config.always_attach_evaluation_results and self.evaluation_workers is not None:
             result["evaluation"] = self._last_evaluation or self._evaluator.no_metrics()
         self.callbacks.on_train_result(algorithm=self, result=result)
         if self.config.env_task_fn is not None:

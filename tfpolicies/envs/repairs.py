@@ -249,7 +249,8 @@ class Repairs:
         """
         if tries == _FIRST_TRIES and not self._has_started:
             raise EnvError(
-                f"{self.name(index)} was made anew {tries} times, but could not be reset: {error!r}."
+                f"{self.name(index)} was made anew {tries} times, but could not be reset: "
+                f"{error!r}."
             ) from error
         reason = f"broke when it was made or first reset: {type(error).__name__}: {error}"
         self._count(index, reason, error)
