@@ -301,7 +301,7 @@ def test_nested_observations_are_one_named_input_per_leaf(nested):
     client = play_module(written.path.parent)["OnnxPolicy"](written.path)
     action, _, _ = policy.compute_single_action(obs, explore=False)
     assert client.act(obs) == policy.env_action(action) == action + 3
-    rows = {key: part for key, part in tiny.rows_of(NESTED, 2).items()}
+    rows = tiny.rows_of(NESTED, 2)
     served = tf.saved_model.load(str(saved.path))(
         {**rows, "pair": tuple(rows["pair"]), "flags": rows["flags"].astype(np.int64)}
     )

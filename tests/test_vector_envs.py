@@ -430,12 +430,11 @@ def test_an_environment_in_a_wrapper_with_unknown_state_has_no_state():
 # -- EnvPool ----------------------------------------------------------------------------------
 
 if sys.version_info >= (3, 11):  # older ones have no EnvPool wheel
-    import envpool
-
     # EnvPool makes its space from float64 bounds.
     PRECISION = pytest.mark.filterwarnings("ignore:.*precision lowered:UserWarning")
 
     def envpool_cartpole(context=None):
+        envpool = pytest.importorskip("envpool")
         return envpool.make("CartPole-v1", env_type="gymnasium", num_envs=3, seed=1)
 
     @PRECISION

@@ -21,7 +21,7 @@ from rich.text import Text
 from tfpolicies.cli.arguments import RUNS
 from tfpolicies.cli.ends import BROKE, DONE, FELL_SHORT, NOT_FINITE, described, status_of
 from tfpolicies.cli.serving import find_export, play_in_own_process
-from tfpolicies.cli.settings import TrainSettings
+from tfpolicies.cli.settings import TrainSettings, require_one_value_each
 from tfpolicies.cli.signals import SignalEnd, current, say
 from tfpolicies.cli.training_run import STEPS, TARGET, TrainingRun, restore_or_build
 from tfpolicies.config.stored_environments import environment_of_file
@@ -62,6 +62,7 @@ def train(args: argparse.Namespace) -> int:
     What can go wrong with settings, environment and building goes wrong before there is a folder.
     """
     given = {name: value for name, value in vars(args).items() if name not in ("command", "debug")}
+    require_one_value_each(given)
     console = CommandConsole()
     with contextlib.ExitStack() as closing:
         run, parent = None, given.get("run_dir", RUNS)
