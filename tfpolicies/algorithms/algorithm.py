@@ -50,6 +50,8 @@ from tfpolicies.storage.checkpoint import Checkpoint
 
 logger = logging.getLogger("tfpolicies")
 
+_EVALUATED_BY = "eval_policy_mapping_fn"  # key of a state: who acts for whom in evaluation
+
 
 @for_place("algorithm_class")
 class Algorithm:
@@ -1018,14 +1020,20 @@ class Algorithm:
         """Returns what `__setstate__` restores, under the names that ported code reads.
 
         Keys: `algorithm_class`, `config`, `worker` (what `RolloutWorker.get_state` gives),
-        `counters` and `training_iteration`. `save` holds more: replay buffers, running episodes.
+        `counters`, `training_iteration`, `extra` (what `get_extra_state` gives: of DQN, its replay
+        buffer if `store_buffer_in_checkpoints`), and `eval_policy_mapping_fn` where there are
+        workers that evaluate. `save` holds more: running episodes.
         """
+        evaluating = self.evaluation_worker
+        mapping = {} if evaluating is None else {_EVALUATED_BY: evaluating.policy_mapping_fn}
         return {
+            **mapping,
             "algorithm_class": type(self),
             "config": self.config.copy(),
             "worker": self.worker.get_state(),
             "counters": dict(self.counters),
             "training_iteration": self.iteration,
+            "extra": self.get_extra_state(),
         }
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
@@ -1034,13 +1042,23 @@ class Algorithm:
         Raises:
             KeyError: if a part is missing; nothing is changed then.
             WeightsError: if the state of a policy does not fit; likewise.
+            CheckpointError: if what a subclass keeps does not fit; likewise.
         """
         worker, iteration = state["worker"], int(state["training_iteration"])
-        counters = dict(state["counters"])
+        counters, before = dict(state["counters"]), self.worker.get_state()
         self.worker.set_state(worker)
+        try:
+            if "extra" in state:
+                self.set_extra_state(state["extra"])
+        except BaseException:
+            self.worker.set_state(before)
+            raise
         self.counters.update(counters)
         self.iteration = iteration
         self.workers.align(new_episodes=True)
+        if _EVALUATED_BY in state and self.evaluation_workers is not None:
+            roster = messages.roster_of(self.evaluation_workers.local_worker())
+            self.evaluation_workers.set_roster(state[_EVALUATED_BY], roster[1])
 
     def progress(self) -> dict[str, Any]:
         """Returns the counters of the run, for a checkpoint."""

@@ -423,7 +423,7 @@ def _require_step_1(step: int, chosen: slice) -> None:
         )
 
 
-def _entry(index: int) -> Callable[[Any], Any]:
+def _entry(index: Any) -> Callable[[Any], Any]:
     """Returns what gives one entry of a leaf."""
     return lambda leaf: leaf if is_number(leaf) else leaf[index]
 

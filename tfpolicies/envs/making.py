@@ -104,8 +104,8 @@ def make_any_environments(
     if made is None and not may_be_none:
         raise _unusable(source, made)
     if made is not None and on_created is not None:
-        is_vector = isinstance(made, VectorEnvironments)
-        for i, env in enumerate([made.env] if is_vector else made.get_sub_environments()):
+        envs = [made.env] if isinstance(made, VectorEnvironments) else made.get_sub_environments()
+        for i, env in enumerate(envs):
             announce(env, i, context, on_created)
     return made
 

@@ -26,9 +26,9 @@ def require_tensorflow_backend() -> None:
 
 def _chosen() -> tuple[str, str]:
     """Returns Keras's backend, and where it was chosen."""
-    loaded = getattr(sys.modules.get("keras"), "backend", None)
-    if hasattr(loaded, "backend"):
-        return loaded.backend(), "Keras, which this process has imported already,"
+    loaded = getattr(getattr(sys.modules.get("keras"), "backend", None), "backend", None)
+    if loaded is not None:
+        return loaded(), "Keras, which this process has imported already,"
     variable = os.environ.get("KERAS_BACKEND")
     if variable:
         return variable, "the environment variable KERAS_BACKEND"
