@@ -12,6 +12,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from tfpolicies import DefaultCallbacks, MultiAgentEnv, PPOConfig, PPOTF2Policy, RolloutWorker
 from tfpolicies.envs.multi_agent_env import make_multi_agent
+from tfpolicies.envs.repairs import Repairs
 from tfpolicies.errors import EnvError
 from tfpolicies.rollout.evaluation import play
 
@@ -108,7 +109,11 @@ class Team(MultiAgentEnv):
 
 
 class Noting(DefaultCallbacks):
-    ends = []
+    ends, created = [], []
+
+    def on_sub_environment_created(self, *, worker, sub_environment, env_context, env_index):
+        assert env_index == env_context.vector_index
+        self.created.append((sub_environment, env_index))
 
     def on_episode_end(self, *, worker, base_env, policies, episode, env_index):
         self.ends.append((env_index, episode))
@@ -124,7 +129,7 @@ def vector_of(config):
 @pytest.fixture(autouse=True)
 def _fresh(caplog):
     caplog.set_level(logging.WARNING, "tfpolicies")  # other tests may have left another one
-    Breaking.made, Noting.ends = [], []
+    Breaking.made, Noting.ends, Noting.created = [], [], []
 
 
 def worker_of(
@@ -225,13 +230,48 @@ def test_a_reset_that_fails_is_done_again_in_a_new_environment(source, caplog):
     worker.stop()
 
 
+@pytest.mark.core
+def test_an_environment_may_break_any_number_of_times_and_the_rate_is_told(caplog):
+    repairs = Repairs(make=Breaking, worker_index=3)
+    repairs.worked(0, episodes=7)
+    for _ in range(250):
+        repairs.broke(1, "step(0)", RuntimeError("the wheel came off"))
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 10 + 9 + 1  # 1 to 10, 20 to 100, and 200
+    assert lines[-1].startswith(
+        "Environment 1 of worker 3 is made anew, and its episode is dropped"
+    )
+    assert lines[-1].endswith("So far there were 200 breaks and 7 whole episodes.")
+
+
+@pytest.mark.core
 @pytest.mark.parametrize("source", [Breaking, Team])
-def test_an_environment_that_always_breaks_is_given_up(source):
-    worker = worker_of(source, "step", always=True)
-    with pytest.raises(EnvError, match="without a whole episode"):
+def test_an_environment_is_given_up_where_a_limit_is_set(source):
+    worker = worker_of(source, "step", always=True, max_num_sub_environment_restarts=4)
+    words = r"broke 5 times without a whole episode, and max_num_sub_environment_restarts=4; at"
+    with pytest.raises(EnvError, match=words):
         sampled(worker, 20)
     worker.stop()
-    with pytest.raises(EnvError, match="Environment 0 of worker 0 was made anew 3 times"):
+    assert [env.number for env in Breaking.made].count(0) == 5
+
+
+@pytest.mark.core
+def test_what_a_callback_raises_about_a_new_environment_is_no_break_of_it(monkeypatch):
+    worker = worker_of(Breaking, "step")
+
+    def refuse(self, *, env_index, **kwargs):
+        raise KeyError("mine")
+
+    monkeypatch.setattr(Noting, "on_sub_environment_created", refuse)
+    with pytest.raises(KeyError, match="mine"):
+        sampled(worker)
+    worker.stop()
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("source", [Breaking, Team])
+def test_environments_of_which_none_can_be_reset_are_given_up(source):
+    with pytest.raises(EnvError, match="Environment 0 of worker 0 was made anew 10 times"):
         worker_of(source, "reset", always=True)
 
 
@@ -240,6 +280,7 @@ def test_a_vector_environment_that_breaks_is_made_anew_as_a_whole():
     batches, metrics = sampled(worker)
     assert sum(m.episode_faulty for m in metrics) == 2
     assert [env.number for env in Breaking.made] == [0, 1, 0, 1]
+    assert Noting.created == [(env, env.number) for env in Breaking.made]
     assert [batch.count for batch in batches] == [12] * 4
     worker.stop()
     Breaking.made.clear()

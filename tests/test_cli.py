@@ -206,6 +206,39 @@ def test_a_target_that_is_not_reached_gives_exit_code_1(here: Path) -> None:
     assert main(["train", "CartPole-v1", "--until", "400", "--steps", "256", *QUICK]) == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--lr", "1e-4", "--set", "lr=1e-3"], "--lr and --set lr=1e-3 both set lr"),
+        (["--num-envs", "2", "--set", "num_envs_per_env_runner=3"], "both set num_envs_per_worker"),
+        (["--set", "env=Acrobot-v1"], "ENV and --set env=Acrobot-v1 both set env"),
+    ],
+)
+def test_a_setting_is_given_by_one_word_of_the_command(
+    words: list[str], told: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "CartPole-v1", *words]) == 2
+    assert told in capsys.readouterr().err
+    assert list(here.iterdir()) == []
+
+
+def test_another_backend_of_keras_is_named_in_one_line(here: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGE_HOME), "KERAS_BACKEND": "torch"}
+    told = "Keras must compute with TensorFlow here, but the environment variable KERAS_BACKEND"
+    for words in (
+        ["-m", "tfpolicies", "train", "CartPole-v1"],
+        ["-c", "import tfpolicies; tfpolicies.PPOConfig"],
+        ["-c", "from tfpolicies.compat import TFModelV2"],
+    ):
+        done = subprocess.run(
+            [sys.executable, *words], cwd=here, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode != 0
+        assert told in done.stderr.splitlines()[-1]
+        assert words[0] == "-c" or len(done.stderr.splitlines()) == 1
+    assert list(here.iterdir()) == []
+
+
 def test_pg_trains_and_ships_for_an_importable_environment_with_settings(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -110,12 +110,13 @@ def test_algorithms_have_names():
     with pytest.raises(ConfigError, match=r"no algorithm 'PP0'.*Did you mean 'PPO'"):
         get_trainable_cls("PP0")
     assert tune.as_trainable(print, {"x": 1}) == (print, {"x": 1})
+    assert try_import_torch() == (None, None)
+    pytest.importorskip("ray.tune")
     made, space = tune.as_trainable("DQN", {"gamma": 0.5, "lr": {"grid_search": [0.1, 0.2]}})
     assert (made.__name__, space) == ("DQN", {"lr": {"grid_search": [0.1, 0.2]}})
     assert tune.as_trainable(DQNTrainer, PPOConfig.overrides(gamma=0.5))[1] == {}
     with pytest.raises(ConfigError, match="gama"):
         tune.as_trainable("PPO", {"gama": 0.5})
-    assert try_import_torch() == (None, None)
 
 
 def test_a_trainer_is_built_of_a_policy_class():

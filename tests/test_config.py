@@ -398,7 +398,7 @@ def test_a_config_keeps_search_spaces_and_refuses_them_where_values_are_needed(n
     expected = SEARCHED[name] if name == "lr" else {**changed()[name], **SEARCHED[name]}
     assert config[name] == config.to_dict()[name] == config.copy().to_dict()[name] == expected
     assert config != changed()
-    words = rf"^{name} has the search space .*param_space=config.*param_space=.'{name}'"
+    words = rf"^{name} has the search space .*param_space=.'{name}'.*param_space=config"
     for use in (config.validate, config.freeze, config.build, lambda: PPO(config)):
         with pytest.raises(ConfigError, match=words):
             use()
@@ -546,7 +546,7 @@ def test_what_is_deleted_from_a_dict_of_a_config_has_its_default_again():
     [
         (lambda c: c.model.__setitem__("fcnet_hidden", [1]), "Did you mean 'fcnet_hiddens'"),
         (lambda c: c.model.update(use_lstm=3), "must be True or False"),
-        (lambda c: c.policies.update({"a/b": None}), "policy id"),
+        (lambda c: c.policies.update({"a": 3}), "policies"),
     ],
 )
 def test_what_is_no_setting_cannot_be_written_into_a_dict_of_a_config(write, words):

@@ -267,8 +267,26 @@ def test_results_carry_the_latest_evaluation_if_asked_for():
     chosen = {"evaluation_interval": 2, "always_attach_evaluation_results": True}
     algorithm = config().evaluation(evaluation_duration=1, **chosen).build()
     first, second, third = (algorithm.train() for _ in range(3))
-    assert "evaluation" not in first
+    assert np.isnan(first["evaluation"]["episode_reward_mean"])
+    assert first["evaluation"]["sampler_results"]["episodes_this_iter"] == 0
+    assert second["evaluation"]["episodes_this_iter"] == 1
     assert third["evaluation"] is second["evaluation"]
+
+
+def test_those_who_evaluate_are_there_from_the_beginning():
+    seen = []
+
+    class Looking(DefaultCallbacks):
+        def on_algorithm_init(self, *, algorithm, **kwargs):
+            seen.append(algorithm.evaluation_workers)
+
+    built = config(evaluation_interval=3).callbacks(Looking).build()
+    assert seen == [built.evaluation_workers]
+    assert built.evaluation_workers.local_worker().get_policy() is not built.get_policy()
+    without = config(evaluation_interval=None).build()
+    assert without.evaluation_workers is None
+    without.evaluate()
+    assert without.evaluation_workers is not None
 
 
 # -- episodes without an end --------------------------------------------------------------------

@@ -149,6 +149,21 @@ def test_an_onnx_file_needs_onnx_runtime_only_and_equals_the_policy(cartpole, tm
 
 
 @pytest.mark.core
+def test_a_loaded_saved_model_is_called_with_observations(cartpole):
+    _, folder, (saved, written) = cartpole
+    model = tf.saved_model.load(str(saved.path))
+    obs = np.load(folder / "expected.npz")["obs"]
+    served, signature = model(obs), model.signatures["serving_default"](obs=tf.constant(obs))
+    assert served.keys() == signature.keys()
+    for name, tensor in served.items():
+        np.testing.assert_array_equal(tensor, signature[name], err_msg=name)
+    text = str(saved)
+    assert f"tf.saved_model.load({str(saved.path)!r})" in text
+    assert f"{str(saved.path.parent)!r}, the folder of all versions" in text
+    assert f"onnxruntime.InferenceSession({str(written.path)!r})" in str(written)
+
+
+@pytest.mark.core
 def test_signatures_have_the_documented_names_and_a_dynamic_batch(cartpole):
     _, _, (saved, written) = cartpole
     signatures = tf.saved_model.load(str(saved.path)).signatures
@@ -286,6 +301,12 @@ def test_nested_observations_are_one_named_input_per_leaf(nested):
     client = play_module(written.path.parent)["OnnxPolicy"](written.path)
     action, _, _ = policy.compute_single_action(obs, explore=False)
     assert client.act(obs) == policy.env_action(action) == action + 3
+    rows = tiny.rows_of(NESTED, 2)
+    served = tf.saved_model.load(str(saved.path))(
+        {**rows, "pair": tuple(rows["pair"]), "flags": rows["flags"].astype(np.int64)}
+    )
+    expected = policy.compute_actions(rows, explore=False).actions
+    np.testing.assert_array_equal(served["actions_normalized"], expected)
 
 
 def test_discrete_observations_and_a_policy_without_values(tmp_path):

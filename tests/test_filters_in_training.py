@@ -1,11 +1,15 @@
 """Running filters as a part of the policy: the same numbers wherever it acts."""
 
 import gymnasium as gym
+import keras
 import numpy as np
 import pytest
+import tiny
 from gymnasium import spaces
 
 from tfpolicies import PPO, PPOConfig, PPOTF2Policy, RolloutWorker
+from tfpolicies.models.filters import RewardFilter
+from tfpolicies.models.spaces import batch_leaves, leaves, nest
 
 
 class Shifted(gym.Env):
@@ -123,3 +127,98 @@ def test_a_worker_of_its_own_applies_its_statistics_from_sample_to_sample():
     assert policy.filter.statistics[0].count == 0
     worker.sample()
     assert policy.filter.statistics[0].count == 200
+
+
+# -- for people who use Keras ---------------------------------------------------------------------
+
+NESTED = spaces.Dict(
+    place=spaces.Box(-np.inf, np.inf, (2,), np.float32),
+    kind=spaces.Discrete(3),
+    speed=spaces.Box(-np.inf, np.inf, (2, 2), np.float32),
+)
+
+
+def filtered(space, **model):
+    """A policy that has seen observations around 100, and some that are clipped."""
+    settings = {"fcnet_hiddens": [4], **model}
+    policy = tiny.make(obs=space, observation_filter="MeanStdFilter", model=settings)
+    rows = batch_leaves(leaves(space), tiny.rows_of(space, 50), "rows")
+    rows = [100 + 20 * x if x.dtype == np.float32 else x for x in rows]
+    policy.filter.observe(rows)
+    policy.flush_filters()
+    obs = [np.concatenate([x[:8], 50 * x[:2]]) if x.dtype == np.float32 else x[:10] for x in rows]
+    return policy, nest(space, obs)
+
+
+def encoded(obs):
+    if not isinstance(obs, dict):
+        return obs
+    kind = np.eye(3, dtype=np.float32)[obs["kind"]]
+    return {"obs_place": obs["place"], "obs_kind": kind, "obs_speed": obs["speed"]}
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras saves
+@pytest.mark.core
+@pytest.mark.parametrize("space", [NESTED, NESTED["place"]], ids=["dict", "box"])
+def test_a_keras_copy_normalises_as_the_policy_does_and_is_saved_whole(space, tmp_path):
+    policy, obs = filtered(space, vf_share_layers=False)
+    extras = policy.compute_actions(obs, explore=False).extras
+    copy = policy.to_keras()
+    copy.save(tmp_path / "copy.keras")
+    names = {f"{name}_normalization" for name in ("obs", "obs_place", "obs_speed")}
+    for model in (copy, keras.models.load_model(tmp_path / "copy.keras")):
+        logits, values = model(encoded(obs))
+        np.testing.assert_allclose(logits, extras["action_dist_inputs"], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(values[:, 0], extras["vf_preds"], rtol=1e-5, atol=1e-6)
+        found = [layer for layer in model.layers if layer.name in names]
+        assert len(found) == len(policy.program.spec.filtered)
+        assert not any(layer.trainable or layer.variables for layer in found)
+        seen = found[0](np.asarray(obs["place"] if space is NESTED else obs))
+        assert np.abs(seen).max() == 10.0  # to the bit what the policy's model sees
+        (mean, scale), *_ = policy.filter.tensors()
+        raw = obs["place"] if space is NESTED else obs
+        np.testing.assert_array_equal(seen, np.clip((raw - mean) * scale, -10, 10))
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras saves
+@pytest.mark.core
+@pytest.mark.parametrize("suffix", ["keras", "weights.h5"])
+def test_the_weights_of_a_keras_copy_with_a_filter_go_back_into_policies(suffix, tmp_path):
+    policy, _ = filtered(NESTED, vf_share_layers=False)
+    copy, path = policy.to_keras(), tmp_path / f"copy.{suffix}"
+    copy.save(path) if suffix == "keras" else copy.save_weights(path)
+    other, _ = filtered(NESTED, vf_share_layers=False)
+    other.set_weights([np.zeros_like(array) for array in other.get_weights().values()])
+    report = other.import_model_from_h5(path)
+    assert report.kept == ()
+    tiny.assert_equal(other.get_weights(), policy.get_weights())
+
+
+@pytest.mark.core
+def test_a_keras_copy_with_a_memory_normalises_sequences():
+    policy, obs = filtered(NESTED["place"], use_lstm=True, lstm_cell_size=3)
+    memory = np.zeros((10, 3), np.float32)
+    extras = policy.compute_actions(obs, [memory, memory], explore=False).extras
+    inputs = {"obs": obs[:, None], "seq_lens": np.ones(10, np.int32)}
+    inputs |= {"state_in_0": memory, "state_in_1": memory}
+    outputs = policy.to_keras()(inputs)
+    logits = np.asarray(outputs["action_dist_inputs"])[:, 0]
+    np.testing.assert_allclose(logits, extras["action_dist_inputs"], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.core
+def test_filters_are_called_with_observations():
+    policy, obs = filtered(NESTED)
+    call, stat = policy.filter, policy.filter.statistics[0]
+    mean, scale = policy.filter.tensors()[0]
+    batch = call(obs, update=False)
+    np.testing.assert_array_equal(batch["place"], np.clip((obs["place"] - mean) * scale, -10, 10))
+    np.testing.assert_array_equal(batch["kind"], obs["kind"])
+    one = call({key: part[3] for key, part in obs.items()})
+    np.testing.assert_array_equal(one["speed"], batch["speed"][3])
+    assert (call.pending_count, call.statistics[0].count) == (0, stat.count)
+    call({key: part[3] for key, part in obs.items()}, update=True)
+    assert (call.pending_count, call.statistics[0].count) == (1, stat.count)
+    rewards = RewardFilter()
+    assert rewards([2.0, 3.0], update=True).tolist() == [2.0, 3.0]
+    assert rewards.pending_count == 2

@@ -12,6 +12,7 @@ import travellers
 from tiny import OBS, PLANE, assert_equal, make, rows_of
 
 from tfpolicies import (
+    DQNConfig,
     DQNTF2Policy,
     PolicyMap,
     PPOConfig,
@@ -190,7 +191,7 @@ def test_the_state_of_an_algorithm_has_the_keys_of_the_contract_and_is_restored(
     state = algorithm.__getstate__()
 
     assert sorted(state) == [
-        "algorithm_class", "config", "counters", "training_iteration", "worker",
+        "algorithm_class", "config", "counters", "extra", "training_iteration", "worker",
     ]  # fmt: skip
     assert state["algorithm_class"] is type(algorithm)
     assert state["worker"]["policy_ids"] == ["default_policy"]
@@ -201,6 +202,28 @@ def test_the_state_of_an_algorithm_has_the_keys_of_the_contract_and_is_restored(
     assert_equal(mine, theirs)
     with pytest.raises(KeyError):
         other.__setstate__({"worker": state["worker"]})
+    for each in (algorithm, other):
+        each.stop()
+
+
+def test_the_state_of_an_algorithm_has_its_replay_buffer_and_who_acts_in_evaluation():
+    config = DQNConfig().environment("CartPole-v1").debugging(seed=1, log_level="ERROR")
+    config.framework(inference="tf", jit_compile=False).rollouts(rollout_fragment_length=4)
+    config.training(model={"fcnet_hiddens": [4]}, train_batch_size=4)
+    config.training(store_buffer_in_checkpoints=True, num_steps_sampled_before_learning_starts=0)
+    config.evaluation(evaluation_interval=9).reporting(min_sample_timesteps_per_iteration=8)
+    algorithm, other = config.build(), config.build()
+    algorithm.train()
+    state = algorithm.__getstate__()
+    other.__setstate__(state)
+    rows = [len(each.replay_buffer) for each in (algorithm, other)]
+    assert rows == [8, 8]
+    assert state["eval_policy_mapping_fn"] is algorithm.evaluation_worker.policy_mapping_fn
+    weights = other.get_weights()["default_policy"]
+    algorithm.train()
+    with pytest.raises(KeyError):
+        other.__setstate__({**algorithm.__getstate__(), "extra": {}})
+    assert_equal(other.get_weights()["default_policy"], weights)
     for each in (algorithm, other):
         each.stop()
 

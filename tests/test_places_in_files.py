@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import itertools
 import json
 import pkgutil
 import re
@@ -93,15 +94,17 @@ INSIDE = (
 )
 
 
+OBJECTS = [MAIN, *map(encode_value, NAMED.values())]
+
+
 @pytest.mark.parametrize("inside", INSIDE)
-@pytest.mark.parametrize("path", PATHS)
-def test_a_place_takes_what_belongs_there_and_nothing_else(path, inside):
-    for value in [MAIN, *map(encode_value, NAMED.values())]:
+def test_a_place_takes_what_belongs_there_and_nothing_else(inside):
+    for path, value in itertools.product(PATHS, OBJECTS):
         found = decode_settings(at(f"{inside}{path}", value), ALGORITHM_SETTINGS)
         taken = path in NAMED and value == encode_value(NAMED[path])
         missing = [] if taken else [Missing(value["$import"], importable=True)]
-        assert list(find_missing(found).values()) == missing
-        assert not taken or NAMED[path] in leaves_of(found)
+        assert list(find_missing(found).values()) == missing, path
+        assert not taken or NAMED[path] in leaves_of(found), path
 
 
 def leaves_of(value):
@@ -128,12 +131,11 @@ def every_setting():
     yield from (f"model.{name}" for name in MODEL_DEFAULTS)
 
 
-@pytest.mark.parametrize("path", sorted(set(every_setting()) - PATHS.keys()))
-def test_a_setting_without_a_place_takes_no_object_at_all(path):
-    for value in [MAIN, *map(encode_value, NAMED.values())]:
-        for places in (ALGORITHM_SETTINGS, POLICY_SETTINGS):
-            found = decode_settings(at(path, value), places)
-            assert [each.name for each in find_missing(found).values()] == [value["$import"]]
+@pytest.mark.parametrize("places", [ALGORITHM_SETTINGS, POLICY_SETTINGS], ids=["all", "policy"])
+def test_a_setting_without_a_place_takes_no_object_at_all(places):
+    for path, value in itertools.product(set(every_setting()) - PATHS.keys(), OBJECTS):
+        found = decode_settings(at(path, value), places)
+        assert [each.name for each in find_missing(found).values()] == [value["$import"]], path
 
 
 def test_every_setting_that_takes_something_callable_has_a_place():
@@ -240,17 +242,12 @@ def the_command_line_would_be_seen(monkeypatch):
     monkeypatch.setattr(tfpolicies.cli.main, "__code__", must_not_run.__code__)
 
 
-SETTINGS = [
-    "callbacks",
-    "env",
-    "env_task_fn",
-    "observation_fn",
-    "custom_eval_function",
-    "model.custom_model",
-    "model.custom_action_dist",
-    "exploration_config.type",
-    "evaluation_config.callbacks",
-    "evaluation_config.env",
+SETTINGS = [  # one at each depth; `test_a_place_takes_what_belongs_there` has all of them
+    ("callbacks", False),
+    ("env", False),
+    ("evaluation_config.env", False),
+    ("model.custom_model", True),
+    ("exploration_config.type", True),
 ]
 
 
@@ -263,8 +260,7 @@ def put(manifest, path, value):
     place[last] = value
 
 
-@pytest.mark.parametrize("path", SETTINGS)
-@pytest.mark.parametrize("of_policy", [True, False])
+@pytest.mark.parametrize(("path", "of_policy"), SETTINGS)
 def test_a_function_of_this_package_in_a_checkpoint_is_asked_for_and_not_called(
     forge, path, of_policy
 ):

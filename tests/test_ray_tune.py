@@ -79,7 +79,7 @@ def test_an_algorithm_is_a_trainable_by_name_or_class_as_ported_scripts_give_it(
 
 
 def test_search_spaces_of_tune_in_a_config_go_to_tune():
-    from ray import tune
+    tune = pytest.importorskip("ray.tune")
 
     for space in (tune.loguniform(1e-4, 1e-2), tune.choice([1e-3]), tune.grid_search([1e-3])):
         config = CONFIG.copy().training(lr=space, model={"fcnet_hiddens": space})
@@ -98,6 +98,7 @@ def test_without_ray_tune_its_extra_is_named(monkeypatch):
 
 
 def test_a_trial_asks_for_what_its_workers_need():
+    pytest.importorskip("ray.tune")
     kind = tune_trainable(PPO)
     asked = kind.default_resource_request({"num_rollout_workers": 2, "num_cpus_per_worker": 0.5})
     assert kind.__name__ == "PPO"

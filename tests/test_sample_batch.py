@@ -80,10 +80,45 @@ def test_ragged_columns_are_refused_with_the_column_and_both_lengths():
         SampleBatch(obs=np.zeros(5), seq_lens=[2, 4])
     with pytest.raises(BatchError, match="'infos'"):
         SampleBatch(obs=[1, 2], infos=[{}])
-    with pytest.raises(BatchError, match="one shape"):
-        SampleBatch(obs=[[1, 2], [3]])
     with pytest.raises(BatchError, match="None"):
         SampleBatch(obs=None)
+
+
+@pytest.mark.core
+def test_infos_and_memories_alone_are_no_rows():
+    memory = {"a": [[1.0], [2.0]], "b": [[1.0], [2.0]]}
+    assert SampleBatch(infos=[{}, {}]).count == 0
+    assert SampleBatch(infos={"a": np.zeros((3, 1))}).count == 0
+    assert SampleBatch(state_in_0=memory, state_out_0=memory).count == 0
+    assert SampleBatch(state_in_0=memory, state_out_0=memory, obs=[1, 2]).count == 2
+    assert SampleBatch(obs={"a": {"b": np.zeros((3, 1))}}).count == 3
+
+
+@pytest.mark.core
+def test_rows_of_different_shapes_are_objects():
+    batch = SampleBatch(obs=[1, 2, 3], words=[[1, 2], [3], []])
+    assert batch.count == 3
+    assert batch["words"].dtype == object
+    assert batch[1:]["words"].tolist() == [[3], []]
+    assert batch.concat(batch)["words"].tolist() == [[1, 2], [3], []] * 2
+
+
+@pytest.mark.core
+def test_a_single_number_belongs_to_the_whole_batch():
+    batch = SampleBatch(a=7, obs=[1, 2, 3])
+    assert batch.count == 3
+    assert (batch[1:].count, batch[1:]["a"], batch.copy()["a"]) == (2, 7, 7)
+    assert [row["a"] for row in batch.rows()] == [7, 7, 7]
+    assert batch.take([2, 0])["a"] == batch.concat(batch)["a"] == 7
+    with pytest.raises(BatchError, match="'a'"):
+        batch.concat(SampleBatch(a=8, obs=[1]))
+
+
+@pytest.mark.core
+def test_lengths_of_sequences_may_stand_in_a_column():
+    batch = SampleBatch(obs=np.zeros(6), seq_lens=np.array([[1], [2], [3]]))
+    assert batch.count == 6
+    assert batch["seq_lens"].tolist() == [1, 2, 3]
 
 
 def test_count_follows_changes_and_a_bad_change_changes_nothing():

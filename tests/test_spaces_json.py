@@ -187,3 +187,13 @@ def test_a_dict_space_with_other_keys_is_refused():
 def test_malformed_records_raise_a_checkpoint_error(record):
     with pytest.raises(CheckpointError):
         decode_space(record)
+
+
+@pytest.mark.core
+def test_a_flat_space_keeps_the_one_it_was_made_of():
+    flat = spaces.Box(-1.0, 1.0, (5,), np.float32)
+    flat.original_space = spaces.Dict(a=spaces.Discrete(2), b=spaces.Box(-1.0, 1.0, (3,)))
+    again = through_json(spaces.Tuple([flat]))[0]
+    assert again == flat
+    assert again.original_space == flat.original_space
+    assert not hasattr(through_json(spaces.Discrete(2)), "original_space")

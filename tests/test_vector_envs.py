@@ -243,7 +243,11 @@ def test_environments_of_one_worker_must_share_their_action_space():
 
 @pytest.mark.core
 def test_a_registered_name_with_a_vector_implementation_is_stepped_by_it():
-    envs = make_environments("CartPole-v1", 4, EnvContext({}))
+    created = []
+    envs = make_environments("CartPole-v1", 4, EnvContext({}), lambda *told: created.append(told))
+    assert [(env, context.vector_index, i) for env, context, i in created] == [
+        (envs.env, i, i) for i in range(4)
+    ]
     assert type(envs.env.unwrapped).__name__ == "CartPoleVectorEnv"
     assert envs.num_envs == 4
     assert envs.mode is AutoresetMode.NEXT_STEP
@@ -285,6 +289,14 @@ def test_an_unknown_name_lists_near_matches():
         make_environments("CartPol-v1", 1, EnvContext({}))
     with pytest.raises(EnvError, match="Did you mean 'Pendulum'"):
         make_environments("pendulumm", 1, EnvContext({}))
+
+
+@pytest.mark.core
+def test_a_context_takes_its_arguments_in_the_order_of_rllib():
+    context = EnvContext({"a": 1}, 2, 3, True, 4, True).copy_with(5)
+    assert context == {"a": 1}
+    assert (context.worker_index, context.vector_index, context.num_workers) == (2, 5, 4)
+    assert (context.remote, context.recreated_worker) == (True, True)
 
 
 @pytest.mark.core
@@ -418,12 +430,11 @@ def test_an_environment_in_a_wrapper_with_unknown_state_has_no_state():
 # -- EnvPool ----------------------------------------------------------------------------------
 
 if sys.version_info >= (3, 11):  # older ones have no EnvPool wheel
-    import envpool
-
     # EnvPool makes its space from float64 bounds.
     PRECISION = pytest.mark.filterwarnings("ignore:.*precision lowered:UserWarning")
 
     def envpool_cartpole(context=None):
+        envpool = pytest.importorskip("envpool")
         return envpool.make("CartPole-v1", env_type="gymnasium", num_envs=3, seed=1)
 
     @PRECISION

@@ -193,16 +193,20 @@ def test_given_names_go_before_order():
 
 @pytest.mark.core
 @pytest.mark.parametrize("writer", WRITERS)
-def test_a_classifier_fills_the_actor_only_if_that_is_allowed(writer, tmp_path):
+def test_a_file_of_an_actor_fills_the_actor_and_says_what_stayed(writer, tmp_path):
     original = numbered(mlp(8, 8, 2))
     path = written(original, tmp_path, writer)
     actor = mlp(8, 8, 2)
     model = ActorCritic(actor, mlp(8, 8, 1, last="value"))
     model(np.zeros((1, 4), np.float32))
 
+    mapping = mapped(path, model)
+    assert len(mapping.report.kept) == 3
+    assert all(name.startswith(model.critic.name) for name in mapping.report.kept)
+    assert str(mapping.report).splitlines()[-1].startswith("not in the file, and left as they are")
+    assert mapped(path, model, allow_missing=True).report == mapping.report
     with pytest.raises(ModelImportError, match=r"no weights.*'.*dense.*allow_missing"):
-        mapped(path, model)
-    mapping = mapped(path, model, allow_missing=True)
+        mapped(written(numbered(mlp(8, 2)), tmp_path, writer), model)
 
     keys = {
         id(variable): key for key, variable in zip(keys_of(model), model.variables, strict=True)
@@ -210,6 +214,18 @@ def test_a_classifier_fills_the_actor_only_if_that_is_allowed(writer, tmp_path):
     assert set(mapping.arrays) == {keys[id(variable)] for variable in actor.weights}
     for mine, theirs in zip(actor.weights, original.weights, strict=True):
         np.testing.assert_array_equal(mapping.arrays[keys[id(mine)]], np.asarray(theirs))
+
+
+@pytest.mark.parametrize("writer", ["weights", "archive"])
+def test_layers_that_normalise_inputs_are_passed_over(writer, tmp_path):
+    filtered = L.Normalization()
+    filtered.adapt(np.arange(8.0, dtype=np.float32).reshape(2, 4))
+    original = numbered(keras.Sequential([keras.Input((4,)), filtered, *mlp(8, 2).layers]))
+    mapping = mapped(written(original, tmp_path, writer), mlp(8, 2))
+    assert [array.shape for array in mapping.arrays.values()] == [(4, 8), (8,), (8, 2), (2,)]
+    assert mapping.report.kept == ()
+    again = keras.Sequential([keras.Input((4,)), L.Normalization(), *mlp(8, 2).layers])
+    assert len(mapped(written(original, tmp_path, writer), again).arrays) >= 6
 
 
 def test_two_places_that_fit_alike_are_refused():

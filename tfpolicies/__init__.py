@@ -102,6 +102,7 @@ def __getattr__(name: str) -> object:
         home = _HOMES[name]
     except KeyError:
         raise AttributeError(f"module 'tfpolicies' has no attribute {name!r}") from None
+    importlib.import_module("tfpolicies.system.backend").require_tensorflow_backend()
     value = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value

@@ -53,6 +53,8 @@ from tfpolicies.storage.checkpoint import Checkpoint
 
 logger = logging.getLogger("tfpolicies")
 
+_EVALUATED_BY = "eval_policy_mapping_fn"  # key of a state: who acts for whom in evaluation
+
 
 @for_place("algorithm_class")
 class Algorithm:
@@ -121,9 +123,12 @@ class Algorithm:
         self._env_share = 1.0  # environment steps per row to train on of the last train batch
         self._last_result: dict[str, Any] = {}
         self._diagnosis = Diagnosis()
+        self._last_evaluation: dict[str, Any] | None = None
         self.setup(config)
         self.warm_up()
         self._record_resolved()
+        if config.evaluation_interval is not None or config.evaluation_num_workers:
+            self._evaluator.prepare()
         self._announce()
         self.callbacks.on_algorithm_init(algorithm=self)
 
@@ -160,12 +165,15 @@ class Algorithm:
 
     @property
     def evaluation_workers(self) -> WorkerSet | None:
-        """The workers that evaluate; None before the first evaluation."""
+        """The workers that evaluate; None if neither an interval nor their number was set.
+
+        They are made when the algorithm is built, or else by the first `evaluate()`.
+        """
         return self._evaluator.workers
 
     @property
     def evaluation_worker(self) -> RolloutWorker | None:
-        """The worker of this process that evaluates; None before the first evaluation."""
+        """The worker of this process that evaluates; see `evaluation_workers`."""
         return self._evaluator.worker
 
     # -- what subclasses say ------------------------------------------------------------------
@@ -315,8 +323,8 @@ class Algorithm:
             result.update(self._evaluated(evaluation.played.result()))
         elif due:
             result.update(self.evaluate())
-        elif self.config.always_attach_evaluation_results and "evaluation" in self._last_result:
-            result["evaluation"] = self._last_result["evaluation"]
+        elif self.config.always_attach_evaluation_results and self.evaluation_workers is not None:
+            result["evaluation"] = self._last_evaluation or self._evaluator.no_metrics()
         self.callbacks.on_train_result(algorithm=self, result=result)
         if self.config.env_task_fn is not None:
             tell = functools.partial(set_tasks, env_task_fn=self.config.env_task_fn, result=result)
@@ -590,6 +598,7 @@ class Algorithm:
         return self._announced(as_metrics(played, workers))
 
     def _announced(self, metrics: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        self._last_evaluation = metrics
         found = {"evaluation": metrics}
         self.callbacks.on_evaluate_end(algorithm=self, evaluation_metrics=found)
         return found
@@ -947,7 +956,7 @@ class Algorithm:
 
     def restore(
         self,
-        checkpoint: Any,
+        checkpoint_path: Any,
         *,
         allow_other_spaces: bool = False,
         allow_non_finite: bool = False,
@@ -955,7 +964,7 @@ class Algorithm:
         """Puts this algorithm into the state of a checkpoint.
 
         Args:
-            checkpoint: the folder, or what `save` returned.
+            checkpoint_path: the folder, or what `save` returned.
             allow_other_spaces: see `from_checkpoint`.
             allow_non_finite: take weights with NaN or infinity, too.
 
@@ -964,7 +973,7 @@ class Algorithm:
             CheckpointError: if it is missing, damaged, foreign, not finite or does not fit; nothing
                 is changed then. The message names the file and the reason.
         """
-        folder = path_of(checkpoint)
+        folder = path_of(checkpoint_path)
         found, source = checkpoints.read_algorithm(folder), repr(str(folder))
         own = StoredRoster(self.worker.policy_mapping_fn, self.worker.is_policy_to_train)
         roster = checkpoints.roster_of(found, StoredRoster(None, None), own)
@@ -978,7 +987,7 @@ class Algorithm:
     @classmethod
     def from_checkpoint(
         cls,
-        path: Any,
+        checkpoint: Any,
         policy_ids: Collection[str] | None = None,
         policy_mapping_fn: Callable[..., str] | None = None,
         policies_to_train: Any = None,
@@ -993,7 +1002,7 @@ class Algorithm:
         The checkpoint must be of this class or a subclass of it.
 
         Args:
-            path: the folder, or what `save` returned.
+            checkpoint: the folder, or what `save` returned.
             policy_ids: only these of its policies; None for all.
             policy_mapping_fn: which policy acts for which agent; None for what was saved.
             policies_to_train: ids of the policies to train, or `f(policy_id, batch=None)`; None
@@ -1017,7 +1026,7 @@ class Algorithm:
                 Other bounds of observations are told in one line of the log.
             UnknownPolicyError: if one of `policy_ids` is not in it.
         """
-        folder = path_of(path)
+        folder = path_of(checkpoint)
         found = checkpoints.read_algorithm(folder, policy_ids)
         algorithm = cls.of_checkpoint(
             found,
@@ -1097,14 +1106,20 @@ class Algorithm:
         """Returns what `__setstate__` restores, under the names that ported code reads.
 
         Keys: `algorithm_class`, `config`, `worker` (what `RolloutWorker.get_state` gives),
-        `counters` and `training_iteration`. `save` holds more: replay buffers, running episodes.
+        `counters`, `training_iteration`, `extra` (what `get_extra_state` gives: of DQN, its replay
+        buffer if `store_buffer_in_checkpoints`), and `eval_policy_mapping_fn` where there are
+        workers that evaluate. `save` holds more: running episodes.
         """
+        evaluating = self.evaluation_worker
+        mapping = {} if evaluating is None else {_EVALUATED_BY: evaluating.policy_mapping_fn}
         return {
+            **mapping,
             "algorithm_class": type(self),
             "config": self.config.copy(),
             "worker": self.worker.get_state(),
             "counters": dict(self.counters),
             "training_iteration": self.iteration,
+            "extra": self.get_extra_state(),
         }
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
@@ -1113,13 +1128,23 @@ class Algorithm:
         Raises:
             KeyError: if a part is missing; nothing is changed then.
             WeightsError: if the state of a policy does not fit; likewise.
+            CheckpointError: if what a subclass keeps does not fit; likewise.
         """
         worker, iteration = state["worker"], int(state["training_iteration"])
-        counters = dict(state["counters"])
+        counters, before = dict(state["counters"]), self.worker.get_state()
         self.worker.set_state(worker)
+        try:
+            if "extra" in state:
+                self.set_extra_state(state["extra"])
+        except BaseException:
+            self.worker.set_state(before)
+            raise
         self.counters.update(counters)
         self.iteration = iteration
         self.workers.align(new_episodes=True)
+        if _EVALUATED_BY in state and self.evaluation_workers is not None:
+            roster = messages.roster_of(self.evaluation_workers.local_worker())
+            self.evaluation_workers.set_roster(state[_EVALUATED_BY], roster[1])
 
     def progress(self) -> dict[str, Any]:
         """Returns the counters of the run, for a checkpoint."""

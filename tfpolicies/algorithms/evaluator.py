@@ -62,7 +62,7 @@ class Evaluator:
         leader: the worker whose policies are evaluated.
 
     Attributes:
-        workers: those who play; None before the first evaluation.
+        workers: those who play; None before `prepare`.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Evaluator:
 
     @property
     def worker(self) -> RolloutWorker | None:
-        """The worker of this process; None before the first evaluation."""
+        """The worker of this process; None before `prepare`."""
         return None if self.workers is None else self.workers.local_worker()
 
     def prepare(self) -> WorkerSet:
@@ -213,6 +213,10 @@ class Evaluator:
                 self._say_it_was_cut(whole.done(by_episodes=by_episodes))
                 break
         return whole
+
+    def no_metrics(self) -> dict[str, Any]:
+        """Returns what is reported before the first evaluation: means are NaN."""
+        return as_metrics(Played([], 0), self.prepare())
 
     def _say_it_was_cut(self, done: int) -> None:
         config = self.config

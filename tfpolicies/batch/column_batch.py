@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from tfpolicies.batch.layout import (
     row_positions,
     slice_sequences,
 )
-from tfpolicies.batch.leaves import iterate_leaves, map_leaves
+from tfpolicies.batch.leaves import is_number, iterate_leaves, map_leaves
 from tfpolicies.errors import BatchError, BatchUsageError, MissingColumnError, near_matches
 
 if TYPE_CHECKING:
@@ -329,7 +328,7 @@ class ColumnBatch(dict):
         fixed = {} if lengths is None else {SEQ_LENS: 1}
         for position, owner in zip(positions, owners, strict=True):
             row = {
-                name: map_leaves(itemgetter(owner if per_sequence else position), column)
+                name: map_leaves(_entry(owner if per_sequence else position), column)
                 for name, column, per_sequence in sources
             }
             yield row | fixed
@@ -422,6 +421,11 @@ def _require_step_1(step: int, chosen: slice) -> None:
         raise BatchUsageError(
             f"A batch with sequences is sliced with step 1, but got {chosen}. Leave the step out."
         )
+
+
+def _entry(index: Any) -> Callable[[Any], Any]:
+    """Returns what gives one entry of a leaf."""
+    return lambda leaf: leaf if is_number(leaf) else leaf[index]
 
 
 def _same(leaf: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfpolicies.batch.leaves import as_leaf, count_rows, iterate_leaves, map_leaves
+from tfpolicies.batch.leaves import as_leaf, count_rows, is_number, iterate_leaves, map_leaves
 from tfpolicies.batch.leaves import padded_positions as _padded_positions
 from tfpolicies.errors import BatchError, BatchUsageError, MissingColumnError
 
@@ -44,13 +44,13 @@ class Layout(NamedTuple):
 def as_columns(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Returns `raw` with numbers and lists made arrays; arrays and tensors are not copied.
 
-    `infos` stays a list. `seq_lens` becomes int32 [num_seqs]; one that names no sequence is
-    dropped.
+    `infos` stays a list. `seq_lens` becomes int32 [num_seqs], also of [num_seqs, 1]; one that names
+    no sequence is dropped. A list of rows of different shapes becomes an array of objects.
 
     Raises:
         BatchUsageError: if a key is not a string.
         MissingColumnError: for the key `"dones"`.
-        BatchError: if a value is None or a list of rows of different shapes.
+        BatchError: if a value is None.
     """
     columns = {}
     for key, value in raw.items():
@@ -77,18 +77,15 @@ def _as_column(name: str, value: Any) -> Any:
         raise BatchError(
             f"A column must hold one value per row, but {name!r} is None. Leave it out instead."
         )
-    try:
-        return map_leaves(as_leaf, value)
-    except ValueError as error:
-        raise BatchError(
-            f"The rows of a column must have one shape, but those of {name!r} differ ({error})."
-        ) from error
+    return map_leaves(as_leaf, value)
 
 
 def _as_seq_lens(value: Any) -> Any:
     if hasattr(value, "shape") and not isinstance(value, np.ndarray):
         return value  # a tensor
     lengths = np.asarray([] if value is None else value)
+    if lengths.ndim == 2 and lengths.shape[1] == 1:
+        lengths = lengths[:, 0]
     if lengths.shape == (0,):
         return None
     if lengths.ndim != 1 or lengths.dtype.kind not in "iu" or (lengths < 0).any():
@@ -101,6 +98,8 @@ def _as_seq_lens(value: Any) -> Any:
 def checked_count(columns: Mapping[str, Any], layout: Layout) -> int | None:
     """Returns the number of rows, padding apart; None where a trace does not know it.
 
+    Infos and memories alone are no rows, and a number belongs to all of them.
+
     Raises:
         BatchError: if the columns' lengths differ, naming the column and both lengths.
     """
@@ -112,7 +111,7 @@ def checked_count(columns: Mapping[str, Any], layout: Layout) -> int | None:
     for name in sorted(columns, key=_counting_order):
         if name == SEQ_LENS or (name.startswith(STATE_IN) and _states_fit(columns, name)):
             continue
-        for leaf in iterate_leaves(columns[name]):
+        for leaf in _arrays(columns[name]):
             rows = _leaf_rows(name, leaf, layout)
             if rows is not None and expected is None:
                 expected, source = rows, name
@@ -122,9 +121,17 @@ def checked_count(columns: Mapping[str, Any], layout: Layout) -> int | None:
                     f"{rows} and {source!r} asks for {expected} ({layout}). Cut or pad the "
                     "column; `update` replaces several columns at once."
                 )
-    if total is None and not (SEQ_LENS in columns and layout.is_rectangular):
-        return expected if columns else 0
-    return total
+    if total is not None or (SEQ_LENS in columns and layout.is_rectangular):
+        return total
+    counted = [
+        leaf for name in columns if not _counting_order(name) for leaf in _arrays(columns[name])
+    ]
+    return expected if counted else 0
+
+
+def _arrays(column: Any) -> list[Any]:
+    """Returns the leaves of a column that have rows."""
+    return [leaf for leaf in iterate_leaves(column) if not is_number(leaf)]
 
 
 def _counting_order(name: str) -> int:
@@ -182,9 +189,16 @@ def map_columns(
     on_sequences: Callable[[Any], Any],
     columns: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Applies one function to the leaves with an entry per row, another to those per sequence."""
+    """Applies one function to the leaves with an entry per row, another to those per sequence.
+
+    Single numbers stay as they are.
+    """
+
+    def of_all(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return lambda leaf: leaf if is_number(leaf) else function(leaf)
+
     return {
-        name: map_leaves(on_sequences if per_sequence else on_rows, column)
+        name: map_leaves(of_all(on_sequences if per_sequence else on_rows), column)
         for name, column, per_sequence in by_axis(columns)
     }
 

@@ -67,10 +67,28 @@ def iterate_leaves(column: Any) -> Iterator[Any]:
 
 
 def as_leaf(value: Any) -> Any:
-    """Returns `value` itself if it is an array or a tensor, otherwise the NumPy array of it."""
+    """Returns `value` itself if it is an array or a tensor, otherwise the NumPy array of it.
+
+    A list of rows of different shapes becomes an array of objects, one per row.
+    """
     if hasattr(value, "shape") and not isinstance(value, np.generic):
         return value
-    return np.asarray(value)
+    try:
+        return np.asarray(value)
+    except ValueError:
+        rows = np.empty(len(value), object)
+        for i, row in enumerate(value):
+            rows[i] = row
+        return rows
+
+
+def is_number(leaf: Any) -> bool:
+    """Whether a leaf is a single number, which belongs to a whole batch and not to a row.
+
+    >>> is_number(np.asarray(3)), is_number(np.zeros(1)), is_number([])
+    (True, False, False)
+    """
+    return getattr(leaf, "shape", None) == ()
 
 
 def count_rows(leaf: Any) -> int | None:
@@ -83,6 +101,8 @@ def count_rows(leaf: Any) -> int | None:
 
 def take_rows(leaf: Any, indices: np.ndarray) -> Any:
     """Returns the rows of `leaf` at `indices` [K] as a new array or list."""
+    if is_number(leaf):
+        return leaf
     if isinstance(leaf, list):
         return [leaf[i] for i in indices]
     return leaf[indices] if isinstance(leaf, PackedColumn) else np.asarray(leaf)[indices]
@@ -103,6 +123,8 @@ def spread_rows(leaf: Any, positions: np.ndarray, total: int) -> Any:
         return rows
     if isinstance(leaf, PackedColumn):
         return leaf[positions]
+    if is_number(leaf):
+        return leaf
     array = np.asarray(leaf)
     shape = (total, *array.shape[1:])
     if array.dtype.kind in "OSU":
@@ -151,6 +173,8 @@ def concatenate_columns(name: str, columns: Sequence[Any], axis: int = 0) -> Any
             f"Columns packed as a whole cannot be joined, but {name!r} is one. "
             "Call `decompress_if_needed()` on each batch first."
         )
+    if all(is_number(leaf) and leaf == first for leaf in columns):
+        return first
     try:
         return np.concatenate(columns, axis=axis)
     except ValueError as error:

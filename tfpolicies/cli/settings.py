@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from tfpolicies.config.names import ALIASES
 from tfpolicies.errors import (
     CheckpointError,
     ConfigError,
@@ -201,6 +202,42 @@ def _apply_file(config: AlgorithmConfig, settings: Mapping[str, Any]) -> None:
         config.update_from_dict(dict(settings))
     except UnknownSettingError as error:
         raise ConfigError(f"--config: {error}") from error
+
+
+_OPTIONS = {
+    "lr": "lr",
+    "seed": "seed",
+    "num_envs": "num_envs_per_worker",
+    "eval_every": "evaluation_interval",
+    "eval_episodes": "evaluation_duration",
+    "env": "env",
+}
+"""Words of the command that are settings, too: the word's name, and the setting's."""
+
+
+def require_one_value_each(given: Mapping[str, Any]) -> None:
+    """Checks that no setting is given by a word of its own and by `--set`, too.
+
+    Args:
+        given: the words of the command that were given, by name.
+
+    Raises:
+        UsageError: naming the setting and both words.
+
+    >>> require_one_value_each({"lr": 1e-4, "set": ["gamma=0.9"]})
+    >>> require_one_value_each({"lr": 1e-4, "set": ["lr=1e-3"]})
+    Traceback (most recent call last):
+    ...
+    tfpolicies.errors.UsageError: --lr and --set lr=1e-3 both set lr. Leave one of them out.
+    """
+    for text in given.get("set", ()):
+        name = text.partition("=")[0].strip()
+        for word, setting in _OPTIONS.items():
+            if word in given and ALIASES.get(name, name) == setting:
+                shown = "ENV" if word == "env" else f"--{word.replace('_', '-')}"
+                raise UsageError(
+                    f"{shown} and --set {text} both set {setting}. Leave one of them out."
+                )
 
 
 def apply_settings(config: AlgorithmConfig, given: Sequence[str]) -> None:

@@ -22,7 +22,7 @@ from tfpolicies.algorithms.training_run import STEPS, TARGET, TrainingRun
 from tfpolicies.cli.arguments import RUNS
 from tfpolicies.cli.ends import BROKE, DONE, FELL_SHORT, NOT_FINITE, described, status_of
 from tfpolicies.cli.serving import loaded, play_in_own_process
-from tfpolicies.cli.settings import IMPORTED, TrainSettings
+from tfpolicies.cli.settings import IMPORTED, TrainSettings, require_one_value_each
 from tfpolicies.cli.sources import (
     Shipped,
     export_policy,
@@ -73,6 +73,7 @@ def train(args: argparse.Namespace) -> int:
     What can go wrong with settings, environment and building goes wrong before there is a folder.
     """
     given = {name: value for name, value in vars(args).items() if name not in ("command", "debug")}
+    require_one_value_each(given)
     console = CommandConsole()
     with contextlib.ExitStack() as closing:
         run, parent = None, given.get("run_dir", RUNS)

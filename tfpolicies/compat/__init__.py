@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from tfpolicies.system.backend import require_tensorflow_backend
+
 _HOMES = {
     "BaseEnv": "tfpolicies.compat.envs",
     "DQNTrainer": "tfpolicies.compat.agents",
@@ -95,6 +97,7 @@ def __getattr__(name: str) -> Any:
         home = _HOMES[name]
     except KeyError:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+    require_tensorflow_backend()
     value = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value

@@ -378,7 +378,7 @@ def _by_path(model: TFModelV2, kind: str) -> dict[str, Any]:
     return {variable.path: variable for variable in found}
 
 
-_ABSENT = {
+_ABSENT: dict[str, Any] = {
     "fcnet_hiddens": [],
     "fcnet_activation": None,
     "post_fcnet_activation": None,

@@ -23,7 +23,7 @@ logger = logging.getLogger("tfpolicies")
 _FAILURES = frozenset(
     field.name
     for field in dataclasses.fields(run_sections.FaultTolerance)
-    if field.name != "env_step_timeout_s"  # never was one of `rollouts`
+    if field.name not in ("env_step_timeout_s", "max_num_sub_environment_restarts")  # newer ones
 )
 _OF_ENV_RUNNERS = frozenset(
     (

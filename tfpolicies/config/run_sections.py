@@ -49,6 +49,7 @@ class FaultTolerance:
     """What happens when environments or workers fail."""
 
     restart_failed_sub_environments: bool = False  # made anew, its episode dropped; else an error
+    max_num_sub_environment_restarts: int | None = None  # in a row, of each; None: any number
     env_step_timeout_s: float | None = None  # a longer reset or step is a failure; None: no limit
     recreate_failed_workers: bool = False  # a remote worker that died is replaced
     ignore_worker_failures: bool = False  # the run goes on with the workers that are left
@@ -60,6 +61,8 @@ class FaultTolerance:
 
     def __post_init__(self) -> None:
         check_bools(self, "restart_failed_sub_environments")
+        most, name = self.max_num_sub_environment_restarts, "max_num_sub_environment_restarts"
+        check(most is None or is_count(most, 0), name, "None or an integer >= 0", most)
         check_bools(self, "recreate_failed_workers", "ignore_worker_failures")
         limit = self.env_step_timeout_s
         valid = limit is None or (is_number(limit) and limit > 0)

@@ -22,10 +22,11 @@ def require_values(searched: Mapping[str, Any]) -> None:
     """
     for name, value in searched.items():
         raise ConfigError(
-            f"{name} has the search space {value}, but a value is needed here. Give the config to "
-            'Ray Tune: tune.Tuner("PPO", param_space=config), with `from tfpolicies.compat import '
-            "tune`; or the config without it, tune.Tuner(tune_trainable(config), "
-            f"param_space={{{name!r}: ...}}), with tfpolicies.distributed.tune.tune_trainable."
+            f"{name} has the search space {value}, but a value is needed here. Give the config "
+            "without it to Ray Tune: tune.Tuner(tune_trainable(config), "
+            f"param_space={{{name!r}: ...}}), with tfpolicies.distributed.tune.tune_trainable; or "
+            'the whole config, as RLlib\'s scripts do: tune.Tuner("PPO", param_space=config), with '
+            "the `tune` that docs/porting.md names."
         )
 
 

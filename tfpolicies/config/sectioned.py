@@ -133,7 +133,7 @@ class SectionedConfig:
         """Checks changed sections against the rest, before anything is changed."""
 
     def _taken(self, name: str, value: Any) -> Any:
-        """Returns a setting as it is to be kept: merged over the present one if it is such a dict."""
+        """Returns a setting as it is to be kept, laid over the present one if it is merged."""
         if name == "evaluation_config" and isinstance(value, SectionedConfig):
             value = value._changed()
         if name == "model" and callable(value) and not isinstance(value, Mapping):

@@ -32,8 +32,8 @@ class EnvContext(dict[str, Any]):
     Attributes:
         worker_index: 0 for the worker of this process.
         vector_index: which of the worker's environments it is.
-        num_workers: remote workers of the run.
         remote: whether the environment runs in a process of its own.
+        num_workers: remote workers of the run.
         recreated_worker: whether its worker replaces one that died.
     """
 
@@ -42,8 +42,8 @@ class EnvContext(dict[str, Any]):
         env_config: Mapping[str, Any],
         worker_index: int = 0,
         vector_index: int = 0,
-        num_workers: int = 0,
         remote: bool = False,
+        num_workers: int = 0,
         recreated_worker: bool = False,
     ) -> None:
         super().__init__(env_config)
@@ -59,8 +59,8 @@ class EnvContext(dict[str, Any]):
             self,
             self.worker_index,
             vector_index,
-            self.num_workers,
             self.remote,
+            self.num_workers,
             self.recreated_worker,
         )
 
@@ -89,7 +89,7 @@ def make_any_environments(
             be made of it.
         num_envs: how many are stepped together.
         context: the context of the first one.
-        on_created: called with each environment, its context and its index.
+        on_created: called with each environment, its context and its index; see `announce`.
         checked: whether Gymnasium's checker watches environments made by name.
         may_be_none: whether a creator may give None, for no environment.
 
@@ -113,9 +113,30 @@ def make_any_environments(
     if made is None and not may_be_none:
         raise _unusable(source, made)
     if made is not None and on_created is not None:
-        for i, env in enumerate(made.get_sub_environments()):
-            on_created(env, context.copy_with(i), i)
+        envs = [made.env] if isinstance(made, VectorEnvironments) else made.get_sub_environments()
+        for i, env in enumerate(envs):
+            announce(env, i, context, on_created)
     return made
+
+
+def announce(
+    env: Any, index: int, context: EnvContext, on_created: Callable[[Any, EnvContext, int], None]
+) -> None:
+    """Calls `on_created` for an environment, or for each one of a vector environment.
+
+    One that has no list of its parts stands for each of them itself.
+
+    Args:
+        env: what was made.
+        index: of a plain environment.
+        context: of the first environment of the worker.
+        on_created: called with the environment, its context and its index.
+    """
+    if not isinstance(env, VectorEnv):
+        on_created(env, context.copy_with(index), index)
+        return
+    for i, part in enumerate(getattr(env, "envs", None) or [env] * env.num_envs):
+        on_created(part, context.copy_with(i), i)
 
 
 def make_environments(

@@ -7,6 +7,7 @@ observation of its space, no reward, or not finite.
 from __future__ import annotations
 
 import inspect
+import itertools
 import logging
 import sys
 import threading
@@ -27,8 +28,8 @@ _FRAMES = 8  # of the stack that are shown of a call that hangs
 BREAKS = (Exception, SystemExit)
 """What counts as the breaking of an environment, which must not end the process it runs in."""
 
-_TRIES = 3  # times that an environment is made anew before its `reset` works
-_MOST_IN_A_ROW = 10  # times that an environment may break without finishing an episode
+_FIRST_TRIES = 10  # to reset an environment where none has been reset so far
+_LONGEST_PAUSE = 5.0  # seconds between two tries to reset a new environment
 
 
 class Watchdog:
@@ -101,6 +102,8 @@ class Repairs:
         make: makes the environment of an index anew; None: what breaks is an error.
         worker_index: of the worker that the environments belong to, for messages.
         watchdog: looks after how long calls take; None: they may take any time.
+        limit: times that an environment may break without finishing an episode; None: any number.
+        on_made: called with each environment that was made anew, and its index.
     """
 
     def __init__(
@@ -108,9 +111,15 @@ class Repairs:
         make: Callable[[int], Any] | None = None,
         worker_index: int | None = None,
         watchdog: Watchdog | None = None,
+        limit: int | None = None,
+        on_made: Callable[[Any, int], None] = lambda env, index: None,
     ) -> None:
         self.make = make
+        self._on_made = on_made
         self.watchdog = watchdog
+        self._limit = limit
+        self._breaks = self._episodes = 0  # of all environments; only whole episodes count
+        self._has_started = False  # whether one of them has been reset
         self._place = "" if worker_index is None else f" of worker {worker_index}"
         self._times: dict[int, int] = {}  # that one broke since its last whole episode
 
@@ -167,20 +176,41 @@ class Repairs:
             else:
                 logger.error("%s %s", name, reason)
             raise error
-        logger.warning("%s is made anew, and its episode is dropped: it %s", name, reason)
-        times = self._times[index] = self._times.get(index, 0) + 1
-        if times > _MOST_IN_A_ROW:
-            raise EnvError(
-                f"{name} broke {times} times without a whole episode; at last it {reason}"
-            ) from error
+        self._has_started |= call.startswith("step")
+        self._count(index, reason, error)
         return error
 
-    def worked(self, index: int) -> None:
-        """Takes down that an environment finished an episode."""
+    def _count(self, index: int, reason: str, error: BaseException) -> None:
+        """Counts a break, and says so unless there were many of them.
+
+        Raises:
+            EnvError: if there were more in a row than there may be.
+        """
+        self._breaks += 1
+        if _is_round(self._breaks):
+            logger.warning(
+                "%s is made anew, and its episode is dropped: it %s. So far there were %d breaks "
+                "and %d whole episodes.",
+                *(self.name(index), reason, self._breaks, self._episodes),
+            )
+        times = self._times[index] = self._times.get(index, 0) + 1
+        if self._limit is not None and times > self._limit:
+            raise EnvError(
+                f"{self.name(index)} broke {times} times without a whole episode, and "
+                f"max_num_sub_environment_restarts={self._limit}; at last it {reason}"
+            ) from error
+
+    def worked(self, index: int, episodes: int = 1) -> None:
+        """Takes down that an environment finished an episode, or several."""
+        self._has_started = True
+        self._episodes += episodes
         self._times.pop(index, None)
 
     def renewed(self, index: int, old: Any, start: Callable[[Any], Any]) -> tuple[Any, Any]:
         """Returns a new environment and what `start(environment)` gave.
+
+        A new one that cannot be made or reset has broken, too, and is replaced in its turn, after a
+        pause that grows.
 
         Args:
             index: which one.
@@ -188,25 +218,53 @@ class Repairs:
             start: resets the new one, and checks what that gives.
 
         Raises:
-            EnvError: if it does not work after several tries.
+            EnvError: if it broke too often, or if no environment here was ever reset.
         """
         if self.make is None:
             raise EnvError(f"{self.name(index)} cannot be made anew.")
-        last: BaseException | None = None
-        for _ in range(_TRIES):
+        for tries in itertools.count(1):
             try:
                 old.close()
             except BREAKS as error:
                 logger.warning("%s broke in close(): %r", self.name(index), error)
             try:
                 old = self.make(index)
-                return old, start(old)
             except BREAKS as error:
-                logger.warning("%s broke in its first reset(): %r", self.name(index), error)
-                last = error
-        raise EnvError(
-            f"{self.name(index)} was made anew {_TRIES} times, but could not be reset: {last!r}."
-        ) from last
+                self._failed_again(index, tries, error)
+                continue
+            self._on_made(old, index)
+            try:
+                found = start(old)
+            except BREAKS as error:
+                self._failed_again(index, tries, error)
+                continue
+            self._has_started = True
+            return old, found
+        raise AssertionError("an endless loop ended")
+
+    def _failed_again(self, index: int, tries: int, error: BaseException) -> None:
+        """Counts a new environment that cannot be made or reset, and waits.
+
+        Raises:
+            EnvError: if it broke too often, or if no environment here was ever reset.
+        """
+        if tries == _FIRST_TRIES and not self._has_started:
+            raise EnvError(
+                f"{self.name(index)} was made anew {tries} times, but could not be reset: "
+                f"{error!r}."
+            ) from error
+        reason = f"broke when it was made or first reset: {type(error).__name__}: {error}"
+        self._count(index, reason, error)
+        time.sleep(min(0.001 * 2**tries, _LONGEST_PAUSE))
+
+
+def _is_round(count: int) -> bool:
+    """Whether a count is worth a line: 1 to 10, 20, 30, ..., 100, 200, ...
+
+    >>> [count for count in range(1, 400) if _is_round(count)][8:]
+    [9, 10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 200, 300]
+    """
+    return count % 10 ** (len(str(count)) - 1) == 0
 
 
 def are_sound(array: np.ndarray) -> bool:

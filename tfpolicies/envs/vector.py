@@ -403,7 +403,7 @@ class VectorEnvironments(Environments):
             self._explain(obs, rewards, terminateds, truncateds)
         terminateds, truncateds = ended, cut
         if terminateds.any() or truncateds.any():
-            self._repairs.worked(0)
+            self._repairs.worked(0, int((terminateds | truncateds).sum()))
         dead = final = None
         if self.mode is AutoresetMode.NEXT_STEP:
             dead = self._ended

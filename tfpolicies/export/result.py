@@ -27,6 +27,21 @@ class ExportResult(NamedTuple):
     path: Path  # the SavedModel's version folder, or the file model.onnx
     parity: Parity
 
+    def __str__(self) -> str:
+        """Says where it is, how well it agrees, and how to load it."""
+        found = self.parity
+        told = (
+            f"{self.path}: agrees with the policy on {found.observations} observations, to "
+            f"{found.largest_difference:.1e}."
+        )
+        if self.path.is_file():
+            return f"{told} Load it with onnxruntime.InferenceSession({str(self.path)!r})."
+        return (
+            f"{told} Load it with tf.saved_model.load({str(self.path)!r}), which is the folder of "
+            f"one version; {str(self.path.parent)!r}, the folder of all versions, is what "
+            "TensorFlow Serving takes."
+        )
+
 
 def write_spec(
     folder: Path,

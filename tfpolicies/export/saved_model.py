@@ -45,6 +45,7 @@ def export_saved_model(
         folder = staging / "saved_model"
         serving = Serving(program, state)
         with quiet_conversion():
+            serving.module.__call__ = serving.as_callable()
             tf.saved_model.save(serving.module, str(folder), signatures=serving.signatures)
         parity = verify_saved_model(folder, program, state)
         write_spec(

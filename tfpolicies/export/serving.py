@@ -11,6 +11,9 @@ the policy: `obs` or `obs_<path>`, `action_mask`, `prev_actions`, `prev_rewards`
 * `vf_preds` `[B]`: values, where the model estimates them;
 * what the policy class adds.
 
+A SavedModel, loaded, is also callable: `model(obs)` does what `serving_default` does. `obs` is
+nested as the observation space is; what else the policy reads follows in the order of the inputs.
+
 A policy with a memory takes and gives sequences, `[B, T, ...]` each, with any B and T; also
 `state_in_<i>` `[B, *shape]` and `seq_lens` `[B]` int32, the steps of each sequence that count; and
 gives `state_out_<i>` `[B, *shape]`, the memory after them.
@@ -27,6 +30,7 @@ import tensorflow as tf
 from tfpolicies.errors import ExportError
 from tfpolicies.exploration.making import make_exploration
 from tfpolicies.models.ports import SEQ_LENS, Port
+from tfpolicies.models.spaces import nest, pick
 from tfpolicies.program.functions import ActInputs, ActOutputs
 from tfpolicies.program.program import Program
 from tfpolicies.state import ACTING, PolicyState
@@ -127,6 +131,22 @@ class Serving:
             ]
 
         return serve
+
+    def as_callable(self) -> Any:
+        """Returns `serving_default` as a traced function `f(obs, *others)` of positions."""
+        ports, space_ports = self.inputs[GREEDY], self._program.ports
+        greedy, count = self.signatures[GREEDY], len(space_ports.obs)
+
+        def call(obs: Any, *others: tf.Tensor) -> dict[str, tf.Tensor]:
+            parts = [pick(obs, leaf.path) for leaf in space_ports.obs_leaves]
+            return greedy(
+                **{port.name: x for port, x in zip(ports, [*parts, *others], strict=True)}
+            )
+
+        function = tf.function(call, autograph=False)
+        specs = [port.tensor_spec for port in ports]
+        function.get_concrete_function(nest(space_ports.space, specs[:count]), *specs[count:])
+        return function
 
     def _act(self, given: dict[str, tf.Tensor]) -> ActOutputs:
         ports = self._program.ports

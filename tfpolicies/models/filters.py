@@ -12,7 +12,7 @@ from gymnasium import spaces
 from tfpolicies.errors import ConfigError, ObservationError, near_matches
 from tfpolicies.models.running_filter import CLIP, RunningFilter, Scaling
 from tfpolicies.models.running_stat import RunningStat
-from tfpolicies.models.spaces import has_mask, leaves
+from tfpolicies.models.spaces import batch_leaves, has_mask, leaves, nest, pick
 
 FILTERS = ("NoFilter", "MeanStdFilter", "ConcurrentMeanStdFilter")
 
@@ -110,6 +110,7 @@ class MeanStdFilter(RunningFilter):
         if filtered is None:
             filtered = filtered_leaves(observation_space)
         self.filtered = tuple(filtered)
+        self._space = observation_space
         self._leaves = leaves(observation_space)
         super().__init__([self._leaves[i].shape for i in self.filtered])
 
@@ -132,6 +133,27 @@ class MeanStdFilter(RunningFilter):
                 f"got {len(batches)}. Use `batch_leaves(leaves(space), obs, 'obs')`."
             )
         self._observe([batches[i] for i in self.filtered])
+
+    def __call__(self, x: Any, update: bool = False) -> Any:
+        """Returns observations as the model sees them: normalised by the frozen numbers, float32.
+
+        Args:
+            x: one observation or a batch, nested as the space is.
+            update: whether to add them to the pending ones, too.
+
+        Raises:
+            ObservationError: if they do not fit the space; nothing has changed then.
+        """
+        first = self._leaves[0]
+        is_one = np.ndim(pick(x, first.path)) == len(first.shape)
+        if is_one:
+            x = nest(self._space, [np.asarray(pick(x, leaf.path))[None] for leaf in self._leaves])
+        rows = batch_leaves(self._leaves, x, "x")
+        if update:
+            self.observe(rows)
+        for i, (mean, scale) in zip(self.filtered, self.tensors(), strict=True):
+            rows[i] = np.clip((rows[i] - mean) * scale, -CLIP, CLIP)
+        return nest(self._space, [each[0] for each in rows] if is_one else rows)
 
     def tensors(self) -> tuple[Scaling, ...]:
         """Returns mean and scale of each filtered leaf: inputs of acting and learning.
@@ -188,8 +210,15 @@ class RewardFilter(RunningFilter):
         """
         self._observe([np.ravel(rewards)])
 
-    def __call__(self, rewards: Any) -> np.ndarray:
-        """Returns scaled rewards, float32, of the same shape, by the frozen statistics."""
+    def __call__(self, rewards: Any, update: bool = False) -> np.ndarray:
+        """Returns scaled rewards, float32, of the same shape, by the frozen statistics.
+
+        Args:
+            rewards: raw ones.
+            update: whether to add them to the pending ones, too.
+        """
+        if update:
+            self.observe(rewards)
         ((mean, scale),) = self._scalings
         scaled = (np.asarray(rewards, np.float32) - mean) * scale
         return scaled if self.clip is None else np.clip(scaled, -self.clip, self.clip)

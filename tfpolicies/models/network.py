@@ -432,16 +432,32 @@ def call_model(model: keras.Model, inputs: Any, *, training: bool = False) -> An
     the names of its inputs if they are those of the ports, else in the ports' order), any other
     model a dict.
     """
-    if not isinstance(inputs, Mapping):
-        return model(inputs, training=training)
+    given = structured(model, inputs) if isinstance(inputs, Mapping) else inputs
+    return model(given, training=training)
+
+
+def structured(model: keras.Model, inputs: Mapping[str, Any]) -> Any:
+    """Returns inputs by name in the structure that a model takes; see `call_model`."""
     structure = getattr(model, "_inputs_struct", None)
     if isinstance(structure, list | tuple):
         named = [tensor.name for tensor in structure]
         ordered = [inputs[n] for n in named] if set(named) == set(inputs) else inputs.values()
-        return model(list(ordered), training=training)
+        return list(ordered)
     if len(inputs) == 1 and not isinstance(structure, Mapping):
-        return model(next(iter(inputs.values())), training=training)
-    return model(dict(inputs), training=training)
+        return next(iter(inputs.values()))
+    return dict(inputs)
+
+
+def variables_of_actor(model: keras.Model) -> list[Any] | None:
+    """Returns the variables that the inputs of the action distribution depend on.
+
+    None where that is not known, or where there is nothing else.
+    """
+    actor = model.actor if isinstance(model, ActorCritic) else None
+    outputs = getattr(model, "_outputs_struct", None)
+    if outputs is not None and len(keras.tree.flatten(outputs)) > 1:
+        actor = keras.Model(model.inputs, _dist_inputs_of(outputs), name="actor")
+    return None if actor is None else list(actor.variables)
 
 
 def call_with_zeros(model: keras.Model, ports: InputPorts) -> Any:
@@ -535,6 +551,7 @@ class Network:
     Attributes:
         model: the Keras model.
         ports: the inputs.
+        filtered_names: the inputs whose observations are normalised.
         variables: all of its variables in a fixed order: trainable or not, seed generators too,
             then mean and scale of each filtered observation leaf.
     """
@@ -552,6 +569,7 @@ class Network:
         self._leaves = ports.obs_leaves
         self._names = [port.name for port in ports.obs]
         self._filtered = tuple(filtered)
+        self.filtered_names = tuple(self._names[i] for i in filtered)
         self.filter_variables = [
             tf.Variable(start, trainable=False, name=f"{self._names[i]}/{role}")
             for i in filtered

@@ -17,6 +17,7 @@ import numpy as np
 from tfpolicies.errors import ModelImportError, near_matches
 from tfpolicies.keras_weights import KerasWeights, LayerWeights, place_of
 from tfpolicies.models.layer_tree import Owner, owners_of
+from tfpolicies.models.network import variables_of_actor
 
 _NEAR = 3  # layers of either side that an error lists before and after the one it is about
 
@@ -32,19 +33,27 @@ class MappedWeight(NamedTuple):
 
 
 class MappingReport(tuple[MappedWeight, ...]):
-    """All weights that were mapped; `str()` is a table."""
+    """All weights that were mapped; `str()` is a table.
+
+    Attributes:
+        kept: the names of the model's layers that the file has nothing for; they stay as they are.
+    """
+
+    kept: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """Returns one line per weight."""
+        """Returns one line per weight, and one about the layers that stay as they are."""
         rows = [("file", "policy", "by", "shape")]
         for entry in self:
             where = f"{entry.layer}/{entry.weight}".lstrip("/")
             rows.append((where, entry.variable, entry.how, str(entry.shape)))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join(
+        lines = [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
             for row in rows
-        )
+        ]
+        kept = [f"not in the file, and left as they are: {', '.join(self.kept)}"]
+        return "\n".join(lines + kept * bool(self.kept))
 
 
 class WeightMapping(NamedTuple):
@@ -77,16 +86,19 @@ def match_weights(
 
     1. Layers of the same given name belong together, wherever in the model they are.
     2. A Keras 3 file is laid out like the model it was saved from: layers that lie at the same
-       places of `model`, or of one part of it, belong together.
+       places of `model`, or of one part of one of the two, belong together.
     3. Names that Keras made up (`dense_3`) depend on what else a process has built; they count
        only if those that are left in file and model are all the same, shapes included.
-    4. What is left is paired in the order of the model, shapes being equal. Where a file does not
+    4. A file with as many layers as the actor has fills the actor; what only the value needs stays
+       as it is.
+    5. What is left is paired in the order of the model, shapes being equal. Where a file does not
        tell the order (Keras 3 weights, between layers of different classes), only layers of one
        class are paired so, or of shapes that no other class has.
 
-    Inside a layer weights go by name where both sides have the same names, else by order. Seeds of
-    random generators stay as they are. float16, float64 and integers are cast to the dtype of
-    the variable.
+    Layers of the file that normalise inputs (Keras's `Normalization`) are passed over, unless the
+    model has such layers. Inside a layer weights go by name where both sides have the same names,
+    else by order. Seeds of random generators stay as they are. float16, float64 and integers are
+    cast to the dtype of the variable.
 
     Args:
         source: What `read_keras_weights` returned.
@@ -103,7 +115,10 @@ def match_weights(
             gets no weights, shapes differ, or a weight is NaN, infinite or out of the range of
             its variable. The message names the file, the layers and both shapes.
     """
-    matcher = _Matcher(source, owners_of(model), str(file), allow_missing)
+    owners = owners_of(model)
+    layers = _without_normalization(source.layers, owners)
+    targets = _targets(len(layers), owners, model)
+    matcher = _Matcher(KerasWeights(source.kind, layers), targets, str(file), allow_missing)
     pairs = matcher.pairs()
     arrays: dict[str, np.ndarray] = {}
     report: list[MappedWeight] = []
@@ -115,9 +130,31 @@ def match_weights(
             report.append(MappedWeight(layer.name, name, keys[position], how, array.shape))
     order = {key: number for number, key in enumerate(keys)}
     report.sort(key=lambda entry: order[entry.variable])
-    return WeightMapping(
-        {entry.variable: arrays[entry.variable] for entry in report}, MappingReport(report)
-    )
+    found = MappingReport(report)
+    found.kept = tuple(o.name for o in _without(owners, [pair.target for pair in pairs]))
+    return WeightMapping({entry.variable: arrays[entry.variable] for entry in report}, found)
+
+
+def _without_normalization(
+    layers: Sequence[LayerWeights], owners: Sequence[Owner]
+) -> list[LayerWeights]:
+    """Returns the layers of a file that belong into a model with these owners."""
+    if any(set(owner.roles) == _OF_NORMALIZATION for owner in owners):
+        return list(layers)
+    return [layer for layer in layers if layer.class_name != "normalization"]
+
+
+_OF_NORMALIZATION = {"mean", "variance", "count"}
+
+
+def _targets(count: int, owners: list[Owner], model: keras.Model) -> list[Owner]:
+    """Returns the layers of a model that a file with so many layers is for: all, or the actor's."""
+    variables = variables_of_actor(model)
+    if variables is None or count == len(owners):
+        return owners
+    ids = {id(variable) for variable in variables}
+    actor = [o for o in owners if all(id(model.variables[i]) in ids for i in o.positions)]
+    return actor if count == len(actor) else owners
 
 
 class _Matcher:
@@ -179,18 +216,28 @@ class _Matcher:
         if anchor is None or not self._kind.startswith("keras3"):
             return
         paths = [owner.path for owner in self._all_targets if owner.path is not None]
-        prefixes = [path[: len(path) - len(anchor)] for path in paths if _is_end(anchor, path)]
-        fitting = [pairs for prefix in prefixes if (pairs := self._under(prefix)) is not None]
+        moves = [(p[: len(p) - len(anchor)], "") for p in paths if _is_end(anchor, p)]
+        moves += [("", anchor[: len(anchor) - len(p)]) for p in paths if p and _is_end(p, anchor)]
+        fitting = [
+            pairs for move in dict.fromkeys(moves) if (pairs := self._under(*move)) is not None
+        ]
         complete = len(self._all_sources) == len(self._all_targets)
         if len(fitting) == 1 and (self._allow_missing or complete):
             self._take(fitting[0])
 
-    def _under(self, prefix: str) -> list[_Pair] | None:
-        """Returns a new pair for each source if all of them lie under `prefix`, else None."""
+    def _under(self, prefix: str, inner: str) -> list[_Pair] | None:
+        """Returns a new pair for each source if all of them have a place, else None.
+
+        Args:
+            prefix: where in the model those of the file lie.
+            inner: where in the file those of the model lie; one of the two is empty.
+        """
         places = {owner.path: owner for owner in self._all_targets}
         pairs = []
         for layer in self._all_sources:
-            owner = places.get((prefix + layer.path).rstrip("/"))
+            if not layer.path.startswith(inner):
+                return None
+            owner = places.get((prefix + layer.path[len(inner) :]).rstrip("/"))
             if owner is None or not self._fits(layer, owner):
                 return None
             counted = layer.class_name and not _is_same(layer, owner)

@@ -29,6 +29,8 @@ from tfpolicies.export.result import ExportResult
 from tfpolicies.export.saved_model import export_saved_model
 from tfpolicies.models.filters import MeanStdFilter, RewardFilter
 from tfpolicies.models.learning_rates import changing_rate
+from tfpolicies.models.normalized import with_normalization
+from tfpolicies.models.running_filter import Scaling
 from tfpolicies.models.spaces import nest, require_values
 from tfpolicies.models.weight_mapping import MappingReport, match_weights
 from tfpolicies.policy import by_methods
@@ -309,7 +311,12 @@ class TFPolicy(PolicyKind):
         return self.model
 
     def to_keras(self) -> keras.Model:
-        """Returns a trained copy of the model, for the caller to keep."""
+        """Returns a trained copy of the model, for the caller to keep.
+
+        It takes encoded observations (float32; discrete parts one-hot) and computes what the policy
+        does, an observation filter included: as layers without weights in front of the model, one
+        for each filtered part. It is all Keras where the model is.
+        """
         require_tensorflow()
         model = self.program.spec.source.make(0)
         if model is self.program.functions.network.model:
@@ -321,7 +328,13 @@ class TFPolicy(PolicyKind):
         for variable, slot in zip(model.variables, slots, strict=True):
             if slot.key in weights:  # others are not read
                 variable.assign(weights[slot.key])
-        return model
+        names = self.program.functions.network.filtered_names
+        if not names:
+            return model
+        numbers = [self._state.arrays[slot.key] for slot in self.program.layout.of("filter")]
+        pairs = zip(numbers[::2], numbers[1::2], strict=True)
+        scalings = {name: Scaling(*pair) for name, pair in zip(names, pairs, strict=True)}
+        return with_normalization(model, self.program.ports, scalings)
 
     def get_session(self) -> Any:
         """Returns the policy's `tf.compat.v1.Session` in graph mode, otherwise None.
@@ -846,7 +859,9 @@ class TFPolicy(PolicyKind):
         """Takes over the weights of a Keras file: `.h5`, `.weights.h5` or `.keras`.
 
         Layers are matched by their names, else by their places and order; a target network becomes
-        equal to the model. The optimizer keeps its state.
+        equal to the model. The optimizer keeps its state. A file with as many layers as the actor
+        has fills the actor, and the rest of the model keeps its weights. Layers of the file that
+        normalise inputs are passed over.
 
         Args:
             import_file: what Keras 2 or Keras 3 saved. Nothing in it is executed.
@@ -854,7 +869,8 @@ class TFPolicy(PolicyKind):
                 theirs: a plain classifier for a policy that has a critic, too.
 
         Returns:
-            Which array of the file went where; `print` it.
+            Which array of the file went where, and which layers stayed as they were (`kept`);
+            `print` it.
 
         Raises:
             MissingModelFileError: if there is no such file; also a FileNotFoundError.

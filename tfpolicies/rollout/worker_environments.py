@@ -11,6 +11,7 @@ from tfpolicies.config.sections import CONNECTORS, connector_state
 from tfpolicies.connectors import ActionConnectorPipeline, AgentConnectorPipeline, restore
 from tfpolicies.envs.making import (
     EnvContext,
+    announce,
     is_instance,
     make_any_environments,
     require_alone,
@@ -94,11 +95,16 @@ def make_worker_environments(
     except ConfigError:
         made.close()
         raise
-    limit = config.env_step_timeout_s
-    watchdog = None if limit is None else Watchdog(limit)
+    seconds = config.env_step_timeout_s
+    watchdog = None if seconds is None else Watchdog(seconds)
     restarts = config.restart_failed_sub_environments and made.maker is not None
-    again = _maker(made.maker, context, on_created) if restarts else None
-    made.guard(Repairs(again, context.worker_index, watchdog))
+
+    def on_made(env: Any, index: int) -> None:
+        announce(env, index, context, on_created)
+
+    again = made.maker if restarts else None
+    limit = config.max_num_sub_environment_restarts
+    made.guard(Repairs(again, context.worker_index, watchdog, limit, on_made))
     if connectors is not None and not isinstance(made, MultiAgentEnvironments):
         return ConnectedEnvironments(made, *connectors), watchdog
     return made, watchdog
@@ -113,16 +119,3 @@ def _require_fitting(
             f"{source!r} has one agent. Give a MultiAgentEnv or a PettingZoo environment, or "
             "leave `multi_agent(policies=...)` out."
         )
-
-
-def _maker(
-    maker: Any, context: EnvContext, on_created: Callable[[Any, EnvContext, int], None]
-) -> Callable[[int], Any]:
-    """Returns what makes an environment again, by index."""
-
-    def make(index: int) -> Any:
-        env = maker(index)
-        on_created(env, context.copy_with(index), index)
-        return env
-
-    return make

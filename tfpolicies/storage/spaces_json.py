@@ -24,6 +24,7 @@ from tfpolicies.storage.arrays_json import (
 Space = spaces.Space[Any]
 Record = dict[str, Any]
 
+_ORIGINAL = "original_space"  # of a flat space: what it was made of, as RLlib's users expect it
 _LARGEST = 1 << 26  # bytes that a bound of all spaces in a file may take
 _DEEPEST = 32  # spaces in spaces
 _DEPTHS = {"Dict": 1, "Tuple": 1, "OneOf": 1, "Graph": 1, "Sequence": 8}
@@ -31,7 +32,7 @@ _DEPTHS = {"Dict": 1, "Tuple": 1, "OneOf": 1, "Graph": 1, "Sequence": 8}
 
 
 def encode_space(space: Space) -> Record:
-    """Returns `space` as JSON values.
+    """Returns `space` as JSON values, and the `original_space` of one that was made of another.
 
     Raises:
         UnsupportedSpaceError: if it is none of Gymnasium's own classes (a subclass may behave
@@ -48,7 +49,9 @@ def encode_space(space: Space) -> Record:
             f"A space of class {type(space).__module__}.{type(space).__qualname__} cannot be "
             f"stored; known are Gymnasium's {sorted(_CODECS)}. Rebuild it from these."
         )
-    return {"type": type(space).__name__, **codec[1](space)}
+    record = {"type": type(space).__name__, **codec[1](space)}
+    original = getattr(space, _ORIGINAL, None)
+    return record if original is None else {**record, _ORIGINAL: encode_space(original)}
 
 
 def decode_space(record: Any) -> Space:
@@ -61,7 +64,10 @@ def decode_space(record: Any) -> Space:
     if not isinstance(kind, str) or kind not in _CODECS:
         raise CheckpointError(f"A space record needs a type of {sorted(_CODECS)}, got {kind!r}.")
     try:
-        return _CODECS[kind][2](record)
+        space = _CODECS[kind][2](record)
+        if _ORIGINAL in record:
+            setattr(space, _ORIGINAL, decode_space(record[_ORIGINAL]))
+        return space
     except CheckpointError:
         raise
     except RecursionError:

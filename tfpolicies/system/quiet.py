@@ -11,6 +11,8 @@ import threading
 import warnings
 from collections.abc import Iterable, Iterator
 
+from tfpolicies.system.backend import require_tensorflow_backend
+
 
 @contextlib.contextmanager
 def native_stderr_held_back() -> Iterator[None]:
@@ -41,7 +43,12 @@ def native_stderr_held_back() -> Iterator[None]:
 
 
 def load_tensorflow() -> None:
-    """Imports TensorFlow and Keras; prints nothing unless that fails."""
+    """Imports TensorFlow and Keras; prints nothing unless that fails.
+
+    Raises:
+        ConfigError: if Keras computes with another backend.
+    """
+    require_tensorflow_backend()
     if "tensorflow" in sys.modules:
         return
     with native_stderr_held_back():
