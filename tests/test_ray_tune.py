@@ -87,7 +87,7 @@ def test_a_config_refuses_search_spaces_of_tune():
 
 def test_without_ray_tune_its_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ConfigError, match=r"pip install 'tfpolicies\[tune\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'ray\[tune\]>=2.50'"):
         tune_trainable(PPO)
 
 

@@ -34,6 +34,7 @@ from tfpolicies.errors import (
     NonFiniteError,
     UnknownPolicyError,
     UsageError,
+    near_matches,
 )
 from tfpolicies.finite import first_bad
 from tfpolicies.marks import for_place
@@ -51,6 +52,8 @@ from tfpolicies.rollout.tasks import set_tasks
 from tfpolicies.storage.checkpoint import Checkpoint
 
 logger = logging.getLogger("tfpolicies")
+
+_SHOWN = 10  # ids of policies that a message names
 
 
 @for_place("algorithm_class")
@@ -543,8 +546,12 @@ class Algorithm:
     # -- policies and actions -----------------------------------------------------------------
 
     def get_policy(self, policy_id: str = DEFAULT_POLICY_ID) -> Any:
-        """Returns the policy of that id, or None."""
-        return self.worker.get_policy(policy_id)
+        """Returns the policy of that id, or None; without an id, a line of the log names those."""
+        policy = self.worker.get_policy(policy_id)
+        if policy is None and policy_id == DEFAULT_POLICY_ID:
+            known = sorted(self.worker.policy_map)[:_SHOWN]
+            logger.warning("get_policy() gives None: give it one of the ids %s.", known)
+        return policy
 
     def add_policy(
         self,
@@ -786,10 +793,11 @@ class Algorithm:
         return (action, states, extras) if full_fetch or states else action
 
     def _known_policy(self, policy_id: str) -> Any:
-        policy = self.get_policy(policy_id)
+        policy = self.worker.get_policy(policy_id)
         if policy is None:
+            known = sorted(self.worker.policy_map)
             raise UnknownPolicyError(
-                f"No policy {policy_id!r}; there are {sorted(self.worker.policy_map)}."
+                f"No policy {policy_id!r}; there are {known}.{near_matches(policy_id, known)}"
             )
         return policy
 
@@ -1122,7 +1130,7 @@ class Algorithm:
 
     def _first_policy(self) -> TFPolicy | None:
         """Returns a policy whose "auto"s are resolved: the default one, or the first there is."""
-        found = [self.get_policy(), *self.worker.policy_map.values()]
+        found = [self.worker.get_policy(), *self.worker.policy_map.values()]
         return next((policy for policy in found if isinstance(policy, TFPolicy)), None)
 
     def _announce(self) -> None:

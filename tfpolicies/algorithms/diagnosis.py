@@ -73,13 +73,13 @@ class Diagnosis:
             sampled: the whole run.
             learned: the policies that learned in it.
         """
-        for name, (check, needed) in _OF_THE_RUN.items():
+        for name, (check_run, needed) in _OF_THE_RUN.items():
             if name not in self._told:
-                self._meet(name, "", check(sampled), needed)
+                self._meet(name, "", check_run(sampled), needed)
         for one in learned:
-            for name, check in _OF_A_POLICY.items():
+            for name, check_policy in _OF_A_POLICY.items():
                 if name not in self._told:
-                    self._meet(name, one.policy_id, check(one), _IN_A_ROW)
+                    self._meet(name, one.policy_id, check_policy(one), _IN_A_ROW)
 
     def _meet(self, name: str, policy_id: str, found: str | None, needed: int) -> None:
         key = name, policy_id
