@@ -297,7 +297,7 @@ def test_a_missing_part_of_an_observation_is_named_with_those_that_are_read(nest
         ValueError, match=r"no part 'speed': the policy reads .*'pair/0'.*\['camera"
     ):
         client.act(obs)
-    with pytest.raises(ValueError, match="no part 'camera'.*got ndarray"):
+    with pytest.raises(ValueError, match=r"no part 'camera'.*got ndarray"):
         client.act(np.zeros(3, np.float32))
 
 
