@@ -34,7 +34,7 @@ _COLOURS = (1, 3, 4)  # channels that tell which axis has them
 class Encoder:
     """Makes the layers from observations to the last hidden layer.
 
-    Every leaf is encoded by itself: images (see `is_convolved`) by convolutions, with their channels
+    Every leaf is encoded by itself: images (`is_convolved`) by convolutions, with their channels
     moved to the end, everything else (vectors, one-hot rows, matrices, also images if
     `conv_filters` is []) by flattening. The parts are joined in the order of the space. Then come
     `fcnet_hiddens` and
