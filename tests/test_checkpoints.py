@@ -316,6 +316,18 @@ def test_a_checkpoint_of_another_architecture_changes_nothing(tmp_path):
         np.testing.assert_array_equal(left, right)
 
 
+def test_a_run_folder_is_answered_with_the_checkpoint_in_it(tmp_path):
+    run = tmp_path / "ppo-run"
+    make().export_checkpoint(run / "checkpoints" / "best")
+    (run / "checkpoints" / "events").mkdir()
+    for folder in (run, tmp_path, run / "checkpoints"):
+        for kind in (Algorithm, TFPolicy):
+            with pytest.raises(CheckpointError, match=r"There is a checkpoint in it: give.*best'"):
+                kind.from_checkpoint(folder)
+    with pytest.raises(CheckpointError, match=r"has no policy.json.$"):
+        TFPolicy.from_checkpoint(run / "checkpoints" / "events")
+
+
 def test_a_missing_checkpoint_is_not_found(tmp_path):
     with pytest.raises(CheckpointError, match="not found"):
         Algorithm.from_checkpoint(tmp_path / "nowhere")

@@ -14,6 +14,8 @@ import pytest
 
 from tfpolicies import PPO, Policy
 from tfpolicies.cli import main
+from tfpolicies.cli.arguments import parse
+from tfpolicies.errors import UsageError
 from tfpolicies.reporting.progress_csv import read_progress
 
 PACKAGE_HOME = Path(__file__).parent.parent
@@ -99,6 +101,19 @@ def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> N
 
 
 # -- the words of the command line ------------------------------------------------------------
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("text", ["100000", "100_000", "1e5", "1E+5", "100000.0"])
+def test_steps_can_be_written_as_people_write_them(text: str) -> None:
+    assert parse(["train", "CartPole-v1", "--steps", text]).steps == 100_000
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("text", ["1.5", "many", "inf", "nan", "1e-3"])
+def test_steps_that_are_no_whole_number_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="invalid integer value"):
+        parse(["train", "CartPole-v1", "--steps", text])
 
 
 @pytest.mark.core

@@ -309,6 +309,19 @@ def test_nested_observations_are_one_named_input_per_leaf(nested):
     np.testing.assert_array_equal(served["actions_normalized"], expected)
 
 
+def test_a_missing_part_of_an_observation_is_named_with_those_that_are_read(nested):
+    written = nested[3]
+    client = play_module(written.path.parent)["OnnxPolicy"](written.path)
+    obs = dict(NESTED.sample())
+    del obs["speed"]
+    with pytest.raises(
+        ValueError, match=r"no part 'speed': the policy reads .*'pair/0'.*\['camera"
+    ):
+        client.act(obs)
+    with pytest.raises(ValueError, match=r"no part 'camera'.*got ndarray"):
+        client.act(np.zeros(3, np.float32))
+
+
 def test_discrete_observations_and_a_policy_without_values(tmp_path):
     policy = make(spaces.Discrete(6, start=2), cls=PGTF2Policy)
     policy.export_model(tmp_path, onnx=True)

@@ -7,7 +7,7 @@ from tiny import make, trajectory
 
 from tfpolicies import PPO, DQNConfig, PPOConfig, PPOTF2Policy, TFPolicy
 from tfpolicies.config.idioms import SETTINGS
-from tfpolicies.errors import ConfigError, ModelError
+from tfpolicies.errors import ConfigError, ModelError, UnknownPolicyError
 
 SCHEDULES = keras.optimizers.schedules
 
@@ -88,6 +88,20 @@ def test_every_setting_that_is_named_in_an_answer_is_one():
             name = part.partition("=")[0]
             if "=" in part and name.isidentifier():
                 assert name in config or name == "num_envs_per_worker", text
+
+
+def test_a_policy_that_is_not_there_is_named_where_it_is_asked_for(caplog):
+    caplog.set_level("WARNING", "tfpolicies")
+    built = PPOConfig().environment("CartPole-v1").debugging(seed=0).build()
+    assert built.get_policy("default_polcy") is None
+    assert not caplog.records
+    with pytest.raises(UnknownPolicyError, match="Did you mean 'default_policy'"):
+        built.compute_single_action(np.zeros(4), policy_id="default_polcy")
+    built.add_policy("other", PPOTF2Policy)
+    built.remove_policy()
+    assert built.get_policy() is None
+    assert "get_policy() gives None: give it one of the ids ['other']" in caplog.text
+    built.stop()
 
 
 # -- models ------------------------------------------------------------------------------------

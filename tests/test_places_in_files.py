@@ -153,6 +153,14 @@ def test_every_setting_that_takes_something_callable_has_a_place():
             assert name in PATHS or name == "model", name
 
 
+@pytest.mark.core
+def test_a_file_names_a_schedule_of_keras_own_or_none():
+    for name, is_taken in (("CosineDecay", True), ("LearningRateSchedule", False), ("a.B", False)):
+        lr = {"type": name, "initial_learning_rate": 0.1, "decay_steps": 2}
+        found = decode_settings({"lr": lr}, POLICY_SETTINGS)["lr"]
+        assert found == (lr if is_taken else Missing(name))
+
+
 def objects_of_the_package():
     for module in pkgutil.walk_packages(tfpolicies.__path__, "tfpolicies."):
         if module.name.endswith("__main__") or ".distributed." in module.name:

@@ -157,7 +157,15 @@ def test_learner_stats_have_the_documented_names():
     policy = make()
     stats = policy.learn_on_batch(batch_for(policy, 4))["learner_stats"]
     coefficients = {"cur_kl_coeff", "cur_lr", "entropy_coeff"}
-    terms = {"total_loss", "policy_loss", "vf_loss", "vf_explained_var", "kl", "entropy"}
+    terms = {
+        "total_loss",
+        "policy_loss",
+        "vf_loss",
+        "vf_explained_var",
+        "vf_clipped",
+        "kl",
+        "entropy",
+    }
     assert set(stats) == coefficients | terms
 
 

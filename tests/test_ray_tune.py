@@ -93,7 +93,7 @@ def test_search_spaces_of_tune_in_a_config_go_to_tune():
 
 def test_without_ray_tune_its_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ConfigError, match=r"pip install 'tfpolicies\[tune\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'ray\[tune\]>=2.50'"):
         tune_trainable(PPO)
 
 

@@ -173,5 +173,5 @@ def test_a_worker_that_dies_ends_a_run_that_does_not_tolerate_it():
 
 def test_without_ray_workers_are_refused_with_what_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'tfpolicies\[ray\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'ray>=2.40'"):
         WorkerSet(config=config())

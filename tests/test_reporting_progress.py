@@ -12,6 +12,7 @@ import pytest
 from tfpolicies.errors import CheckpointError, UsageError
 from tfpolicies.reporting.progress_csv import ProgressCsv, read_progress
 from tfpolicies.reporting.progress_row import FIXED_COLUMNS, progress_row
+from tfpolicies.reporting.tensorboard_events import event_scalars
 
 
 def row(iteration: int, **extra: float) -> dict[str, float]:
@@ -35,7 +36,8 @@ def test_a_train_result_becomes_one_flat_row_in_a_fixed_order() -> None:
         "episode_reward_max": 60.0,
         "episode_len_mean": 21.5,
         "episodes_total": 280,
-        "evaluation": {"episode_reward_mean": 30.0, "hist_stats": {}},
+        "custom_metrics": {"coins_mean": 2.5, "coins": [2.0, 3.0]},
+        "evaluation": {"episode_reward_mean": 30.0, "custom_metrics": {"coins_mean": 4}},
         "info": {
             "learner": {
                 "p": {
@@ -61,11 +63,22 @@ def test_a_train_result_becomes_one_flat_row_in_a_fixed_order() -> None:
         ("episode_reward_max", 60.0),
         ("episode_len_mean", 21.5),
         ("episodes", 280),
+        ("custom/coins_mean", 2.5),
+        ("evaluation/custom/coins_mean", 4),
         ("evaluation/episode_reward_mean", 30.0),
         ("learner/p/entropy", 0.6),
         ("learner/p/grad/norm", 2.0),
         ("learner/p/kl", 0.01),
     ]
+
+
+@pytest.mark.core
+def test_what_callbacks_count_reaches_the_csv_and_tensorboard(tmp_path: Path) -> None:
+    result = {"training_iteration": 1, "num_env_steps_sampled": 64}
+    one = progress_row({**result, "custom_metrics": {"coins_mean": 2.5}})
+    ProgressCsv(tmp_path / "progress.csv").append(one)
+    assert read_progress(tmp_path / "progress.csv")[0]["custom/coins_mean"] == 2.5
+    assert event_scalars(one)["custom/coins_mean"] == 2.5
 
 
 def test_a_result_without_its_counters_is_refused() -> None:

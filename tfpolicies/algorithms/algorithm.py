@@ -18,7 +18,7 @@ import numpy as np
 
 from tfpolicies.algorithms import checkpoints
 from tfpolicies.algorithms.checkpoints import SavedCheckpoint, SaveResult, StoredRoster
-from tfpolicies.algorithms.diagnosis import Diagnosis, Learned, Sampled
+from tfpolicies.algorithms.diagnosis import Diagnosis, Sampled, Trained
 from tfpolicies.algorithms.evaluator import Evaluator, as_metrics
 from tfpolicies.algorithms.learn import Learned, goals_of, learn
 from tfpolicies.batch.multi_agent_batch import MultiAgentBatch
@@ -35,6 +35,7 @@ from tfpolicies.errors import (
     NonFiniteError,
     UnknownPolicyError,
     UsageError,
+    near_matches,
 )
 from tfpolicies.finite import first_bad
 from tfpolicies.marks import for_place
@@ -54,6 +55,7 @@ from tfpolicies.storage.checkpoint import Checkpoint
 logger = logging.getLogger("tfpolicies")
 
 _EVALUATED_BY = "eval_policy_mapping_fn"  # key of a state: who acts for whom in evaluation
+_SHOWN = 10  # ids of policies that a message names
 
 
 @for_place("algorithm_class")
@@ -475,7 +477,7 @@ class Algorithm:
         self._diagnosis.look(
             Sampled(result, self.config, episodes, self._num_envs()),
             (
-                Learned(pid, each.get("learner_stats") or {}, of.config, of.action_space, result)
+                Trained(pid, each.get("learner_stats") or {}, of.config, of.action_space, result)
                 for pid, each in learner.items()
                 for of in [policies.handle(pid)]
             ),
@@ -611,8 +613,12 @@ class Algorithm:
     # -- policies and actions -----------------------------------------------------------------
 
     def get_policy(self, policy_id: str = DEFAULT_POLICY_ID) -> Any:
-        """Returns the policy of that id, or None."""
-        return self.worker.get_policy(policy_id)
+        """Returns the policy of that id, or None; without an id, a line of the log names those."""
+        policy = self.worker.get_policy(policy_id)
+        if policy is None and policy_id == DEFAULT_POLICY_ID:
+            known = sorted(self.worker.policy_map)[:_SHOWN]
+            logger.warning("get_policy() gives None: give it one of the ids %s.", known)
+        return policy
 
     def add_policy(
         self,
@@ -854,10 +860,11 @@ class Algorithm:
         return (action, states, extras) if full_fetch or states else action
 
     def _known_policy(self, policy_id: str) -> Any:
-        policy = self.get_policy(policy_id)
+        policy = self.worker.get_policy(policy_id)
         if policy is None:
+            known = sorted(self.worker.policy_map)
             raise UnknownPolicyError(
-                f"No policy {policy_id!r}; there are {sorted(self.worker.policy_map)}."
+                f"No policy {policy_id!r}; there are {known}.{near_matches(policy_id, known)}"
             )
         return policy
 
@@ -1206,7 +1213,7 @@ class Algorithm:
 
     def _first_policy(self) -> TFPolicy | None:
         """Returns a policy whose "auto"s are resolved: the default one, or the first there is."""
-        found = [self.get_policy(), *self.worker.policy_map.values()]
+        found = [self.worker.get_policy(), *self.worker.policy_map.values()]
         return next((policy for policy in found if isinstance(policy, TFPolicy)), None)
 
     def _announce(self) -> None:

@@ -31,7 +31,7 @@ _WITHOUT_END = 10_000  # steps of each environment in which no episode ended
 _STEPS_PER_UPDATE = 8  # with replay: so few updates hardly learn
 
 
-class Learned(NamedTuple):
+class Trained(NamedTuple):
     """What an iteration says of one policy."""
 
     policy_id: str
@@ -66,20 +66,20 @@ class Diagnosis:
         self._in_a_row: Counter[tuple[str, str]] = Counter()
         self._told: set[str] = set()
 
-    def look(self, sampled: Sampled, learned: Iterable[Learned]) -> None:
+    def look(self, sampled: Sampled, trained: Iterable[Trained]) -> None:
         """Looks at an iteration, and logs a warning for each new thing that is wrong.
 
         Args:
             sampled: the whole run.
-            learned: the policies that learned in it.
+            trained: the policies that learned in it.
         """
-        for name, (check, needed) in _OF_THE_RUN.items():
+        for name, (check_run, needed) in _OF_THE_RUN.items():
             if name not in self._told:
-                self._meet(name, "", check(sampled), needed)
-        for one in learned:
-            for name, check in _OF_A_POLICY.items():
+                self._meet(name, "", check_run(sampled), needed)
+        for one in trained:
+            for name, check_policy in _OF_A_POLICY.items():
                 if name not in self._told:
-                    self._meet(name, one.policy_id, check(one), _IN_A_ROW)
+                    self._meet(name, one.policy_id, check_policy(one), _IN_A_ROW)
 
     def _meet(self, name: str, policy_id: str, found: str | None, needed: int) -> None:
         key = name, policy_id
@@ -95,22 +95,22 @@ class Diagnosis:
 # -- of one policy ----------------------------------------------------------------------------
 
 
-def _value_errors_are_clipped(learned: Learned) -> str | None:
-    share = learned.number("vf_clipped")
+def _value_errors_are_clipped(trained: Trained) -> str | None:
+    share = trained.number("vf_clipped")
     if not share > _MOST_ROWS:
         return None
-    mean = learned.result.get("episode_reward_mean", math.nan)
+    mean = trained.result.get("episode_reward_mean", math.nan)
     returns = f" The mean return is {mean:.4g}." if math.isfinite(mean) else ""
     return (
         f"{share:.0%} of the squared value errors are larger than "
-        f"vf_clip_param={learned.config['vf_clip_param']:g}, so these rows do not train the value "
+        f"vf_clip_param={trained.config['vf_clip_param']:g}, so these rows do not train the value "
         f"function.{returns} Set vf_clip_param=float('inf'), or scale the rewards down."
     )
 
 
-def _entropy_is_gone(learned: Learned) -> str | None:
+def _entropy_is_gone(trained: Trained) -> str | None:
     most, components = 0.0, 0
-    for leaf in action_leaves(learned.action_space):
+    for leaf in action_leaves(trained.action_space):
         if is_float_box(leaf.space):
             components += math.prod(leaf.shape)
         elif isinstance(leaf.space, gym.spaces.Discrete):
@@ -120,39 +120,39 @@ def _entropy_is_gone(learned: Learned) -> str | None:
         else:
             most += sum(map(math.log, cell_sizes(leaf.space)))
     narrow = 0.5 * math.log(2 * math.pi * math.e) + math.log(_NARROW)
-    entropy, limit = learned.number("entropy"), _LITTLE * most + components * narrow
+    entropy, limit = trained.number("entropy"), _LITTLE * most + components * narrow
     if not entropy < limit:
         return None
     return (
         f"the entropy is {entropy:.2g} nats, so the policy nearly always takes the same action in "
         "the same place and explores no more. If returns are not high enough yet, raise "
-        f"entropy_coeff (now {learned.config.get('entropy_coeff', 0.0):g}) or lower lr (now "
-        f"{learned.number('cur_lr'):.2g})."
+        f"entropy_coeff (now {trained.config.get('entropy_coeff', 0.0):g}) or lower lr (now "
+        f"{trained.number('cur_lr'):.2g})."
     )
 
 
-def _kl_is_far_over_target(learned: Learned) -> str | None:
-    kl, target = learned.number("kl"), learned.config.get("kl_target") or math.nan
-    if not (kl > _FAR * target and learned.number("cur_kl_coeff") > 0):
+def _kl_is_far_over_target(trained: Trained) -> str | None:
+    kl, target = trained.number("kl"), trained.config.get("kl_target") or math.nan
+    if not (kl > _FAR * target and trained.number("cur_kl_coeff") > 0):
         return None
     return (
         f"an iteration changes the policy by a KL divergence of {kl:.2g}, far over "
-        f"kl_target={target:g}. Lower lr (now {learned.number('cur_lr'):.2g}) or num_sgd_iter (now "
-        f"{learned.config.get('num_sgd_iter')})."
+        f"kl_target={target:g}. Lower lr (now {trained.number('cur_lr'):.2g}) or num_sgd_iter (now "
+        f"{trained.config.get('num_sgd_iter')})."
     )
 
 
-def _advantages_are_zero(learned: Learned) -> str | None:
-    if learned.number("policy_loss") != 0.0:
+def _advantages_are_zero(trained: Trained) -> str | None:
+    if trained.number("policy_loss") != 0.0:
         return None
     return (
         "policy_loss is exactly 0, since all advantages are 0: the rewards make no difference "
-        "between actions, and nothing is learned. Look at the rewards of the environment, and at "
+        "between actions, and nothing is trained. Look at the rewards of the environment, and at "
         "clip_rewards."
     )
 
 
-_OF_A_POLICY: dict[str, Callable[[Learned], str | None]] = {
+_OF_A_POLICY: dict[str, Callable[[Trained], str | None]] = {
     "value errors": _value_errors_are_clipped,
     "entropy": _entropy_is_gone,
     "KL": _kl_is_far_over_target,

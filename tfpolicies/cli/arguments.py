@@ -239,15 +239,26 @@ def _add_source(parser: _Parser) -> None:
     )
 
 
+def _whole(text: str) -> int:
+    """Returns the integer that is written as 100000, 100_000 or 1e5."""
+    try:
+        return int(text)
+    except ValueError:
+        number = float(text)
+        if not number.is_integer():
+            raise
+        return int(number)
+
+
 def _count(text: str) -> int:
-    number = int(text.replace("_", ""))
+    number = _whole(text)
     if number < 0:
         raise argparse.ArgumentTypeError(f"must be 0 or more, got {text}")
     return number
 
 
 def _positive(text: str) -> int:
-    number = int(text.replace("_", ""))
+    number = _whole(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be 1 or more, got {text}")
     return number

@@ -36,6 +36,16 @@ def _type_of_optimizer(value: Any) -> Any:
     return value if is_optimizer(value) else Missing(f"{value}")
 
 
+def _rate(value: Any) -> Any:
+    """Returns a learning rate, or a `Missing` for a dict that is no schedule of Keras's own."""
+    if not isinstance(value, Mapping):
+        return value
+    from tfpolicies.models.learning_rates import SCHEDULES  # needs Keras, unlike this module
+
+    kind = value.get("type")
+    return value if kind in SCHEDULES else Missing(f"{kind}")
+
+
 def _variables(value: Any) -> Any:
     """Returns a `Missing` for variables of processes, which choose what these load."""
     return Missing(f"the variables {', '.join(map(str, value))}") if value else value
@@ -93,6 +103,7 @@ def _settings(env: Place, **more: Place) -> dict[str, Places]:
     found: dict[str, Places] = {
         "env": env,
         "callbacks": Place("callbacks"),
+        "lr": Place("lr", functions=True, plain=_rate),
         "model": {
             "custom_model": Place("custom_model", functions=True),
             "custom_action_dist": Place("custom_action_dist"),

@@ -21,7 +21,7 @@ def ray_tune() -> Any:
         from ray import tune
     except ImportError as error:
         raise ConfigError(
-            "Ray Tune is not installed, or not whole: run `pip install 'tfpolicies[tune]'`."
+            "Ray Tune is not installed, or not whole: run `pip install 'ray[tune]>=2.50'`."
         ) from error
     return tune
 

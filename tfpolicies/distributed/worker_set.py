@@ -500,7 +500,7 @@ def _remote_workers(
     if importlib.util.find_spec("ray") is None:
         raise ConfigError(
             f"{count} remote workers need Ray, which is not installed: run `pip install "
-            "'tfpolicies[ray]'`, or use num_rollout_workers=0, evaluation_num_workers=0 and "
+            "'ray>=2.40'`, or use num_rollout_workers=0, evaluation_num_workers=0 and "
             "num_envs_per_worker for more environments in this process."
         )
     from tfpolicies.distributed.ray_workers import RayWorkers

@@ -87,7 +87,7 @@ def _registered(name: str) -> Callable[..., Any]:
     except ImportError as error:
         raise EnvError(
             f"'pettingzoo:{name}' needs the package pettingzoo from version 1.27 on: {error}. "
-            "Install it: pip install 'tfpolicies[envs]'."
+            "Install it: pip install 'pettingzoo>=1.27'."
         ) from error
     registries = {"parallel": package.parallel_registry, "aec": package.aec_registry}
     own_id = re.sub(r"_(v\d+)$", r"-\1", name)
@@ -114,7 +114,7 @@ def _of_module(package: str, name: str) -> Callable[..., Any]:
     except (ImportError, AttributeError) as error:
         raise EnvError(
             f"The environment '{package}:{name}' could not be imported: {error}. Write it as "
-            f"'{package}:simple_spread_v3', and install it: pip install 'tfpolicies[envs]'."
+            f"'{package}:simple_spread_v3', and install it: pip install {package}."
         ) from error
 
 

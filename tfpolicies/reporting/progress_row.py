@@ -34,8 +34,9 @@ def progress_row(result: Mapping[str, Any]) -> dict[str, float]:
     """Flattens the result of `Algorithm.train()` into one row of numbers.
 
     The row has every name of `FIXED_COLUMNS` in their order, then `evaluation/<key>` if the
-    iteration evaluated and `learner/<policy id>/<statistic>`, sorted. A number that the result
-    does not hold is NaN; learner statistics that are not single numbers are left out.
+    iteration evaluated, `custom/<name>` for what callbacks put into `custom_metrics` (and
+    `evaluation/custom/<name>`), and `learner/<policy id>/<statistic>`, sorted. A number that the
+    result does not hold is NaN; learner statistics that are not single numbers are left out.
 
     Raises:
         UsageError: if `result` lacks `training_iteration` or `num_env_steps_sampled`.
@@ -63,7 +64,8 @@ def progress_row(result: Mapping[str, Any]) -> dict[str, float]:
         result.get("episodes_total"),
     )
     row = {name: _or_nan(value) for name, value in zip(FIXED_COLUMNS, fixed, strict=True)}
-    return row | dict(sorted([*_evaluation(result), *_learner_statistics(result)]))
+    more = [*_custom(result, ""), *_evaluation(result), *_learner_statistics(result)]
+    return row | dict(sorted(more))
 
 
 def as_number(value: object) -> float | None:
@@ -100,6 +102,11 @@ def _evaluation(result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
         number = as_number(evaluation.get(key))
         if number is not None:
             yield f"evaluation/{key}", number
+    yield from _custom(evaluation, "evaluation/")
+
+
+def _custom(summary: Mapping[str, Any], where: str) -> Iterator[tuple[str, float]]:
+    yield from _flatten(f"{where}custom", summary.get("custom_metrics") or {})
 
 
 def _learner_statistics(result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

@@ -30,8 +30,9 @@ _TAGS = {
 def event_scalars(row: Mapping[str, float]) -> dict[str, float]:
     """Returns what TensorBoard shows of a progress row: values by tag.
 
-    Tags are grouped by their first part: `episodes/`, `evaluation/`, `learner/<policy id>/`,
-    `speed/`. Means over no episode (NaN) are left out; a NaN of the learner is shown.
+    Tags are grouped by their first part: `custom/`, `episodes/`, `evaluation/`,
+    `learner/<policy id>/`, `speed/`. Means over no episode (NaN) are left out; a NaN of the
+    learner is shown.
 
     >>> event_scalars({"iteration": 1, "env_steps": 64, "episode_len_mean": 9.5})
     {'episodes/len_mean': 9.5}

@@ -52,6 +52,7 @@ from tfpolicies.system.atomic import (
 from tfpolicies.system.regular_files import content_of, open_regular, read_regular, size_of
 
 # What reading a stranger's JSON file as a manifest may raise.
+_MANIFESTS = ("algorithm.json", "policy.json")
 _NO_MANIFEST = (OSError, ValueError, RecursionError, AttributeError, TypeError, LookupError)
 
 Arrays = Mapping[str, Mapping[str, np.ndarray]]
@@ -329,9 +330,22 @@ def _read_manifest_text(root: Path, manifest_name: str) -> bytes:
     except FileNotFoundError:
         raise CheckpointError(
             f"Checkpoint {str(root)!r} does not seem to be valid: it has no {manifest_name}."
+            f"{_inner_checkpoint(root)}"
         ) from None
     except OSError as error:
         raise invalid(root / manifest_name, f"it cannot be read ({error})") from error
+
+
+def _inner_checkpoint(root: Path) -> str:
+    """Returns a hint at the newest checkpoint in a folder that is none, such as a run's."""
+    places = ("*", "*/*", "*/checkpoints/*")
+    found = [
+        path for place in places for name in _MANIFESTS for path in root.glob(f"{place}/{name}")
+    ]
+    if not found:
+        return ""
+    newest = max(found, key=lambda path: path.stat().st_mtime).parent
+    return f" There is a checkpoint in it: give {str(newest)!r}."
 
 
 def _read_policy(root: Path, entry: dict[str, Any]) -> Checkpoint:

@@ -34,7 +34,7 @@ _COLOURS = (1, 3, 4)  # channels that tell which axis has them
 class Encoder:
     """Makes the layers from observations to the last hidden layer.
 
-    Every leaf is encoded by itself: images (see `is_picture`) by convolutions, with their channels
+    Every leaf is encoded by itself: images (`is_convolved`) by convolutions, with their channels
     moved to the end, everything else (vectors, one-hot rows, matrices, also images if
     `conv_filters` is []) by flattening. The parts are joined in the order of the space. Then come
     `fcnet_hiddens` and
@@ -63,7 +63,7 @@ class Encoder:
         self._filters = {
             name: filters_for(leaf, name, config)
             for leaf, name in self._leaves
-            if is_picture(leaf, config)
+            if is_convolved(leaf, config)
         }
         self._channels_last: dict[str, Any] = {}  # images that both towers read, by input
         for leaf, name in self._leaves:
@@ -174,7 +174,7 @@ def filters_for(leaf: Leaf, name: str, config: Mapping[str, Any]) -> Sequence[An
     return filters
 
 
-def is_picture(leaf: Leaf, config: Mapping[str, Any]) -> bool:
+def is_convolved(leaf: Leaf, config: Mapping[str, Any]) -> bool:
     """Whether a leaf goes through convolutions.
 
     It must be a Box of rank 3. Then either `conv_filters` are given and not empty, or both sides
@@ -183,7 +183,7 @@ def is_picture(leaf: Leaf, config: Mapping[str, Any]) -> bool:
     >>> from tfpolicies.models.spaces import leaves
     >>> board, screen = spaces.Box(0, 1, (6, 7, 2)), spaces.Box(0, 255, (4, 84, 84), np.uint8)
     >>> found = {"conv_filters": None, "channels_first": None}
-    >>> is_picture(leaves(board)[0], found), is_picture(leaves(screen)[0], found)
+    >>> is_convolved(leaves(board)[0], found), is_convolved(leaves(screen)[0], found)
     (False, True)
     """
     filters = config["conv_filters"]
