@@ -223,7 +223,7 @@ def test_pg_trains_and_ships_for_an_importable_environment_with_settings(
     ]
     more = ["--set", "env_config.length=5", "--set", "train_batch_size=100", "--num-envs", "2"]
     assert main([*words, *more, "--play", "2", *QUICK]) == 0
-    assert ", greedily over 2 episodes; without tensorflow" in capsys.readouterr().out
+    assert ", the mean return of 2 greedy episodes, without tensorflow" in capsys.readouterr().out
     (run,) = (here / "runs").iterdir()
     assert run.name.startswith("pg-corridor_of_a_user-Corridor-")
     rows = read_progress(run / "progress.csv")
@@ -312,7 +312,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_anew_in_its_folder(
         strange = RunFolder.create(here, "strange", content)
         strange.release()
         assert main(["train", "--resume", str(strange.path)]) == 2
-        assert "not imported on a file's word" in capsys.readouterr().err
+        assert "no file chooses what is imported" in capsys.readouterr().err
     content = {"train": {**settings, "algo": "tfpolicies.cli.main"}, "finished": None}
     strange = RunFolder.create(here, "strange", content)
     strange.release()
@@ -371,7 +371,7 @@ def test_callbacks_model_and_settings_are_what_the_user_names(
     again = ["train", "--resume", str(run), "--steps", "192"]
     assert main(again) == 2
     shown = capsys.readouterr().err
-    assert "needs code_of_mine:Telling and code_of_mine:small_net, not imported" in shown
+    assert "uses code_of_mine:Telling and code_of_mine:small_net, but no file chooses what" in shown
     words = shlex.split(shown.partition("again: `")[2].partition("`")[0])
     words = words[words.index("train") :]
     assert words == ["train", "--resume", f"runs/{run.name}", *own]

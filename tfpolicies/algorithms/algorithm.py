@@ -908,8 +908,8 @@ class Algorithm:
         if unheld is not None and not self._told_of_unheld:
             self._told_of_unheld = True
             logger.warning(
-                "Loading this checkpoint will ask for what a file cannot hold safely: %s. Keep it "
-                "at hand: %s.%s.",
+                "When you load this checkpoint, give these again, since no file chooses what is "
+                "imported: %s. Call %s.%s.",
                 unheld.names,
                 type(self).__name__,
                 unheld.call,
