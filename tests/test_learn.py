@@ -155,6 +155,7 @@ def test_a_folder_that_is_not_for_this_algorithm_is_refused_and_left_alone(tmp_p
         ({"total_timesteps": 0}, "total_timesteps must be a whole number, 1 or more, got 0"),
         ({"total_timesteps": "1e5"}, "total_timesteps must be a whole number"),
         ({"total_timesteps": float("nan")}, "total_timesteps must be a whole number"),
+        ({"total_timesteps": float("inf")}, "total_timesteps must be a whole number"),
         ({"total_timesteps": 9, "checkpoint_every": 0}, "checkpoint_every must be"),
         ({"total_timesteps": 9, "until": "high"}, "until must be a number or None"),
         ({"total_timesteps": 9, "callbacks": ["print"]}, "callbacks must be functions"),

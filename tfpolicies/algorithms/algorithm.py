@@ -39,6 +39,7 @@ from tfpolicies.marks import for_place
 from tfpolicies.policy.checkpoints import path_of
 from tfpolicies.policy.policy import Policy
 from tfpolicies.policy.tf_policy import TFPolicy
+from tfpolicies.reporting.console import counted
 from tfpolicies.reporting.machine import MachineLoad
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.evaluation import Played
@@ -1165,10 +1166,9 @@ class Algorithm:
         learning = "XLA" if policy.config["jit_compile"] is True else "tf.function"
         envs = self.workers.num_envs()
         length = self.config.fragment_length(envs)
-        counted = "1 environment" if envs == 1 else f"{envs} environments"
         print(
             f"{type(self).__name__}: acting through {policy.inference}, learning through "
-            f"{learning}, {counted} x {length} steps per sample."
+            f"{learning}, {counted(envs, 'environment')} x {counted(length, 'step')} per sample."
         )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -18,6 +17,7 @@ from tfpolicies.algorithms.training_run import Goals, TrainingRun
 from tfpolicies.config.callbacks import DefaultCallbacks, joined_callbacks, overrides
 from tfpolicies.errors import CheckpointError, NonFiniteError, UsageError
 from tfpolicies.policy.checkpoints import ALGORITHM_MANIFEST, encode_config
+from tfpolicies.reporting.progress_row import as_number
 from tfpolicies.reporting.run_folder import RunFolder
 from tfpolicies.storage.checkpoint import read_manifest
 from tfpolicies.storage.json_values import encode_value
@@ -74,7 +74,7 @@ def learn(
         except NonFiniteError:  # what led there is not worth keeping
             raise
         except BaseException:
-            _rescue(records)
+            _rescue(records, run)
             raise
     return Learned(training.result, ended_by, None if run is None else run.path)
 
@@ -94,7 +94,7 @@ def goals_of(
     """
     env = algorithm.config.env
     name = env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
-    if until is not None and not isinstance(until, numbers.Real):
+    if until is not None and as_number(until) is None:
         raise UsageError(f"until must be a number or None, got {until!r}.")
     return Goals(
         steps=_count("total_timesteps", total_timesteps),
@@ -106,18 +106,21 @@ def goals_of(
 
 
 def _count(name: str, value: Any) -> int:
-    is_count = isinstance(value, numbers.Real) and value >= 1 and value == int(value)
-    if not is_count:
+    number = as_number(value)
+    if number is None or number < 1 or not float(number).is_integer():
         raise UsageError(f"{name} must be a whole number, 1 or more, got {value!r}.")
-    return int(value)
+    return int(number)
 
 
-def _rescue(records: RunRecords | NoRecords) -> None:
+def _rescue(records: RunRecords | NoRecords, run: RunFolder | None) -> None:
     """Saves what would be lost; if that fails, what ended the training is still what is raised."""
     try:
         records.rescue()
     except CheckpointError as error:
         logger.error("What was not saved is lost: %s", error)
+        return
+    if run is not None and run.has_checkpoint:
+        logger.warning("Training ended early. What it reached is saved in %s.", run.latest)
 
 
 # -- the folder -------------------------------------------------------------------------------

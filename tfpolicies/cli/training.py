@@ -37,7 +37,7 @@ from tfpolicies.config.stored_environments import environment_of_file
 from tfpolicies.config.stored_settings import ALGORITHM_SETTINGS
 from tfpolicies.envs.making import check_source
 from tfpolicies.errors import CheckpointError, UsageError
-from tfpolicies.reporting.console import CommandConsole, summary_table
+from tfpolicies.reporting.console import CommandConsole, counted, summary_table
 from tfpolicies.reporting.run_folder import RunFolder, find_runs
 from tfpolicies.storage.json_values import Missing, find_missing
 from tfpolicies.storage.places import admitted
@@ -336,22 +336,13 @@ def _ship(job: Job, reason: str) -> Shipped:
     shipped = export_policy(policy, run.export, job.console, onnx=True, saved_model=True)
     if not settings.play:
         return shipped
-    with job.console.status(f"playing {_counted(settings.play, 'episode')} through ONNX Runtime"):
+    with job.console.status(f"playing {counted(settings.play, 'episode')} through ONNX Runtime"):
         config = algorithm.config.env_config
         played = play_in_own_process(run.export, settings.env, settings.play, _PLAY_SEED, config)
     mean = float(played["mean_return"])
-    over = _counted(settings.play, "greedy episode")
+    over = counted(settings.play, "greedy episode")
     figure = f"{mean:.2f}, the mean return of {over}, {loaded(played)}"
     return Shipped(shipped.files, {**shipped.figures, "ONNX played": figure}, mean)
-
-
-def _counted(number: int, what: str) -> str:
-    """Returns a number of things in words.
-
-    >>> _counted(1, "episode"), _counted(20, "episode")
-    ('1 episode', '20 episodes')
-    """
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _print_summary(job: Job, reason: str, shipped: Shipped) -> None:
