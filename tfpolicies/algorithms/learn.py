@@ -34,6 +34,7 @@ _TOLD_BY_ALGORITHM = (
     "on_workers_recreated",
     "on_checkpoint_loaded",
 )
+_SHOWN = 3  # settings that differ, in a message
 _RESOLVED = ("inference", "jit_compile")  # what "auto" becomes may change with the version
 
 
@@ -56,9 +57,13 @@ def learn(
     """Does what `Algorithm.learn` says."""
     told, followers = _told(callbacks)
     console = Console() if progress else None
+    iteration = algorithm.iteration
     with contextlib.ExitStack() as closing:
         closing.enter_context(_telling(algorithm, told))
         run = None if run_dir is None else closing.enter_context(_held(algorithm, run_dir))
+        if console is not None and run is not None and algorithm.iteration > iteration:
+            goes_on = f"Training goes on in {run.path} after iteration {algorithm.iteration}."
+            console.print(goes_on, highlight=False, markup=False, soft_wrap=True)
         records = NoRecords(algorithm) if run is None else RunRecords(run, algorithm, goals)
         closing.callback(records.close)
         training = TrainingRun(algorithm, goals, records, console, followers)
@@ -157,7 +162,6 @@ def _go_on(algorithm: Algorithm, run: RunFolder) -> None:
     if algorithm.iteration == 0:
         _require_same_settings(algorithm, manifest, run)
         algorithm.restore(run.latest, allow_non_finite=algorithm.config.on_nan == "warn")
-        logger.info("Training goes on from iteration %d of %s.", algorithm.iteration, run.path)
         return
     is_its_own = algorithm.run_dir == run.path.absolute()
     if is_its_own and stored["iteration"] <= algorithm.iteration:
@@ -183,8 +187,10 @@ def _require_same_settings(
     if differing:
         shown = ", ".join(
             f"{name} (there {stored.get(name)!r:.60}, here {own.get(name)!r:.60})"
-            for name in differing
+            for name in differing[:_SHOWN]
         )
+        if len(differing) > _SHOWN:
+            shown += f" and {len(differing) - _SHOWN} more"
         raise UsageError(
             f"{str(run.path)!r} holds a run with other settings: {shown}. Give another run_dir for "
             "a new run, or the same settings to go on with that one."
