@@ -223,7 +223,7 @@ def test_pg_trains_and_ships_for_an_importable_environment_with_settings(
     ]
     more = ["--set", "env_config.length=5", "--set", "train_batch_size=100", "--num-envs", "2"]
     assert main([*words, *more, "--play", "2", *QUICK]) == 0
-    assert ", the mean return of 2 greedy episodes, without tensorflow" in capsys.readouterr().out
+    assert " over 2 greedy episodes, without tensorflow" in capsys.readouterr().out
     (run,) = (here / "runs").iterdir()
     assert run.name.startswith("pg-corridor_of_a_user-Corridor-")
     rows = read_progress(run / "progress.csv")

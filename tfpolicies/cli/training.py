@@ -341,7 +341,7 @@ def _ship(job: Job, reason: str) -> Shipped:
         played = play_in_own_process(run.export, settings.env, settings.play, _PLAY_SEED, config)
     mean = float(played["mean_return"])
     over = counted(settings.play, "greedy episode")
-    figure = f"{mean:.2f}, the mean return of {over}, {loaded(played)}"
+    figure = f"{mean:.2f} over {over}, {loaded(played)}"
     return Shipped(shipped.files, {**shipped.figures, "ONNX played": figure}, mean)
 
 
