@@ -307,8 +307,14 @@ def test_a_run_killed_before_its_first_checkpoint_starts_anew_in_its_folder(
     run.release()
     assert main(["train", "--resume", str(run.path)]) == 0
     assert iterations(run.path) == [1]
-    for words in ("env=a.b:C", "exploration_config.type=a.b.C", "evaluation_config.env=a.b:C"):
-        content = {"train": {**settings, "set": [words]}, "finished": None}
+    forged: list[dict[str, Any]] = [
+        {"set": [words]}
+        for words in ("env=a.b:C", "exploration_config.type=a.b.C", "evaluation_config.env=a.b:C")
+    ]
+    forged += [{"from_file": {"env": "a.b:C"}}, {"callbacks": "a.b:C"}, {"model": "a.b:f"}]
+    forged += [{"from_file": {"exploration_config": {"type": "a.b.C"}}}, {"policy_mapping": "a:f"}]
+    for more in forged:
+        content = {"train": {**settings, **more}, "finished": None}
         strange = RunFolder.create(here, "strange", content)
         strange.release()
         assert main(["train", "--resume", str(strange.path)]) == 2
