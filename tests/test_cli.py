@@ -319,11 +319,17 @@ def test_a_run_killed_before_its_first_checkpoint_starts_anew_in_its_folder(
         strange.release()
         assert main(["train", "--resume", str(strange.path)]) == 2
         assert "no file chooses what is imported" in capsys.readouterr().err
-    content = {"train": {**settings, "algo": "tfpolicies.cli.main"}, "finished": None}
-    strange = RunFolder.create(here, "strange", content)
-    strange.release()
-    assert main(["train", "--resume", str(strange.path)]) == 2
-    assert "algo 'tfpolicies.cli.main'" in capsys.readouterr().err
+    for name, value, told in (
+        ("algo", "tfpolicies.cli.main", "algo 'tfpolicies.cli.main'"),
+        ("from_file", 3, "from_file 3"),
+        ("from_file", {"callbacks": {"$import": "os:system"}}, "Missing(name='os:system'"),
+        ("model", ["a.b:f"], "model ['a.b:f']"),
+    ):
+        content = {"train": {**settings, name: value}, "finished": None}
+        strange = RunFolder.create(here, "strange", content)
+        strange.release()
+        assert main(["train", "--resume", str(strange.path)]) == 2
+        assert told in capsys.readouterr().err
     first = read_progress(trained / "progress.csv")[0]
     again = read_progress(run.progress_csv)[0]
     assert again["learner/default_policy/total_loss"] == first["learner/default_policy/total_loss"]
