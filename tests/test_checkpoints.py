@@ -1,6 +1,7 @@
 """Algorithms and policies saved and restored: exactly, safely, or not at all."""
 
 import json
+import pickle
 import shutil
 import sys
 from pathlib import Path
@@ -208,7 +209,7 @@ def test_a_policy_acts_without_the_callbacks_and_functions_of_its_training(tmp_p
     (of_run,) = Policy.from_checkpoint(tmp_path / "run").values()
     alone = Policy.from_checkpoint(tmp_path / "policy")
     observations = np.stack([alone.observation_space.sample() for _ in range(3)])
-    for policy in (of_run, alone, alone.copy()):
+    for policy in (of_run, alone, alone.copy(), pickle.loads(pickle.dumps(alone))):
         found, wanted = (
             x.compute_actions(observations, explore=False)[0]
             for x in (policy, algorithm.get_policy())

@@ -271,7 +271,7 @@ def test_pg_trains_and_ships_for_an_importable_environment_with_settings(
     ]
     more = ["--set", "env_config.length=5", "--set", "train_batch_size=100", "--num-envs", "2"]
     assert main([*words, *more, "--play", "2", *QUICK]) == 0
-    assert ", greedily over 2 episodes; without tensorflow" in capsys.readouterr().out
+    assert " over 2 greedy episodes, without tensorflow" in capsys.readouterr().out
     (run,) = (here / "runs").iterdir()
     assert run.name.startswith("pg-corridor_of_a_user-Corridor-")
     rows = read_progress(run / "progress.csv")
@@ -355,17 +355,29 @@ def test_a_run_killed_before_its_first_checkpoint_starts_anew_in_its_folder(
     run.release()
     assert main(["train", "--resume", str(run.path)]) == 0
     assert iterations(run.path) == [1]
-    for words in ("env=a.b:C", "exploration_config.type=a.b.C", "evaluation_config.env=a.b:C"):
-        content = {"train": {**settings, "set": [words]}, "finished": None}
+    forged: list[dict[str, Any]] = [
+        {"set": [words]}
+        for words in ("env=a.b:C", "exploration_config.type=a.b.C", "evaluation_config.env=a.b:C")
+    ]
+    forged += [{"from_file": {"env": "a.b:C"}}, {"callbacks": "a.b:C"}, {"model": "a.b:f"}]
+    forged += [{"from_file": {"exploration_config": {"type": "a.b.C"}}}, {"policy_mapping": "a:f"}]
+    for more in forged:
+        content = {"train": {**settings, **more}, "finished": None}
         strange = RunFolder.create(here, "strange", content)
         strange.release()
         assert main(["train", "--resume", str(strange.path)]) == 2
-        assert "not imported on a file's word" in capsys.readouterr().err
-    content = {"train": {**settings, "algo": "tfpolicies.cli.main"}, "finished": None}
-    strange = RunFolder.create(here, "strange", content)
-    strange.release()
-    assert main(["train", "--resume", str(strange.path)]) == 2
-    assert "algo 'tfpolicies.cli.main'" in capsys.readouterr().err
+        assert "no file chooses what is imported" in capsys.readouterr().err
+    for name, value, told in (
+        ("algo", "tfpolicies.cli.main", "algo 'tfpolicies.cli.main'"),
+        ("from_file", 3, "from_file 3"),
+        ("from_file", {"callbacks": {"$import": "os:system"}}, "Missing(name='os:system'"),
+        ("model", ["a.b:f"], "model ['a.b:f']"),
+    ):
+        content = {"train": {**settings, name: value}, "finished": None}
+        strange = RunFolder.create(here, "strange", content)
+        strange.release()
+        assert main(["train", "--resume", str(strange.path)]) == 2
+        assert told in capsys.readouterr().err
     first = read_progress(trained / "progress.csv")[0]
     again = read_progress(run.progress_csv)[0]
     assert again["learner/default_policy/total_loss"] == first["learner/default_policy/total_loss"]
@@ -419,7 +431,7 @@ def test_callbacks_model_and_settings_are_what_the_user_names(
     again = ["train", "--resume", str(run), "--steps", "192"]
     assert main(again) == 2
     shown = capsys.readouterr().err
-    assert "needs code_of_mine:Telling and code_of_mine:small_net, not imported" in shown
+    assert "uses code_of_mine:Telling and code_of_mine:small_net, but no file chooses what" in shown
     words = shlex.split(shown.partition("again: `")[2].partition("`")[0])
     words = words[words.index("train") :]
     assert words == ["train", "--resume", f"runs/{run.name}", *own]

@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from tfpolicies import DQNConfig, MultiAgentEnv, PPOConfig
 from tfpolicies.algorithms import diagnosis
-from tfpolicies.algorithms.diagnosis import Diagnosis, Learned, Sampled
+from tfpolicies.algorithms.diagnosis import Diagnosis, Trained, Sampled
 from tfpolicies.algorithms.tuned import tuned_settings
 from tfpolicies.rollout.episode import RolloutMetrics
 
@@ -76,7 +76,7 @@ def told(caplog, iterations, action_space=TWO):
     }
     for stats in iterations:
         episodes = [RolloutMetrics(3, 1.0)]
-        one = Learned("p", {**SOUND, **stats}, config.to_dict(), action_space, result)
+        one = Trained("p", {**SOUND, **stats}, config.to_dict(), action_space, result)
         observer.look(Sampled(result, config, episodes, 1), [one])
     return [record.getMessage() for record in caplog.records]
 
@@ -132,7 +132,7 @@ def test_each_thing_is_told_of_one_policy_alone(caplog):
     observer, config = Diagnosis(), PPOConfig()
     result = {"episodes_total": 0, "num_env_steps_sampled": 1, "info": {"learner": {"p": {}}}}
     result |= {f"num_env_steps_{x}_this_iter": 1 for x in ("sampled", "trained")}
-    learned = [Learned(name, CLIPPED, config.to_dict(), TWO, result) for name in "abc"]
+    learned = [Trained(name, CLIPPED, config.to_dict(), TWO, result) for name in "abc"]
     for _ in range(3):
         observer.look(Sampled(result, config, [], 1), learned)
     assert len(caplog.records) == 1

@@ -104,11 +104,14 @@ def test_progress_is_shown_unless_it_is_not_wanted(capsys: pytest.CaptureFixture
 # -- going on ---------------------------------------------------------------------------------
 
 
-def test_a_script_that_is_run_again_goes_on_with_its_run(tmp_path: Path) -> None:
+def test_a_script_that_is_run_again_goes_on_with_its_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run_dir = tmp_path / "new" / "run"
     build(new_episodes_at_checkpoint=True).learn(2 * BATCH, run_dir=run_dir, progress=False)
     again = build(new_episodes_at_checkpoint=True)
-    learned = again.learn(4 * BATCH, run_dir=run_dir, progress=False)
+    learned = again.learn(4 * BATCH, run_dir=run_dir)
+    assert f"Training goes on in {run_dir} after iteration 2.\n" in capsys.readouterr().out
     assert learned.result["training_iteration"] == 4
     assert iterations(run_dir) == [1, 2, 3, 4]
     assert_equal(again.get_policy().get_weights(), weights_of(run_dir / "checkpoints" / "latest"))
@@ -141,6 +144,9 @@ def test_a_folder_that_is_not_for_this_algorithm_is_refused_and_left_alone(tmp_p
     build().learn(BATCH, run_dir=run_dir, progress=False)
     with pytest.raises(UsageError, match=r"other settings: lr \(there 0.0004, here 0.5\)"):
         build(lr=0.5).learn(BATCH, run_dir=run_dir, progress=False)
+    others = {"lr": 0.5, "gamma": 0.5, "seed": 6, "grad_clip": 9.0}
+    with pytest.raises(UsageError, match=r"gamma .*, grad_clip .*, lr .* and 1 more. Give another"):
+        build(**others).learn(BATCH, run_dir=run_dir, progress=False)
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(UsageError, match=r"is no run folder, but holds \['notes.txt', 'run'\]"):
         build().learn(BATCH, run_dir=tmp_path, progress=False)
@@ -155,6 +161,7 @@ def test_a_folder_that_is_not_for_this_algorithm_is_refused_and_left_alone(tmp_p
         ({"total_timesteps": 0}, "total_timesteps must be a whole number, 1 or more, got 0"),
         ({"total_timesteps": "1e5"}, "total_timesteps must be a whole number"),
         ({"total_timesteps": float("nan")}, "total_timesteps must be a whole number"),
+        ({"total_timesteps": float("inf")}, "total_timesteps must be a whole number"),
         ({"total_timesteps": 9, "checkpoint_every": 0}, "checkpoint_every must be"),
         ({"total_timesteps": 9, "until": "high"}, "until must be a number or None"),
         ({"total_timesteps": 9, "callbacks": ["print"]}, "callbacks must be functions"),

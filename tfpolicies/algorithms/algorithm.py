@@ -42,6 +42,7 @@ from tfpolicies.marks import for_place
 from tfpolicies.policy.checkpoints import path_of
 from tfpolicies.policy.policy import Policy
 from tfpolicies.policy.tf_policy import TFPolicy
+from tfpolicies.reporting.console import counted
 from tfpolicies.reporting.machine import MachineLoad
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.evaluation import Played
@@ -951,8 +952,8 @@ class Algorithm:
         if unheld is not None and not self._told_of_unheld:
             self._told_of_unheld = True
             logger.warning(
-                "Loading this checkpoint will ask for what a file cannot hold safely: %s. Keep it "
-                "at hand: %s.%s.",
+                "When you load this checkpoint, give these again, since no file chooses what is "
+                "imported: %s. Call %s.%s.",
                 unheld.names,
                 type(self).__name__,
                 unheld.call,
@@ -1223,10 +1224,10 @@ class Algorithm:
             return
         envs = self.workers.num_envs()
         length = self.config.fragment_length(envs)
-        counted = "1 environment" if envs == 1 else f"{envs} environments"
         print(
             f"{type(self).__name__}: acting through {policy.inference}, learning through "
-            f"{policy.learns_through}, {counted} x {length} steps per sample."
+            f"{policy.learns_through}, "
+            f"{counted(envs, 'environment')} x {counted(length, 'step')} per sample."
         )
 
 

@@ -423,6 +423,7 @@ def restore_algorithm(
             classes,
             _given_again(checkpoint, part, config),
             allow_non_finite=True,
+            unneeded=(),
         )
         for pid, part in checkpoint.policies.items()
         if pid not in worker.policy_map

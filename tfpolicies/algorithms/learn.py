@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -18,6 +17,7 @@ from tfpolicies.algorithms.training_run import Goals, TrainingRun
 from tfpolicies.config.callbacks import DefaultCallbacks, joined_callbacks, overrides
 from tfpolicies.errors import CheckpointError, NonFiniteError, UsageError
 from tfpolicies.policy.checkpoints import ALGORITHM_MANIFEST, encode_config
+from tfpolicies.reporting.progress_row import as_number
 from tfpolicies.reporting.run_folder import RunFolder
 from tfpolicies.storage.checkpoint import read_manifest
 from tfpolicies.storage.json_values import encode_value
@@ -34,6 +34,7 @@ _TOLD_BY_ALGORITHM = (
     "on_workers_recreated",
     "on_checkpoint_loaded",
 )
+_SHOWN = 3  # settings that differ, in a message
 _RESOLVED = ("inference", "jit_compile")  # what "auto" becomes may change with the version
 
 
@@ -56,9 +57,13 @@ def learn(
     """Does what `Algorithm.learn` says."""
     told, followers = _told(callbacks)
     console = Console() if progress else None
+    iteration = algorithm.iteration
     with contextlib.ExitStack() as closing:
         closing.enter_context(_telling(algorithm, told))
         run = None if run_dir is None else closing.enter_context(_held(algorithm, run_dir))
+        if console is not None and run is not None and algorithm.iteration > iteration:
+            goes_on = f"Training goes on in {run.path} after iteration {algorithm.iteration}."
+            console.print(goes_on, highlight=False, markup=False, soft_wrap=True)
         records = NoRecords(algorithm) if run is None else RunRecords(run, algorithm, goals)
         closing.callback(records.close)
         training = TrainingRun(algorithm, goals, records, console, followers)
@@ -74,7 +79,7 @@ def learn(
         except NonFiniteError:  # what led there is not worth keeping
             raise
         except BaseException:
-            _rescue(records)
+            _rescue(records, run)
             raise
     return Learned(training.result, ended_by, None if run is None else run.path)
 
@@ -94,7 +99,7 @@ def goals_of(
     """
     env = algorithm.config.env
     name = env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
-    if until is not None and not isinstance(until, numbers.Real):
+    if until is not None and as_number(until) is None:
         raise UsageError(f"until must be a number or None, got {until!r}.")
     return Goals(
         steps=_count("total_timesteps", total_timesteps),
@@ -106,18 +111,21 @@ def goals_of(
 
 
 def _count(name: str, value: Any) -> int:
-    is_count = isinstance(value, numbers.Real) and value >= 1 and value == int(value)
-    if not is_count:
+    number = as_number(value)
+    if number is None or number < 1 or not float(number).is_integer():
         raise UsageError(f"{name} must be a whole number, 1 or more, got {value!r}.")
-    return int(value)
+    return int(number)
 
 
-def _rescue(records: RunRecords | NoRecords) -> None:
+def _rescue(records: RunRecords | NoRecords, run: RunFolder | None) -> None:
     """Saves what would be lost; if that fails, what ended the training is still what is raised."""
     try:
         records.rescue()
     except CheckpointError as error:
         logger.error("What was not saved is lost: %s", error)
+        return
+    if run is not None and run.has_checkpoint:
+        logger.warning("Training ended early. What it reached is saved in %s.", run.latest)
 
 
 # -- the folder -------------------------------------------------------------------------------
@@ -154,7 +162,6 @@ def _go_on(algorithm: Algorithm, run: RunFolder) -> None:
     if algorithm.iteration == 0:
         _require_same_settings(algorithm, manifest, run)
         algorithm.restore(run.latest, allow_non_finite=algorithm.config.on_nan == "warn")
-        logger.info("Training goes on from iteration %d of %s.", algorithm.iteration, run.path)
         return
     is_its_own = algorithm.run_dir == run.path.absolute()
     if is_its_own and stored["iteration"] <= algorithm.iteration:
@@ -180,8 +187,10 @@ def _require_same_settings(
     if differing:
         shown = ", ".join(
             f"{name} (there {stored.get(name)!r:.60}, here {own.get(name)!r:.60})"
-            for name in differing
+            for name in differing[:_SHOWN]
         )
+        if len(differing) > _SHOWN:
+            shown += f" and {len(differing) - _SHOWN} more"
         raise UsageError(
             f"{str(run.path)!r} holds a run with other settings: {shown}. Give another run_dir for "
             "a new run, or the same settings to go on with that one."

@@ -29,8 +29,8 @@ def evaluate(args: argparse.Namespace) -> int:
     source = args.env if args.env is not None else environment_of_file(policy.config["env"])
     if isinstance(source, Missing):
         raise ConfigError(
-            f"The checkpoint is of {source.name!r}, which is not imported on a file's word. Give "
-            f"--env {source.name}."
+            f"The policy was trained in {source.name!r}, but no file chooses what is imported. "
+            f"Give --env {source.name}."
         )
     if not (isinstance(source, str) or callable(source)):
         raise ConfigError("The checkpoint does not say where to play. Give --env NAME.")

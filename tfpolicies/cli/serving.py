@@ -78,5 +78,5 @@ def find_export(exported: Path) -> Path:
 def loaded(played: Mapping[str, Any]) -> str:
     """Says whether the player's process did without TensorFlow and this package."""
     if played["loaded"]:  # the environment's own imports may do so
-        return f"{', '.join(played['loaded'])} were loaded"
+        return f"with {' and '.join(played['loaded'])}"
     return "without tensorflow and tfpolicies"

@@ -115,12 +115,17 @@ class TrainSettings:
         Raises:
             CheckpointError: if these are no settings of a training run.
         """
-        from tfpolicies.storage.json_values import decode_value
+        from tfpolicies.storage.json_values import decode_value, find_missing
 
         try:
             if content["algo"] not in ALGORITHMS:
                 raise KeyError(f"algo {content['algo']!r}")
             from_file = decode_value(content.get("from_file", {}))
+            if not isinstance(from_file, dict) or find_missing(from_file):
+                raise TypeError(f"from_file {from_file!r:.60}")
+            for name in IMPORTED:
+                if not isinstance(content.get(name), str | None):
+                    raise TypeError(f"{name} {content[name]!r:.60}")
             return cls(**{**content, "set": tuple(content["set"]), "from_file": from_file})
         except (TypeError, KeyError) as error:
             raise CheckpointError(

@@ -37,7 +37,7 @@ from tfpolicies.config.stored_environments import environment_of_file
 from tfpolicies.config.stored_settings import ALGORITHM_SETTINGS
 from tfpolicies.envs.making import check_source
 from tfpolicies.errors import CheckpointError, UsageError
-from tfpolicies.reporting.console import CommandConsole, summary_table
+from tfpolicies.reporting.console import CommandConsole, counted, summary_table
 from tfpolicies.reporting.run_folder import RunFolder, find_runs
 from tfpolicies.storage.json_values import Missing, find_missing
 from tfpolicies.storage.places import admitted
@@ -211,8 +211,8 @@ def _resumed(run: RunFolder, given: dict[str, Any]) -> TrainSettings:
     again = _named_again(settings)
     if missing := [text for name, text in again.items() if name not in given]:
         raise UsageError(
-            f"{shown(run.path)} needs {' and '.join(missing)}, not imported on a file's word. Name "
-            f"what you trust again: `{shlex.join(_resume_words(run))}`."
+            f"{shown(run.path)} uses {' and '.join(missing)}, but no file chooses what is "
+            f"imported. Name it again: `{shlex.join(_resume_words(run))}`."
         )
     given_again = [name for name in ("env", *IMPORTED) if name in given]
     for name in given_again:
@@ -245,7 +245,7 @@ def _require_own_words(run: RunFolder, settings: TrainSettings) -> None:
     if foreign:
         names = ", ".join(found.name for found in foreign.values())
         raise UsageError(
-            f"{shown(run.run_json)} sets {names}, which is not imported on a file's word. Start a "
+            f"{shown(run.run_json)} sets {names}, but no file chooses what is imported. Start a "
             "new run with the same settings, or write a script."
         )
 
@@ -337,22 +337,13 @@ def _ship(job: Job, reason: str) -> Shipped:
     shipped = export_policy(policy, run.export, job.console, onnx=True, saved_model=True)
     if not settings.play:
         return shipped
-    with job.console.status(f"playing {_counted(settings.play, 'episode')} through ONNX Runtime"):
+    with job.console.status(f"playing {counted(settings.play, 'episode')} through ONNX Runtime"):
         config = algorithm.config.env_config
         played = play_in_own_process(run.export, settings.env, settings.play, _PLAY_SEED, config)
     mean = float(played["mean_return"])
-    over = _counted(settings.play, "episode")
-    figure = f"{mean:.2f}, greedily over {over}; {loaded(played)}"
+    over = counted(settings.play, "greedy episode")
+    figure = f"{mean:.2f} over {over}, {loaded(played)}"
     return Shipped(shipped.files, {**shipped.figures, "ONNX played": figure}, mean)
-
-
-def _counted(number: int, what: str) -> str:
-    """Returns a number of things in words.
-
-    >>> _counted(1, "episode"), _counted(20, "episode")
-    ('1 episode', '20 episodes')
-    """
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _print_summary(job: Job, reason: str, shipped: Shipped) -> None:
@@ -361,7 +352,7 @@ def _print_summary(job: Job, reason: str, shipped: Shipped) -> None:
         "steps": progress.env_steps,
         "seconds": round(progress.time_s, 1),
         "steps/s": round(progress.steps_per_s),
-        "mean return": f"{progress.mean_return:.2f}, of the last 100 training episodes",
+        "mean return": f"{progress.mean_return:.2f} over the last 100 training episodes",
     }
     files = {
         **shipped.files,

@@ -62,6 +62,18 @@ _SMALL = {key: _GROUPS[key] for key in ("filter", "reward_filter")}
 """Those that are no variables of the Program."""
 
 
+FOR_TRAINING = (
+    "callbacks",
+    "policy_mapping_fn",
+    "policies_to_train",
+    "observation_fn",
+    "env_task_fn",
+    "custom_eval_function",
+    "evaluation_config",
+)
+"""Settings whose objects a policy needs only where it is trained, or its algorithm."""
+
+
 def policy_part(policy: Any, state: Mapping[str, Any] | None = None) -> PolicyPart:
     """Returns what a checkpoint holds of a policy: manifest and arrays.
 
@@ -220,18 +232,6 @@ def _architecture(model: keras.Model) -> dict[str, Any] | None:
     return found
 
 
-FOR_TRAINING = (
-    "callbacks",
-    "policy_mapping_fn",
-    "policies_to_train",
-    "observation_fn",
-    "env_task_fn",
-    "custom_eval_function",
-    "evaluation_config",
-)
-"""Settings whose objects a policy needs only where it is trained, or its algorithm."""
-
-
 def decode_config(
     record: Mapping[str, Any],
     overrides: Mapping[str, Any] | None,
@@ -279,7 +279,7 @@ def overridden_config(
         config["model"] = {"channels_first": False, **config["model"]}
     if record["keras"] is not None and not _gives_model(overrides or {}):
         model = config["model"]
-        if registered_model(model["custom_model"]) is None:
+        if registered_model(model.get("custom_model")) is None:
             model["custom_model"] = model_from_json(record["keras"])
     for name, value in (overrides or {}).items():
         if name == "model" and not isinstance(value, Mapping):
@@ -321,7 +321,7 @@ def policy_of(
     overrides: Mapping[str, Any] | None = None,
     *,
     allow_non_finite: bool = False,
-    unneeded: Collection[str] = (),
+    unneeded: Collection[str] = FOR_TRAINING,
 ) -> Any:
     """Returns a new policy with the class, spaces, config and state of a checkpoint.
 
@@ -345,7 +345,7 @@ def _built(
     source: str,
     classes: Sequence[type],
     overrides: Mapping[str, Any] | None,
-    unneeded: Collection[str] = (),
+    unneeded: Collection[str] = FOR_TRAINING,
 ) -> Any:
     """Returns a new policy of the class, spaces and config of a manifest."""
     spec = _spec(manifest, source, classes, overrides, unneeded)
@@ -537,12 +537,7 @@ def load_policies(
         checkpoint = read_checkpoint(folder, POLICY_MANIFEST, kind="Policy")
         _require_class({None: checkpoint}, repr(str(folder)), policy_class)
         return policy_of(
-            checkpoint,
-            repr(str(folder)),
-            classes,
-            overrides,
-            allow_non_finite=allow_non_finite,
-            unneeded=FOR_TRAINING,
+            checkpoint, repr(str(folder)), classes, overrides, allow_non_finite=allow_non_finite
         )
     whole = read_checkpoint(
         folder,
@@ -559,7 +554,6 @@ def load_policies(
             classes,
             overrides,
             allow_non_finite=allow_non_finite,
-            unneeded=FOR_TRAINING,
         )
         for pid, part in whole.policies.items()
     }

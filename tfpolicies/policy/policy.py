@@ -752,7 +752,8 @@ class Policy(abc.ABC):
 
         A checkpoint holds policies of this class or of subclasses of it; `Policy` takes all.
         Nothing in the file is executed. A class of your own is found by calling this on it; what a
-        file cannot hold (a callback class, a model that is no Keras model) is given in `config`.
+        file cannot hold (a distribution of yours, a model that Keras cannot rebuild) is given in
+        `config`. To act, a policy needs no callbacks; it asks for them when it is trained.
 
         Args:
             checkpoint: the folder, or what `Algorithm.save` returned.

@@ -153,6 +153,15 @@ def summary_table(title: str, entries: Mapping[str, object]) -> Group:
     return Group(Text(title, style="bold"), table)
 
 
+def counted(number: int, what: str) -> str:
+    """Returns a number of things in words.
+
+    >>> counted(1, "episode"), counted(2_000, "step")
+    ('1 episode', '2,000 steps')
+    """
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def _shown(value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
