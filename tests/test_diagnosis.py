@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from tfpolicies import DQNConfig, MultiAgentEnv, PPOConfig
 from tfpolicies.algorithms import diagnosis
-from tfpolicies.algorithms.diagnosis import Diagnosis, Trained, Sampled
+from tfpolicies.algorithms.diagnosis import Diagnosis, Sampled, Trained
 from tfpolicies.algorithms.tuned import tuned_settings
 from tfpolicies.rollout.episode import RolloutMetrics
 

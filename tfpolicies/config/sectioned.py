@@ -387,6 +387,7 @@ def _laid_over(name: str, present: Mapping[str, Any], value: Mapping[str, Any]) 
         present = {}  # its settings are of another type
     return merged(present, value, deep=_MERGED[name])
 
+
 def tell_if_resolved_anew(name: str, before: Any, now: Any) -> None:
     """Says in one line that an "auto" is not what it was in the checkpoint, if it was known."""
     if before not in (None, "auto", now):

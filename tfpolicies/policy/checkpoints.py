@@ -193,6 +193,30 @@ def policy_of_record(
     return policy
 
 
+_USUALLY = {"inference": "onnx", "jit_compile": True}
+"""What "auto" became for most policies that are not in graph mode."""
+
+
+def automatic_of(
+    manifest: Mapping[str, Any], config: Mapping[str, Any], overrides: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Returns the settings of a checkpoint that were "auto", and what they became.
+
+    They are "auto" again, so that today's rule decides. Older checkpoints do not say which these
+    are; there those count that have what "auto" became for most policies.
+
+    Args:
+        manifest: of a policy or an algorithm.
+        config: its settings.
+        overrides: settings that are given again.
+    """
+    known = manifest.get("automatic")
+    if not isinstance(known, list):
+        eager = config.get("framework") != "tf"
+        known = [name for name, usual in _USUALLY.items() if eager and config.get(name) == usual]
+    return {x: config.get(x) for x in _USUALLY if x in known and x not in (overrides or {})}
+
+
 def _built_model(policy: Any) -> keras.Model | None:
     """Returns the model that a factory made for a policy; None where no factory did."""
     custom = policy.config.get("model", {}).get("custom_model")
@@ -208,7 +232,6 @@ def encode_config(config: Mapping[str, Any], built: keras.Model | None = None) -
         built: what a factory in it has made. Its architecture stands beside the factory's name,
             so that loading can do without the factory.
     """
-        "automatic": sorted(getattr(policy, "automatic", ())),
     model = dict(config.get("model", {}))
     custom = model.get("custom_model")
     if isinstance(custom, keras.Model):
