@@ -265,7 +265,7 @@ def test_a_policy_of_functions_may_make_its_model_and_look_at_its_spaces():
     seen = []
 
     def make_model(policy, obs_space, action_space, config):
-        settings = {"fcnet_hiddens": [3]}
+        settings = {"fcnet_hiddens": [3], "fcnet_activation": "tanh", "vf_share_layers": True}
         return FullyConnectedNetwork(obs_space, action_space, 2, settings, "mine")
 
     def check(policy, obs_space, action_space, config):
