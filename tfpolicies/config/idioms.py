@@ -36,7 +36,7 @@ SETTINGS: Mapping[str, str] = {
     "policy_kwargs": "training(model={'fcnet_hiddens': [64, 64], ...})",
     "target_update_interval": "training(target_network_update_freq=...)",
     "tensorboard_log": "the command line, whose runs have TensorBoard events",
-    "total_timesteps": "a loop: call algorithm.train() until result['num_env_steps_sampled'] is it",
+    "total_timesteps": "an argument of `algorithm.learn(total_timesteps)`",
     "train_freq": "rollouts(rollout_fragment_length=...)",
     "verbose": "debugging(log_level='INFO')",
     "vf_coef": "training(vf_loss_coeff=...)",
@@ -44,8 +44,7 @@ SETTINGS: Mapping[str, str] = {
 """Settings of Stable-Baselines3, Keras and others, by name."""
 
 METHODS: Mapping[str, str] = {
-    "fit": "Call `algorithm.train()` for one iteration, as often as you like.",
-    "learn": "Call `algorithm.train()` for one iteration, as often as you like.",
+    "fit": "Call `algorithm.learn(total_timesteps)`.",
     "load": "Use `from_checkpoint(folder)`.",
     "predict": "Use `compute_single_action(obs, explore=False)`: an algorithm returns the action, "
     "a policy returns (action, state, extras).",
