@@ -28,6 +28,7 @@ from tfpolicies.errors import ConfigError, EnvError, UnknownPolicyError, UsageEr
 from tfpolicies.policy import learning
 from tfpolicies.policy.learning_batches import learning_columns
 from tfpolicies.policy.policy import ActionBatch
+from tfpolicies.program.update_forms import Form
 from tfpolicies.reporting.machine import MachineLoad
 
 
@@ -670,13 +671,13 @@ def test_a_whole_run_traces_each_function_once_and_compiles_the_update_at_most_t
     config.evaluation(evaluation_duration=3, evaluation_config={"explore": False})
     algorithm = config.build()
     program = algorithm.get_policy().program
-    learner, shapes, rows = program._learners[True], set(), set()
+    learner, shapes, rows = program._learners[Form.LOOP], set(), set()
 
-    def spy(state, columns, *rest):
+    def spy(state, columns, *rest, **kw):
         shapes.add(str([np.shape(x) for x in tf.nest.flatten([columns, rest])]))
-        return learner(state, columns, *rest)
+        return learner(state, columns, *rest, **kw)
 
-    monkeypatch.setitem(program._learners, True, spy)
+    monkeypatch.setitem(program._learners, Form.LOOP, spy)
     for _ in range(12):
         rows.add(algorithm.train()["num_env_steps_sampled_this_iter"])
         algorithm.evaluate()

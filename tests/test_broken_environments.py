@@ -271,8 +271,10 @@ def test_what_a_callback_raises_about_a_new_environment_is_no_break_of_it(monkey
 @pytest.mark.core
 @pytest.mark.parametrize("source", [Breaking, Team])
 def test_environments_of_which_none_can_be_reset_are_given_up(source):
+    worker = worker_of(source, "reset", always=True)
     with pytest.raises(EnvError, match="Environment 0 of worker 0 was made anew 10 times"):
-        worker_of(source, "reset", always=True)
+        worker.sample()
+    worker.stop()
 
 
 def test_a_vector_environment_that_breaks_is_made_anew_as_a_whole():

@@ -330,7 +330,7 @@ def test_a_signal_that_comes_in_a_destructor_is_not_lost(capfd: pytest.CaptureFi
 def test_the_destructor_of_what_a_signal_left_half_made_reports_nothing() -> None:
     code = """
 import signal
-from tfpolicies.cli.signals import SignalEnd, Signals
+from tfpolicies.system.signals import SignalEnd, Signals
 
 class HalfMade:
     def __init__(self):

@@ -219,8 +219,9 @@ def test_observations_may_have_parts_that_nobody_reads():
     ],
 )
 def test_a_spec_that_no_agent_can_use_is_refused_when_they_meet(spec, words):
+    worker = worker_of(Staged, **spec)
     with pytest.raises(SpaceError, match=f"Policy 'p' has the .*{words}"):
-        worker_of(Staged, **spec)
+        worker.sample()
 
 
 def test_bounds_precision_and_fewer_actions_are_accepted():

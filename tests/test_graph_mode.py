@@ -163,7 +163,7 @@ def test_contradictions_are_refused():
         make(framework="tf")
     with pytest.raises(ConfigError, match="eager_tracing=False contradicts PPOTF1Policy"):
         graph(eager_tracing=False)
-    for wrong in ("torch", "tfe", None):
+    for wrong in ("torch", "tfe"):
         with pytest.raises(ConfigError, match="framework must be one of"):
             AlgorithmConfig().framework(wrong)
     for wrong in ({"threads": 3}, {"device_count": 3}):

@@ -14,6 +14,7 @@ import pytest
 from tiny import PLANE, make
 
 from tfpolicies import SampleBatch
+from tfpolicies.program.update_forms import Form
 
 NAMES = [
     f"{layer}/{role}"
@@ -292,10 +293,10 @@ class Shapes:
         self.learner = learner
         self.seen = set()
 
-    def __call__(self, hyper, columns, index, mask, steps):
+    def __call__(self, state, columns, index, mask, *rest, **kw):
         sizes = tuple(tuple(x.shape) for x in (*columns.values(), index, mask))
         self.seen.add(sizes)
-        return self.learner(hyper, columns, index, mask, steps)
+        return self.learner(state, columns, index, mask, *rest, **kw)
 
 
 @pytest.mark.core
@@ -305,8 +306,9 @@ def test_updates_of_any_number_of_rows_equal_the_reference(jit, monkeypatch):
     policy = scaled_up(make(jit_compile=jit, **settings._asdict()))
     reference = Reference(policy, settings)
     policy.prepare_learning()
-    spy = Shapes(policy.program._learner(jit))
-    monkeypatch.setitem(policy.program._learners, jit, spy)
+    form = Form.LOOP if jit else Form.PLAIN
+    spy = Shapes(policy.program._learner(form))
+    monkeypatch.setitem(policy.program._learners, form, spy)
     for i, rows in enumerate((2047, 2048, 2049, 2100)):
         batch = random_batch(rows, seed=i)
         rng = copy.deepcopy(policy._state.rng)

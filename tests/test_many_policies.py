@@ -648,8 +648,17 @@ def linear(observation_space, num_outputs, **config):
     return keras.Model(seen, outputs)
 
 
+class Scaled(keras.layers.Layer):
+    """A layer that no file can name."""
+
+    def call(self, inputs):
+        return 2.0 * inputs
+
+
 def another(observation_space, num_outputs, **config):
-    return linear(observation_space, num_outputs)
+    seen = keras.Input(observation_space.shape)
+    outputs = linear(observation_space, num_outputs)(Scaled()(seen))
+    return keras.Model(seen, outputs)
 
 
 @pytest.mark.core

@@ -18,28 +18,38 @@ _TICK = 0.2  # seconds
 
 
 class BackgroundCall(Generic[Result]):
-    """A call that runs in a daemon thread.
+    """A call that runs in a daemon thread, from `start` on.
 
     Args:
         call: what runs.
     """
 
     def __init__(self, call: Callable[[], Result]) -> None:
+        self._call = call
         self._future: futures.Future[Result] = futures.Future()
-        threading.Thread(target=self._run, args=(call,), daemon=True).start()
 
-    def _run(self, call: Callable[[], Result]) -> None:
+    def start(self) -> None:
+        """Begins the call. A signal may come before this returns, so keep the object first."""
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        if not self._future.set_running_or_notify_cancel():
+            return
         try:
-            self._future.set_result(call())
+            self._future.set_result(self._call())
         except BaseException as error:
             self._future.set_exception(error)
 
     def result(self) -> Result:
         """Waits for the call and returns what it gave, or raises what it raised."""
-        self.wait()
+        self._wait()
         return self._future.result()
 
-    def wait(self) -> None:
-        """Waits for the end of the call, whatever it gives."""
+    def abandon(self) -> None:
+        """Waits for the end of the call if it has begun; otherwise it never will."""
+        if not self._future.cancel():
+            self._wait()
+
+    def _wait(self) -> None:
         while not futures.wait([self._future], _TICK).done:
             pass

@@ -50,7 +50,9 @@ class _OneShape(_Traced):
     def __call__(self, *inputs: Any) -> Any:
         if self._is_compiled:
             return self._concrete(*inputs)
-        found = BackgroundCall(functools.partial(self.trace(), *inputs)).result()
+        call = BackgroundCall(functools.partial(self.trace(), *inputs))
+        call.start()
+        found = call.result()
         self._is_compiled = True
         return found
 

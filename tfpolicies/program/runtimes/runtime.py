@@ -235,6 +235,7 @@ class FirstCalls:
                 meanwhile()
             return found
         self._running = BackgroundCall(call)
+        self._running.start()
         if meanwhile is not None:
             meanwhile()
         found = self._running.result()
@@ -243,9 +244,9 @@ class FirstCalls:
         return found
 
     def settle(self) -> None:
-        """Waits for a call that was left behind."""
+        """Sees to it that no call that was left behind runs any more."""
         if self._running is not None:
-            self._running.wait()
+            self._running.abandon()
             self._running = None
 
 
