@@ -2,6 +2,7 @@
 
 import gc
 import importlib.util
+import logging
 import signal
 import sys
 from pathlib import Path
@@ -22,6 +23,15 @@ if "benchmarks" not in sys.modules:
     module = importlib.util.module_from_spec(found)
     sys.modules["benchmarks"] = module
     found.loader.exec_module(module)
+
+
+@pytest.fixture(autouse=True)
+def own_log_level():
+    """Puts the log level back, which algorithms set for the whole process."""
+    logger = logging.getLogger("tfpolicies")
+    level = logger.level
+    yield
+    logger.setLevel(level)
 
 
 @pytest.fixture

@@ -218,6 +218,7 @@ def test_the_first_compiled_call_runs_in_a_thread_that_nobody_has_to_wait_for(mo
 def test_an_auto_of_a_checkpoint_that_the_rule_would_not_choose_is_resolved_anew(
     tmp_path, caplog, is_old
 ):
+    caplog.set_level("WARNING", "tfpolicies")
     policy = make(obs=IMAGES, model=CONVOLUTIONS, jit_compile="auto")
     policy.config["jit_compile"] = True  # as the rule said once
     policy.export_checkpoint(tmp_path)
