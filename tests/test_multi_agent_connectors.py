@@ -262,7 +262,7 @@ def test_connectors_of_actions_are_timed_apart():
     (metrics,) = sampler.metrics
     slow = metrics.connector_metrics["p"]["action_connectors"]["Slow_ms"]
     assert list(metrics.connector_metrics) == ["p"]
-    assert metrics.perf_stats["mean_action_processing_ms"] == pytest.approx(slow, rel=0.2)
+    assert metrics.perf_stats["mean_action_processing_ms"] == pytest.approx(slow, rel=0.5)
 
 
 # -- what is refused --------------------------------------------------------------------------
