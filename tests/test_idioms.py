@@ -94,13 +94,14 @@ def test_a_policy_that_is_not_there_is_named_where_it_is_asked_for(caplog):
     caplog.set_level("WARNING", "tfpolicies")
     built = PPOConfig().environment("CartPole-v1").debugging(seed=0).build()
     assert built.get_policy("default_polcy") is None
-    assert not caplog.records
+    expected = "get_policy('default_polcy') gives None; there are policies ['default_policy']."
+    assert expected in caplog.text
     with pytest.raises(UnknownPolicyError, match="Did you mean 'default_policy'"):
         built.compute_single_action(np.zeros(4), policy_id="default_polcy")
     built.add_policy("other", PPOTF2Policy)
     built.remove_policy()
     assert built.get_policy() is None
-    assert "get_policy() gives None: give it one of the ids ['other']" in caplog.text
+    assert "get_policy('default_policy') gives None; there are policies ['other']." in caplog.text
     built.stop()
 
 

@@ -614,11 +614,11 @@ class Algorithm:
     # -- policies and actions -----------------------------------------------------------------
 
     def get_policy(self, policy_id: str = DEFAULT_POLICY_ID) -> Any:
-        """Returns the policy of that id, or None; without an id, a line of the log names those."""
+        """Returns the policy of that id; None where there is none, and the log names the ids."""
         policy = self.worker.get_policy(policy_id)
-        if policy is None and policy_id == DEFAULT_POLICY_ID:
+        if policy is None:
             known = sorted(self.worker.policy_map)[:_SHOWN]
-            logger.warning("get_policy() gives None: give it one of the ids %s.", known)
+            logger.warning("get_policy(%r) gives None; there are policies %s.", policy_id, known)
         return policy
 
     def add_policy(
