@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import importlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -286,13 +287,17 @@ def _unknown(config: AlgorithmConfig, name: str, error: UnknownSettingError) -> 
 def parse_value(text: str) -> Any:
     """Returns the value that a text on the command line stands for.
 
+    It may be written in Python or in JSON; what is neither is a string.
+
     >>> parse_value("[64, 64]"), parse_value("inf"), parse_value("true"), parse_value("adam")
     ([64, 64], inf, True, 'adam')
+    >>> parse_value("{'use_lstm': True}"), parse_value('{"use_lstm": true}')
+    ({'use_lstm': True}, {'use_lstm': True})
     """
     text = text.strip()
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
-    for parse in (ast.literal_eval, float):
+    for parse in (ast.literal_eval, json.loads, float):
         try:
             return parse(text)
         except (ValueError, SyntaxError):
