@@ -48,10 +48,15 @@ def code_lines(source: str) -> set[int]:
         if token.type not in _SILENT and token.type != tokenize.ENDMARKER:
             found.update(range(token.start[0], token.end[0] + 1))
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            if isinstance(node.value.value, str):  # also the words behind a constant
-                found.difference_update(range(node.lineno, (node.end_lineno or 0) + 1))
+        if _is_text(node):
+            found.difference_update(range(node.lineno, (node.end_lineno or 0) + 1))
     return found
+
+
+def _is_text(node: Any) -> bool:
+    """Whether a statement is nothing but a string: a docstring, or words behind a constant."""
+    is_constant = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    return is_constant and isinstance(node.value.value, str)
 
 
 def room_of(path: Path) -> str:

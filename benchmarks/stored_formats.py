@@ -5,7 +5,8 @@ stash, a run folder and exports. `... play FOLDER` loads them all, acts and trai
 digest of each array that comes of it. `... compare FOLDER --old REV` does that with two commits in
 one environment; every digest must be equal, so that a change of the package changes no bit.
 
-`tests/stored/` has such files of the version that its `versions.json` names.
+`tests/stored/` has such files of the versions that its `versions.json` names, and in `expected.npz`
+what they gave then.
 """
 
 from __future__ import annotations
@@ -34,7 +35,6 @@ import onnxruntime  # noqa: E402
 import tensorflow as tf  # noqa: E402
 from gymnasium import spaces  # noqa: E402
 
-import tfpolicies  # noqa: E402
 from tfpolicies import (  # noqa: E402
     Algorithm,
     DQNConfig,
@@ -137,17 +137,19 @@ def configs() -> dict[str, Any]:
         "ppo": PPOConfig().environment(Line).training(**ppo).rollouts(num_envs_per_worker=4),
         "lstm": PPOConfig()
         .environment(Corners)
-        .training(**{**ppo, "model": {**NETWORK, "use_lstm": True, "lstm_cell_size": 4}}),
+        .training(**{**ppo, "model": {**NETWORK, "use_lstm": True, "lstm_cell_size": 4}})
+        .framework(jit_compile=False),
         "dqn": DQNConfig().environment(Corners).training(**small, hiddens=[8]),
         "graph": PPOConfig().environment(Corners).training(**ppo).framework("tf"),
         "multi_agent": PPOConfig()
         .environment(Pair)
         .training(**ppo)
+        .framework(jit_compile=False)
         .multi_agent(policies={"left", "right"}, policy_mapping_fn=policy_of),
     }
     found["ppo"].rollouts(observation_filter="MeanStdFilter")
     found["dqn"].training(num_steps_sampled_before_learning_starts=32)
-    found["dqn"].training(replay_buffer_config={"capacity": 128})
+    found["dqn"].training(replay_buffer_config={"capacity": 128}).framework(jit_compile=False)
     return {name: config.debugging(seed=3) for name, config in found.items()}
 
 
@@ -184,6 +186,7 @@ def make(folder: Path) -> None:
     names = ("tfpolicies", "tensorflow", "keras", "numpy", "onnxruntime")
     versions = {name: metadata.version(name) for name in names}
     (folder / "versions.json").write_text(json.dumps(versions, indent=2) + "\n")
+    np.savez_compressed(folder / "expected.npz", **arrays_of(folder))
 
 
 # -- playing ----------------------------------------------------------------------------------
@@ -269,13 +272,18 @@ _KINDS: dict[str, Callable[[Path], Arrays]] = {
 }
 
 
-def digests(folder: Path) -> dict[str, str]:
-    """Returns a digest of the bits of each array that `played` gives, by name."""
+def arrays_of(folder: Path) -> Arrays:
+    """Returns each array that `played` gives, by its whole name."""
     return {
-        f"{name}/{key}": _digest(np.asarray(array))
+        f"{name}/{key}": np.asarray(array)
         for name, arrays in played(folder)
         for key, array in arrays.items()
     }
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """Returns a digest of the bits of each array that `played` gives, by name."""
+    return {name: _digest(array) for name, array in arrays_of(folder).items()}
 
 
 def _digest(array: np.ndarray) -> str:
@@ -289,9 +297,9 @@ def _digest(array: np.ndarray) -> str:
 def digests_of(tree: Path, folder: Path) -> dict[str, str]:
     """Returns the digests that the package of another tree gives, in a process of its own."""
     code = (
-        "import json, sys, benchmarks.stored_formats as s\n"
+        "import json, sys, tfpolicies, benchmarks.stored_formats as s\n"
         "found = s.digests(s.Path(sys.argv[1]))\n"
-        "print(json.dumps({'package': s.tfpolicies.__file__, 'digests': found}))"
+        "print(json.dumps({'package': tfpolicies.__file__, 'digests': found}))"
     )
     home = str(Path(__file__).resolve().parent.parent)
     done = subprocess.run(

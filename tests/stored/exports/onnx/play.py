@@ -1,0 +1,581 @@
+"""Plays an exported policy: needs NumPy, ONNX Runtime and Gymnasium, and nothing else.
+
+This file lies beside `model.onnx` as `play.py`. It never imports TensorFlow, Keras or the package
+that made the export. As a program:
+
+    python play.py --env CartPole-v1 --episodes 100 --seed 0
+
+As a module:
+
+    policy = OnnxPolicy("model.onnx")
+    action = policy.act(observation)     # one observation or a batch [B, ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib
+import inspect
+import json
+import math
+import os
+import re
+import stat
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import onnxruntime
+
+_OBSERVED = ("obs", "action_mask")
+_NORMALIZED = "actions_normalized"
+NOT_NEEDED = ("tensorflow", "keras", "tfpolicies")
+
+
+class OnnxPolicy:
+    """A policy in an ONNX file, described by the `policy_spec.json` beside it.
+
+    Args:
+        path: `model.onnx`, or the folder that holds it.
+        sample: draw actions from the distribution instead of taking the most likely one.
+        seed: seeds the draws; None for fresh ones.
+        threads: how many threads one call may use.
+
+    Raises:
+        FileNotFoundError: if a file of the export is missing, or is no regular file.
+        ValueError: if the files do not belong together, or are not what an export writes.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        sample: bool = False,
+        seed: int | None = None,
+        threads: int = 1,
+    ) -> None:
+        folder = Path(path) if Path(path).is_dir() else Path(path).parent
+        self.spec = _read_spec(folder / "policy_spec.json")
+        signature = "sample" if sample else "serving_default"
+        self.file = folder / _plain_name(self.spec["files"][signature])
+        content = _read_file(self.file)
+        if hashlib.sha256(content).hexdigest() != self.spec["sha256"][self.file.name]:
+            raise ValueError(
+                f"{self.file} is not the file that {folder / 'policy_spec.json'} describes; "
+                "export the policy again."
+            )
+        _refuse_other_files(self.file, content)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = threads
+        self._session = onnxruntime.InferenceSession(
+            content, options, providers=["CPUExecutionProvider"]
+        )
+        ports = self.spec["signatures"][signature]
+        _check_ports([*ports["inputs"], *ports["outputs"]], self.spec["noise"]["blocks"])
+        self._inputs = [port for port in ports["inputs"] if port["name"] != "noise"]
+        self._outputs = [port["name"] for port in ports["outputs"]]
+        self._observed = [port for port in self._inputs if port["name"].startswith(_OBSERVED)]
+        self._memory = [port for port in self._inputs if port["name"].startswith("state_in_")]
+        self._previous = [port for port in self._inputs if port["name"].startswith("prev_")]
+        self._actions = [
+            port
+            for port in ports["outputs"]
+            if port["name"].startswith("actions") and not port["name"].startswith(_NORMALIZED)
+        ]
+        self.sample = sample
+        self._rng = np.random.default_rng(seed)
+        self._carried: dict[str, np.ndarray] = {}
+
+    def reset(self) -> None:
+        """Forgets the running episodes, for policies that remember."""
+        self._carried = {}
+
+    def act(self, obs: Any, reward: Any = 0.0) -> Any:
+        """Returns the action for one observation, or `[B, ...]` for a batch `[B, ...]` of them.
+
+        Observations are nested as the environment's space is; actions are ready for it. A policy
+        with a memory keeps it from call to call; call `reset` before a new episode.
+
+        Args:
+            obs: what the environment shows.
+            reward: what the last action earned, for policies that read it.
+        """
+        leaves, single = self._leaves(obs)
+        rows = len(leaves[0])
+        noise = self.draw_noise(self._rng, rows) if self.sample else None
+        carried = self._carried or self.fresh(rows)
+        if "prev_rewards" in carried:
+            carried["prev_rewards"] = np.broadcast_to(np.float32(reward), (rows,)).copy()
+        outputs = self.run(leaves, noise, carried)
+        self._carried = self.after(outputs)
+        actions = self.env_actions(outputs)
+        return _nested(
+            self.spec["action_space"], iter([x[0] for x in actions] if single else actions)
+        )
+
+    def fresh(self, rows: int) -> dict[str, np.ndarray]:
+        """Returns what is carried into the first steps of episodes: zeros, by input name."""
+        ports = [*self._memory, *self._previous]
+        return {port["name"]: np.zeros((rows, *_row_shape(port)), port["dtype"]) for port in ports}
+
+    def after(self, outputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Returns what is carried into the next steps, given what `run` returned."""
+        carried = {
+            port["name"]: outputs[port["name"].replace("_in_", "_out_")] for port in self._memory
+        }
+        for port in self._previous:
+            name = port["name"].replace("prev_actions", "actions_normalized")
+            rows = len(outputs[self._outputs[0]])
+            carried[port["name"]] = outputs[name] if name in outputs else np.zeros(rows, np.float32)
+        return carried
+
+    def env_actions(self, outputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """Returns the actions for the environment, one array `[B, ...]` per leaf."""
+        return [outputs[port["name"]] for port in self._actions]
+
+    def nested_action(self, leaves: Sequence[Any]) -> Any:
+        """Returns one action in the structure of the environment's space."""
+        return _nested(self.spec["action_space"], iter(leaves))
+
+    def draw_noise(self, rng: np.random.Generator, rows: int) -> np.ndarray:
+        """Draws the noise of `rows` actions, float32 `[rows, size]`."""
+        blocks = [_NOISE[kind](rng, (rows, size)) for kind, size in self.spec["noise"]["blocks"]]
+        return np.concatenate([np.zeros((rows, 0), np.float32), *blocks], axis=1)
+
+    def run(
+        self,
+        leaves: Sequence[np.ndarray],
+        noise: np.ndarray | None = None,
+        carried: Mapping[str, np.ndarray] | None = None,
+    ) -> dict[str, np.ndarray]:
+        """Returns all outputs of one step by name, one row per environment.
+
+        Args:
+            leaves: one array `[B, ...]` per observation leaf.
+            noise: `[B, size]`, or None for the greedy actions.
+            carried: what `fresh` or `after` returned, for policies that remember.
+        """
+        rows = len(leaves[0])
+        feed = {port["name"]: x for port, x in zip(self._observed, leaves, strict=True)}
+        feed |= self.fresh(rows) if carried is None else carried
+        if noise is not None:
+            feed["noise"] = noise
+        if self._memory:  # one step of each sequence
+            per_sequence = {port["name"] for port in self._memory}
+            feed = {k: x if k in per_sequence else x[:, None] for k, x in feed.items()}
+            feed["seq_lens"] = np.ones(rows, np.int32)
+        outputs = dict(zip(self._outputs, self._session.run(self._outputs, feed), strict=True))
+        if not self._memory:
+            return outputs
+        return {k: x if k.startswith("state_out_") else x[:, 0] for k, x in outputs.items()}
+
+    def batch(self, observations: Sequence[Any]) -> list[np.ndarray]:
+        """Stacks single observations to one array `[B, ...]` per leaf."""
+        rows = [self._leaves(obs)[0] for obs in observations]
+        return [np.concatenate(parts) for parts in zip(*rows, strict=True)]
+
+    def _part(self, obs: Any, port: Mapping[str, Any]) -> Any:
+        try:
+            return _pick(obs, port["path"])
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            parts = ["/".join(each["path"]) for each in self._observed]
+            given = list(obs) if isinstance(obs, Mapping) else type(obs).__name__
+            raise ValueError(
+                f"The observation has no part {'/'.join(port['path'])!r}: the policy reads the "
+                f"parts {parts}, got {given}. Give it as the environment shows it."
+            ) from error
+
+    def _leaves(self, obs: Any) -> tuple[list[np.ndarray], bool]:
+        """Returns a batch per leaf, and whether `obs` was a single observation."""
+        leaves, single = [], []
+        for port in self._observed:
+            array = np.asarray(self._part(obs, port), port["dtype"])
+            shape = _row_shape(port)
+            single.append(array.shape == shape)
+            array = array[None] if single[-1] else array
+            if array.shape[1:] != shape:
+                raise ValueError(
+                    f"{port['name']} must have the shape {list(shape)} or ['B', "
+                    f"{', '.join(map(str, shape))}], got {list(array.shape)}."
+                )
+            leaves.append(array)
+        if len(set(single)) > 1 or len({len(leaf) for leaf in leaves}) > 1:
+            raise ValueError("All parts of an observation need the same batch size.")
+        return leaves, single[0]
+
+
+def _row_shape(port: Mapping[str, Any]) -> tuple[int, ...]:
+    return tuple(size for size in port["shape"] if not isinstance(size, str))
+
+
+def _gumbel(rng: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
+    tiny = np.finfo(np.float32).tiny
+    return -np.log(np.maximum(rng.standard_exponential(size, np.float32), tiny))
+
+
+def _logistic(rng: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
+    return rng.logistic(size=size).astype(np.float32)
+
+
+def _normal(rng: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
+    return rng.standard_normal(size, np.float32)
+
+
+_NOISE = {"gumbel": _gumbel, "normal": _normal, "logistic": _logistic}
+
+
+def _nested(space: Mapping[str, Any], leaves: Any) -> Any:
+    """Puts one value per leaf into the structure of a space's record."""
+    if space["type"] == "Dict":
+        return {key: _nested(sub, leaves) for key, sub in space["spaces"]}
+    if space["type"] == "Tuple":
+        return tuple(_nested(sub, leaves) for sub in space["spaces"])
+    return next(leaves)
+
+
+def _read_spec(path: Path) -> dict[str, Any]:
+    spec = json.loads(_read_file(path))
+    spec = spec if isinstance(spec, dict) else {}
+    kind, version = spec.get("format"), spec.get("format_version")
+    if kind != "tfpolicies.policy_spec" or version != 2 or spec.get("artefact") != "onnx":
+        raise ValueError(f"{path} does not describe an ONNX export of version 2.")
+    return spec
+
+
+def _read_file(path: Path) -> bytes:
+    """Returns what a file of the export holds; a pipe or a device would never end."""
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    with open(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError(f"{path} is not a regular file; export the policy again.")
+        return file.read(found.st_size)
+
+
+def _plain_name(name: Any) -> str:
+    """Returns the name of a file in the folder that names it."""
+    if not isinstance(name, str) or not name or Path(name).name != name:
+        raise ValueError(f"The policy_spec.json names {name!r}, which is no file beside it.")
+    return name
+
+
+_MOST = 100_000_000  # numbers of one row
+_DTYPES = re.compile(r"bool|u?int(8|16|32|64)|float(16|32|64)")
+
+
+def _check_ports(ports: Sequence[Mapping[str, Any]], noise: Sequence[Any]) -> None:
+    """Checks what is made as a spec says: arrays of numbers, of sizes that a policy may have."""
+    sizes = [math.prod(_row_shape(port)) for port in ports] + [size for _, size in noise]
+    if not all(0 <= size <= _MOST for size in sizes):
+        raise ValueError(f"The policy_spec.json names arrays of {max(sizes)} numbers for a row.")
+    for port in ports:
+        if not _DTYPES.fullmatch(port["dtype"]):
+            raise ValueError(f"The policy_spec.json names arrays of {port['dtype']!r}.")
+
+
+_MESSAGES: dict[str, dict[int, str]] = {
+    "model": {7: "graph", 20: "training", 25: "function"},
+    "training": {1: "graph", 2: "graph"},
+    "function": {7: "node", 11: "attribute"},
+    "graph": {1: "node", 5: "tensor", 15: "sparse"},
+    "node": {5: "attribute"},
+    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
+    "sparse": {1: "tensor", 2: "tensor"},
+    "tensor": {},
+}
+"""ONNX's messages that lead to tensors, by the number of the field that holds them."""
+
+_ELSEWHERE = 13  # the field of a tensor that says which file holds its numbers
+
+
+def _refuse_other_files(path: Path, content: bytes) -> None:
+    """Refuses a model whose weights lie in other files, which it could choose among all there are.
+
+    Raises:
+        ValueError: if it is such a model, or is damaged.
+    """
+    try:
+        there = _names_files("model", memoryview(content))
+    except (IndexError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged; export the policy again.") from error
+    if there:
+        raise ValueError(f"{path} has weights in other files, which an export never has.")
+
+
+def _names_files(kind: str, message: memoryview) -> bool:
+    """Whether a message of ONNX's format has a tensor whose numbers lie in a file."""
+    at = 0
+    while at < len(message):
+        tag, at = _varint(message, at)
+        field, wire = tag >> 3, tag & 7
+        if wire == 0:
+            _, at = _varint(message, at)
+        elif wire in (1, 5):
+            at += 8 if wire == 1 else 4
+        elif wire == 2:
+            size, at = _varint(message, at)
+            inside = message[at : at + size]
+            if kind == "tensor" and field == _ELSEWHERE:
+                return True
+            if field in _MESSAGES[kind] and _names_files(_MESSAGES[kind][field], inside):
+                return True
+            at += size
+        else:
+            raise IndexError
+    if at > len(message):
+        raise IndexError
+    return False
+
+
+def _varint(message: memoryview, at: int) -> tuple[int, int]:
+    """Returns a number of variable length, at most ten bytes, and where it ends."""
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = message[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+    raise IndexError
+
+
+def _pick(obs: Any, path: Sequence[str]) -> Any:
+    for key in path:
+        obs = obs[key] if isinstance(obs, Mapping) else obs[int(key)]
+    return obs
+
+
+class Played(NamedTuple):
+    """The episodes that were played, in the order of their numbers."""
+
+    returns: list[float]
+    lengths: list[int]
+    seconds: float
+
+
+class _Seat:
+    """One environment with its share of the episodes, fixed before the first step.
+
+    A seat plays its episodes to their ends, so short episodes count no more than long ones.
+    """
+
+    def __init__(
+        self, policy: OnnxPolicy, env: gym.Env, episodes: Sequence[int], seed: int
+    ) -> None:
+        self._policy = policy
+        self.env = env
+        self.finished: dict[int, tuple[float, int]] = {}
+        self._left = list(reversed(episodes))
+        self._seed = seed
+        self._begin()
+
+    def _begin(self) -> None:
+        self.episode = self._left.pop()
+        self.rng = np.random.default_rng([self._seed, self.episode])
+        self.obs, _ = self.env.reset(seed=self._seed + self.episode)
+        self._return, self._length = 0.0, 0
+        self.carried = {name: x[0] for name, x in self._policy.fresh(1).items()}
+
+    def step(self, action: Any, carried: dict[str, Any]) -> bool:
+        """Does one step; returns whether there is more to play."""
+        self.obs, reward, terminated, truncated, _ = self.env.step(action)
+        if "prev_rewards" in carried:
+            carried["prev_rewards"] = np.float32(reward)
+        self.carried = carried
+        self._return += float(reward)
+        self._length += 1
+        if not (terminated or truncated):
+            return True
+        self.finished[self.episode] = (self._return, self._length)
+        if not self._left:
+            return False
+        self._begin()
+        return True
+
+
+def play(
+    policy: OnnxPolicy,
+    env: Any,
+    episodes: int,
+    *,
+    seed: int = 0,
+    num_envs: int = 16,
+    render: bool = False,
+    env_config: Mapping[str, Any] | None = None,
+) -> Played:
+    """Plays whole episodes in several environments that are stepped together.
+
+    Episode k is reset with `seed + k` and has noise of its own, so the result does not depend on
+    `num_envs` (but for rounding in batches of another size).
+
+    Args:
+        policy: what acts.
+        env: a Gymnasium id, `module:id` to import a module first, `module:Class`, a class or a
+            function that makes environments, or one environment, which then plays alone.
+        episodes: how many, at least 1.
+        seed: of environments and noise, at least 0.
+        num_envs: at most so many environments at once; a rendered one is alone.
+        render: show a window.
+        env_config: keywords for a Gymnasium id. A class or function gets them as keywords, or as a
+            dict if its first parameter is called `env_config`, `config`, `context` or
+            `env_context`, or is annotated as a dict.
+    """
+    if episodes < 1 or num_envs < 1 or seed < 0:
+        raise ValueError(
+            f"episodes and num_envs must be at least 1 and seed at least 0, got {episodes}, "
+            f"{num_envs} and {seed}."
+        )
+    count = 1 if render or isinstance(env, gym.Env) else min(num_envs, episodes)
+    started = time.perf_counter()
+    config = {**(env_config or {}), **({"render_mode": "human"} if render else {})}
+    envs = [make_env(env, config) for _ in range(count)]
+    try:
+        seats = [_Seat(policy, e, range(i, episodes, count), seed) for i, e in enumerate(envs)]
+        _play_to_the_end(policy, seats)
+    finally:
+        for made in envs:
+            made.close()
+    finished = {number: ended for seat in seats for number, ended in seat.finished.items()}
+    returns, lengths = zip(*(finished[number] for number in range(episodes)), strict=True)
+    return Played(list(returns), list(lengths), time.perf_counter() - started)
+
+
+def make_env(env: Any, env_config: Mapping[str, Any]) -> gym.Env:
+    """Makes an environment of what `play` takes."""
+    if isinstance(env, gym.Env):
+        return env
+    if not isinstance(env, str):
+        return _called(env, dict(env_config))
+    dotted = ":" not in env and "/" not in env and env not in gym.registry
+    module, _, name = env.rpartition("." if dotted else ":")
+    create = getattr(importlib.import_module(module), name, None) if module else None
+    return gym.make(env, **env_config) if create is None else _called(create, dict(env_config))
+
+
+_NAMES = ("config", "env_config", "context", "env_context")
+_ANNOTATION = re.compile(r"(Optional\[)?(\w+\.)*(dict|Dict|(Mutable)?Mapping|\w*Context)\b")
+
+
+def _called(create: Callable[..., Any], config: dict[str, Any]) -> Any:
+    """Calls what makes an environment with its settings, by its signature as training does.
+
+    Its first parameter gets all of them if its name or annotation says so; else they are keywords;
+    else all go to the only required parameter.
+    """
+    try:
+        signature = inspect.signature(create)
+    except (TypeError, ValueError):  # Python cannot tell it
+        return create(config)
+    kinds = inspect.Parameter
+    any_number = (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)
+    parameters = [p for p in signature.parameters.values() if p.kind not in any_number]
+    first = next((p for p in parameters if p.kind != kinds.KEYWORD_ONLY), None)
+    if first is not None:
+        given = first.annotation
+        text = given if isinstance(given, str) else inspect.formatannotation(given)
+        if first.name in _NAMES or any(_ANNOTATION.match(x.strip()) for x in text.split("|")):
+            return create(config)
+    try:
+        signature.bind(**config)
+    except TypeError as error:
+        required = [p for p in parameters if p.default is p.empty]
+        if required == [first] and not {p.name for p in parameters} & set(config):
+            return create(config)
+        name = getattr(create, "__name__", create)
+        raise ValueError(
+            f"{name}{signature} cannot be called with env_config={config!r}: {error}. Give the "
+            "names of its parameters as keys."
+        ) from error
+    return create(**config)
+
+
+def _play_to_the_end(policy: OnnxPolicy, seats: Sequence[_Seat]) -> None:
+    active = list(seats)
+    while active:
+        noise = None
+        if policy.sample:
+            noise = np.concatenate([policy.draw_noise(seat.rng, 1) for seat in active])
+        carried = {
+            name: np.stack([seat.carried[name] for seat in active]) for name in active[0].carried
+        }
+        outputs = policy.run(policy.batch([seat.obs for seat in active]), noise, carried)
+        leaves, after = policy.env_actions(outputs), policy.after(outputs)
+        active = [
+            seat
+            for i, seat in enumerate(active)
+            if seat.step(
+                policy.nested_action([leaf[i] for leaf in leaves]),
+                {name: x[i] for name, x in after.items()},
+            )
+        ]
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Plays an exported policy with ONNX Runtime.")
+    parser.add_argument("--env", required=True, help="Gymnasium id, module:id or module:Class")
+    parser.add_argument("--env-config", type=json.loads, default={}, help="its settings, as JSON")
+    parser.add_argument("--episodes", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--num-envs", type=int, default=16, help="stepped together, at most")
+    parser.add_argument("--sample", action="store_true", help="draw actions instead of the best")
+    parser.add_argument("--render", action="store_true", help="show a window; one environment")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
+    parser.add_argument("--model", default=None, help="model.onnx or its folder; default: here")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Plays as the command line says and prints the mean return; returns 0."""
+    options = _arguments(argv)
+    policy = OnnxPolicy(options.model or Path(__file__).parent, sample=options.sample)
+    if ":" in options.env and "" not in sys.path:  # an isolated interpreter finds no module here
+        sys.path.append(str(Path.cwd()))
+    played = play(
+        policy,
+        options.env,
+        options.episodes,
+        seed=options.seed,
+        num_envs=options.num_envs,
+        render=options.render,
+        env_config=options.env_config,
+    )
+    loaded = [name for name in NOT_NEEDED if name in sys.modules]
+    returns, steps = played.returns, sum(played.lengths)
+    mean = float(np.mean(returns))
+    if options.json:
+        report = {
+            "env": options.env,
+            "episodes": options.episodes,
+            "seed": options.seed,
+            "sample": options.sample,
+            "model": policy.file.name,
+            "mean_return": mean,
+            "min_return": min(returns),
+            "max_return": max(returns),
+            "returns": returns,
+            "lengths": played.lengths,
+            "steps": steps,
+            "seconds": played.seconds,
+            "loaded": loaded,
+        }
+        print(json.dumps(report))
+        return 0
+    print(
+        f"played {options.env} with {policy.file.name} through ONNX Runtime "
+        f"{onnxruntime.__version__}: {steps} steps in {played.seconds:.1f} s"
+    )
+    print(f"loaded in this process: {', '.join(loaded) or 'neither tensorflow nor tfpolicies'}")
+    print(
+        f"mean return {mean:.1f} over {options.episodes} episodes "
+        f"(min {min(returns):g}, max {max(returns):g})"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
