@@ -1,4 +1,4 @@
-"""The CPU time of acting and sampling, for `old_and_new`; prints one line of JSON.
+"""The CPU time of acting, sampling and learning, for `old_and_new`; prints one line of JSON.
 
 It measures the package that it imports, which `PYTHONPATH` chooses. By hand:
 `PYTHONPATH=. python benchmarks/cpu_per_call.py acting onnx`.
@@ -12,7 +12,7 @@ import ours
 import probe
 
 import tfpolicies
-from tfpolicies import PPOTF2Policy, RolloutWorker
+from tfpolicies import PPOTF2Policy, RolloutWorker, SampleBatch
 
 
 def acting(variant: str, seconds: float) -> probe.Figures:
@@ -46,14 +46,37 @@ def sampling(variant: str, seconds: float) -> probe.Figures:
     return {str(num_envs): figure(num_envs) for num_envs in probe.ENV_COUNTS}
 
 
+def updates(variant: str, seconds: float) -> probe.Figures:
+    """Returns the µs of a gradient step: of 80 in one call, and of one in a call of its own."""
+    jit_compile = {"xla": "auto", "plain": False}[variant]
+    policy = ours.policy_of(ours.config_of(jit_compile=jit_compile))
+    rows = SampleBatch(probe.training_rows())
+    few = rows.slice(0, probe.MINIBATCH)
+
+    def many() -> int:
+        policy.learn_epochs(rows, probe.EPOCHS, probe.MINIBATCH)
+        return probe.EPOCHS * probe.ROWS // probe.MINIBATCH
+
+    def one() -> int:
+        policy.learn_on_batch(few)
+        return 1
+
+    return {
+        "80 at once": probe.cpu_microseconds(many, seconds),
+        "1": probe.cpu_microseconds(one, seconds),
+    }
+
+
+MEASUREMENTS = {"acting": acting, "sampling": sampling, "updates": updates}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("measurement", choices=["acting", "sampling"])
+    parser.add_argument("measurement", choices=list(MEASUREMENTS))
     parser.add_argument("variant")
     parser.add_argument("--seconds", type=float, default=1.0)
     options = parser.parse_args()
-    measure = {"acting": acting, "sampling": sampling}[options.measurement]
-    found = measure(options.variant, options.seconds)
+    found = MEASUREMENTS[options.measurement](options.variant, options.seconds)
     tree = str(Path(tfpolicies.__file__).resolve().parents[1])
     print(json.dumps({"figures": found, "tree": tree}))
 

@@ -1,10 +1,10 @@
 """Compares two commits of this package, in turns: `python -m benchmarks.old_and_new --old REV`.
 
-Measures the CPU time of acting (1 and 32 observations), and of sampling (1, 8 and 32 environments,
-per step) on CartPole with two networks of 2 x 64 units. Each figure comes from a process that does
-one thing; processes of the old and of the new commit take turns, in pairs. What is printed is the
-median over pairs of old time / new time: above 1 the new commit is faster. Exits with 1 if one is
-below `--least`.
+Measures the CPU time of acting (1 and 32 observations), of sampling (1, 8 and 32 environments, per
+step) and of PPO's gradient steps (80 in one call, and one) on CartPole with two networks of 2 x 64
+units. Each figure comes from a process that does one thing; processes of the old and of the new
+commit take turns, in pairs. What is printed is the median over pairs of old time / new time: above
+1 the new commit is faster. Exits with 1 if one is below `--least`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ VARIANTS = (
     ("acting", "tf"),
     ("sampling", "vector"),
     ("sampling", "instances"),
+    ("updates", "xla"),
+    ("updates", "plain"),
 )
 
 
