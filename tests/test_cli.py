@@ -154,7 +154,8 @@ def test_help_is_there_without_tensorflow() -> None:
             ["play-exported", ".", "--env", "CartPole-v1", "--env-config", "3"],
             "must be a JSON object",
         ),
-        (["train", "--resume"], "--resume needs a run folder"),
+        (["train", "--resume"], "--resume needs a run folder, or a folder of runs, got 'runs'"),
+        (["train", "CartPole-v1", "--set", "xyzzy=3"], "is set by env_config.xyzzy=..."),
         (["evaluate", "nowhere"], "there is no such folder"),
         (["evaluate", "nowhere", "--env", "Acrobat-v1"], "Did you mean 'Acrobot-v1'"),
         (["export", "nowhere", "--best", "--to", "out"], "--best asks for a run folder"),
@@ -300,7 +301,7 @@ def test_a_finished_run_is_left_alone_until_a_goal_is_raised(
 ) -> None:
     assert main(["train", "CartPole-v1", "--steps", "512", *QUICK]) == 0
     (run,) = (here / "runs").iterdir()
-    assert main(["train", "--resume"]) == 0
+    assert main(["train", "--resume", "--run-dir", "runs"]) == 0
     assert "is finished: all steps were used" in capsys.readouterr().out
     assert iterations(run) == [1, 2]
     assert main(["train", "--resume", str(run), "--steps", "1_024"]) == 0

@@ -158,6 +158,17 @@ def test_functions_texts_and_classes_are_called_alike(monkeypatch):
     assert make_one(lambda _: Grid(), SIZE).get_sub_environments()[0].size == 5
 
 
+def test_a_module_and_a_registered_name_are_taken_as_gymnasium_takes_them(monkeypatch, tmp_path):
+    text = "import gymnasium\ngymnasium.register('Told-v0', 'test_environment_classes:Grid')\n"
+    (tmp_path / "telling.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        made = make_environments("telling:Told-v0", 2, EnvContext({"size": 3}))
+        assert [env.unwrapped.size for env in made.envs] == [3, 3]
+    finally:
+        gym.registry.pop("Told-v0", None)
+
+
 def test_a_registered_creator_always_gets_the_context():
     seen = []
 

@@ -54,9 +54,29 @@ def a_policy():
             "training(lr=0.25, optimizer={'type': 'sgd', 'momentum': 0.5})",
         ),
         (
+            lambda: PPOConfig().training(lr=keras.optimizers.Adam(1e-3)),
+            ConfigError,
+            "lr cannot be an optimizer object, since each policy has an optimizer of its own; got "
+            "Adam(...). Write training(lr=0.001, optimizer={'type': 'adam'}).",
+        ),
+        (
+            lambda: PPOConfig().training(
+                optimizer=keras.optimizers.Adam(SCHEDULES.ExponentialDecay(0.5, 10, 0.9))
+            ),
+            ConfigError,
+            "training(lr={'type': 'ExponentialDecay', 'initial_learning_rate': 0.5, ",
+        ),
+        (
+            lambda: PPOConfig().training(model=[keras.layers.Dense(2)]),
+            ConfigError,
+            "keras.Sequential([...])",
+        ),
+        (lambda: PPOConfig().training(model="m.keras"), ConfigError, "keras.models.load_model"),
+        (lambda: a_policy().save_weights("w"), AttributeError, "to_keras().save_weights"),
+        (
             lambda: make(model={"custom_model": OwnModel}),
             ModelError,
-            "The model class OwnModel(self, hidden=8) is called with (observation_space, ",
+            "The model class OwnModel(hidden=8) is called with (observation_space, ",
         ),
         (
             lambda: make(model={"custom_model": lambda size: None}),

@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 
@@ -165,6 +166,14 @@ def test_a_folder_that_is_not_for_this_algorithm_is_refused_and_left_alone(tmp_p
         ({"total_timesteps": 9, "checkpoint_every": 0}, "checkpoint_every must be"),
         ({"total_timesteps": 9, "until": "high"}, "until must be a number or None"),
         ({"total_timesteps": 9, "callbacks": ["print"]}, "callbacks must be functions"),
+        (
+            {"total_timesteps": 9, "callbacks": keras.callbacks.EarlyStopping()},
+            "Give a function f\\(algorithm, result\\) that returns False",
+        ),
+        (
+            {"total_timesteps": 9, "callbacks": [keras.callbacks.ReduceLROnPlateau()]},
+            "set_hyper\\('lr', ...\\)",
+        ),
     ],
 )
 def test_wrong_arguments_change_nothing(tmp_path: Path, given: dict[str, Any], words: str) -> None:
@@ -205,6 +214,26 @@ def test_callbacks_are_told_of_each_iteration_and_a_function_can_end_training() 
     assert algorithm.callbacks is own
     algorithm.train()
     assert counting.seen == [1, 2, 3]
+
+
+def test_one_function_needs_no_list_and_may_lower_the_learning_rate() -> None:
+    def halve(algorithm: Algorithm, result: dict[str, Any]) -> None:
+        policy = algorithm.get_policy()
+        policy.set_hyper("lr", policy.cur_lr / 2)
+
+    algorithm = build(lr=0.25)
+    learned = algorithm.learn(2 * BATCH, progress=False, callbacks=halve)
+    assert learned.result["info"]["learner"]["default_policy"]["learner_stats"]["cur_lr"] == 0.125
+    assert algorithm.get_policy().cur_lr == 0.0625
+
+
+def test_what_learning_gave_is_shown_in_one_line(tmp_path: Path) -> None:
+    learned = build().learn(2 * BATCH, progress=False, run_dir=tmp_path)
+    mean = learned.result["episode_reward_mean"]
+    shown = f"Learned(64 steps, mean return {mean:.4g}, ended by steps, run_dir={str(tmp_path)!r})"
+    assert repr(learned) == shown
+    endless = learned._replace(result={**learned.result, "episode_reward_mean": float("nan")})
+    assert "no episode has ended" in repr(endless)
 
 
 def test_callbacks_that_workers_would_call_are_refused() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -15,6 +16,7 @@ from rich.console import Console
 from tfpolicies.algorithms.run_records import NoRecords, RunRecords
 from tfpolicies.algorithms.training_run import Goals, TrainingRun
 from tfpolicies.config.callbacks import DefaultCallbacks, joined_callbacks, overrides
+from tfpolicies.config.idioms import keras_callback_hint
 from tfpolicies.errors import CheckpointError, NonFiniteError, UsageError
 from tfpolicies.policy.checkpoints import ALGORITHM_MANIFEST, encode_config
 from tfpolicies.reporting.progress_row import as_number
@@ -45,6 +47,18 @@ class Learned(NamedTuple):
     ended_by: str  # "steps", "target" or "callback"
     run_dir: Path | None  # where the run lies
 
+    def __repr__(self) -> str:
+        """Says how it ended in one line; the result alone fills pages."""
+        words = [f"ended by {self.ended_by}"]
+        if self.result:
+            words.insert(0, f"{self.result['timesteps_total']:,} steps")
+            mean = self.result["episode_reward_mean"]
+            ended = "no episode has ended" if math.isnan(mean) else f"mean return {mean:.4g}"
+            words.insert(1, ended)
+        if self.run_dir is not None:
+            words.append(f"run_dir={str(self.run_dir)!r}")
+        return f"Learned({', '.join(words)})"
+
 
 def learn(
     algorithm: Algorithm,
@@ -52,7 +66,7 @@ def learn(
     *,
     run_dir: str | PathLike[str] | None,
     progress: bool,
-    callbacks: Sequence[Any],
+    callbacks: Any,
 ) -> Learned:
     """Does what `Algorithm.learn` says."""
     told, followers = _told(callbacks)
@@ -200,7 +214,7 @@ def _require_same_settings(
 # -- who is told ------------------------------------------------------------------------------
 
 
-def _told(callbacks: Sequence[Any]) -> tuple[list[DefaultCallbacks], list[Callable[..., Any]]]:
+def _told(callbacks: Any) -> tuple[list[DefaultCallbacks], list[Callable[..., Any]]]:
     """Returns the objects with methods for moments of training, and the plain functions.
 
     Raises:
@@ -208,7 +222,7 @@ def _told(callbacks: Sequence[Any]) -> tuple[list[DefaultCallbacks], list[Callab
     """
     told: list[DefaultCallbacks] = []
     followers: list[Callable[..., Any]] = []
-    for given in callbacks:
+    for given in callbacks if isinstance(callbacks, list | tuple) else [callbacks]:
         made = given() if isinstance(given, type) else given
         if isinstance(made, DefaultCallbacks):
             _require_told_by_algorithm(made)
@@ -218,7 +232,7 @@ def _told(callbacks: Sequence[Any]) -> tuple[list[DefaultCallbacks], list[Callab
         else:
             raise UsageError(
                 "callbacks must be functions f(algorithm, result), or DefaultCallbacks, got "
-                f"{given!r}."
+                f"{given!r:.200}.{keras_callback_hint(given)}"
             )
     return told, followers
 

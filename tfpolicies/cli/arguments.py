@@ -179,9 +179,10 @@ def _train(parser: _Parser) -> None:
     runs.add_argument(
         "--resume",
         nargs="?",
-        const=RUNS,
+        const=None,
         metavar="RUN",
-        help="go on with a run, or with the newest one of a folder of runs; goals may be changed",
+        help="go on with a run, or with the newest one of a folder of runs (default: that of "
+        "--run-dir); goals may be changed",
     )
     runs.add_argument(
         "--allow-other-spaces",

@@ -281,7 +281,10 @@ def _unknown(config: AlgorithmConfig, name: str, error: UnknownSettingError) -> 
         return f"--set: {name!r} is no setting.{near_matches(f'model.{name}', inside)}"
     if near_matches(name, [*config.keys()]):
         return f"--set: {error}"
-    return f"--set: {error} Settings are {', '.join(sorted(config.keys()))}."
+    return (
+        f"--set: {error} What the environment takes is set by env_config.{name}=... . Settings are "
+        f"{', '.join(sorted(config.keys()))}."
+    )
 
 
 def parse_value(text: str) -> Any:

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+import math
 import secrets
 import shlex
 import shutil
@@ -78,7 +79,9 @@ def train(args: argparse.Namespace) -> int:
     with contextlib.ExitStack() as closing:
         run, parent = None, given.get("run_dir", RUNS)
         if "resume" in given:
-            run = closing.enter_context(_run_to_resume(given.pop("resume")).hold())
+            named = given.pop("resume")
+            path = given.pop("run_dir", RUNS) if named is None else named
+            run = closing.enter_context(_run_to_resume(path).hold())
             settings = _resumed(run, given)
             if not given and _is_finished(run, console):
                 return DONE
@@ -197,7 +200,7 @@ def _run_to_resume(path: str) -> RunFolder:
         return run
     without = [shown(run.path) for run in find_runs(path)]
     hint = f" {without[0]} has no checkpoint yet; name it to begin it anew." if without else ""
-    raise CheckpointError(f"--resume needs a run folder, or a folder of runs.{hint}")
+    raise CheckpointError(f"--resume needs a run folder, or a folder of runs, got {path!r}.{hint}")
 
 
 def _resumed(run: RunFolder, given: dict[str, Any]) -> TrainSettings:
@@ -346,13 +349,19 @@ def _ship(job: Job, reason: str) -> Shipped:
     return Shipped(shipped.files, {**shipped.figures, "ONNX played": figure}, mean)
 
 
+def _mean_return_told(mean: float) -> str:
+    if math.isnan(mean):
+        return "none, since no episode has ended. Give the environment a time limit"
+    return f"{mean:.2f} over the last 100 training episodes"
+
+
 def _print_summary(job: Job, reason: str, shipped: Shipped) -> None:
     run, progress, settings = job.run, job.training.progress, job.settings
     figures: dict[str, Any] = {
         "steps": progress.env_steps,
         "seconds": round(progress.time_s, 1),
         "steps/s": round(progress.steps_per_s),
-        "mean return": f"{progress.mean_return:.2f} over the last 100 training episodes",
+        "mean return": _mean_return_told(progress.mean_return),
     }
     files = {
         **shipped.files,

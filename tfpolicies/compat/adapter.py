@@ -16,8 +16,9 @@ from gymnasium import spaces
 
 from tfpolicies.compat.tf_model import InputDict, TFModelV2, parts_of
 from tfpolicies.errors import ModelError
+from tfpolicies.models.calling import call_with_zeros, zeros
 from tfpolicies.models.distributions import ActionDistribution
-from tfpolicies.models.network import call_with_zeros, ports_of, zeros
+from tfpolicies.models.network import ports_of
 from tfpolicies.models.ports import SEQ_LENS, InputPorts
 from tfpolicies.models.preprocessing import encoded_shape, is_image
 from tfpolicies.models.spaces import Leaf, leaves, nest

@@ -44,13 +44,26 @@ SETTINGS: Mapping[str, str] = {
 """Settings of Stable-Baselines3, Keras and others, by name."""
 
 METHODS: Mapping[str, str] = {
+    "compile": "Give the learning rate and the optimizer to the config: `config.training(lr=...)`.",
     "fit": "Call `algorithm.learn(total_timesteps)`.",
     "load": "Use `from_checkpoint(folder)`.",
+    "load_weights": "Use `policy.import_model_from_h5(file)`.",
     "predict": "Use `compute_single_action(obs, explore=False)`: an algorithm returns the action, "
     "a policy returns (action, state, extras).",
+    "save_weights": "Use `policy.to_keras().save_weights(file)`.",
     "set_env": "Give the environment to the config: `config.environment(env)`.",
 }
 """Methods of algorithms and policies there."""
+
+KERAS_CALLBACKS: Mapping[str, str] = {
+    "EarlyStopping": "Give a function f(algorithm, result) that returns False to end training.",
+    "LearningRateScheduler": "Give config.training(lr=f), with f a function of environment steps.",
+    "ModelCheckpoint": "learn(..., run_dir=..., keep_best=True) keeps checkpoints.",
+    "ReduceLROnPlateau": "Give a function f(algorithm, result) that calls "
+    "algorithm.get_policy().set_hyper('lr', ...).",
+    "TensorBoard": "learn(..., run_dir=...) writes TensorBoard events into the run folder.",
+}
+"""Callbacks of `keras.Model.fit`, by the name of their class."""
 
 
 def setting_hint(name: str) -> str:
@@ -79,6 +92,20 @@ def positional_config(algorithm: str, given: Any) -> str:
     )
 
 
+def keras_callback_hint(given: Any) -> str:
+    """Returns what to write for a callback of Keras; empty if it is none.
+
+    >>> class EarlyStopping:
+    ...     __module__ = "keras.callbacks"
+    >>> keras_callback_hint(EarlyStopping())
+    ' Give a function f(algorithm, result) that returns False to end training.'
+    """
+    for kind in type(given).__mro__:
+        if kind.__module__.partition(".")[0] == "keras" and kind.__name__ in KERAS_CALLBACKS:
+            return f" {KERAS_CALLBACKS[kind.__name__]}"
+    return ""
+
+
 def optimizer_settings(given: Any) -> str | None:
     """Returns how a Keras optimizer is given here; None if it is something else."""
     if not hasattr(given, "get_config") or not hasattr(given, "apply_gradients"):
@@ -86,7 +113,10 @@ def optimizer_settings(given: Any) -> str | None:
     kind = type(given)
     default, own = kind().get_config(), given.get_config()
     changed = {name: x for name, x in own.items() if x != default.get(name) and name != "name"}
-    rate = changed.pop("learning_rate", own.get("learning_rate"))
+    changed.pop("learning_rate", None)
+    rate = described_schedule(getattr(given, "_learning_rate", None))
+    if not isinstance(rate, Mapping):
+        rate = float(f"{float(own['learning_rate']):.7g}")  # a variable of float32
     return f"lr={rate!r}, optimizer={ {'type': kind.__name__.lower(), **changed}!r}"
 
 

@@ -217,7 +217,7 @@ class SectionedConfig:
         known = [*self._homes, *CONSTANTS]
         known += [alias for alias, meant in ALIASES.items() if meant in known]
         hint = setting_hint(str(name)) or near_matches(str(name), known)
-        if not hint and type(self).algo_class is None:
+        if not hint and self.algo_class is None:
             return " What only some algorithms have is set in their own config, such as PPOConfig."
         return hint
 

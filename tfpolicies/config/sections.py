@@ -64,7 +64,12 @@ def check_amounts(section: Any, *names: str, optional: bool = False) -> None:
 
 def check_model(model: Any) -> None:
     """Raises a `ConfigError` unless `model` is a dict of known settings with sound values."""
-    check(isinstance(model, Mapping), "model", "a dict, a keras.Model or a factory of one", model)
+    rule = "a dict, a keras.Model or a factory of one"
+    if isinstance(model, list | tuple):
+        rule += " (layers go into keras.Sequential([...]))"
+    elif isinstance(model, str):
+        rule += " (a file is read by keras.models.load_model)"
+    check(isinstance(model, Mapping), "model", rule, model)
     model_settings(model)
 
 
@@ -212,6 +217,13 @@ class Training:
     def __post_init__(self) -> None:
         check_unit_interval("gamma", self.gamma)
         changes = isinstance(self.lr, Mapping) or callable(self.lr)
+        for name, given in (("lr", self.lr), ("optimizer", self.optimizer)):
+            instead = optimizer_settings(given)
+            if instead is not None:
+                raise ConfigError(
+                    f"{name} cannot be an optimizer object, since each policy has an optimizer of "
+                    f"its own; got {type(given).__name__}(...). Write training({instead})."
+                )
         rule = "a number >= 0, a function of environment steps or a Keras LearningRateSchedule"
         check(changes or (is_number(self.lr) and self.lr >= 0), "lr", rule, self.lr)
         check_schedule("lr_schedule", self.lr_schedule)
@@ -226,12 +238,6 @@ class Training:
         check_counts(self, 1, "max_requests_in_flight_per_sampler_worker")
         check_model(self.model)
         optimizer = self.optimizer
-        instead = optimizer_settings(optimizer)
-        if instead is not None:
-            raise ConfigError(
-                "optimizer must be a dict of settings, since each policy has an optimizer of its "
-                f"own, got {type(optimizer).__name__}(...). Write training({instead})."
-            )
         check(isinstance(optimizer, Mapping), "optimizer", "a dict {'type': ...}", optimizer)
 
 

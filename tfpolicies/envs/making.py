@@ -285,7 +285,10 @@ def _resolved(source: Any) -> Callable[[EnvContext], Any]:
             source.partition(":") if ":" in source else source.rpartition(".")
         )
         try:
-            source = getattr(importlib.import_module(module_name), class_name)
+            module = importlib.import_module(module_name)
+            if class_name in gym.registry and not hasattr(module, class_name):  # as in gym.make
+                return lambda context: gym.make(class_name, **context)
+            source = getattr(module, class_name)
         except (ImportError, AttributeError, ValueError) as error:
             moved = MOVED if module_name.partition(".")[0] == "mpe" else ""
             raise EnvError(

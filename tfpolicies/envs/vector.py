@@ -197,7 +197,10 @@ class PlainEnvironments(Environments):
             explain_seed(self.envs[index].reset, what)
             raise
         if not isinstance(found, tuple) or len(found) != 2:
-            raise EnvError(f"{what} must return a pair (observation, info), got {found!r:.200}.")
+            raise EnvError(
+                f"{what} must return a pair (observation, info), got {found!r:.200}. Write "
+                "`return observation, {}`."
+            )
         check_observation(self.observation_space, found[0], f"observation that {what} gave")
         return found[0]
 

@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies.errors import ModelError
+from tfpolicies.models.calling import ZERO_ROWS, all_layers, call_model, call_with_zeros
 from tfpolicies.models.catalog import (
     build_model,
     build_q_model,
@@ -26,10 +27,10 @@ from tfpolicies.models.catalog import (
     memory_of,
 )
 from tfpolicies.models.distributions import ActionDistribution, Categorical
-from tfpolicies.models.extent import require_room, require_room_for_rows
+from tfpolicies.models.extent import require_room
 from tfpolicies.models.filters import normalize
 from tfpolicies.models.ports import SEQ_LENS, InputPorts, Port, model_leaves
-from tfpolicies.models.preprocessing import encode, encode_action, encoded_shape
+from tfpolicies.models.preprocessing import encode, encode_action, encoded_shape, is_image
 from tfpolicies.models.registry import registered_model
 from tfpolicies.models.spaces import Leaf, pick
 
@@ -70,7 +71,7 @@ class ActorCritic(keras.Model):
 
     def call(self, inputs: Any, training: bool = False) -> tuple[Any, Any]:
         return (
-            call_model(self.actor, inputs, training=training),
+            call_actor(self.actor, inputs, training=training),
             call_model(self.critic, inputs, training=training),
         )
 
@@ -108,7 +109,7 @@ def model_source(
     `custom_model` is a `keras.Model` (the template), or a factory
     `f(observation_space, num_outputs, **custom_model_config) -> keras.Model`, or the name of a
     registered one; or None for a model of the catalog. A factory with parameters `action_space` or
-    `model_config` is given these, too.
+    `model_config` is given these, too; one without any parameter is called as it is.
 
     Raises:
         ModelError: if it is none of these.
@@ -146,6 +147,11 @@ def model_source(
             _require_room(unbuilt, ports, custom.name)
         call_with_zeros(custom, ports)
         return _instance_source(custom, Architecture.of(custom), complete, value_key)
+    if isinstance(custom, keras.Layer):
+        raise ModelError(
+            f"model must be a keras.Model or a factory of one; got the layer {custom.name!r}. "
+            "Write keras.Sequential([layer])."
+        )
     if callable(custom):
         arguments = dict(config["custom_model_config"])
         context = _context_of(custom, dist_class.space, config)
@@ -215,8 +221,11 @@ def _context_of(
 
 
 def _model_of(factory: Any, space: gym.Space, num_outputs: int, arguments: Any) -> keras.Model:
-    _require_call(factory, space, num_outputs, arguments)
-    model = factory(space, num_outputs, **arguments)
+    if not arguments and _takes_nothing(factory):
+        model = factory()
+    else:
+        _require_call(factory, space, num_outputs, arguments)
+        model = factory(space, num_outputs, **arguments)
     if not isinstance(model, keras.Model):
         raise ModelError(
             f"The factory custom_model={factory!r} must return a keras.Model, but returned "
@@ -225,19 +234,38 @@ def _model_of(factory: Any, space: gym.Space, num_outputs: int, arguments: Any) 
     return model
 
 
+def _signature(factory: Any) -> inspect.Signature:
+    """Returns what a factory of models takes; of a model class without `self`.
+
+    Raises:
+        ValueError: if Python cannot tell.
+    """
+    is_model_class = isinstance(factory, type) and issubclass(factory, keras.Model)
+    signature = inspect.signature(factory.__init__ if is_model_class else factory)
+    if not is_model_class:
+        return signature
+    return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+def _takes_nothing(factory: Any) -> bool:
+    try:
+        return not _signature(factory).parameters
+    except (TypeError, ValueError):
+        return False
+
+
 def _require_call(factory: Any, space: gym.Space, num_outputs: int, arguments: Any) -> None:
     """Checks that a factory takes what it will be called with.
 
     Raises:
         ModelError: if it does not; it shows the signature.
     """
-    is_class = isinstance(factory, type) and issubclass(factory, keras.Model)
     try:
-        signature = inspect.signature(factory.__init__ if is_class else factory)
-        signature.bind(*[None] * is_class, space, num_outputs, **arguments)
+        signature = _signature(factory)
+        signature.bind(space, num_outputs, **arguments)
     except TypeError as error:
         name = getattr(factory, "__name__", repr(factory))
-        what = "The model class" if is_class else "The factory of models"
+        what = "The model class" if isinstance(factory, type) else "The factory of models"
         raise ModelError(
             f"{what} {name}{signature} is called with (observation_space, num_outputs, "
             f"**custom_model_config), but {error}. Give a model instance, or a function that makes "
@@ -284,7 +312,7 @@ def _instance_source(
 
     classes = tuple(
         type(layer)
-        for layer in _all_layers(instance)
+        for layer in all_layers(instance)
         if not type(layer).__module__.startswith("keras.")
     )
     key = ("architecture", fingerprint(anonymous(architecture.config)), classes, *value_key)
@@ -300,7 +328,7 @@ class Architecture(NamedTuple):
     @classmethod
     def of(cls, model: keras.Model) -> Architecture | None:
         """Returns the architecture of a model; None if Keras cannot rebuild it."""
-        classes = {type(layer).__name__: type(layer) for layer in _all_layers(model)}
+        classes = {type(layer).__name__: type(layer) for layer in all_layers(model)}
         try:
             found = cls(keras.saving.serialize_keras_object(model), classes)
             found.build()
@@ -314,13 +342,6 @@ class Architecture(NamedTuple):
             # Keras empties a functional model's config while it reads it, so it gets a copy.
             config = copy.deepcopy(self.config)
             return keras.saving.deserialize_keras_object(config, custom_objects=self.classes)
-
-
-def _all_layers(model: keras.Model) -> list[keras.layers.Layer]:
-    found: list[keras.layers.Layer] = [model]
-    for layer in getattr(model, "layers", []):
-        found.extend(_all_layers(layer))
-    return found
 
 
 _NAMES = ("name", "keras_history", "input_layers", "output_layers")
@@ -367,6 +388,7 @@ def _complete(
     """Builds and checks a user's model, and gives it a critic if one is needed and missing."""
     ports = ports_of(model, observation_space, dist_class)
     outputs = call_with_zeros(model, ports)
+    check_outputs(model, outputs, dist_class.num_inputs, ports)
     if with_value and _value_of(outputs) is None:
         if ports.memory or ports.prev:
             raise ModelError(
@@ -375,11 +397,10 @@ def _complete(
                 f"{'[B, T, 1]' if ports.memory else '[B, 1]'}."
             )
         _require_float32()
-        settings = {**config, "free_log_std": False, "custom_model": None}
-        critic = build_model(model_leaves(observation_space), 1, settings, with_value=False, seed=0)
-        model = ActorCritic(model, critic)
+        model = ActorCritic(model, _critic(model.name, observation_space, config))
         outputs = call_with_zeros(model, ports)
-    check_outputs(model, outputs, dist_class.num_inputs, ports)
+    if any(is_image(leaf.space) for leaf in ports.obs_leaves):
+        _warn_of_rescaling(model)
     if Categorical in dist_class.kinds and _are_probabilities(_dist_inputs_of(outputs)):
         _warn_of_probabilities(model.name.rstrip("0123456789_"))
     return model
@@ -393,6 +414,35 @@ def _are_probabilities(dist_inputs: Any) -> bool:
     return bool((rows >= 0).all() and np.allclose(rows.sum(axis=-1), 1.0, atol=1e-5))
 
 
+def _critic(name: str, observation_space: gym.Space, config: Mapping[str, Any]) -> keras.Model:
+    settings = {**config, "free_log_std": False, "custom_model": None}
+    try:
+        critic = build_model(model_leaves(observation_space), 1, settings, with_value=False, seed=0)
+    except ModelError as error:
+        raise ModelError(
+            f"The model {name!r} gives no value, so a critic is built beside it, but {error} Or "
+            "let the model give the value itself, as a second output of shape [B, 1]."
+        ) from error
+    critic.name = "critic"
+    return critic
+
+
+def _warn_of_rescaling(model: keras.Model) -> None:
+    for layer in all_layers(model):
+        if isinstance(layer, keras.layers.Rescaling) and np.max(layer.scale) < 0.1:
+            _warn_of_rescaling_once(layer.name.rstrip("0123456789_"), np.max(layer.scale))
+
+
+@functools.cache
+def _warn_of_rescaling_once(name: str, scale: float) -> None:
+    logger.warning(
+        "The layer %r multiplies by %.2g, but images of uint8 are divided by 255 before the model "
+        "sees them, so that it would see nearly nothing. Leave the layer out.",
+        name,
+        scale,
+    )
+
+
 @functools.cache
 def _warn_of_probabilities(name: str) -> None:
     logger.warning(
@@ -403,49 +453,9 @@ def _warn_of_probabilities(name: str) -> None:
     )
 
 
-_ZERO_ROWS = 2  # sequences, and steps of each, that a model is tried with
-
-
-def zeros(ports: InputPorts) -> dict[str, np.ndarray]:
-    """Returns inputs of zeros for two rows, or two sequences of two steps, as a model sees them."""
-    rows = (_ZERO_ROWS, _ZERO_ROWS) if ports.is_recurrent else (_ZERO_ROWS,)
-    shapes = {
-        port.name: encoded_shape(leaf)
-        for port, leaf, mask in zip(ports.obs, ports.obs_leaves, ports.is_mask, strict=True)
-        if not mask
-    }
-    for i, port in enumerate(ports.prev):
-        known = i < len(ports.prev) - ports.reads_rewards
-        shapes[port.name] = encoded_shape(ports.action_leaves[i]) if known else (1,)
-    require_room_for_rows(list(shapes.values()), "A model of such observations")
-    found = {name: np.zeros((*rows, *shape), np.float32) for name, shape in shapes.items()}
-    if ports.is_recurrent:
-        found |= {port.name: port.zeros(_ZERO_ROWS) for port in ports.states}
-        found[SEQ_LENS] = np.full(_ZERO_ROWS, _ZERO_ROWS, np.int32)
-    return found
-
-
-def call_model(model: keras.Model, inputs: Any, *, training: bool = False) -> Any:
-    """Calls a model with inputs by name, in the structure that it takes.
-
-    A single input comes as it is. A functional model made from a list of inputs gets a list (by
-    the names of its inputs if they are those of the ports, else in the ports' order), any other
-    model a dict.
-    """
-    given = structured(model, inputs) if isinstance(inputs, Mapping) else inputs
-    return model(given, training=training)
-
-
-def structured(model: keras.Model, inputs: Mapping[str, Any]) -> Any:
-    """Returns inputs by name in the structure that a model takes; see `call_model`."""
-    structure = getattr(model, "_inputs_struct", None)
-    if isinstance(structure, list | tuple):
-        named = [tensor.name for tensor in structure]
-        ordered = [inputs[n] for n in named] if set(named) == set(inputs) else inputs.values()
-        return list(ordered)
-    if len(inputs) == 1 and not isinstance(structure, Mapping):
-        return next(iter(inputs.values()))
-    return dict(inputs)
+def call_actor(model: keras.Model, inputs: Any, *, training: bool = False) -> Any:
+    """Calls a model like `call_model`; returns the inputs of the action distribution alone."""
+    return _dist_inputs_of(call_model(model, inputs, training=training))
 
 
 def variables_of_actor(model: keras.Model) -> list[Any] | None:
@@ -458,30 +468,6 @@ def variables_of_actor(model: keras.Model) -> list[Any] | None:
     if outputs is not None and len(keras.tree.flatten(outputs)) > 1:
         actor = keras.Model(model.inputs, _dist_inputs_of(outputs), name="actor")
     return None if actor is None else list(actor.variables)
-
-
-def call_with_zeros(model: keras.Model, ports: InputPorts) -> Any:
-    """Builds a model by calling it on zeros; returns its outputs.
-
-    Raises:
-        ModelError: if the model does not take such observations.
-    """
-    inputs = zeros(ports)
-    try:
-        return call_model(model, inputs)
-    except Exception as error:
-        leading = {1: "B", 2: "B, T"}[1 + ports.is_recurrent]
-        shapes = []
-        for name, array in inputs.items():
-            per_sequence = name == SEQ_LENS or name.startswith("state_in_")
-            known = array.shape[1:] if per_sequence else array.shape[1 + ports.is_recurrent :]
-            axes = ["B" if per_sequence else leading, *map(str, known)]
-            shapes.append(f"{name} [{', '.join(axes)}]")
-        what = "a dict of these inputs" if len(shapes) > 1 else "encoded observations of shape"
-        raise ModelError(
-            f"The model {model.name!r} could not be called with {what}: {' and '.join(shapes)} "
-            f"(float32; discrete parts are one-hot): {error}"
-        ) from error
 
 
 def _value_of(outputs: Any) -> Any:
@@ -504,7 +490,7 @@ def check_outputs(model: keras.Model, outputs: Any, num_outputs: int, ports: Inp
     Raises:
         ModelError: naming the shape that was expected and the one that came.
     """
-    rows = (_ZERO_ROWS, _ZERO_ROWS) if ports.is_recurrent else (_ZERO_ROWS,)
+    rows = (ZERO_ROWS, ZERO_ROWS) if ports.is_recurrent else (ZERO_ROWS,)
     axes = "B, T" if ports.is_recurrent else "B"
     dist_inputs, values = _dist_inputs_of(outputs), _value_of(outputs)
 
@@ -515,11 +501,13 @@ def check_outputs(model: keras.Model, outputs: Any, num_outputs: int, ports: Inp
         return f"[{', '.join([axes, *map(str, tuple(shape)[len(rows) :])])}]"
 
     if tuple(getattr(dist_inputs, "shape", ())) != (*rows, num_outputs):
+        remedy = f"Give its last layer {num_outputs} units."
+        if dist_inputs is None:
+            remedy = f"Rename a key: it gives {sorted(outputs)}."
         raise ModelError(
             f"The model {model.name!r} must give action-distribution inputs of shape "
             f"[{axes}, {num_outputs}] (its only output, the first of a pair, or the key "
-            f"'action_dist_inputs' or 'logits' of a dict); got {got(dist_inputs)}. Give its last "
-            f"layer {num_outputs} units."
+            f"'action_dist_inputs' or 'logits' of a dict); got {got(dist_inputs)}. {remedy}"
         )
     if values is not None and tuple(values.shape) not in ((*rows, 1), rows):
         raise ModelError(
@@ -528,13 +516,13 @@ def check_outputs(model: keras.Model, outputs: Any, num_outputs: int, ports: Inp
         )
     for i, port in enumerate(ports.states):
         after = outputs.get(f"state_out_{i}") if isinstance(outputs, Mapping) else None
-        if tuple(getattr(after, "shape", ())) != (_ZERO_ROWS, *port.shape):
+        if tuple(getattr(after, "shape", ())) != (ZERO_ROWS, *port.shape):
             shape = "no such output" if after is None else f"{tuple(after.shape[1:])}"
             raise ModelError(
                 f"The model {model.name!r} takes {port.name!r} of shape {port.shape} per sequence, "
                 f"so it must return a dict with 'state_out_{i}' of the same shape; got {shape}."
             )
-    policies = {str(layer.compute_dtype) for layer in _all_layers(model)}
+    policies = {str(layer.compute_dtype) for layer in all_layers(model)}
     if policies - {"float32"}:
         raise ModelError(
             f"The model {model.name!r} computes in {sorted(policies)}; policies are float32 only. "

@@ -28,8 +28,8 @@ from tfpolicies.export.onnx_file import export_onnx
 from tfpolicies.export.result import ExportResult
 from tfpolicies.export.saved_model import export_saved_model
 from tfpolicies.models.filters import MeanStdFilter, RewardFilter
+from tfpolicies.models.kept_model import kept_model
 from tfpolicies.models.learning_rates import changing_rate
-from tfpolicies.models.normalized import with_normalization
 from tfpolicies.models.running_filter import Scaling
 from tfpolicies.models.spaces import nest, require_values
 from tfpolicies.models.weight_mapping import MappingReport, match_weights
@@ -315,7 +315,8 @@ class TFPolicy(PolicyKind):
 
         It takes encoded observations (float32; discrete parts one-hot) and computes what the policy
         does, an observation filter included: as layers without weights in front of the model, one
-        for each filtered part. It is all Keras where the model is.
+        for each filtered part. Its `.keras` file needs nothing but Keras where the model is of
+        Keras's own layers. The model that you gave to the config is never changed.
         """
         require_tensorflow()
         model = self.program.spec.source.make(0)
@@ -329,12 +330,10 @@ class TFPolicy(PolicyKind):
             if slot.key in weights:  # others are not read
                 variable.assign(weights[slot.key])
         names = self.program.functions.network.filtered_names
-        if not names:
-            return model
         numbers = [self._state.arrays[slot.key] for slot in self.program.layout.of("filter")]
         pairs = zip(numbers[::2], numbers[1::2], strict=True)
         scalings = {name: Scaling(*pair) for name, pair in zip(names, pairs, strict=True)}
-        return with_normalization(model, self.program.ports, scalings)
+        return kept_model(model, self.program.ports, scalings)
 
     def get_session(self) -> Any:
         """Returns the policy's `tf.compat.v1.Session` in graph mode, otherwise None.

@@ -1,0 +1,150 @@
+"""How a policy calls a Keras model: inputs by name, and rows of zeros to build and to try it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfpolicies.errors import ModelError
+from tfpolicies.models.extent import require_room_for_rows
+from tfpolicies.models.ports import SEQ_LENS, InputPorts
+from tfpolicies.models.preprocessing import encoded_shape, is_image
+
+ZERO_ROWS = 2  # sequences, and steps of each, that a model is tried with
+
+
+def zeros(ports: InputPorts) -> dict[str, np.ndarray]:
+    """Returns inputs of zeros for two rows, or two sequences of two steps, as a model sees them."""
+    rows = (ZERO_ROWS, ZERO_ROWS) if ports.is_recurrent else (ZERO_ROWS,)
+    shapes = {
+        port.name: encoded_shape(leaf)
+        for port, leaf, mask in zip(ports.obs, ports.obs_leaves, ports.is_mask, strict=True)
+        if not mask
+    }
+    for i, port in enumerate(ports.prev):
+        known = i < len(ports.prev) - ports.reads_rewards
+        shapes[port.name] = encoded_shape(ports.action_leaves[i]) if known else (1,)
+    require_room_for_rows(list(shapes.values()), "A model of such observations")
+    found = {name: np.zeros((*rows, *shape), np.float32) for name, shape in shapes.items()}
+    if ports.is_recurrent:
+        found |= {port.name: port.zeros(ZERO_ROWS) for port in ports.states}
+        found[SEQ_LENS] = np.full(ZERO_ROWS, ZERO_ROWS, np.int32)
+    return found
+
+
+def call_model(model: keras.Model, inputs: Any, *, training: bool = False) -> Any:
+    """Calls a model with inputs by name, or a single one, in the structure that it takes.
+
+    See `structured`.
+    """
+    named = inputs if isinstance(inputs, Mapping) else {"obs": inputs}
+    return model(structured(model, named), training=training)
+
+
+def structured(model: keras.Model, inputs: Mapping[str, Any]) -> Any:
+    """Returns inputs by name in the structure that a model takes.
+
+    A functional model names what it takes: `obs_<key>`, or the key alone. A single input comes as
+    it is, whatever its name, and a model that names nothing gets several as a dict.
+
+    Raises:
+        ModelError: if a functional model names something else.
+    """
+    structure = getattr(model, "_inputs_struct", None)
+    if structure is None:
+        return next(iter(inputs.values())) if len(inputs) == 1 else dict(inputs)
+    known = [_input_name(name, inputs) for name in _names_of(structure)]
+    if None in known:
+        raise ModelError(
+            f"The model {model.name!r} has the inputs {_names_of(structure)}, but a policy gives "
+            f"{sorted(inputs)}. Name each input after what it takes: "
+            f"keras.Input(shape, name={min(inputs)!r})."
+        )
+    chosen = [inputs[name] for name in known if name is not None]
+    if isinstance(structure, Mapping):
+        return dict(zip(structure, chosen, strict=True))
+    return chosen if isinstance(structure, list | tuple) else chosen[0]
+
+
+def _input_name(name: str, inputs: Mapping[str, Any]) -> str | None:
+    """Returns which of the inputs a functional model means by a name; None if it is none."""
+    if len(inputs) == 1:
+        return next(iter(inputs))
+    return next((known for known in (name, f"obs_{name}") if known in inputs), None)
+
+
+def _names_of(structure: Any) -> list[str]:
+    """Returns the names of a functional model's inputs: keys of a dict, or those of tensors."""
+    if isinstance(structure, Mapping):
+        return [str(key) for key in structure]
+    return [tensor.name for tensor in keras.tree.flatten(structure)]
+
+
+def call_with_zeros(model: keras.Model, ports: InputPorts) -> Any:
+    """Builds a model by calling it on zeros; returns its outputs.
+
+    Raises:
+        ModelError: if the model does not take such observations.
+    """
+    inputs = zeros(ports)
+    _require_float_inputs(model, ports, inputs)
+    try:
+        return call_model(model, inputs)
+    except ModelError:
+        raise
+    except Exception as error:
+        leading = {1: "B", 2: "B, T"}[1 + ports.is_recurrent]
+        shapes = []
+        for name, array in inputs.items():
+            per_sequence = name == SEQ_LENS or name.startswith("state_in_")
+            known = array.shape[1:] if per_sequence else array.shape[1 + ports.is_recurrent :]
+            axes = ["B" if per_sequence else leading, *map(str, known)]
+            shapes.append(f"{name} [{', '.join(axes)}]")
+        hint = ""
+        if not ports.memory and any(isinstance(x, keras.layers.RNN) for x in all_layers(model)):
+            hint = (
+                " A policy acts step by step, so a memory goes from call to call: let "
+                "model={'use_lstm': True} build it, or see 'Memory' in docs/models.md."
+            )
+        what = "a dict of these inputs" if len(shapes) > 1 else "encoded observations of shape"
+        raise ModelError(
+            f"The model {model.name!r} could not be called with {what}: {' and '.join(shapes)} "
+            f"(float32; discrete parts are one-hot): {error}{hint}"
+        ) from error
+
+
+def _require_float_inputs(model: keras.Model, ports: InputPorts, inputs: Mapping[str, Any]) -> None:
+    """Checks that no input of a functional model cuts fractions off.
+
+    Raises:
+        ModelError: naming the input.
+    """
+    fractions = {
+        port.name: leaf
+        for port, leaf, mask in zip(ports.obs, ports.obs_leaves, ports.is_mask, strict=True)
+        if not mask and (is_image(leaf.space) or np.issubdtype(leaf.dtype, np.floating))
+    }
+    structure = getattr(model, "_inputs_struct", None)
+    if structure is None:
+        return
+    tensors = keras.tree.flatten(structure)
+    for name, tensor in zip(_names_of(structure), tensors, strict=True):
+        leaf = fractions.get(_input_name(name, inputs) or "")
+        if leaf is not None and "int" in tensor.dtype:
+            what = "images arrive divided by 255" if is_image(leaf.space) else "they have fractions"
+            raise ModelError(
+                f"The input {name!r} of the model {model.name!r} has the dtype {tensor.dtype}, but "
+                f"observations arrive as float32, and {what}. Leave the dtype out: "
+                f"keras.Input({tuple(tensor.shape[1:])})."
+            )
+
+
+def all_layers(model: keras.Model) -> list[keras.layers.Layer]:
+    """Returns a model and the layers in it, at every depth."""
+    found: list[keras.layers.Layer] = [model]
+    for layer in getattr(model, "layers", []):
+        found.extend(all_layers(layer))
+    return found

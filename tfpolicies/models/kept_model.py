@@ -1,0 +1,74 @@
+"""A policy's network as a Keras model to keep, which only needs the layers that it has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import keras
+import numpy as np
+
+from tfpolicies.models.calling import call_model, structured, zeros
+from tfpolicies.models.catalog import NormalizedColumns
+from tfpolicies.models.filters import CLIP
+from tfpolicies.models.network import ActorCritic, call_actor
+from tfpolicies.models.ports import SEQ_LENS, InputPorts
+from tfpolicies.models.running_filter import Scaling
+
+
+def kept_model(
+    model: keras.Model, ports: InputPorts, scalings: Mapping[str, Scaling]
+) -> keras.Model:
+    """Returns a model that computes what `model` does, and whose file Keras reads by itself.
+
+    It takes what `model` takes, and normalises what is filtered: each filtered input goes through a
+    layer `<input>_normalization` without weights, which computes what `normalize` does to the bit.
+    An actor and its critic become two parts of a functional model. Where fresh weights came from is
+    forgotten. So `save` and `load_model` need no class but the user's own (the file must be a
+    `.keras` one).
+
+    Args:
+        model: takes encoded observations; it is changed.
+        ports: the inputs of the policy.
+        scalings: mean and scale by the name of an input; empty without a filter.
+    """
+    _forget_initializers(model)
+    if not scalings and not isinstance(model, ActorCritic):
+        return model
+    inputs = _inputs(ports)
+    seen = dict(inputs)
+    for name, scaling in scalings.items():
+        seen[name] = _normalization(name, inputs[name].shape[1:], scaling)(inputs[name])
+    if isinstance(model, ActorCritic):
+        outputs = (call_actor(model.actor, seen), call_model(model.critic, seen))
+    else:
+        outputs = call_model(model, seen)
+    name = f"normalized_{model.name}" if scalings else model.name
+    return keras.Model(structured(model, inputs), outputs, name=name)
+
+
+def _forget_initializers(model: keras.Model) -> None:
+    for layer in model._flatten_layers():
+        for name, value in list(vars(layer).items()):
+            if isinstance(value, NormalizedColumns):
+                setattr(layer, name, keras.initializers.GlorotUniform())
+
+
+def _inputs(ports: InputPorts) -> dict[str, keras.KerasTensor]:
+    """Returns the inputs of a model by name; sequences may have any length."""
+    found = {}
+    for name, array in zeros(ports).items():
+        shape: tuple[int | None, ...] = array.shape[1:]
+        if ports.is_recurrent and name != SEQ_LENS and not name.startswith("state_in_"):
+            shape = (None, *shape[1:])
+        found[name] = keras.Input(shape, name=name, dtype=array.dtype.name)
+    return found
+
+
+def _normalization(name: str, shape: tuple[int | None, ...], scaling: Scaling) -> keras.Model:
+    x = keras.Input(shape, name=name)
+    mean, scale = (np.asarray(numbers, np.float32) for numbers in scaling)
+    scaled = keras.ops.multiply(keras.ops.subtract(x, mean), scale)
+    clipped = keras.ops.clip(scaled, -CLIP, CLIP)
+    layer = keras.Model(x, clipped, name=f"{name}_normalization")
+    layer.trainable = False
+    return layer
