@@ -161,7 +161,7 @@ def test_help_is_there_without_tensorflow() -> None:
             ["train", "--resume"],
             "--resume needs a run folder, or a folder of runs, but 'runs' has no",
         ),
-        (["train", "CartPole"], "Gymnasium. Did you mean 'CartPole-v1' or 'CartPole-v0'? For"),
+        (["train", "CartPole"], "Gymnasium. Did you mean 'CartPole-v1' or 'CartPole-v0'"),
         (["evaluate", "nowhere"], "there is no such folder"),
         (["evaluate", "nowhere", "--env", "Acrobat-v1"], "Did you mean 'Acrobot-v1'"),
         (["export", "nowhere", "--best", "--to", "out"], "--best asks for a run folder"),

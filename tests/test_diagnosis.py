@@ -174,7 +174,7 @@ def test_returns_that_are_too_large_for_the_clipped_value_errors_are_told(caplog
     (line,) = lines(caplog, ppo(lambda _: Flat(reward=-10.0, length=30)), 4)
     assert "squared error is above vf_clip_param=10" in line
     assert "--set vf_clip_param=inf" in line
-    assert "The mean return is -300" in line
+    assert "(the mean return is -300)" in line
 
 
 def test_rewards_that_never_come_are_told_after_a_hundred_episodes(caplog):
