@@ -423,7 +423,7 @@ def test_a_training_step_that_gives_no_results_of_policies_is_told_what_to_give(
         def training_step(self):
             return given
 
-    algorithm = Own(tiny(seed=0))
+    algorithm = Own(tiny())
     with pytest.raises(UsageError, match=r"Own.training_step must return .* on_train_result"):
         algorithm.train()
     algorithm.stop()
