@@ -22,6 +22,7 @@ from tfpolicies import (
     DefaultCallbacks,
     PGConfig,
     Policy,
+    PolicySpec,
     PPOConfig,
 )
 from tfpolicies.errors import ConfigError, EnvError, UnknownPolicyError, UsageError
@@ -414,6 +415,32 @@ def test_an_algorithm_of_a_hand_written_policy_runs_without_learning():
     assert result["episode_reward_mean"] == 0.0
     assert algorithm.evaluate()["evaluation"]["episodes_this_iter"] == 10
     assert algorithm.compute_single_action([0.0, 0.0]) == 0
+
+
+@pytest.mark.parametrize("given", [None, {"my_number": 3}])
+def test_a_training_step_that_gives_no_results_of_policies_is_told_what_to_give(given):
+    class Own(PPO):
+        def training_step(self):
+            return given
+
+    algorithm = Own(tiny())
+    with pytest.raises(UsageError, match=r"Own.training_step must return .* on_train_result"):
+        algorithm.train()
+    algorithm.stop()
+
+
+def test_a_policy_written_by_hand_that_forgets_its_result_is_told_to_return_it():
+    class Zero(Policy):
+        def compute_actions(self, obs_batch, state_batches=None, **kwargs):
+            return ActionBatch(np.zeros(len(obs_batch), np.int64), [], {})
+
+        def learn_on_batch(self, samples):
+            pass
+
+    algorithm = tiny().multi_agent(policies={"default_policy": PolicySpec(Zero)}).build()
+    with pytest.raises(UsageError, match=r"Zero.learn_on_batch must return a dict of results"):
+        algorithm.train()
+    algorithm.stop()
 
 
 # -- repeatability ----------------------------------------------------------------------------

@@ -236,12 +236,43 @@ def test_an_environment_may_break_any_number_of_times_and_the_rate_is_told(caplo
     repairs.worked(0, episodes=7)
     for _ in range(250):
         repairs.broke(1, "step(0)", RuntimeError("the wheel came off"))
+        repairs.stepped(1)
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == 10 + 9 + 1  # 1 to 10, 20 to 100, and 200
     assert lines[-1].startswith(
         "Environment 1 of worker 3 is made anew, and its episode is dropped"
     )
     assert lines[-1].endswith("So far there were 200 breaks and 7 whole episodes.")
+
+
+class Stuck(Breaking):
+    """Environment 0 breaks in every step, the other one in no step."""
+
+    def step(self, action):
+        if self.number == 0:
+            raise RuntimeError("the wheel came off")
+        return super().step(action)
+
+
+class StuckTeam(Team):
+    def step(self, action_dict):
+        if self.inner.number == 0:
+            raise RuntimeError("the wheel came off")
+        return super().step(action_dict)
+
+
+def stuck_vector(config):
+    return SyncVectorEnv([lambda: Stuck(config)] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("source", [Stuck, StuckTeam, stuck_vector])
+def test_an_environment_that_never_completes_a_step_is_given_up(source):
+    worker = worker_of(source, "none of these")
+    words = "Environment 0 of worker 0 broke 200 times in a row without completing a step"
+    with pytest.raises(EnvError, match=words):
+        worker.sample()
+    worker.stop()
 
 
 @pytest.mark.core

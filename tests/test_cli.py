@@ -135,7 +135,7 @@ def test_help_is_there_without_tensorflow() -> None:
         (["train", "CartPol-v1"], "No environment 'CartPol-v1' is registered with Gymnasium. Did"),
         (
             ["train", "CartPole-v1", "--algo", "PP0"],
-            "--algo: there is no 'PP0'. Did you mean 'PPO'",
+            "--algo: there is no 'PP0'. Did you mean 'PPO'? Choose one of PPO, PG, DQN.",
         ),
         (
             ["train", "CartPole-v1", "--eval-evry", "3"],
@@ -143,7 +143,10 @@ def test_help_is_there_without_tensorflow() -> None:
         ),
         (["train", "CartPole-v1", "--set", "gama=1"], "Did you mean 'gamma'"),
         (["train", "CartPole-v1", "--set", "fcnet_hidden=[8]"], "'model.fcnet_hiddens'"),
-        (["train", "CartPole-v1", "--set", "model.fcnet_hidden=8"], "Did you mean 'fcnet_hiddens'"),
+        (
+            ["train", "CartPole-v1", "--set", "model.fcnet_hidden=8"],
+            "'post_fcnet_hiddens'? A model",
+        ),
         (["train", "CartPole-v1", "--set", "gamma"], "takes name=value"),
         (["train", "CartPole-v1", "--set", "gamma=2"], "gamma must be a number in [0, 1], got 2"),
         (["train", "CartPole-v1", "--steps", "-5"], "must be 1 or more, got -5"),
@@ -154,8 +157,12 @@ def test_help_is_there_without_tensorflow() -> None:
             ["play-exported", ".", "--env", "CartPole-v1", "--env-config", "3"],
             "must be a JSON object",
         ),
-        (["train", "--resume"], "--resume needs a run folder, or a folder of runs, got 'runs'"),
         (["train", "CartPole-v1", "--set", "xyzzy=3"], "is set by env_config.xyzzy=..."),
+        (
+            ["train", "--resume"],
+            "--resume needs a run folder, or a folder of runs, but 'runs' has no",
+        ),
+        (["train", "CartPole"], "Gymnasium. Did you mean 'CartPole-v1' or 'CartPole-v0'"),
         (["evaluate", "nowhere"], "there is no such folder"),
         (["evaluate", "nowhere", "--env", "Acrobat-v1"], "Did you mean 'Acrobot-v1'"),
         (["export", "nowhere", "--best", "--to", "out"], "--best asks for a run folder"),

@@ -88,7 +88,7 @@ CLIPPED = {"vf_clipped": 0.9}
 @pytest.mark.parametrize(
     ("stats", "space", "words"),
     [
-        (CLIPPED, TWO, ("90%", "vf_clip_param=10", "return is -1200", "float('inf')")),
+        (CLIPPED, TWO, ("90%", "vf_clip_param=10", "return is -1200", "=float('inf')")),
         ({"entropy": 0.0004}, TWO, ("0.0004 nats", "entropy_coeff (now 0)", "lr (now 0.001)")),
         ({"entropy": -7.0}, spaces.Box(-1, 1, (2,)), ("-7 nats",)),
         ({"kl": 0.5}, TWO, ("KL divergence of 0.5", "kl_target=0.01", "num_sgd_iter (now 30)")),
@@ -172,8 +172,9 @@ def test_a_replay_that_hardly_updates_is_told_the_intensity_that_helps(caplog):
 
 def test_returns_that_are_too_large_for_the_clipped_value_errors_are_told(caplog):
     (line,) = lines(caplog, ppo(lambda _: Flat(reward=-10.0, length=30)), 4)
-    assert "larger than vf_clip_param=10" in line
-    assert "The mean return is -300" in line
+    assert "squared error is above vf_clip_param=10" in line
+    assert "--set vf_clip_param=inf" in line
+    assert "(the mean return is -300)" in line
 
 
 def test_rewards_that_never_come_are_told_after_a_hundred_episodes(caplog):

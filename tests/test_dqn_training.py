@@ -6,8 +6,9 @@ import pytest
 from environments import CountingEnv, SavedCountingEnv, TwoArmsEnv
 from gymnasium import spaces
 
-from tfpolicies import DQN, Algorithm, DQNConfig
+from tfpolicies import DQN, Algorithm, DQNConfig, Policy, PolicySpec
 from tfpolicies.errors import CheckpointError
+from tfpolicies.policy.policy import ActionBatch
 
 
 def saved_counting(context):
@@ -47,6 +48,33 @@ def learned(result):
 
 
 # -- replay ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.core
+def test_a_policy_written_by_hand_learns_from_replayed_rows():
+    class Hand(Policy):
+        sizes, targets = [], 0
+
+        def compute_actions(self, obs_batch, state_batches=None, **kwargs):
+            return ActionBatch(np.zeros(len(obs_batch), np.int64), [], {})
+
+        def learn_on_batch(self, samples):
+            assert {"obs", "new_obs", "actions", "rewards", "terminateds"} <= set(samples)
+            self.sizes.append(samples.count)
+            return {"learner_stats": {"loss": 1.5}}
+
+        def update_target(self):
+            type(self).targets += 1
+
+    config = tiny(target_network_update_freq=24, training_intensity=1.0)
+    config.multi_agent(policies={"default_policy": PolicySpec(Hand)})
+    algorithm = config.build()
+    results = [algorithm.train() for _ in range(4)]
+    assert Hand.sizes == [4] * 12
+    assert Hand.targets == 2
+    assert learned(results[-1])["learner_stats"] == {"loss": 1.5}
+    assert results[-1]["num_agent_steps_trained"] == 48
+    algorithm.stop()
 
 
 @pytest.mark.core

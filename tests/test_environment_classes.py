@@ -113,6 +113,7 @@ CALLS = [
 REFUSED = [
     (ordinary, {"sise": 4}, r"\(render_mode=None, size=5\) .* 'sise'"),
     (keyword_only, {}, r"\(\*, size, depth=2\) .* 'size'"),
+    (ordinary, {3: 4}, r"\(render_mode=None, size=5\) .*\{3: 4\}"),
     (lambda self: None, SIZE, r"Told\(\) .* 'size'"),
     (lambda self, a, b: None, {"a": 1}, r"\(a, b\) .* 'b'"),
 ]

@@ -18,6 +18,7 @@ from tfpolicies import (
 )
 from tfpolicies.compat import RandomPolicy
 from tfpolicies.connectors.agent_connectors import ClipObservations
+from tfpolicies.errors import UsageError
 from tfpolicies.policy.by_methods import memory_leaves
 from tfpolicies.policy.policy import ActionBatch
 from tfpolicies.rollout.episode import Episode
@@ -165,9 +166,30 @@ def test_an_action_that_is_not_normalised_warns_once_and_is_clipped(caplog):
             worker.sample()
             worker.sample()
     (line,) = caplog.messages
-    assert "gave the action 3.0" in line
+    assert "gave the action 3," in line
     assert "environment(normalize_actions=False)" in line
     np.testing.assert_allclose(worker.env.taken[0], [4.0, 0.0], atol=1e-6)
+
+
+@pytest.mark.core
+def test_the_number_that_is_told_is_one_that_is_scaled(caplog):
+    space = spaces.Box(np.float32([-np.inf, -2]), np.float32([np.inf, 2]))
+    with caplog.at_level(logging.WARNING, "tfpolicies"):
+        worker_of(doing(100.0, 3.0), lambda: Line(space)).sample()
+    (line,) = caplog.messages
+    assert "gave the action 3," in line
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("given", [(None, None), ([], None), (None, {}), (np.zeros(2), {})])
+def test_what_compute_actions_returns_beside_actions_is_asked_for_in_its_form(given):
+    class Short(Constant):
+        def compute_actions(self, obs_batch, state_batches=None, **kwargs):
+            return super().compute_actions(obs_batch).actions, *given
+
+    words = r"Short.compute_actions must return .*without a memory \(actions, \[\], \{\}\)"
+    with pytest.raises(UsageError, match=words):
+        worker_of(Short).sample()
 
 
 def test_a_random_policy_draws_from_the_whole_space(caplog):

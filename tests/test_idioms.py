@@ -74,6 +74,13 @@ def a_policy():
         (lambda: PPOConfig().training(model="m.keras"), ConfigError, "keras.models.load_model"),
         (lambda: a_policy().save_weights("w"), AttributeError, "to_keras().save_weights"),
         (
+            lambda: PPOConfig().training(
+                optimizer=keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
+            ),
+            ConfigError,
+            "training(lr=..., optimizer={'type': 'adam', ...})",
+        ),
+        (
             lambda: make(model={"custom_model": OwnModel}),
             ModelError,
             "The model class OwnModel(hidden=8) is called with (observation_space, ",
@@ -204,6 +211,14 @@ def test_a_schedule_of_ones_own_is_a_function_of_updates_and_is_asked_for_again(
     assert rate_after(twin, 1) == [pytest.approx(0.3)]
 
 
+@pytest.mark.core
+def test_a_schedule_may_be_made_of_numbers_of_numpy():
+    schedule = SCHEDULES.PiecewiseConstantDecay(np.array([1, 2]), np.array([0.5, 0.25, 0.125]))
+    assert rate_after(make(lr=schedule), 3) == [0.5, 0.5, 0.25]
+    schedule = SCHEDULES.InverseTimeDecay(np.float32(0.5), np.int64(1), np.float32(1.0))
+    assert make(lr=schedule).config["lr"] == HALVED
+
+
 def test_a_function_as_lr_is_one_of_environment_steps():
     built = algorithm(lr=lambda steps: 1e-3 * (1.0 - steps / 64))
     seen = [built.train()["info"]["learner"]["default_policy"]["learner_stats"] for _ in range(2)]
@@ -219,6 +234,8 @@ def test_a_function_as_lr_is_one_of_environment_steps():
         ({"type": "CosineDecay", "decay_steps": {"a": 1}}, "must hold numbers"),
         ({"type": "CosineDecay", "no_such": 1}, "no_such"),
         (lambda steps: -1.0, "gave -1.0 for 0"),
+        (lambda steps: float("inf"), "gave inf for 0"),
+        (lambda steps: None, "gave None for 0"),
         ("fast", "a function of environment steps"),
     ],
 )

@@ -18,6 +18,7 @@ from tfpolicies import (
     PPOTF2Policy,
     RolloutWorker,
 )
+from tfpolicies.errors import UsageError
 from tfpolicies.policy import by_methods
 
 ACTING = ("compute_actions", "compute_actions_from_input_dict")
@@ -216,6 +217,33 @@ def test_overrides_are_called_for_policies_with_a_memory(name):
 
 
 @pytest.mark.core
+@pytest.mark.parametrize("name", ["learn_on_batch", "learn_on_loaded_batch"])
+def test_an_override_that_forgets_its_result_is_told_to_return_it(name):
+    class Forgetful(PPOTF2Policy):
+        pass
+
+    setattr(Forgetful, name, lambda self, *args: None)
+    policy = make(type("Own", (Forgetful,), {}))
+    with pytest.raises(UsageError, match=f"Own.{name} must return a dict of results.*got None"):
+        policy.learn_epochs(batch_for(policy, 8), 1, 4)
+
+
+@pytest.mark.core
+def test_statistics_that_some_minibatches_lack_are_means_over_the_others():
+    class Own(PPOTF2Policy):
+        updates = 0
+
+        def learn_on_batch(self, samples):
+            self.updates += 1
+            found = {"at": float(self.updates)} if self.updates != 2 else {"other": 7.0}
+            return {"learner_stats": found}
+
+    policy = make(Own)
+    stats = policy.learn_epochs(batch_for(policy, 12), 1, 4)["learner_stats"]
+    assert stats == {"at": 2.0, "other": 7.0}
+
+
+@pytest.mark.core
 def test_a_loaded_batch_is_learned_from_in_order_through_all_overrides():
     own = make(recording(PPOTF2Policy, "learn_on_loaded_batch", "learn_on_batch"), lr=0.01)
     plain, batch = make(lr=0.01), batch_for(own, 128 * 2 + 4)
@@ -264,7 +292,7 @@ def test_one_line_says_once_for_each_class_what_runs(caplog):
             make(own)
         make()
     (line,) = caplog.messages
-    assert "has its own compute_actions, learn_on_batch. Sampling, evaluation" in line
+    assert line.startswith("OwnPPOTF2Policy overrides compute_actions, learn_on_batch: this runs")
 
 
 def test_a_memory_of_ones_own_is_asked_for_in_each_episode():

@@ -6,6 +6,7 @@ import threading
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from gymnasium import spaces
 from tiny import OBS, assert_close, assert_equal, batch_for, make
 
@@ -64,6 +65,24 @@ def test_the_operations_of_an_update_decide_how_it_is_compiled(kind):
     wanted = make(model=model, jit_compile=True)
     wanted.resolve()
     assert wanted.program.form is (Form.STEP if expected is Form.PLAIN else expected)
+
+
+def test_a_batch_that_xla_cannot_compile_the_update_of_is_learned_from_without_it(caplog):
+    class Reading(PPOTF2Policy):
+        def loss(self, model, dist_class, train_batch):
+            self._lengths = tf.strings.length(tf.strings.as_string(train_batch["actions"]))
+            return super().loss(model, dist_class, train_batch)
+
+        def extra_learn_fetches_fn(self):
+            return {"lengths": self._lengths}
+
+    policy, plain = make(Reading, jit_compile="auto", lr=0.01), make(lr=0.01)
+    batch = batch_for(plain, 6)
+    for each in (policy, plain):
+        found = each.learn_on_batch(batch)
+        assert found.get("lengths", np.ones(6)).tolist() == [1] * 6
+    assert "learning runs without XLA, which cannot compile it" in caplog.text
+    assert_close(policy.get_weights(), plain.get_weights(), atol=1e-6)
 
 
 @pytest.mark.parametrize("policy_class", [PPOTF2Policy, PPOTF1Policy])

@@ -39,6 +39,7 @@ from tfpolicies.errors import (
 )
 from tfpolicies.finite import first_bad
 from tfpolicies.marks import for_place
+from tfpolicies.policy import by_methods
 from tfpolicies.policy.checkpoints import path_of
 from tfpolicies.policy.policy import Policy
 from tfpolicies.policy.tf_policy import TFPolicy
@@ -435,8 +436,7 @@ class Algorithm:
         """Does a training step; says where and when if it gives what is not finite."""
         try:
             learner = self.training_step()
-            for policy_id, result in learner.items():
-                self._check_result(policy_id, result)
+            self._check_learner(learner)
         except NonFiniteError as error:
             error.iteration, error.checkpoint = self.iteration + 1, self._last_good
             saved = "there is no good checkpoint yet"
@@ -445,6 +445,25 @@ class Algorithm:
             error.add(f"It happened in iteration {error.iteration}; {saved}.")
             raise
         return learner
+
+    def _check_learner(self, learner: Any) -> None:
+        """Looks at what a training step gave.
+
+        Raises:
+            UsageError: if it is no dict of results by policy id.
+            NonFiniteError: see `_check_result`.
+        """
+        known = self.worker.policy_map
+        if not isinstance(learner, Mapping) or not all(pid in known for pid in learner):
+            raise UsageError(
+                f"{type(self).__name__}.training_step must return a dict with the results of "
+                f"policies by their ids, such as what super().training_step() returns, or {{}}; "
+                f"got {learner!r:.200}. Put numbers of your own into the result in the callback "
+                "on_train_result."
+            )
+        for policy_id, result in learner.items():
+            by_methods.updated(known.handle(policy_id), "learn_on_batch", result)
+            self._check_result(policy_id, result)
 
     def _check_result(self, policy_id: str, result: Mapping[str, Any]) -> None:
         """Looks at the losses that a policy reports which learns in its own way.

@@ -100,11 +100,12 @@ def _value_errors_are_clipped(trained: Trained) -> str | None:
     if not share > _MOST_ROWS:
         return None
     mean = trained.result.get("episode_reward_mean", math.nan)
-    returns = f" The mean return is {mean:.4g}." if math.isfinite(mean) else ""
+    returns = f" (the mean return is {mean:.4g})" if math.isfinite(mean) else ""
     return (
-        f"{share:.0%} of the squared value errors are larger than "
-        f"vf_clip_param={trained.config['vf_clip_param']:g}, so these rows do not train the value "
-        f"function.{returns} Set vf_clip_param=float('inf'), or scale the rewards down."
+        f"in {share:.0%} of the rows the estimated value is so far from the return{returns} that "
+        f"its squared error is above vf_clip_param={trained.config.get('vf_clip_param', 0):g}. The "
+        "value function learns nothing from such rows. Set training(vf_clip_param=float('inf')), "
+        "on the command line --set vf_clip_param=inf, or scale the rewards down."
     )
 
 

@@ -28,6 +28,7 @@ from tfpolicies.config.sections import (
     is_number,
 )
 from tfpolicies.errors import ConfigError, near_matches
+from tfpolicies.policy import by_methods
 from tfpolicies.policy.fragments import Fragments
 from tfpolicies.policy.tf_policy import TFPolicy
 from tfpolicies.replay.multi_agent import MultiAgentReplayBuffer
@@ -223,7 +224,12 @@ class OffPolicyAlgorithm(Algorithm):
         result: dict[str, Any] = {}
         for done in range(0, updates, most):
             batch = self.replay_buffer.sample(size * min(most, updates - done), policy_id)
-            result = policy.learn_epochs(batch, 1, size, shuffle=False)
+            if isinstance(policy, TFPolicy):
+                result = policy.learn_epochs(batch, 1, size, shuffle=False)
+                continue
+            for minibatch in batch.timeslices(size):  # written by hand
+                learned = policy.learn_on_batch(minibatch)
+                result = {**by_methods.updated(policy, "learn_on_batch", learned)}
         return {**result, "num_agent_steps_trained": updates * size}
 
     def _update_targets(self) -> None:
@@ -233,7 +239,7 @@ class OffPolicyAlgorithm(Algorithm):
             return
         for policy_id in self.replay_buffer.buffers:
             policy = self.worker.policy_map.get(policy_id)
-            if policy is not None:  # it may have been removed
+            if hasattr(policy, "update_target"):  # it may have been removed, or have no target
                 policy.update_target()
         counters["num_target_updates"] += 1
         counters["last_target_update_ts"] = now

@@ -37,7 +37,7 @@ class _Parser(argparse.ArgumentParser):
             name = action.metavar or "/".join(action.option_strings) or action.dest
             raise UsageError(
                 f"{name}: there is no {value!r}.{near_matches(str(value), choices)} "
-                f"There are {', '.join(choices)}."
+                f"Choose one of {', '.join(choices)}."
             )
 
     def options(self) -> list[str]:

@@ -200,7 +200,10 @@ def _run_to_resume(path: str) -> RunFolder:
         return run
     without = [shown(run.path) for run in find_runs(path)]
     hint = f" {without[0]} has no checkpoint yet; name it to begin it anew." if without else ""
-    raise CheckpointError(f"--resume needs a run folder, or a folder of runs, got {path!r}.{hint}")
+    raise CheckpointError(
+        f"--resume needs a run folder, or a folder of runs, but {path!r} has no run with a "
+        f"checkpoint.{hint}"
+    )
 
 
 def _resumed(run: RunFolder, given: dict[str, Any]) -> TrainSettings:

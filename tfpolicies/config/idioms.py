@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 _ENVS = "rollouts(num_envs_per_worker=...)"
 _EXPLORATION = "exploration(exploration_config={'type': 'EpsilonGreedy', ...})"
 _BATCH = "training(sgd_minibatch_size=...) for PPO, training(train_batch_size=...) for others"
@@ -110,13 +112,17 @@ def optimizer_settings(given: Any) -> str | None:
     """Returns how a Keras optimizer is given here; None if it is something else."""
     if not hasattr(given, "get_config") or not hasattr(given, "apply_gradients"):
         return None
-    kind = type(given)
-    default, own = kind().get_config(), given.get_config()
+    kind, own = type(given), given.get_config()
+    try:
+        default = kind().get_config()
+    except TypeError:  # one around another one
+        return "lr=..., optimizer={'type': 'adam', ...}"
     changed = {name: x for name, x in own.items() if x != default.get(name) and name != "name"}
-    changed.pop("learning_rate", None)
-    rate = described_schedule(getattr(given, "_learning_rate", None))
-    if not isinstance(rate, Mapping):
-        rate = float(f"{float(own['learning_rate']):.7g}")  # a variable of float32
+    rate = changed.pop("learning_rate", own["learning_rate"])
+    if isinstance(rate, Mapping):
+        rate = _schedule(rate["class_name"], rate["config"])
+    else:
+        rate = float(f"{rate:.7g}")  # which Keras keeps as a float32
     return f"lr={rate!r}, optimizer={ {'type': kind.__name__.lower(), **changed}!r}"
 
 
@@ -129,5 +135,16 @@ def described_schedule(lr: Any) -> Any:
     is_schedule = any(base.__name__ == "LearningRateSchedule" for base in kind.__mro__)
     if not is_schedule or not kind.__module__.startswith("keras."):
         return lr
-    settings = {name: x for name, x in lr.get_config().items() if name != "name"}
-    return {"type": kind.__name__, **settings}
+    return _schedule(kind.__name__, lr.get_config())
+
+
+def _schedule(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {name: x for name, x in settings.items() if name != "name"}
+    return {"type": kind, **{name: _plain(x) for name, x in kept.items()}}
+
+
+def _plain(value: Any) -> Any:
+    """Returns numbers as Python has them, which may come as those of NumPy or as tensors."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    return np.asarray(value).tolist()

@@ -49,7 +49,7 @@ def called(create: Callable[..., Any], context: Mapping[str, Any]) -> Any:
     if first is not None and _is_for_all(first):
         return create(context)
     try:
-        signature.bind(**context)
+        signature.bind(**context)  # a key that is no text fits none, either
     except TypeError as error:
         required = [p for p in parameters if p.default is p.empty]
         names = [p.name for p in parameters]
@@ -75,7 +75,7 @@ def _mismatch(
     error: TypeError,
 ) -> str:
     unknown = next((key for key in context if key not in names), None)
-    hint = "" if unknown is None else near_matches(unknown, names)
+    hint = "" if unknown is None else near_matches(str(unknown), names)
     return (
         f"{getattr(create, '__name__', create)}{signature} cannot be called with env_config="
         f"{dict(context)!r}: {error}.{hint} Give the names of its parameters as keys; or name its "

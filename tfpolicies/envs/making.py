@@ -260,12 +260,11 @@ def gym_spec(name: str) -> gym.envs.registration.EnvSpec:
     try:
         return gym.spec(name)
     except gym.error.Error as error:
-        names = {spec.name for spec in gym.registry.values()}
-        known = [*gym.registry, *names, *registered_names()]
+        known = [*gym.registry, *registered_names()]
         raise EnvError(
             f"No environment {name!r} is registered with Gymnasium."
-            f"{near_matches(name, known)} For one of your own give its class or "
-            "'package.module:Class', or name it by `register_environment(name, creator)` first."
+            f"{near_matches(name, known)} For an environment of your own, give its class or "
+            "'package.module:Class', or name it with `register_environment(name, creator)` first."
         ) from error
 
 
@@ -292,8 +291,8 @@ def _resolved(source: Any) -> Callable[[EnvContext], Any]:
         except (ImportError, AttributeError, ValueError) as error:
             moved = MOVED if module_name.partition(".")[0] == "mpe" else ""
             raise EnvError(
-                f"The environment {source!r} could not be imported: {error}. Give "
-                f"'package.module:Class' of something importable.{moved}"
+                f"The environment {source!r} could not be imported: {error}. Check the name, "
+                f"and that Python finds the module: PYTHONPATH=FOLDER adds a folder.{moved}"
             ) from error
     if not callable(source):
         raise EnvError(

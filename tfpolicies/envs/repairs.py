@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,6 +31,7 @@ BREAKS = (Exception, SystemExit)
 
 _FIRST_TRIES = 10  # to reset an environment where none has been reset so far
 _LONGEST_PAUSE = 5.0  # seconds between two tries to reset a new environment
+_MOST_IN_A_ROW = 200  # breaks of an environment without a completed step
 
 
 class Watchdog:
@@ -122,6 +124,7 @@ class Repairs:
         self._has_started = False  # whether one of them has been reset
         self._place = "" if worker_index is None else f" of worker {worker_index}"
         self._times: dict[int, int] = {}  # that one broke since its last whole episode
+        self._in_a_row: Counter[int] = Counter()  # likewise, since its last completed step
 
     def name(self, index: int) -> str:
         """Returns how messages call an environment."""
@@ -156,7 +159,7 @@ class Repairs:
 
         Raises:
             Exception: `error`, unless environments are made anew.
-            EnvError: if it broke too often without finishing an episode.
+            EnvError: if it broke too often without finishing an episode, or completing a step.
         """
         if not isinstance(error, Exception):
             try:
@@ -199,6 +202,19 @@ class Repairs:
                 f"{self.name(index)} broke {times} times without a whole episode, and "
                 f"max_num_sub_environment_restarts={self._limit}; at last it {reason}"
             ) from error
+        self._in_a_row[index] += 1
+        if self._in_a_row[index] >= _MOST_IN_A_ROW:
+            raise EnvError(
+                f"{self.name(index)} broke {_MOST_IN_A_ROW} times in a row without completing a "
+                f"step; at last it {reason}"
+            ) from error
+
+    def stepped(self, index: int | None = None) -> None:
+        """Takes down that an environment completed a step; None: that all of them did."""
+        if index is None:
+            self._in_a_row.clear()
+        else:
+            self._in_a_row.pop(index, None)
 
     def worked(self, index: int, episodes: int = 1) -> None:
         """Takes down that an environment finished an episode, or several."""

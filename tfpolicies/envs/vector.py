@@ -230,7 +230,10 @@ class PlainEnvironments(Environments):
                 broken[index] = self._repairs.broke(index, f"step({action!r})", error)
                 results.append(None)
         made = None if broken else self._made_of(results)
-        return self._repaired(results, rows, broken) if made is None else made
+        if made is None:
+            return self._repaired(results, rows, broken)
+        self._repairs.stepped()
+        return made
 
     def _made_of(self, results: Sequence[Any], broken: Mapping[int, Exception] = _NONE) -> Any:
         """Returns the step that results make, before environments reset; None if one is unsound."""
@@ -266,6 +269,8 @@ class PlainEnvironments(Environments):
             except EnvError as error:
                 self._repairs.broke(i, f"step({actions[i]!r})", error)
                 broken[i] = error
+        for i in set(range(self.num_envs)).difference(broken):
+            self._repairs.stepped(i)
         for i in broken:
             results[i] = self._renewed(i), 0.0, False, False, {}
         made = self._made_of(results, broken)
@@ -404,6 +409,7 @@ class VectorEnvironments(Environments):
         ended, cut = as_flags(terminateds), as_flags(truncateds)
         if ended is None or cut is None or not (are_sound(rewards) and self._is_sound(obs)):
             self._explain(obs, rewards, terminateds, truncateds)
+        self._repairs.stepped()
         terminateds, truncateds = ended, cut
         if terminateds.any() or truncateds.any():
             self._repairs.worked(0, int((terminateds | truncateds).sum()))

@@ -34,14 +34,15 @@ def from_env(leaves: Sequence[Leaf], actions: Sequence[np.ndarray]) -> list[np.n
     return [_unmapped(leaf.space, x) for leaf, x in zip(leaves, actions, strict=True)]
 
 
-def outside_of_range(leaves: Sequence[Leaf], actions: Sequence[np.ndarray]) -> np.ndarray | None:
-    """Returns the first action leaf that `normalize_actions` scales and that leaves [-1, 1]."""
+def outside_of_range(leaves: Sequence[Leaf], actions: Sequence[np.ndarray]) -> float | None:
+    """Returns a number outside of [-1, 1] that `normalize_actions` scales, if any."""
     for leaf, action in zip(leaves, actions, strict=True):
         if is_float_box(leaf.space):
             space: spaces.Box = leaf.space  # type: ignore[assignment]
             scaled = np.isfinite(space.low) & np.isfinite(space.high)
-            if ((abs(action) > 1) & scaled).any():
-                return action
+            outside = action[(abs(action) > 1) & scaled]
+            if outside.size:
+                return float(max(outside, key=abs))
     return None
 
 

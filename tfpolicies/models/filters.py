@@ -151,9 +151,15 @@ class MeanStdFilter(RunningFilter):
         rows = batch_leaves(self._leaves, x, "x")
         if update:
             self.observe(rows)
+        scaled = self.scaled(rows)
+        return nest(self._space, [each[0] for each in scaled] if is_one else scaled)
+
+    def scaled(self, obs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Returns observation leaves `[..., *shape]` normalised by the frozen numbers."""
+        found = list(obs)
         for i, (mean, scale) in zip(self.filtered, self.tensors(), strict=True):
-            rows[i] = np.clip((rows[i] - mean) * scale, -CLIP, CLIP)
-        return nest(self._space, [each[0] for each in rows] if is_one else rows)
+            found[i] = np.clip((found[i] - mean) * scale, -CLIP, CLIP)
+        return found
 
     def tensors(self) -> tuple[Scaling, ...]:
         """Returns mean and scale of each filtered leaf: inputs of acting and learning.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from itertools import chain
 from typing import Any, NamedTuple
 
 import keras
@@ -51,10 +53,17 @@ def changing_rate(lr: Any) -> Rate | None:
     counts_updates = isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule)
 
     def of(count: int) -> float:
-        found = float(schedule(count))
-        if not found >= 0:
-            raise ConfigError(f"lr must be at least 0, but {lr!r:.200} gave {found} for {count}.")
-        return found
+        found = schedule(count)
+        try:
+            rate = float(found)
+        except (TypeError, ValueError):
+            rate = math.nan
+        if not 0 <= rate < math.inf:
+            raise ConfigError(
+                f"lr must be a finite number, 0 or more, but {lr!r:.200} gave {found!r:.200} for "
+                f"{count}."
+            )
+        return rate
 
     return Rate(of, counts_updates)
 
@@ -67,9 +76,8 @@ def _made(described: Mapping[str, Any]) -> Any:
             f"lr={dict(described)!r:.200} is no schedule of Keras's own."
             f"{near_matches(str(name), SCHEDULES)} Its type must be one of {', '.join(SCHEDULES)}."
         )
-    lists = [x for x in settings.values() if isinstance(x, list | tuple)]
-    parts = [*(x for x in settings.values() if x not in lists), *(x for one in lists for x in one)]
-    if not all(isinstance(x, _PLAIN) for x in parts):
+    lists = [x if isinstance(x, list | tuple) else [x] for x in settings.values()]
+    if not all(isinstance(x, _PLAIN) for x in chain(*lists)):
         raise ConfigError(f"lr={dict(described)!r:.200} must hold numbers, or lists of numbers.")
     try:
         return getattr(keras.optimizers.schedules, name)(**settings)

@@ -38,9 +38,10 @@ def model_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     for key in config:
         if key not in MODEL_DEFAULTS:
+            all_of_them = f" Settings are {', '.join(MODEL_DEFAULTS)}."
             raise ModelSettingError(
-                f"model[{key!r}] is not a model setting.{near_matches(key, MODEL_DEFAULTS)} "
-                f"Settings are {', '.join(MODEL_DEFAULTS)}; a model of your own goes to "
+                f"model[{key!r}] is not a model setting."
+                f"{near_matches(key, MODEL_DEFAULTS) or all_of_them} A model of your own goes to "
                 "model={'custom_model': your_model}."
             )
     settings = {**MODEL_DEFAULTS, **config}

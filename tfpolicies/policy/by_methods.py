@@ -20,7 +20,6 @@ from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.errors import UsageError
 from tfpolicies.models.env_actions import outside_of_range
 from tfpolicies.models.ports import action_ports
-from tfpolicies.models.running_filter import CLIP
 from tfpolicies.models.spaces import Leaf, action_leaves, batch_leaves, nest
 
 logger = logging.getLogger("tfpolicies")
@@ -52,8 +51,7 @@ def announce(policy_class: type, names: frozenset[str]) -> None:
     if slower and policy_class not in _told:
         _told.add(policy_class)
         logger.warning(
-            "%s has its own %s. Sampling, evaluation and training call it, which is slower than "
-            "the compiled functions it replaces.",
+            "%s overrides %s: this runs in place of the compiled functions, and is slower.",
             policy_class.__name__,
             ", ".join(slower),
         )
@@ -114,9 +112,7 @@ def act(
         SampleBatch(asked), explore=explore, timestep=policy.global_timestep, episodes=episodes
     )
     here = f"{type(policy).__name__}.compute_actions"
-    if not isinstance(given, tuple | list) or len(given) != 3:
-        raise UsageError(f"{here} must return (actions, state_outs, extras), got {given!r:.200}.")
-    chosen, after, extras = given
+    chosen, after, extras = _three(given, here)
     parts = batch_leaves(found, chosen, "actions")
     columns = {port.name: part for port, part in zip(ports, parts, strict=True)}
     columns |= _numbered("state_out", memory_leaves(after))
@@ -129,6 +125,31 @@ def act(
                 "first axis must have one for each."
             )
     return parts, columns
+
+
+def _three(given: Any, here: str) -> tuple[Any, Any, Mapping[str, Any]]:
+    if isinstance(given, tuple | list) and len(given) == 3:
+        chosen, after, extras = given
+        if isinstance(after, list | tuple | Mapping) and isinstance(extras, Mapping):
+            return chosen, after, extras
+    raise UsageError(
+        f"{here} must return (actions, state_outs, extras): state_outs a list or dict of arrays, "
+        f"extras a dict; without a memory (actions, [], {{}}). Got {given!r:.200}."
+    )
+
+
+def updated(policy: Any, method: str, result: Any) -> Mapping[str, Any]:
+    """Returns what a method of a class gave for an update.
+
+    Raises:
+        UsageError: if it is no dict.
+    """
+    if isinstance(result, Mapping):
+        return result
+    raise UsageError(
+        f"{type(policy).__name__}.{method} must return a dict of results, such as what "
+        f"super().{method} returns, or {{}}; got {result!r:.200}."
+    )
 
 
 def _numbered(name: str, parts: Sequence[Any]) -> dict[str, Any]:
@@ -173,23 +194,10 @@ def warn_of_range(policy: Any, leaves: Sequence[Leaf], actions: Sequence[np.ndar
     if found is not None:
         _warned.add(kind)
         logger.warning(
-            "%s gave the action %s, but with normalize_actions=True actions are from -1 to 1: the "
+            "%s gave the action %g, but with normalize_actions=True actions are from -1 to 1: the "
             "environment gets them scaled to the bounds of its action space, and clipped. If your "
             "policy gives the environment's own actions, set "
             "environment(normalize_actions=False).",
             kind.__name__,
-            found.flat[int(np.argmax(abs(found)))],
+            found,
         )
-
-
-def filtered(obs: Sequence[np.ndarray], observed: Any) -> list[np.ndarray]:
-    """Returns observation leaves on the scale of a filter; see `models/filters.py`.
-
-    Args:
-        obs: the leaves `[..., *shape]`.
-        observed: a `MeanStdFilter`.
-    """
-    found = list(obs)
-    for i, (mean, scale) in zip(observed.filtered, observed.tensors(), strict=True):
-        found[i] = np.clip((found[i] - mean) * scale, -CLIP, CLIP)
-    return found

@@ -15,6 +15,7 @@ from tfpolicies.batch.sample_batch import SampleBatch, concat_samples
 from tfpolicies.config.callbacks import overrides
 from tfpolicies.errors import BatchError, NonFiniteError, WeightsError
 from tfpolicies.finite import NO_NUMBERS
+from tfpolicies.policy import by_methods
 from tfpolicies.policy.learning_batches import dummy_batch, learning_columns
 from tfpolicies.policy.policy import require_loaded
 from tfpolicies.program.failed_update import Reason
@@ -110,10 +111,11 @@ class Learning:
         before, drawn_before = self.state.copy(), self.state.rng.bit_generator.state
         rng = self.state.rng if shuffle else None
         drawn = draw_minibatches(items, num_epochs, size, rng)
-        results: list[dict[str, Any]] = []
+        results: list[Mapping[str, Any]] = []
         try:
             for rows, mask in zip(drawn.rows, drawn.mask, strict=True):
-                results.append(self.policy.learn_on_batch(_taken(whole, rows[mask > 0])))
+                result = self.policy.learn_on_batch(_taken(whole, rows[mask > 0]))
+                results.append(by_methods.updated(self.policy, "learn_on_batch", result))
         except BaseException as error:
             if isinstance(error, NonFiniteError):
                 error.add(f"It was in minibatch {len(results) + 1} of {drawn.steps}.")
@@ -140,8 +142,9 @@ class Learning:
         if not rows:
             raise BatchError("The batch is empty; learning needs at least one row.")
         offsets = np.arange(0, rows, min(minibatch_size, rows))
+        name = "learn_on_loaded_batch"
         results = [
-            policy.learn_on_loaded_batch(int(offset), 0)
+            by_methods.updated(policy, name, policy.learn_on_loaded_batch(int(offset), 0))
             for _ in range(num_epochs)
             for offset in (rng.permutation(offsets) if shuffle else offsets)
         ]
@@ -304,11 +307,13 @@ def _taken(batch: SampleBatch, items: np.ndarray) -> SampleBatch:
 
 def _joined(results: Sequence[Mapping[str, Any]], rows: int) -> dict[str, Any]:
     """Returns the result of an update from those of its minibatches."""
-    found = [result.get("learner_stats", {}) for result in results]
-    stats = {name: _reduction(name)([each[name] for each in found]) for name in found[0]}
+    found: dict[str, list[Any]] = {}
+    for result in results:
+        for name, value in (result.get("learner_stats") or {}).items():
+            found.setdefault(name, []).append(value)
     return {
         **results[-1],
-        "learner_stats": {name: float(value) for name, value in stats.items()},
+        "learner_stats": {name: float(_reduction(name)(each)) for name, each in found.items()},
         "num_agent_steps_trained": rows,
     }
 

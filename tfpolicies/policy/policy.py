@@ -284,7 +284,7 @@ class Policy(abc.ABC):
             UsageError: if `compute_actions` gives something else, or not one for each observation.
             ObservationError: if actions are not of the action space's shape.
         """
-        seen = obs if self.filter is None else by_methods.filtered(obs, self.filter)
+        seen = obs if self.filter is None else self.filter.scaled(obs)
         batch = nest(self.observation_space, seen)
         parts, columns = by_methods.act(self, batch, previous, states, explore, infos, episodes)
         return nest(self.action_space, self._to_env(parts)), columns
@@ -364,7 +364,7 @@ class Policy(abc.ABC):
 
     def seen_observations(self, obs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
         """Returns observation leaves `[..., *shape]` as learning is to see them: filtered."""
-        return obs if self.filter is None else by_methods.filtered(obs, self.filter)
+        return obs if self.filter is None else self.filter.scaled(obs)
 
     def scaled_rewards(self, rewards: np.ndarray) -> np.ndarray:
         """Returns rewards as learning is to see them: at the scale of a reward filter, if any."""
@@ -432,6 +432,10 @@ class Policy(abc.ABC):
         gradients, info = self.compute_gradients(samples)
         self.apply_gradients(gradients)
         return info
+
+    def replayed_columns(self, batch: Mapping[str, Any]) -> list[str]:
+        """Returns which columns of a batch are kept to learn from them later: all but infos."""
+        return [name for name in batch if name != SampleBatch.INFOS]
 
     def compute_gradients(self, postprocessed_batch: Any) -> tuple[list[Any], dict[str, Any]]:
         """Returns gradients, one per variable, and statistics; none for a policy without them."""

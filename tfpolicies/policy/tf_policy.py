@@ -545,7 +545,7 @@ class TFPolicy(PolicyKind):
         """Returns which columns of a batch learning reads: all, where methods of its own learn."""
         if self.overridden.isdisjoint((*by_methods.UPDATING, *by_methods.LOADING)):
             return list(self.loss_columns)
-        return [name for name in batch if name != SampleBatch.INFOS]
+        return super().replayed_columns(batch)
 
     def loss_initialized(self) -> bool:
         """Returns False while `postprocess_trajectory` is given zeros to learn its columns."""

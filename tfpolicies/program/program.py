@@ -55,8 +55,9 @@ from tfpolicies.system.forks import require_tensorflow
 logger = logging.getLogger("tfpolicies")
 
 _TOLERANCE = 1e-4
-_LARGE_IMAGE, _LARGE_KERNELS = 64 * 64, 100_000  # pixels, numbers
 """How far two ways of acting may be apart, as a share of an output's largest number, or of 1."""
+
+_LARGE_IMAGE, _LARGE_KERNELS = 64 * 64, 100_000  # pixels, numbers
 
 _UPDATED = ("model/", "learner/")
 """How the names of the segments begin that an update changes."""
@@ -103,7 +104,7 @@ class Program:
         self._signature: LearnerSignature | None = None
         self._steps: dict[bool, Any] = {}  # traced, by whether for XLA
         self._learners: dict[Form, Any] = {}
-        self._single: Any = None
+        self._singles: dict[bool, Any] = {}  # by whether XLA compiles it
         self._gradients: Any = None
         self._capacity: dict[tuple[int, int], int] = {}
         self._onnx: OnnxActor | None = None
@@ -403,7 +404,7 @@ class Program:
             size = min(size, rows)
         with self._updating(state, met) as update:
             minibatches = draw_minibatches(rows, num_epochs, size, state.rng if shuffle else None)
-            totals = self._run(state, columns, rows, minibatches)
+            totals = self._run_minibatches(state, columns, rows, minibatches)
             update.steps, update.loss = minibatches.steps, totals[0, -1]
             update.reason = functools.partial(
                 self._reason_in_epochs, state, columns, rows, minibatches
@@ -451,7 +452,8 @@ class Program:
         def anew(steps: int) -> tuple[PolicyState, bool]:
             twin = state.copy()
             self.runtime.begin_update(twin)
-            totals = self._run(twin, columns, rows, minibatches._replace(steps=steps))
+            shorter = minibatches._replace(steps=steps)
+            totals = self._run_minibatches(twin, columns, rows, shorter)
             found = self.runtime.read(twin)
             twin.write_segments(found)
             return twin, math.isfinite(totals[0, -1]) and _is_sound(found)
@@ -506,16 +508,20 @@ class Program:
 
         Fetches of the loss's length come back with one entry per row of the batch.
         """
-        items, jit = count_rows(columns), self.resolve_form() is not Form.PLAIN
-        width = items
-        if jit:
-            width = padded_rows(items, 1, self._capacity.get((0, 0), 0))
-            self._capacity[0, 0] = width
-        mask = (np.arange(width) < items).astype(np.float32)
+        items = count_rows(columns)
+
+        def run(form: Form) -> tuple[Any, Any, int]:
+            width, jit = items, form is not Form.PLAIN
+            if jit:
+                width = padded_rows(items, 1, self._capacity.get((0, 0), 0))
+                self._capacity[0, 0] = width
+            if jit not in self._singles:
+                self._singles[jit] = self.runtime.single_learner(self.signature.columns, jit=jit)
+            mask = (np.arange(width) < items).astype(np.float32)
+            return *self._singles[jit](state, _pad(columns, width), mask), width
+
         with self._updating(state, met) as update:
-            if self._single is None:
-                self._single = self.runtime.single_learner(self.signature.columns, jit=jit)
-            stats, fetches = self._single(state, _pad(columns, width), mask)
+            stats, fetches, width = self._run(state, run)
             update.steps, update.loss = 1, float(stats[LOSS])
             update.reason = functools.partial(self._reason, state, columns)
         values = np.array([float(stats[name]) for name in self.signature.stat_names], np.float32)
@@ -530,18 +536,11 @@ class Program:
         steps[:items] = columns[SEQ_LENS]
         return (np.arange(self.spec.time_steps) < steps[:, None]).reshape(-1)
 
-    def _run(
-        self,
-        state: PolicyState,
-        columns: Mapping[str, Any],
-        rows: int,
-        minibatches: Minibatches,
-        meanwhile: Callable[[], None] | None = None,
-    ) -> np.ndarray:
-        """Runs minibatches on the resident state; without XLA from here on if it cannot compile."""
+    def _run(self, state: PolicyState, update: Callable[[Form], Any]) -> Any:
+        """Runs an update on the resident state; without XLA from here on if it cannot compile."""
         form = self.resolve_form()
         try:
-            totals = self._run_in_form(form, state, columns, rows, minibatches, meanwhile)
+            found = update(form)
         except (tf.errors.OpError, TypeError, ValueError) as error:
             is_wanted = self.spec.static["jit_compile"] is True
             if form is Form.PLAIN or self._jit_works or is_wanted:
@@ -550,9 +549,23 @@ class Program:
             logger.warning("learning runs without XLA, which cannot compile it: %s", reason)
             self.form = Form.PLAIN
             self.runtime.begin_update(state)  # afresh
-            return self._run_in_form(Form.PLAIN, state, columns, rows, minibatches)
+            return update(Form.PLAIN)
         self._jit_works = form is not Form.PLAIN
-        return totals
+        return found
+
+    def _run_minibatches(
+        self,
+        state: PolicyState,
+        columns: Mapping[str, Any],
+        rows: int,
+        minibatches: Minibatches,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> np.ndarray:
+        """Runs minibatches on the resident state; returns the totals of their statistics."""
+        return self._run(
+            state,
+            lambda form: self._run_in_form(form, state, columns, rows, minibatches, meanwhile),
+        )
 
     def _run_in_form(
         self,
@@ -658,7 +671,7 @@ class Program:
             steps = int(self.resolve_form() is Form.STEP)
             self.runtime.begin_update(state)
             nothing = nothing._replace(steps=steps)
-            self._run(state, columns, rows, nothing, convert if acting else None)
+            self._run_minibatches(state, columns, rows, nothing, convert if acting else None)
 
     def gradients(
         self, state: PolicyState, columns: Mapping[str, Any], met: Met

@@ -414,6 +414,7 @@ class MultiAgentSampler:
             episode.length = t
             self._note_broken(copy, moves, error)
             return False
+        self.envs.repairs.stepped(copy.index)
         self._env_steps[copy.index] += 1
         if self._complete and episode.length == LONG and not over:
             report_long_sample(copy.index, LONG)
