@@ -88,7 +88,7 @@ CLIPPED = {"vf_clipped": 0.9}
 @pytest.mark.parametrize(
     ("stats", "space", "words"),
     [
-        (CLIPPED, TWO, ("90%", "vf_clip_param=10", "return is -1200", "float('inf')")),
+        (CLIPPED, TWO, ("90%", "vf_clip_param=10", "return is -1200", "inf after --set")),
         ({"entropy": 0.0004}, TWO, ("0.0004 nats", "entropy_coeff (now 0)", "lr (now 0.001)")),
         ({"entropy": -7.0}, spaces.Box(-1, 1, (2,)), ("-7 nats",)),
         ({"kl": 0.5}, TWO, ("KL divergence of 0.5", "kl_target=0.01", "num_sgd_iter (now 30)")),

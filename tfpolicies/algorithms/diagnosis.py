@@ -104,7 +104,8 @@ def _value_errors_are_clipped(trained: Trained) -> str | None:
     return (
         f"{share:.0%} of the squared value errors are larger than "
         f"vf_clip_param={trained.config['vf_clip_param']:g}, so these rows do not train the value "
-        f"function.{returns} Set vf_clip_param=float('inf'), or scale the rewards down."
+        f"function.{returns} Set vf_clip_param to infinity (float('inf') in Python, inf after "
+        "--set), or scale the rewards down."
     )
 
 
