@@ -43,8 +43,8 @@ def a_policy():
         (
             lambda: PPO("MlpPolicy", "CartPole-v1", verbose=1, ent_coef=0.1),
             TypeError,
-            "PPO() got unexpected keywords: verbose, ent_coef. 'verbose' is debugging(log_level="
-            "'INFO') here. 'ent_coef' is training(entropy_coeff=...) here. Write PPOConfig()",
+            "PPO() got unexpected keywords: verbose, ent_coef. Here 'verbose' is debugging("
+            "log_level='INFO'). Here 'ent_coef' is training(entropy_coeff=...). Write PPOConfig()",
         ),
         (lambda: PPOConfig().training(target_kl=0.1), TypeError, "kl_coeff) that adapts"),
         (lambda: PPOConfig().training(use_sde=True), TypeError, "not offered"),

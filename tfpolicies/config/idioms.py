@@ -115,7 +115,7 @@ def answering(
                 owner = type(args[0]).__name__
                 called = owner if method.__name__ == "__init__" else f"{owner}.{method.__name__}"
                 known = [name for name in unknown if name in answers]
-                told = [f" {name!r} is {answers[name]} here." for name in known]
+                told = [f" Here {name!r} is {answers[name]}." for name in known]
                 raise TypeError(
                     f"{called}() got unexpected keywords: {', '.join(unknown)}."
                     f"{''.join(told)}{advice.format(owner)}"
