@@ -126,6 +126,17 @@ def test_wrong_registrations_and_unknown_names_are_refused():
         register_env("corridor", Corridor(EnvContext({"length": 1})))
 
 
+@pytest.mark.core
+def test_every_environment_of_all_workers_is_reached_by_worker():
+    config = PPOConfig().environment(lambda context: gym.make("CartPole-v1"), env_config={"a": 1})
+    algorithm = config.rollouts(num_envs_per_worker=2).debugging(seed=0).build()
+    found = algorithm.workers.foreach_env(lambda env: env.spec.id)
+    assert found == [["CartPole-v1", "CartPole-v1"]]
+    found = algorithm.workers.foreach_env_with_context(lambda env, at: (at["a"], at.vector_index))
+    assert found == [[(1, 0), (1, 1)]]
+    algorithm.stop()
+
+
 def policy_ids(worker):
     return sorted(worker.policy_map)
 
@@ -394,3 +405,17 @@ def test_every_old_name_is_there():
         assert getattr(compat, name).__doc__, name
     with pytest.raises(AttributeError, match="no attribute 'TorchModelV2'"):
         _ = compat.TorchModelV2
+
+
+@pytest.mark.core
+def test_a_name_that_something_else_stands_for_says_what():
+    with pytest.raises(ImportError, match=r"no JsonWriter\. Use RolloutWorker\.sample\(\), "):
+        from tfpolicies.compat import JsonWriter  # noqa: F401
+    with pytest.raises(ImportError, match=r"Use tfpolicies\.models\.distributions\.Dia"):
+        _ = compat.DiagGaussian
+    import tfpolicies.models.distributions as there
+
+    for name, text in compat._ELSEWHERE.items():
+        home, _, cls = text.rpartition(".")
+        if home.startswith("tfpolicies.") and cls.isidentifier():
+            assert hasattr(there, name), text

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from gymnasium import spaces
-from tiny import OBS, TWO, batch_for, make, rows_of
+from tiny import OBS, TWO, batch_for, make, rows_of, trajectory
 
 from tfpolicies import PGTF2Policy, Policy, PolicyMap, PPOTF1Policy, PPOTF2Policy, ViewRequirement
 from tfpolicies.compat import (
@@ -429,6 +429,29 @@ def test_a_factory_has_a_name_too_and_may_ask_for_the_action_space():
     ModelCatalog.register_custom_model("factory", factory)
     policy = with_model("factory", PGTF2Policy, custom_model_config={"width": 9})
     assert next(iter(policy.get_weights().values())).shape == (3, 9)
+
+
+def test_the_distribution_of_the_porting_guide_does_what_its_name_says(tmp_path):
+    page = (Path(__file__).parent.parent / "docs" / "porting.md").read_text()
+    (block,) = re.findall(r"```python\n(import math\n.*?)```", page, re.DOTALL)
+    names = {}
+    exec(block, names)
+    ModelCatalog.register_custom_action_dist("of_the_guide", names["Narrow"])
+    plane = spaces.Box(-1, 1, (2,), np.float32)
+    policy = make(PPOTF2Policy, actions=plane, model={"custom_action_dist": "of_the_guide"})
+    obs = np.random.default_rng(0).random((2000, 3), np.float32)
+    means = policy.compute_actions(obs, explore=False)
+    np.testing.assert_allclose(means.actions, means.extras["action_dist_inputs"], atol=1e-6)
+    drawn = policy.compute_actions(obs)
+    assert np.std(drawn.actions - means.actions) == pytest.approx(0.5, abs=0.02)
+    expected = -0.5 * np.sum(((drawn.actions - means.actions) / 0.5) ** 2, axis=1)
+    expected -= 2 * np.log(0.5 * np.sqrt(2 * np.pi))
+    np.testing.assert_allclose(drawn.extras["action_logp"], expected, atol=1e-4)
+    batch = policy.postprocess_trajectory(trajectory(policy, 6))
+    stats = policy.learn_on_batch(batch)["learner_stats"]
+    assert stats["entropy"] == pytest.approx(2 * np.log(0.5 * np.sqrt(2 * np.pi * np.e)))
+    assert stats["kl"] == pytest.approx(0.0, abs=1e-6)
+    assert policy.export_model(tmp_path, onnx=True).parity.largest_difference < 1e-5
 
 
 def test_distributions_have_names():

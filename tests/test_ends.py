@@ -183,6 +183,10 @@ def test_a_fault_in_the_first_iteration_leaves_no_checkpoint_and_no_newest_run(
     assert main(["train", ENV, "--resume"]) == 2
     assert "has no checkpoint yet; name it to begin it anew." in capsys.readouterr().err
     assert main(["evaluate", "runs"]) == 2
+    told = capsys.readouterr().err
+    assert (
+        "No run in 'runs' has a checkpoint yet. Begin the newest one anew with `tfpolicies" in told
+    )
 
 
 def test_a_start_that_fails_leaves_no_folder(

@@ -40,6 +40,16 @@ def a_policy():
         (lambda: PPOConfig().training(learning_rate=1e-3), TypeError, "training(lr=...)"),
         (lambda: PPOConfig().training(n_steps=2048), TypeError, "training(train_batch_size="),
         (lambda: PPOConfig().training(policy_kwargs={}), TypeError, "'fcnet_hiddens': [64, 64]"),
+        (
+            lambda: PPO("MlpPolicy", "CartPole-v1", verbose=1, ent_coef=0.1),
+            TypeError,
+            "PPO() got unexpected keywords: verbose, ent_coef. Here 'verbose' is debugging("
+            "log_level='INFO'). Here 'ent_coef' is training(entropy_coeff=...). Write PPOConfig()",
+        ),
+        (lambda: PPOConfig().training(target_kl=0.1), TypeError, "kl_coeff) that adapts"),
+        (lambda: PPOConfig().training(use_sde=True), TypeError, "not offered"),
+        (lambda: PPOConfig().training(free_log_std=True), TypeError, "{'free_log_std': ...}"),
+        (lambda: PPOConfig().rollouts(norm_obs=True), TypeError, "'MeanStdFilter'"),
         (lambda: PPOConfig().environment(num_envs=8), TypeError, "num_envs_per_worker=..."),
         (lambda: PPOConfig().rollouts(n_envs=8), TypeError, "num_envs_per_worker=..."),
         (lambda: PPOConfig().training(batch_size=64), TypeError, "sgd_minibatch_size=..."),
@@ -102,6 +112,9 @@ def test_an_algorithm_is_told_what_predict_is_here():
     built = algorithm()
     with pytest.raises(AttributeError, match=r"'PPO' object has no attribute 'predict'.*explore="):
         built.predict(np.zeros(4))
+    with pytest.raises(TypeError, match=r"^PPO\.learn\(\) got .* 'callback' is callbacks=\[f\]"):
+        built.learn(32, callback=print)
+    assert built.training_iteration == 0
     with pytest.raises(AttributeError, match=r"no attribute 'no_such_thing'$"):
         _ = built.no_such_thing
     built.stop()
@@ -115,6 +128,14 @@ def test_every_setting_that_is_named_in_an_answer_is_one():
             name = part.partition("=")[0]
             if "=" in part and name.isidentifier():
                 assert name in config or name == "num_envs_per_worker", text
+
+
+@pytest.mark.core
+def test_an_answer_stands_without_the_list_of_all_settings():
+    with pytest.raises(TypeError, match=r"Here it is training\(lr=\.\.\.\)\.$"):
+        PPOConfig().training(learning_rate=1e-3)
+    with pytest.raises(TypeError, match=r"'gama'\. Did you mean 'gamma'.*\? It takes gamma, lr, "):
+        PPOConfig().training(gama=0.9)
 
 
 def test_a_policy_that_is_not_there_is_named_where_it_is_asked_for(caplog):
@@ -237,6 +258,7 @@ def test_a_function_as_lr_is_one_of_environment_steps():
         (lambda steps: float("inf"), "gave inf for 0"),
         (lambda steps: None, "gave None for 0"),
         ("fast", "a function of environment steps"),
+        ([[0, 0.1], [9, 0.0]], r"goes into lr_schedule\), got \[\[0, 0.1\]"),
     ],
 )
 def test_a_learning_rate_that_is_none_is_refused(lr, words):

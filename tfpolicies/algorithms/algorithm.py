@@ -25,7 +25,13 @@ from tfpolicies.batch.multi_agent_batch import MultiAgentBatch
 from tfpolicies.batch.sample_batch import SampleBatch, concat_samples
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.callbacks import DefaultCallbacks
-from tfpolicies.config.idioms import missing_attribute, positional_config
+from tfpolicies.config.idioms import (
+    LEARN_ARGUMENTS,
+    SETTINGS,
+    answering,
+    missing_attribute,
+    positional_config,
+)
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 from tfpolicies.distributed import messages
 from tfpolicies.distributed.worker_set import WorkerSet
@@ -79,6 +85,7 @@ class Algorithm:
     config_class: type[AlgorithmConfig] = AlgorithmConfig
     overlaps = False  # whether remote workers sample while this process learns
 
+    @answering(SETTINGS, " Write {0}Config().environment(env).training(...).build().")
     def __init__(
         self, config: AlgorithmConfig | Mapping[str, Any] | None = None, env: Any = None
     ) -> None:
@@ -140,6 +147,11 @@ class Algorithm:
 
         def __getattr__(self, name: str) -> Any:
             raise AttributeError(missing_attribute(self, name))
+
+    @property
+    def training_iteration(self) -> int:
+        """The iterations that were done, those before a restore included; `iteration`."""
+        return self.iteration
 
     def _new_workers(self, config: AlgorithmConfig, **settings: Any) -> WorkerSet:
         named = all(spec.policy_class is not None for spec in config.policies.values())
@@ -336,6 +348,7 @@ class Algorithm:
         self._last_result = result
         return result
 
+    @answering(LEARN_ARGUMENTS)
     def learn(
         self,
         total_timesteps: float,

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from tfpolicies.cli.settings import imported
 from tfpolicies.errors import CheckpointError, UsageError
-from tfpolicies.reporting.run_folder import RunFolder, newest_run
+from tfpolicies.reporting.run_folder import RunFolder, find_runs, newest_run
 from tfpolicies.system.quiet import load_tensorflow
 
 
@@ -36,6 +36,12 @@ def find_checkpoint(path: str, *, best: bool = False) -> Path:
     """
     run = find_run(path)
     if run is None:
+        begun = find_runs(path)
+        if begun:
+            raise CheckpointError(
+                f"No run in {path!r} has a checkpoint yet. Begin the newest one anew with "
+                f"`tfpolicies train --resume {shown(begun[0].path)}`."
+            )
         if best:
             raise UsageError(f"--best asks for a run folder, but {path!r} is none.")
         return Path(path)

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
+
+from tfpolicies.models.defaults import MODEL_DEFAULTS
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 _ENVS = "rollouts(num_envs_per_worker=...)"
 _EXPLORATION = "exploration(exploration_config={'type': 'EpsilonGreedy', ...})"
@@ -17,10 +24,12 @@ SETTINGS: Mapping[str, str] = {
     "batch_size": _BATCH,
     "buffer_size": "training(replay_buffer_config={'capacity': ...})",
     "clip_range": "training(clip_param=...)",
-    "clip_range_vf": "training(vf_clip_param=...)",
+    "clip_range_vf": "training(vf_clip_param=...), which bounds the squared error of the value; "
+    "float('inf') is None there",
     "device": "resources(num_gpus=1)",
     "ent_coef": "training(entropy_coeff=...)",
     "epochs": "training(num_sgd_iter=...)",
+    "eval_freq": "evaluation(evaluation_interval=...), in iterations",
     "exploration_final_eps": _EXPLORATION,
     "exploration_fraction": _EXPLORATION,
     "exploration_initial_eps": _EXPLORATION,
@@ -31,25 +40,48 @@ SETTINGS: Mapping[str, str] = {
     "max_grad_norm": "training(grad_clip=...)",
     "n_envs": _ENVS,
     "n_epochs": "training(num_sgd_iter=...)",
+    "n_eval_episodes": "evaluation(evaluation_duration=...)",
     "n_steps": "training(train_batch_size=n_steps * environments); each environment then does "
     "n_steps steps, since rollout_fragment_length is 'auto'",
     "net_arch": "training(model={'fcnet_hiddens': [64, 64]})",
+    "norm_obs": "rollouts(observation_filter='MeanStdFilter')",
+    "norm_reward": "a wrapper of your environment, such as gymnasium.wrappers.NormalizeReward",
     "num_envs": _ENVS,
     "policy_kwargs": "training(model={'fcnet_hiddens': [64, 64], ...})",
+    "target_kl": "training(kl_target=...), the target of a penalty (kl_coeff) that adapts; no "
+    "update stops early",
     "target_update_interval": "training(target_network_update_freq=...)",
-    "tensorboard_log": "the command line, whose runs have TensorBoard events",
+    "tensorboard_log": "algorithm.learn(total_timesteps, run_dir='runs/mine'): the folder holds "
+    "TensorBoard events",
     "total_timesteps": "an argument of `algorithm.learn(total_timesteps)`",
     "train_freq": "rollouts(rollout_fragment_length=...)",
+    "use_sde": "not offered: each step has noise of its own",
     "verbose": "debugging(log_level='INFO')",
     "vf_coef": "training(vf_loss_coeff=...)",
 }
 """Settings of Stable-Baselines3, Keras and others, by name."""
 
+LEARN_ARGUMENTS: Mapping[str, str] = {
+    "callback": "callbacks=[f]; f(algorithm, result) ends training by returning False",
+    "epochs": "total_timesteps; epochs over each train batch are training(num_sgd_iter=...)",
+    "log_interval": "not needed: each iteration is a row of progress.csv in run_dir",
+    "progress_bar": "progress=True, the default",
+    "reset_num_timesteps": "not needed: earlier steps always count, and config.build() begins anew",
+    "tb_log_name": "run_dir='runs/mine': the folder holds TensorBoard events",
+    "tensorboard_log": "run_dir='runs/mine': the folder holds TensorBoard events",
+    "verbose": "progress=True, the default",
+}
+"""Arguments of what learns in Stable-Baselines3, by name."""
+
 METHODS: Mapping[str, str] = {
     "compile": "Give the learning rate and the optimizer to the config: `config.training(lr=...)`.",
     "fit": "Call `algorithm.learn(total_timesteps)`.",
+    "get_env": "Workers have the environments: `algorithm.workers.foreach_env(f)`.",
     "load": "Use `from_checkpoint(folder)`.",
     "load_weights": "Use `policy.import_model_from_h5(file)`.",
+    "logdir": "An algorithm writes where you say: `learn(..., run_dir=...)` or `save(folder)`.",
+    "num_timesteps": "Read `timesteps_total` in what `train()` returns.",
+    "policy": "Use `get_policy()`.",
     "predict": "Use `compute_single_action(obs, explore=False)`: an algorithm returns the action, "
     "a policy returns (action, state, extras).",
     "save_weights": "Use `policy.to_keras().save_weights(file)`.",
@@ -74,7 +106,41 @@ def setting_hint(name: str) -> str:
     >>> setting_hint("learning_rate"), setting_hint("lr")
     (' Here it is training(lr=...).', '')
     """
+    if name in MODEL_DEFAULTS:
+        return f" It is a setting of the model: model={{{name!r}: ...}}, --set model.{name}=... ."
     return f" Here it is {SETTINGS[name]}." if name in SETTINGS else ""
+
+
+def answering(
+    answers: Mapping[str, str], advice: str = ""
+) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Makes a method that is given keywords of another library say what to write instead.
+
+    Args:
+        answers: what to write, by keyword.
+        advice: what the message ends with; `{0}` is the class of the object.
+    """
+
+    def decorate(method: Callable[_P, _R]) -> Callable[_P, _R]:
+        taken = set(inspect.signature(method).parameters)
+
+        @functools.wraps(method)
+        def checked(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            unknown = [name for name in kwargs if name not in taken]
+            if unknown:
+                owner = type(args[0]).__name__
+                called = owner if method.__name__ == "__init__" else f"{owner}.{method.__name__}"
+                known = [name for name in unknown if name in answers]
+                told = [f" Here {name!r} is {answers[name]}." for name in known]
+                raise TypeError(
+                    f"{called}() got unexpected keywords: {', '.join(unknown)}."
+                    f"{''.join(told)}{advice.format(owner)}"
+                )
+            return method(*args, **kwargs)
+
+        return checked
+
+    return decorate
 
 
 def missing_attribute(owner: Any, name: str) -> str:

@@ -147,12 +147,12 @@ class SectionedConfig:
     def _unexpected(self, called: str, name: str, homes: Collection[str]) -> str:
         names = [known for known, home in self._homes.items() if home in homes]
         names += [known for known, constant in CONSTANTS.items() if constant.method in homes]
-        hint = setting_hint(name) or near_matches(name, [*names, *ALIASES])
         known = ALIASES.get(name, name)
         home = CONSTANTS[known].method if known in CONSTANTS else self._homes.get(known)
-        if home:
-            hint = f" It is a setting of `{home}()`."
-        return f"{called}() got an unexpected keyword {name!r}.{hint} It takes {', '.join(names)}."
+        answer = f" It is a setting of `{home}()`." if home else setting_hint(name)
+        if not answer:
+            answer = f"{near_matches(name, [*names, *ALIASES])} It takes {', '.join(names)}."
+        return f"{called}() got an unexpected keyword {name!r}.{answer}"
 
     def _check_not_frozen(self, what: str) -> None:
         if self._frozen:

@@ -225,6 +225,8 @@ class Training:
                     f"its own; got {type(given).__name__}(...). Write training({instead})."
                 )
         rule = "a number >= 0, a function of environment steps or a Keras LearningRateSchedule"
+        if isinstance(self.lr, list | tuple):
+            rule += " ([[step, rate], ...] goes into lr_schedule)"
         check(changes or (is_number(self.lr) and self.lr >= 0), "lr", rule, self.lr)
         check_schedule("lr_schedule", self.lr_schedule)
         rule = "left out where lr is a schedule itself"

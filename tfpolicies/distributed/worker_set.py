@@ -17,6 +17,7 @@ from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.policy_spec import PolicySpec
 from tfpolicies.distributed import messages
 from tfpolicies.distributed.messages import Changes, Description, Harvest, Roster
+from tfpolicies.envs.making import EnvContext
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
 from tfpolicies.errors import ConfigError, NotOfferedError
 from tfpolicies.policy.by_methods import WEIGHTS
@@ -226,6 +227,21 @@ class WorkerSet:
         The arguments are those of `foreach_policy`.
         """
         return self._joined(operator.methodcaller("foreach_policy_to_train", func), local_worker)
+
+    def foreach_env(self, func: Callable[[Any], Any]) -> list[list[Any]]:
+        """Returns `func(env)` for each environment, a list per worker; the local worker's is first.
+
+        Args:
+            func: called in the worker's process.
+
+        Raises:
+            Exception: what `func` raised in a worker.
+        """
+        return self.foreach_worker(operator.methodcaller("foreach_env", func))
+
+    def foreach_env_with_context(self, func: Callable[[Any, EnvContext], Any]) -> list[list[Any]]:
+        """Returns `func(env, env_context)` for each environment, as `foreach_env` does."""
+        return self.foreach_worker(operator.methodcaller("foreach_env_with_context", func))
 
     def _joined(self, func: Callable[[RolloutWorker], list[Any]], local_worker: bool) -> list[Any]:
         return list(itertools.chain.from_iterable(self.foreach_worker(func, local_worker)))

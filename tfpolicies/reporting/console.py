@@ -75,7 +75,7 @@ class TrainingProgress:
             self._progress = _bar(self._console)
             known = self._total_steps is not None or self._target is not None
             self._task = self._progress.add_task(
-                "training", total=1.0 if known else None, status="waiting for the first steps"
+                "training", total=1.0 if known else None, status="in the first iteration"
             )
             self._progress.start()
         return self
