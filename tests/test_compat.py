@@ -125,20 +125,23 @@ def vectorised(kind):
         """Three environments that count, behind the methods of RLlib's vector environments."""
 
         def __init__(self, context):
-            self.envs = [kind(number) for number in range(3)]
+            self.parts = [kind(number) for number in range(3)]
             super().__init__(kind.observation_space, kind.action_space, 3)
 
         def vector_reset(self, *, seeds=None, options=None):
             self.seeds = seeds
-            found = [env.reset() for env in self.envs]
+            found = [env.reset() for env in self.parts]
             return [obs for obs, _ in found], [info for _, info in found]
 
         def reset_at(self, index, *, seed=None, options=None):
-            return self.envs[index].reset(seed=seed, options=options)
+            return self.parts[index].reset(seed=seed, options=options)
 
         def vector_step(self, actions):
-            found = [env.step(action) for env, action in zip(self.envs, actions, strict=True)]
+            found = [env.step(action) for env, action in zip(self.parts, actions, strict=True)]
             return tuple(list(part) for part in zip(*found, strict=True))
+
+        def get_sub_environments(self):
+            return self.parts
 
     return Counting
 
@@ -155,7 +158,7 @@ def test_a_ported_vector_environment_gives_the_batches_of_its_parts(kind):
         config.rollouts(num_envs_per_worker=count, rollout_fragment_length=9)
         worker = RolloutWorker(config=config, default_policy_class=RandomPolicy)
         batches.append([worker.sample() for _ in range(2)])
-        assert worker.environments.num_envs == 3
+        assert worker.foreach_env(lambda env: env.number) == [0, 1, 2]
     for own, plain in zip(*batches, strict=True):
         for name in ("obs", "new_obs", "actions", "rewards", "terminateds", "truncateds", "step"):
             parts = zip(tf.nest.flatten(own[name]), tf.nest.flatten(plain[name]), strict=True)
@@ -169,6 +172,9 @@ def test_a_ported_vector_environment_is_seeded_and_says_what_it_lacks():
     env.reset(seed=[8, 9, 1])
     assert env.seeds == [8, 9, 1]
     bare = VectorEnv(OBS, TWO, 2)
+    assert bare.envs == []
+    with pytest.raises(AttributeError, match="'VectorEnv' object has no attribute 'parts'"):
+        _ = bare.parts
     for call, words in (
         (bare.reset, "vector_reset"),
         (lambda: bare.reset_at(0), "reset_at"),

@@ -71,6 +71,16 @@ class VectorEnv(gym.vector.VectorEnv):
         """
         raise _unset(self, "vector_step(self, actions)")
 
+    def get_sub_environments(self) -> list[Any]:
+        """Returns the N environments, for those who want to talk to them; [] if there are none."""
+        return []
+
+    def __getattr__(self, name: str) -> Any:
+        """Returns the environments as `envs`, where Gymnasium's vector environments have them."""
+        if name == "envs":
+            return self.get_sub_environments()
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     def reset(
         self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
