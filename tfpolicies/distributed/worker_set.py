@@ -227,6 +227,21 @@ class WorkerSet:
         """
         return self._joined(operator.methodcaller("foreach_policy_to_train", func), local_worker)
 
+    def foreach_env(self, func: Callable[[Any], Any]) -> list[list[Any]]:
+        """Returns `func(env)` for each environment: a list for each worker, the local one first.
+
+        Args:
+            func: called in the worker's process.
+
+        Raises:
+            Exception: what `func` raised in a worker.
+        """
+        return self.foreach_worker(operator.methodcaller("foreach_env", func))
+
+    def foreach_env_with_context(self, func: Callable[..., Any]) -> list[list[Any]]:
+        """Returns `func(env, env_context)` for each environment, as `foreach_env` does."""
+        return self.foreach_worker(operator.methodcaller("foreach_env_with_context", func))
+
     def _joined(self, func: Callable[[RolloutWorker], list[Any]], local_worker: bool) -> list[Any]:
         return list(itertools.chain.from_iterable(self.foreach_worker(func, local_worker)))
 
