@@ -7,18 +7,22 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from environments import CountingEnv, NestedCountingEnv
 from gymnasium import spaces
-from tiny import OBS, TWO, batch_for, rows_of
+from tiny import OBS, TWO, assert_equal, batch_for, rows_of
 
 import tfpolicies
 from tfpolicies import (
     Algorithm,
+    AlgorithmConfig,
+    DefaultCallbacks,
     MultiAgentEnv,
     PGConfig,
     Policy,
     PPOConfig,
     PPOTF1Policy,
     PPOTF2Policy,
+    RolloutWorker,
     SampleBatch,
     compat,
 )
@@ -27,18 +31,26 @@ from tfpolicies.compat import (
     PGTrainer,
     Postprocessing,
     PPOTrainer,
+    RandomPolicy,
     UnsupportedSpaceException,
+    VectorEnv,
+    batch,
     build_tf_policy,
     create_policy_for_framework,
     explained_variance,
+    flatten_space,
+    one_hot,
     override,
     register_env,
+    softmax,
     try_import_tf,
+    try_import_torch,
+    unbatch,
     validate_policy_id,
     with_common_config,
 )
 from tfpolicies.envs.making import EnvContext, check_source, make_any_environments
-from tfpolicies.errors import ConfigError, EnvError, PolicyOwnedError
+from tfpolicies.errors import ConfigError, EnvError, NotOfferedError, PolicyOwnedError
 
 FIVE = rows_of(OBS, 5, seed=3)
 
@@ -106,6 +118,70 @@ def test_a_registered_environment_may_have_several_agents():
     made = make_any_environments("two.of:them", 2, EnvContext({}))
     assert len(made.get_sub_environments()) == 2
     made.close()
+
+
+def vectorised(kind):
+    class Counting(VectorEnv):
+        """Three environments that count, behind the methods of RLlib's vector environments."""
+
+        def __init__(self, context):
+            self.parts = [kind(number) for number in range(3)]
+            super().__init__(kind.observation_space, kind.action_space, 3)
+
+        def vector_reset(self, *, seeds=None, options=None):
+            self.seeds = seeds
+            found = [env.reset() for env in self.parts]
+            return [obs for obs, _ in found], [info for _, info in found]
+
+        def reset_at(self, index, *, seed=None, options=None):
+            return self.parts[index].reset(seed=seed, options=options)
+
+        def vector_step(self, actions):
+            found = [env.step(action) for env, action in zip(self.parts, actions, strict=True)]
+            return tuple(list(part) for part in zip(*found, strict=True))
+
+        def get_sub_environments(self):
+            return self.parts
+
+    return Counting
+
+
+@pytest.mark.parametrize("kind", [CountingEnv, NestedCountingEnv])
+def test_a_ported_vector_environment_gives_the_batches_of_its_parts(kind):
+    class Callbacks(DefaultCallbacks):
+        def on_sample_end(self, *, worker, samples):
+            samples["step"] = np.array([info["step"] for info in samples["infos"]])
+
+    batches = []
+    for env, count in ((vectorised(kind), 1), (lambda context: kind(context.vector_index), 3)):
+        config = AlgorithmConfig().environment(env).callbacks(Callbacks).debugging(seed=3)
+        config.rollouts(num_envs_per_worker=count, rollout_fragment_length=9)
+        worker = RolloutWorker(config=config, default_policy_class=RandomPolicy)
+        batches.append([worker.sample() for _ in range(2)])
+        assert worker.foreach_env(lambda env: env.number) == [0, 1, 2]
+    for own, plain in zip(*batches, strict=True):
+        for name in ("obs", "new_obs", "actions", "rewards", "terminateds", "truncateds", "step"):
+            parts = zip(tf.nest.flatten(own[name]), tf.nest.flatten(plain[name]), strict=True)
+            assert all(np.array_equal(left, right) for left, right in parts), name
+
+
+def test_a_ported_vector_environment_is_seeded_and_says_what_it_lacks():
+    env = vectorised(CountingEnv)(None)
+    env.reset(seed=5)
+    assert env.seeds == [5, 6, 7]
+    env.reset(seed=[8, 9, 1])
+    assert env.seeds == [8, 9, 1]
+    bare = VectorEnv(OBS, TWO, 2)
+    assert bare.envs == []
+    with pytest.raises(AttributeError, match="'VectorEnv' object has no attribute 'parts'"):
+        _ = bare.parts
+    for call, words in (
+        (bare.reset, "vector_reset"),
+        (lambda: bare.reset_at(0), "reset_at"),
+        (lambda: bare.step(np.zeros(2, int)), "vector_step"),
+    ):
+        with pytest.raises(NotOfferedError, match=words):
+            call()
 
 
 def test_registering_a_name_again_replaces_it_and_shadows_gymnasiums():
@@ -355,6 +431,14 @@ def test_helpers_do_what_they_did():
     y = tf.constant([1.0, 2.0, 3.0])
     assert explained_variance(y, y).numpy() == pytest.approx(1.0)
     assert explained_variance(y, tf.zeros(3)).numpy() == pytest.approx(0.0, abs=1e-5)
+    torch, nn = try_import_torch()
+
+    class TorchModel(nn.Module):
+        """What stands beside the TensorFlow model in many scripts."""
+
+    assert torch is None
+    with pytest.raises(NotOfferedError, match="TorchModel is a model of PyTorch"):
+        TorchModel()
     validate_policy_id("main", error=True)
     assert SampleBatch.CUR_OBS == "obs"
 
@@ -364,6 +448,30 @@ def test_helpers_do_what_they_did():
 
     assert keys(None) is None
     assert with_common_config({"multiagent": {"policies": {"p"}}})["policies"].keys() == {"p"}
+
+
+@pytest.mark.core
+def test_actions_become_one_hot_as_their_space_says():
+    assert one_hot([2, 1], spaces.Discrete(2, start=1)).numpy().tolist() == [[0, 1], [1, 0]]
+    parts = one_hot(np.array([[1, 0]]), spaces.MultiDiscrete([2, 3])).numpy()
+    assert parts.tolist() == [[0, 1, 1, 0, 0]]
+    with pytest.raises(UnsupportedSpaceException, match=r"one_hot takes a Discrete space.*Box"):
+        one_hot([[0.5]], OBS)
+
+
+def test_nested_observations_are_batched_and_come_apart_again():
+    rows = [{"a": np.array([i, i + 1.0]), "b": (i, -i)} for i in range(3)]
+    batched = batch(rows)
+    assert batched["a"].shape == (3, 2)
+    assert [part.tolist() for part in batched["b"]] == [[0, 1, 2], [0, -1, -2]]
+    for found, row in zip(unbatch(batched), rows, strict=True):
+        assert_equal({"a": found["a"], "b": found["b"]}, row)
+    nested = spaces.Dict({"a": OBS, "b": spaces.Tuple([TWO, TWO])})
+    assert flatten_space(nested) == [OBS, TWO, TWO]
+
+
+def test_probabilities_have_a_least_value():
+    assert softmax([[0.0, 0.0], [0.0, -100.0]]).tolist() == [[0.5, 0.5], [1.0, 1e-6]]
 
 
 # -- trainers -----------------------------------------------------------------------------------

@@ -101,7 +101,7 @@ def _sizes(policy, policy_id):
 
 
 @pytest.mark.core
-def test_functions_reach_the_policies_of_all_workers():
+def test_functions_reach_the_policies_and_environments_of_all_workers():
     algorithm = (
         PGConfig()
         .environment(lambda context: Staggered())
@@ -116,6 +116,9 @@ def test_functions_reach_the_policies_of_all_workers():
     found = workers.foreach_policy_to_train(lambda policy, policy_id: (policy_id, policy))
     assert found == [("q", algorithm.get_policy("q"))]
     assert workers.foreach_policy(_sizes, local_worker=False) == []
+    assert workers.foreach_env(lambda env: type(env).__name__) == [["Staggered"]]
+    found = workers.foreach_env_with_context(lambda env, context: context.vector_index)
+    assert found == [[0]]
 
 
 @pytest.mark.parametrize("several", [False, True])

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from tiny import OBS, TWO, assert_close, batch_for, make, rows_of, trajectory
 
-from tfpolicies import PGTF2Policy, PPOTF1Policy, PPOTF2Policy, SampleBatch
+from tfpolicies import PGTF1Policy, PGTF2Policy, PPOTF1Policy, PPOTF2Policy, SampleBatch
 from tfpolicies.compat import (
     DynamicTFPolicyV2,
     EagerTFPolicyV2,
@@ -25,6 +25,7 @@ from tfpolicies.compat import (
     make_tf_callable,
     override,
 )
+from tfpolicies.compat.adapter import TFModelFactory
 from tfpolicies.errors import ConfigError, ModelError
 from tfpolicies.models.losses import masked_mean
 
@@ -162,6 +163,42 @@ def test_layers_that_policies_have_in_common_are_refused():
     ModelCatalog.register_custom_model("shared", Shared)
     with pytest.raises(ModelError, match=r"Each Shared must make its layers.*\['common'\]"):
         make(PGTF2Policy, model={"custom_model": "shared"})
+
+
+class Reusing(TFModelV2):
+    """A model that means to share a layer's weights by their names, as TensorFlow 1 did."""
+
+    def __init__(self, obs_space, action_space, num_outputs, model_config, name):
+        super().__init__(obs_space, action_space, num_outputs, model_config, name)
+        with tf.compat.v1.variable_scope("shared", reuse=tf.compat.v1.AUTO_REUSE):
+            self.layer = tf.keras.layers.Dense(num_outputs)
+
+    def forward(self, input_dict, state, seq_lens):
+        return self.layer(input_dict["obs"]), state
+
+
+class Scoped(TFModelV2):
+    """Enters a scope that names variables and shares none."""
+
+    def __init__(self, obs_space, action_space, num_outputs, model_config, name):
+        super().__init__(obs_space, action_space, num_outputs, model_config, name)
+        with tf.compat.v1.variable_scope("mine"):
+            self.layer = tf.keras.layers.Dense(num_outputs)
+
+    forward = Reusing.forward
+
+
+@pytest.mark.parametrize("kind", [PGTF2Policy, PGTF1Policy])
+def test_weights_that_would_be_shared_by_a_variable_scope_are_refused(kind):
+    ModelCatalog.register_custom_model("reusing", Reusing)
+    words = "Reusing makes layers in a variable_scope with reuse.*Map agents"
+    with pytest.raises(ModelError, match=words):
+        make(kind, model={"custom_model": "reusing"})
+
+
+def test_the_layers_of_a_scope_that_reuses_nothing_are_the_models_own():
+    model = TFModelFactory(Scoped)(OBS, 2, action_space=TWO, model_config={})
+    assert [x.shape for x in model.trainable_variables] == [(3, 2), (2,)]
 
 
 # -- losses -------------------------------------------------------------------------------------

@@ -37,7 +37,6 @@ from tfpolicies.compat import (
     multi_gpu_train_one_step,
     synchronous_parallel_sample,
     train_one_step,
-    try_import_torch,
     tune,
 )
 from tfpolicies.errors import (
@@ -110,7 +109,6 @@ def test_algorithms_have_names():
     with pytest.raises(ConfigError, match=r"no algorithm 'PP0'.*Did you mean 'PPO'"):
         get_trainable_cls("PP0")
     assert tune.as_trainable(print, {"x": 1}) == (print, {"x": 1})
-    assert try_import_torch() == (None, None)
     pytest.importorskip("ray.tune")
     made, space = tune.as_trainable("DQN", {"gamma": 0.5, "lr": {"grid_search": [0.1, 0.2]}})
     assert (made.__name__, space) == ("DQN", {"lr": {"grid_search": [0.1, 0.2]}})
@@ -347,6 +345,14 @@ def test_environments_get_the_task_that_a_function_says():
     algorithm.stop()
     with pytest.raises(NotOfferedError, match="sample_tasks"):
         Levels(None).sample_tasks(1)
+
+
+def test_a_task_settable_environment_is_one_of_gymnasium():
+    class Corridors(TaskSettableEnv):
+        observation_space, action_space = OBS, TWO
+
+    assert isinstance(Corridors(), gym.Env)
+    assert Corridors().unwrapped.action_space == TWO
 
 
 def test_environments_without_tasks_are_named():

@@ -166,6 +166,8 @@ WRONG = [
     ("normalize_actions", "no"),
     ("clip_actions", None),
     ("disable_env_checking", 3),
+    ("action_mask_key", ""),
+    ("action_mask_key", None),
     ("num_rollout_workers", -1),
     ("num_envs_per_worker", 0),
     ("num_envs_per_worker", 2.0),
@@ -659,6 +661,10 @@ def test_the_refusal_says_what_to_do():
         (
             PPOConfig().rollouts(enable_connectors=False, agent_connectors=[FrameStack(2)]),
             "agent_connectors has 1 .* enable_connectors=False",
+        ),
+        (
+            PPOConfig().environment(action_mask_key="mask"),
+            "action_mask_key must be 'action_mask' unless a custom model masks",
         ),
         (PPOConfig().evaluation(evaluation_config={"explor": False}), "Did you mean 'explore'"),
         (PPOConfig().evaluation(evaluation_config={"gamma": 3}), "gamma"),

@@ -157,7 +157,6 @@ OTHERS = {
     "render_env": True,
     "is_atari": True,
     "auto_wrap_old_gym_envs": None,
-    "action_mask_key": "mask",
     "sample_async": True,
     "enable_tf1_exec_eagerly": True,
     "preprocessor_pref": "rllib",
@@ -372,3 +371,14 @@ def test_evaluation_workers_without_an_interval_are_worth_a_warning(caplog):
 
 def test_connectors_may_be_off_where_there_are_none():
     assert PPOConfig().rollouts(enable_connectors=False).validate() is None
+
+
+def test_a_custom_model_may_mask_by_another_key():
+    config = PPOConfig().environment(action_mask_key="mask").multi_agent(policies={"p"})
+    with pytest.raises(ConfigError, match="got 'mask'"):
+        config.validate()
+    model = {"custom_model": lambda observation_space, num_outputs: None}
+    own = {"p": (None, None, None, {"model": model})}
+    assert config.multi_agent(policies=own).validate() is None
+    config = PPOConfig().environment(action_mask_key="mask").training(model=model)
+    assert config.validate() is None

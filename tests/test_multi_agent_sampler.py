@@ -630,6 +630,25 @@ def test_trajectories_are_shown_to_the_callback():
     assert batch["p"]["seen"].sum() == 14
 
 
+def test_without_connectors_batches_of_others_come_as_pairs():
+    class Opponents(Walker):
+        def postprocess_trajectory(self, sample_batch, other_agent_batches=None, episode=None):
+            [(policy, batch)] = other_agent_batches.values()
+            assert policy is policies["q"]
+            sample_batch["theirs"] = batch["rewards"]
+            return sample_batch
+
+    script = [(("a", "c"), {"a": 1.0, "c": 8.0}, GO, GO), (("a", "c"), {"c": 2.0}, END, GO)]
+    policies = {"p": Opponents(), "q": Walker()}
+    sampler = sampler_of(
+        Scripted(script, first=("a", "c")),
+        policies=policies,
+        rollout_fragment_length=2,
+        enable_connectors=False,
+    )
+    assert sampler.sample()["p"]["theirs"].tolist() == [8.0, 2.0]
+
+
 # -- environments that break the contract -----------------------------------------------------
 
 

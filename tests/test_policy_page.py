@@ -305,6 +305,24 @@ def test_view_requirements_name_what_is_read_for_acting_and_for_training():
     assert policy.num_grad_updates == policy.global_timestep == 0
 
 
+def test_view_requirements_may_say_what_is_so_in_any_case():
+    class Remembering(Counting):
+        def __init__(self, *args):
+            super().__init__(*args)
+            memory = ViewRequirement("state_out_0", shift=-1)
+            self.view_requirements.update({"state_in_0": memory})
+            self.view_requirements["state_in_1"] = ViewRequirement("state_out_1", shift="-1:-1")
+
+    views = Remembering(OBS, TWO, {}).view_requirements
+    for column, other in (
+        ("state_in_0", ViewRequirement("state_out_0", shift="-2:-1")),
+        ("state_in_0", ViewRequirement("state_out_1", shift=-1)),
+        ("state_out_0", ViewRequirement("state_out_0", shift=-1)),
+    ):
+        with pytest.raises(NotOfferedError, match="cannot be changed"):
+            views[column] = other
+
+
 @pytest.mark.core
 @pytest.mark.parametrize("kind", ["program", "hand", "copy"])
 def test_a_change_of_the_view_requirements_raises_and_says_what_to_do(kind):

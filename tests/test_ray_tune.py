@@ -103,3 +103,20 @@ def test_a_trial_asks_for_what_its_workers_need():
     asked = kind.default_resource_request({"num_rollout_workers": 2, "num_cpus_per_worker": 0.5})
     assert kind.__name__ == "PPO"
     assert asked.bundles == [{"CPU": 1.0}, {"CPU": 0.5}, {"CPU": 0.5}]
+
+
+def test_an_algorithm_may_ask_for_other_resources_itself():
+    tune = pytest.importorskip("ray.tune")
+
+    class Greedy(PPO):
+        @classmethod
+        def default_resource_request(cls, config):
+            return tune.PlacementGroupFactory([{"CPU": 1 + config.num_envs_per_worker}])
+
+    asked = PPO.default_resource_request(PPOConfig().resources(num_cpus_for_local_worker=2))
+    assert asked.bundles == [{"CPU": 2.0}]
+    asked = PPO.default_resource_request({"num_workers": 1, "of_my_own": 3})
+    assert asked.bundles == [{"CPU": 1.0}, {"CPU": 1.0}]
+    assert tune_trainable(Greedy).default_resource_request({"num_envs_per_worker": 4}).bundles == [
+        {"CPU": 5.0}
+    ]

@@ -574,6 +574,22 @@ def test_the_trajectory_callback_gets_the_batch_and_what_it_was_made_of():
         assert (pieces_of(batch)[i]["marked"] == i + 1).all()
 
 
+def test_without_connectors_the_original_batch_comes_as_a_pair():
+    class Pairs(DefaultCallbacks):
+        seen = []
+
+        def on_postprocess_trajectory(self, *, policies, original_batches, **others):
+            policy, batch = original_batches["agent0"]
+            self.seen.append((policy is policies["default_policy"], batch.count))
+
+    def without():
+        return AlgorithmConfig().rollouts(enable_connectors=False)
+
+    batch = make_worker(policy=Walker, callbacks=Pairs, config=without).sample()
+    assert [same for same, _ in Pairs.seen] == [True] * len(pieces_of(batch))
+    assert sum(count for _, count in Pairs.seen) == batch.count
+
+
 # -- memory -----------------------------------------------------------------------------------
 
 

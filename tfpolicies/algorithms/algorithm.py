@@ -34,6 +34,7 @@ from tfpolicies.config.idioms import (
 )
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 from tfpolicies.distributed import messages
+from tfpolicies.distributed.tune import default_config, resource_request
 from tfpolicies.distributed.worker_set import WorkerSet
 from tfpolicies.errors import (
     CheckpointError,
@@ -209,6 +210,24 @@ class Algorithm:
         raise ConfigError(
             f"{cls.__name__} has no policy class; override `get_default_policy_class(config)`."
         )
+
+    @classmethod
+    def default_resource_request(cls, config: AlgorithmConfig | Mapping[str, Any]) -> Any:
+        """Returns what Ray Tune sets aside for a run, a `PlacementGroupFactory`; to be overridden.
+
+        A bundle of `num_cpus_for_local_worker` CPUs and `num_gpus` GPUs, and one per remote worker.
+
+        Args:
+            config: a config, or a dict of settings; of those that are unknown nothing follows.
+
+        Raises:
+            ConfigError: if Ray Tune is not installed, or for wrong settings.
+        """
+        if not isinstance(config, AlgorithmConfig):
+            made = default_config(cls)
+            known = {name: value for name, value in config.items() if name in made}
+            config = made.update_from_dict(known)
+        return resource_request(config)
 
     def setup(self, config: AlgorithmConfig) -> None:
         """Makes what a subclass keeps beside policies; called once, when those are made."""

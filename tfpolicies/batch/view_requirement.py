@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import gymnasium
 import numpy as np
@@ -93,8 +93,16 @@ class ViewRequirement:
 class ReadOnlyViews(dict[str, ViewRequirement]):
     """The view requirements of a policy, by column: what it reads, to be looked at.
 
-    Whatever would change them raises a `NotOfferedError`.
+    Whatever would change them raises a `NotOfferedError`. What is so in any case may be said: that
+    the memory before a step (`state_in_0`) is the one after the step before (`state_out_0`).
     """
+
+    def __setitem__(self, column: str, requirement: ViewRequirement) -> None:
+        self.update({column: requirement})
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        if not all(_is_memory(*item) for item in dict(*args, **kwargs).items()):
+            self.refuse()
 
     def _refuse(self, *args: object, **kwargs: object) -> NoReturn:
         raise NotOfferedError(
@@ -106,12 +114,19 @@ class ReadOnlyViews(dict[str, ViewRequirement]):
             "connector. To work on a copy: dict(policy.view_requirements)."
         )
 
-    refuse = __setitem__ = __delitem__ = _refuse
-    clear = pop = popitem = setdefault = update = _refuse
+    refuse = __delitem__ = _refuse
+    clear = pop = popitem = setdefault = _refuse
     __ior__ = _refuse
 
     def __reduce__(self) -> tuple[type, tuple[dict[str, ViewRequirement]]]:
         return ReadOnlyViews, (dict(self),)
+
+
+def _is_memory(column: str, requirement: ViewRequirement) -> bool:
+    """Whether a column is a part of the memory as every policy is given it."""
+    after = column.replace("state_in_", "state_out_", 1)
+    is_memory = column != after and requirement.data_col == after
+    return is_memory and requirement.shift_arr.tolist() == [-1]
 
 
 def _parse_shift(shift: object) -> np.ndarray:

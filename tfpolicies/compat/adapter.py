@@ -6,6 +6,7 @@ import inspect
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 import gymnasium as gym
@@ -58,6 +59,7 @@ class TFModelFactory:
         obs_space = preprocessed_space(observation_space)
         arguments = (obs_space, action_space, num_outputs, dict(model_config), kind.__name__)
         extra = custom_model_config if _takes(kind, arguments, custom_model_config) else {}
+        _require_no_reuse(kind)
         try:
             inner = kind(*arguments, **extra)
         except Exception as error:
@@ -268,6 +270,29 @@ def _require_own_layers(kind: type[TFModelV2], first: TFModelV2, second: TFModel
             "Policies have weights of their own: map agents that shall learn the same to one "
             "policy, or copy weights from one policy to another in on_train_result."
         )
+
+
+def _require_no_reuse(kind: type[TFModelV2]) -> None:
+    """Raises a `ModelError` if a model's constructor asks TensorFlow 1 to reuse variables.
+
+    Layers of Keras 3 do not heed it, so models that share weights in RLlib would not do so here.
+    """
+    for owner in kind.__mro__:
+        code = getattr(vars(owner).get("__init__"), "__code__", None)
+        names = set() if code is None else {*code.co_names, *_keywords(code)}
+        if "variable_scope" in names and names & {"AUTO_REUSE", "reuse"}:
+            raise ModelError(
+                f"{owner.__name__} makes layers in a variable_scope with reuse, which Keras 3 does "
+                "not heed: they would have weights of their own, not those of another model. "
+                "Map agents that shall learn the same to one policy, or copy weights from one "
+                "policy to another in on_train_result, and leave the variable_scope out."
+            )
+
+
+def _keywords(code: CodeType) -> set[str]:
+    """Returns the names of keyword arguments in the calls that a function makes."""
+    groups = [x for x in code.co_consts if isinstance(x, tuple)]
+    return {name for group in groups for name in group if isinstance(name, str)}
 
 
 def _layers(part: Any) -> list[Any]:

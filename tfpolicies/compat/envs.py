@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Callable
 from typing import Any
+
+import gymnasium as gym
 
 from tfpolicies.envs.multi_agent_env import MultiAgentEnv, make_multi_agent
 from tfpolicies.envs.pettingzoo import pettingzoo_env
@@ -14,6 +15,7 @@ from tfpolicies.errors import NotOfferedError
 from tfpolicies.rollout.episode import Episode
 
 __all__ = [
+    "ENV_STATE",
     "BaseEnv",
     "EpisodeV2",
     "MultiAgentCartPole",
@@ -23,6 +25,9 @@ __all__ = [
     "TaskType",
     "register_env",
 ]
+
+ENV_STATE = "state"
+"""The key of an observation under which environments of cooperating agents give their state."""
 
 EpisodeV2 = Episode
 TaskType = Any
@@ -43,7 +48,7 @@ def register_env(name: str, env_creator: Callable[[Any], Any]) -> None:
     register_environment(name, env_creator)
 
 
-class TaskSettableEnv(abc.ABC):  # noqa: B024 - what is not overridden raises
+class TaskSettableEnv(gym.Env):
     """A base for environments with several tasks; the config's `env_task_fn` sets them."""
 
     def sample_tasks(self, n_tasks: int) -> list[Any]:

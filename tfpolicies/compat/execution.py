@@ -14,12 +14,14 @@ from tfpolicies.errors import UnknownPolicyError, UsageError
 from tfpolicies.policy.tf_policy import TFPolicy
 
 __all__ = [
+    "LAST_TARGET_UPDATE_TS",
     "LEARNER_INFO",
     "LEARNER_STATS_KEY",
     "NUM_AGENT_STEPS_SAMPLED",
     "NUM_AGENT_STEPS_TRAINED",
     "NUM_ENV_STEPS_SAMPLED",
     "NUM_ENV_STEPS_TRAINED",
+    "NUM_TARGET_UPDATES",
     "discount",
     "multi_gpu_train_one_step",
     "standardized",
@@ -27,12 +29,14 @@ __all__ = [
     "train_one_step",
 ]
 
+LAST_TARGET_UPDATE_TS = "last_target_update_ts"
 LEARNER_INFO = "learner"
 LEARNER_STATS_KEY = "learner_stats"
 NUM_AGENT_STEPS_SAMPLED = "num_agent_steps_sampled"
 NUM_AGENT_STEPS_TRAINED = "num_agent_steps_trained"
 NUM_ENV_STEPS_SAMPLED = "num_env_steps_sampled"
 NUM_ENV_STEPS_TRAINED = "num_env_steps_trained"
+NUM_TARGET_UPDATES = "num_target_updates"
 
 
 def synchronous_parallel_sample(

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tfpolicies.batch.leaves import iterate_leaves
+from tfpolicies.compat.utils import batch
 from tfpolicies.models.env_actions import from_env
 from tfpolicies.models.spaces import action_leaves, nest, pick
 from tfpolicies.policy.identity import derived_seed
@@ -44,19 +45,9 @@ class RandomPolicy(Policy):
         """Draws an action for each row of `obs_batch`."""
         del args, kwargs
         rows = len(next(iterate_leaves(obs_batch)))
-        actions = _stacked([self._drawn_from.sample() for _ in range(rows)])
+        actions = batch([self._drawn_from.sample() for _ in range(rows)])
         if self.config.get("normalize_actions", True):
             found = action_leaves(self.action_space)
             drawn = [pick(actions, leaf.path) for leaf in found]
             actions = nest(self.action_space, from_env(found, drawn))
         return ActionBatch(actions, list(state_batches or []), {})
-
-
-def _stacked(drawn: Sequence[Any]) -> Any:
-    """Returns actions, nested alike, as one structure of arrays with a row each."""
-    first = drawn[0]
-    if isinstance(first, dict):
-        return {key: _stacked([each[key] for each in drawn]) for key in first}
-    if isinstance(first, tuple):
-        return tuple(_stacked([each[i] for each in drawn]) for i in range(len(first)))
-    return np.stack(drawn)

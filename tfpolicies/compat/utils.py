@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import ModuleType
+from operator import itemgetter
+from types import ModuleType, SimpleNamespace
 from typing import Any, TypeVar
 
+import gymnasium as gym
 import numpy as np
 import tensorflow as tf
 
+from tfpolicies.batch.leaves import count_rows, iterate_leaves, map_leaves
+from tfpolicies.errors import NotOfferedError
 from tfpolicies.errors import UnsupportedSpaceError as UnsupportedSpaceException
 from tfpolicies.models import losses
+from tfpolicies.models.spaces import leaves
 
 __all__ = [
     "FLOAT_MAX",
     "FLOAT_MIN",
     "SMALL_NUMBER",
     "UnsupportedSpaceException",
+    "batch",
     "convert_to_numpy",
     "explained_variance",
+    "flatten_space",
     "make_tf_callable",
+    "one_hot",
     "override",
+    "softmax",
     "try_import_tf",
     "try_import_torch",
+    "unbatch",
     "warn_if_infinite_kl_divergence",
 ]
 
@@ -44,10 +54,23 @@ def try_import_tf(error: bool = False) -> tuple[ModuleType, ModuleType, int]:
     return tf.compat.v1, tf, 2
 
 
-def try_import_torch(error: bool = False) -> tuple[None, None]:
-    """Returns `(None, None)`, as where PyTorch is not installed."""
+class _NoModule:
+    """What PyTorch's classes are derived from where there is no PyTorch."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise NotOfferedError(
+            f"{type(self).__name__} is a model of PyTorch, and policies here are TensorFlow's. Use "
+            'the script\'s TensorFlow model, with framework("tf2").'
+        )
+
+
+def try_import_torch(error: bool = False) -> tuple[None, SimpleNamespace]:
+    """Returns `(None, nn)`, as where PyTorch is not installed.
+
+    Classes may be derived from `nn.Module`; making an object of one raises a `NotOfferedError`.
+    """
     del error
-    return None, None
+    return None, SimpleNamespace(Module=_NoModule)
 
 
 def convert_to_numpy(x: Any, reduce_type: bool = True) -> Any:
@@ -89,6 +112,75 @@ class _TensorFunction:
         args, kwargs = tf.nest.map_structure(tf.convert_to_tensor, (args, kwargs))
         found = self.function(*args, **kwargs)
         return tf.nest.map_structure(np.asarray, found) if self.gives_arrays else found
+
+
+def one_hot(x: Any, space: gym.Space) -> tf.Tensor:
+    """Returns actions or observations `[...]` of a space as float32 `[..., F]`.
+
+    Args:
+        x: numbers of a Discrete space; the last axis of a MultiDiscrete one has its parts.
+        space: which of the two it is.
+
+    Raises:
+        UnsupportedSpaceError: for other spaces.
+
+    >>> one_hot([1, 0], gym.spaces.Discrete(2)).numpy().tolist()
+    [[0.0, 1.0], [1.0, 0.0]]
+    """
+    x = tf.cast(x, tf.int64)
+    if isinstance(space, gym.spaces.Discrete):
+        return tf.one_hot(x - space.start, int(space.n))
+    if isinstance(space, gym.spaces.MultiDiscrete) and space.nvec.ndim == 1:
+        parts = [tf.one_hot(x[..., i] - space.start[i], n) for i, n in enumerate(space.nvec)]
+        return tf.concat(parts, axis=-1)
+    raise UnsupportedSpaceException(
+        f"one_hot takes a Discrete space or a MultiDiscrete one of one axis, got {space!r}."
+    )
+
+
+def softmax(x: Any, axis: int = -1, epsilon: float = SMALL_NUMBER) -> np.ndarray:
+    """Returns probabilities of logits `x` along an axis, none below `epsilon`.
+
+    >>> softmax(np.zeros(2)).tolist()
+    [0.5, 0.5]
+    """
+    x = np.asarray(x)
+    powers = np.exp(x - x.max(axis, keepdims=True))
+    return np.maximum(powers / powers.sum(axis, keepdims=True), epsilon)
+
+
+def flatten_space(space: gym.Space) -> list[gym.Space]:
+    """Returns the spaces that Dicts and Tuples, also nested ones, are made of.
+
+    >>> both = gym.spaces.Tuple([gym.spaces.Discrete(2), gym.spaces.Discrete(3)])
+    >>> flatten_space(gym.spaces.Dict(a=both))
+    [Discrete(2), Discrete(3)]
+    """
+    return [leaf.space for leaf in leaves(space)]
+
+
+def batch(list_of_structs: Sequence[Any]) -> Any:
+    """Returns observations or actions, nested alike, as one structure of arrays with rows.
+
+    >>> batch([{"a": 1}, {"a": 2}])
+    {'a': array([1, 2])}
+    """
+    first = list_of_structs[0]
+    if isinstance(first, dict):
+        return {key: batch([each[key] for each in list_of_structs]) for key in first}
+    if isinstance(first, tuple):
+        return tuple(batch(parts) for parts in zip(*list_of_structs, strict=True))
+    return np.stack(list_of_structs)
+
+
+def unbatch(batches_struct: Any) -> list[Any]:
+    """Returns the rows of a structure of arrays `[N, ...]`, each nested alike.
+
+    >>> unbatch({"a": np.array([1, 2])})
+    [{'a': np.int64(1)}, {'a': np.int64(2)}]
+    """
+    rows = count_rows(next(iterate_leaves(batches_struct))) or 0
+    return [map_leaves(itemgetter(i), batches_struct) for i in range(rows)]
 
 
 def warn_if_infinite_kl_divergence(policy: Any, kl_divergence: Any) -> None:

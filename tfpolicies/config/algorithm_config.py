@@ -95,8 +95,8 @@ class AlgorithmConfig(SectionedConfig):
     def environment(self, env: Any = _NOT_PROVIDED, **settings: Any) -> AlgorithmConfig:
         """Sets what is acted in; see `sections.Environment` for the settings.
 
-        `render_env`, `is_atari`, `auto_wrap_old_gym_envs` and `action_mask_key` are
-        accepted at their defaults, like all settings of `constant_settings.py`.
+        `render_env`, `is_atari` and `auto_wrap_old_gym_envs` are accepted at their defaults, like
+        all settings of `constant_settings.py`.
         """
         return self._change("environment", _with("env", env, settings))
 
@@ -371,6 +371,7 @@ class AlgorithmConfig(SectionedConfig):
         """
         self.require_values()
         self._validate_policies()
+        self._validate_mask()
         if is_instance(self.env):
             elsewhere = (self.evaluation_config or {}).get("env") is not None
             evaluates = self.evaluation_interval is not None and not elsewhere
@@ -380,6 +381,18 @@ class AlgorithmConfig(SectionedConfig):
             self.copy(copy_frozen=False).update_from_dict(self.evaluation_config)
         self._validate_connectors()
         self._validate_evaluation()
+
+    def _validate_mask(self) -> None:
+        policies = self._sections["multi_agent"].policies.values()
+        models = [self.model, *[(spec.config or {}).get("model") or {} for spec in policies]]
+        has_custom = any(isinstance(x, Mapping) and x.get("custom_model") for x in models)
+        if self.action_mask_key != sections.ACTION_MASK and not has_custom:
+            raise ConfigError(
+                f"action_mask_key must be {sections.ACTION_MASK!r} unless a custom model masks its "
+                f"outputs itself, got {self.action_mask_key!r}. Give that model, or let a wrapper "
+                "make observations {'observations': ..., 'action_mask': ...}, of which policies "
+                "obey the mask."
+            )
 
     def _validate_connectors(self) -> None:
         if self.enable_connectors:

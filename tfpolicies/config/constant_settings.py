@@ -67,9 +67,6 @@ CONSTANTS: Mapping[str, Constant] = {
     "auto_wrap_old_gym_envs": Constant(
         "environment", True, "environments have Gymnasium's API; wrap others yourself", (False,)
     ),
-    "action_mask_key": Constant(
-        "environment", "action_mask", "masks are read under this key; rename yours in a wrapper"
-    ),
     # rollouts
     "sample_async": Constant(
         "rollouts", False, "workers sample without threads; use num_rollout_workers for more"

@@ -86,6 +86,10 @@ def check_schedule(name: str, value: Any) -> None:
     check(times == sorted(set(times)), name, rule, value)
 
 
+ACTION_MASK = "action_mask"
+"""Where policies read masks: in observations `{"observations": ..., "action_mask": ...}`."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Environment:
     """What is acted in."""
@@ -98,6 +102,7 @@ class Environment:
     normalize_actions: bool = True  # policies act in [-1, 1], mapped to the Box's bounds
     clip_actions: bool = False  # where not normalised: clipped to the Box's bounds
     disable_env_checking: bool = False
+    action_mask_key: str = ACTION_MASK  # of observations; only a custom model may have another one
     env_task_fn: Callable[..., Any] | None = None  # f(result, env, env_context) -> its next task
 
     def __post_init__(self) -> None:
@@ -110,6 +115,8 @@ class Environment:
             valid = space is None or isinstance(space, gym.Space)
             check(valid, name, "None or a gymnasium space", space)
         check_bools(self, "normalize_actions", "clip_actions", "disable_env_checking")
+        key = self.action_mask_key
+        check(isinstance(key, str) and key != "", "action_mask_key", "a non-empty text", key)
         function, rule = self.env_task_fn, "None or a function (result, env, env_context) -> task"
         check(function is None or callable(function), "env_task_fn", rule, function)
         clip = self.clip_rewards

@@ -32,13 +32,30 @@ def default_config(algorithm: Any) -> AlgorithmConfig:
     return config.update_from_dict(dict(algorithm.get_default_config().items()))
 
 
+def resource_request(config: AlgorithmConfig) -> Any:
+    """Returns what a run needs, as a `PlacementGroupFactory`: the learner first, then each worker.
+
+    Raises:
+        ConfigError: if Ray Tune is not installed.
+    """
+    learner = {"CPU": config.num_cpus_for_local_worker, "GPU": config.num_gpus}
+    worker = {"CPU": config.num_cpus_per_worker, "GPU": config.num_gpus_per_worker}
+    worker.update(config.custom_resources_per_worker)
+    count = config.num_rollout_workers + config.evaluation_num_workers
+    bundles = [
+        {kind: x for kind, x in bundle.items() if x} for bundle in [learner, *[worker] * count]
+    ]
+    return ray_tune().PlacementGroupFactory(bundles, strategy=config.placement_strategy)
+
+
 def tune_trainable(base: AlgorithmConfig | type) -> type:
     """Returns a class for `ray.tune.Tuner` whose trials train an algorithm.
 
     A trial's settings are laid over those of `base`, under their own names or nested as in
     `config.to_dict()`. Each step is one `Algorithm.train()`, whose result is reported; checkpoints
     are those of `Algorithm.save`, which `Algorithm.from_checkpoint` reads, too. A trial asks for
-    `num_cpus_for_local_worker` CPUs and `num_gpus` GPUs, and for what its remote workers need.
+    what `default_resource_request` of the algorithm's class says: `num_cpus_for_local_worker` CPUs
+    and `num_gpus` GPUs, and what its remote workers need.
 
     Args:
         base: a config that can be built; or an algorithm class, for its defaults.
@@ -77,17 +94,10 @@ def tune_trainable(base: AlgorithmConfig | type) -> type:
 
         @classmethod
         def default_resource_request(cls, config: dict[str, Any]) -> Any:
-            """Returns what a trial needs: a bundle for its learner, and one per worker."""
+            """Returns what the algorithm of a trial says that it needs."""
             made = configured(config)
-            learner = {"CPU": made.num_cpus_for_local_worker, "GPU": made.num_gpus}
-            worker = {"CPU": made.num_cpus_per_worker, "GPU": made.num_gpus_per_worker}
-            worker.update(made.custom_resources_per_worker)
-            count = made.num_rollout_workers + made.evaluation_num_workers
-            bundles = [
-                {kind: x for kind, x in bundle.items() if x}
-                for bundle in [learner, *[worker] * count]
-            ]
-            return tune.PlacementGroupFactory(bundles, strategy=made.placement_strategy)
+            request = getattr(made.algo_class, "default_resource_request", resource_request)
+            return request(made)
 
         def setup(self, config: dict[str, Any]) -> None:
             """Builds the algorithm of a trial."""

@@ -13,7 +13,13 @@ from tfpolicies.config.callbacks import DefaultCallbacks, overrides
 from tfpolicies.models.spaces import nest
 from tfpolicies.policy.fragments import Fragments
 from tfpolicies.policy.learning_batches import in_sequences
-from tfpolicies.rollout.columns import clipped_rewards, nested_actions, postprocessed, remembered
+from tfpolicies.rollout.columns import (
+    clipped_rewards,
+    nested_actions,
+    original,
+    postprocessed,
+    remembered,
+)
 from tfpolicies.rollout.multi_agent_rows import PolicyRows
 
 Who = Mapping[int, tuple[Any, Any]]
@@ -185,6 +191,8 @@ class Postprocessor:
         callbacks: the user's.
         worker: passed to callbacks.
         policies: by id; passed to callbacks.
+        enable_connectors: whether original batches are `(policy_id, policy, batch)` or, if False,
+            `(policy, batch)`.
     """
 
     def __init__(
@@ -193,7 +201,9 @@ class Postprocessor:
         callbacks: DefaultCallbacks,
         worker: Any,
         policies: Mapping[str, Any],
+        enable_connectors: bool = True,
     ) -> None:
+        self._with_ids = enable_connectors
         self._clip_rewards = clip_rewards
         self._callbacks = callbacks
         self._worker = worker
@@ -227,24 +237,24 @@ class Postprocessor:
             found[sample.rows.policy_id] = in_sequences(batch, policy) if recurrent else batch
         return found
 
-    def _originals(
-        self, samples: list[Sample], who: Who
-    ) -> dict[int, dict[Any, tuple[str, Any, SampleBatch]]]:
-        """Returns by episode and agent the policy's id, the policy and the rows as collected."""
-        found: dict[int, dict[Any, tuple[str, Any, SampleBatch]]] = {}
+    def _originals(self, samples: list[Sample], who: Who) -> dict[int, dict[Any, tuple[Any, ...]]]:
+        """Returns by episode and agent what `original` makes of the rows as collected."""
+        found: dict[int, dict[Any, tuple[Any, ...]]] = {}
         for sample in samples:
             rows = sample.rows
             for unroll, piece in sample.pieces(sample.batch()):
                 episode, agent = who[unroll]
                 of_episode = found.setdefault(episode.episode_id, {})
-                of_episode[agent] = (rows.policy_id, rows.policy, piece)
+                of_episode[agent] = original(
+                    rows.policy_id, rows.policy, piece, with_id=self._with_ids
+                )
         return found
 
     def _by_trajectory(
         self,
         sample: Sample,
         batch: SampleBatch,
-        originals: dict[int, dict[Any, tuple[str, Any, SampleBatch]]],
+        originals: dict[int, dict[Any, tuple[Any, ...]]],
         who: Who,
     ) -> SampleBatch:
         """Calls what works on one trajectory at a time, and joins the results."""

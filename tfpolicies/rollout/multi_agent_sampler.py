@@ -65,6 +65,7 @@ class MultiAgentSampler:
         complete_episodes: yield whole episodes, at least `fragment_length * N` steps of them.
         count_agent_steps: count the steps of agents (transitions), not those of environments.
         clip_rewards: None, True (the sign) or a bound; learning sees clipped rewards, metrics raw.
+        enable_connectors: see `Postprocessor`.
         observation_fn: `f(agent_obs=..., worker=..., base_env=..., policies=..., episode=...)`,
             gives the observations that the policies see instead; called with each dict of them,
             before connectors.
@@ -91,6 +92,7 @@ class MultiAgentSampler:
         complete_episodes: bool,
         count_agent_steps: bool = False,
         clip_rewards: bool | float | None = None,
+        enable_connectors: bool = True,
         observation_fn: Callable[..., Mapping[Any, Any]] | None = None,
         rng: np.random.Generator,
         callbacks: DefaultCallbacks,
@@ -114,7 +116,9 @@ class MultiAgentSampler:
         self._calls_steps = overrides(callbacks, "on_episode_step")
         self._notes = follows_episodes(callbacks)  # what agents saw, did and got last
         self._worker = worker
-        self._postprocessor = Postprocessor(clip_rewards, callbacks, worker, policies)
+        self._postprocessor = Postprocessor(
+            clip_rewards, callbacks, worker, policies, enable_connectors
+        )
         self._copies: list[Copy] = []
         self._spaces = AgentSpaces(observed=observation_fn is None)
         self._broken: dict[int, Exception] = {}  # by copy, in the present step
@@ -754,6 +758,7 @@ def make_multi_agent_sampler(
     batch_mode: str = "truncate_episodes",
     count_steps_by: str = "env_steps",
     clip_rewards: bool | float | None = None,
+    enable_connectors: bool = True,
     observation_fn: Callable[..., Mapping[Any, Any]] | None = None,
     callbacks: DefaultCallbacks | None = None,
     seed: Any = None,
@@ -770,6 +775,7 @@ def make_multi_agent_sampler(
         batch_mode: `"truncate_episodes"` or `"complete_episodes"`.
         count_steps_by: `"env_steps"` or `"agent_steps"`.
         clip_rewards: None, True (the sign) or a bound.
+        enable_connectors: see `Postprocessor`.
         observation_fn: changes each dict of observations; see `MultiAgentSampler`.
         callbacks: the user's.
         seed: of episode ids.
@@ -804,6 +810,7 @@ def make_multi_agent_sampler(
         complete_episodes=batch_mode == "complete_episodes",
         count_agent_steps=count_steps_by == "agent_steps",
         clip_rewards=clip_rewards,
+        enable_connectors=enable_connectors,
         observation_fn=observation_fn,
         rng=np.random.default_rng(seed),
         callbacks=DefaultCallbacks() if callbacks is None else callbacks,

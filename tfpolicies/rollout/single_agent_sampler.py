@@ -34,6 +34,7 @@ from tfpolicies.policy.session import Memory
 from tfpolicies.rollout.columns import (
     clipped_rewards,
     nested_actions,
+    original,
     postprocessed,
     remembered,
     require_same_columns,
@@ -159,6 +160,8 @@ class SingleAgentSampler:
         fragment_length: rows that each environment yields per sample.
         complete_episodes: yield whole episodes, at least `fragment_length * N` rows of them.
         clip_rewards: None, True (the sign) or a bound; learning sees clipped rewards, metrics raw.
+        enable_connectors: whether original batches are `(policy_id, policy, batch)` or, if False,
+            `(policy, batch)`.
         rng: draws episode ids.
         callbacks: the user's.
         worker: passed to callbacks.
@@ -177,6 +180,7 @@ class SingleAgentSampler:
         fragment_length: int,
         complete_episodes: bool,
         clip_rewards: bool | float | None,
+        enable_connectors: bool = True,
         rng: np.random.Generator,
         callbacks: DefaultCallbacks,
         worker: Any,
@@ -187,6 +191,7 @@ class SingleAgentSampler:
         self._length = fragment_length
         self._complete = complete_episodes
         self._clip_rewards = clip_rewards
+        self._with_ids = enable_connectors
         self.rng = rng
         self._callbacks = callbacks
         self._worker = worker
@@ -476,7 +481,7 @@ class SingleAgentSampler:
         stops = (np.flatnonzero(ends) + 1).tolist()
         episodes = self._episodes_taken
         for end, episode in zip(stops, episodes, strict=True):
-            piece = original = batch[start:end]
+            piece = whole = batch[start:end]
             if policy.has_own_postprocessing():
                 piece = postprocessed(policy, piece, {}, episode)
             self._callbacks.on_postprocess_trajectory(
@@ -486,7 +491,9 @@ class SingleAgentSampler:
                 policy_id=DEFAULT_POLICY_ID,
                 policies=self._worker.policy_map,
                 postprocessed_batch=piece,
-                original_batches={SINGLE_AGENT: (DEFAULT_POLICY_ID, policy, original)},
+                original_batches={
+                    SINGLE_AGENT: original(DEFAULT_POLICY_ID, policy, whole, with_id=self._with_ids)
+                },
             )
             pieces.append(piece)
             start = end
