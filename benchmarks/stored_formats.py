@@ -24,18 +24,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from benchmarks import probe
+import gymnasium as gym
+import numpy as np
+import onnxruntime
+import tensorflow as tf
+from gymnasium import spaces
+
 from benchmarks.old_and_new import checked_out
-
-probe.hush()
-
-import gymnasium as gym  # noqa: E402
-import numpy as np  # noqa: E402
-import onnxruntime  # noqa: E402
-import tensorflow as tf  # noqa: E402
-from gymnasium import spaces  # noqa: E402
-
-from tfpolicies import (  # noqa: E402
+from tfpolicies import (
     Algorithm,
     DQNConfig,
     MultiAgentEnv,

@@ -35,6 +35,14 @@ def own_log_level():
     logger.setLevel(level)
 
 
+@pytest.fixture(autouse=True)
+def own_ctrl_c():
+    """Puts the handler of Ctrl-C back, which Ray Tune replaces for the whole process."""
+    handler = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, handler)
+
+
 @pytest.fixture
 def quick_collections():
     """Has the garbage collector pass over what other tests left."""

@@ -287,7 +287,7 @@ def test_an_argument_unknown_to_the_vector_implementation_falls_back_to_instance
 def test_an_unknown_name_lists_near_matches():
     with pytest.raises(EnvError, match="CartPole-v1"):
         make_environments("CartPol-v1", 1, EnvContext({}))
-    with pytest.raises(EnvError, match="Did you mean 'Pendulum'"):
+    with pytest.raises(EnvError, match="Did you mean 'Pendulum-v1'"):
         make_environments("pendulumm", 1, EnvContext({}))
 
 

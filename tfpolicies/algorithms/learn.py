@@ -192,10 +192,17 @@ def _go_on(algorithm: Algorithm, run: RunFolder) -> None:
 def _require_same_settings(
     algorithm: Algorithm, manifest: Mapping[str, Any], run: RunFolder
 ) -> None:
-    """Checks that a new algorithm has the class and the settings of the one that a run is of."""
-    stored = {"the class": manifest["algorithm_class"], **manifest["config"]["settings"]}
-    settings = encode_config(algorithm.config.to_dict())["settings"]
-    own = {"the class": encode_value(type(algorithm)), **json.loads(json.dumps(settings))}
+    """Checks that a new algorithm has the class and the settings of the one that a run is of.
+
+    Settings that an earlier version did not have are those of a default config.
+    """
+    defaults = _as_stored(algorithm.get_default_config())
+    stored = {
+        "the class": manifest["algorithm_class"],
+        **defaults,
+        **manifest["config"]["settings"],
+    }
+    own = {"the class": encode_value(type(algorithm)), **_as_stored(algorithm.config)}
     names = {name for name in {*stored, *own} if stored.get(name) != own.get(name)}
     differing = sorted(names.difference(_RESOLVED))
     if differing:
@@ -209,6 +216,13 @@ def _require_same_settings(
             f"{str(run.path)!r} holds a run with other settings: {shown}. Give another run_dir for "
             "a new run, or the same settings to go on with that one."
         )
+
+
+def _as_stored(config: Any) -> dict[str, Any]:
+    """Returns the settings of a config as they are in a checkpoint."""
+    settings = encode_config(config.to_dict())["settings"]
+    stored: dict[str, Any] = json.loads(json.dumps(settings))
+    return stored
 
 
 # -- who is told ------------------------------------------------------------------------------
