@@ -176,8 +176,8 @@ def make(folder: Path) -> None:
     learner = configs()["ppo"].build()
     learner.learn(128, run_dir=folder / "run", progress=False)
     learner.stop()
-    for made in ("learning_curve.png", "events", "lock"):
-        path = folder / "run" / made
+    for made in ("run/learning_curve.png", "run/events", "run/lock", "exports/onnx/play.py"):
+        path = folder / made
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     names = ("tfpolicies", "tensorflow", "keras", "numpy", "onnxruntime")
     versions = {name: metadata.version(name) for name in names}

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
-collect_ignore = ["stored"]  # files of an earlier version, a player among them
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background, and inherited
     signal.signal(signal.SIGINT, signal.default_int_handler)

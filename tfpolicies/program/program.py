@@ -404,7 +404,7 @@ class Program:
             size = min(size, rows)
         with self._updating(state, met) as update:
             minibatches = draw_minibatches(rows, num_epochs, size, state.rng if shuffle else None)
-            totals = self._run_minibatches(state, columns, rows, minibatches)
+            totals = self._run(self._run_minibatches, state, columns, rows, minibatches)
             update.steps, update.loss = minibatches.steps, totals[0, -1]
             update.reason = functools.partial(
                 self._reason_in_epochs, state, columns, rows, minibatches
@@ -453,7 +453,7 @@ class Program:
             twin = state.copy()
             self.runtime.begin_update(twin)
             shorter = minibatches._replace(steps=steps)
-            totals = self._run_minibatches(twin, columns, rows, shorter)
+            totals = self._run(self._run_minibatches, twin, columns, rows, shorter)
             found = self.runtime.read(twin)
             twin.write_segments(found)
             return twin, math.isfinite(totals[0, -1]) and _is_sound(found)
@@ -510,7 +510,7 @@ class Program:
         """
         items = count_rows(columns)
 
-        def run(form: Form) -> tuple[Any, Any, int]:
+        def run(form: Form, state: PolicyState) -> tuple[Any, Any, int]:
             width, jit = items, form is not Form.PLAIN
             if jit:
                 width = padded_rows(items, 1, self._capacity.get((0, 0), 0))
@@ -521,7 +521,7 @@ class Program:
             return *self._singles[jit](state, _pad(columns, width), mask), width
 
         with self._updating(state, met) as update:
-            stats, fetches, width = self._run(state, run)
+            stats, fetches, width = self._run(run, state)
             update.steps, update.loss = 1, float(stats[LOSS])
             update.reason = functools.partial(self._reason, state, columns)
         values = np.array([float(stats[name]) for name in self.signature.stat_names], np.float32)
@@ -536,11 +536,17 @@ class Program:
         steps[:items] = columns[SEQ_LENS]
         return (np.arange(self.spec.time_steps) < steps[:, None]).reshape(-1)
 
-    def _run(self, state: PolicyState, update: Callable[[Form], Any]) -> Any:
-        """Runs an update on the resident state; without XLA from here on if it cannot compile."""
+    def _run(self, update: Callable[..., Any], state: PolicyState, *given: Any) -> Any:
+        """Runs an update on the resident state; without XLA from here on if it cannot compile.
+
+        Args:
+            update: called as `update(form, state, *given)`; returns what this returns.
+            state: the resident state.
+            *given: what else it takes.
+        """
         form = self.resolve_form()
         try:
-            found = update(form)
+            found = update(form, state, *given)
         except (tf.errors.OpError, TypeError, ValueError) as error:
             is_wanted = self.spec.static["jit_compile"] is True
             if form is Form.PLAIN or self._jit_works or is_wanted:
@@ -549,25 +555,11 @@ class Program:
             logger.warning("learning runs without XLA, which cannot compile it: %s", reason)
             self.form = Form.PLAIN
             self.runtime.begin_update(state)  # afresh
-            return update(Form.PLAIN)
+            return update(Form.PLAIN, state, *given)
         self._jit_works = form is not Form.PLAIN
         return found
 
     def _run_minibatches(
-        self,
-        state: PolicyState,
-        columns: Mapping[str, Any],
-        rows: int,
-        minibatches: Minibatches,
-        meanwhile: Callable[[], None] | None = None,
-    ) -> np.ndarray:
-        """Runs minibatches on the resident state; returns the totals of their statistics."""
-        return self._run(
-            state,
-            lambda form: self._run_in_form(form, state, columns, rows, minibatches, meanwhile),
-        )
-
-    def _run_in_form(
         self,
         form: Form,
         state: PolicyState,
@@ -671,7 +663,8 @@ class Program:
             steps = int(self.resolve_form() is Form.STEP)
             self.runtime.begin_update(state)
             nothing = nothing._replace(steps=steps)
-            self._run_minibatches(state, columns, rows, nothing, convert if acting else None)
+            meanwhile = convert if acting else None
+            self._run(self._run_minibatches, state, columns, rows, nothing, meanwhile)
 
     def gradients(
         self, state: PolicyState, columns: Mapping[str, Any], met: Met
