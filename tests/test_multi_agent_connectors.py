@@ -394,7 +394,7 @@ def test_running_episodes_with_connectors_are_not_told():
 def test_playing_tells_what_connectors_made_of_rewards():
     policies = {"p": connect(Walker(), ClipReward(limit=0.5)), "q": Walker(seed=1)}
     sampler = sampler_of(Staggered(), policies=policies, mapping=each_its_own)
-    played = sampler.play(2, seeds=None, by_episodes=True)
+    played = sampler.play(2, seeds=None, by_episodes=True).episodes
     assert [m.episode_reward for m in played] == [3.5 + 7.0] * 2
     assert [set(m.connector_metrics) for m in played] == [{"p"}] * 2
 

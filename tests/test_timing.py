@@ -196,7 +196,7 @@ def test_many_agents_tell_the_same(clock):
 
 def test_evaluation_tells_them_too(clock):
     envs = many_sampler(SlowStaggered(), policies={"p": SlowManyWalker(), "q": SlowManyWalker()})
-    (played,) = envs.play(1, seeds=None, by_episodes=True)
+    (played,) = envs.play(1, seeds=None, by_episodes=True).episodes
     assert set(played.perf_stats) == NAMES
     worker = worker_of()
     found = evaluation.play(worker, 2, by_episodes=True)

@@ -53,11 +53,11 @@ from tfpolicies.policy.tf_policy import TFPolicy
 from tfpolicies.reporting.console import counted
 from tfpolicies.reporting.machine import MachineLoad
 from tfpolicies.rollout.episode import RolloutMetrics
-from tfpolicies.rollout.evaluation import Played
 from tfpolicies.rollout.metrics import summarize_episodes
 from tfpolicies.rollout.metrics_state import metrics_state, restored_metrics
 from tfpolicies.rollout.rollout_worker import RolloutWorker
 from tfpolicies.rollout.roster import as_predicate
+from tfpolicies.rollout.sampler import Played
 from tfpolicies.rollout.tasks import set_tasks
 from tfpolicies.storage.checkpoint import Checkpoint
 

@@ -15,9 +15,9 @@ from tfpolicies.config.read_only import copied, is_equal
 from tfpolicies.distributed.worker_set import WorkerSet
 from tfpolicies.policy.policy import Policy
 from tfpolicies.policy.tf_policy import TFPolicy
-from tfpolicies.rollout.evaluation import Played
 from tfpolicies.rollout.metrics import summarize_episodes
 from tfpolicies.rollout.rollout_worker import RolloutWorker
+from tfpolicies.rollout.sampler import Played
 
 logger = logging.getLogger("tfpolicies")
 

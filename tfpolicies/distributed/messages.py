@@ -15,8 +15,9 @@ from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
 from tfpolicies.models.running_filter import RunningFilter
 from tfpolicies.rollout.connected import ConnectedEnvironments
 from tfpolicies.rollout.episode import RolloutMetrics
-from tfpolicies.rollout.evaluation import Played, play
+from tfpolicies.rollout.evaluation import play
 from tfpolicies.rollout.rollout_worker import RolloutWorker
+from tfpolicies.rollout.sampler import Played
 
 Spaces = dict[str, tuple[gym.Space | None, gym.Space | None]]
 Changes = dict[str, dict[str, RunningFilter]]

@@ -23,8 +23,9 @@ from tfpolicies.errors import ConfigError, NotOfferedError
 from tfpolicies.policy.by_methods import WEIGHTS
 from tfpolicies.policy.policy import Policy
 from tfpolicies.rollout.episode import RolloutMetrics
-from tfpolicies.rollout.evaluation import Played, play
+from tfpolicies.rollout.evaluation import play
 from tfpolicies.rollout.rollout_worker import RolloutWorker
+from tfpolicies.rollout.sampler import Played
 from tfpolicies.storage.pickling import refuse_pickling
 
 if TYPE_CHECKING:

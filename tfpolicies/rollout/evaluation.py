@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -15,26 +16,8 @@ from tfpolicies.policy.session import Memory
 from tfpolicies.rollout.connected import connector_metrics_of
 from tfpolicies.rollout.episode import EpisodeFollower, RolloutMetrics
 from tfpolicies.rollout.long_episodes import LONG, report_long_evaluation
-from tfpolicies.rollout.multi_agent_sampler import MultiAgentSampler
+from tfpolicies.rollout.sampler import Played
 from tfpolicies.rollout.timing import StepTimes, now
-
-
-class Played(NamedTuple):
-    """Episodes that were played, and the steps that agents took in the sound ones."""
-
-    episodes: list[RolloutMetrics]
-    agent_steps: int
-    is_cut: bool = False  # whether there was no time for all of them
-
-    def done(self, *, by_episodes: bool) -> int:
-        """Returns the number of sound episodes, or of the steps of environments."""
-        sound = [episode for episode in self.episodes if not episode.episode_faulty]
-        return len(sound) if by_episodes else sum(e.episode_length for e in sound)
-
-    def plus(self, other: Played) -> Played:
-        """Returns the two together."""
-        episodes, steps = self.episodes + other.episodes, self.agent_steps + other.agent_steps
-        return Played(episodes, steps, self.is_cut or other.is_cut)
 
 
 def play(worker: Any, amount: int, *, by_episodes: bool, seconds: float | None = None) -> Played:
@@ -49,31 +32,18 @@ def play(worker: Any, amount: int, *, by_episodes: bool, seconds: float | None =
     Raises:
         UsageError: if the worker was stopped.
     """
-    limit = math.inf if seconds is None else now() + seconds * 1e9
     if worker.environments is None:
         raise UsageError("The evaluation worker was stopped.")
-    sampler, seeds = worker.sampler, worker.next_seeds(evaluation=True)
-    if isinstance(sampler, MultiAgentSampler):
-        episodes = sampler.play(amount, seeds=seeds, by_episodes=by_episodes, limit=limit)
-        return Played(episodes, sampler.agent_steps_ended, now() >= limit)
-    episodes = play_episodes(
-        worker.get_policy(),
-        worker.environments,
-        seeds=seeds,
-        episodes=amount if by_episodes else None,
-        timesteps=None if by_episodes else amount,
-        times=sampler.times,
-        limit=limit,
-        worker=worker,
-    )
-    return Played(episodes, sum(episode.episode_length for episode in episodes), now() >= limit)
+    limit = math.inf if seconds is None else now() + seconds * 1e9
+    seeds = worker.next_seeds(evaluation=True)
+    return worker.sampler.play(amount, seeds=seeds, by_episodes=by_episodes, limit=limit)
 
 
 def play_episodes(
     policy: Any,
     envs: Environments,
     *,
-    seeds: list[int] | None = None,
+    seeds: Sequence[int] | None = None,
     episodes: int | None = None,
     timesteps: int | None = None,
     times: StepTimes | None = None,

@@ -10,7 +10,7 @@ import numpy as np
 
 from tfpolicies.envs.repairs import are_sound
 from tfpolicies.errors import EnvError
-from tfpolicies.rollout.multi_agent_batches import Sample
+from tfpolicies.rollout.batches import Collected
 from tfpolicies.rollout.multi_agent_episode import Copy
 from tfpolicies.rollout.multi_agent_rows import PolicyRows, Seats, Table
 
@@ -168,7 +168,7 @@ class Ledger:
 
     # -- handing out --------------------------------------------------------------------------
 
-    def take(self, taken: np.ndarray, copies: Sequence[Copy]) -> list[Sample]:
+    def take(self, taken: np.ndarray, copies: Sequence[Copy]) -> list[Collected]:
         """Returns the rows of the records marked, bool `[K]`, by policy, and forgets them."""
         barred = list(self.seats.barred)
         used = taken & ~np.isin(self.records["unroll_id"], barred) if barred else taken
@@ -178,7 +178,7 @@ class Ledger:
 
     def _sample_of(
         self, rows: PolicyRows, taken: np.ndarray, copies: Sequence[Copy]
-    ) -> Sample | None:
+    ) -> Collected | None:
         table, records = rows.table, self.records
         index = np.flatnonzero(taken[table["record:"]])
         if not len(index):
@@ -194,7 +194,7 @@ class Ledger:
         obs = [table[name].take(index, axis=0) for name in rows.obs_names]
         last = np.flatnonzero(ends)
         new_obs = self._reached(rows, obs, last, unrolls[last], copies)
-        return Sample(rows, obs, new_obs, columns, ends)
+        return Collected(rows.policy_id, rows.policy, rows.actions, obs, new_obs, columns, ends)
 
     def _reached(
         self,

@@ -28,17 +28,18 @@ from tfpolicies.envs.vector import own_copy, single_rows
 from tfpolicies.errors import ConfigError, EnvError, SpaceError, UnknownPolicyError, UsageError
 from tfpolicies.policy.stacked_acting import ColumnsCall, act_columns
 from tfpolicies.rollout import multi_agent_state
+from tfpolicies.rollout.batches import Postprocessor
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.fitting_spaces import AgentSpaces
 from tfpolicies.rollout.long_episodes import LONG, report_long_evaluation, report_long_sample
 from tfpolicies.rollout.metrics_state import metrics_state, restored_metrics
-from tfpolicies.rollout.multi_agent_batches import Postprocessor
 from tfpolicies.rollout.multi_agent_connectors import Connections, check_observations
 from tfpolicies.rollout.multi_agent_episode import Copy, MultiAgentEpisode
 from tfpolicies.rollout.multi_agent_ledger import Ledger, not_numbers
 from tfpolicies.rollout.multi_agent_rows import PolicyRows
 from tfpolicies.rollout.policy_connection import pipelines_of
-from tfpolicies.rollout.timing import StepTimes, now
+from tfpolicies.rollout.sampler import Played, Sampler
+from tfpolicies.rollout.timing import now
 
 _NOTHING: Mapping[str, Any] = {}
 
@@ -52,7 +53,7 @@ class _Finished(NamedTuple):
     metrics: list[RolloutMetrics]
 
 
-class MultiAgentSampler:
+class MultiAgentSampler(Sampler):
     """Samples batches of many policies from N copies of a multi-agent environment.
 
     Args:
@@ -76,10 +77,7 @@ class MultiAgentSampler:
 
     Attributes:
         policy_mapping_fn: may be set anew; running episodes keep the one they began with.
-        metrics: of the episodes that ended, until somebody takes them; whole episodes are reported
-            with the batch that they are in.
-        agent_steps_ended: the steps of agents in all episodes that ended since `play` was called.
-        times: of the parts of a step.
+        metrics: whole episodes are reported with the batch that they are in.
     """
 
     def __init__(
@@ -99,13 +97,11 @@ class MultiAgentSampler:
         worker: Any = None,
         perf_stats_ema_coef: float | None = None,
     ) -> None:
+        super().__init__(rng, perf_stats_ema_coef)
         self.envs = envs
         self.policies = policies
         self.policy_mapping_fn = policy_mapping_fn
-        self.rng = rng
-        self.metrics: list[RolloutMetrics] = []
-        self.agent_steps_ended = 0
-        self.times = StepTimes(perf_stats_ema_coef)
+        self._agent_steps_ended = 0  # of all episodes that ended since `play` was called
         self._waited = 0  # ns for environments in the present step
         self._connecting = 0  # ns for connectors of actions in it
         self._length = fragment_length
@@ -254,7 +250,7 @@ class MultiAgentSampler:
                 f"An episode of environment {index} ended after {episode.length} steps without a "
                 "single transition of an agent. Give observations to agents that can act on them."
             )
-        self.agent_steps_ended += agent_steps
+        self._agent_steps_ended += agent_steps
         episode.close()
         self.envs.repairs.worked(index)
         self._call("on_episode_end", episode)
@@ -583,23 +579,13 @@ class MultiAgentSampler:
         seeds: Sequence[int] | None,
         by_episodes: bool,
         limit: float = math.inf,
-    ) -> list[RolloutMetrics]:
-        """Plays whole episodes without handing out rows; returns their metrics.
-
-        Every copy plays its own share, the first ones larger shares: taking those that end first
-        from all copies would favour short episodes.
-
-        Args:
-            amount: how many episodes to play, or how many steps at least.
-            seeds: one for each copy; new episodes begin.
-            by_episodes: which of the two.
-            limit: the time, by `rollout.timing.now`, after which only what has ended counts.
-        """
+    ) -> Played:
+        """Plays whole episodes without handing out rows; see `Sampler.play`."""
         count = self.envs.num_envs
         shares = [(amount + count - 1 - i) // count for i in range(count)]
         self.reset(seeds)
         self.metrics = []
-        self.agent_steps_ended = 0
+        self._agent_steps_ended = 0
         played: list[RolloutMetrics] = []
         done = [0] * count
         going = [copy for copy in self._copies if shares[copy.index] > 0]
@@ -620,7 +606,7 @@ class MultiAgentSampler:
             self._ledger.keep(self._ledger.records["t"] < 0)
             self._ledger.forget_trajectories(self._copies)
         self._finished, self.metrics = [], []
-        return played
+        return Played(played, self._agent_steps_ended, now() >= limit)
 
     # -- handing out --------------------------------------------------------------------------
 
@@ -650,7 +636,7 @@ class MultiAgentSampler:
     def _hand_out(self, taken: np.ndarray, env_steps: int) -> MultiAgentBatch:
         ledger = self._ledger
         samples = ledger.take(taken, self._copies)
-        batches = self._postprocessor.batches(samples, ledger.seats.who)
+        batches = self._postprocessor.batches(samples, lambda: ledger.seats.who)
         if not self._complete:
             ledger.turn_pages(self._copies)
         ledger.forget_trajectories(self._copies)

@@ -26,7 +26,6 @@ from tfpolicies.policy.policy_map import PolicyMap
 from tfpolicies.rollout.connected import ConnectedEnvironments
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.fitting_spaces import require_fitting_spaces
-from tfpolicies.rollout.multi_agent_sampler import MultiAgentSampler, make_multi_agent_sampler
 from tfpolicies.rollout.parallel_iteration import ParallelIteration
 from tfpolicies.rollout.roster import (
     MappingFn,
@@ -36,7 +35,8 @@ from tfpolicies.rollout.roster import (
     named,
     require_mapping_fn,
 )
-from tfpolicies.rollout.single_agent_sampler import SingleAgentSampler
+from tfpolicies.rollout.sampler import Sampler
+from tfpolicies.rollout.samplers import make_sampler
 from tfpolicies.rollout.worker_environments import (
     Connectors,
     connectors_of,
@@ -171,7 +171,7 @@ class RolloutWorker(ParallelIteration):
         try:
             for policy_id, spec in self.complete_specs(None).items():
                 self.roster.make(policy_id, spec)
-            self.sampler = self._make_sampler()
+            self.sampler = make_sampler(self, self._seed("episodes"))
             if self.sampler is not None:
                 self._require_fitting_spaces()
         except BaseException:
@@ -259,39 +259,6 @@ class RolloutWorker(ParallelIteration):
     def _on_create_policy(self, policy_id: str, policy: Policy) -> None:
         self.callbacks.on_create_policy(policy_id=policy_id, policy=policy)
 
-    def _make_sampler(self) -> SingleAgentSampler | MultiAgentSampler | None:
-        config, envs = self.config, self.environments
-        if envs is None:
-            return None
-        if isinstance(envs, MultiAgentEnvironments):
-            return make_multi_agent_sampler(
-                envs,
-                self.policy_map,
-                self.policy_mapping_fn,
-                rollout_fragment_length=config.fragment_length(envs.num_envs, self.worker_index),
-                batch_mode=config.batch_mode,
-                count_steps_by=config.count_steps_by,
-                clip_rewards=config.clip_rewards,
-                enable_connectors=config.enable_connectors,
-                observation_fn=config.observation_fn,
-                callbacks=self.callbacks,
-                seed=self._seed("episodes"),
-                worker=self,
-                perf_stats_ema_coef=config.sampler_perf_stats_ema_coef,
-            )
-        return SingleAgentSampler(
-            envs,
-            self.get_policy,
-            fragment_length=config.fragment_length(envs.num_envs, self.worker_index),
-            complete_episodes=config.batch_mode == "complete_episodes",
-            clip_rewards=config.clip_rewards,
-            enable_connectors=config.enable_connectors,
-            rng=np.random.default_rng(self._seed("episodes")),
-            callbacks=self.callbacks,
-            worker=self,
-            perf_stats_ema_coef=config.sampler_perf_stats_ema_coef,
-        )
-
     def _seed(self, purpose: str) -> Any:
         if self.config.seed is None:
             return None
@@ -370,7 +337,7 @@ class RolloutWorker(ParallelIteration):
         base += _EVALUATION_SEED if evaluation else 0
         return [base + i for i in range(envs.num_envs)]
 
-    def _require_sampler(self) -> SingleAgentSampler | MultiAgentSampler:
+    def _require_sampler(self) -> Sampler:
         if self._stopped:
             raise UsageError(
                 "This worker was stopped, so its environments are closed; make a new one."
@@ -403,7 +370,7 @@ class RolloutWorker(ParallelIteration):
         if self.flushes_filters:
             self.flush_filters()
         self.has_episodes = False  # what an error leaves behind must not get into a batch
-        batch: SampleBatch | MultiAgentBatch = sampler.sample()
+        batch = sampler.sample()
         self.has_episodes = True
         self.callbacks.on_sample_end(worker=self, samples=batch)
         if self.config.compress_observations:
@@ -597,7 +564,7 @@ class RolloutWorker(ParallelIteration):
         self._tell_sampler()
 
     def _tell_sampler(self) -> None:
-        if isinstance(self.sampler, MultiAgentSampler):
+        if self.sampler is not None:
             self.sampler.policy_mapping_fn = self.policy_mapping_fn
 
     def set_is_policy_to_train(self, is_policy_to_train: Any) -> None:

@@ -8,37 +8,27 @@ returns, postprocessing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from itertools import repeat
-from operator import itemgetter
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfpolicies.batch.leaves import map_leaves
-from tfpolicies.batch.sample_batch import SampleBatch, concat_samples
+from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.config.callbacks import (
     DefaultCallbacks,
     follows_episodes,
     gets_batches,
-    overrides,
 )
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 from tfpolicies.envs.vector import Environments, Step
 from tfpolicies.errors import ConfigError, UsageError
 from tfpolicies.models.ports import action_ports
 from tfpolicies.models.spaces import Leaf, action_leaves, batch_leaves, leaves, nest
-from tfpolicies.policy.fragments import Fragments
-from tfpolicies.policy.learning_batches import in_sequences
 from tfpolicies.policy.session import Memory
-from tfpolicies.rollout.columns import (
-    clipped_rewards,
-    nested_actions,
-    original,
-    postprocessed,
-    remembered,
-    require_same_columns,
-)
+from tfpolicies.rollout.batches import Collected, Postprocessor, Who
+from tfpolicies.rollout.columns import require_same_columns
 from tfpolicies.rollout.connected import connector_metrics_of
 from tfpolicies.rollout.episode import (
     SINGLE_AGENT,
@@ -48,9 +38,11 @@ from tfpolicies.rollout.episode import (
     last_info_of,
     with_notes,
 )
+from tfpolicies.rollout.evaluation import play_episodes
 from tfpolicies.rollout.long_episodes import LONG, report_long_sample
 from tfpolicies.rollout.metrics_state import metrics_state, restored_metrics
-from tfpolicies.rollout.timing import StepTimes, now
+from tfpolicies.rollout.sampler import Played, Sampler
+from tfpolicies.rollout.timing import now
 
 _OF_ENV = {"rewards", "terminateds", "truncateds"}
 _AGENT_AND_POLICY = (SINGLE_AGENT, DEFAULT_POLICY_ID)
@@ -151,7 +143,7 @@ class _Running(NamedTuple):
         return cls(ids, np.zeros(num_envs, np.int64), np.zeros(num_envs))
 
 
-class SingleAgentSampler:
+class SingleAgentSampler(Sampler):
     """Samples batches of one policy from N environments.
 
     Args:
@@ -166,10 +158,6 @@ class SingleAgentSampler:
         callbacks: the user's.
         worker: passed to callbacks.
         perf_stats_ema_coef: see `StepTimes`.
-
-    Attributes:
-        metrics: of the episodes that ended, until somebody takes them.
-        times: of the parts of a step.
     """
 
     def __init__(
@@ -186,18 +174,19 @@ class SingleAgentSampler:
         worker: Any,
         perf_stats_ema_coef: float | None = None,
     ) -> None:
+        super().__init__(rng, perf_stats_ema_coef)
         self.envs = envs
         self._get_policy = get_policy
         self._length = fragment_length
         self._complete = complete_episodes
-        self._clip_rewards = clip_rewards
-        self._with_ids = enable_connectors
-        self.rng = rng
         self._callbacks = callbacks
         self._worker = worker
         self._leaves = leaves(envs.observation_space)
         self._follower: EpisodeFollower | None = None
         self._gives_batches = gets_batches(callbacks)
+        self._postprocessor = Postprocessor(
+            clip_rewards, callbacks, worker, worker.policy_map, enable_connectors
+        )
         self._running_episodes: dict[int, Episode] = {}  # by id, where nobody follows them
         self._actions = action_ports("actions", action_leaves(envs.action_space))
         self._episodes_taken: list[Episode] = []  # one of each trajectory of the present batch
@@ -205,10 +194,8 @@ class SingleAgentSampler:
         self._memory: Memory | None = None
         self._running = _Running.start(envs.num_envs, rng)
         self._next_unroll = 0
-        self.metrics: list[RolloutMetrics] = []
-        self.times = StepTimes(perf_stats_ema_coef)
 
-    def reset(self, seeds: list[int] | None) -> None:
+    def reset(self, seeds: Sequence[int] | None) -> None:
         """Starts new episodes everywhere; rows that were not handed out are dropped."""
         obs = self.envs.reset(seeds)
         self._buffer = _Buffer(self.envs.num_envs, self._length, self._leaves)
@@ -369,6 +356,28 @@ class SingleAgentSampler:
         start = int(left.argmax()) if left.any() else buffer.used
         return buffer.moved(start, self._length + buffer.used - start)
 
+    def play(
+        self,
+        amount: int,
+        *,
+        seeds: Sequence[int] | None,
+        by_episodes: bool,
+        limit: float = math.inf,
+    ) -> Played:
+        """Plays whole episodes without handing out rows; see `Sampler.play`."""
+        episodes = play_episodes(
+            self._get_policy(),
+            self.envs,
+            seeds=seeds,
+            episodes=amount if by_episodes else None,
+            timesteps=None if by_episodes else amount,
+            times=self.times,
+            limit=limit,
+            worker=self._worker,
+        )
+        steps = sum(episode.episode_length for episode in episodes)
+        return Played(episodes, steps, now() >= limit)
+
     # -- from rows to a batch -----------------------------------------------------------------
 
     def _to_batch(self, policy: Any, buffer: _Buffer, taken: np.ndarray) -> SampleBatch:
@@ -391,14 +400,8 @@ class SingleAgentSampler:
         columns = {name: cut(column) for name, column in buffer.columns.items()}
         if buffer.infos is not None:
             columns[SampleBatch.INFOS] = cut(buffer.infos)
-        obs = [cut(leaf) for leaf in buffer.obs]
-        new_obs = [cut(leaf) for leaf in buffer.reached()]
         returns_before = self._running.returns
         columns.update(self._episode_columns(columns, taken))
-        earned = columns["rewards"]
-        policy.observe(obs, columns)
-        obs, new_obs = ([*policy.seen_observations(x)] for x in (obs, new_obs))
-        columns["rewards"] = policy.scaled_rewards(clipped_rewards(earned, self._clip_rewards))
         ends = columns["terminateds"] | columns["truncateds"]
         ends[:, -1] = True
         rows = shape[0] * shape[1]
@@ -406,100 +409,59 @@ class SingleAgentSampler:
         def flat(column: np.ndarray) -> np.ndarray:
             return column.reshape(rows, *column.shape[2:])
 
-        if not policy.has_own_postprocessing():
-            row, step = np.nonzero(ends & ~columns["terminateds"])
-            open_ends = (row, step)
-            after = [*new_obs, *remembered(policy, columns, earned, self._actions)]
-            fragments = Fragments(columns, ends, policy, open_ends, [x[open_ends] for x in after])
-            policy.postprocess_fragments(fragments)
-            columns.update(fragments.added)
-            if fragments.reached is not None:
-                later = (np.arange(shape[0])[:, None], fragments.reached)
-                new_obs = [leaf[later] for leaf in new_obs]
-        flat_obs, flat_new_obs = ([flat(leaf) for leaf in parts] for parts in (obs, new_obs))
-        space, rows_of = self.envs.observation_space, {n: flat(c) for n, c in columns.items()}
-        batch = SampleBatch(
-            {
-                "obs": nest(space, flat_obs),
-                "new_obs": nest(space, flat_new_obs),
-                **nested_actions(rows_of, self._actions, self.envs.action_space),
-            }
+        collected = Collected(
+            DEFAULT_POLICY_ID,
+            policy,
+            self._actions,
+            [flat(cut(leaf)) for leaf in buffer.obs],
+            [flat(cut(leaf)) for leaf in buffer.reached()],
+            {name: flat(column) for name, column in columns.items()},
+            flat(ends),
+            shape,
         )
-        batch.num_grad_updates = policy.num_grad_updates
-        if policy.has_own_postprocessing() or overrides(
-            self._callbacks, "on_postprocess_trajectory"
-        ):
-            last = ends.reshape(-1)
+
+        def who() -> Who:
             if self._follower is None:
-                totals = flat(earned), returns_before
-                self._episodes_taken = self._episodes_of(batch, last, env_index, *totals)
-            batch = self._by_trajectory(policy, batch, last)
-        return in_sequences(batch, policy) if policy.is_recurrent() else batch
+                self._episodes_taken = self._episodes_of(collected, env_index, returns_before)
+            pieces = zip(collected.pieces(), self._episodes_taken, strict=True)
+            return {unroll: (episode, SINGLE_AGENT) for (unroll, _), episode in pieces}
+
+        return self._postprocessor.batches([collected], who)[DEFAULT_POLICY_ID]
 
     def _episodes_of(
-        self,
-        batch: SampleBatch,
-        ends: np.ndarray,
-        env_index: np.ndarray,
-        earned: np.ndarray,
-        returns_before: np.ndarray,
+        self, collected: Collected, env_index: np.ndarray, returns_before: np.ndarray
     ) -> list[Episode]:
         """Returns the episode of each trajectory as it is after its rows, where nobody follows it.
 
         It stays the same object as long as the episode runs.
 
         Args:
-            batch: R rows.
-            ends: bool `[R]`: the last row of each trajectory.
+            collected: R rows.
             env_index: int `[R]`.
-            earned: `[R]`, the environments' rewards.
             returns_before: of the episodes that ran before these rows, by environment.
         """
-        found, running, start = [], {}, 0
-        steps, ids, done = batch["t"], batch["eps_id"], batch["terminateds"] | batch["truncateds"]
-        for stop in (np.flatnonzero(ends) + 1).tolist():
-            number, last, index = int(ids[start]), stop - 1, int(env_index[start])
+        found, running, columns = [], {}, collected.columns
+        steps, ids, earned = columns["t"], columns["eps_id"], collected.earned
+        done = columns["terminateds"] | columns["truncateds"]
+        for _, rows in collected.pieces():
+            last, index = rows.stop - 1, int(env_index[rows.start])
+            number = int(ids[last])
             episode = self._running_episodes.get(number)
             if episode is None:
                 episode = Episode(number, index, self._worker)
-                episode.total_reward = float(returns_before[index]) if steps[start] else 0.0
+                goes_on = steps[rows.start] > 0
+                episode.total_reward = float(returns_before[index]) if goes_on else 0.0
             episode.length = int(steps[last]) + 1
-            episode.total_reward += float(earned[start:stop].sum(dtype=np.float64))
+            episode.total_reward += float(earned[rows].sum(dtype=np.float64))
             episode.last_reward = float(earned[last])
-            episode.last_info = batch[SampleBatch.INFOS][last]
-            episode.last_obs = map_leaves(itemgetter(last), batch["new_obs"])
+            episode.last_info = columns[SampleBatch.INFOS][last]
+            reached = [leaf[last] for leaf in collected.new_obs]
+            episode.last_obs = nest(self.envs.observation_space, reached)
             if not done[last]:
                 running[number] = episode
             found.append(episode)
-            start = stop
         self._running_episodes = running
         return found
-
-    def _by_trajectory(self, policy: Any, batch: SampleBatch, ends: np.ndarray) -> SampleBatch:
-        """Calls what works on one trajectory at a time, and joins the results."""
-        pieces, start = [], 0
-        stops = (np.flatnonzero(ends) + 1).tolist()
-        episodes = self._episodes_taken
-        for end, episode in zip(stops, episodes, strict=True):
-            piece = whole = batch[start:end]
-            if policy.has_own_postprocessing():
-                piece = postprocessed(policy, piece, {}, episode)
-            self._callbacks.on_postprocess_trajectory(
-                worker=self._worker,
-                episode=episode,
-                agent_id=SINGLE_AGENT,
-                policy_id=DEFAULT_POLICY_ID,
-                policies=self._worker.policy_map,
-                postprocessed_batch=piece,
-                original_batches={
-                    SINGLE_AGENT: original(DEFAULT_POLICY_ID, policy, whole, with_id=self._with_ids)
-                },
-            )
-            pieces.append(piece)
-            start = end
-        joined = cast(SampleBatch, concat_samples(pieces))
-        joined.num_grad_updates = batch.num_grad_updates
-        return joined
 
     def _episode_columns(
         self, columns: Mapping[str, np.ndarray], taken: np.ndarray

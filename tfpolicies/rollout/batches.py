@@ -1,0 +1,203 @@
+"""From the rows that samplers collected to postprocessed batches, one for each policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from tfpolicies.batch.sample_batch import SampleBatch, concat_samples
+from tfpolicies.config.callbacks import DefaultCallbacks, overrides
+from tfpolicies.models.ports import Port
+from tfpolicies.models.spaces import nest
+from tfpolicies.policy.fragments import Fragments
+from tfpolicies.policy.learning_batches import in_sequences
+from tfpolicies.rollout.columns import (
+    clipped_rewards,
+    nested_actions,
+    original,
+    postprocessed,
+    remembered,
+)
+from tfpolicies.rollout.packing import PackedColumns, Packing
+
+Who = Mapping[int, tuple[Any, Any]]
+"""The episode and the agent of each trajectory, by unroll id."""
+
+_Originals = dict[int, dict[Any, tuple[Any, ...]]]
+"""What postprocessing is told of trajectories as they were collected, by episode id and agent."""
+
+
+@dataclass(eq=False)
+class Collected:
+    """The rows of one policy that are handed out, trajectory after trajectory.
+
+    Attributes:
+        policy_id: whose they are.
+        policy: the policy of that id.
+        actions: the leaves of its actions.
+        obs: leaves `[R, ...]`.
+        new_obs: likewise.
+        columns: the other columns `[R, ...]`; rewards are the environment's.
+        ends: bool `[R]`: the last row of each trajectory.
+        earned: `[R]`, the environment's rewards.
+        shape: `(N, T)` of the array that the rows fill in order; None if trajectories have to be
+            packed into one.
+    """
+
+    policy_id: str
+    policy: Any
+    actions: Sequence[Port]
+    obs: list[np.ndarray]
+    new_obs: list[np.ndarray]
+    columns: dict[str, np.ndarray]
+    ends: np.ndarray
+    shape: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        self.earned = self.columns["rewards"]
+
+    def batch(self) -> SampleBatch:
+        """Returns the rows as they are now."""
+        policy = self.policy
+        space, action_space = policy.observation_space, policy.action_space
+        batch = SampleBatch(
+            {
+                "obs": nest(space, self.obs),
+                "new_obs": nest(space, self.new_obs),
+                **nested_actions(dict(self.columns), self.actions, action_space),
+            }
+        )
+        batch.num_grad_updates = policy.num_grad_updates
+        return batch
+
+    def pieces(self) -> Iterator[tuple[int, slice]]:
+        """Yields the unroll id and the rows of each trajectory."""
+        stops = (np.flatnonzero(self.ends) + 1).tolist()
+        for start, stop in zip([0, *stops], stops, strict=False):
+            yield int(self.columns["unroll_id"][start]), slice(start, stop)
+
+    def prepare(self, clip_rewards: bool | float | None) -> None:
+        """Takes the rows into the filters, and scales and clips the rewards."""
+        policy, columns = self.policy, self.columns
+        policy.observe(
+            [leaf[None] for leaf in self.obs], {name: x[None] for name, x in columns.items()}
+        )
+        self.obs, self.new_obs = ([*policy.seen_observations(x)] for x in (self.obs, self.new_obs))
+        columns["rewards"] = policy.scaled_rewards(clipped_rewards(self.earned, clip_rewards))
+
+    def postprocess(self) -> None:
+        """Adds the policy's columns for all trajectories at once."""
+        policy, columns = self.policy, self.columns
+        packing = Packing.of(self.ends) if self.shape is None else Packing(self.shape)
+        open_rows = np.flatnonzero(self.ends & ~columns["terminateds"])
+        after = [*self.new_obs, *remembered(policy, columns, self.earned, self.actions)]
+        ends = packing.pack(self.ends)
+        ends[:, -1] = True
+        fragments = Fragments(
+            PackedColumns(columns, packing),
+            ends,
+            policy,
+            packing.places(open_rows),
+            [column[open_rows] for column in after],
+        )
+        policy.postprocess_fragments(fragments)
+        columns.update({name: packing.unpack(x) for name, x in fragments.added.items()})
+        if fragments.reached is not None:
+            later = packing.rows_at(packing.unpack(fragments.reached))
+            self.new_obs = [leaf[later] for leaf in self.new_obs]
+
+
+class Postprocessor:
+    """Makes the batches of a sample, one for each policy that has rows in it.
+
+    Args:
+        clip_rewards: None, True (the sign) or a bound.
+        callbacks: the user's.
+        worker: passed to callbacks.
+        policies: by id; passed to callbacks.
+        enable_connectors: whether original batches are `(policy_id, policy, batch)` or, if False,
+            `(policy, batch)`.
+    """
+
+    def __init__(
+        self,
+        clip_rewards: bool | float | None,
+        callbacks: DefaultCallbacks,
+        worker: Any,
+        policies: Mapping[str, Any],
+        enable_connectors: bool = True,
+    ) -> None:
+        self._with_ids = enable_connectors
+        self._clip_rewards = clip_rewards
+        self._callbacks = callbacks
+        self._worker = worker
+        self._policies = policies
+
+    def batches(
+        self, samples: Sequence[Collected], who: Callable[[], Who]
+    ) -> dict[str, SampleBatch]:
+        """Returns the postprocessed batches by policy id.
+
+        Args:
+            samples: the rows of each policy.
+            who: asked where somebody works on single trajectories.
+        """
+        for sample in samples:
+            sample.prepare(self._clip_rewards)
+        calls_back = overrides(self._callbacks, "on_postprocess_trajectory")
+        one_by_one = [x for x in samples if calls_back or x.policy.has_own_postprocessing()]
+        known = who() if one_by_one else {}
+        originals = self._originals(samples, known) if one_by_one else {}
+        found = {}
+        for sample in samples:
+            policy = sample.policy
+            if not policy.has_own_postprocessing():
+                sample.postprocess()
+            if sample in one_by_one:
+                batch = self._by_trajectory(sample, originals, known)
+            else:
+                batch = sample.batch()
+            recurrent = policy.is_recurrent()
+            found[sample.policy_id] = in_sequences(batch, policy) if recurrent else batch
+        return found
+
+    def _originals(self, samples: Sequence[Collected], who: Who) -> _Originals:
+        """Returns what `original` makes of the rows as collected."""
+        found: _Originals = {}
+        for sample in samples:
+            batch, policy_id, policy = sample.batch(), sample.policy_id, sample.policy
+            for unroll, rows in sample.pieces():
+                episode, agent = who[unroll]
+                found.setdefault(episode.episode_id, {})[agent] = original(
+                    policy_id, policy, batch[rows], with_id=self._with_ids
+                )
+        return found
+
+    def _by_trajectory(self, sample: Collected, originals: _Originals, who: Who) -> SampleBatch:
+        """Calls what works on one trajectory at a time, and joins the results."""
+        policy, pieces = sample.policy, []
+        batch = None if policy.has_own_postprocessing() else sample.batch()
+        for unroll, rows in sample.pieces():
+            episode, agent = who[unroll]
+            all_agents = originals[episode.episode_id]
+            if batch is None:
+                others = {other: x for other, x in all_agents.items() if other != agent}
+                piece = postprocessed(policy, all_agents[agent][-1], others, episode)
+            else:
+                piece = batch[rows]
+            self._callbacks.on_postprocess_trajectory(
+                worker=self._worker,
+                episode=episode,
+                agent_id=agent,
+                policy_id=sample.policy_id,
+                policies=self._policies,
+                postprocessed_batch=piece,
+                original_batches=all_agents,
+            )
+            pieces.append(piece)
+        joined = cast(SampleBatch, concat_samples(pieces))
+        joined.num_grad_updates = policy.num_grad_updates
+        return joined

@@ -1,0 +1,91 @@
+"""Trajectories of different lengths, side by side in arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+
+class Packing:
+    """Where the rows of trajectories stand in an array `[N, T]` that keeps each one together.
+
+    T is the length of the longest trajectory; shorter ones follow each other in a row of the array
+    as far as they fit.
+
+    >>> packing = Packing.of(np.array([0, 0, 1, 1, 1], bool))
+    >>> packing.pack(np.array([1, 2, 3, 4, 5]))
+    array([[1, 2, 3],
+           [4, 5, 0]])
+    """
+
+    def __init__(self, shape: tuple[int, int], where: np.ndarray | None = None) -> None:
+        self.shape = shape
+        self._where = where  # int [R] into the flat array; None: the rows fill it in order
+
+    @classmethod
+    def of(cls, ends: np.ndarray) -> Packing:
+        """Returns the packing of trajectories whose last rows are marked, bool `[R]`."""
+        stops = np.flatnonzero(ends) + 1
+        lengths = np.diff(stops, prepend=0)
+        width = int(lengths.max())
+        if (lengths == width).all():
+            return cls((len(lengths), width))
+        starts, row, used = [], 0, 0
+        for length in lengths.tolist():
+            if used + length > width:
+                row, used = row + 1, 0
+            starts.append(row * width + used)
+            used += length
+        where = np.repeat(np.array(starts) - (stops - lengths), lengths) + np.arange(len(ends))
+        return cls((row + 1, width), where)
+
+    def pack(self, column: np.ndarray) -> np.ndarray:
+        """Returns a column `[R, ...]` as `[N, T, ...]`; zeros fill it up."""
+        if self._where is None:
+            return column.reshape(*self.shape, *column.shape[1:])
+        packed = np.zeros((self.shape[0] * self.shape[1], *column.shape[1:]), column.dtype)
+        packed[self._where] = column
+        return packed.reshape(*self.shape, *column.shape[1:])
+
+    def unpack(self, packed: np.ndarray) -> np.ndarray:
+        """Returns what stands where the rows stand, `[R, ...]` of `[N, T, ...]`."""
+        flat = packed.reshape(-1, *packed.shape[2:])
+        return flat if self._where is None else flat[self._where]
+
+    def places(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the places `(n, t)` of rows, int `[K]` each."""
+        where = rows if self._where is None else self._where[rows]
+        row, column = np.divmod(where, self.shape[1])
+        return row, column
+
+    def rows_at(self, steps: np.ndarray) -> np.ndarray:
+        """Returns, for each row, which row stands at step `steps` of its place in the array."""
+        where, width = self._where, self.shape[1]
+        if where is None:
+            return np.arange(len(steps)) // width * width + steps
+        row_at = np.zeros(self.shape[0] * width, np.int64)
+        row_at[where] = np.arange(len(where))
+        return row_at[where // width * width + steps]
+
+
+class PackedColumns(Mapping[str, np.ndarray]):
+    """Columns `[R, ...]` that are packed to `[N, T, ...]` when they are read.
+
+    Args:
+        columns: by name.
+        packing: where their rows stand.
+    """
+
+    def __init__(self, columns: Mapping[str, np.ndarray], packing: Packing) -> None:
+        self._columns = columns
+        self._packing = packing
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._packing.pack(self._columns[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)

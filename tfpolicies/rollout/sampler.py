@@ -1,0 +1,101 @@
+"""What every sampler does for a worker: sample batches, play episodes, tell where it stands."""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tfpolicies.batch.multi_agent_batch import MultiAgentBatch
+from tfpolicies.batch.sample_batch import SampleBatch
+from tfpolicies.rollout.episode import RolloutMetrics
+from tfpolicies.rollout.timing import StepTimes
+
+
+class Played(NamedTuple):
+    """Episodes that were played, and the steps that agents took in the sound ones."""
+
+    episodes: list[RolloutMetrics]
+    agent_steps: int
+    is_cut: bool = False  # whether there was no time for all of them
+
+    def done(self, *, by_episodes: bool) -> int:
+        """Returns the number of sound episodes, or of the steps of environments."""
+        sound = [episode for episode in self.episodes if not episode.episode_faulty]
+        return len(sound) if by_episodes else sum(e.episode_length for e in sound)
+
+    def plus(self, other: Played) -> Played:
+        """Returns the two together."""
+        episodes, steps = self.episodes + other.episodes, self.agent_steps + other.agent_steps
+        return Played(episodes, steps, self.is_cut or other.is_cut)
+
+
+class Sampler(abc.ABC):
+    """Steps environments by policies, and hands out what happened.
+
+    Args:
+        rng: draws episode ids.
+        perf_stats_ema_coef: see `StepTimes`.
+
+    Attributes:
+        rng: as given; may be set anew.
+        metrics: of the episodes that ended, until somebody takes them.
+        times: of the parts of a step.
+        policy_mapping_fn: says which policy acts for an agent, where there are several; may be set
+            anew.
+    """
+
+    policy_mapping_fn: Any = None
+
+    def __init__(self, rng: np.random.Generator, perf_stats_ema_coef: float | None) -> None:
+        self.rng = rng
+        self.metrics: list[RolloutMetrics] = []
+        self.times = StepTimes(perf_stats_ema_coef)
+
+    @abc.abstractmethod
+    def reset(self, seeds: Sequence[int] | None) -> None:
+        """Starts new episodes everywhere; rows that were not handed out are dropped.
+
+        Args:
+            seeds: one for each environment; None for none.
+        """
+
+    @abc.abstractmethod
+    def sample(self) -> SampleBatch | MultiAgentBatch:
+        """Returns the next postprocessed batch of the running episodes.
+
+        Raises:
+            UsageError: if no episodes are running.
+        """
+
+    @abc.abstractmethod
+    def play(
+        self,
+        amount: int,
+        *,
+        seeds: Sequence[int] | None,
+        by_episodes: bool,
+        limit: float = math.inf,
+    ) -> Played:
+        """Plays whole episodes without handing out rows.
+
+        Each environment plays its share, the first ones larger shares: taking those that end first
+        from all environments would favour short episodes.
+
+        Args:
+            amount: how many episodes to play, or how many steps at least.
+            seeds: one for each environment; new episodes begin.
+            by_episodes: which of the two.
+            limit: the time, by `rollout.timing.now`, after which only what has ended counts.
+        """
+
+    @abc.abstractmethod
+    def get_state(self) -> dict[str, Any] | None:
+        """Returns what continues the running episodes, or None if that is not possible."""
+
+    @abc.abstractmethod
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continues where `get_state` was called."""
