@@ -88,7 +88,7 @@ def test_states_leave_connectors_that_do_the_same_as_they_are():
     policy = worker.get_policy()
     state, kept = worker.get_state(), policy.agent_connectors
     worker.set_state(state)
-    assert policy.agent_connectors is kept is worker.environments.agent
+    assert policy.agent_connectors is kept is worker.sampler.envs.agent
     assert kept.space == Counting.observation_space
     assert worker.policy_dict["default_policy"].observation_space == Counting.observation_space
     twin = PPOTF2Policy.from_state(policy.get_state())

@@ -13,7 +13,6 @@ from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.config.policy_spec import PolicySpec
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
 from tfpolicies.models.running_filter import RunningFilter
-from tfpolicies.rollout.connected import ConnectedEnvironments
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.evaluation import play
 from tfpolicies.rollout.rollout_worker import RolloutWorker
@@ -50,8 +49,7 @@ def describe(worker: RolloutWorker) -> Description:
     envs = worker.environments
     several = isinstance(envs, MultiAgentEnvironments)
     if envs is not None:
-        behind = envs.inner if isinstance(envs, ConnectedEnvironments) else envs
-        source: Any = worker.env if several else behind
+        source: Any = worker.env if several else envs
         spaces["__env__"] = source.observation_space, source.action_space
     return Description(spaces, 0 if envs is None else envs.num_envs, several)
 

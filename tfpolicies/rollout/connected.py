@@ -12,6 +12,7 @@ from tfpolicies.connectors.connector import ActionStep, AgentStep
 from tfpolicies.connectors.pipelines import ActionConnectorPipeline, AgentConnectorPipeline
 from tfpolicies.envs.repairs import Repairs
 from tfpolicies.envs.vector import Environments, Step
+from tfpolicies.rollout.policy_connection import NO_PIPELINES, pipelines_of
 from tfpolicies.rollout.timing import now
 
 
@@ -21,11 +22,13 @@ def connected(envs: Environments, policy: Any) -> Environments:
     Raises:
         SpaceError: if a connector does not fit the environments' spaces.
     """
-    agent, action = policy.agent_connectors, policy.action_connectors
-    if not agent and not action:
+    pipelines = pipelines_of(policy)
+    if pipelines is NO_PIPELINES:
         return envs
-    both = agent or AgentConnectorPipeline(), action or ActionConnectorPipeline()
-    return ConnectedEnvironments(envs, *both)
+    agent, action = pipelines
+    return ConnectedEnvironments(
+        envs, agent or AgentConnectorPipeline(), action or ActionConnectorPipeline()
+    )
 
 
 def connector_metrics_of(policy: Any) -> dict[str, Any]:

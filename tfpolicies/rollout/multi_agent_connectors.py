@@ -37,7 +37,12 @@ from tfpolicies.models.spaces import nest
 from tfpolicies.rollout.multi_agent_episode import Copy, MultiAgentEpisode
 from tfpolicies.rollout.multi_agent_ledger import Ledger
 from tfpolicies.rollout.multi_agent_rows import PolicyRows
-from tfpolicies.rollout.policy_connection import NO_PIPELINES, Connection, pipelines_of
+from tfpolicies.rollout.policy_connection import (
+    NO_PIPELINES,
+    Connection,
+    has_others,
+    pipelines_of,
+)
 
 
 class _Ending(NamedTuple):
@@ -103,8 +108,7 @@ class Connections:
     def is_outdated(self, rows: PolicyRows) -> bool:
         """Whether a policy has other connectors now than when it began to act."""
         held = NO_PIPELINES if rows.connection is None else rows.connection.pipelines
-        present = pipelines_of(rows.policy)
-        return any(one is not other for one, other in zip(present, held, strict=True))
+        return has_others(rows.policy, held)
 
     def disconnect(self, rows: PolicyRows) -> None:
         """Forgets the rows of a policy that is gone."""

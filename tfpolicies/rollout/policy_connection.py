@@ -29,6 +29,11 @@ def pipelines_of(policy: Any) -> Pipelines:
     return (agent, action) if agent or action else NO_PIPELINES
 
 
+def has_others(policy: Any, held: Pipelines) -> bool:
+    """Whether a policy has other connectors now than those of before."""
+    return any(one is not other for one, other in zip(pipelines_of(policy), held, strict=True))
+
+
 class Connection:
     """What stands between the environments and one policy.
 

@@ -23,9 +23,7 @@ from tfpolicies.envs.vector import Environments
 from tfpolicies.errors import ConfigError, UsageError, WeightsError
 from tfpolicies.policy.policy import Policy
 from tfpolicies.policy.policy_map import PolicyMap
-from tfpolicies.rollout.connected import ConnectedEnvironments
 from tfpolicies.rollout.episode import RolloutMetrics
-from tfpolicies.rollout.fitting_spaces import require_fitting_spaces
 from tfpolicies.rollout.parallel_iteration import ParallelIteration
 from tfpolicies.rollout.roster import (
     MappingFn,
@@ -37,12 +35,7 @@ from tfpolicies.rollout.roster import (
 )
 from tfpolicies.rollout.sampler import Sampler
 from tfpolicies.rollout.samplers import make_sampler
-from tfpolicies.rollout.worker_environments import (
-    Connectors,
-    connectors_of,
-    connectors_of_one_agent,
-    make_worker_environments,
-)
+from tfpolicies.rollout.worker_environments import make_worker_environments
 from tfpolicies.storage.pickling import refuse_pickling
 
 _EVALUATION_SEED = 10_000
@@ -155,7 +148,6 @@ class RolloutWorker(ParallelIteration):
         self.has_episodes = False
         self._own_lock = threading.Lock()
         self._first_batch: Any = None
-        self._shared_connectors: Connectors | None = None  # where there is one agent
         self.environments: Environments | MultiAgentEnvironments | None = None
         self.watchdog: Watchdog | None = None
         source = env_creator if env_creator is not None else self.config.env
@@ -166,14 +158,11 @@ class RolloutWorker(ParallelIteration):
             self.worker_index,
             self.num_workers,
             self._on_create_policy,
-            self._new_connectors,
         )
         try:
             for policy_id, spec in self.complete_specs(None).items():
                 self.roster.make(policy_id, spec)
             self.sampler = make_sampler(self, self._seed("episodes"))
-            if self.sampler is not None:
-                self._require_fitting_spaces()
         except BaseException:
             self.stop()
             raise
@@ -195,21 +184,13 @@ class RolloutWorker(ParallelIteration):
                 worker=self, sub_environment=env, env_context=env_context, env_index=index
             )
 
-        self._shared_connectors = connectors_of_one_agent(self.config)
         return make_worker_environments(
             source,
             self.config,
             self._context(),
-            self._shared_connectors,
             on_created,
             may_be_none=bool(self.spaces),
         )
-
-    def _new_connectors(self, config: AlgorithmConfig | Mapping[str, Any]) -> Connectors | None:
-        """Returns the connectors of a policy: its own, or those of environments with one agent."""
-        if isinstance(self.environments, Environments):
-            return self._shared_connectors
-        return connectors_of(config)
 
     def _context(self) -> EnvContext:
         return EnvContext(
@@ -234,9 +215,8 @@ class RolloutWorker(ParallelIteration):
         if isinstance(self.environments, MultiAgentEnvironments):
             env = self.environments.get_sub_environments()[0]
         elif self.environments is not None:
-            behind = self.environments
-            behind = behind.inner if isinstance(behind, ConnectedEnvironments) else behind
-            spaces.setdefault("__env__", (behind.observation_space, behind.action_space))
+            envs = self.environments
+            spaces.setdefault("__env__", (envs.observation_space, envs.action_space))
         specs, _ = self.config.get_multi_agent_setup(
             policies=policies,
             env=env,
@@ -244,17 +224,6 @@ class RolloutWorker(ParallelIteration):
             default_policy_class=self.default_policy_class,
         )
         return specs
-
-    def _require_fitting_spaces(self) -> None:
-        """Checks the policy of a single agent; those of several are, when they meet their agents.
-
-        Raises:
-            SpaceError: if its spaces do not fit those of the environment.
-        """
-        envs = self.environments
-        if isinstance(envs, Environments):
-            own, policy = (envs.observation_space, envs.action_space), self.get_policy()
-            require_fitting_spaces(DEFAULT_POLICY_ID, policy, "the environment", *own)
 
     def _on_create_policy(self, policy_id: str, policy: Policy) -> None:
         self.callbacks.on_create_policy(policy_id=policy_id, policy=policy)

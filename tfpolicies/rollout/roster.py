@@ -18,7 +18,7 @@ from tfpolicies.errors import (
 from tfpolicies.policy.policy import Policy
 from tfpolicies.policy.policy_map import PolicyMap
 from tfpolicies.policy.tf_policy import TFPolicy
-from tfpolicies.rollout.worker_environments import Connectors
+from tfpolicies.rollout.worker_environments import Connectors, connectors_of
 
 MappingFn = Callable[..., str]
 
@@ -33,7 +33,6 @@ class Roster:
         worker_index: of the worker.
         num_workers: of the run.
         on_create_policy: called with the id and each policy that is made here.
-        new_connectors: returns the connectors of a policy, given its config; None for none.
 
     Attributes:
         policy_map: the policies.
@@ -48,10 +47,8 @@ class Roster:
         worker_index: int,
         num_workers: int,
         on_create_policy: Callable[[str, Policy], None],
-        new_connectors: Callable[[AlgorithmConfig | Mapping[str, Any]], Connectors | None],
     ) -> None:
         self.config = config
-        self._new_connectors = new_connectors
         self.specs: dict[str, PolicySpec] = {}
         self.policy_mapping_fn: MappingFn = config.policy_mapping_fn
         self.is_policy_to_train = as_predicate(config.policies_to_train)
@@ -99,7 +96,7 @@ class Roster:
         else:
             settings = config.to_dict()
         spaces: Any = spec.observation_space, spec.action_space
-        connectors = self._new_connectors(config)
+        connectors = connectors_of(config)
         if connectors is not None:
             spaces = _connected(policy_id, connectors, spaces)
         self.policy_map.create_policy(policy_id, policy_class, spaces[0], spaces[1], None, settings)
@@ -147,7 +144,7 @@ class Roster:
     def _take_over(self, policy_id: str, policy: Policy) -> None:
         """Gives a policy that was made elsewhere the connectors of its config, if it has none."""
         given = policy.agent_connectors, policy.action_connectors
-        connectors = self._new_connectors(policy.config) if given == (None, None) else None
+        connectors = connectors_of(policy.config) if given == (None, None) else None
         if connectors is not None:
             policy.agent_connectors, policy.action_connectors = connectors
             if not connectors[1].is_connected:

@@ -29,7 +29,7 @@ from tfpolicies.models.spaces import Leaf, action_leaves, batch_leaves, leaves, 
 from tfpolicies.policy.session import Memory
 from tfpolicies.rollout.batches import Collected, Postprocessor, Who
 from tfpolicies.rollout.columns import require_same_columns
-from tfpolicies.rollout.connected import connector_metrics_of
+from tfpolicies.rollout.connected import connected, connector_metrics_of
 from tfpolicies.rollout.episode import (
     SINGLE_AGENT,
     Episode,
@@ -39,8 +39,10 @@ from tfpolicies.rollout.episode import (
     with_notes,
 )
 from tfpolicies.rollout.evaluation import play_episodes
+from tfpolicies.rollout.fitting_spaces import require_fitting_spaces
 from tfpolicies.rollout.long_episodes import LONG, report_long_sample
 from tfpolicies.rollout.metrics_state import metrics_state, restored_metrics
+from tfpolicies.rollout.policy_connection import has_others, pipelines_of
 from tfpolicies.rollout.sampler import Played, Sampler
 from tfpolicies.rollout.timing import now
 
@@ -146,6 +148,9 @@ class _Running(NamedTuple):
 class SingleAgentSampler(Sampler):
     """Samples batches of one policy from N environments.
 
+    The policy's connectors stand between it and the environments. Where it has others than before,
+    or somebody follows episodes who did not before, new episodes begin.
+
     Args:
         envs: the environments.
         get_policy: returns the policy that acts.
@@ -158,6 +163,12 @@ class SingleAgentSampler(Sampler):
         callbacks: the user's.
         worker: passed to callbacks.
         perf_stats_ema_coef: see `StepTimes`.
+
+    Attributes:
+        envs: behind connectors, if there are any.
+
+    Raises:
+        SpaceError: if the spaces of the policy do not fit those of the environments.
     """
 
     def __init__(
@@ -175,25 +186,33 @@ class SingleAgentSampler(Sampler):
         perf_stats_ema_coef: float | None = None,
     ) -> None:
         super().__init__(rng, perf_stats_ema_coef)
-        self.envs = envs
+        self._environments = envs
         self._get_policy = get_policy
         self._length = fragment_length
         self._complete = complete_episodes
         self._callbacks = callbacks
         self._worker = worker
-        self._leaves = leaves(envs.observation_space)
         self._follower: EpisodeFollower | None = None
         self._gives_batches = gets_batches(callbacks)
         self._postprocessor = Postprocessor(
             clip_rewards, callbacks, worker, worker.policy_map, enable_connectors
         )
         self._running_episodes: dict[int, Episode] = {}  # by id, where nobody follows them
-        self._actions = action_ports("actions", action_leaves(envs.action_space))
         self._episodes_taken: list[Episode] = []  # one of each trajectory of the present batch
         self._buffer: _Buffer | None = None
         self._memory: Memory | None = None
         self._running = _Running.start(envs.num_envs, rng)
         self._next_unroll = 0
+        self._connect(get_policy())
+
+    def _connect(self, policy: Any) -> None:
+        """Puts the connectors of a policy between it and the environments."""
+        self._pipelines = pipelines_of(policy)
+        self.envs = connected(self._environments, policy)
+        spaces = self.envs.observation_space, self.envs.action_space
+        require_fitting_spaces(DEFAULT_POLICY_ID, policy, "the environment", *spaces)
+        self._leaves = leaves(self.envs.observation_space)
+        self._actions = action_ports("actions", action_leaves(self.envs.action_space))
 
     def reset(self, seeds: Sequence[int] | None) -> None:
         """Starts new episodes everywhere; rows that were not handed out are dropped."""
@@ -204,7 +223,8 @@ class SingleAgentSampler(Sampler):
         self._memory = None
         self._running_episodes = {}
         if self._follower is None and self._wants_episodes(self._get_policy()):
-            self._follower = EpisodeFollower(self._callbacks, self._worker, self.envs, self.rng)
+            given = self._callbacks, self._worker, self._environments, self.rng
+            self._follower = EpisodeFollower(*given)
         if self._follower is not None:
             self._follower.start_all(obs)
 
@@ -222,7 +242,10 @@ class SingleAgentSampler(Sampler):
             raise UsageError("sample() needs running episodes; call reset() first.")
         policy = self._get_policy()
         self._check_exploration(policy)
-        if self._follower is None and self._wants_episodes(policy):  # it came in between
+        is_outdated = has_others(policy, self._pipelines)
+        if is_outdated:
+            self._connect(policy)
+        if is_outdated or (self._follower is None and self._wants_episodes(policy)):
             self.reset(None)
         if self._gives_batches or policy.has_own_postprocessing():
             self._buffer.keep_infos()

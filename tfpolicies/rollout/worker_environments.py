@@ -1,4 +1,4 @@
-"""The environments of a rollout worker: made as its config says, watched, behind connectors."""
+"""The environments of a rollout worker, made as its config says, and the connectors of policies."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tfpolicies.config.algorithm_config import AlgorithmConfig
-from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID, PolicySpec
 from tfpolicies.config.sections import CONNECTORS, connector_state
 from tfpolicies.connectors import ActionConnectorPipeline, AgentConnectorPipeline, restore
 from tfpolicies.envs.making import (
@@ -20,7 +19,6 @@ from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
 from tfpolicies.envs.repairs import Repairs, Watchdog
 from tfpolicies.envs.vector import Environments
 from tfpolicies.errors import ConfigError
-from tfpolicies.rollout.connected import ConnectedEnvironments
 
 Connectors = tuple[AgentConnectorPipeline, ActionConnectorPipeline]
 
@@ -43,18 +41,10 @@ def connectors_of(config: AlgorithmConfig | Mapping[str, Any]) -> Connectors | N
     return AgentConnectorPipeline(agent), ActionConnectorPipeline(action)
 
 
-def connectors_of_one_agent(config: AlgorithmConfig) -> Connectors | None:
-    """Returns what `connectors_of` does for the policy that acts where there is one agent."""
-    spec = config.policies.get(DEFAULT_POLICY_ID, PolicySpec())
-    settings = {name: config[name] for name in CONNECTORS}
-    return connectors_of({**settings, **(spec.config or {})})
-
-
 def make_worker_environments(
     source: Any,
     config: AlgorithmConfig,
     context: EnvContext,
-    connectors: Connectors | None,
     on_created: Callable[[Any, EnvContext, int], None],
     *,
     may_be_none: bool,
@@ -65,8 +55,6 @@ def make_worker_environments(
         source: a creator, class, name or instance.
         config: of the worker.
         context: what creators are called with; each environment gets a copy with its index.
-        connectors: what stands between the environments and the policy where there is one agent;
-            with several, each policy has its own.
         on_created: called with each environment, its context and its index, also later with those
             that replace broken ones.
         may_be_none: whether a creator may give no environment.
@@ -105,8 +93,6 @@ def make_worker_environments(
     again = made.maker if restarts else None
     limit = config.max_num_sub_environment_restarts
     made.guard(Repairs(again, context.worker_index, watchdog, limit, on_made))
-    if connectors is not None and not isinstance(made, MultiAgentEnvironments):
-        return ConnectedEnvironments(made, *connectors), watchdog
     return made, watchdog
 
 
