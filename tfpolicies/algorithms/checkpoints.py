@@ -211,32 +211,10 @@ def _sampler_record(worker: Any) -> tuple[Any, dict[str, np.ndarray]]:
     state = worker.sampler.get_state()
     if state is None:
         return None, {}
-    if "ledger" in state:
-        return _many_agents_record(state)
-    arrays = {f"columns/{name}": column for name, column in state["columns"].items()}
-    arrays |= {f"obs/{i}": leaf for i, leaf in enumerate(state["obs"])}
-    arrays |= {f"running/{i}": part for i, part in enumerate(state["running"])}
-    arrays |= {f"memory/{name}": part for name, part in state["memory"].items()}
-    arrays["alive"] = state["alive"]
-    for k, (_, indices, last) in enumerate(state["finals"]):
-        arrays[f"finals/{k}/indices"] = indices
-        arrays |= {f"finals/{k}/{i}": leaf for i, leaf in enumerate(last)}
-    record = {
-        "envs": encode_value(state["envs"]),
-        "finals": [[t, len(last)] for t, _, last in state["finals"]],
-        "next_unroll": state["next_unroll"],
-        "pending": encode_value(state["pending"]),
-    }
-    return record, arrays
-
-
-def _many_agents_record(state: dict[str, Any]) -> tuple[Any, dict[str, np.ndarray]]:
-    """Returns the running episodes of a multi-agent sampler; its generator is stored apart."""
     arrays: dict[str, np.ndarray] = {}
-    envs = state.pop("envs")
-    del state["rng"]
-    stored = encode_value(take_arrays(state, arrays))
-    return {"envs": encode_value(envs), "many_agents": stored}, arrays
+    envs = encode_value(state.pop("envs"))
+    del state["rng"]  # it is stored apart
+    return {"envs": envs, "running": encode_value(take_arrays(state, arrays))}, arrays
 
 
 def _roster_record(roster: Any) -> dict[str, Any]:

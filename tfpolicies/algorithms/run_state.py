@@ -96,9 +96,15 @@ def _episodes(
 
 
 def _sampler_state(record: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    if "many_agents" in record:
-        found = put_arrays(decode_value(record["many_agents"]), arrays)
-        return {**found, "envs": decode_value(record["envs"])}
+    envs = decode_value(record["envs"])
+    stored = record.get("running", record.get("many_agents"))  # the latter is older
+    if stored is None:
+        return {**_arrays_by_name(record, arrays), "envs": envs}
+    return {**put_arrays(decode_value(stored), arrays), "envs": envs}
+
+
+def _arrays_by_name(record: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Returns the running episodes of one agent as older checkpoints have them."""
 
     def numbered(prefix: str) -> list[np.ndarray]:
         count = sum(name.startswith(f"{prefix}/") for name in arrays)
@@ -114,7 +120,6 @@ def _sampler_state(record: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) 
         return {k.removeprefix(prefix): x for k, x in found.items()}
 
     return {
-        "envs": decode_value(record["envs"]),
         "columns": named("columns/"),
         "memory": named("memory/"),
         "obs": numbered("obs"),
