@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     from tfpolicies.algorithms.dqn import DQN, DQNConfig, DQNTF1Policy, DQNTF2Policy, DQNTFPolicy
     from tfpolicies.algorithms.pg import PG, PGConfig, PGTF1Policy, PGTF2Policy, PGTFPolicy
     from tfpolicies.algorithms.ppo import PPO, PPOConfig, PPOTF1Policy, PPOTF2Policy
-    from tfpolicies.batch.multi_agent_batch import MultiAgentBatch
     from tfpolicies.batch.postprocessing import compute_advantages
-    from tfpolicies.batch.sample_batch import SampleBatch, concat_samples
+    from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch, concat_samples
     from tfpolicies.batch.view_requirement import ViewRequirement
     from tfpolicies.config.algorithm_config import AlgorithmConfig
     from tfpolicies.config.callbacks import DefaultCallbacks
@@ -39,7 +38,7 @@ _HOMES = {
     "DQNTF2Policy": "tfpolicies.algorithms.dqn",
     "DQNTFPolicy": "tfpolicies.algorithms.dqn",
     "DefaultCallbacks": "tfpolicies.config.callbacks",
-    "MultiAgentBatch": "tfpolicies.batch.multi_agent_batch",
+    "MultiAgentBatch": "tfpolicies.batch.sample_batch",
     "MultiAgentEnv": "tfpolicies.envs.multi_agent_env",
     "PG": "tfpolicies.algorithms.pg",
     "PGConfig": "tfpolicies.algorithms.pg",
