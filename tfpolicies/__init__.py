@@ -5,9 +5,8 @@ Names are imported on first use, so `import tfpolicies` loads neither TensorFlow
 
 from __future__ import annotations
 
-import importlib
-
 from tfpolicies._version import __version__
+from tfpolicies.lazy import lazily
 
 TYPE_CHECKING = False  # as in `typing`, whose import would take half of the time of this one
 if TYPE_CHECKING:
@@ -97,14 +96,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    try:
-        home = _HOMES[name]
-    except KeyError:
-        raise AttributeError(f"module 'tfpolicies' has no attribute {name!r}") from None
-    importlib.import_module("tfpolicies.system.backend").require_tensorflow_backend()
-    value = getattr(importlib.import_module(home), name)
-    globals()[name] = value
-    return value
+    return lazily(name, _HOMES, globals())
 
 
 def __dir__() -> list[str]:

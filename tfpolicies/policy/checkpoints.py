@@ -22,7 +22,7 @@ from tfpolicies.marks import fits
 from tfpolicies.models.extent import built_from
 from tfpolicies.models.keras_json import model_from_json, model_to_json
 from tfpolicies.models.network import Architecture
-from tfpolicies.models.registry import registered_model
+from tfpolicies.models.registry import MODELS
 from tfpolicies.program.spec import program_fingerprint
 from tfpolicies.storage.checkpoint import (
     Checkpoint,
@@ -301,7 +301,7 @@ def overridden_config(
         config["model"] = {"channels_first": False, **config["model"]}
     if record["keras"] is not None and not _gives_model(overrides or {}):
         model = config["model"]
-        if registered_model(model.get("custom_model")) is None:
+        if MODELS.find(model.get("custom_model")) is None:
             model["custom_model"] = model_from_json(record["keras"])
     for name, value in (overrides or {}).items():
         if name == "model" and not isinstance(value, Mapping):
