@@ -1,6 +1,7 @@
 """The rooms import only downwards, as ARCHITECTURE.md draws them."""
 
 import ast
+import graphlib
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,9 @@ FLOORS = {
     "errors": -1,
     "finite": 0,
     "keras_weights": 0,
+    "lazy": -1,
     "marks": 0,
+    "registers": 0,
     "schedules": 0,
     "state": 0,
     "system": 0,
@@ -43,17 +46,23 @@ def room_of(path: Path) -> str:
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
-def imports_of(path: Path) -> set[str]:
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imported_names(path: Path) -> set[str]:
+    """All that a file imports, anywhere in it: in functions, and for annotations, too."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        else:
-            names = []
-        found |= {name.split(".")[1] for name in names if name.startswith("tfpolicies.")}
-    return found - {"__version__"}
+            found |= {alias.name for alias in node.names}
+    return {name for name in found if name.startswith("tfpolicies.")}
+
+
+def imports_of(path: Path) -> set[str]:
+    return {name.split(".")[1] for name in imported_names(path)} - {"__version__"}
 
 
 MODULES = [path for path in sorted(ROOT.rglob("*.py")) if path != ROOT / "__init__.py"]
@@ -66,6 +75,20 @@ def test_a_module_imports_only_its_own_room_and_lower_floors(path):
     above = {other for other in imports_of(path) if other != room and FLOORS[other] >= FLOORS[room]}
 
     assert not above, f"{path.relative_to(ROOT)} imports {sorted(above)}"
+
+
+@pytest.mark.core
+def test_no_files_import_each_other_in_a_circle():
+    """Without circles each file can be imported alone, and be read before those that use it."""
+    files = {module_of(path): imported_names(path) for path in MODULES}
+    imports = {
+        module: {name if name in files else name.rpartition(".")[0] for name in names} & set(files)
+        for module, names in files.items()
+    }
+    try:
+        graphlib.TopologicalSorter(imports).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail(f"a circle: {' <- '.join(error.args[1])}")
 
 
 @pytest.mark.core

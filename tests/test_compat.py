@@ -189,7 +189,7 @@ def test_registering_a_name_again_replaces_it_and_shadows_gymnasiums():
     register_env("CartPole-v1", lambda env_config: Corridor(EnvContext({"length": 2})))
     made = make_any_environments("CartPole-v1", 1, EnvContext({}))
     assert made.get_sub_environments()[0].length == 2
-    tfpolicies.envs.registry._CREATORS.pop("CartPole-v1")
+    tfpolicies.envs.registry.ENVIRONMENTS.pop("CartPole-v1")
 
 
 def test_wrong_registrations_and_unknown_names_are_refused():

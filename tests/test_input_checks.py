@@ -8,7 +8,7 @@ from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 
 from tfpolicies import MultiAgentEnv, PolicyMap, PPOConfig
-from tfpolicies.envs.agent_groups import GroupedAgents
+from tfpolicies.envs.multi_agent_env import GroupedAgents
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
 from tfpolicies.envs.vector import PlainEnvironments, VectorEnvironments
 from tfpolicies.errors import BatchError, EnvError, ObservationError, UsageError

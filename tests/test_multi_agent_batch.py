@@ -5,8 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from tfpolicies.batch.multi_agent_batch import DEFAULT_POLICY_ID, MultiAgentBatch
-from tfpolicies.batch.sample_batch import SampleBatch
+from tfpolicies.batch.sample_batch import DEFAULT_POLICY_ID, MultiAgentBatch, SampleBatch
 from tfpolicies.errors import BatchError
 
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfpolicies.batch.multi_agent_batch import MultiAgentBatch
 from tfpolicies.batch.sample_batch import (
     DEFAULT_POLICY_ID,
+    MultiAgentBatch,
     SampleBatch,
     concat_samples,
     concat_samples_into_ma_batch,

@@ -5,9 +5,8 @@ Names are imported on first use, so `import tfpolicies` loads neither TensorFlow
 
 from __future__ import annotations
 
-import importlib
-
 from tfpolicies._version import __version__
+from tfpolicies.lazy import lazily
 
 TYPE_CHECKING = False  # as in `typing`, whose import would take half of the time of this one
 if TYPE_CHECKING:
@@ -15,9 +14,8 @@ if TYPE_CHECKING:
     from tfpolicies.algorithms.dqn import DQN, DQNConfig, DQNTF1Policy, DQNTF2Policy, DQNTFPolicy
     from tfpolicies.algorithms.pg import PG, PGConfig, PGTF1Policy, PGTF2Policy, PGTFPolicy
     from tfpolicies.algorithms.ppo import PPO, PPOConfig, PPOTF1Policy, PPOTF2Policy
-    from tfpolicies.batch.multi_agent_batch import MultiAgentBatch
     from tfpolicies.batch.postprocessing import compute_advantages
-    from tfpolicies.batch.sample_batch import SampleBatch, concat_samples
+    from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch, concat_samples
     from tfpolicies.batch.view_requirement import ViewRequirement
     from tfpolicies.config.algorithm_config import AlgorithmConfig
     from tfpolicies.config.callbacks import DefaultCallbacks
@@ -39,7 +37,7 @@ _HOMES = {
     "DQNTF2Policy": "tfpolicies.algorithms.dqn",
     "DQNTFPolicy": "tfpolicies.algorithms.dqn",
     "DefaultCallbacks": "tfpolicies.config.callbacks",
-    "MultiAgentBatch": "tfpolicies.batch.multi_agent_batch",
+    "MultiAgentBatch": "tfpolicies.batch.sample_batch",
     "MultiAgentEnv": "tfpolicies.envs.multi_agent_env",
     "PG": "tfpolicies.algorithms.pg",
     "PGConfig": "tfpolicies.algorithms.pg",
@@ -98,14 +96,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    try:
-        home = _HOMES[name]
-    except KeyError:
-        raise AttributeError(f"module 'tfpolicies' has no attribute {name!r}") from None
-    importlib.import_module("tfpolicies.system.backend").require_tensorflow_backend()
-    value = getattr(importlib.import_module(home), name)
-    globals()[name] = value
-    return value
+    return lazily(name, _HOMES, globals())
 
 
 def __dir__() -> list[str]:

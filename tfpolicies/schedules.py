@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import numpy as np
+from itertools import pairwise
 
 
 def piecewise_linear(points: Sequence[Sequence[float]], timestep: float) -> float:
@@ -17,5 +16,8 @@ def piecewise_linear(points: Sequence[Sequence[float]], timestep: float) -> floa
     >>> piecewise_linear([[0, 1.0], [10, 0.0]], 99)
     0.0
     """
-    times, values = zip(*points, strict=True)
-    return float(np.interp(timestep, times, values))
+    for (start, first), (stop, last) in pairwise(points):
+        if timestep < stop:
+            slope = (last - first) / (stop - start or 1)
+            return float(first + slope * max(timestep - start, 0))
+    return float(points[-1][1])

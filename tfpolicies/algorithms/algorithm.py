@@ -21,8 +21,7 @@ from tfpolicies.algorithms.checkpoints import SavedCheckpoint, SaveResult, Store
 from tfpolicies.algorithms.diagnosis import Diagnosis, Sampled, Trained
 from tfpolicies.algorithms.evaluator import Evaluator, as_metrics
 from tfpolicies.algorithms.learn import Learned, goals_of, learn
-from tfpolicies.batch.multi_agent_batch import MultiAgentBatch
-from tfpolicies.batch.sample_batch import SampleBatch, concat_samples
+from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch, concat_samples
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.callbacks import DefaultCallbacks
 from tfpolicies.config.idioms import (

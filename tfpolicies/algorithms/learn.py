@@ -9,12 +9,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from tfpolicies.algorithms.run_records import NoRecords, RunRecords
-from tfpolicies.algorithms.training_run import Goals, TrainingRun
+from tfpolicies.algorithms.run_records import Goals, NoRecords, RunRecords, Trainable
+from tfpolicies.algorithms.training_run import TrainingRun
 from tfpolicies.config.callbacks import DefaultCallbacks, joined_callbacks, overrides
 from tfpolicies.config.idioms import keras_callback_hint
 from tfpolicies.errors import CheckpointError, NonFiniteError, UsageError
@@ -23,9 +23,6 @@ from tfpolicies.reporting.progress_row import as_number
 from tfpolicies.reporting.run_folder import RunFolder
 from tfpolicies.storage.checkpoint import read_manifest
 from tfpolicies.storage.json_values import encode_value
-
-if TYPE_CHECKING:
-    from tfpolicies.algorithms.algorithm import Algorithm
 
 logger = logging.getLogger("tfpolicies")
 
@@ -61,7 +58,7 @@ class Learned(NamedTuple):
 
 
 def learn(
-    algorithm: Algorithm,
+    algorithm: Trainable,
     goals: Goals,
     *,
     run_dir: str | PathLike[str] | None,
@@ -99,7 +96,7 @@ def learn(
 
 
 def goals_of(
-    algorithm: Algorithm,
+    algorithm: Trainable,
     total_timesteps: float,
     *,
     until: float | None,
@@ -145,7 +142,7 @@ def _rescue(records: RunRecords | NoRecords, run: RunFolder | None) -> None:
 # -- the folder -------------------------------------------------------------------------------
 
 
-def _held(algorithm: Algorithm, run_dir: str | PathLike[str]) -> RunFolder:
+def _held(algorithm: Trainable, run_dir: str | PathLike[str]) -> RunFolder:
     """Returns the run folder, held, with the algorithm in a state that the run can go on from.
 
     Raises:
@@ -167,7 +164,7 @@ def _held(algorithm: Algorithm, run_dir: str | PathLike[str]) -> RunFolder:
     return run
 
 
-def _go_on(algorithm: Algorithm, run: RunFolder) -> None:
+def _go_on(algorithm: Trainable, run: RunFolder) -> None:
     """Puts a new algorithm into the state of a run; one that has trained must be of that run."""
     if not run.has_checkpoint:
         return
@@ -190,7 +187,7 @@ def _go_on(algorithm: Algorithm, run: RunFolder) -> None:
 
 
 def _require_same_settings(
-    algorithm: Algorithm, manifest: Mapping[str, Any], run: RunFolder
+    algorithm: Trainable, manifest: Mapping[str, Any], run: RunFolder
 ) -> None:
     """Checks that a new algorithm has the class and the settings of the one that a run is of.
 
@@ -265,7 +262,7 @@ def _require_told_by_algorithm(callbacks: DefaultCallbacks) -> None:
 
 
 @contextlib.contextmanager
-def _telling(algorithm: Algorithm, told: Sequence[DefaultCallbacks]) -> Iterator[None]:
+def _telling(algorithm: Trainable, told: Sequence[DefaultCallbacks]) -> Iterator[None]:
     """While entered, the algorithm tells these callbacks, too."""
     own = algorithm.callbacks
     if told:

@@ -15,9 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies.algorithms.algorithm import Algorithm
-from tfpolicies.batch.multi_agent_batch import MultiAgentBatch
 from tfpolicies.batch.postprocessing import n_step_returns
-from tfpolicies.batch.sample_batch import SampleBatch
+from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.sections import (
     Training,

@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from tfpolicies.algorithms.training_run import Goals, Progress
 from tfpolicies.reporting.learning_curve import draw_learning_curve
 from tfpolicies.reporting.progress_csv import ProgressCsv, read_progress
 from tfpolicies.reporting.progress_row import EVALUATION_MEAN
@@ -20,13 +20,93 @@ from tfpolicies.reporting.tensorboard_events import EventWriter, event_scalars
 from tfpolicies.system.signals import interruptions
 
 if TYPE_CHECKING:
-    from tfpolicies.algorithms.algorithm import Algorithm
     from tfpolicies.algorithms.checkpoints import AlgorithmRecord
     from tfpolicies.config.algorithm_config import AlgorithmConfig
+    from tfpolicies.config.callbacks import DefaultCallbacks
+    from tfpolicies.rollout.rollout_worker import RolloutWorker
 
 _SECONDS_BETWEEN_CURVES = 15.0
 _QUICK = 0.02  # seconds that a record may take to be made in each iteration
 _SHARE_OF_RECORDS = 0.05  # of the time that training takes, at most, for records that take longer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goals:
+    """What a training is for.
+
+    Attributes:
+        steps: environment steps at which it ends, those of earlier sessions included.
+        until: mean return of training episodes at which it ends; None: none.
+        checkpoint_every: iterations between checkpoints.
+        keep_best: whether the best checkpoint is kept apart.
+        title: what is trained, for people.
+    """
+
+    steps: int
+    until: float | None = None
+    checkpoint_every: int = 20
+    keep_best: bool = False
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands.
+
+    Attributes:
+        env_steps: environment steps so far.
+        mean_return: of the last 100 training episodes; NaN before the first has ended.
+        time_s: seconds of training so far, over all sessions.
+    """
+
+    env_steps: int = 0
+    mean_return: float = math.nan
+    time_s: float = 0.0
+
+    @property
+    def steps_per_s(self) -> float:
+        """Environment steps per second of training."""
+        return self.env_steps / self.time_s if self.time_s else math.nan
+
+    @classmethod
+    def of(cls, row: dict[str, float]) -> Progress:
+        """Returns what a row of `progress_row` says."""
+        return cls(int(row["env_steps"]), row["episode_reward_mean"], row["time_s"])
+
+
+class Trainable(Protocol):
+    """What a training needs of an `Algorithm`, which says more about each name."""
+
+    config: AlgorithmConfig
+    callbacks: DefaultCallbacks
+    counters: dict[str, int]
+    iteration: int
+    run_dir: Path | None
+
+    @property
+    def worker(self) -> RolloutWorker:
+        """The worker whose policies learn."""
+
+    @classmethod
+    def get_default_config(cls) -> AlgorithmConfig:
+        """Returns a config with the defaults."""
+
+    def get_policy(self, policy_id: str = ...) -> Any:
+        """Returns a policy."""
+
+    def train(self) -> dict[str, Any]:
+        """Trains one iteration, and returns what it was like."""
+
+    def progress(self) -> dict[str, Any]:
+        """Returns how far it is, as checkpoints hold it."""
+
+    def save(
+        self, checkpoint_dir: Path | None = None, *, policy_states: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Writes a checkpoint."""
+
+    def restore(self, checkpoint_path: Any, *, allow_non_finite: bool = False) -> None:
+        """Goes back to a checkpoint."""
 
 
 class NoRecords:
@@ -36,7 +116,7 @@ class NoRecords:
         algorithm: what is trained.
     """
 
-    def __init__(self, algorithm: Algorithm) -> None:
+    def __init__(self, algorithm: Trainable) -> None:
         self._algorithm = algorithm
 
     def last_progress(self) -> Progress:
@@ -74,7 +154,7 @@ class RunRecords:
         goals: of the training.
     """
 
-    def __init__(self, run: RunFolder, algorithm: Algorithm, goals: Goals) -> None:
+    def __init__(self, run: RunFolder, algorithm: Trainable, goals: Goals) -> None:
         self.run = run
         self._algorithm = algorithm
         self._goals = goals

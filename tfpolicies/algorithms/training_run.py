@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tfpolicies.algorithms.run_records import Goals, NoRecords, Progress, RunRecords, Trainable
 from tfpolicies.reporting.console import TrainingProgress
 from tfpolicies.reporting.progress_row import progress_row
 from tfpolicies.system.signals import interruptions
@@ -15,56 +15,9 @@ from tfpolicies.system.signals import interruptions
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tfpolicies.algorithms.algorithm import Algorithm
-    from tfpolicies.algorithms.run_records import NoRecords, RunRecords
-
 TARGET, STEPS, CALLBACK = "target", "steps", "callback"  # why a training ends by itself
 
 _SPEED_MEMORY = 0.9  # of the shown speed, an exponential mean over iterations
-
-
-@dataclass(frozen=True, kw_only=True)
-class Goals:
-    """What a training is for.
-
-    Attributes:
-        steps: environment steps at which it ends, those of earlier sessions included.
-        until: mean return of training episodes at which it ends; None: none.
-        checkpoint_every: iterations between checkpoints.
-        keep_best: whether the best checkpoint is kept apart.
-        title: what is trained, for people.
-    """
-
-    steps: int
-    until: float | None = None
-    checkpoint_every: int = 20
-    keep_best: bool = False
-    title: str = ""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Where a run stands.
-
-    Attributes:
-        env_steps: environment steps so far.
-        mean_return: of the last 100 training episodes; NaN before the first has ended.
-        time_s: seconds of training so far, over all sessions.
-    """
-
-    env_steps: int = 0
-    mean_return: float = math.nan
-    time_s: float = 0.0
-
-    @property
-    def steps_per_s(self) -> float:
-        """Environment steps per second of training."""
-        return self.env_steps / self.time_s if self.time_s else math.nan
-
-    @classmethod
-    def of(cls, row: dict[str, float]) -> Progress:
-        """Returns what a row of `progress_row` says."""
-        return cls(int(row["env_steps"]), row["episode_reward_mean"], row["time_s"])
 
 
 class TrainingRun:
@@ -85,7 +38,7 @@ class TrainingRun:
 
     def __init__(
         self,
-        algorithm: Algorithm,
+        algorithm: Trainable,
         goals: Goals,
         records: RunRecords | NoRecords,
         console: Console | None = None,

@@ -20,7 +20,7 @@ from tfpolicies.errors import (
 )
 
 if TYPE_CHECKING:
-    from tfpolicies.algorithms.training_run import Goals
+    from tfpolicies.algorithms.run_records import Goals
     from tfpolicies.config.algorithm_config import AlgorithmConfig
 
 ALGORITHMS = ("PPO", "PG", "DQN")
@@ -88,7 +88,7 @@ class TrainSettings:
     @property
     def goals(self) -> Goals:
         """What is trained for."""
-        from tfpolicies.algorithms.training_run import Goals
+        from tfpolicies.algorithms.run_records import Goals
 
         return Goals(
             steps=self.steps,

@@ -6,10 +6,9 @@ Like the package itself it imports them on first use.
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
-from tfpolicies.system.backend import require_tensorflow_backend
+from tfpolicies.lazy import lazily
 
 _HOMES = {
     "AlgorithmConfigDict": "tfpolicies.compat.annotations",
@@ -136,14 +135,7 @@ __all__ = [*_HOMES]
 def __getattr__(name: str) -> Any:
     if name in _ELSEWHERE:  # an AttributeError would lose its text in `from ... import`
         raise ImportError(f"{__name__} has no {name}. Use {_ELSEWHERE[name]}: see docs/porting.md.")
-    try:
-        home = _HOMES[name]
-    except KeyError:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
-    require_tensorflow_backend()
-    value = getattr(importlib.import_module(home), name)
-    globals()[name] = value
-    return value
+    return lazily(name, _HOMES, globals())
 
 
 def __dir__() -> list[str]:

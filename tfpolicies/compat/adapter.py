@@ -90,7 +90,7 @@ def adapted(
 
 
 class TFModelAdapter(keras.Model):
-    """Calls a `TFModelV2` with rows by name and gives what the core expects of a model.
+    """An `AdaptedModel`: calls a `TFModelV2` with rows by name, and gives what the core expects.
 
     Args:
         inner: the model.

@@ -6,9 +6,8 @@ from collections.abc import Collection
 from typing import Any
 
 from tfpolicies.algorithms.ppo import standardized
-from tfpolicies.batch.multi_agent_batch import MultiAgentBatch
 from tfpolicies.batch.postprocessing import discount_cumsum as discount
-from tfpolicies.batch.sample_batch import SampleBatch, concat_samples
+from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch, concat_samples
 from tfpolicies.distributed.worker_set import WorkerSet
 from tfpolicies.errors import UnknownPolicyError, UsageError
 from tfpolicies.policy.tf_policy import TFPolicy

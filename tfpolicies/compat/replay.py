@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tfpolicies.batch.multi_agent_batch import MultiAgentBatch
+from tfpolicies.batch.sample_batch import MultiAgentBatch
 from tfpolicies.errors import UsageError
 from tfpolicies.replay import multi_agent
 

@@ -17,6 +17,7 @@ from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID, PolicySpec
 from tfpolicies.config.sectioned import SectionedConfig
 from tfpolicies.envs.making import is_instance, require_alone
 from tfpolicies.errors import ConfigError, UnknownSettingError, near_matches
+from tfpolicies.models.spaces import MASK
 
 logger = logging.getLogger("tfpolicies")
 
@@ -386,9 +387,9 @@ class AlgorithmConfig(SectionedConfig):
         policies = self._sections["multi_agent"].policies.values()
         models = [self.model, *[(spec.config or {}).get("model") or {} for spec in policies]]
         has_custom = any(isinstance(x, Mapping) and x.get("custom_model") for x in models)
-        if self.action_mask_key != sections.ACTION_MASK and not has_custom:
+        if self.action_mask_key != MASK and not has_custom:
             raise ConfigError(
-                f"action_mask_key must be {sections.ACTION_MASK!r} unless a custom model masks its "
+                f"action_mask_key must be {MASK!r} unless a custom model masks its "
                 f"outputs itself, got {self.action_mask_key!r}. Give that model, or let a wrapper "
                 "make observations {'observations': ..., 'action_mask': ...}, of which policies "
                 "obey the mask."

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium as gym
 
 from tfpolicies.config.multi_agent import as_predicate, policy_specs
 from tfpolicies.config.policy_spec import PolicySpec
 from tfpolicies.config.search_spaces import has_search_space, require_values
+from tfpolicies.config.sectioned import SectionedConfig
 from tfpolicies.errors import ConfigError
-
-if TYPE_CHECKING:
-    from tfpolicies.config.algorithm_config import AlgorithmConfig
 
 _SPACES = ("observation_space", "action_space")
 _ENV = "__env__"
 
 
 def multi_agent_setup(
-    config: AlgorithmConfig,
+    config: SectionedConfig,
     policies: Any,
     env: Any,
     spaces: Mapping[str, tuple[Any, Any]] | None,
@@ -41,11 +39,11 @@ def multi_agent_setup(
 
 
 def policy_config(
-    config: AlgorithmConfig,
+    config: SectionedConfig,
     policy_id: str,
     policy_class: type | None,
     overrides: Mapping[str, Any],
-) -> AlgorithmConfig:
+) -> SectionedConfig:
     """Returns the whole config of one policy: a copy of `config` with the overrides.
 
     It is of the class that the policy's class names as its `config_class`, if it names one that
@@ -57,7 +55,7 @@ def policy_config(
         ConfigError: for an override that is unknown or invalid, naming the policy.
     """
     wanted = type(config) if policy_class is None else getattr(policy_class, "config_class", None)
-    kind = wanted or type(config)
+    kind: Any = wanted or type(config)
     try:
         if isinstance(config, kind):
             made = config.copy_for_policy()
@@ -77,7 +75,7 @@ def policy_config(
 class _Sources:
     """Where the spaces of policies that name none come from."""
 
-    config: AlgorithmConfig
+    config: SectionedConfig
     env: Any
     spaces: Mapping[str, tuple[Any, Any]]
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import gymnasium as gym
 
+from tfpolicies.batch.sample_batch import DEFAULT_POLICY_ID as DEFAULT_POLICY_ID
 from tfpolicies.config.stored_settings import POLICY_CLASS, POLICY_SETTINGS
 from tfpolicies.errors import CheckpointError, ConfigError
 from tfpolicies.storage.json_values import (
@@ -20,8 +21,6 @@ from tfpolicies.storage.json_values import (
 from tfpolicies.storage.places import Places, admitted
 
 logger = logging.getLogger("tfpolicies")
-
-DEFAULT_POLICY_ID = "default_policy"
 
 _NOT_IN_IDS = '<>:"/\\|?'
 

@@ -17,6 +17,7 @@ from tfpolicies.connectors import ActionConnector, AgentConnector, restore
 from tfpolicies.errors import ConfigError
 from tfpolicies.models.defaults import MODEL_DEFAULTS
 from tfpolicies.models.settings import model_settings
+from tfpolicies.models.spaces import MASK
 
 
 def check(condition: bool, name: str, rule: str, value: Any) -> None:
@@ -86,10 +87,6 @@ def check_schedule(name: str, value: Any) -> None:
     check(times == sorted(set(times)), name, rule, value)
 
 
-ACTION_MASK = "action_mask"
-"""Where policies read masks: in observations `{"observations": ..., "action_mask": ...}`."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Environment:
     """What is acted in."""
@@ -102,7 +99,7 @@ class Environment:
     normalize_actions: bool = True  # policies act in [-1, 1], mapped to the Box's bounds
     clip_actions: bool = False  # where not normalised: clipped to the Box's bounds
     disable_env_checking: bool = False
-    action_mask_key: str = ACTION_MASK  # of observations; only a custom model may have another one
+    action_mask_key: str = MASK  # of observations; only a custom model may have another one
     env_task_fn: Callable[..., Any] | None = None  # f(result, env, env_context) -> its next task
 
     def __post_init__(self) -> None:

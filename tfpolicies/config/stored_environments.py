@@ -7,7 +7,7 @@ from typing import Any
 
 from tfpolicies.envs.making import is_import_path
 from tfpolicies.envs.pettingzoo import is_pettingzoo_name
-from tfpolicies.envs.registry import registered_creator
+from tfpolicies.envs.registry import ENVIRONMENTS
 from tfpolicies.storage.import_paths import Missing
 
 _FORWARDING = re.compile(r"GymV\d+Environment")  # Gymnasium's: makes what `env_config` names
@@ -29,7 +29,7 @@ def environment_of_file(source: Any) -> Any:
     >>> environment_of_file("antigravity:CartPole-v1")
     Missing(name='antigravity:CartPole-v1', importable=True)
     """
-    if not isinstance(source, str) or registered_creator(source) is not None:
+    if not isinstance(source, str) or ENVIRONMENTS.find(source) is not None:
         return source
     if _FORWARDING.match(source):
         return Missing(source)

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 
-from tfpolicies.batch.multi_agent_batch import MultiAgentBatch
-from tfpolicies.batch.sample_batch import SampleBatch
+from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
 from tfpolicies.config.policy_spec import PolicySpec
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
 from tfpolicies.models.running_filter import RunningFilter

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable
-from typing import Any
 
 from ray import cloudpickle
 
-from tfpolicies.envs.registry import register_environment, registered_creator, registered_names
-from tfpolicies.models.distributions.action_distribution import (
-    BOX_DISTRIBUTIONS,
-    register_box_distribution,
-)
-from tfpolicies.models.registry import register_model, registered_model, registered_models
+from tfpolicies.envs.registry import ENVIRONMENTS
+from tfpolicies.models.distributions.action_distribution import BOX_DISTRIBUTIONS
+from tfpolicies.models.registry import MODELS
 
 logger = logging.getLogger("tfpolicies")
 
-_REGISTERS: dict[str, Callable[[str, Any], None]] = {
-    "environment": register_environment,
-    "model": register_model,
-    "distribution": register_box_distribution,
-}
+_REGISTERS = {"environment": ENVIRONMENTS, "model": MODELS, "distribution": BOX_DISTRIBUTIONS}
 
 
 def pack_names() -> list[tuple[str, str, bytes]]:
@@ -29,16 +21,11 @@ def pack_names() -> list[tuple[str, str, bytes]]:
 
     An object that cannot be pickled is left out: whoever needs it is told that it has no name.
     """
-    found: list[tuple[str, str, Any]]
-    found = [("environment", name, registered_creator(name)) for name in registered_names()]
-    found += [("model", name, registered_model(name)) for name in registered_models()]
-    found += [("distribution", name, kind) for name, kind in BOX_DISTRIBUTIONS.items()]
     packed = []
-    for register, name, value in found:
-        try:
-            packed.append((register, name, cloudpickle.dumps(value)))
-        except Exception:
-            continue
+    for register, named in _REGISTERS.items():
+        for name, value in named.items():
+            with contextlib.suppress(Exception):
+                packed.append((register, name, cloudpickle.dumps(value)))
     return packed
 
 
@@ -59,4 +46,4 @@ def take_names(packed: list[tuple[str, str, bytes]]) -> None:
                 error,
             )
             continue
-        _REGISTERS[register](name, found)
+        _REGISTERS[register].add(name, found)

@@ -21,7 +21,7 @@ from tfpolicies.envs.pettingzoo import (
     pettingzoo_creator,
     pettingzoo_env,
 )
-from tfpolicies.envs.registry import registered_creator, registered_names
+from tfpolicies.envs.registry import ENVIRONMENTS
 from tfpolicies.envs.vector import Environments, PlainEnvironments, VectorEnvironments
 from tfpolicies.errors import EnvError, near_matches
 
@@ -102,7 +102,7 @@ def make_any_environments(
             is to be made of an instance.
     """
     made: Environments | MultiAgentEnvironments | None
-    named = registered_creator(source)
+    named = ENVIRONMENTS.find(source)
     if is_instance(source):
         made = _instance(source, num_envs, context)
     elif named is None and isinstance(source, str) and not is_import_path(source):
@@ -198,7 +198,7 @@ def check_source(name: str) -> None:
     Raises:
         EnvError: if it is not.
     """
-    if registered_creator(name) is not None:
+    if ENVIRONMENTS.find(name) is not None:
         return
     if is_pettingzoo_name(name):
         pettingzoo_creator(name)
@@ -260,7 +260,7 @@ def gym_spec(name: str) -> gym.envs.registration.EnvSpec:
     try:
         return gym.spec(name)
     except gym.error.Error as error:
-        known = [*gym.registry, *registered_names()]
+        known = [*gym.registry, *sorted(ENVIRONMENTS)]
         raise EnvError(
             f"No environment {name!r} is registered with Gymnasium."
             f"{near_matches(name, known)} For an environment of your own, give its class or "

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from tfpolicies.errors import EnvError
+from tfpolicies.registers import Register
 
-_CREATORS: dict[str, Callable[[Any], Any]] = {}
+ENVIRONMENTS = Register("An environment", EnvError)
 
 
 def register_environment(name: str, creator: Callable[[Any], Any]) -> None:
@@ -23,21 +24,9 @@ def register_environment(name: str, creator: Callable[[Any], Any]) -> None:
     Raises:
         EnvError: if the name is no text or the creator cannot be called.
     """
-    if not isinstance(name, str) or not name:
-        raise EnvError(f"An environment's name must be a non-empty str, got {name!r}.")
     if not callable(creator):
         raise EnvError(
             f"The creator of {name!r} must be an environment class or f(env_context), got "
             f"{creator!r}. Write `lambda env_config: MyEnv(env_config)`."
         )
-    _CREATORS[name] = creator
-
-
-def registered_creator(name: Any) -> Callable[[Any], Any] | None:
-    """Returns the creator registered under a name, or None."""
-    return _CREATORS.get(name) if isinstance(name, str) else None
-
-
-def registered_names() -> list[str]:
-    """Returns all names, sorted."""
-    return sorted(_CREATORS)
+    ENVIRONMENTS.add(name, creator)

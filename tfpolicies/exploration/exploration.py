@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -214,25 +215,7 @@ def as_schedule(name: str, value: Any, low: float, high: float) -> Callable[[int
             f"[[timestep, number], ...] with increasing timesteps, or a function of the timestep; "
             f"got {value!r}."
         )
-    last, final = points[-1]
-    return lambda timestep: float(final) if timestep >= last else piecewise_linear(points, timestep)
-
-
-def linear_schedule(first: tuple[int, float], last: tuple[int, float]) -> Callable[[int], float]:
-    """Returns the line from one (timestep, number) to another, constant before and after.
-
-    >>> linear_schedule((10, 1.0), (20, 0.5))(15)
-    0.75
-    """
-    (start, initial), (stop, final) = first, last
-    slope = (final - initial) / max(stop - start, 1)
-
-    def number(timestep: int) -> float:
-        if timestep >= stop:
-            return float(final)
-        return float(initial + slope * max(timestep - start, 0))
-
-    return number
+    return functools.partial(piecewise_linear, points)
 
 
 def is_number(value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,13 +14,13 @@ from tfpolicies.exploration.exploration import (
     Scheduled,
     Setting,
     as_schedule,
-    linear_schedule,
     require_number,
     require_state,
     require_steps,
 )
 from tfpolicies.exploration.picking import ActionLeaf, Choices, Continuous
 from tfpolicies.exploration.transform import MIN_TEMPERATURE, Disturb, Greedy, Sample, Transform
+from tfpolicies.schedules import piecewise_linear
 
 _INF = float("inf")
 
@@ -123,7 +124,8 @@ class EpsilonGreedy(Scheduled):
         require_steps("warmup_timesteps", warmup_timesteps)
         require_steps("epsilon_timesteps", epsilon_timesteps)
         stop = warmup_timesteps + epsilon_timesteps
-        schedule = linear_schedule((warmup_timesteps, initial_epsilon), (stop, final_epsilon))
+        line = (warmup_timesteps, initial_epsilon), (stop, final_epsilon)
+        schedule: Callable[[int], float] = functools.partial(piecewise_linear, line)
         if epsilon_schedule is not None:
             schedule = as_schedule("epsilon_schedule", epsilon_schedule, 0.0, 1.0)
         super().__init__(Transform(Greedy(), setting.leaves, mixed=True), schedule)
@@ -189,7 +191,8 @@ class GaussianNoise(Scheduled):
         require_number("final_scale", final_scale)
         require_steps("scale_timesteps", scale_timesteps)
         stop = random_timesteps + scale_timesteps
-        schedule = linear_schedule((random_timesteps, initial_scale), (stop, final_scale))
+        line = (random_timesteps, initial_scale), (stop, final_scale)
+        schedule: Callable[[int], float] = functools.partial(piecewise_linear, line)
         if scale_schedule is not None:
             schedule = as_schedule("scale_schedule", scale_schedule, 0.0, _INF)
         self.stddev = float(stddev)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tfpolicies.errors import ExportError, FolderInUseError
-from tfpolicies.system.atomic import is_temporary, sync_folder
+from tfpolicies.system.atomic import is_temporary, sync_folder, temporary_beside
 from tfpolicies.system.folder_lock import FolderLock, alone_in
 
 
@@ -36,7 +35,7 @@ def staging_folder(target: Path) -> Iterator[Path]:
 def _new_folder(target: Path) -> tuple[Path, FolderLock]:
     """Returns a new folder and its lock."""
     while True:
-        folder = target / f".export.{secrets.token_hex(4)}.tfp-tmp"
+        folder = temporary_beside(target / "export")
         folder.mkdir()
         with contextlib.suppress(FolderInUseError, FileNotFoundError):
             lock = FolderLock(folder)

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from tfpolicies.errors import ConfigError, ObservationError, near_matches
 from tfpolicies.models.running_filter import CLIP, RunningFilter, Scaling
 from tfpolicies.models.running_stat import RunningStat
-from tfpolicies.models.spaces import batch_leaves, has_mask, leaves, nest, pick
+from tfpolicies.models.spaces import MASK, batch_leaves, has_mask, leaves, nest, pick
 
 FILTERS = ("NoFilter", "MeanStdFilter", "ConcurrentMeanStdFilter")
 
@@ -47,7 +47,7 @@ def filtered_leaves(observation_space: spaces.Space) -> tuple[int, ...]:
         if isinstance(leaf.space, spaces.Box)
         and leaf.dtype != np.uint8
         and leaf.space.dtype != bool
-        and not (masked and leaf.path[0] == "action_mask")
+        and not (masked and leaf.path[0] == MASK)
     )
 
 

@@ -31,7 +31,7 @@ from tfpolicies.models.extent import require_room
 from tfpolicies.models.filters import normalize
 from tfpolicies.models.ports import SEQ_LENS, InputPorts, Port, model_leaves
 from tfpolicies.models.preprocessing import encode, encode_action, encoded_shape, is_image
-from tfpolicies.models.registry import registered_model
+from tfpolicies.models.registry import MODELS
 from tfpolicies.models.spaces import Leaf, pick
 
 logger = logging.getLogger("tfpolicies")
@@ -115,7 +115,7 @@ def model_source(
         ModelError: if it is none of these.
     """
     custom, num_outputs = config["custom_model"], dist_class.num_inputs
-    custom = registered_model(custom) or custom
+    custom = MODELS.find(custom) or custom
     space_leaves = model_leaves(observation_space)
 
     def complete(model: keras.Model) -> keras.Model:

@@ -16,9 +16,8 @@ import numpy as np
 import tensorflow as tf
 from gymnasium import spaces
 
-from tfpolicies.models.spaces import Leaf, has_mask, leaves, port_names
+from tfpolicies.models.spaces import MASK, OBSERVATIONS, Leaf, has_mask, leaves, port_names
 
-MASK, OBSERVATIONS = "action_mask", "observations"
 SEQ_LENS = "seq_lens"
 
 

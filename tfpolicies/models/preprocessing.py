@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -55,9 +54,3 @@ def _one_hot(leaf: Leaf, counted: tf.Tensor) -> tf.Tensor:
 def is_image(space: Any) -> bool:
     """Whether `space` is a Box of uint8 of rank 3, whose values are divided by 255."""
     return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3
-
-
-def encode_all(space_leaves: Sequence[Leaf], batches: Sequence[tf.Tensor]) -> Any:
-    """Encodes all leaves: one tensor for a space that is not nested, else a list of tensors."""
-    encoded = [encode(leaf, batch) for leaf, batch in zip(space_leaves, batches, strict=True)]
-    return encoded[0] if len(encoded) == 1 else encoded

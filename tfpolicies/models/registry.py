@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from tfpolicies.errors import ModelSettingError
+from tfpolicies.registers import Register
 
-_FACTORIES: dict[str, Callable[..., Any]] = {}
+MODELS = Register("A model", ModelSettingError)
 
 
 def register_model(name: str, factory: Callable[..., Any]) -> None:
@@ -23,21 +24,9 @@ def register_model(name: str, factory: Callable[..., Any]) -> None:
     Raises:
         ModelSettingError: if the name is no text or the factory cannot be called.
     """
-    if not isinstance(name, str) or not name:
-        raise ModelSettingError(f"A model's name must be a non-empty str, got {name!r}.")
     if not callable(factory):
         raise ModelSettingError(
             f"The model {name!r} must be a factory f(observation_space, num_outputs, "
             f"**custom_model_config) that returns a keras.Model, got {factory!r}."
         )
-    _FACTORIES[name] = factory
-
-
-def registered_model(name: Any) -> Callable[..., Any] | None:
-    """Returns the factory registered under a name, or None."""
-    return _FACTORIES.get(name) if isinstance(name, str) else None
-
-
-def registered_models() -> list[str]:
-    """Returns all names, sorted."""
-    return sorted(_FACTORIES)
+    MODELS.add(name, factory)

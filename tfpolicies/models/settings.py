@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from tfpolicies.errors import ModelSettingError, near_matches
 from tfpolicies.models.defaults import MODEL_DEFAULTS
-from tfpolicies.models.registry import registered_model
+from tfpolicies.models.registry import MODELS
 
 _MOST_LAYERS, _MOST_BLOCKS = 256, 64  # blocks are attention's units and heads
 
@@ -154,7 +154,7 @@ _RULES: dict[str, Rule] = {
     "grayscale": _only(False, f"False: {_ATARI}"),
     "zero_mean": _only(True, f"True: {_ATARI}"),
     "custom_model": Rule(
-        lambda x: x is None or callable(x) or registered_model(x) is not None,
+        lambda x: x is None or callable(x) or MODELS.find(x) is not None,
         "None, a keras.Model, a factory or the name of a registered model",
     ),
     "custom_model_config": Rule(lambda x: isinstance(x, Mapping), "a dict"),

@@ -16,6 +16,9 @@ from gymnasium import spaces
 from tfpolicies.errors import ObservationError, SpaceError, UnsupportedSpaceError
 from tfpolicies.finite import NO_NUMBERS, is_finite
 
+MASK, OBSERVATIONS = "action_mask", "observations"
+"""The keys of observations with a mask, which policies obey."""
+
 _MOST_PARTS = 1000
 LEAF_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
@@ -125,7 +128,7 @@ def cell_sizes(space: Any) -> tuple[int, ...]:
 
 def has_mask(space: spaces.Space) -> bool:
     """Whether observations are `{"observations": ..., "action_mask": ...}`."""
-    return isinstance(space, spaces.Dict) and set(space) == {"action_mask", "observations"}
+    return isinstance(space, spaces.Dict) and set(space) == {MASK, OBSERVATIONS}
 
 
 def half_width_and_middle(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

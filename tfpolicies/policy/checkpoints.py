@@ -22,8 +22,7 @@ from tfpolicies.marks import fits
 from tfpolicies.models.extent import built_from
 from tfpolicies.models.keras_json import model_from_json, model_to_json
 from tfpolicies.models.network import Architecture
-from tfpolicies.models.registry import registered_model
-from tfpolicies.policy.policy import Policy
+from tfpolicies.models.registry import MODELS
 from tfpolicies.program.spec import program_fingerprint
 from tfpolicies.storage.checkpoint import (
     Checkpoint,
@@ -302,7 +301,7 @@ def overridden_config(
         config["model"] = {"channels_first": False, **config["model"]}
     if record["keras"] is not None and not _gives_model(overrides or {}):
         model = config["model"]
-        if registered_model(model.get("custom_model")) is None:
+        if MODELS.find(model.get("custom_model")) is None:
             model["custom_model"] = model_from_json(record["keras"])
     for name, value in (overrides or {}).items():
         if name == "model" and not isinstance(value, Mapping):
@@ -488,7 +487,7 @@ def reduced(policy: Any) -> tuple[Any, tuple[Any, ...]]:
     return _unpickled, (kind, frozen_part(part), given)
 
 
-def _unpickled(policy_class: type[Policy], frozen: Any, given: Mapping[str, Any]) -> Any:
+def _unpickled(policy_class: type, frozen: Any, given: Mapping[str, Any]) -> Any:
     source = f"A pickled {policy_class.__name__}"
     return policy_of(checkpoint_of(frozen), source, [policy_class], arrived(given))
 
@@ -531,7 +530,7 @@ def path_of(checkpoint: Any) -> Path:
 def load_policies(
     path: str | os.PathLike[str],
     policy_ids: Sequence[str] | None,
-    policy_class: type[Policy],
+    policy_class: type,
     overrides: Mapping[str, Any] | None,
     *,
     allow_non_finite: bool = False,
@@ -582,7 +581,7 @@ def load_policies(
     }
 
 
-def _require_class(found: Mapping[Any, Checkpoint], source: str, wanted: type[Policy]) -> None:
+def _require_class(found: Mapping[Any, Checkpoint], source: str, wanted: type) -> None:
     """Checks that policies are of a class or of subclasses of it.
 
     Args:

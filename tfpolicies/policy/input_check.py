@@ -14,8 +14,9 @@ import numpy as np
 
 from tfpolicies.errors import ObservationError
 from tfpolicies.finite import first_bad, is_finite
-from tfpolicies.models.ports import MASK, Port
+from tfpolicies.models.ports import Port
 from tfpolicies.models.spaces import (
+    MASK,
     action_leaves,
     cell_sizes,
     has_mask,

@@ -27,6 +27,7 @@ from tfpolicies.exploration.making import make_exploration
 from tfpolicies.export.onnx_file import export_onnx
 from tfpolicies.export.result import ExportResult
 from tfpolicies.export.saved_model import export_saved_model
+from tfpolicies.models.adapted import AdaptedModel
 from tfpolicies.models.filters import MeanStdFilter, RewardFilter
 from tfpolicies.models.kept_model import kept_model
 from tfpolicies.models.learning_rates import changing_rate
@@ -302,7 +303,7 @@ class TFPolicy(PolicyKind):
         if "_loss_model" in vars(self):
             return vars(self)["_loss_model"]
         model = self.program.model_of(self._state)
-        if hasattr(model, "hand_to"):  # one whose methods are to run with this policy's weights
+        if isinstance(model, AdaptedModel):
             model.hand_to(self)
         return model
 

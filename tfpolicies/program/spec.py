@@ -17,9 +17,8 @@ from tfpolicies.models.distributions import ActionDistribution, DiagGaussian
 from tfpolicies.models.filters import filtered_leaves
 from tfpolicies.models.learning_rates import changing_rate
 from tfpolicies.models.network import ModelSource, fingerprint
-from tfpolicies.models.ports import MASK
 from tfpolicies.models.settings import model_settings
-from tfpolicies.models.spaces import Leaf, has_mask, leaves, space_key
+from tfpolicies.models.spaces import MASK, Leaf, has_mask, leaves, space_key
 from tfpolicies.program.surroundings import require_usual_tensorflow
 from tfpolicies.program.view import ConfigView
 

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfpolicies.errors import ConfigError, MissingColumnError, UsageError, near_matches
+from tfpolicies.models.adapted import AdaptedModel
 from tfpolicies.models.network import NetworkInputs, NetworkOutputs
 from tfpolicies.models.ports import SEQ_LENS
 from tfpolicies.models.spaces import Leaf, batch_leaves, pick
@@ -175,7 +176,7 @@ class ModelView:
                 "weights are those of any policy of the kind. Add an output to the model instead."
             )
         model = self._network.model
-        return getattr(getattr(model, "inner", model), name)
+        return getattr(model.inner if isinstance(model, AdaptedModel) else model, name)
 
 
 class TapeOptimizer:

@@ -7,8 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tfpolicies.batch.multi_agent_batch import MultiAgentBatch
-from tfpolicies.batch.sample_batch import SampleBatch
+from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
 from tfpolicies.errors import BatchError, UnknownPolicyError, near_matches
 from tfpolicies.replay.ring_buffer import ReplayBuffer
 

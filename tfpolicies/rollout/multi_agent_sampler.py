@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfpolicies.batch.multi_agent_batch import MultiAgentBatch
+from tfpolicies.batch.sample_batch import MultiAgentBatch
 from tfpolicies.config.callbacks import (
     DefaultCallbacks,
     follows_episodes,

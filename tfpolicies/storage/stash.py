@@ -33,7 +33,7 @@ import numpy as np
 from tfpolicies.errors import StashError
 from tfpolicies.storage.manifest import LARGEST, load_json
 from tfpolicies.storage.spaces_json import require_plausible_spaces
-from tfpolicies.system.atomic import place_file, remove_file, sync_folder, temporary_beside
+from tfpolicies.system.atomic import place_file, remove_file, replacing, sync_folder
 from tfpolicies.system.regular_files import open_regular, read_regular
 
 HEADER = 64
@@ -99,20 +99,19 @@ class Stash:
                 "a PolicyMap of this process's own, or one whose `capacity` holds all policies."
             )
         path = self.path(name)
-        temporary = temporary_beside(path, self._scratch)
         header = _FORM.pack(_MAGIC, _VERSION, zlib.crc32(image.data), image.nbytes)
         try:
             self._make_folders()
-            with open(temporary, "wb", buffering=0) as file:
+            with (
+                replacing(path, self._scratch, place) as temporary,
+                open(temporary, "wb", buffering=0) as file,
+            ):
                 _write_all(file, header.ljust(HEADER, b"\0"))
                 _write_all(file, image)
-            place(temporary, path)
             return True
         except FileExistsError:
-            remove_file(temporary)
             return False
         except OSError as error:
-            remove_file(temporary)
             raise StashError(
                 f"The policy {_policy_of(name)!r} cannot be written to the stash: {error}. It "
                 "stays in memory. Free some space, or raise `capacity`, so that fewer policies go "

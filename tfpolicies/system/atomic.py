@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tfpolicies.system.regular_files import read_regular
@@ -52,13 +53,27 @@ def place_file(path: Path, content: bytes, *, scratch: Path | None = None) -> No
     """
     if _holds(path, content):
         return
+    with replacing(path, scratch) as temporary, open(temporary, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def replacing(
+    path: Path, scratch: Path | None = None, place: Callable[[Path, Path], None] = os.replace
+) -> Iterator[Path]:
+    """Gives a temporary name for what becomes `path` if all goes well, and is removed otherwise.
+
+    Args:
+        path: the file.
+        scratch: as in `place_file`.
+        place: moves the temporary file to `path`.
+    """
     temporary = temporary_beside(path, scratch)
     try:
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        yield temporary
+        place(temporary, path)
     except BaseException:
         remove_file(temporary)
         raise

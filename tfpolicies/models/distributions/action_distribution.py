@@ -19,13 +19,16 @@ from tfpolicies.models.distributions.categorical import Categorical, MultiCatego
 from tfpolicies.models.distributions.gaussian import Deterministic, DiagGaussian, SquashedGaussian
 from tfpolicies.models.distributions.product import Product, split_columns
 from tfpolicies.models.spaces import Leaf, action_leaves, cell_sizes, is_float_box
+from tfpolicies.registers import Register
 
 MAX_BOX_LOGITS = 10_000
-BOX_DISTRIBUTIONS: dict[str, type[Distribution]] = {
-    "diag_gaussian": DiagGaussian,
-    "squashed_gaussian": SquashedGaussian,
-    "deterministic": Deterministic,
-}
+BOX_DISTRIBUTIONS = Register(
+    "A distribution",
+    ConfigError,
+    diag_gaussian=DiagGaussian,
+    squashed_gaussian=SquashedGaussian,
+    deterministic=Deterministic,
+)
 """What a Box of floats can be given by name."""
 
 
@@ -169,16 +172,13 @@ def register_box_distribution(name: str, kind: type[Distribution]) -> None:
     Raises:
         ConfigError: if the name is no text or the class is no `Distribution`.
     """
-    if not isinstance(name, str) or not name:
-        raise ConfigError(f"A distribution's name must be a non-empty str, got {name!r}.")
-    BOX_DISTRIBUTIONS[name] = _box_kind(kind)
+    BOX_DISTRIBUTIONS.add(name, _box_kind(kind))
 
 
 def _box_kind(custom: Any) -> type[Distribution]:
     if custom is None:
         return DiagGaussian
-    if isinstance(custom, str) and custom in BOX_DISTRIBUTIONS:
-        return BOX_DISTRIBUTIONS[custom]
+    custom = BOX_DISTRIBUTIONS.find(custom) or custom
     if not (isinstance(custom, type) and issubclass(custom, Distribution)):
         hint = near_matches(custom, BOX_DISTRIBUTIONS) if isinstance(custom, str) else ""
         raise ConfigError(

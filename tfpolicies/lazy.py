@@ -1,0 +1,29 @@
+"""Packages whose names are imported on first use, so that importing the package costs nothing."""
+
+from __future__ import annotations
+
+import importlib
+
+TYPE_CHECKING = False  # as in `typing`, which takes long to import
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+
+def lazily(name: str, homes: Mapping[str, str], package: dict[str, Any]) -> Any:
+    """Returns a name of a package, for its `__getattr__`, and keeps it there.
+
+    Args:
+        name: what is looked up.
+        homes: the module of each name of the package.
+        package: the package's `globals()`.
+
+    Raises:
+        AttributeError: if the package has no such name.
+        BackendError: if Keras runs on another backend than TensorFlow.
+    """
+    if name not in homes:
+        raise AttributeError(f"module {package['__name__']!r} has no attribute {name!r}")
+    importlib.import_module("tfpolicies.system.backend").require_tensorflow_backend()
+    package[name] = getattr(importlib.import_module(homes[name]), name)
+    return package[name]
