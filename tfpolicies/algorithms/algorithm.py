@@ -71,8 +71,9 @@ _SHOWN = 10  # ids of policies that a message names
 class Algorithm:
     """A config, built: environments, a policy, and the loop that trains it.
 
-    A subclass says which policy class it trains (`get_default_policy_class`) and what one training
-    step does (`training_step`); the one here does a single update on a batch of fresh experience.
+    A subclass says which classes of policies it trains, by framework (`policy_classes`), and what
+    one training step does (`training_step`); the one here does a single update on a batch of fresh
+    experience.
 
     Args:
         config: an `AlgorithmConfig` or a dict of settings; frozen from here on.
@@ -84,6 +85,7 @@ class Algorithm:
     """
 
     config_class: type[AlgorithmConfig] = AlgorithmConfig
+    policy_classes: Mapping[str, type[Policy]] = {}  # by framework: "tf2", and "tf" for graph mode
     overlaps = False  # whether remote workers sample while this process learns
 
     @answering(SETTINGS, " Write {0}Config().environment(env).training(...).build().")
@@ -202,14 +204,18 @@ class Algorithm:
 
     @classmethod
     def get_default_policy_class(cls, config: AlgorithmConfig) -> type[Policy]:
-        """Returns the class of policies that name none.
+        """Returns the class of policies that name none: that of `policy_classes` by default.
 
         Raises:
             ConfigError: if the algorithm has none.
         """
-        raise ConfigError(
-            f"{cls.__name__} has no policy class; override `get_default_policy_class(config)`."
-        )
+        found = cls.policy_classes.get(config.framework_str)
+        if found is None:
+            raise ConfigError(
+                f"{cls.__name__} has no policy class for framework {config.framework_str!r}; set "
+                "`policy_classes`, or override `get_default_policy_class(config)`."
+            )
+        return found
 
     @classmethod
     def default_resource_request(cls, config: AlgorithmConfig | Mapping[str, Any]) -> Any:

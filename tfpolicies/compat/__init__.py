@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from tfpolicies.policy.spelling import register_spelling
 from tfpolicies.system.backend import require_tensorflow_backend
 
 _HOMES = {
@@ -131,6 +132,8 @@ _ELSEWHERE = {
 """What stands for names of RLlib that are not here."""
 
 __all__ = [*_HOMES]
+
+register_spelling(f"{__name__}.scratch")
 
 
 def __getattr__(name: str) -> Any:
