@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from tfpolicies._version import __version__
+from tfpolicies.algorithms.registry import algorithm_names
 from tfpolicies.cli.ends import STATUSES
-from tfpolicies.cli.settings import ALGORITHMS, TrainSettings
+from tfpolicies.cli.settings import TrainSettings
 from tfpolicies.errors import UsageError, near_matches
 
 RUNS = "runs"  # the folder of all runs, unless another one is named
@@ -102,7 +103,9 @@ def _train(parser: _Parser) -> None:
     default = TrainSettings
     what = parser.add_argument_group("what is trained")
     what.add_argument("env", nargs="?", metavar="ENV", help="registered name, or module:Class")
-    what.add_argument("--algo", choices=ALGORITHMS, help=f"algorithm (default {default.algo})")
+    what.add_argument(
+        "--algo", choices=algorithm_names(), help=f"algorithm (default {default.algo})"
+    )
     what.add_argument("--seed", type=_count, help="of everything (default: drawn and recorded)")
     what.add_argument("--num-envs", type=_positive, help="environments stepped together")
     what.add_argument("--lr", type=float, help="step size of the optimizer")

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from tfpolicies.algorithms.registry import algorithm_names, find_algorithm
 from tfpolicies.config.names import ALIASES
 from tfpolicies.errors import (
     CheckpointError,
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from tfpolicies.algorithms.training_run import Goals
     from tfpolicies.config.algorithm_config import AlgorithmConfig
 
-ALGORITHMS = ("PPO", "PG", "DQN")
 _ENVS = 8  # stepped together where neither the command nor the table of tuned settings says more
 IMPORTED = ("callbacks", "model", "policy_mapping")  # settings that say what is imported
 _WORDS = {"true": True, "false": False, "none": None}  # as a shell user may write them
@@ -35,7 +35,7 @@ class TrainSettings:
 
     Attributes:
         env: a registered name or `"module:Class"`.
-        algo: one of `ALGORITHMS`.
+        algo: the name of a registered algorithm.
         seed: of everything.
         num_envs: environments stepped together; None: the tuned number, or 8.
         lr: step size; None: the tuned or the algorithm's own.
@@ -119,7 +119,7 @@ class TrainSettings:
         from tfpolicies.storage.json_values import decode_value, find_missing
 
         try:
-            if content["algo"] not in ALGORITHMS:
+            if content["algo"] not in algorithm_names():
                 raise KeyError(f"algo {content['algo']!r}")
             from_file = decode_value(content.get("from_file", {}))
             if not isinstance(from_file, dict) or find_missing(from_file):
@@ -140,10 +140,9 @@ class TrainSettings:
         Raises:
             ConfigError: for an unknown or invalid setting.
         """
-        import tfpolicies
         from tfpolicies.algorithms.tuned import tuned_settings
 
-        config: AlgorithmConfig = getattr(tfpolicies, f"{self.algo}Config")()
+        config: AlgorithmConfig = find_algorithm(self.algo).get_default_config()
         config.environment(self.env).rollouts(num_envs_per_worker=_ENVS)
         config.evaluation(
             evaluation_duration=self.eval_episodes, evaluation_config={"explore": False}

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
 
+from tfpolicies.algorithms.registry import find_algorithm
 from tfpolicies.algorithms.run_records import RunRecords
 from tfpolicies.algorithms.training_run import STEPS, TARGET, TrainingRun
 from tfpolicies.cli.arguments import RUNS
@@ -165,11 +166,9 @@ def restore_or_build(run: RunFolder | None, settings: TrainSettings) -> Algorith
         EnvError: for an unknown environment.
         CheckpointError: if the checkpoint is damaged.
     """
-    from tfpolicies.algorithms.algorithm import Algorithm
-
     if run is not None and run.has_checkpoint:
         given = settings.imported()
-        return Algorithm.from_checkpoint(
+        return find_algorithm(settings.algo).from_checkpoint(
             run.latest,
             policy_mapping_fn=given.pop("policy_mapping_fn", None),
             config={"env": settings.env, **given},
