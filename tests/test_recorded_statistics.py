@@ -1,4 +1,4 @@
-"""What a loss records is what an update tells; attributes of ported losses are read if asked for."""
+"""What a loss records is what an update tells; attributes of ported losses are read on demand."""
 
 import pytest
 import tensorflow as tf
