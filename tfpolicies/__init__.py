@@ -6,48 +6,50 @@ Names are imported on first use, so `import tfpolicies` loads neither TensorFlow
 from __future__ import annotations
 
 from tfpolicies._version import __version__
+from tfpolicies.algorithms.registry import exported_names
 from tfpolicies.lazy import lazily
 
 TYPE_CHECKING = False  # as in `typing`, whose import would take half of the time of this one
 if TYPE_CHECKING:
-    from tfpolicies.algorithms.algorithm import Algorithm
-    from tfpolicies.algorithms.dqn import DQN, DQNConfig, DQNTF1Policy, DQNTF2Policy, DQNTFPolicy
-    from tfpolicies.algorithms.pg import PG, PGConfig, PGTF1Policy, PGTF2Policy, PGTFPolicy
-    from tfpolicies.algorithms.ppo import PPO, PPOConfig, PPOTF1Policy, PPOTF2Policy
-    from tfpolicies.batch.postprocessing import compute_advantages
-    from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch, concat_samples
-    from tfpolicies.batch.view_requirement import ViewRequirement
-    from tfpolicies.config.algorithm_config import AlgorithmConfig
-    from tfpolicies.config.callbacks import DefaultCallbacks
-    from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID, PolicySpec
-    from tfpolicies.distributed.worker_set import WorkerSet
-    from tfpolicies.envs.multi_agent_env import MultiAgentEnv
-    from tfpolicies.policy.policy import Policy
-    from tfpolicies.policy.policy_map import PolicyMap
-    from tfpolicies.policy.tf_policy import TFPolicy
-    from tfpolicies.rollout.rollout_worker import RolloutWorker
+    from tfpolicies.algorithms.algorithm import Algorithm as Algorithm
+    from tfpolicies.algorithms.dqn import DQN as DQN
+    from tfpolicies.algorithms.dqn import DQNConfig as DQNConfig
+    from tfpolicies.algorithms.dqn import DQNTF1Policy as DQNTF1Policy
+    from tfpolicies.algorithms.dqn import DQNTF2Policy as DQNTF2Policy
+    from tfpolicies.algorithms.dqn import DQNTFPolicy as DQNTFPolicy
+    from tfpolicies.algorithms.pg import PG as PG
+    from tfpolicies.algorithms.pg import PGConfig as PGConfig
+    from tfpolicies.algorithms.pg import PGTF1Policy as PGTF1Policy
+    from tfpolicies.algorithms.pg import PGTF2Policy as PGTF2Policy
+    from tfpolicies.algorithms.pg import PGTFPolicy as PGTFPolicy
+    from tfpolicies.algorithms.ppo import PPO as PPO
+    from tfpolicies.algorithms.ppo import PPOConfig as PPOConfig
+    from tfpolicies.algorithms.ppo import PPOTF1Policy as PPOTF1Policy
+    from tfpolicies.algorithms.ppo import PPOTF2Policy as PPOTF2Policy
+    from tfpolicies.batch.postprocessing import compute_advantages as compute_advantages
+    from tfpolicies.batch.sample_batch import MultiAgentBatch as MultiAgentBatch
+    from tfpolicies.batch.sample_batch import SampleBatch as SampleBatch
+    from tfpolicies.batch.sample_batch import concat_samples as concat_samples
+    from tfpolicies.batch.view_requirement import ViewRequirement as ViewRequirement
+    from tfpolicies.config.algorithm_config import AlgorithmConfig as AlgorithmConfig
+    from tfpolicies.config.callbacks import DefaultCallbacks as DefaultCallbacks
+    from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID as DEFAULT_POLICY_ID
+    from tfpolicies.config.policy_spec import PolicySpec as PolicySpec
+    from tfpolicies.distributed.worker_set import WorkerSet as WorkerSet
+    from tfpolicies.envs.multi_agent_env import MultiAgentEnv as MultiAgentEnv
+    from tfpolicies.policy.policy import Policy as Policy
+    from tfpolicies.policy.policy_map import PolicyMap as PolicyMap
+    from tfpolicies.policy.tf_policy import TFPolicy as TFPolicy
+    from tfpolicies.rollout.rollout_worker import RolloutWorker as RolloutWorker
 
 _HOMES = {
+    **exported_names(),
     "Algorithm": "tfpolicies.algorithms.algorithm",
     "AlgorithmConfig": "tfpolicies.config.algorithm_config",
     "DEFAULT_POLICY_ID": "tfpolicies.config.policy_spec",
-    "DQN": "tfpolicies.algorithms.dqn",
-    "DQNConfig": "tfpolicies.algorithms.dqn",
-    "DQNTF1Policy": "tfpolicies.algorithms.dqn",
-    "DQNTF2Policy": "tfpolicies.algorithms.dqn",
-    "DQNTFPolicy": "tfpolicies.algorithms.dqn",
     "DefaultCallbacks": "tfpolicies.config.callbacks",
     "MultiAgentBatch": "tfpolicies.batch.sample_batch",
     "MultiAgentEnv": "tfpolicies.envs.multi_agent_env",
-    "PG": "tfpolicies.algorithms.pg",
-    "PGConfig": "tfpolicies.algorithms.pg",
-    "PGTF1Policy": "tfpolicies.algorithms.pg",
-    "PGTF2Policy": "tfpolicies.algorithms.pg",
-    "PGTFPolicy": "tfpolicies.algorithms.pg",
-    "PPO": "tfpolicies.algorithms.ppo",
-    "PPOConfig": "tfpolicies.algorithms.ppo",
-    "PPOTF1Policy": "tfpolicies.algorithms.ppo",
-    "PPOTF2Policy": "tfpolicies.algorithms.ppo",
     "Policy": "tfpolicies.policy.policy",
     "PolicyMap": "tfpolicies.policy.policy_map",
     "PolicySpec": "tfpolicies.config.policy_spec",
@@ -60,39 +62,7 @@ _HOMES = {
     "concat_samples": "tfpolicies.batch.sample_batch",
 }
 
-__all__ = [
-    "DEFAULT_POLICY_ID",
-    "DQN",
-    "PG",
-    "PPO",
-    "Algorithm",
-    "AlgorithmConfig",
-    "DQNConfig",
-    "DQNTF1Policy",
-    "DQNTF2Policy",
-    "DQNTFPolicy",
-    "DefaultCallbacks",
-    "MultiAgentBatch",
-    "MultiAgentEnv",
-    "PGConfig",
-    "PGTF1Policy",
-    "PGTF2Policy",
-    "PGTFPolicy",
-    "PPOConfig",
-    "PPOTF1Policy",
-    "PPOTF2Policy",
-    "Policy",
-    "PolicyMap",
-    "PolicySpec",
-    "RolloutWorker",
-    "SampleBatch",
-    "TFPolicy",
-    "ViewRequirement",
-    "WorkerSet",
-    "__version__",
-    "compute_advantages",
-    "concat_samples",
-]
+__all__ = [*_HOMES, "__version__"]
 
 
 def __getattr__(name: str) -> object:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import datetime
 import functools
 import logging
 import os
-import socket
 import time
-from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +18,7 @@ from tfpolicies.algorithms.checkpoints import SavedCheckpoint, SaveResult, Store
 from tfpolicies.algorithms.diagnosis import Diagnosis, Sampled, Trained
 from tfpolicies.algorithms.evaluator import Evaluator, as_metrics
 from tfpolicies.algorithms.learn import Learned, goals_of, learn
+from tfpolicies.algorithms.results import Results
 from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch, concat_samples
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.callbacks import DefaultCallbacks
@@ -50,10 +48,6 @@ from tfpolicies.policy.checkpoints import path_of
 from tfpolicies.policy.policy import Policy
 from tfpolicies.policy.tf_policy import TFPolicy
 from tfpolicies.reporting.console import counted
-from tfpolicies.reporting.machine import MachineLoad
-from tfpolicies.rollout.episode import RolloutMetrics
-from tfpolicies.rollout.metrics import summarize_episodes
-from tfpolicies.rollout.metrics_state import metrics_state, restored_metrics
 from tfpolicies.rollout.rollout_worker import RolloutWorker
 from tfpolicies.rollout.roster import as_predicate
 from tfpolicies.rollout.sampler import Played
@@ -70,8 +64,9 @@ _SHOWN = 10  # ids of policies that a message names
 class Algorithm:
     """A config, built: environments, a policy, and the loop that trains it.
 
-    A subclass says which policy class it trains (`get_default_policy_class`) and what one training
-    step does (`training_step`); the one here does a single update on a batch of fresh experience.
+    A subclass says which classes of policies it trains, by framework (`policy_classes`), and what
+    one training step does (`training_step`); the one here does a single update on a batch of fresh
+    experience.
 
     Args:
         config: an `AlgorithmConfig` or a dict of settings; frozen from here on.
@@ -83,6 +78,7 @@ class Algorithm:
     """
 
     config_class: type[AlgorithmConfig] = AlgorithmConfig
+    policy_classes: Mapping[str, type[Policy]] = {}  # by framework: "tf2", and "tf" for graph mode
     overlaps = False  # whether remote workers sample while this process learns
 
     @answering(SETTINGS, " Write {0}Config().environment(env).training(...).build().")
@@ -110,22 +106,13 @@ class Algorithm:
         logger.setLevel(config.log_level if config.log_level != "WARN" else logging.WARNING)
         made = config["callbacks"]
         self.callbacks: DefaultCallbacks = DefaultCallbacks() if made is None else made()
-        self._machine = MachineLoad() if config.log_sys_usage else None
         self.workers = self._new_workers(config)
         self.workers.on_recreated = functools.partial(self._tell_of_recreated, False)
         self.worker.flushes_filters = False
         self._evaluator = Evaluator(config, self._new_evaluation_workers, self.worker)
         self.iteration = 0
-        self.counters: dict[str, int] = defaultdict(int)
-        for unit in ("env_steps", "agent_steps"):
-            self.counters |= {f"num_{unit}_sampled": 0, f"num_{unit}_trained": 0}
-        self._episodes: deque[RolloutMetrics] = deque(
-            maxlen=config.metrics_num_episodes_for_smoothing
-        )
-        self._episodes_total = 0
-        self._time_total = 0.0
-        self._restored_at = (0, 0.0)  # iterations and seconds when it was built or restored
-        self._timers: dict[str, float] = {}
+        self._results = Results(config)
+        self.counters = self._results.counters
         self._stopped = False
         self.run_dir: Path | None = None  # of the last `learn` that had one
         self._told_of_unheld = False
@@ -201,14 +188,18 @@ class Algorithm:
 
     @classmethod
     def get_default_policy_class(cls, config: AlgorithmConfig) -> type[Policy]:
-        """Returns the class of policies that name none.
+        """Returns the class of policies that name none: that of `policy_classes` by default.
 
         Raises:
             ConfigError: if the algorithm has none.
         """
-        raise ConfigError(
-            f"{cls.__name__} has no policy class; override `get_default_policy_class(config)`."
-        )
+        found = cls.policy_classes.get(config.framework_str)
+        if found is None:
+            raise ConfigError(
+                f"{cls.__name__} has no policy class for framework {config.framework_str!r}; set "
+                "`policy_classes`, or override `get_default_policy_class(config)`."
+            )
+        return found
 
     @classmethod
     def default_resource_request(cls, config: AlgorithmConfig | Mapping[str, Any]) -> Any:
@@ -295,7 +286,7 @@ class Algorithm:
         }
         agent_steps = sum(batch.count for batch in trained.values())
         self._env_share = whole.env_steps() / max(1, agent_steps)
-        self._time("sample", started)
+        self._results.spent("sample", started)
         return trained
 
     def _steps_of(self, batch: SampleBatch | MultiAgentBatch) -> int:
@@ -310,12 +301,6 @@ class Algorithm:
     def expected_rows_per_sample(self) -> int:
         """Returns the rows of one fragment of each environment of all workers."""
         return self.workers.rows_per_sample()
-
-    def _time(self, name: str, started: float) -> None:
-        self._add_time(name, time.perf_counter() - started)
-
-    def _add_time(self, name: str, seconds: float) -> None:
-        self._timers[name] = self._timers.get(name, 0.0) + seconds
 
     # -- training -----------------------------------------------------------------------------
 
@@ -336,9 +321,7 @@ class Algorithm:
                 learned before, and what was sampled, is. `debugging(on_nan="warn")` goes on.
         """
         self._require_running()
-        started = time.perf_counter()
-        before = dict(self.counters)
-        self._timers = {}
+        self._results.begin()
         learner: dict[str, Any] = {}
         evaluation = None
         if self._evaluation_due() and self.config.evaluation_parallel_to_training:
@@ -346,11 +329,11 @@ class Algorithm:
             evaluation = self._evaluator.start()
         while True:
             learner = self._learn_and_sync() or learner
-            if self._iteration_is_over(before, time.perf_counter() - started):
+            if self._results.has_done_enough():
                 break
         due = self._evaluation_due()
         self.iteration += 1
-        result = self._result(learner, before, started)
+        result = self._results.result(self.iteration, learner, self.workers)
         self._diagnose(result, learner)
         if evaluation is not None:
             evaluation.training_is_over.set()
@@ -424,43 +407,31 @@ class Algorithm:
         )
         return learn(self, goals, run_dir=run_dir, progress=progress, callbacks=callbacks)
 
-    def _iteration_is_over(self, before: Mapping[str, int], seconds: float) -> bool:
-        config, unit = self.config, self._unit
-        sampled, trained = (
-            self.counters[name] - before[name]
-            for name in (f"num_{unit}_sampled", f"num_{unit}_trained")
-        )
-        return bool(
-            sampled >= config.min_sample_timesteps_per_iteration
-            and trained >= config.min_train_timesteps_per_iteration
-            and seconds >= (config.min_time_s_per_iteration or 0.0)
-        )
-
     def _require_running(self) -> None:
         if self._stopped:
             raise UsageError("This algorithm was stopped; build a new one or restore a checkpoint.")
 
     def _learn_and_sync(self) -> dict[str, Any]:
-        started = time.perf_counter()
-        sampled_before = self._timers.get("sample", 0.0)
+        started, seconds = time.perf_counter(), self._results.seconds
+        sampled_before = seconds["sample"]
         learner = self._trained()
-        sampling = self._timers.get("sample", 0.0) - sampled_before
+        sampling = seconds["sample"] - sampled_before
         learning = time.perf_counter() - started - sampling
         policies = self.worker.policy_map
         loading = sum(policies.handle(pid).take_seconds_loading() for pid in learner)
         loading = min(loading, learning)  # some of it may be of batches before
-        self._add_time("load", loading)
-        self._add_time("learn", learning - loading)
+        seconds["load"] += loading
+        seconds["learn"] += learning - loading
         trained = sum(result.get("num_agent_steps_trained", 0) for result in learner.values())
         self.counters["num_env_steps_trained"] += round(trained * self._env_share)
         self.counters["num_agent_steps_trained"] += trained
         updates = {pid: policies.handle(pid).num_grad_updates for pid in learner}
-        steps = self.counters[f"num_{self._unit}_sampled"]
+        steps = self.counters[f"num_{self._results.unit}_sampled"]
         global_vars = {"timestep": steps, "num_grad_updates_per_policy": updates}
         learned = time.perf_counter()
         self.workers.sync_weights(None, global_vars)
         self.workers.sync_filters()
-        self._time("synch_weights", learned)
+        self._results.spent("sync", learned)
         return learner
 
     def _trained(self) -> dict[str, Any]:
@@ -524,7 +495,7 @@ class Algorithm:
 
     def _diagnose(self, result: Mapping[str, Any], learner: Mapping[str, Any]) -> None:
         """Says what an iteration shows to be wrong with the run."""
-        episodes, policies = [*self._episodes], self.worker.policy_map
+        episodes, policies = [*self._results.episodes], self.worker.policy_map
         self._diagnosis.look(
             Sampled(result, self.config, episodes, self._num_envs()),
             (
@@ -537,72 +508,6 @@ class Algorithm:
     def _num_envs(self) -> int:
         """Returns the number of environments that all workers step."""
         return self.workers.num_envs() * max(1, self.config.num_rollout_workers)
-
-    @property
-    def _unit(self) -> str:
-        """What training steps and time steps are counted in: "env_steps" or "agent_steps"."""
-        return str(self.config.count_steps_by)
-
-    def _result(
-        self, learner: dict[str, Any], before: Mapping[str, int], started: float
-    ) -> dict[str, Any]:
-        fresh = self.workers.get_metrics()
-        self._episodes.extend(fresh)
-        self._episodes_total += len(fresh)
-        window = [*self._episodes] if len(fresh) < len(self._episodes) else fresh
-        kept = self.config.keep_per_episode_custom_metrics
-        summary = summarize_episodes(window, len(fresh), keep_custom_metrics=kept)
-        seconds = time.perf_counter() - started
-        self._time_total += seconds
-        counters = self.counters
-        unit = self._unit
-        sampled, trained = (
-            counters[name] - before[name] for name in (f"num_{unit}_sampled", f"num_{unit}_trained")
-        )
-        now = datetime.datetime.now()
-        ms = {name: 1e3 * each for name, each in self._timers.items()}
-        restored_iteration, restored_time = self._restored_at
-        return {
-            **summary,
-            "sampler_results": summary,
-            "info": {"learner": learner, **counters},
-            **counters,
-            "counters": dict(counters),
-            "num_healthy_workers": self.workers.num_healthy_remote_workers(),
-            "num_remote_worker_restarts": self.workers.num_remote_worker_restarts(),
-            "num_in_flight_async_reqs": self.workers.num_in_flight_async_reqs(),
-            f"num_{unit}_sampled_this_iter": sampled,
-            f"num_{unit}_trained_this_iter": trained,
-            f"num_{unit}_sampled_throughput_per_sec": sampled / seconds,
-            f"num_{unit}_trained_throughput_per_sec": trained / seconds,
-            "num_steps_trained_this_iter": trained,
-            "timesteps_total": counters[f"num_{unit}_sampled"],
-            "agent_timesteps_total": counters["num_agent_steps_sampled"],
-            "timers": {
-                "training_iteration_time_ms": 1e3 * seconds,
-                "sample_time_ms": ms.get("sample", 0.0),
-                "load_time_ms": ms["load"],
-                "load_throughput": _per_second(trained, ms["load"]),
-                "learn_time_ms": ms["learn"],
-                "learn_throughput": _per_second(trained, ms["learn"]),
-                "synch_weights_time_ms": ms["synch_weights"],
-            },
-            "training_iteration": self.iteration,
-            "iterations_since_restore": self.iteration - restored_iteration,
-            "episodes_total": self._episodes_total,
-            "time_this_iter_s": seconds,
-            "time_total_s": self._time_total,
-            "time_since_restore": self._time_total - restored_time,
-            "date": now.strftime("%Y-%m-%d_%H-%M-%S"),
-            "timestamp": int(now.timestamp()),
-            "pid": os.getpid(),
-            "hostname": socket.gethostname(),
-            "node_ip": self.worker.get_node_ip(),
-            "trial_id": "default",
-            "done": False,
-            "config": self.config.to_dict(),
-            "perf": {} if self._machine is None else self._machine.read(),
-        }
 
     # -- evaluation ---------------------------------------------------------------------------
 
@@ -1206,23 +1111,12 @@ class Algorithm:
 
     def progress(self) -> dict[str, Any]:
         """Returns the counters of the run, for a checkpoint."""
-        return {
-            "iteration": self.iteration,
-            "counters": dict(self.counters),
-            "episodes": metrics_state(self._episodes),
-            "episodes_total": self._episodes_total,
-            "time_total_s": self._time_total,
-        }
+        return self._results.progress(self.iteration)
 
     def set_progress(self, progress: Mapping[str, Any]) -> None:
         """Restores what `progress` returned."""
         self.iteration = progress["iteration"]
-        self.counters.update(progress["counters"])
-        self._episodes.clear()
-        self._episodes.extend(restored_metrics(progress["episodes"]))
-        self._episodes_total = progress["episodes_total"]
-        self._time_total = progress["time_total_s"]
-        self._restored_at = self.iteration, self._time_total
+        self._results.set_progress(progress)
 
     def get_extra_state(self) -> dict[str, Any]:
         """Returns what a subclass adds to checkpoints: JSON values and arrays, nested in dicts."""
@@ -1279,11 +1173,6 @@ class Algorithm:
             f"{policy.learns_through}, "
             f"{counted(envs, 'environment')} x {counted(length, 'step')} per sample."
         )
-
-
-def _per_second(count: int, ms: float) -> float:
-    """Returns how many of what took so many milliseconds are done in a second; 0 for no time."""
-    return 1e3 * count / ms if ms else 0.0
 
 
 def _with_environment(config: AlgorithmConfig, env: Any) -> AlgorithmConfig:

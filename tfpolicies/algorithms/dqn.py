@@ -34,7 +34,7 @@ from tfpolicies.algorithms.off_policy import (
     OffPolicyTraining,
 )
 from tfpolicies.batch.sample_batch import SampleBatch
-from tfpolicies.config.algorithm_config import AlgorithmConfig
+from tfpolicies.config.later import later
 from tfpolicies.config.sections import check, check_bools, is_number
 from tfpolicies.errors import ConfigError, ModelError, UnsupportedSpaceError
 from tfpolicies.models.catalog import extra_inputs, memory_of
@@ -44,60 +44,7 @@ from tfpolicies.models.losses import huber, masked_mean
 from tfpolicies.models.network import ModelSource, q_model_source
 from tfpolicies.models.q_learning import chosen_values, td_errors, td_targets
 from tfpolicies.models.settings import is_list_of_counts
-from tfpolicies.policy.tf_policy import TFPolicy
 from tfpolicies.state import PolicyState
-
-
-@dataclass(frozen=True, kw_only=True)
-class DQNTraining(OffPolicyTraining):
-    """The training settings of DQN."""
-
-    lr: float = 5e-4
-    grad_clip: float | None = 40.0
-    grad_clip_by: str = "norm"
-    adam_epsilon: float = 1e-8  # > 0, of the default optimizer
-    double_q: bool = True  # the online network chooses the action that the target one values
-    dueling: bool = True  # off for a model of one's own
-    hiddens: Any = field(default_factory=lambda: [256])  # hidden layers of the heads
-    td_error_loss_fn: str = "huber"  # or "mse"
-    num_atoms: int = 1  # 1: the only one; distributional Q-learning is not offered
-    noisy: bool = False  # False: the only one; noisy networks are not offered
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_bools(self, "double_q", "dueling")
-        words = "a list of integers >= 1, at most 256 of them"
-        check(is_list_of_counts(self.hiddens), "hiddens", words, self.hiddens)
-        losses, loss = ("huber", "mse"), self.td_error_loss_fn
-        check(loss in losses, "td_error_loss_fn", f"one of {losses}", loss)
-        epsilon = self.adam_epsilon
-        check(is_number(epsilon) and epsilon > 0, "adam_epsilon", "a number > 0", epsilon)
-        check(self.num_atoms == 1, "num_atoms", "1 (no distributional network)", self.num_atoms)
-        check(self.noisy is False, "noisy", "False (no noisy network)", self.noisy)
-
-
-class DQNConfig(OffPolicyConfig):
-    """The config of DQN.
-
-    >>> config = DQNConfig().environment("CartPole-v1").training(lr=1e-3, n_step=3)
-    >>> config.fragment_length(), config.exploration_config["type"]
-    (3, 'EpsilonGreedy')
-    """
-
-    training_section = DQNTraining
-
-    def __init__(self, algo_class: type | None = None) -> None:
-        super().__init__(algo_class or DQN)
-        self.reporting(min_sample_timesteps_per_iteration=1000)
-        self.evaluation(evaluation_config={"explore": False})
-        self.exploration(
-            exploration_config={
-                "type": "EpsilonGreedy",
-                "initial_epsilon": 1.0,
-                "final_epsilon": 0.02,
-                "epsilon_timesteps": 10_000,
-            }
-        )
 
 
 class DQNTFPolicy(OffPolicyTFPolicy):
@@ -107,7 +54,7 @@ class DQNTFPolicy(OffPolicyTFPolicy):
     forbids are the smallest float32. `learn_on_batch` gives `td_error` `[B]`.
     """
 
-    config_class = DQNConfig
+    config_class = later("DQNConfig")
     acting_only = frozenset({"q_values"})
     static_keys = (
         *OffPolicyTFPolicy.static_keys,
@@ -181,26 +128,21 @@ class DQNTFPolicy(OffPolicyTFPolicy):
             next_target,
             chooser,
         )
-        self._chosen = chosen_values(q, train_batch[SampleBatch.ACTIONS])
-        self._td_error = td_errors(self._chosen, tf.stop_gradient(targets))
-        self._mask = train_batch["loss_mask"]
-        error = huber if self.config["td_error_loss_fn"] == "huber" else tf.square
-        return masked_mean(train_batch["weights"] * error(self._td_error), self._mask)
+        chosen, mask = chosen_values(q, train_batch[SampleBatch.ACTIONS]), train_batch["loss_mask"]
+        errors = td_errors(chosen, tf.stop_gradient(targets))
+        self._record(chosen, errors, mask)
+        loss = huber if self.config["td_error_loss_fn"] == "huber" else tf.square
+        return masked_mean(train_batch["weights"] * loss(errors), mask)
 
-    def stats_fn(self, train_batch: Any) -> dict[str, tf.Tensor]:
-        """Returns mean, minimum and maximum of the chosen actions' values, and the mean error."""
-        del train_batch
-        counts, inf = self._mask > 0, float("inf")
-        return {
-            "mean_q": masked_mean(self._chosen, self._mask),
-            "min_q": tf.reduce_min(tf.where(counts, self._chosen, inf)),
-            "max_q": tf.reduce_max(tf.where(counts, self._chosen, -inf)),
-            "mean_td_error": masked_mean(self._td_error, self._mask),
-        }
-
-    def extra_learn_fetches_fn(self) -> dict[str, tf.Tensor]:
-        """Returns the temporal-difference error of each row, `td_error` `[B]`."""
-        return {"td_error": self._td_error}
+    def _record(self, chosen: tf.Tensor, errors: tf.Tensor, mask: tf.Tensor) -> None:
+        counts, inf = mask > 0, float("inf")
+        self.record(
+            mean_q=masked_mean(chosen, mask),
+            min_q=tf.reduce_min(tf.where(counts, chosen, inf)),
+            max_q=tf.reduce_max(tf.where(counts, chosen, -inf)),
+            mean_td_error=masked_mean(errors, mask),
+            td_error=errors,
+        )
 
     def extra_action_out_fn(self) -> dict[str, tf.Tensor]:
         """Returns the action values, `q_values` `[N, n]`."""
@@ -296,9 +238,57 @@ class DQNTF1Policy(DQNTFPolicy):
 class DQN(OffPolicyAlgorithm):
     """The training loop of DQN; made by `DQNConfig().build()`."""
 
-    config_class = DQNConfig
+    config_class = later("DQNConfig")
+    policy_classes = {"tf2": DQNTF2Policy, "tf": DQNTF1Policy}
 
-    @classmethod
-    def get_default_policy_class(cls, config: AlgorithmConfig) -> type[TFPolicy]:
-        """Returns the class of policies that name none."""
-        return DQNTF1Policy if config.framework_str == "tf" else DQNTF2Policy
+
+@dataclass(frozen=True, kw_only=True)
+class DQNTraining(OffPolicyTraining):
+    """The training settings of DQN."""
+
+    lr: float = 5e-4
+    grad_clip: float | None = 40.0
+    grad_clip_by: str = "norm"
+    adam_epsilon: float = 1e-8  # > 0, of the default optimizer
+    double_q: bool = True  # the online network chooses the action that the target one values
+    dueling: bool = True  # off for a model of one's own
+    hiddens: Any = field(default_factory=lambda: [256])  # hidden layers of the heads
+    td_error_loss_fn: str = "huber"  # or "mse"
+    num_atoms: int = 1  # 1: the only one; distributional Q-learning is not offered
+    noisy: bool = False  # False: the only one; noisy networks are not offered
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_bools(self, "double_q", "dueling")
+        words = "a list of integers >= 1, at most 256 of them"
+        check(is_list_of_counts(self.hiddens), "hiddens", words, self.hiddens)
+        losses, loss = ("huber", "mse"), self.td_error_loss_fn
+        check(loss in losses, "td_error_loss_fn", f"one of {losses}", loss)
+        epsilon = self.adam_epsilon
+        check(is_number(epsilon) and epsilon > 0, "adam_epsilon", "a number > 0", epsilon)
+        check(self.num_atoms == 1, "num_atoms", "1 (no distributional network)", self.num_atoms)
+        check(self.noisy is False, "noisy", "False (no noisy network)", self.noisy)
+
+
+class DQNConfig(OffPolicyConfig):
+    """The config of DQN.
+
+    >>> config = DQNConfig().environment("CartPole-v1").training(lr=1e-3, n_step=3)
+    >>> config.fragment_length(), config.exploration_config["type"]
+    (3, 'EpsilonGreedy')
+    """
+
+    training_section = DQNTraining
+
+    def __init__(self, algo_class: type | None = None) -> None:
+        super().__init__(algo_class or DQN)
+        self.reporting(min_sample_timesteps_per_iteration=1000)
+        self.evaluation(evaluation_config={"explore": False})
+        self.exploration(
+            exploration_config={
+                "type": "EpsilonGreedy",
+                "initial_epsilon": 1.0,
+                "final_epsilon": 0.02,
+                "epsilon_timesteps": 10_000,
+            }
+        )

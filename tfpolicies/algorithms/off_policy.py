@@ -18,6 +18,7 @@ from tfpolicies.algorithms.algorithm import Algorithm
 from tfpolicies.batch.postprocessing import n_step_returns
 from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
 from tfpolicies.config.algorithm_config import AlgorithmConfig
+from tfpolicies.config.later import later
 from tfpolicies.config.sections import (
     Training,
     check,
@@ -39,87 +40,10 @@ _UNIFORM = ("ReplayBuffer", "MultiAgentReplayBuffer")
 _BYTES_PER_CALL = 256 * 2**20  # of rows that one compiled call learns from, at most
 
 
-@dataclass(frozen=True, kw_only=True)
-class OffPolicyTraining(Training):
-    """The training settings that algorithms with replay share."""
-
-    n_step: int = 1  # rewards of a transition
-    target_network_update_freq: int = 500  # environment steps between updates of the target
-    tau: float = 1.0  # its step towards the online network, in [0, 1]
-    num_steps_sampled_before_learning_starts: int = 1000  # rows in the buffer before updates
-    training_intensity: float | None = None  # rows trained per row sampled; None: one update a step
-    replay_buffer_config: Mapping[str, Any] = field(
-        default_factory=lambda: {"type": "MultiAgentReplayBuffer", "capacity": 50_000}
-    )
-    store_buffer_in_checkpoints: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_bools(self, "store_buffer_in_checkpoints")
-        check(is_count(self.n_step), "n_step", "an integer >= 1", self.n_step)
-        check_unit_interval("tau", self.tau)
-        for name in ("target_network_update_freq", "num_steps_sampled_before_learning_starts"):
-            check(is_count(getattr(self, name), 0), name, "an integer >= 0", getattr(self, name))
-        intensity = self.training_intensity
-        valid = intensity is None or (is_number(intensity) and intensity > 0)
-        check(valid, "training_intensity", "None or a number > 0", intensity)
-        _check_buffer(self.replay_buffer_config)
-
-
-def _check_buffer(config: Any) -> None:
-    name = "replay_buffer_config"
-    check(isinstance(config, Mapping), name, "a dict {'capacity': ...}", config)
-    kind = config.get("type") or _UNIFORM[1]
-    if "prioritized" in " ".join(map(str, (kind, *config))).lower():
-        raise ConfigError(
-            f"{name}={dict(config)!r}: prioritised replay is not offered, rows are drawn "
-            f"uniformly. Use {{'type': '{_UNIFORM[1]}', 'capacity': ...}}."
-        )
-    check(kind in _UNIFORM, f"{name}['type']", f"one of {_UNIFORM}", kind)
-    for key in config:
-        known = ("type", "capacity")
-        if key not in known:
-            raise ConfigError(
-                f"{name} has no key {key!r}.{near_matches(str(key), known)} It takes "
-                f"{', '.join(known)}."
-            )
-    capacity = config.get("capacity", 50_000)
-    check(is_count(capacity), f"{name}['capacity']", "an integer >= 1", capacity)
-
-
-class OffPolicyConfig(AlgorithmConfig):
-    """A config with replay; the fragment length "auto" is `n_step`."""
-
-    training_section = OffPolicyTraining
-
-    def __init__(self, algo_class: type | None = None) -> None:
-        super().__init__(algo_class)
-        self.rollouts(rollout_fragment_length="auto")
-
-    def fragment_length(self, num_envs: int | None = None, worker_index: int = 0) -> int:
-        """Returns the rows that each environment yields per training step; "auto" is `n_step`."""
-        del num_envs, worker_index
-        length = self.rollout_fragment_length
-        return int(self.n_step if length == "auto" else length)
-
-    def validate(self) -> None:
-        """Checks settings against each other.
-
-        Raises:
-            ConfigError: naming the contradiction.
-        """
-        super().validate()
-        if self.fragment_length() < self.n_step:
-            raise ConfigError(
-                f"rollout_fragment_length={self.rollout_fragment_length} must not be smaller than "
-                f"n_step={self.n_step}; or use 'auto'."
-            )
-
-
 class OffPolicyTFPolicy(TFPolicy):
     """A policy with a target network that learns from single transitions."""
 
-    config_class = OffPolicyConfig
+    config_class = later("OffPolicyConfig")
     hyperparameters = (*TFPolicy.hyperparameters, "tau")
     static_keys = (*TFPolicy.static_keys, "n_step")
 
@@ -177,7 +101,7 @@ class OffPolicyAlgorithm(Algorithm):
         replay_buffer: the newest rows of each policy, with the columns its loss reads.
     """
 
-    config_class = OffPolicyConfig
+    config_class = later("OffPolicyConfig")
     overlaps = True
 
     def setup(self, config: AlgorithmConfig) -> None:
@@ -263,3 +187,80 @@ class OffPolicyAlgorithm(Algorithm):
             buffer.set_state(state["replay_buffer"])
         self.replay_buffer = buffer
         self._updates_owed = float(state["updates_owed"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class OffPolicyTraining(Training):
+    """The training settings that algorithms with replay share."""
+
+    n_step: int = 1  # rewards of a transition
+    target_network_update_freq: int = 500  # environment steps between updates of the target
+    tau: float = 1.0  # its step towards the online network, in [0, 1]
+    num_steps_sampled_before_learning_starts: int = 1000  # rows in the buffer before updates
+    training_intensity: float | None = None  # rows trained per row sampled; None: one update a step
+    replay_buffer_config: Mapping[str, Any] = field(
+        default_factory=lambda: {"type": "MultiAgentReplayBuffer", "capacity": 50_000}
+    )
+    store_buffer_in_checkpoints: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_bools(self, "store_buffer_in_checkpoints")
+        check(is_count(self.n_step), "n_step", "an integer >= 1", self.n_step)
+        check_unit_interval("tau", self.tau)
+        for name in ("target_network_update_freq", "num_steps_sampled_before_learning_starts"):
+            check(is_count(getattr(self, name), 0), name, "an integer >= 0", getattr(self, name))
+        intensity = self.training_intensity
+        valid = intensity is None or (is_number(intensity) and intensity > 0)
+        check(valid, "training_intensity", "None or a number > 0", intensity)
+        _check_buffer(self.replay_buffer_config)
+
+
+def _check_buffer(config: Any) -> None:
+    name = "replay_buffer_config"
+    check(isinstance(config, Mapping), name, "a dict {'capacity': ...}", config)
+    kind = config.get("type") or _UNIFORM[1]
+    if "prioritized" in " ".join(map(str, (kind, *config))).lower():
+        raise ConfigError(
+            f"{name}={dict(config)!r}: prioritised replay is not offered, rows are drawn "
+            f"uniformly. Use {{'type': '{_UNIFORM[1]}', 'capacity': ...}}."
+        )
+    check(kind in _UNIFORM, f"{name}['type']", f"one of {_UNIFORM}", kind)
+    for key in config:
+        known = ("type", "capacity")
+        if key not in known:
+            raise ConfigError(
+                f"{name} has no key {key!r}.{near_matches(str(key), known)} It takes "
+                f"{', '.join(known)}."
+            )
+    capacity = config.get("capacity", 50_000)
+    check(is_count(capacity), f"{name}['capacity']", "an integer >= 1", capacity)
+
+
+class OffPolicyConfig(AlgorithmConfig):
+    """A config with replay; the fragment length "auto" is `n_step`."""
+
+    training_section = OffPolicyTraining
+
+    def __init__(self, algo_class: type | None = None) -> None:
+        super().__init__(algo_class)
+        self.rollouts(rollout_fragment_length="auto")
+
+    def fragment_length(self, num_envs: int | None = None, worker_index: int = 0) -> int:
+        """Returns the rows that each environment yields per training step; "auto" is `n_step`."""
+        del num_envs, worker_index
+        length = self.rollout_fragment_length
+        return int(self.n_step if length == "auto" else length)
+
+    def validate(self) -> None:
+        """Checks settings against each other.
+
+        Raises:
+            ConfigError: naming the contradiction.
+        """
+        super().validate()
+        if self.fragment_length() < self.n_step:
+            raise ConfigError(
+                f"rollout_fragment_length={self.rollout_fragment_length} must not be smaller than "
+                f"n_step={self.n_step}; or use 'auto'."
+            )

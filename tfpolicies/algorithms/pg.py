@@ -18,47 +18,26 @@ from tfpolicies.algorithms.algorithm import Algorithm
 from tfpolicies.batch.postprocessing import discounted_returns
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.config.algorithm_config import AlgorithmConfig
+from tfpolicies.config.later import later
 from tfpolicies.config.sections import Training
 from tfpolicies.models.losses import masked_mean
 from tfpolicies.policy.fragments import Fragments
 from tfpolicies.policy.tf_policy import TFPolicy
 
 
-@dataclass(frozen=True, kw_only=True)
-class PGTraining(Training):
-    """The training settings of PG."""
-
-    lr: float = 4e-4
-    train_batch_size: int = 200
-
-
-class PGConfig(AlgorithmConfig):
-    """The config of PG."""
-
-    training_section = PGTraining
-
-    def __init__(self, algo_class: type | None = None) -> None:
-        super().__init__(algo_class or PG)
-        self.rollouts(rollout_fragment_length="auto", batch_mode="complete_episodes")
-
-
 class PGPolicy(TFPolicy):
     """The mathematics of the policy gradient, for any runtime."""
 
-    config_class = PGConfig
+    config_class = later("PGConfig")
 
     def loss(self, model: Any, dist_class: Any, train_batch: Any) -> tf.Tensor:
         """Returns the negative log-likelihood of the actions, weighted by the returns."""
         dist_inputs, _ = model(train_batch)
         logp = dist_class(dist_inputs, model).logp(train_batch[SampleBatch.ACTIONS])
         returns = train_batch["advantages"]
-        self.policy_loss = -masked_mean(logp * returns, train_batch["loss_mask"])
-        return self.policy_loss
-
-    def stats_fn(self, train_batch: Any) -> dict[str, tf.Tensor]:
-        """Returns the loss, if a subclass's `loss` keeps it."""
-        del train_batch
-        return {name: vars(self)[name] for name in ("policy_loss",) if name in vars(self)}
+        policy_loss = -masked_mean(logp * returns, train_batch["loss_mask"])
+        self.record(policy_loss=policy_loss)
+        return policy_loss
 
     def postprocess_fragments(self, fragments: Fragments) -> None:
         """Adds the discounted return of the rest of each trajectory."""
@@ -85,9 +64,23 @@ class PGTF1Policy(PGPolicy):
 class PG(Algorithm):
     """The training loop of PG: one update per batch of fresh trajectories."""
 
-    config_class = PGConfig
+    config_class = later("PGConfig")
+    policy_classes = {"tf2": PGTF2Policy, "tf": PGTF1Policy}
 
-    @classmethod
-    def get_default_policy_class(cls, config: AlgorithmConfig) -> type[TFPolicy]:
-        """Returns the class of policies that name none."""
-        return PGTF1Policy if config.framework_str == "tf" else PGTF2Policy
+
+@dataclass(frozen=True, kw_only=True)
+class PGTraining(Training):
+    """The training settings of PG."""
+
+    lr: float = 4e-4
+    train_batch_size: int = 200
+
+
+class PGConfig(AlgorithmConfig):
+    """The config of PG."""
+
+    training_section = PGTraining
+
+    def __init__(self, algo_class: type | None = None) -> None:
+        super().__init__(algo_class or PG)
+        self.rollouts(rollout_fragment_length="auto", batch_mode="complete_episodes")

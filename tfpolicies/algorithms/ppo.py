@@ -25,6 +25,7 @@ from tfpolicies.algorithms.algorithm import Algorithm
 from tfpolicies.batch.postprocessing import discounted_returns, generalized_advantages
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.config.algorithm_config import AlgorithmConfig
+from tfpolicies.config.later import later
 from tfpolicies.config.sections import (
     Training,
     check,
@@ -39,6 +40,197 @@ from tfpolicies.models.defaults import MODEL_DEFAULTS
 from tfpolicies.models.losses import explained_variance, masked_mean
 from tfpolicies.policy.fragments import Fragments
 from tfpolicies.policy.tf_policy import TFPolicy
+
+
+class PPOTFPolicy(TFPolicy):
+    """The mathematics of PPO, for any runtime."""
+
+    config_class = later("PPOConfig")
+    hyperparameters = (
+        *TFPolicy.hyperparameters,
+        "lambda",
+        "clip_param",
+        "vf_clip_param",
+        "vf_loss_coeff",
+        "entropy_coeff",
+        "kl_coeff",
+        "kl_target",
+    )
+    static_keys = (*TFPolicy.static_keys, "use_critic", "use_gae")
+    state_aliases = {"current_kl_coeff": "kl_coeff"}
+
+    @classmethod
+    def wants_value(cls, static: Mapping[str, Any]) -> bool:
+        """A value is estimated if there is a critic."""
+        return bool(static["use_critic"])
+
+    @property
+    def kl_coeff(self) -> Any:
+        """The coefficient of the KL term in force."""
+        return self.in_force("kl_coeff")
+
+    @property
+    def entropy_coeff(self) -> Any:
+        """The coefficient of the entropy in force."""
+        return self.in_force("entropy_coeff")
+
+    def loss(self, model: Any, dist_class: Any, train_batch: Any) -> tf.Tensor:
+        """Returns the clipped surrogate objective with its value, entropy and KL terms."""
+        config, mask = self.config, train_batch["loss_mask"]
+        dist_inputs, _ = model(train_batch)
+        current = dist_class(dist_inputs, model)
+        previous = dist_class(train_batch[SampleBatch.ACTION_DIST_INPUTS], model)
+        advantages = train_batch["advantages"]
+
+        logp = current.logp(train_batch[SampleBatch.ACTIONS])
+        ratio = tf.exp(logp - train_batch[SampleBatch.ACTION_LOGP])
+        clipped = tf.clip_by_value(ratio, 1 - config["clip_param"], 1 + config["clip_param"])
+        surrogate = tf.minimum(advantages * ratio, advantages * clipped)
+
+        policy_loss = -masked_mean(surrogate, mask)
+        entropy = masked_mean(current.entropy(), mask)
+        kl = masked_mean(previous.kl(current), mask)
+        self.record(policy_loss=policy_loss, entropy=entropy, kl=kl)
+        total_loss = (
+            policy_loss
+            + config["vf_loss_coeff"] * self._value_loss(model, train_batch)
+            - config["entropy_coeff"] * entropy
+            + config["kl_coeff"] * kl
+        )
+        self.record(total_loss=total_loss)
+        return total_loss
+
+    def _value_loss(self, model: Any, train_batch: Any) -> tf.Tensor:
+        if not self.config["use_critic"]:
+            self.record(vf_loss=0.0)
+            return tf.constant(0.0)
+        mask, targets = train_batch["loss_mask"], train_batch["value_targets"]
+        values, limit = model.value_function(), self.config["vf_clip_param"]
+        vf_loss = masked_mean(tf.minimum(tf.square(values - targets), limit), mask)
+        self.record(vf_loss=vf_loss, **value_statistics(values, targets, mask, limit))
+        return vf_loss
+
+    def hyper_stats(self) -> dict[str, float]:
+        """Returns the coefficients in force."""
+        return {
+            "cur_lr": self.hyper("lr"),
+            "cur_kl_coeff": self.hyper("kl_coeff"),
+            "entropy_coeff": self.hyper("entropy_coeff"),
+        }
+
+    def postprocess_fragments(self, fragments: Fragments) -> None:
+        """Adds advantages, value targets and bootstrapped values for all trajectories at once."""
+        rewards = fragments.columns["rewards"]
+        terminateds = fragments.columns["terminateds"]
+        gamma, added = self.hyper("gamma"), fragments.added
+        if not self.config["use_critic"]:
+            nothing = np.zeros_like(rewards)
+            added["value_targets"] = nothing
+            added["advantages"] = discounted_returns(rewards, fragments.ends, nothing, gamma=gamma)
+            return
+        next_values = fragments.next_values()
+        lambda_ = self.hyper("lambda") if self.config["use_gae"] else 1.0
+        added["advantages"], added["value_targets"] = generalized_advantages(
+            rewards,
+            fragments.columns["vf_preds"],
+            next_values,
+            terminateds,
+            fragments.ends,
+            gamma=gamma,
+            lambda_=lambda_,
+        )
+        added["values_bootstrapped"] = next_values
+
+    def update_kl(self, kl: float) -> float:
+        """Adapts the KL coefficient to its target; returns it.
+
+        A KL above twice the target raises it by half, one below half the target halves it.
+        """
+        target, coefficient = self.hyper("kl_target"), self.hyper("kl_coeff")
+        if kl > 2.0 * target:
+            coefficient *= 1.5
+        elif kl < 0.5 * target:
+            coefficient *= 0.5
+        self.set_hyper("kl_coeff", coefficient)
+        return coefficient
+
+
+class PPOTF2Policy(PPOTFPolicy):
+    """PPO on traced TensorFlow functions.
+
+    >>> from gymnasium import spaces
+    >>> space, actions = spaces.Box(-1, 1, (4,)), spaces.Discrete(2)
+    >>> policy = PPOTF2Policy(space, actions, {"seed": 0, "inference": "tf"})
+    >>> policy.compute_actions(np.zeros((3, 4), np.float32)).actions.shape
+    (3,)
+    """
+
+
+class PPOTF1Policy(PPOTFPolicy):
+    """PPO in graph mode: the mathematics of `PPOTF2Policy` in a `tf.Graph` and its own session."""
+
+    runtime = "session"
+
+
+class PPO(Algorithm):
+    """The training loop of PPO; made by `PPOConfig().build()`."""
+
+    config_class = later("PPOConfig")
+    policy_classes = {"tf2": PPOTF2Policy, "tf": PPOTF1Policy}
+
+    def training_step(self) -> dict[str, Any]:
+        """Samples one train batch and updates each policy on its part of it."""
+        batches = self.sample_train_batch()
+        config, results = self.config, {}
+        for policy_id, batch in batches.items():
+            policy = self.get_policy(policy_id)
+            if not isinstance(policy, TFPolicy):  # written by hand
+                results[policy_id] = policy.learn_on_batch(batch)
+                continue
+            if "advantages" in batch:
+                batch["advantages"] = standardized(batch["advantages"])
+            result = policy.learn_epochs(
+                batch,
+                config.num_sgd_iter,
+                config.sgd_minibatch_size,
+                shuffle=config.shuffle_sequences,
+            )
+            if isinstance(policy, PPOTFPolicy) and "kl" in result["learner_stats"]:
+                policy.update_kl(result["learner_stats"]["kl"])
+            results[policy_id] = result
+        return results
+
+    def warm_up(self) -> None:
+        """Compiles the update for the configured batch."""
+        config = self.config
+        rows = self.expected_train_batch_rows()
+        self.warm_up_policies(rows, config.num_sgd_iter, config.sgd_minibatch_size)
+
+
+def value_statistics(
+    values: tf.Tensor, targets: tf.Tensor, mask: tf.Tensor, limit: tf.Tensor
+) -> dict[str, tf.Tensor]:
+    """Returns how well `values` `[B]` explain `targets`, and the share of rows that is clipped.
+
+    `vf_clipped` counts the rows in `mask` whose squared error is above `limit`.
+    """
+    values = tf.stop_gradient(values)
+    is_clipped = tf.cast(tf.square(values - targets) > limit, tf.float32)
+    return {
+        "vf_explained_var": explained_variance(targets, values, mask),
+        "vf_clipped": masked_mean(is_clipped, mask),
+    }
+
+
+def standardized(advantages: np.ndarray) -> np.ndarray:
+    """Returns advantages of mean 0 and standard deviation 1, float32.
+
+    >>> standardized(np.array([1.0, 3.0])).tolist()
+    [-1.0, 1.0]
+    """
+    with np.errstate(over="ignore", invalid="ignore"):  # the update will say what is not finite
+        centred = advantages - advantages.mean()
+        return (centred / max(1e-4, float(advantages.std()))).astype(np.float32)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,206 +314,3 @@ class PPOConfig(AlgorithmConfig):
                     f"{self.rollout_fragment_length} give {rows} rows per sample. Use "
                     "rollout_fragment_length='auto'."
                 )
-
-
-_TERMS = {
-    "total_loss": "_total_loss",
-    "policy_loss": "_mean_policy_loss",
-    "vf_loss": "_mean_vf_loss",
-    "kl": "_mean_kl_loss",
-    "entropy": "_mean_entropy",
-}
-"""Statistics, and where `loss` keeps them; RLlib's names, which ported losses set."""
-
-
-class PPOTFPolicy(TFPolicy):
-    """The mathematics of PPO, for any runtime."""
-
-    config_class = PPOConfig
-    hyperparameters = (
-        *TFPolicy.hyperparameters,
-        "lambda",
-        "clip_param",
-        "vf_clip_param",
-        "vf_loss_coeff",
-        "entropy_coeff",
-        "kl_coeff",
-        "kl_target",
-    )
-    static_keys = (*TFPolicy.static_keys, "use_critic", "use_gae")
-    state_aliases = {"current_kl_coeff": "kl_coeff"}
-
-    @classmethod
-    def wants_value(cls, static: Mapping[str, Any]) -> bool:
-        """A value is estimated if there is a critic."""
-        return bool(static["use_critic"])
-
-    @property
-    def kl_coeff(self) -> Any:
-        """The coefficient of the KL term in force."""
-        return self.in_force("kl_coeff")
-
-    @property
-    def entropy_coeff(self) -> Any:
-        """The coefficient of the entropy in force."""
-        return self.in_force("entropy_coeff")
-
-    def loss(self, model: Any, dist_class: Any, train_batch: Any) -> tf.Tensor:
-        """Returns the clipped surrogate objective with its value, entropy and KL terms."""
-        mask = train_batch["loss_mask"]
-        dist_inputs, _ = model(train_batch)
-        current = dist_class(dist_inputs, model)
-        previous = dist_class(train_batch[SampleBatch.ACTION_DIST_INPUTS], model)
-        advantages = train_batch["advantages"]
-
-        logp = current.logp(train_batch[SampleBatch.ACTIONS])
-        ratio = tf.exp(logp - train_batch[SampleBatch.ACTION_LOGP])
-        clip = self.config["clip_param"]
-        surrogate = tf.minimum(
-            advantages * ratio, advantages * tf.clip_by_value(ratio, 1 - clip, 1 + clip)
-        )
-        self._mean_policy_loss = -masked_mean(surrogate, mask)
-        self._mean_entropy = masked_mean(current.entropy(), mask)
-        self._mean_kl_loss = masked_mean(previous.kl(current), mask)
-        self._mean_vf_loss = self._value_loss(model, train_batch, mask)
-        self._total_loss = (
-            self._mean_policy_loss
-            + self.config["vf_loss_coeff"] * self._mean_vf_loss
-            - self.config["entropy_coeff"] * self._mean_entropy
-            + self.config["kl_coeff"] * self._mean_kl_loss
-        )
-        return self._total_loss
-
-    def _value_loss(self, model: Any, train_batch: Any, mask: tf.Tensor) -> tf.Tensor:
-        if not self.config["use_critic"]:
-            return tf.constant(0.0)
-        self._value_fn_out = model.value_function()
-        error = tf.square(self._value_fn_out - train_batch["value_targets"])
-        return masked_mean(tf.minimum(error, self.config["vf_clip_param"]), mask)
-
-    def stats_fn(self, train_batch: Any) -> dict[str, tf.Tensor]:
-        """Returns the terms of the loss, as far as a subclass's `loss` keeps them.
-
-        `vf_clipped` is the share of rows whose squared value error is above `vf_clip_param`.
-        """
-        kept = vars(self)
-        stats = {name: kept[term] for name, term in _TERMS.items() if term in kept}
-        if "_value_fn_out" in kept:
-            values, targets = tf.stop_gradient(self._value_fn_out), train_batch["value_targets"]
-            explained = explained_variance(targets, values, train_batch["loss_mask"])
-            stats["vf_explained_var"] = explained
-            is_clipped = tf.square(values - targets) > self.config["vf_clip_param"]
-            share = masked_mean(tf.cast(is_clipped, tf.float32), train_batch["loss_mask"])
-            stats["vf_clipped"] = share
-        return stats
-
-    def hyper_stats(self) -> dict[str, float]:
-        """Returns the coefficients in force."""
-        return {
-            "cur_lr": self.hyper("lr"),
-            "cur_kl_coeff": self.hyper("kl_coeff"),
-            "entropy_coeff": self.hyper("entropy_coeff"),
-        }
-
-    def postprocess_fragments(self, fragments: Fragments) -> None:
-        """Adds advantages, value targets and bootstrapped values for all trajectories at once."""
-        rewards = fragments.columns["rewards"]
-        terminateds = fragments.columns["terminateds"]
-        gamma, added = self.hyper("gamma"), fragments.added
-        if not self.config["use_critic"]:
-            nothing = np.zeros_like(rewards)
-            added["value_targets"] = nothing
-            added["advantages"] = discounted_returns(rewards, fragments.ends, nothing, gamma=gamma)
-            return
-        next_values = fragments.next_values()
-        lambda_ = self.hyper("lambda") if self.config["use_gae"] else 1.0
-        added["advantages"], added["value_targets"] = generalized_advantages(
-            rewards,
-            fragments.columns["vf_preds"],
-            next_values,
-            terminateds,
-            fragments.ends,
-            gamma=gamma,
-            lambda_=lambda_,
-        )
-        added["values_bootstrapped"] = next_values
-
-    def update_kl(self, kl: float) -> float:
-        """Adapts the KL coefficient to its target; returns it.
-
-        A KL above twice the target raises it by half, one below half the target halves it.
-        """
-        target, coefficient = self.hyper("kl_target"), self.hyper("kl_coeff")
-        if kl > 2.0 * target:
-            coefficient *= 1.5
-        elif kl < 0.5 * target:
-            coefficient *= 0.5
-        self.set_hyper("kl_coeff", coefficient)
-        return coefficient
-
-
-class PPOTF2Policy(PPOTFPolicy):
-    """PPO on traced TensorFlow functions.
-
-    >>> from gymnasium import spaces
-    >>> space, actions = spaces.Box(-1, 1, (4,)), spaces.Discrete(2)
-    >>> policy = PPOTF2Policy(space, actions, {"seed": 0, "inference": "tf"})
-    >>> policy.compute_actions(np.zeros((3, 4), np.float32)).actions.shape
-    (3,)
-    """
-
-
-class PPOTF1Policy(PPOTFPolicy):
-    """PPO in graph mode: the mathematics of `PPOTF2Policy` in a `tf.Graph` and its own session."""
-
-    runtime = "session"
-
-
-class PPO(Algorithm):
-    """The training loop of PPO; made by `PPOConfig().build()`."""
-
-    config_class = PPOConfig
-
-    @classmethod
-    def get_default_policy_class(cls, config: AlgorithmConfig) -> type[TFPolicy]:
-        """Returns the class of policies that name none."""
-        return PPOTF1Policy if config.framework_str == "tf" else PPOTF2Policy
-
-    def training_step(self) -> dict[str, Any]:
-        """Samples one train batch and updates each policy on its part of it."""
-        batches = self.sample_train_batch()
-        config, results = self.config, {}
-        for policy_id, batch in batches.items():
-            policy = self.get_policy(policy_id)
-            if not isinstance(policy, TFPolicy):  # written by hand
-                results[policy_id] = policy.learn_on_batch(batch)
-                continue
-            if "advantages" in batch:
-                batch["advantages"] = standardized(batch["advantages"])
-            result = policy.learn_epochs(
-                batch,
-                config.num_sgd_iter,
-                config.sgd_minibatch_size,
-                shuffle=config.shuffle_sequences,
-            )
-            if isinstance(policy, PPOTFPolicy) and "kl" in result["learner_stats"]:
-                policy.update_kl(result["learner_stats"]["kl"])
-            results[policy_id] = result
-        return results
-
-    def warm_up(self) -> None:
-        """Compiles the update for the configured batch."""
-        config = self.config
-        rows = self.expected_train_batch_rows()
-        self.warm_up_policies(rows, config.num_sgd_iter, config.sgd_minibatch_size)
-
-
-def standardized(advantages: np.ndarray) -> np.ndarray:
-    """Returns advantages of mean 0 and standard deviation 1, float32.
-
-    >>> standardized(np.array([1.0, 3.0])).tolist()
-    [-1.0, 1.0]
-    """
-    with np.errstate(over="ignore", invalid="ignore"):  # the update will say what is not finite
-        centred = advantages - advantages.mean()
-        return (centred / max(1e-4, float(advantages.std()))).astype(np.float32)

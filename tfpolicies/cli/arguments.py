@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from tfpolicies._version import __version__
 from tfpolicies.cli.ends import STATUSES
-from tfpolicies.cli.settings import ALGORITHMS, TrainSettings
+from tfpolicies.cli.settings import RUN, WHAT, WORDS, flag
+from tfpolicies.cli.values import count, json_object, positive
 from tfpolicies.errors import UsageError, near_matches
 
 RUNS = "runs"  # the folder of all runs, unless another one is named
@@ -99,84 +99,22 @@ def _parsers() -> tuple[_Parser, dict[str, _Parser]]:
 
 
 def _train(parser: _Parser) -> None:
-    default = TrainSettings
-    what = parser.add_argument_group("what is trained")
-    what.add_argument("env", nargs="?", metavar="ENV", help="registered name, or module:Class")
-    what.add_argument("--algo", choices=ALGORITHMS, help=f"algorithm (default {default.algo})")
-    what.add_argument("--seed", type=_count, help="of everything (default: drawn and recorded)")
-    what.add_argument("--num-envs", type=_positive, help="environments stepped together")
-    what.add_argument("--lr", type=float, help="step size of the optimizer")
-    what.add_argument(
-        "--set",
-        action="append",
-        metavar="NAME=VALUE",
-        help="any other setting, such as clip_param=0.1 or model.fcnet_hiddens=[64,64]; repeatable",
+    groups = {word.group: parser.add_argument_group(word.group) for word in WORDS.values()}
+    groups[WHAT].add_argument(
+        "env", nargs="?", metavar="ENV", help="registered name, or module:Class"
     )
-    what.add_argument(
+    for name, word in WORDS.items():
+        groups[word.group].add_argument(flag(name), help=word.help, **word.argument())
+    groups[WHAT].add_argument(
         "--config",
         metavar="FILE",
         help='a JSON file of settings, such as {"gamma": 0.98, "model": {"use_lstm": true}}; '
         "--set and the options above override it",
     )
-    own = parser.add_argument_group("code of yours, imported as `python -m` finds it")
-    own.add_argument("--callbacks", metavar="MODULE:CLASS", help="a subclass of DefaultCallbacks")
-    own.add_argument(
-        "--model", metavar="MODULE:FACTORY", help="f(observation_space, num_outputs) -> keras.Model"
+    groups[RUN].add_argument(
+        "--run-dir", metavar="DIR", help=f"folder of all runs (default {RUNS})"
     )
-    own.add_argument(
-        "--policy-mapping",
-        metavar="MODULE:FUNCTION",
-        help="f(agent_id, episode, worker, **kwargs) -> the id of the policy that acts; the "
-        'policies stand in --config: {"policies": ["left", "right"]}',
-    )
-    end = parser.add_argument_group("when it ends")
-    end.add_argument(
-        "--steps",
-        type=_positive,
-        help=f"environment steps at most (default {default.steps:,}, with --until 1,000,000)",
-    )
-    end.add_argument(
-        "--until",
-        type=float,
-        metavar="RETURN",
-        help="stop when the mean return of the last 100 training episodes reaches this",
-    )
-    way = parser.add_argument_group("on the way")
-    way.add_argument(
-        "--eval-every",
-        type=_positive,
-        metavar="N",
-        help="play greedy episodes every N iterations (default: never)",
-    )
-    way.add_argument(
-        "--eval-episodes",
-        type=_positive,
-        metavar="N",
-        help=f"episodes of an evaluation (default {default.eval_episodes})",
-    )
-    way.add_argument(
-        "--keep-best",
-        action="store_true",
-        help="keep apart a checkpoint of the weights with the best evaluation (or those that "
-        "sampled the iteration with the best training mean)",
-    )
-    way.add_argument(
-        "--checkpoint-every",
-        type=_positive,
-        metavar="N",
-        help=f"iterations between checkpoints (default {default.checkpoint_every})",
-    )
-    after = parser.add_argument_group("afterwards")
-    after.add_argument("--export", action="store_true", help="write SavedModel and ONNX, verified")
-    after.add_argument(
-        "--play",
-        type=_count,
-        metavar="N",
-        help="play N episodes with the exported ONNX file in a process of its own",
-    )
-    runs = parser.add_argument_group("the run folder")
-    runs.add_argument("--run-dir", metavar="DIR", help=f"folder of all runs (default {RUNS})")
-    runs.add_argument(
+    groups[RUN].add_argument(
         "--resume",
         nargs="?",
         const=None,
@@ -184,16 +122,11 @@ def _train(parser: _Parser) -> None:
         help="go on with a run, or with the newest one of a folder of runs (default: that of "
         "--run-dir); goals may be changed",
     )
-    runs.add_argument(
-        "--allow-other-spaces",
-        action="store_true",
-        help="go on though the environment's dtypes or action bounds have changed",
-    )
 
 
 def _evaluate(parser: _Parser) -> None:
     _add_source(parser)
-    parser.add_argument("--episodes", type=_positive, default=100, help="default 100")
+    parser.add_argument("--episodes", type=positive, default=100, help="default 100")
     parser.add_argument("--explore", action="store_true", help="sample actions; default: greedy")
     parser.add_argument("--env", metavar="NAME", help="another environment than in training")
     parser.add_argument(
@@ -201,7 +134,7 @@ def _evaluate(parser: _Parser) -> None:
         action="store_true",
         help="go on if its dtypes or action bounds differ; the policy acts in its own bounds",
     )
-    parser.add_argument("--seed", type=_count, default=0, help="of the episodes (default 0)")
+    parser.add_argument("--seed", type=count, default=0, help="of the episodes (default 0)")
 
 
 def _export(parser: _Parser) -> None:
@@ -210,7 +143,7 @@ def _export(parser: _Parser) -> None:
     parser.add_argument(
         "--onnx",
         nargs="?",
-        type=_positive,
+        type=positive,
         const=True,
         metavar="OPSET",
         help="write ONNX only, of this opset if one is given",
@@ -221,9 +154,9 @@ def _export(parser: _Parser) -> None:
 def _play_exported(parser: _Parser) -> None:
     parser.add_argument("exported", metavar="DIR_OR_FILE", help="an ONNX file, or its folder")
     parser.add_argument("--env", required=True, metavar="NAME", help="where to play")
-    parser.add_argument("--env-config", type=_json, metavar="JSON", help="its settings")
-    parser.add_argument("--episodes", type=_positive, default=100, help="default 100")
-    parser.add_argument("--seed", type=_count, default=0, help="of the episodes (default 0)")
+    parser.add_argument("--env-config", type=json_object, metavar="JSON", help="its settings")
+    parser.add_argument("--episodes", type=positive, default=100, help="default 100")
+    parser.add_argument("--seed", type=count, default=0, help="of the episodes (default 0)")
 
 
 def _add_source(parser: _Parser) -> None:
@@ -238,41 +171,3 @@ def _add_source(parser: _Parser) -> None:
         metavar="MODULE:FACTORY",
         help="the model it was trained with, if Keras cannot rebuild it from the checkpoint",
     )
-
-
-def _whole(text: str) -> int:
-    """Returns the integer that is written as 100000, 100_000 or 1e5."""
-    try:
-        return int(text)
-    except ValueError:
-        number = float(text)
-        if not number.is_integer():
-            raise
-        return int(number)
-
-
-def _count(text: str) -> int:
-    number = _whole(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"must be 0 or more, got {text}")
-    return number
-
-
-def _positive(text: str) -> int:
-    number = _whole(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be 1 or more, got {text}")
-    return number
-
-
-def _json(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"must be a JSON object: {error}") from error
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f"must be a JSON object, got {text}")
-    return value
-
-
-_count.__name__ = _positive.__name__ = "integer"  # argparse shows it in its messages

@@ -7,9 +7,11 @@ import dataclasses
 import importlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tfpolicies.algorithms.registry import algorithm_names, find_algorithm
+from tfpolicies.cli.values import count, positive
 from tfpolicies.config.names import ALIASES
 from tfpolicies.errors import (
     CheckpointError,
@@ -23,58 +25,147 @@ if TYPE_CHECKING:
     from tfpolicies.algorithms.run_records import Goals
     from tfpolicies.config.algorithm_config import AlgorithmConfig
 
-ALGORITHMS = ("PPO", "PG", "DQN")
 _ENVS = 8  # stepped together where neither the command nor the table of tuned settings says more
-IMPORTED = ("callbacks", "model", "policy_mapping")  # settings that say what is imported
-_WORDS = {"true": True, "false": False, "none": None}  # as a shell user may write them
+_TRUTHS = {"true": True, "false": False, "none": None}  # as a shell user may write them
+
+WHAT = "what is trained"
+CODE = "code of yours, imported as `python -m` finds it"
+END, WAY, AFTER, RUN = "when it ends", "on the way", "afterwards", "the run folder"
+
+
+class Word(NamedTuple):
+    """A setting of a run as a word of the command line."""
+
+    group: str  # under which `--help` lists it
+    help: str
+    how: Mapping[str, Any]  # what else argparse is told
+    setting: str | None  # of the config, which it is
+    goal: bool  # whether a run that goes on may have another value
+
+    def argument(self) -> dict[str, Any]:
+        """Returns what argparse is told; choices are a function, which is called here."""
+        return {name: x() if name == "choices" else x for name, x in self.how.items()}
+
+
+def _word(
+    group: str,
+    help: str,
+    default: Any,
+    *,
+    setting: str | None = None,
+    goal: bool = False,
+    **how: Any,
+) -> Any:
+    """Returns the field of a setting that is a word of the command, too; see `Word`."""
+    if default is False:
+        how["action"] = "store_true"
+    return field(default=default, metadata={"word": Word(group, help, how, setting, goal)})
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSettings:
-    """The settings of one training run; `run.json` holds them.
+    """The settings of one training run; `run.json` holds them, and what is None is not set.
 
     Attributes:
         env: a registered name or `"module:Class"`.
-        algo: one of `ALGORITHMS`.
-        seed: of everything.
-        num_envs: environments stepped together; None: the tuned number, or 8.
-        lr: step size; None: the tuned or the algorithm's own.
-        set: further settings as `"name=value"`, the last one wins.
         from_file: settings of a file; all others override them.
-        callbacks: `"module:Class"` of the callbacks; None: none.
-        model: `"module:factory"` of the model; None: one of the package's.
-        policy_mapping: `"module:function"` that says who acts; None: the default.
-        steps: environment steps at which training ends.
-        until: mean return of the last 100 training episodes at which training ends; None: none.
-        eval_every: iterations between evaluations; None: no evaluations.
-        eval_episodes: greedy episodes of an evaluation.
-        keep_best: whether the best checkpoint is kept apart.
-        checkpoint_every: iterations between checkpoints.
-        export: whether the trained policy is exported.
-        play: episodes played with the exported policy; 0: none.
-        allow_other_spaces: whether a resumed run takes an environment that has changed; see
-            `Algorithm.from_checkpoint`.
     """
 
     env: str
-    algo: str = "PPO"
-    seed: int = 0
-    num_envs: int | None = None
-    lr: float | None = None
-    set: tuple[str, ...] = ()
+    algo: str = _word(WHAT, "algorithm (default PPO)", "PPO", choices=algorithm_names)
+    seed: int = _word(
+        WHAT, "of everything (default: drawn and recorded)", 0, setting="seed", type=count
+    )
+    num_envs: int | None = _word(
+        WHAT,
+        "environments stepped together",
+        None,
+        setting="num_envs_per_worker",
+        type=positive,
+    )
+    lr: float | None = _word(WHAT, "step size of the optimizer", None, setting="lr", type=float)
+    set: tuple[str, ...] = _word(
+        WHAT,
+        "any other setting, such as clip_param=0.1 or model.fcnet_hiddens=[64,64]; repeatable",
+        (),
+        action="append",
+        metavar="NAME=VALUE",
+    )
     from_file: Mapping[str, Any] = field(default_factory=dict)
-    callbacks: str | None = None
-    model: str | None = None
-    policy_mapping: str | None = None
-    steps: int = 100_000
-    until: float | None = None
-    eval_every: int | None = None
-    eval_episodes: int = 10
-    keep_best: bool = False
-    checkpoint_every: int = 20
-    export: bool = False
-    play: int = 0
-    allow_other_spaces: bool = False
+    callbacks: str | None = _word(
+        CODE, "a subclass of DefaultCallbacks", None, metavar="MODULE:CLASS"
+    )
+    model: str | None = _word(
+        CODE,
+        "f(observation_space, num_outputs) -> keras.Model",
+        None,
+        metavar="MODULE:FACTORY",
+    )
+    policy_mapping: str | None = _word(
+        CODE,
+        "f(agent_id, episode, worker, **kwargs) -> the id of the policy that acts; the policies "
+        'stand in --config: {"policies": ["left", "right"]}',
+        None,
+        metavar="MODULE:FUNCTION",
+    )
+    steps: int = _word(
+        END,
+        "environment steps at most (default 100,000, with --until 1,000,000)",
+        100_000,
+        goal=True,
+        type=positive,
+    )
+    until: float | None = _word(
+        END,
+        "stop when the mean return of the last 100 training episodes reaches this",
+        None,
+        goal=True,
+        type=float,
+        metavar="RETURN",
+    )
+    eval_every: int | None = _word(
+        WAY,
+        "play greedy episodes every N iterations (default: never)",
+        None,
+        setting="evaluation_interval",
+        type=positive,
+        metavar="N",
+    )
+    eval_episodes: int = _word(
+        WAY,
+        "episodes of an evaluation (default 10)",
+        10,
+        setting="evaluation_duration",
+        type=positive,
+        metavar="N",
+    )
+    keep_best: bool = _word(
+        WAY,
+        "keep apart a checkpoint of the weights with the best evaluation (or those that sampled "
+        "the iteration with the best training mean)",
+        False,
+        goal=True,
+    )
+    checkpoint_every: int = _word(
+        WAY,
+        "iterations between checkpoints (default 20)",
+        20,
+        goal=True,
+        type=positive,
+        metavar="N",
+    )
+    export: bool = _word(AFTER, "write SavedModel and ONNX, verified", False, goal=True)
+    play: int = _word(
+        AFTER,
+        "play N episodes with the exported ONNX file in a process of its own",
+        0,
+        goal=True,
+        type=count,
+        metavar="N",
+    )
+    allow_other_spaces: bool = _word(
+        RUN, "go on though the environment's dtypes or action bounds have changed", False, goal=True
+    )
 
     @property
     def title(self) -> str:
@@ -119,7 +210,7 @@ class TrainSettings:
         from tfpolicies.storage.json_values import decode_value, find_missing
 
         try:
-            if content["algo"] not in ALGORITHMS:
+            if content["algo"] not in algorithm_names():
                 raise KeyError(f"algo {content['algo']!r}")
             from_file = decode_value(content.get("from_file", {}))
             if not isinstance(from_file, dict) or find_missing(from_file):
@@ -140,10 +231,9 @@ class TrainSettings:
         Raises:
             ConfigError: for an unknown or invalid setting.
         """
-        import tfpolicies
         from tfpolicies.algorithms.tuned import tuned_settings
 
-        config: AlgorithmConfig = getattr(tfpolicies, f"{self.algo}Config")()
+        config: AlgorithmConfig = find_algorithm(self.algo).get_default_config()
         config.environment(self.env).rollouts(num_envs_per_worker=_ENVS)
         config.evaluation(
             evaluation_duration=self.eval_episodes, evaluation_config={"explore": False}
@@ -179,6 +269,22 @@ class TrainSettings:
         return given
 
 
+WORDS: dict[str, Word] = {
+    each.name: each.metadata["word"] for each in fields(TrainSettings) if each.metadata
+}
+IMPORTED = tuple(name for name, word in WORDS.items() if word.group == CODE)
+"""Settings that say what is imported."""
+
+
+def flag(name: str) -> str:
+    """Returns how a word is written on the command line.
+
+    >>> flag("num_envs"), flag("env")
+    ('--num-envs', 'ENV')
+    """
+    return "ENV" if name == "env" else f"--{name.replace('_', '-')}"
+
+
 def imported(name: str, path: str) -> Any:
     """Returns what an option names, which is the user's own word.
 
@@ -189,15 +295,14 @@ def imported(name: str, path: str) -> Any:
     Raises:
         UsageError: if it cannot be imported, or nothing that can be called is there.
     """
-    option = f"--{name.replace('_', '-')}"
     module, _, attribute = path.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute) if attribute else None
     except (ImportError, AttributeError, ValueError) as error:
-        raise UsageError(f"{option}: {path!r} could not be imported: {error}.") from error
+        raise UsageError(f"{flag(name)}: {path!r} could not be imported: {error}.") from error
     if not callable(found):
         raise UsageError(
-            f"{option} takes module:name of a class or function, such as my_module:Mine, got "
+            f"{flag(name)} takes module:name of a class or function, such as my_module:Mine, got "
             f"{path!r}."
         )
     return found
@@ -208,17 +313,6 @@ def _apply_file(config: AlgorithmConfig, settings: Mapping[str, Any]) -> None:
         config.update_from_dict(dict(settings))
     except UnknownSettingError as error:
         raise ConfigError(f"--config: {error}") from error
-
-
-_OPTIONS = {
-    "lr": "lr",
-    "seed": "seed",
-    "num_envs": "num_envs_per_worker",
-    "eval_every": "evaluation_interval",
-    "eval_episodes": "evaluation_duration",
-    "env": "env",
-}
-"""Words of the command that are settings, too: the word's name, and the setting's."""
 
 
 def require_one_value_each(given: Mapping[str, Any]) -> None:
@@ -236,13 +330,13 @@ def require_one_value_each(given: Mapping[str, Any]) -> None:
     ...
     tfpolicies.errors.UsageError: --lr and --set lr=1e-3 both set lr. Leave one of them out.
     """
+    settings = {"env": "env", **{name: word.setting for name, word in WORDS.items()}}
     for text in given.get("set", ()):
         name = text.partition("=")[0].strip()
-        for word, setting in _OPTIONS.items():
+        for word, setting in settings.items():
             if word in given and ALIASES.get(name, name) == setting:
-                shown = "ENV" if word == "env" else f"--{word.replace('_', '-')}"
                 raise UsageError(
-                    f"{shown} and --set {text} both set {setting}. Leave one of them out."
+                    f"{flag(word)} and --set {text} both set {setting}. Leave one of them out."
                 )
 
 
@@ -298,8 +392,8 @@ def parse_value(text: str) -> Any:
     ({'use_lstm': True}, {'use_lstm': True})
     """
     text = text.strip()
-    if text.lower() in _WORDS:
-        return _WORDS[text.lower()]
+    if text.lower() in _TRUTHS:
+        return _TRUTHS[text.lower()]
     for parse in (ast.literal_eval, json.loads, float):
         try:
             return parse(text)

@@ -18,12 +18,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
 
+from tfpolicies.algorithms.registry import find_algorithm
 from tfpolicies.algorithms.run_records import RunRecords
 from tfpolicies.algorithms.training_run import STEPS, TARGET, TrainingRun
 from tfpolicies.cli.arguments import RUNS
 from tfpolicies.cli.ends import BROKE, DONE, FELL_SHORT, NOT_FINITE, described, status_of
 from tfpolicies.cli.serving import loaded, play_in_own_process
-from tfpolicies.cli.settings import IMPORTED, TrainSettings, require_one_value_each
+from tfpolicies.cli.settings import (
+    IMPORTED,
+    WORDS,
+    TrainSettings,
+    flag,
+    require_one_value_each,
+)
 from tfpolicies.cli.sources import (
     Shipped,
     export_policy,
@@ -52,8 +59,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tfpolicies")
 
 _STEPS_WITH_TARGET = 1_000_000
-_GOALS = ("steps", "until", "export", "play", "keep_best", "checkpoint_every")  # may be changed
-_GOING_ON = (*_GOALS, "allow_other_spaces")
 _ROUND = 10  # train batches of a further round, after an exported policy fell short
 _PLAY_SEED = 1_000_003  # far from the seeds of training episodes
 _LARGEST = 1 << 20  # bytes of a file of settings
@@ -165,11 +170,9 @@ def restore_or_build(run: RunFolder | None, settings: TrainSettings) -> Algorith
         EnvError: for an unknown environment.
         CheckpointError: if the checkpoint is damaged.
     """
-    from tfpolicies.algorithms.algorithm import Algorithm
-
     if run is not None and run.has_checkpoint:
         given = settings.imported()
-        return Algorithm.from_checkpoint(
+        return find_algorithm(settings.algo).from_checkpoint(
             run.latest,
             policy_mapping_fn=given.pop("policy_mapping_fn", None),
             config={"env": settings.env, **given},
@@ -224,15 +227,12 @@ def _resumed(run: RunFolder, given: dict[str, Any]) -> TrainSettings:
     for name in given_again:
         if given[name] == getattr(settings, name):
             del given[name]
-    fixed = [name for name in given if name not in _GOING_ON]
+    goals = [name for name, word in WORDS.items() if word.goal]
+    fixed = [name for name in given if name not in goals]
     if fixed:
-        names = ", ".join(
-            f"--{name.replace('_', '-')}" if name != "env" else "ENV" for name in fixed
-        )
         raise UsageError(
-            f"{names} cannot be given with --resume: {shown(run.path)} holds what is trained. "
-            "Goals may be changed: --steps, --until, --export, --play, --keep-best, "
-            "--checkpoint-every."
+            f"{', '.join(map(flag, fixed))} cannot be given with --resume: {shown(run.path)} holds "
+            f"what is trained. These may be changed: {', '.join(map(flag, goals))}."
         )
     return dataclasses.replace(settings, **given)
 
@@ -281,12 +281,8 @@ def _resume_words(run: RunFolder) -> list[str]:
     train = run.settings.get("train", {})
     again = _named_again(TrainSettings.from_json(train, str(run.run_json)))
     env = [again.pop("env")] if "env" in again else []
-    options = [word for name, text in again.items() for word in (f"--{_option(name)}", text)]
+    options = [word for name, text in again.items() for word in (flag(name), text)]
     return [*_program(), "train", *env, "--resume", shown(run.path), *options]
-
-
-def _option(name: str) -> str:
-    return name.replace("_", "-")
 
 
 def _program() -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from tfpolicies.lazy import lazily
+from tfpolicies.policy.spelling import register_spelling
 
 _HOMES = {
     "AlgorithmConfigDict": "tfpolicies.compat.annotations",
@@ -130,6 +131,8 @@ _ELSEWHERE = {
 """What stands for names of RLlib that are not here."""
 
 __all__ = [*_HOMES]
+
+register_spelling(f"{__name__}.scratch")
 
 
 def __getattr__(name: str) -> Any:

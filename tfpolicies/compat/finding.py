@@ -5,37 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from tfpolicies.algorithms.algorithm import Algorithm
-from tfpolicies.algorithms.dqn import DQN
-from tfpolicies.algorithms.pg import PG
-from tfpolicies.algorithms.ppo import PPO
-from tfpolicies.errors import ConfigError, near_matches
+from tfpolicies.algorithms.registry import find_algorithm
 
 __all__ = ["build_trainer", "get_algorithm_class", "get_trainable_cls", "get_trainer_class"]
 
-_ALGORITHMS: dict[str, type[Algorithm]] = {"DQN": DQN, "PG": PG, "PPO": PPO}
-
-
-def get_trainable_cls(trainable_name: str) -> type[Algorithm]:
-    """Returns the algorithm of a name; its `get_default_config()` is a config to change.
-
-    Raises:
-        ConfigError: for a name that no algorithm has.
-
-    >>> get_trainable_cls("PPO").get_default_config().lr
-    5e-05
-    """
-    found = _ALGORITHMS.get(trainable_name)
-    if found is None:
-        raise ConfigError(
-            f"There is no algorithm {trainable_name!r}; there are {', '.join(_ALGORITHMS)}."
-            f"{near_matches(str(trainable_name), _ALGORITHMS)} One of your own is a subclass of "
-            "Algorithm: use the class."
-        )
-    return found
-
-
-get_algorithm_class = get_trainable_cls
-get_trainer_class = get_trainable_cls
+get_trainable_cls = get_algorithm_class = get_trainer_class = find_algorithm
 
 
 def build_trainer(

@@ -17,6 +17,7 @@ from tfpolicies.models.losses import clip_gradients
 from tfpolicies.models.network import ModelSource, model_source
 from tfpolicies.models.spaces import nest
 from tfpolicies.policy.policy import Policy
+from tfpolicies.policy.spelling import spelled_attribute, spelled_statistics
 from tfpolicies.program.acting_view import require_width
 from tfpolicies.program.spec import static_settings
 
@@ -28,6 +29,7 @@ class PolicyKind(Policy):
     """
 
     dist_class: Any
+    recorded: dict[str, tf.Tensor]  # where code is traced: what `record` was given
     config_class: type[AlgorithmConfig] = AlgorithmConfig
     acting_only: ClassVar[frozenset[str]] = frozenset()
     """Outputs of `extra_action_out_fn` that are no columns of batches."""
@@ -67,10 +69,23 @@ class PolicyKind(Policy):
             "`loss(self, model, dist_class, train_batch)` in a subclass."
         )
 
+    def record(self, **values: Any) -> None:
+        """Keeps what a minibatch shows, in `self.recorded`; `loss` calls it.
+
+        Args:
+            **values: by name, scalars, which `stats_fn` gives, or one number for each row, `[B]`,
+                which `extra_learn_fetches_fn` gives.
+        """
+        found = {name: tf.convert_to_tensor(value) for name, value in values.items()}
+        self.recorded.update(found)
+
     def stats_fn(self, train_batch: Any) -> dict[str, tf.Tensor]:
-        """Returns statistics of a minibatch as scalar tensors; names go to `learner_stats`."""
-        del train_batch
-        return {}
+        """Returns statistics of a minibatch as scalar tensors; names go to `learner_stats`.
+
+        By default they are what `loss` recorded.
+        """
+        recorded = {name: x for name, x in self.recorded.items() if x.shape.rank == 0}
+        return {**recorded, **spelled_statistics(self, train_batch)}
 
     def grad_stats_fn(self, train_batch: Any, grads: Sequence[Any]) -> dict[str, tf.Tensor]:
         """Returns statistics of the gradients as scalar tensors."""
@@ -103,11 +118,12 @@ class PolicyKind(Policy):
         return {}
 
     def extra_learn_fetches_fn(self) -> dict[str, tf.Tensor]:
-        """Returns what `learn_on_batch` gives beside statistics, by name; none by default.
+        """Returns what `learn_on_batch` gives beside statistics, by name.
 
-        It runs behind `loss` and may read what that set on `self`, per row too.
+        It runs behind `loss` and may read what that set on `self`. By default it gives what `loss`
+        recorded for each row.
         """
-        return {}
+        return {name: x for name, x in self.recorded.items() if x.shape.rank != 0}
 
     def make_model(self) -> keras.Model:
         """Returns a new Keras model of the kind; override it to build one in code.
@@ -278,12 +294,14 @@ class PolicyKind(Policy):
     def traced_view(cls, **shared: Any) -> PolicyKind:
         """Returns an object of this class that has only what all policies of a kind share."""
         view = object.__new__(cls)
-        view.__dict__.update(shared, _is_view=True)
+        view.__dict__.update(shared, _is_view=True, recorded={})
         return view
 
     def __getattr__(self, name: str) -> Any:
         cls = type(self).__name__
         if self.__dict__.get("_is_view"):
+            if (found := spelled_attribute(self, name)) is not None:
+                return found
             raise PolicyOwnedError(
                 f"traced code of {cls} read self.{name}, which belongs to one policy while the "
                 "trace is shared by all of its kind. Put numbers into the config and name them in "

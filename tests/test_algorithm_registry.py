@@ -1,0 +1,111 @@
+"""Algorithms are found by name: the package's own, and those that other packages register."""
+
+from pathlib import Path
+
+import pytest
+
+import tfpolicies
+from tfpolicies import PG, PPO
+from tfpolicies.algorithms.registry import algorithm_names, find_algorithm, register_algorithm
+from tfpolicies.cli import main
+from tfpolicies.errors import ConfigError
+
+MINE = '''
+"""The policy gradient with a prize for entropy."""
+
+from tfpolicies import PG, PGConfig, PGTF1Policy, PGTF2Policy
+from tfpolicies.config.later import later
+from tfpolicies.models.losses import masked_mean
+
+
+class ENTTF2Policy(PGTF2Policy):
+    """Rewards entropy."""
+
+    config_class = later("ENTConfig")
+
+    def loss(self, model, dist_class, train_batch):
+        """Returns the loss of the policy gradient, less the entropy."""
+        dist_inputs, _ = model(train_batch)
+        entropy = masked_mean(dist_class(dist_inputs, model).entropy(), train_batch["loss_mask"])
+        self.record(entropy=entropy)
+        return super().loss(model, dist_class, train_batch) - 0.01 * entropy
+
+
+class ENTTF1Policy(ENTTF2Policy):
+    """The same in graph mode."""
+
+    runtime = "session"
+
+
+class ENT(PG):
+    """Trains with a prize for entropy."""
+
+    config_class = later("ENTConfig")
+    policy_classes = {"tf2": ENTTF2Policy, "tf": ENTTF1Policy}
+
+
+class ENTConfig(PGConfig):
+    """The config of ENT."""
+
+    def __init__(self, algo_class=None):
+        super().__init__(algo_class or ENT)
+'''
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Returns what installs a package of algorithms: entry points by name, and modules."""
+
+    def install(entry_points: dict[str, str], **modules: str) -> None:
+        info = tmp_path / "ported_things-1.2.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: ported-things\nVersion: 1.2\n")
+        lines = [f"{name} = {module}" for name, module in entry_points.items()]
+        (info / "entry_points.txt").write_text("\n".join(["[tfpolicies.algorithms]", *lines]))
+        for name, text in modules.items():
+            (tmp_path / f"{name}.py").write_text(text)
+
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return install
+
+
+@pytest.mark.core
+def test_algorithms_of_the_package_are_found_by_name():
+    assert algorithm_names()[:3] == ["PPO", "PG", "DQN"]
+    assert find_algorithm("PPO") is PPO
+    assert find_algorithm("PG") is PG is tfpolicies.PG
+    with pytest.raises(ConfigError, match=r"no algorithm 'DQM'; .*Did you mean 'DQN'"):
+        find_algorithm("DQM")
+
+
+def test_a_name_is_given_to_one_algorithm():
+    register_algorithm("PPO", "tfpolicies.algorithms.ppo")
+    with pytest.raises(ConfigError, match=r"'PPO' is that of tfpolicies\.algorithms\.ppo, not of"):
+        register_algorithm("PPO", "mine.ppo")
+
+
+def test_an_algorithm_of_another_package_trains_and_resumes_by_its_name(installed, capfd):
+    installed({"ENT": "entropic_algorithm"}, entropic_algorithm=MINE)
+    assert algorithm_names()[-1] == "ENT"
+    words = ["--set", "jit_compile=False", "--set", "inference=tf", "--num-envs", "2"]
+    assert main(["train", "CartPole-v1", "--algo", "ENT", "--steps", "400", *words]) == 0
+    assert main(["train", "--resume", "--steps", "800"]) == 0
+    assert "ENT on CartPole-v1" in capfd.readouterr().out
+    assert not hasattr(tfpolicies, "ENT")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("absent_module", r"cannot be imported from 'absent_module': ModuleNotFoundError"),
+        ("broken_module", r"cannot be imported from 'broken_module': ZeroDivisionError"),
+        ("empty_module", r"cannot be imported from 'empty_module': AttributeError"),
+        ("empty_module:number", r"is no Algorithm, but 3"),
+    ],
+)
+def test_a_package_whose_algorithm_cannot_be_had_is_named(value, text, installed):
+    installed({"ODD": value}, broken_module="1 / 0", empty_module="number = 3")
+    with pytest.raises(ConfigError, match=rf"'ODD' of the package ported-things 1\.2 {text}"):
+        find_algorithm("ODD")
+    assert find_algorithm("PPO") is PPO

@@ -1,0 +1,112 @@
+"""The algorithms there are, by name, none of them imported before somebody asks for it.
+
+One line below registers one of this package. Another package registers its own by an entry point::
+
+    [options.entry_points]
+    tfpolicies.algorithms =
+        MINE = my_package.mine
+
+The module defines the algorithm, `MINE`, and what belongs to it: `MINEConfig` and policies.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # as in `typing`; this file is imported with the package
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+    from tfpolicies.algorithms.algorithm import Algorithm
+
+GROUP = "tfpolicies.algorithms"
+"""The group of entry points."""
+
+_MODULES: dict[str, str] = {}
+_EXPORTED: dict[str, str] = {}
+
+
+def register_algorithm(name: str, module: str, *, also: tuple[str, ...] = ()) -> None:
+    """Gives an algorithm a name, for the command line and for ported scripts.
+
+    Args:
+        name: of the algorithm, and of its class in the module.
+        module: where it is, beside its config `<name>Config` and its policies `<name>TF1Policy`
+            and `<name>TF2Policy`.
+        also: further names that a user imports from there.
+
+    Raises:
+        ConfigError: if an algorithm of another module has the name.
+    """
+    if _MODULES.setdefault(name, module) != module:
+        from tfpolicies.errors import ConfigError
+
+        raise ConfigError(f"The algorithm {name!r} is that of {_MODULES[name]}, not of {module}.")
+    names = (name, *(f"{name}{kind}" for kind in ("Config", "TF1Policy", "TF2Policy")), *also)
+    _EXPORTED.update(dict.fromkeys(names, module))
+
+
+register_algorithm("PPO", "tfpolicies.algorithms.ppo")
+register_algorithm("PG", "tfpolicies.algorithms.pg", also=("PGTFPolicy",))
+register_algorithm("DQN", "tfpolicies.algorithms.dqn", also=("DQNTFPolicy",))
+
+
+def exported_names() -> dict[str, str]:
+    """Returns the names that registered algorithms are imported by, and their modules."""
+    return dict(_EXPORTED)
+
+
+def algorithm_names() -> list[str]:
+    """Returns the names of all algorithms, those of other packages last."""
+    return [*_MODULES, *(name for name in _entry_points() if name not in _MODULES)]
+
+
+def find_algorithm(name: str) -> type[Algorithm]:
+    """Returns the class of an algorithm.
+
+    Raises:
+        ConfigError: for a name that no algorithm has, and where the package that registers the name
+            cannot be imported or has no such algorithm; the message names the package.
+    """
+    import importlib
+
+    from tfpolicies.errors import ConfigError, near_matches
+
+    if name in _MODULES:
+        found: type[Algorithm] = getattr(importlib.import_module(_MODULES[name]), name)
+        return found
+    entry_point = _entry_points().get(name)
+    if entry_point is None:
+        names = algorithm_names()
+        raise ConfigError(
+            f"There is no algorithm {name!r}; there are {', '.join(names)}."
+            f"{near_matches(str(name), names)} One of your own is a subclass of Algorithm: use the "
+            "class."
+        )
+    return _loaded(entry_point)
+
+
+def _entry_points() -> dict[str, EntryPoint]:
+    """Returns the algorithms of other packages by name; of those with one name, the first."""
+    from importlib.metadata import entry_points
+
+    return {found.name: found for found in reversed([*entry_points(group=GROUP)])}
+
+
+def _loaded(entry_point: EntryPoint) -> type[Algorithm]:
+    import importlib
+
+    from tfpolicies.algorithms.algorithm import Algorithm
+    from tfpolicies.errors import ConfigError
+
+    name, package = entry_point.name, "a package"
+    if entry_point.dist is not None:
+        package = f"the package {entry_point.dist.name} {entry_point.dist.version}"
+    try:
+        found = getattr(importlib.import_module(entry_point.module), entry_point.attr or name)
+    except Exception as error:
+        raise ConfigError(
+            f"The algorithm {name!r} of {package} cannot be imported from {entry_point.value!r}: "
+            f"{type(error).__name__}: {error}. Mend that package, or uninstall it."
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, Algorithm)):
+        raise ConfigError(f"The algorithm {name!r} of {package} is no Algorithm, but {found!r}.")
+    return found

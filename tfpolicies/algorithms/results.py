@@ -1,0 +1,162 @@
+"""What an algorithm counts and times, and the result of an iteration, which is made of that."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import socket
+import time
+from collections import defaultdict, deque
+from collections.abc import Mapping
+from typing import Any
+
+from tfpolicies.config.algorithm_config import AlgorithmConfig
+from tfpolicies.distributed.worker_set import WorkerSet
+from tfpolicies.reporting.machine import MachineLoad
+from tfpolicies.rollout.episode import RolloutMetrics
+from tfpolicies.rollout.metrics import summarize_episodes
+from tfpolicies.rollout.metrics_state import metrics_state, restored_metrics
+
+
+class Results:
+    """The counters of a run, the clocks of its running iteration, and its newest episodes.
+
+    Args:
+        config: of the algorithm, frozen.
+
+    Attributes:
+        counters: by name, since the run began.
+        episodes: the newest `metrics_num_episodes_for_smoothing`.
+        seconds: what the running iteration has spent, by what on.
+    """
+
+    def __init__(self, config: AlgorithmConfig) -> None:
+        self.counters: dict[str, int] = defaultdict(int)
+        for unit in ("env_steps", "agent_steps"):
+            self.counters |= {f"num_{unit}_sampled": 0, f"num_{unit}_trained": 0}
+        self.episodes = deque[RolloutMetrics](maxlen=config.metrics_num_episodes_for_smoothing)
+        self.seconds: dict[str, float] = defaultdict(float)
+        self._config = config
+        self._machine = MachineLoad() if config.log_sys_usage else None
+        self._episodes_total = 0
+        self._time_total = 0.0
+        self._restored_at = (0, 0.0)  # iterations and seconds when it was built or restored
+
+    def begin(self) -> None:
+        """Begins an iteration."""
+        self._began, self._before = time.perf_counter(), dict(self.counters)
+        self.seconds.clear()
+
+    def spent(self, name: str, began: float) -> None:
+        """Adds the time since `began` to what the iteration has spent on something."""
+        self.seconds[name] += time.perf_counter() - began
+
+    @property
+    def unit(self) -> str:
+        """What training steps and time steps are counted in: "env_steps" or "agent_steps"."""
+        return str(self._config.count_steps_by)
+
+    def has_done_enough(self) -> bool:
+        """Whether the iteration has the steps and seconds that it must have."""
+        config, (sampled, trained) = self._config, self._steps_of_iteration()
+        return bool(
+            sampled >= config.min_sample_timesteps_per_iteration
+            and trained >= config.min_train_timesteps_per_iteration
+            and time.perf_counter() - self._began >= (config.min_time_s_per_iteration or 0.0)
+        )
+
+    def _steps_of_iteration(self) -> tuple[int, int]:
+        """Returns the steps that were sampled and trained."""
+        names = f"num_{self.unit}_sampled", f"num_{self.unit}_trained"
+        sampled, trained = (self.counters[name] - self._before[name] for name in names)
+        return sampled, trained
+
+    def result(
+        self, iteration: int, learner: Mapping[str, Any], workers: WorkerSet
+    ) -> dict[str, Any]:
+        """Ends an iteration and returns its result.
+
+        Args:
+            iteration: its number.
+            learner: the learner's results by policy id.
+            workers: whose episodes are asked for.
+        """
+        summary = self._summary(workers.get_metrics())
+        seconds = time.perf_counter() - self._began
+        self._time_total += seconds
+        counters, unit, (sampled, trained) = self.counters, self.unit, self._steps_of_iteration()
+        now = datetime.datetime.now()
+        ms = {name: 1e3 * self.seconds[name] for name in ("sample", "load", "learn", "sync")}
+        restored_iteration, restored_time = self._restored_at
+        return {
+            **summary,
+            "sampler_results": summary,
+            "info": {"learner": learner, **counters},
+            **counters,
+            "counters": dict(counters),
+            "num_healthy_workers": workers.num_healthy_remote_workers(),
+            "num_remote_worker_restarts": workers.num_remote_worker_restarts(),
+            "num_in_flight_async_reqs": workers.num_in_flight_async_reqs(),
+            f"num_{unit}_sampled_this_iter": sampled,
+            f"num_{unit}_trained_this_iter": trained,
+            f"num_{unit}_sampled_throughput_per_sec": sampled / seconds,
+            f"num_{unit}_trained_throughput_per_sec": trained / seconds,
+            "num_steps_trained_this_iter": trained,
+            "timesteps_total": counters[f"num_{unit}_sampled"],
+            "agent_timesteps_total": counters["num_agent_steps_sampled"],
+            "timers": {
+                "training_iteration_time_ms": 1e3 * seconds,
+                "sample_time_ms": ms["sample"],
+                "load_time_ms": ms["load"],
+                "load_throughput": _per_second(trained, ms["load"]),
+                "learn_time_ms": ms["learn"],
+                "learn_throughput": _per_second(trained, ms["learn"]),
+                "synch_weights_time_ms": ms["sync"],
+            },
+            "training_iteration": iteration,
+            "iterations_since_restore": iteration - restored_iteration,
+            "episodes_total": self._episodes_total,
+            "time_this_iter_s": seconds,
+            "time_total_s": self._time_total,
+            "time_since_restore": self._time_total - restored_time,
+            "date": now.strftime("%Y-%m-%d_%H-%M-%S"),
+            "timestamp": int(now.timestamp()),
+            "pid": os.getpid(),
+            "hostname": socket.gethostname(),
+            "node_ip": workers.local_worker().get_node_ip(),
+            "trial_id": "default",
+            "done": False,
+            "config": self._config.to_dict(),
+            "perf": {} if self._machine is None else self._machine.read(),
+        }
+
+    def _summary(self, fresh: list[RolloutMetrics]) -> dict[str, Any]:
+        self.episodes.extend(fresh)
+        self._episodes_total += len(fresh)
+        window = [*self.episodes] if len(fresh) < len(self.episodes) else fresh
+        kept = self._config.keep_per_episode_custom_metrics
+        return summarize_episodes(window, len(fresh), keep_custom_metrics=kept)
+
+    def progress(self, iteration: int) -> dict[str, Any]:
+        """Returns the counters after an iteration, for a checkpoint."""
+        return {
+            "iteration": iteration,
+            "counters": dict(self.counters),
+            "episodes": metrics_state(self.episodes),
+            "episodes_total": self._episodes_total,
+            "time_total_s": self._time_total,
+        }
+
+    def set_progress(self, progress: Mapping[str, Any]) -> None:
+        """Restores what `progress` returned."""
+        self.counters.update(progress["counters"])
+        self.episodes.clear()
+        self.episodes.extend(restored_metrics(progress["episodes"]))
+        self._episodes_total = progress["episodes_total"]
+        self._time_total = progress["time_total_s"]
+        self._restored_at = progress["iteration"], self._time_total
+
+
+def _per_second(count: int, ms: float) -> float:
+    """Returns how many of what took so many milliseconds are done in a second; 0 for no time."""
+    return 1e3 * count / ms if ms else 0.0

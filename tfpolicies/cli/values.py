@@ -1,0 +1,52 @@
+"""The values that words of the command line stand for; what is wrong with them, argparse says."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+
+def _whole(text: str) -> int:
+    """Returns the integer that is written as 100000, 100_000 or 1e5."""
+    try:
+        return int(text)
+    except ValueError:
+        number = float(text)
+        if not number.is_integer():
+            raise
+        return int(number)
+
+
+def count(text: str) -> int:
+    """Returns an integer >= 0.
+
+    >>> count("1e5"), count("100_000")
+    (100000, 100000)
+    """
+    number = _whole(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"must be 0 or more, got {text}")
+    return number
+
+
+def positive(text: str) -> int:
+    """Returns an integer >= 1."""
+    number = _whole(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be 1 or more, got {text}")
+    return number
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """Returns what a JSON object holds."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"must be a JSON object: {error}") from error
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"must be a JSON object, got {text}")
+    return value
+
+
+count.__name__ = positive.__name__ = "integer"  # argparse shows it in its messages

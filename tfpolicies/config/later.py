@@ -1,0 +1,33 @@
+"""References to classes that stand further down in the same file."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+
+class _Later:
+    """A class attribute that is looked up in the module of its class when it is read."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._module = owner.__module__
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        return getattr(sys.modules[self._module], self._name)
+
+
+def later(name: str) -> Any:
+    """Returns a class attribute that is the class of this name, from the file of its owner.
+
+    An algorithm's file begins with its mathematics and ends with its settings::
+
+        class PPOTFPolicy(TFPolicy):
+            config_class = later("PPOConfig")
+
+    Args:
+        name: of a class that the same module defines.
+    """
+    return _Later(name)
