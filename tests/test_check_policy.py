@@ -300,7 +300,7 @@ class ExportsSomethingElse(PPOTF2Policy):
         return super().compute_actions(*args, **kwargs)
 
     def act_columns(self, *args, **kwargs):
-        actions, columns = super().act_columns(*args, **kwargs)
+        actions, columns = super().acting.columns(*args, **kwargs)
         return 1 - actions, columns
 
 

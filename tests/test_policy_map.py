@@ -482,8 +482,8 @@ def used(policy_class, seed=0, **config):
         policy.compute_actions(ROWS)
         policy.learn_epochs(batch_for(policy, 8), 1, 4)
     rewards = {"rewards": np.arange(5, dtype=np.float32).reshape(1, 5)}
-    policy.observe([ROWS[None]], rewards)
-    policy.flush_filters()
+    policy.learning.observe([ROWS[None]], rewards)
+    policy.learning.flush_filters()
     return policy
 
 
@@ -785,8 +785,8 @@ CHANGES = {
     "learn_on_loaded_batch": lambda p, b: (p.load_batch_into_buffer(b), p.learn_on_loaded_batch()),
     "apply_gradients": lambda p, b: p.apply_gradients(p.compute_gradients(b)[0]),
     "set_hyper": lambda p, b: p.set_hyper("lr", 0.5),
-    "act_like": lambda p, b: p.act_like(make(seed=8, **FILTERED)),
-    "apply_filter": lambda p, b: p.apply_filter(),
+    "act_like": lambda p, b: p.holding.take_over(make(seed=8, **FILTERED)),
+    "apply_filter": lambda p, b: p.holding.apply_filters(),
 }
 
 
@@ -811,15 +811,15 @@ def test_a_frozen_policy_refuses_every_change(change):
 @pytest.mark.core
 def test_a_frozen_policy_acts_and_observes_nothing():
     m, alone = frozen_map(), used(PPOTF2Policy, **FILTERED)
-    m["a"].observe([ROWS[None]], {"rewards": np.zeros((1, 5), np.float32)})
+    m["a"].learning.observe([ROWS[None]], {"rewards": np.zeros((1, 5), np.float32)})
     assert not m["a"].is_frozen
     assert m.freeze("a") is m["a"]
     assert m.freeze("a") is m["a"]  # again
     assert m["a"].is_frozen
     assert m.in_memory() == ["a"]
     before = state_of(m["a"])
-    m["a"].observe([100 * ROWS[None]], {"rewards": np.zeros((1, 5), np.float32)})
-    m["a"].flush_filters()  # what waited when it was frozen goes on waiting
+    m["a"].learning.observe([100 * ROWS[None]], {"rewards": np.zeros((1, 5), np.float32)})
+    m["a"].learning.flush_filters()  # what waited when it was frozen goes on waiting
     with pytest.raises(FrozenPolicyError):
         m.perturb("a", "lr")
     same(before, state_of(m["a"]))

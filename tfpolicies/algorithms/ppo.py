@@ -159,12 +159,12 @@ class PPOTFPolicy(TFPolicy):
     @property
     def kl_coeff(self) -> Any:
         """The coefficient of the KL term in force."""
-        return self.in_force("kl_coeff")
+        return self._in_force("kl_coeff")
 
     @property
     def entropy_coeff(self) -> Any:
         """The coefficient of the entropy in force."""
-        return self.in_force("entropy_coeff")
+        return self._in_force("entropy_coeff")
 
     def loss(self, model: Any, dist_class: Any, train_batch: Any) -> tf.Tensor:
         """Returns the clipped surrogate objective with its value, entropy and KL terms."""
@@ -246,6 +246,11 @@ class PPOTFPolicy(TFPolicy):
         )
         added["values_bootstrapped"] = next_values
 
+    def _adapt(self, result: Mapping[str, Any]) -> None:
+        """Adapts the KL coefficient to what an update of the algorithm measured."""
+        if "kl" in result["learner_stats"]:
+            self.update_kl(result["learner_stats"]["kl"])
+
     def update_kl(self, kl: float) -> float:
         """Adapts the KL coefficient to its target; returns it.
 
@@ -292,21 +297,15 @@ class PPO(Algorithm):
         batches = self.sample_train_batch()
         config, results = self.config, {}
         for policy_id, batch in batches.items():
-            policy = self.get_policy(policy_id)
-            if not isinstance(policy, TFPolicy):  # written by hand
-                results[policy_id] = policy.learn_on_batch(batch)
-                continue
-            if "advantages" in batch:
-                batch["advantages"] = standardized(batch["advantages"])
-            result = policy.learn_epochs(
+            learning = self.get_policy(policy_id).learning
+            results[policy_id] = learning.train(
                 batch,
                 config.num_sgd_iter,
                 config.sgd_minibatch_size,
                 shuffle=config.shuffle_sequences,
+                standardize=("advantages",),
             )
-            if isinstance(policy, PPOTFPolicy) and "kl" in result["learner_stats"]:
-                policy.update_kl(result["learner_stats"]["kl"])
-            results[policy_id] = result
+            learning.adapt(results[policy_id])
         return results
 
     def warm_up(self) -> None:
@@ -314,14 +313,3 @@ class PPO(Algorithm):
         config = self.config
         rows = self.expected_train_batch_rows()
         self.warm_up_policies(rows, config.num_sgd_iter, config.sgd_minibatch_size)
-
-
-def standardized(advantages: np.ndarray) -> np.ndarray:
-    """Returns advantages of mean 0 and standard deviation 1, float32.
-
-    >>> standardized(np.array([1.0, 3.0])).tolist()
-    [-1.0, 1.0]
-    """
-    with np.errstate(over="ignore", invalid="ignore"):  # the update will say what is not finite
-        centred = advantages - advantages.mean()
-        return (centred / max(1e-4, float(advantages.std()))).astype(np.float32)

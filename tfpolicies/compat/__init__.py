@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from tfpolicies import ported
 from tfpolicies.system.backend import require_tensorflow_backend
 
 _HOMES = {
@@ -131,6 +132,13 @@ _ELSEWHERE = {
 """What stands for names of RLlib that are not here."""
 
 __all__ = [*_HOMES]
+
+
+def _lookup(obj: Any, name: str) -> Any:
+    return importlib.import_module("tfpolicies.compat.attributes").lookup(obj, name)
+
+
+ported.register(_lookup)
 
 
 def __getattr__(name: str) -> Any:

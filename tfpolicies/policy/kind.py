@@ -10,7 +10,6 @@ import keras
 import tensorflow as tf
 
 from tfpolicies.config.algorithm_config import AlgorithmConfig
-from tfpolicies.config.idioms import missing_attribute
 from tfpolicies.errors import ConfigError, PolicyOwnedError, SpaceError
 from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.losses import clip_gradients
@@ -24,7 +23,7 @@ from tfpolicies.program.spec import static_settings
 class PolicyKind(Policy):
     """The override points of `TFPolicy`: what a class says about all of its policies.
 
-    Code that is traced runs on a *view* of the class, see `traced_view`: an object without a state.
+    Code that is traced runs on a *view* of the class: an object without a state.
     """
 
     dist_class: Any
@@ -187,11 +186,11 @@ class PolicyKind(Policy):
         """Returns a number that the rows of each update must be a multiple of; 1 by default."""
         return 1
 
-    def maybe_initialize_optimizer_and_loss(self) -> None:
-        """Does nothing; ported constructors call it last. Models are made on demand here."""
+    def _adapt(self, result: Mapping[str, Any]) -> None:
+        """Adapts coefficients to the result of a round of training; nothing by default."""
 
     @classmethod
-    def overrides(cls, name: str) -> bool:
+    def _overrides(cls, name: str) -> bool:
         """Whether a subclass overrides an override point of this class, such as "loss"."""
         return getattr(cls, name) is not getattr(PolicyKind, name)
 
@@ -261,7 +260,7 @@ class PolicyKind(Policy):
                 f"{observation_space!r} and {action_space!r}."
             )
 
-    def in_force(self, name: str) -> Any:
+    def _in_force(self, name: str) -> Any:
         """Returns the value in force of a hyper-parameter: a tensor in traced code, or a number.
 
         Raises:
@@ -272,21 +271,21 @@ class PolicyKind(Policy):
     @property
     def cur_lr(self) -> Any:
         """The learning rate in force."""
-        return self.in_force("lr")
+        return self._in_force("lr")
 
     @classmethod
-    def traced_view(cls, **shared: Any) -> PolicyKind:
+    def _traced_view(cls, **shared: Any) -> PolicyKind:
         """Returns an object of this class that has only what all policies of a kind share."""
         view = object.__new__(cls)
         view.__dict__.update(shared, _is_view=True)
         return view
 
     def __getattr__(self, name: str) -> Any:
-        cls = type(self).__name__
         if self.__dict__.get("_is_view"):
+            cls = type(self).__name__
             raise PolicyOwnedError(
                 f"traced code of {cls} read self.{name}, which belongs to one policy while the "
                 "trace is shared by all of its kind. Put numbers into the config and name them in "
                 f"{cls}.hyperparameters, put what changes code into {cls}.static_keys."
             )
-        raise AttributeError(missing_attribute(self, name))
+        return super().__getattr__(name)  # type: ignore[misc]

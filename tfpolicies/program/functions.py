@@ -143,7 +143,7 @@ class ProgramFunctions:
         env_actions = spec.pipeline.to_env(chosen.actions)
         values = acting.values() if spec.with_value else None
         extras: dict[str, tf.Tensor] = {}
-        if spec.policy_class.overrides("extra_action_out_fn"):
+        if spec.policy_class._overrides("extra_action_out_fn"):
             view.__dict__.update(dist_inputs=chosen.dist_inputs, values=values)
             found = view.extra_action_out_fn()
             extras = {name: tf.convert_to_tensor(x) for name, x in found.items()}

@@ -78,9 +78,9 @@ class ProgramSpec:
         _check_overrides(policy_class)
         spaces = observation_space, action_space
         given = static
-        if policy_class.overrides("make_model"):
+        if policy_class._overrides("make_model"):
             config = ConfigView((), None, static, owner=policy_class.__name__)
-            view = policy_class.traced_view(
+            view = policy_class._traced_view(
                 config=config,
                 observation_space=observation_space,
                 action_space=action_space,
@@ -104,7 +104,7 @@ class ProgramSpec:
         config = ConfigView(
             self.hyperparameters, hyper, self.static, owner=self.policy_class.__name__
         )
-        return self.policy_class.traced_view(
+        return self.policy_class._traced_view(
             config=config,
             observation_space=self.observation_space,
             action_space=self.action_space,
@@ -194,7 +194,7 @@ class _MadeByClass:
 
 def _check_overrides(policy_class: Any) -> None:
     for name in ("action_sampler_fn", "action_distribution_fn"):
-        if policy_class.overrides(name) and not policy_class.overrides("make_model"):
+        if policy_class._overrides(name) and not policy_class._overrides("make_model"):
             raise ConfigError(
                 f"{policy_class.__name__} overrides `{name}` but not `make_model`. What it samples "
                 "from depends on the model, so let it build its own: override "

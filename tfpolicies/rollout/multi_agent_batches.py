@@ -69,11 +69,11 @@ class Sample:
     def prepare(self, clip_rewards: bool | float | None) -> None:
         """Takes the rows into the filters, and scales and clips the rewards."""
         policy, columns = self.rows.policy, self.columns
-        policy.observe(
+        policy.learning.observe(
             [leaf[None] for leaf in self.obs], {name: x[None] for name, x in columns.items()}
         )
-        self.obs, self.new_obs = ([*policy.seen_observations(x)] for x in (self.obs, self.new_obs))
-        columns["rewards"] = policy.scaled_rewards(clipped_rewards(self._earned, clip_rewards))
+        self.obs, self.new_obs = ([*policy.learning.seen(x)] for x in (self.obs, self.new_obs))
+        columns["rewards"] = policy.learning.scaled(clipped_rewards(self._earned, clip_rewards))
 
     def postprocess(self) -> None:
         """Adds the policy's columns for all trajectories at once."""
@@ -220,15 +220,13 @@ class Postprocessor:
             sample.prepare(self._clip_rewards)
         calls_back = overrides(self._callbacks, "on_postprocess_trajectory")
         one_by_one = [
-            sample
-            for sample in samples
-            if calls_back or sample.rows.policy.has_own_postprocessing()
+            sample for sample in samples if calls_back or sample.rows.policy.learning.by_trajectory
         ]
         originals = self._originals(samples, who) if one_by_one else {}
         found = {}
         for sample in samples:
             policy = sample.rows.policy
-            if not policy.has_own_postprocessing():
+            if not policy.learning.by_trajectory:
                 sample.postprocess()
             batch = sample.batch()
             if sample in one_by_one:
@@ -262,7 +260,7 @@ class Postprocessor:
         for unroll, rows in sample.pieces(batch):
             episode, agent = who[unroll]
             all_agents, piece = originals[episode.episode_id], rows
-            if policy.has_own_postprocessing():
+            if policy.learning.by_trajectory:
                 others = {other: x for other, x in all_agents.items() if other != agent}
                 piece = postprocessed(policy, piece, others, episode)
             self._callbacks.on_postprocess_trajectory(

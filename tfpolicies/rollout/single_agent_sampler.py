@@ -223,7 +223,7 @@ class SingleAgentSampler:
 
     def _wants_episodes(self, policy: Any) -> bool:
         """Whether somebody is to be told of single episodes, step by step."""
-        return policy.asks_for_episodes() or follows_episodes(self._callbacks)
+        return policy.acting.asks_for_episodes or follows_episodes(self._callbacks)
 
     def sample(self) -> SampleBatch:
         """Returns the next postprocessed batch.
@@ -237,7 +237,7 @@ class SingleAgentSampler:
         self._check_exploration(policy)
         if self._follower is None and self._wants_episodes(policy):  # it came in between
             self.reset(None)
-        if self._gives_batches or policy.has_own_postprocessing():
+        if self._gives_batches or policy.learning.by_trajectory:
             self._buffer.keep_infos()
         buffer = self._collect(policy, self._buffer)
         taken = self._rows_to_hand_out(buffer)
@@ -246,7 +246,7 @@ class SingleAgentSampler:
         return batch
 
     def _check_exploration(self, policy: Any) -> None:
-        if policy.follows_episodes and not self._complete:
+        if policy.acting.follows_episodes and not self._complete:
             raise ConfigError(
                 "exploration_config={'type': 'ParameterNoise'} disturbs the weights for a whole "
                 "episode, so it needs batch_mode='complete_episodes', got 'truncate_episodes'."
@@ -256,9 +256,9 @@ class SingleAgentSampler:
 
     def _collect(self, policy: Any, buffer: _Buffer) -> _Buffer:
         memory = self._memory_of(policy)
-        follows = policy.follows_episodes
+        follows = policy.acting.follows_episodes
         minds_ends = memory.is_needed or follows
-        act = memory.act if memory.is_needed else policy.act_columns
+        act = memory.act if memory.is_needed else policy.acting.columns
         envs, step_envs, space_leaves = self.envs, self.envs.step, self._leaves
         follower = self._follower
         obs = [leaf[:, buffer.used] for leaf in buffer.obs]
@@ -294,7 +294,7 @@ class SingleAgentSampler:
                 ended = step.terminateds | step.truncateds
                 memory.stepped(step.rewards, ended, step.dead)
                 if follows and ended.any():
-                    policy.next_episode()
+                    policy.acting.next_episode()
             if step.dead is not None:
                 np.logical_not(step.dead, out=buffer.alive[:, t])
             if step.final is not None:
@@ -327,7 +327,7 @@ class SingleAgentSampler:
     def _memory_of(self, policy: Any) -> Memory:
         if self._memory is None or self._memory.policy is not policy:
             self._memory = Memory(policy, self.envs.num_envs)
-            if policy.asks_for_episodes() and self._follower is not None:
+            if policy.acting.asks_for_episodes and self._follower is not None:
                 self._memory.around = self._follower.around
         return self._memory
 
@@ -396,9 +396,9 @@ class SingleAgentSampler:
         returns_before = self._running.returns
         columns.update(self._episode_columns(columns, taken))
         earned = columns["rewards"]
-        policy.observe(obs, columns)
-        obs, new_obs = ([*policy.seen_observations(x)] for x in (obs, new_obs))
-        columns["rewards"] = policy.scaled_rewards(clipped_rewards(earned, self._clip_rewards))
+        policy.learning.observe(obs, columns)
+        obs, new_obs = ([*policy.learning.seen(x)] for x in (obs, new_obs))
+        columns["rewards"] = policy.learning.scaled(clipped_rewards(earned, self._clip_rewards))
         ends = columns["terminateds"] | columns["truncateds"]
         ends[:, -1] = True
         rows = shape[0] * shape[1]
@@ -406,7 +406,7 @@ class SingleAgentSampler:
         def flat(column: np.ndarray) -> np.ndarray:
             return column.reshape(rows, *column.shape[2:])
 
-        if not policy.has_own_postprocessing():
+        if not policy.learning.by_trajectory:
             row, step = np.nonzero(ends & ~columns["terminateds"])
             open_ends = (row, step)
             after = [*new_obs, *remembered(policy, columns, earned, self._actions)]
@@ -426,9 +426,7 @@ class SingleAgentSampler:
             }
         )
         batch.num_grad_updates = policy.num_grad_updates
-        if policy.has_own_postprocessing() or overrides(
-            self._callbacks, "on_postprocess_trajectory"
-        ):
+        if policy.learning.by_trajectory or overrides(self._callbacks, "on_postprocess_trajectory"):
             last = ends.reshape(-1)
             if self._follower is None:
                 totals = flat(earned), returns_before
@@ -482,7 +480,7 @@ class SingleAgentSampler:
         episodes = self._episodes_taken
         for end, episode in zip(stops, episodes, strict=True):
             piece = whole = batch[start:end]
-            if policy.has_own_postprocessing():
+            if policy.learning.by_trajectory:
                 piece = postprocessed(policy, piece, {}, episode)
             self._callbacks.on_postprocess_trajectory(
                 worker=self._worker,
