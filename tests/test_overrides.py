@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 from tiny import OBS, PLANE, TWO, assert_close, batch_for, make, rows_of
 
+import tfpolicies.compat  # noqa: F401 - which knows names of ported code
 from tfpolicies import PGTF2Policy, PPOTF2Policy
 from tfpolicies.errors import BatchError, ConfigError, RetraceError
 from tfpolicies.program.devices import learner_device

@@ -325,5 +325,6 @@ def test_every_method_that_is_driven_by_the_page_is_in_this_file():
 
 
 def test_a_policy_that_overrides_nothing_is_driven_by_its_program():
-    assert PPOTF2Policy.overridden == frozenset()
-    assert not PPOTF2Policy.acts_by_methods()
+    assert PPOTF2Policy._overridden == frozenset()
+    policy = make()
+    assert policy.acting is policy.acting.shared

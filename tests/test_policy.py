@@ -45,7 +45,7 @@ def test_a_new_policy_has_what_it_was_given_and_counters_at_zero():
     assert (policy.framework, policy.global_timestep, policy.num_grad_updates) == ("tf2", 0, 0)
     assert policy.config["lr"] == 5e-5  # a partial config is completed
     assert policy.dist_class.num_inputs == 2
-    assert policy.callbacks is None
+    assert policy._callbacks is None
     assert (policy.is_recurrent(), policy.num_state_tensors()) == (False, 0)
     assert (policy.get_initial_state(), policy.get_exploration_state()) == ([], {})
     assert policy.get_session() is None
@@ -403,7 +403,7 @@ def test_a_callback_sees_each_update_and_its_result_is_reported():
 def test_warming_up_changes_no_numbers():
     policy, twin = make(inference="onnx"), make(inference="onnx")
     before = policy.get_state()
-    policy.warm_up(64, 2, 16)
+    policy.learning.warm_up(64, 2, 16)
     after = policy.get_state()
     assert_equal(before["weights"], after["weights"])
     assert (after["rng"], after["global_timestep"], after["num_grad_updates"]) == (

@@ -39,7 +39,7 @@ class Aiming(PPOTF2Policy):
     """PPO that has a target network, which its loss looks at."""
 
     @classmethod
-    def wants_target(cls, static):
+    def _wants_target(cls, static):
         return True
 
 
@@ -250,7 +250,7 @@ def classifier(width=4):
 def test_weights_of_a_keras_file_are_taken_over_and_reported(tmp_path):
     class Aimed(PGTF2Policy):
         @classmethod
-        def wants_target(cls, static):
+        def _wants_target(cls, static):
             return True
 
     trained, policy = classifier(), make(Aimed, model={"custom_model": classifier()})

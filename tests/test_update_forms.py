@@ -220,7 +220,7 @@ def test_the_first_compiled_call_runs_in_a_thread_that_nobody_has_to_wait_for(mo
         return call(self, *inputs)
 
     monkeypatch.setattr(function._Traced, "__call__", watched)
-    policy.warm_up(16, 2, 4)
+    policy.learning.warm_up(16, 2, 4)
     compiling = [thread for thread in threads if thread is not threading.main_thread()]
     assert compiling
     assert all(thread.daemon for thread in compiling)

@@ -124,7 +124,7 @@ class OffPolicyTFPolicy(TFPolicy):
     static_keys = (*TFPolicy.static_keys, "n_step")
 
     @classmethod
-    def wants_target(cls, static: Mapping[str, Any]) -> bool:
+    def _wants_target(cls, static: Mapping[str, Any]) -> bool:
         """Whether there is a target network: always."""
         del static
         return True

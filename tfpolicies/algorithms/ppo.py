@@ -149,7 +149,7 @@ class PPOTFPolicy(TFPolicy):
         "kl_target",
     )
     static_keys = (*TFPolicy.static_keys, "use_critic", "use_gae")
-    state_aliases = {"current_kl_coeff": "kl_coeff"}
+    _state_aliases = {"current_kl_coeff": "kl_coeff"}
 
     @classmethod
     def wants_value(cls, static: Mapping[str, Any]) -> bool:
@@ -215,7 +215,7 @@ class PPOTFPolicy(TFPolicy):
             stats["vf_clipped"] = share
         return stats
 
-    def hyper_stats(self) -> dict[str, float]:
+    def _hyper_stats(self) -> dict[str, float]:
         """Returns the coefficients in force."""
         return {
             "cur_lr": self.hyper("lr"),

@@ -100,7 +100,7 @@ class MultiAgentBatch:
         starts = range(0, num_steps, k)
         pieces: list[dict[str, SampleBatch]] = [{} for _ in starts]
         for (policy_id, batch), (order, row_steps) in zip(filled.items(), steps, strict=True):
-            rows = batch.take(order)
+            rows = batch._take(order)
             bounds = np.searchsorted(row_steps, [*starts, num_steps]).tolist()
             for number, (start, stop) in enumerate(pairwise(bounds)):
                 if start < stop:

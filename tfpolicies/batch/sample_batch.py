@@ -208,7 +208,7 @@ class SampleBatch(ColumnBatch):
 
     # -- rows in another order or place ----------------------------------------------------------
 
-    def take(self, indices: Sequence[int] | np.ndarray) -> Self:
+    def _take(self, indices: Sequence[int] | np.ndarray) -> Self:
         """Returns a new batch of the rows at `indices` [K], copied.
 
         Raises:
@@ -229,7 +229,7 @@ class SampleBatch(ColumnBatch):
         """
         self._require_free_rows("shuffled")
         order = (rng or np.random.default_rng()).permutation(self.count)
-        self.store_columns(self._map(lambda leaf: take_rows(leaf, order)), self.layout)
+        self._store_columns(self._map(lambda leaf: take_rows(leaf, order)), self.layout)
         return self
 
     def _map(self, function: Any) -> dict[str, Any]:
@@ -271,7 +271,7 @@ class SampleBatch(ColumnBatch):
                 f"and was to be padded to {max_seq_len}. Pad the original batch."
             )
         if not self.zero_padded:
-            self.store_columns(self._padded(target, exclude_states), target)
+            self._store_columns(self._padded(target, exclude_states), target)
         return self
 
     def _padded(self, target: Layout, exclude_states: bool) -> dict[str, Any]:
@@ -311,7 +311,7 @@ class SampleBatch(ColumnBatch):
 
     def _replace(self, names: Collection[str], function: Any) -> None:
         new = {name: map_leaves(function, self._raw(name)) for name in names if name in self}
-        self.store_columns({**self, **new}, self.layout)
+        self._store_columns({**self, **new}, self.layout)
 
     # -- names of the past -----------------------------------------------------------------------
 

@@ -482,7 +482,7 @@ def reduced(policy: Any) -> tuple[Any, tuple[Any, ...]]:
     part, kind = policy_part(policy), type(policy)
     stored = decode_settings(part.manifest["config"]["settings"])
     given = {name: policy.config[name] for name, value in stored.items() if find_missing(value)}
-    given["worker_index"] = policy.worker_index
+    given["worker_index"] = policy._worker_index
     given = travelling(given)
     require_named({"the class of the policy": kind, "config": given})
     return _unpickled, (kind, frozen_part(part), given)

@@ -28,9 +28,9 @@ class PolicyKind(Policy):
 
     dist_class: Any
     config_class: type[AlgorithmConfig] = AlgorithmConfig
-    acting_only: ClassVar[frozenset[str]] = frozenset()
+    _acting_only: ClassVar[frozenset[str]] = frozenset()
     """Outputs of `extra_action_out_fn` that are no columns of batches."""
-    state_aliases: ClassVar[dict[str, str]] = {}
+    _state_aliases: ClassVar[dict[str, str]] = {}
     """Keys of a state, and the hyper-parameters that stand under them instead of their names."""
     runtime: str = "function"  # traced functions; "session": graph mode
     hyperparameters: tuple[str, ...] = ("lr", "gamma", "grad_clip")
@@ -117,18 +117,18 @@ class PolicyKind(Policy):
         """
         static = static_settings(type(self), self.config)
         with_value = self.wants_value(static)
-        source = self.model_source(
+        source = self._model_source(
             self.observation_space, self.dist_class, static, with_value=with_value
         )
         return source.make(0)
 
     def optimizer(self) -> Any:
-        """Returns a new Keras optimizer; by default that of `make_optimizer`.
+        """Returns a new Keras optimizer; by default that of `_make_optimizer`.
 
         A class whose `loss` returns a list returns a list of them, one for each loss. All of them
         learn at `lr`. See `run_sections.Experimental` for the setting that allows it.
         """
-        return self.make_optimizer(self.config)
+        return self._make_optimizer(self.config)
 
     def action_distribution_fn(
         self, model: Any, *, obs_batch: Any, state_batches: Sequence[tf.Tensor], **kwargs: Any
@@ -195,12 +195,12 @@ class PolicyKind(Policy):
         return getattr(cls, name) is not getattr(PolicyKind, name)
 
     @classmethod
-    def distribution(cls, action_space: gym.Space, static: Mapping[str, Any]) -> Any:
+    def _distribution(cls, action_space: gym.Space, static: Mapping[str, Any]) -> Any:
         """Returns the action distribution of the class for a space, given the static config."""
         return ActionDistribution.of(action_space, static["model"]["custom_action_dist"])
 
     @classmethod
-    def model_source(
+    def _model_source(
         cls,
         observation_space: gym.Space,
         dist_class: Any,
@@ -225,13 +225,13 @@ class PolicyKind(Policy):
         return False
 
     @classmethod
-    def wants_target(cls, static: Mapping[str, Any]) -> bool:
+    def _wants_target(cls, static: Mapping[str, Any]) -> bool:
         """Whether the policy has a target network, `self.target_model` in `loss`."""
         del static
         return False
 
     @classmethod
-    def make_optimizer(cls, static: Mapping[str, Any]) -> Any:
+    def _make_optimizer(cls, static: Mapping[str, Any]) -> Any:
         """Returns a new Keras optimizer; its learning rate is set from `lr` at each update.
 
         `optimizer={"type": "sgd", "momentum": 0.9}` gives `keras.optimizers.SGD(momentum=0.9)`;

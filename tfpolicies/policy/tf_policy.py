@@ -49,7 +49,7 @@ from tfpolicies.schedules import piecewise_linear
 from tfpolicies.storage.keras_h5 import read_keras_weights
 from tfpolicies.system.forks import require_tensorflow
 
-_MADE_ANEW = {"_state", "exploration", "filter", "reward_filter", "callbacks", "_loaded"}
+_MADE_ANEW = {"_state", "exploration", "filter", "reward_filter", "_callbacks", "_loaded"}
 _MADE_ANEW |= {"_acting", "acting", "_learning", "_owned", "_worker_index", "_create_session"}
 """Attributes that each copy of a policy gets by itself."""
 
@@ -83,7 +83,7 @@ class TFPolicy(PolicyKind):
         dist_class: the action distribution class: `dist_class(dist_inputs)`.
         automatic: the settings that were "auto", and what a checkpoint says they became.
         exploration: how noise becomes actions, and the numbers that steer it.
-        filter: the running statistics of observations; None without `observation_filter`.
+        framework: `"tf"` for policies in graph mode, otherwise `"tf2"`.
         program: what policies of this kind share.
 
     Raises:
@@ -116,9 +116,10 @@ class TFPolicy(PolicyKind):
         require_values(observation_space, "observation_space")
         require_values(action_space, "action_space")
         self.policy_id = identity["__policy_id"]
+        self.framework: str = complete["framework"]
         self.exploration = make_exploration(
             complete["exploration_config"],
-            type(self).distribution(action_space, static_settings(type(self), complete)),
+            type(self)._distribution(action_space, static_settings(type(self), complete)),
             worker_index=identity["worker_index"],
             num_workers=complete["num_workers"],
             normalize_actions=complete["normalize_actions"],
@@ -153,7 +154,7 @@ class TFPolicy(PolicyKind):
             self._state,
             self.exploration,
             self.config,
-            left_out=self.acting_only,
+            left_out=self._acting_only,
             starts_alike="get_initial_state" not in self._overridden,
         )
         if self._overridden.isdisjoint(by_methods.ACTING):
@@ -165,11 +166,11 @@ class TFPolicy(PolicyKind):
             self._state,
             self.exploration,
             {name: found for name, found in filters.items() if found is not None},
-            self.state_aliases,
+            self._state_aliases,
         )
 
     @functools.cached_property
-    def callbacks(self) -> Any:
+    def _callbacks(self) -> Any:
         """The policy's own callbacks; None if its config names none.
 
         Raises:
@@ -225,11 +226,6 @@ class TFPolicy(PolicyKind):
         return reduced(self)
 
     # -- facts --------------------------------------------------------------------------------
-
-    @property
-    def framework(self) -> str:
-        """`"tf"` for policies in graph mode, otherwise `"tf2"`."""
-        return self.config["framework"]
 
     @property
     def global_timestep(self) -> int:
@@ -447,13 +443,9 @@ class TFPolicy(PolicyKind):
         """Whether a subclass has methods of its own that each update has to call."""
         return not self._overridden.isdisjoint(by_methods.UPDATING)
 
-    def hyper_stats(self) -> dict[str, float]:
+    def _hyper_stats(self) -> dict[str, float]:
         """Returns hyper-parameters in force, by the names they have in `learner_stats`."""
         return {"cur_lr": self.hyper("lr")}
-
-    def warm_up(self, rows: int, num_epochs: int, minibatch_size: int) -> None:
-        """Traces and compiles acting and learning for batches of `rows`; changes no numbers."""
-        self.learning.warm_up(rows, num_epochs, minibatch_size)
 
     def compute_gradients(
         self, postprocessed_batch: Mapping[str, Any]
@@ -593,7 +585,7 @@ class TFPolicy(PolicyKind):
 
         Keys: `weights`; `target_weights` with a target network; `filter`, the running statistics of
         observations, with a filter; `_optimizer_variables`; `_exploration_state`;
-        `global_timestep`; `num_grad_updates`; `hyperparameters`, those of `state_aliases` under
+        `global_timestep`; `num_grad_updates`; `hyperparameters`, those of `_state_aliases` under
         their aliases; `rng`, the generator's state; `connector_configs` with connectors; and
         `policy_spec`.
         """
@@ -704,7 +696,7 @@ class TFPolicy(PolicyKind):
         rate = changing_rate(self.config["lr"])
         if rate is not None and not rate.counts_updates:
             self.set_hyper("lr", rate.of(timestep))
-        self.follow_updates()
+        self._follow_updates()
         for name in self.program.spec.hyperparameters:
             points = self.config.get(f"{name}_schedule")
             if isinstance(points, int):
@@ -712,7 +704,7 @@ class TFPolicy(PolicyKind):
             if points is not None:
                 self.set_hyper(name, piecewise_linear(points, timestep))
 
-    def follow_updates(self) -> None:
+    def _follow_updates(self) -> None:
         """Sets `lr` to its value at the present number of updates, if it is a Keras schedule."""
         rate = changing_rate(self.config["lr"])
         if rate is not None and rate.counts_updates:

@@ -101,7 +101,7 @@ class ProgramFunctions:
         device = learner_device(spec.static["num_gpus"])
         with placed(device):
             network = _network(spec)
-            target = _network(spec) if spec.policy_class.wants_target(spec.static) else None
+            target = _network(spec) if spec.policy_class._wants_target(spec.static) else None
             if target is not None:
                 target.filter_variables = network.filter_variables  # what normalises is one
             variables = network.model.trainable_variables

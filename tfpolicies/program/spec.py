@@ -68,7 +68,7 @@ class ProgramSpec:
         """
         require_usual_tensorflow()
         static = static_settings(policy_class, config)
-        dist_class = policy_class.distribution(action_space, static)
+        dist_class = policy_class._distribution(action_space, static)
         if static["model"]["free_log_std"] and dist_class.kinds != (DiagGaussian,):
             raise ConfigError(
                 f"model['free_log_std'] needs a Box of floats as the action space, got "
@@ -88,7 +88,7 @@ class ProgramSpec:
             )
             made = {"custom_model": _MadeByClass(policy_class, view), "custom_model_config": {}}
             given = {**static, "model": {**static["model"], **made}}
-        source = policy_class.model_source(
+        source = policy_class._model_source(
             observation_space, dist_class, given, with_value=policy_class.wants_value(static)
         )
         names = tuple(policy_class.hyperparameters)
