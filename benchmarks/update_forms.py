@@ -94,7 +94,7 @@ def updates(case: Case, forms: tuple[Form, ...]) -> tuple[dict[Form, Measured], 
     automatic = Form.PLAIN
     for form in forms:
         policy = case.policy(jit_compile=SETTINGS[form])
-        policy.prepare_learning()
+        policy.learning.prepare()
         if form is Form.LOOP:
             automatic = policy.program.resolve_form()
         policy.program.form = form
@@ -144,7 +144,7 @@ def acting_table(cases: list[Case], seconds: float) -> Table:
         table.add_column(heading, justify="left" if heading == "network" else "right")
     for case in cases:
         policies = {way: case.policy(inference=way) for way in ("onnx", "tf")}
-        automatic = case.policy(inference="auto").inference
+        automatic = case.policy(inference="auto").acting.inference
         cells, worst = [], 0.0
         for rows in ACTING_ROWS:
             taken = {way: _acting(policy, rows, seconds) for way, policy in policies.items()}

@@ -15,6 +15,7 @@ from benchmarks.conformance import Combination, make_policy
 from tfpolicies import PGTF2Policy, Policy, PPOConfig, PPOTF2Policy
 from tfpolicies.errors import PolicyCheckError, UsageError
 from tfpolicies.policy.policy import ActionBatch
+from tfpolicies.policy.program_parts import OverriddenActing
 from tfpolicies.testing import check_policy, random_batch
 from tfpolicies.testing.checking import CHECKS
 from tfpolicies.testing.environments import MaskedEnv, MemoryEnv, RandomEnv
@@ -295,13 +296,17 @@ class DriftingTF1Policy(DriftingTF2Policy):
         return acted
 
 
+class Flipping(OverriddenActing):
+    def columns(self, *args, **kwargs):
+        actions, columns = super().columns(*args, **kwargs)
+        return 1 - actions, columns
+
+
 class ExportsSomethingElse(PPOTF2Policy):
+    _parts = {**PPOTF2Policy._parts, "acting": Flipping}
+
     def compute_actions(self, *args, **kwargs):
         return super().compute_actions(*args, **kwargs)
-
-    def act_columns(self, *args, **kwargs):
-        actions, columns = super().act_columns(*args, **kwargs)
-        return 1 - actions, columns
 
 
 class SharesItsWeights(HandWritten):

@@ -147,7 +147,7 @@ def test_only_boxes_are_mapped(space, action, wanted):
     space_is_flat = not isinstance(space, spaces.Dict)
     nested = {"a": np.zeros((1, 1)), "b": np.ones(1)}
     policy = Own(Line.observation_space, space, {})
-    found, _ = policy.act_columns([np.zeros((1, 1), np.float32)])
+    found, _ = policy.acting.columns([np.zeros((1, 1), np.float32)])
     alone = policy.env_action(action)
     if space_is_flat:
         assert found.dtype == space.dtype
@@ -355,7 +355,7 @@ def test_an_observation_filter_is_there_for_policies_written_by_hand(env):
     twin = policy.copy()
     policy.seen, twin.seen = [], []
     for each in (policy, twin, Policy.from_state(policy.get_state())):
-        each.act_columns([np.array([[2.0]], np.float32)])
+        each.acting.columns([np.array([[2.0]], np.float32)])
     assert twin.seen == policy.seen != [2.0]
 
 

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 from tiny import OBS, PLANE, TWO, assert_close, batch_for, make, rows_of
 
+import tfpolicies.compat  # noqa: F401 - which knows names of ported code
 from tfpolicies import PGTF2Policy, PPOTF2Policy
 from tfpolicies.errors import BatchError, ConfigError, RetraceError
 from tfpolicies.program.devices import learner_device
@@ -76,7 +77,7 @@ def test_a_class_says_from_what_distribution_its_actions_are(inference):
     obs = rows_of(OBS, 5)
     wanted = 2 * logits_of(policy, obs)
     acted = policy.compute_actions(obs)
-    assert policy.inference == inference
+    assert policy.acting.inference == inference
     np.testing.assert_allclose(acted.extras["action_dist_inputs"], wanted, atol=1e-5)
     every = wanted - np.log(np.exp(wanted).sum(-1, keepdims=True))
     logp = every[np.arange(5), acted.actions]
@@ -196,8 +197,8 @@ def test_untraced_policies_run_their_python_code_at_every_call():
 
     policy = make(Debugged, actions=TWO, eager_tracing=False, inference="auto", jit_compile="auto")
     batch = batch_for(policy, 7)
-    policy.prepare_learning()
-    assert policy.inference == "tf"
+    policy.learning.prepare()
+    assert policy.acting.inference == "tf"
     calls.clear()
     policy.learn_epochs(batch, 2, 4)
     assert calls == [4, 4, 4, 4]  # the shorter ones are padded

@@ -173,8 +173,8 @@ def test_overrides_are_called_for_each_of_several_agents_and_after_a_policy_was_
 def test_acting_by_methods_gives_what_the_program_gives(space):
     plain, own = (make(x, actions=space) for x in (PPOTF2Policy, recording(PPOTF2Policy, *ACTING)))
     obs = [np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)]
-    wanted, columns = plain.act_columns(obs)
-    found, own_columns = own.act_columns(obs)
+    wanted, columns = plain.acting.columns(obs)
+    found, own_columns = own.acting.columns(obs)
     assert own.called == ["compute_actions_from_input_dict", "compute_actions"]
     np.testing.assert_allclose(found, wanted, atol=1e-6)
     assert found.dtype == wanted.dtype == space.dtype
@@ -325,5 +325,6 @@ def test_every_method_that_is_driven_by_the_page_is_in_this_file():
 
 
 def test_a_policy_that_overrides_nothing_is_driven_by_its_program():
-    assert PPOTF2Policy.overridden == frozenset()
-    assert not PPOTF2Policy.acts_by_methods()
+    assert PPOTF2Policy._overridden == frozenset()
+    policy = make()
+    assert policy.acting is policy.acting.shared

@@ -49,7 +49,7 @@ def used(policy):
         policy.compute_actions(rows_of(OBS, 3))
     if policy.filter is not None:
         policy.filter.observe([rows_of(OBS, 5)])
-        policy.flush_filters()
+        policy.learning.flush_filters()
     policy.set_hyper("lr", 0.25)
     policy.on_global_var_update({"timestep": 77})
     return policy
@@ -79,8 +79,8 @@ def test_a_pickled_policy_is_equal_to_the_last_number(kind):
     assert type(twin) is type(policy)
     assert twin is not policy
     assert_same(everything(twin), everything(policy))
-    assert (twin.policy_id, twin.worker_index) == (policy.policy_id, policy.worker_index)
-    assert type(twin.callbacks) is type(policy.callbacks)
+    assert (twin.policy_id, twin._worker_index) == (policy.policy_id, policy._worker_index)
+    assert type(twin._callbacks) is type(policy._callbacks)
     if not policy.program.ports.is_recurrent:
         obs = rows_of(OBS, 6)
         assert travellers.acted(twin, obs) == travellers.acted(policy, obs)
@@ -234,7 +234,7 @@ def test_a_pickled_algorithm_goes_on_as_one_from_its_checkpoint_does():
     algorithm.train()
     twin = pickle.loads(pickle.dumps(algorithm))
 
-    assert type(twin.callbacks) is travellers.Callbacks
+    assert type(twin._callbacks) is travellers.Callbacks
     assert twin.worker.policy_mapping_fn is travellers.mapping
     ours, theirs = travellers.trained(algorithm), travellers.trained(twin)
     assert ours[:2] == theirs[:2] == (2, 64)

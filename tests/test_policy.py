@@ -45,7 +45,7 @@ def test_a_new_policy_has_what_it_was_given_and_counters_at_zero():
     assert (policy.framework, policy.global_timestep, policy.num_grad_updates) == ("tf2", 0, 0)
     assert policy.config["lr"] == 5e-5  # a partial config is completed
     assert policy.dist_class.num_inputs == 2
-    assert policy.callbacks is None
+    assert policy._callbacks is None
     assert (policy.is_recurrent(), policy.num_state_tensors()) == (False, 0)
     assert (policy.get_initial_state(), policy.get_exploration_state()) == ([], {})
     assert policy.get_session() is None
@@ -199,8 +199,8 @@ def test_one_seed_gives_the_same_10_000_actions_on_all_runtimes(other):
             np.concatenate([policy.compute_actions(part).actions for part in np.split(obs, 100)])
             for policy in (by_tf, by_other)
         )
-        assert by_tf.inference == "tf"
-        assert by_other.inference == {"onnx": "onnx", "session": "tf"}[other]
+        assert by_tf.acting.inference == "tf"
+        assert by_other.acting.inference == {"onnx": "onnx", "session": "tf"}[other]
         if actions is TWO:
             np.testing.assert_array_equal(left, right)
             assert 0.4 < left.mean() < 0.6
@@ -244,7 +244,7 @@ def test_no_seed_gives_other_weights_each_time():
 def test_auto_takes_tensorflow_where_much_is_convolved(shape, filters, wanted):
     image = spaces.Box(0, 255, shape, np.uint8)
     model = {"conv_filters": filters, "fcnet_hiddens": [4]}
-    assert make(obs=image, inference="auto", model=model).inference == wanted
+    assert make(obs=image, inference="auto", model=model).acting.inference == wanted
 
 
 def test_policies_of_one_program_act_through_onnx_with_their_own_weights_in_turn():
@@ -403,7 +403,7 @@ def test_a_callback_sees_each_update_and_its_result_is_reported():
 def test_warming_up_changes_no_numbers():
     policy, twin = make(inference="onnx"), make(inference="onnx")
     before = policy.get_state()
-    policy.warm_up(64, 2, 16)
+    policy.learning.warm_up(64, 2, 16)
     after = policy.get_state()
     assert_equal(before["weights"], after["weights"])
     assert (after["rng"], after["global_timestep"], after["num_grad_updates"]) == (
@@ -592,13 +592,13 @@ def test_a_policy_written_by_hand_has_every_method():
         {"obs": np.ones((2, 3)), "state_in_1": np.ones((2, 1)), "state_in_0": np.zeros((2, 1))}
     )
     assert [part[0, 0] for part in by_dict.state_outs] == [0, 1]
-    env_actions, columns = policy.act_columns([np.ones((2, 3))])
+    env_actions, columns = policy.acting.columns([np.ones((2, 3))])
     assert env_actions.tolist() == columns["actions"].tolist() == [1, 1]
     assert policy.env_action(1) == 1
     assert policy.learn_on_batch({}) == {"learner_stats": {"updates": 1}}
     batch = {"obs": np.ones((2, 3))}
     assert policy.postprocess_trajectory(batch) is batch
-    assert policy.has_own_postprocessing() is False
+    assert policy.learning.by_trajectory is False
     assert policy.get_state()["weights"] == {}
     policy.set_state(policy.get_state())
     with pytest.raises(UsageError, match="Threshold has no weights to set; got 1"):

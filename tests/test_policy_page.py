@@ -39,7 +39,7 @@ class Aiming(PPOTF2Policy):
     """PPO that has a target network, which its loss looks at."""
 
     @classmethod
-    def wants_target(cls, static):
+    def _wants_target(cls, static):
         return True
 
 
@@ -119,11 +119,11 @@ def test_a_filter_acts_when_applied_and_travels_with_the_state(inference, tmp_pa
     settings = {"observation_filter": "MeanStdFilter", "inference": inference}
     policy, plain = make(**settings), make(inference=inference)
     assert plain.filter is None
-    plain.apply_filter()
+    plain.holding.apply_filters()
     obs = np.array([[1, 2, 3], [3, 6, 3], [5, 10, 3]], np.float32)
     policy.filter.observe([obs])
     policy.filter.flush()
-    policy.apply_filter()
+    policy.holding.apply_filters()
     plain.set_weights(policy.get_weights())
     seen = np.array([[-1, -1, 0], [0, 0, 0], [1, 1, 0]], np.float32)
     wanted = plain.compute_actions(seen, explore=False).extras["action_dist_inputs"]
@@ -153,7 +153,7 @@ def test_a_part_that_does_not_fit_is_named_and_changes_nothing(spoil, words):
     policy, other = (make(Aiming, observation_filter="MeanStdFilter", seed=i) for i in (1, 2))
     other.filter.observe([rows_of(OBS, 5)])
     other.filter.flush()
-    other.apply_filter()
+    other.holding.apply_filters()
     before, state = policy.get_state(), other.get_state()
     spoil(state)
     with pytest.raises((WeightsError, ConfigError), match=words):
@@ -250,7 +250,7 @@ def classifier(width=4):
 def test_weights_of_a_keras_file_are_taken_over_and_reported(tmp_path):
     class Aimed(PGTF2Policy):
         @classmethod
-        def wants_target(cls, static):
+        def _wants_target(cls, static):
             return True
 
     trained, policy = classifier(), make(Aimed, model={"custom_model": classifier()})

@@ -5,7 +5,7 @@ import pytest
 from tiny import batch_for, make, trajectory
 
 from tfpolicies import PPOConfig, SampleBatch
-from tfpolicies.algorithms.ppo import standardized
+from tfpolicies.batch.postprocessing import standardized
 from tfpolicies.errors import ConfigError
 from tfpolicies.policy.fragments import Fragments
 

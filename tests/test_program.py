@@ -291,7 +291,7 @@ def test_batches_below_a_minibatch_need_no_compilation_of_their_own(monkeypatch)
     assert drawn.mask.sum(axis=1).tolist() == [3, 3]
     assert drawn.padded_to(16).rows.shape == (4, 8)
     compiled, plain = (make(jit_compile=jit, lr=0.01) for jit in (True, False))
-    compiled.prepare_learning()
+    compiled.learning.prepare()
     learner, shapes = compiled.program._learner(Form.LOOP), set()
 
     def spy(state, *inputs, **kwargs):

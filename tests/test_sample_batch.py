@@ -109,7 +109,7 @@ def test_a_single_number_belongs_to_the_whole_batch():
     assert batch.count == 3
     assert (batch[1:].count, batch[1:]["a"], batch.copy()["a"]) == (2, 7, 7)
     assert [row["a"] for row in batch.rows()] == [7, 7, 7]
-    assert batch.take([2, 0])["a"] == batch.concat(batch)["a"] == 7
+    assert batch._take([2, 0])["a"] == batch.concat(batch)["a"] == 7
     with pytest.raises(BatchError, match="'a'"):
         batch.concat(SampleBatch(a=8, obs=[1]))
 

@@ -67,7 +67,7 @@ def given(policies, rows, seed=0):
         if policy.is_recurrent():
             shapes = [state.shape for state in policy.get_initial_state()]
             found[1][name] = [rng.normal(size=(n, *shape)) for shape in shapes]
-        reads_action, reads_reward = policy.reads_previous()
+        reads_action, reads_reward = policy.acting.reads
         if reads_action:
             found[2][name] = tiny.rows_of(policy.action_space, n, seed)
         if reads_reward:
@@ -105,14 +105,17 @@ def assert_same(found, wanted):
 def assert_same_counters(policies, twins):
     for name, policy in policies.items():
         twin = twins[name]
-        assert policy.generator.bit_generator.state == twin.generator.bit_generator.state
+        assert (
+            policy.holding.generator.bit_generator.state
+            == twin.holding.generator.bit_generator.state
+        )
         assert policy.global_timestep == twin.global_timestep
         assert policy.get_exploration_state() == twin.get_exploration_state()
 
 
 def is_stacked(policy):
     """Whether policies of this kind act in one call of their runtime."""
-    return policy.program.stacked_actor(policy.inference) is not None
+    return policy.program.stacked_actor(policy.acting.inference) is not None
 
 
 # -- the same numbers -----------------------------------------------------------------------------

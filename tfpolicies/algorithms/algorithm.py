@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 import numpy as np
 
+from tfpolicies import ported
 from tfpolicies.algorithms import checkpoints
 from tfpolicies.algorithms.checkpoints import SavedCheckpoint, SaveResult, StoredRoster
 from tfpolicies.algorithms.diagnosis import Diagnosis, Sampled, Trained
@@ -46,7 +47,6 @@ from tfpolicies.marks import for_place
 from tfpolicies.policy import by_methods
 from tfpolicies.policy.checkpoints import path_of
 from tfpolicies.policy.policy import Policy
-from tfpolicies.policy.tf_policy import TFPolicy
 from tfpolicies.reporting.console import counted
 from tfpolicies.rollout.rollout_worker import RolloutWorker
 from tfpolicies.rollout.roster import as_predicate
@@ -133,7 +133,7 @@ class Algorithm:
     if not TYPE_CHECKING:  # it would let any name pass
 
         def __getattr__(self, name: str) -> Any:
-            raise AttributeError(missing_attribute(self, name))
+            return ported.missing(self, name, missing_attribute(self, name))
 
     @property
     def training_iteration(self) -> int:
@@ -160,11 +160,6 @@ class Algorithm:
     def worker(self) -> RolloutWorker:
         """The worker of this process, whose policies learn."""
         return self.workers.local_worker()
-
-    @property
-    def _counters(self) -> dict[str, int]:
-        """`counters`, under the name that ported training steps use."""
-        return self.counters
 
     @property
     def evaluation_workers(self) -> WorkerSet | None:
@@ -246,15 +241,16 @@ class Algorithm:
         several = self.workers.has_several_agents()
         known = set()
         for policy_id, policy in self.worker.policy_map.items():
-            if not isinstance(policy, TFPolicy) or policy.program in known:
+            program = policy.holding.program
+            if program is None or program in known:
                 continue
-            known.add(policy.program)
+            known.add(program)
             if not self.worker.roster.trains(policy_id):
-                _ = policy.inference
+                _ = policy.acting.inference
             elif several:
-                policy.resolve()
+                policy.learning.resolve()
             else:
-                policy.warm_up(rows, num_epochs, minibatch_size)
+                policy.learning.warm_up(rows, num_epochs, minibatch_size)
 
     # -- parts of a training step -------------------------------------------------------------
 
@@ -418,7 +414,7 @@ class Algorithm:
         sampling = seconds["sample"] - sampled_before
         learning = time.perf_counter() - started - sampling
         policies = self.worker.policy_map
-        loading = sum(policies.handle(pid).take_seconds_loading() for pid in learner)
+        loading = sum(policies.handle(pid).learning.take_seconds_loading() for pid in learner)
         loading = min(loading, learning)  # some of it may be of batches before
         seconds["load"] += loading
         seconds["learn"] += learning - loading
@@ -473,8 +469,8 @@ class Algorithm:
         Raises:
             NonFiniteError: if one is not finite; what the policy made of it stays.
         """
-        policy: Any = self.worker.policy_map.handle(policy_id)
-        if type(policy).learn_on_batch is TFPolicy.learn_on_batch:
+        policy = self.worker.policy_map.handle(policy_id)
+        if policy.learning.finds_non_finite:
             return  # it looked at more than that
         stats = result.get("learner_stats") or {}
         found = first_bad({name: x for name, x in stats.items() if "loss" in name})
@@ -1136,8 +1132,9 @@ class Algorithm:
         worker = self._evaluator.prepare().local_worker()
         worker.seeds_used = seeds_used
         for policy_id, rng in generators.items():
-            policy: Any = worker.policy_map.handle(policy_id)
-            policy.generator.bit_generator.state = rng.bit_generator.state
+            generator = worker.policy_map.handle(policy_id).holding.generator
+            if generator is not None:
+                generator.bit_generator.state = rng.bit_generator.state
 
     def stop(self) -> None:
         """Closes the environments; may be called again."""
@@ -1153,13 +1150,13 @@ class Algorithm:
         if policy is not None:
             resolved = policy.config
             self.config.record_resolved(
-                inference=policy.inference, jit_compile=resolved["jit_compile"]
+                inference=policy.acting.inference, jit_compile=resolved["jit_compile"]
             )
 
-    def _first_policy(self) -> TFPolicy | None:
+    def _first_policy(self) -> Policy | None:
         """Returns a policy whose "auto"s are resolved: the default one, or the first there is."""
         found = [self.worker.get_policy(), *self.worker.policy_map.values()]
-        return next((policy for policy in found if isinstance(policy, TFPolicy)), None)
+        return next((each for each in found if each is not None and each.acting.inference), None)
 
     def _announce(self) -> None:
         """Says in one line what every "auto" became."""
@@ -1169,8 +1166,8 @@ class Algorithm:
         envs = self.workers.num_envs()
         length = self.config.fragment_length(envs)
         print(
-            f"{type(self).__name__}: acting through {policy.inference}, learning through "
-            f"{policy.learns_through}, "
+            f"{type(self).__name__}: acting through {policy.acting.inference}, learning through "
+            f"{policy.learning.compiled_as}, "
             f"{counted(envs, 'environment')} x {counted(length, 'step')} per sample."
         )
 

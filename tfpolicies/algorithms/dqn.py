@@ -55,7 +55,7 @@ class DQNTFPolicy(OffPolicyTFPolicy):
     """
 
     config_class = later("DQNConfig")
-    acting_only = frozenset({"q_values"})
+    _acting_only = frozenset({"q_values"})
     static_keys = (
         *OffPolicyTFPolicy.static_keys,
         "adam_epsilon",
@@ -76,13 +76,13 @@ class DQNTFPolicy(OffPolicyTFPolicy):
             )
 
     @classmethod
-    def distribution(cls, action_space: gym.Space, static: Mapping[str, Any]) -> Any:
+    def _distribution(cls, action_space: gym.Space, static: Mapping[str, Any]) -> Any:
         """Returns what turns action values into actions: the largest one is the greedy action."""
         kind = DuelingValues if _is_dueling(static) else ActionDistribution
         return kind.of(action_space)
 
     @classmethod
-    def model_source(
+    def _model_source(
         cls,
         observation_space: gym.Space,
         dist_class: Any,
@@ -102,16 +102,16 @@ class DQNTFPolicy(OffPolicyTFPolicy):
         _check_model(static["model"], cls.__name__)
         if static["model"]["custom_model"] is None:
             return q_model_source(observation_space, dist_class.num_inputs, static)
-        source = super().model_source(observation_space, dist_class, static, with_value=with_value)
+        source = super()._model_source(observation_space, dist_class, static, with_value=with_value)
         return source._replace(make=lambda seed: _without_memory(source.make(seed)))
 
     @classmethod
-    def make_optimizer(cls, static: Mapping[str, Any]) -> Any:
+    def _make_optimizer(cls, static: Mapping[str, Any]) -> Any:
         """Returns a new Keras optimizer; Adam, the default one, gets `adam_epsilon`."""
         settings = dict(static["optimizer"])
         if str(settings.get("type", "adam")).lower() == "adam":
             settings.setdefault("epsilon", static["adam_epsilon"])
-        return super().make_optimizer({**static, "optimizer": settings})
+        return super()._make_optimizer({**static, "optimizer": settings})
 
     # -- learning -----------------------------------------------------------------------------
 

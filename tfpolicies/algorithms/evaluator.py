@@ -14,7 +14,6 @@ from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 from tfpolicies.config.read_only import copied, is_equal
 from tfpolicies.distributed.worker_set import WorkerSet
 from tfpolicies.policy.policy import Policy
-from tfpolicies.policy.tf_policy import TFPolicy
 from tfpolicies.rollout.metrics import summarize_episodes
 from tfpolicies.rollout.rollout_worker import RolloutWorker
 from tfpolicies.rollout.sampler import Played
@@ -103,27 +102,17 @@ class Evaluator:
 
         It has the settings that it would have there if it had been in the config: what the policy
         has in common with the training config is as `evaluation_config` says, and what it has of
-        its own stays. If that is more than whether it explores, the copy of a `TFPolicy` is made
+        its own stays. If that is more than whether it explores, a copy with a Program is made
         anew, with attributes that its constructor knows nothing of.
         """
-        changes, twin = self._changes(type(policy)), policy.copy(policy_id)
-        own = policy.config
+        changes, own = self._changes(type(policy)), policy.config
         changed = {
             name: copied(change.evaluated)
             for name, change in changes.items()
             if name in own and is_equal(own[name], change.trained)
         }
         asked = {name for name in changed if changes[name].is_asked_for} - {"explore"}
-        if not asked or not isinstance(policy, TFPolicy):
-            twin.config.update(changed)
-            return twin
-        spaces = policy.observation_space, policy.action_space
-        made = type(policy)(*spaces, {**own, **changed, "__policy_id": policy_id})
-        made.act_like(policy)
-        for name, value in vars(twin).items():
-            if name in _CONNECTORS or not hasattr(made, name):
-                setattr(made, name, value)
-        return made
+        return policy.holding.changed_copy(policy_id, changed, anew=bool(asked))
 
     def _changes(self, policy_class: type) -> dict[str, _Change]:
         """Returns the settings that are others in evaluation for policies of a class, by name."""

@@ -28,7 +28,6 @@ from tfpolicies.config.sections import (
     is_number,
 )
 from tfpolicies.errors import ConfigError, near_matches
-from tfpolicies.policy import by_methods
 from tfpolicies.policy.fragments import Fragments
 from tfpolicies.policy.tf_policy import TFPolicy
 from tfpolicies.replay.multi_agent import MultiAgentReplayBuffer
@@ -48,7 +47,7 @@ class OffPolicyTFPolicy(TFPolicy):
     static_keys = (*TFPolicy.static_keys, "n_step")
 
     @classmethod
-    def wants_target(cls, static: Mapping[str, Any]) -> bool:
+    def _wants_target(cls, static: Mapping[str, Any]) -> bool:
         """Whether there is a target network: always."""
         del static
         return True
@@ -128,7 +127,7 @@ class OffPolicyAlgorithm(Algorithm):
 
     def _kept(self, policy_id: str, batch: SampleBatch) -> SampleBatch:
         """Returns the columns of a batch that learning reads."""
-        names = self.get_policy(policy_id).replayed_columns(batch)
+        names = self.get_policy(policy_id).learning.columns(batch)
         return SampleBatch({name: batch[name] for name in names})
 
     def _updates_due(self, rows: int) -> int:
@@ -144,15 +143,10 @@ class OffPolicyAlgorithm(Algorithm):
         stats = self.replay_buffer.buffers[policy_id].stats()
         bytes_per_update = size * stats["size_bytes"] // stats["capacity"]
         most = max(1, _BYTES_PER_CALL // max(1, bytes_per_update))
-        result: dict[str, Any] = {}
+        result: Mapping[str, Any] = {}
         for done in range(0, updates, most):
             batch = self.replay_buffer.sample(size * min(most, updates - done), policy_id)
-            if isinstance(policy, TFPolicy):
-                result = policy.learn_epochs(batch, 1, size, shuffle=False)
-                continue
-            for minibatch in batch.timeslices(size):  # written by hand
-                learned = policy.learn_on_batch(minibatch)
-                result = {**by_methods.updated(policy, "learn_on_batch", learned)}
+            result = policy.learning.update(batch, 1, size, shuffle=False)
         return {**result, "num_agent_steps_trained": updates * size}
 
     def _update_targets(self) -> None:
@@ -162,8 +156,8 @@ class OffPolicyAlgorithm(Algorithm):
             return
         for policy_id in self.replay_buffer.buffers:
             policy = self.worker.policy_map.get(policy_id)
-            if hasattr(policy, "update_target"):  # it may have been removed, or have no target
-                policy.update_target()
+            if policy is not None:  # it may have been removed
+                policy.learning.update_target()
         counters["num_target_updates"] += 1
         counters["last_target_update_ts"] = now
 

@@ -57,7 +57,7 @@ class PPOTFPolicy(TFPolicy):
         "kl_target",
     )
     static_keys = (*TFPolicy.static_keys, "use_critic", "use_gae")
-    state_aliases = {"current_kl_coeff": "kl_coeff"}
+    _state_aliases = {"current_kl_coeff": "kl_coeff"}
 
     @classmethod
     def wants_value(cls, static: Mapping[str, Any]) -> bool:
@@ -67,12 +67,12 @@ class PPOTFPolicy(TFPolicy):
     @property
     def kl_coeff(self) -> Any:
         """The coefficient of the KL term in force."""
-        return self.in_force("kl_coeff")
+        return self._in_force("kl_coeff")
 
     @property
     def entropy_coeff(self) -> Any:
         """The coefficient of the entropy in force."""
-        return self.in_force("entropy_coeff")
+        return self._in_force("entropy_coeff")
 
     def loss(self, model: Any, dist_class: Any, train_batch: Any) -> tf.Tensor:
         """Returns the clipped surrogate objective with its value, entropy and KL terms."""
@@ -110,7 +110,7 @@ class PPOTFPolicy(TFPolicy):
         self.record(vf_loss=vf_loss, **value_statistics(values, targets, mask, limit))
         return vf_loss
 
-    def hyper_stats(self) -> dict[str, float]:
+    def _hyper_stats(self) -> dict[str, float]:
         """Returns the coefficients in force."""
         return {
             "cur_lr": self.hyper("lr"),
@@ -140,6 +140,11 @@ class PPOTFPolicy(TFPolicy):
             lambda_=lambda_,
         )
         added["values_bootstrapped"] = next_values
+
+    def _adapt(self, result: Mapping[str, Any]) -> None:
+        """Adapts the KL coefficient to what an update of the algorithm measured."""
+        if "kl" in result["learner_stats"]:
+            self.update_kl(result["learner_stats"]["kl"])
 
     def update_kl(self, kl: float) -> float:
         """Adapts the KL coefficient to its target; returns it.
@@ -183,21 +188,15 @@ class PPO(Algorithm):
         batches = self.sample_train_batch()
         config, results = self.config, {}
         for policy_id, batch in batches.items():
-            policy = self.get_policy(policy_id)
-            if not isinstance(policy, TFPolicy):  # written by hand
-                results[policy_id] = policy.learn_on_batch(batch)
-                continue
-            if "advantages" in batch:
-                batch["advantages"] = standardized(batch["advantages"])
-            result = policy.learn_epochs(
+            learning = self.get_policy(policy_id).learning
+            results[policy_id] = learning.train(
                 batch,
                 config.num_sgd_iter,
                 config.sgd_minibatch_size,
                 shuffle=config.shuffle_sequences,
+                standardize=("advantages",),
             )
-            if isinstance(policy, PPOTFPolicy) and "kl" in result["learner_stats"]:
-                policy.update_kl(result["learner_stats"]["kl"])
-            results[policy_id] = result
+            learning.adapt(results[policy_id])
         return results
 
     def warm_up(self) -> None:
@@ -220,17 +219,6 @@ def value_statistics(
         "vf_explained_var": explained_variance(targets, values, mask),
         "vf_clipped": masked_mean(is_clipped, mask),
     }
-
-
-def standardized(advantages: np.ndarray) -> np.ndarray:
-    """Returns advantages of mean 0 and standard deviation 1, float32.
-
-    >>> standardized(np.array([1.0, 3.0])).tolist()
-    [-1.0, 1.0]
-    """
-    with np.errstate(over="ignore", invalid="ignore"):  # the update will say what is not finite
-        centred = advantages - advantages.mean()
-        return (centred / max(1e-4, float(advantages.std()))).astype(np.float32)
 
 
 @dataclass(frozen=True, kw_only=True)

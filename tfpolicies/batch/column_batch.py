@@ -64,11 +64,11 @@ class ColumnBatch(dict):
         self.accessed_keys: set[str] = set()
         self.added_keys: set[str] = set()
         self.deleted_keys: set[str] = set()
-        self._interceptor: Callable[[Any], Any] | None = None
+        self.get_interceptor: Callable[[Any], Any] | None = None
         self._intercepted: dict[str, Any] = {}
-        self.store_columns(as_columns(raw), layout)
+        self._store_columns(as_columns(raw), layout)
 
-    def store_columns(self, columns: dict[str, Any], layout: Layout) -> None:
+    def _store_columns(self, columns: dict[str, Any], layout: Layout) -> None:
         """Replaces all columns and their layout at once, after checking that they fit together.
 
         Nothing is converted, and the three sets of recorded keys are left alone.
@@ -140,10 +140,10 @@ class ColumnBatch(dict):
             hint = near_matches(key, self)
             raise MissingColumnError(f"No column {key!r} in this batch; it has {list(self)}.{hint}")
         self.accessed_keys.add(key)
-        if self._interceptor is None:
+        if self.get_interceptor is None:
             return super().__getitem__(key)
         if key not in self._intercepted:
-            self._intercepted[key] = self._interceptor(super().__getitem__(key))
+            self._intercepted[key] = self.get_interceptor(super().__getitem__(key))
         return self._intercepted[key]
 
     def _dones(self) -> Any:
@@ -169,7 +169,7 @@ class ColumnBatch(dict):
         if key not in self:
             self.added_keys.add(key)
         super().__setitem__(key, new[key])
-        if self._interceptor is not None:
+        if self.get_interceptor is not None:
             self._intercepted[key] = new[key]
 
     def __delitem__(self, key: str) -> None:
@@ -200,7 +200,7 @@ class ColumnBatch(dict):
         Raises:
             BatchError: if the columns do not fit together; the batch is unchanged then.
         """
-        self.store_columns({**self, **as_columns(dict(*args, **columns))}, self.layout)
+        self._store_columns({**self, **as_columns(dict(*args, **columns))}, self.layout)
 
     def __ior__(self, other: Any) -> Self:  # type: ignore[misc]
         self.update(other)
@@ -229,7 +229,7 @@ class ColumnBatch(dict):
     def clear(self) -> None:
         """Deletes all columns."""
         self.deleted_keys.update(self)
-        self.store_columns({}, Layout(time_major=self.time_major))
+        self._store_columns({}, Layout(time_major=self.time_major))
 
     # -- rows ------------------------------------------------------------------------------------
 
@@ -348,7 +348,7 @@ class ColumnBatch(dict):
         """
         columns = dict(self) if shallow else map_columns(_copied, _copied, self)
         new = _restore(type(self), columns, self._state())
-        new._interceptor = self._interceptor
+        new.get_interceptor = self.get_interceptor
         return new
 
     def _derived(self, columns: dict[str, Any]) -> Self:
@@ -375,28 +375,23 @@ class ColumnBatch(dict):
 
     # -- interceptor and training ----------------------------------------------------------------
 
-    @property
-    def get_interceptor(self) -> Callable[[Any], Any] | None:
-        """The function that every value read by `batch[key]` passes through."""
-        return self._interceptor
-
     def set_get_interceptor(self, fn: Callable[[Any], Any] | None) -> None:
         """Lets every value read by `batch[key]` pass through `fn`, once per key.
 
         `items()` and `values()` give the stored values. A value set afterwards is returned as it
         was set. Pickling leaves `fn` out.
         """
-        if fn is not self._interceptor:
+        if fn is not self.get_interceptor:
             self._intercepted.clear()
-        self._interceptor = fn
+        self.get_interceptor = fn
 
     @property
     def is_training(self) -> Any:
         """Whether the batch is meant for a training pass."""
-        if self._interceptor is None or not isinstance(self.raw_is_training, bool):
+        if self.get_interceptor is None or not isinstance(self.raw_is_training, bool):
             return self.raw_is_training
         if "is_training" not in self._intercepted:
-            self._intercepted["is_training"] = self._interceptor(self.raw_is_training)
+            self._intercepted["is_training"] = self.get_interceptor(self.raw_is_training)
         return self._intercepted["is_training"]
 
     def set_training(self, training: Any = True) -> None:

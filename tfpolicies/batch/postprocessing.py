@@ -339,3 +339,14 @@ def _require_one_shape(**arrays: Any) -> None:
         raise BatchError(
             f"All arrays must be [N, T] (environments, steps), but their shapes are {shapes}."
         )
+
+
+def standardized(column: np.ndarray) -> np.ndarray:
+    """Returns column of mean 0 and standard deviation 1, float32.
+
+    >>> standardized(np.array([1.0, 3.0])).tolist()
+    [-1.0, 1.0]
+    """
+    with np.errstate(over="ignore", invalid="ignore"):  # the update will say what is not finite
+        centred = column - column.mean()
+        return (centred / max(1e-4, float(column.std()))).astype(np.float32)

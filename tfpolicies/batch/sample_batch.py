@@ -216,7 +216,7 @@ class SampleBatch(ColumnBatch):
 
     # -- rows in another order or place ----------------------------------------------------------
 
-    def take(self, indices: Sequence[int] | np.ndarray) -> Self:
+    def _take(self, indices: Sequence[int] | np.ndarray) -> Self:
         """Returns a new batch of the rows at `indices` [K], copied.
 
         Raises:
@@ -237,7 +237,7 @@ class SampleBatch(ColumnBatch):
         """
         self._require_free_rows("shuffled")
         order = (rng or np.random.default_rng()).permutation(self.count)
-        self.store_columns(self._map(lambda leaf: take_rows(leaf, order)), self.layout)
+        self._store_columns(self._map(lambda leaf: take_rows(leaf, order)), self.layout)
         return self
 
     def _map(self, function: Any) -> dict[str, Any]:
@@ -279,7 +279,7 @@ class SampleBatch(ColumnBatch):
                 f"and was to be padded to {max_seq_len}. Pad the original batch."
             )
         if not self.zero_padded:
-            self.store_columns(self._padded(target, exclude_states), target)
+            self._store_columns(self._padded(target, exclude_states), target)
         return self
 
     def _padded(self, target: Layout, exclude_states: bool) -> dict[str, Any]:
@@ -319,7 +319,7 @@ class SampleBatch(ColumnBatch):
 
     def _replace(self, names: Collection[str], function: Any) -> None:
         new = {name: map_leaves(function, self._raw(name)) for name in names if name in self}
-        self.store_columns({**self, **new}, self.layout)
+        self._store_columns({**self, **new}, self.layout)
 
     # -- names of the past -----------------------------------------------------------------------
 
@@ -418,7 +418,7 @@ class MultiAgentBatch:
         starts = range(0, num_steps, k)
         pieces: list[dict[str, SampleBatch]] = [{} for _ in starts]
         for (policy_id, batch), (order, row_steps) in zip(filled.items(), steps, strict=True):
-            rows = batch.take(order)
+            rows = batch._take(order)
             bounds = np.searchsorted(row_steps, [*starts, num_steps]).tolist()
             for number, (start, stop) in enumerate(pairwise(bounds)):
                 if start < stop:

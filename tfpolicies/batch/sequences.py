@@ -220,7 +220,7 @@ def pad_batch_to_sequences_of_same_size(
     )
     columns = dict(zip([*keys, *state_keys], [*features, *states], strict=True))
     width = next((count_rows(leaf) or 0 for leaf in iterate_leaves(tuple(features))), 0)
-    batch.store_columns(
+    batch._store_columns(
         {**columns, SEQ_LENS: lengths},
         Layout(zero_padded=True, max_seq_len=width // max(len(lengths), 1)),
     )

@@ -6,8 +6,10 @@ Like the package itself it imports them on first use.
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
+from tfpolicies import ported
 from tfpolicies.lazy import lazily
 from tfpolicies.policy.spelling import register_spelling
 
@@ -132,7 +134,13 @@ _ELSEWHERE = {
 
 __all__ = [*_HOMES]
 
+
+def _lookup(obj: Any, name: str) -> Any:
+    return importlib.import_module("tfpolicies.compat.attributes").lookup(obj, name)
+
+
 register_spelling(f"{__name__}.scratch")
+ported.register(_lookup)
 
 
 def __getattr__(name: str) -> Any:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from tfpolicies.algorithms.ppo import standardized
 from tfpolicies.batch.postprocessing import discount_cumsum as discount
+from tfpolicies.batch.postprocessing import standardized
 from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch, concat_samples
 from tfpolicies.distributed.worker_set import WorkerSet
 from tfpolicies.errors import UnknownPolicyError, UsageError
-from tfpolicies.policy.tf_policy import TFPolicy
 
 __all__ = [
     "LAST_TARGET_UPDATE_TS",
@@ -120,6 +119,6 @@ def multi_gpu_train_one_step(
 
 def _trained(policy: Any, batch: SampleBatch) -> dict[str, Any]:
     epochs, size = (policy.config.get(name) for name in ("num_sgd_iter", "sgd_minibatch_size"))
-    if isinstance(policy, TFPolicy) and epochs and size:
-        return policy.learn_epochs(batch, epochs, size)
+    if epochs and size:
+        return policy.learning.train(batch, epochs, size)
     return policy.learn_on_batch(batch)

@@ -62,7 +62,7 @@ class EntropyCoeffSchedule:
     @property
     def entropy_coeff(self: Any) -> Any:
         """The coefficient in force; a tensor in traced code."""
-        return self.in_force("entropy_coeff")
+        return self._in_force("entropy_coeff")
 
 
 class KLCoeffMixin:
@@ -74,7 +74,7 @@ class KLCoeffMixin:
     @property
     def kl_coeff(self: Any) -> Any:
         """The coefficient in force; a tensor in traced code."""
-        return self.in_force("kl_coeff")
+        return self._in_force("kl_coeff")
 
 
 class ValueNetworkMixin:

@@ -21,7 +21,6 @@ Spaces = dict[str, tuple[gym.Space | None, gym.Space | None]]
 Changes = dict[str, dict[str, RunningFilter]]
 """By policy id and attribute, filters with what they observed since they were asked last."""
 
-_FILTERS = ("filter", "reward_filter")
 _FOR_LEARNING = ("_optimizer_variables", "target_weights", "rng")
 
 
@@ -83,7 +82,7 @@ def _take_changes(worker: RolloutWorker) -> Changes:
         if pending:
             taken[policy_id] = {name: each.snapshot() for name, each in pending.items()}
             if not worker.config.update_worker_filter_stats:  # its own statistics are all it has
-                worker.policy_map.handle(policy_id).flush_filters()
+                worker.policy_map.handle(policy_id).learning.flush_filters()
         for each in pending.values():
             each.forget_pending()
     return taken
@@ -92,11 +91,8 @@ def _take_changes(worker: RolloutWorker) -> Changes:
 def _filters(worker: RolloutWorker) -> Changes:
     """Returns the filters of all policies, which stay where they are, in memory or not."""
     handles = ((pid, worker.policy_map.handle(pid)) for pid in worker.policy_map)
-    found = {
-        pid: {name: x for name in _FILTERS if (x := getattr(policy, name, None)) is not None}
-        for pid, policy in handles
-    }
-    return {pid: own for pid, own in found.items() if own}
+    found = ((pid, policy.holding.filters) for pid, policy in handles)
+    return {pid: dict(own) for pid, own in found if own}
 
 
 def merge_changes(worker: RolloutWorker, changes: Changes) -> set[str]:
@@ -104,12 +100,12 @@ def merge_changes(worker: RolloutWorker, changes: Changes) -> set[str]:
     own = _filters(worker)
     merged = set()
     for policy_id, others in changes.items():
-        policy: Any = worker.policy_map.handle(policy_id) if policy_id in own else None
-        if policy is None or policy.is_frozen:
+        held = worker.policy_map.handle(policy_id).holding if policy_id in own else None
+        if held is None or held.is_frozen:
             continue
         for name, other in others.items():
             own[policy_id][name].apply_changes(other)
-        policy.apply_filter()
+        held.apply_filters()
         merged.add(policy_id)
     return merged
 
@@ -129,8 +125,7 @@ def take_filters(worker: RolloutWorker, filters: Changes) -> None:
     for policy_id in filters.keys() & own.keys():
         for name, other in filters[policy_id].items():
             own[policy_id][name].sync(other)
-        policy: Any = worker.policy_map.handle(policy_id)
-        policy.apply_filter()
+        worker.policy_map.handle(policy_id).holding.apply_filters()
 
 
 def play_share(
@@ -177,7 +172,7 @@ def news_of(
 ) -> News:
     """Returns what there is to tell of some policies."""
     policies = {pid: worker.policy_map.handle(pid) for pid in policy_ids}
-    states = {pid: policy.pageable_state for pid, policy in policies.items()}
+    states = {pid: policy.holding.state for pid, policy in policies.items()}
     return News(
         worker.get_weights(policy_ids),
         {pid: state.hyper.copy() for pid, state in states.items() if state is not None},
@@ -192,10 +187,10 @@ def take_news(worker: RolloutWorker, news: News) -> None:
     known = {pid: x for pid, x in news.weights.items() if pid in worker.policy_map}
     worker.set_weights(known)
     for policy_id in known:
-        policy: Any = worker.policy_map.handle(policy_id)
+        policy = worker.policy_map.handle(policy_id)
         policy.global_timestep = news.timesteps[policy_id]
         if policy_id in news.hyper:
-            policy.pageable_state.hyper[...] = news.hyper[policy_id]
+            policy.holding.state.hyper[...] = news.hyper[policy_id]
     take_filters(worker, news.filters)
     if news.global_vars is not None:
         worker.set_global_vars(news.global_vars)
@@ -299,9 +294,10 @@ def align(worker: RolloutWorker, alignment: Alignment, episodes: int | None = No
 def _draw_anew(worker: RolloutWorker, episodes: int) -> None:
     """Gives a worker other random numbers than those that its seed gave it at first."""
     seeds = np.random.SeedSequence([worker.config.seed, worker.worker_index, episodes])
-    policies = [policy for policy in worker.policy_map.values() if hasattr(policy, "generator")]
-    first, *others = seeds.spawn(1 + len(policies))
+    generators = [policy.holding.generator for policy in worker.policy_map.values()]
+    drawing = [generator for generator in generators if generator is not None]
+    first, *others = seeds.spawn(1 + len(drawing))
     if worker.sampler is not None:
         worker.sampler.rng = np.random.default_rng(first)
-    for policy, seed in zip(policies, others, strict=True):
-        policy.generator.bit_generator.state = np.random.default_rng(seed).bit_generator.state
+    for generator, seed in zip(drawing, others, strict=True):
+        generator.bit_generator.state = np.random.default_rng(seed).bit_generator.state

@@ -19,7 +19,6 @@ from tfpolicies.distributed.messages import Changes, Description, Harvest, Roste
 from tfpolicies.envs.making import EnvContext
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
 from tfpolicies.errors import ConfigError, NotOfferedError
-from tfpolicies.policy.by_methods import WEIGHTS
 from tfpolicies.policy.policy import Policy
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.evaluation import play
@@ -332,7 +331,7 @@ class WorkerSet:
             messages.remove_policy(self._local, policy_id, before)
             self._remotes.call(_removal(policy_id, before))
             raise
-        self._sent[policy_id] = _stands_for(added)
+        self._sent[policy_id] = added.holding.version
         return added
 
     def _require_sendable(self, arguments: Mapping[str, Any]) -> None:
@@ -405,7 +404,7 @@ class WorkerSet:
         for policy_id in local.policy_map if policies is None else policies:
             if policy_id not in local.policy_map:
                 continue
-            now = _stands_for(local.policy_map.handle(policy_id))
+            now = local.policy_map.handle(policy_id).holding.version
             if now is None or now != self._sent.get(policy_id):
                 changed.append(policy_id)
                 self._sent[policy_id] = now
@@ -433,7 +432,7 @@ class WorkerSet:
 
     def _now(self, policy_id: str) -> Any:
         policies = self._local.policy_map
-        return _stands_for(policies.handle(policy_id)) if policy_id in policies else None
+        return policies.handle(policy_id).holding.version if policy_id in policies else None
 
     def follow(self, leader: RolloutWorker) -> None:
         """Makes the policies of all workers act like those of a worker of another set.
@@ -449,9 +448,9 @@ class WorkerSet:
                 continue
             policy = leader.policy_map.handle(policy_id)
             own: Any = local.policy_map.handle(policy_id)
-            now = _stands_for(policy)
+            now = policy.holding.version
             if now is None or self._followed.get(policy_id) != now:
-                own.act_like(leader.policy_map[policy_id])
+                own.holding.take_over(leader.policy_map[policy_id])
                 self._followed[policy_id] = now
                 changed.append(policy_id)
             own.global_timestep = policy.global_timestep
@@ -531,14 +530,6 @@ def _remote_workers(
 
 def _removal(policy_id: str, roster: Roster) -> Callable[[RolloutWorker], None]:
     return functools.partial(messages.remove_policy, policy_id=policy_id, roster=roster)
-
-
-def _stands_for(policy: Policy) -> Any:
-    """Returns what is equal as long as a policy's numbers are; None if it does not tell."""
-    state = policy.pageable_state
-    if not policy.overridden.isdisjoint(WEIGHTS):
-        return None
-    return None if state is None else (id(state), state.version, state.hyper.tobytes())
 
 
 def _with_id(func: Callable[[int, RolloutWorker], Any], worker: RolloutWorker) -> Any:

@@ -320,7 +320,7 @@ def _compared(
 def _samples_by_itself(spec: Any) -> bool:
     """Whether the class says how actions are sampled, so that the distribution does not tell."""
     owner = spec.policy_class
-    return owner.overrides("action_sampler_fn") or owner.overrides("action_distribution_fn")
+    return owner._overrides("action_sampler_fn") or owner._overrides("action_distribution_fn")
 
 
 def _action_outputs(program: Program) -> list[Any]:

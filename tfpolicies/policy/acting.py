@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -24,18 +24,29 @@ from tfpolicies.state import PolicyState, tick
 logger = logging.getLogger("tfpolicies")
 
 
-class Acting:
-    """Runs the act function of a Program for one policy.
+class ProgramActing:
+    """Runs the act function of a Program for one policy; see `parts.Acting`.
 
     Args:
         program: what the policy shares with its kind.
         state: what it owns.
         exploration: its exploration.
         config: its settings; "auto" inference is resolved in it on first use.
+        left_out: outputs of the model that are no columns of batches.
+        starts_alike: whether all episodes begin with the same memory.
     """
 
+    asks_for_episodes = False
+
     def __init__(
-        self, program: Program, state: PolicyState, exploration: Any, config: dict[str, Any]
+        self,
+        program: Program,
+        state: PolicyState,
+        exploration: Any,
+        config: dict[str, Any],
+        *,
+        left_out: Collection[str] = (),
+        starts_alike: bool = True,
     ) -> None:
         self.program = program
         self.state = state
@@ -51,11 +62,23 @@ class Acting:
         self._num_params: int = exploration.num_params
         self._noise_size: int = exploration.noise_size
         self.only_kind: NoiseKind | None = exploration.only_kind
-        self._disturbs: bool = exploration.needs_complete_episodes
+        self.follows_episodes: bool = exploration.needs_complete_episodes
+        self.starts_alike = starts_alike
+        self.reads: tuple[bool, bool] = (ports.reads_actions, ports.reads_rewards)
+        self.given = self.reads
+        layout = program.act_layout
+        self._action_names = [port.name for port in layout.actions]
+        self._state_names = [port.name for port in layout.states]
+        self._extra_names = [x.name for x in layout.extras if x.name not in left_out]
         spec = program.spec
         further = (*ports.prev, *ports.states)
         self._check = InputCheck(spec.observation_space, spec.action_space, further).check
         self._disturbed: tuple[int, PolicyState] | None = None
+
+    @property
+    def shared(self) -> ProgramActing:
+        """What can act in one call with others of its kind: this."""
+        return self
 
     @property
     def runner(self) -> Any:
@@ -108,6 +131,39 @@ class Acting:
             state, noise, params = self.drawn(len(inputs[0]), explore, timestep)
             return runner.run(state, inputs, noise, params)
 
+    def columns(
+        self,
+        obs: Sequence[np.ndarray],
+        previous: Sequence[np.ndarray] = (),
+        states: Sequence[np.ndarray] = (),
+        *,
+        explore: bool | None = None,
+        infos: Sequence[Any] | None = None,
+        episodes: Sequence[Any] | None = None,
+    ) -> tuple[Any, dict[str, np.ndarray]]:
+        """Acts for a sampler; see `parts.Acting.columns`. Infos and episodes are not read."""
+        explore = self.config["explore"] if explore is None else explore
+        inputs = [*obs, *previous, *states] if previous or states else obs
+        return self.columns_of(self.run(inputs, explore))
+
+    def columns_of(self, out: ActOutputs) -> tuple[Any, dict[str, np.ndarray]]:
+        """Returns the outputs of acting as `columns` does."""
+        columns = dict(zip(self._action_names, out.actions, strict=True))
+        columns["action_logp"] = out.logp
+        columns["action_dist_inputs"] = out.dist_inputs
+        if out.values is not None:
+            columns["vf_preds"] = out.values
+        if out.states:
+            columns.update(zip(self._state_names, out.states, strict=True))
+        for name in self._extra_names:
+            columns[name] = out.extras[name]
+        return nest(self.program.spec.action_space, out.env_actions), columns
+
+    def next_episode(self) -> None:
+        """Tells the exploration that an episode ended and the next one begins."""
+        self.exploration.on_episode_end()
+        self.exploration.on_episode_start()
+
     def act(
         self, inputs: Sequence[np.ndarray], explore: bool, timestep: int | None = None
     ) -> ActionBatch:
@@ -149,7 +205,7 @@ class Acting:
             self.only_kind.draw(state.rng, numbers)
         else:
             noise = self.exploration.draw_noise(state.rng, rows, params)
-        if self._disturbs:
+        if self.follows_episodes:
             state = self._disturbed_state()
         return state, noise, params
 
@@ -317,15 +373,13 @@ class Acting:
             return self.program.runtime.log_likelihoods(self.state, inputs, checked)
 
     def to_env(
-        self, actions: Sequence[np.ndarray], *, unsquash: bool | None, clip: bool | None
+        self,
+        actions: Sequence[np.ndarray],
+        *,
+        unsquash: bool | None = None,
+        clip: bool | None = None,
     ) -> list[np.ndarray]:
-        """Returns leaves of normalised actions as the environment takes them.
-
-        Args:
-            actions: `[N, *shape]` each.
-            unsquash: see `Policy.env_action`.
-            clip: likewise.
-        """
+        """Returns leaves of normalised actions as the environment takes them."""
         spec = self.program.spec
         pipeline = dataclasses.replace(
             spec.pipeline,

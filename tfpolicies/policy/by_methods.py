@@ -7,10 +7,12 @@ ones they are, and what they ask for, is found out once for each class.
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import inspect
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +20,7 @@ import numpy as np
 from tfpolicies.batch.leaves import iterate_leaves
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.errors import UsageError
-from tfpolicies.models.env_actions import outside_of_range
+from tfpolicies.models.env_actions import outside_of_range, to_env
 from tfpolicies.models.ports import action_ports
 from tfpolicies.models.spaces import Leaf, action_leaves, batch_leaves, nest
 
@@ -33,6 +35,8 @@ LOADING = (
 GRADIENTS = ("compute_gradients", "apply_gradients")
 UPDATING = ("learn_on_batch", *GRADIENTS)
 WEIGHTS = ("get_weights", "set_weights")
+FILTERS = ("filter", "reward_filter")
+"""The attributes of a policy that hold its running statistics; None where there are none."""
 
 _SLOWER = (*ACTING, *LOADING, *UPDATING)
 _told: weakref.WeakSet[type] = weakref.WeakSet()
@@ -80,51 +84,117 @@ def asked_by(acts: Callable[..., Any], acts_on_dict: Callable[..., Any] | None) 
     return Asked(frozenset(parameters), takes_all, bool(named & {"info_batch", "episodes"}))
 
 
-def act(
-    policy: Any,
-    obs: Any,
-    previous: Sequence[np.ndarray],
-    states: Sequence[np.ndarray],
-    explore: bool | None,
-    infos: Sequence[Any] | None,
-    episodes: Sequence[Any] | None,
-) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
-    """Acts for a sampler by `compute_actions_from_input_dict`; see `Policy.act_columns`.
+class ActingByMethods:
+    """Acts for samplers by a policy's `compute_actions_from_input_dict`, and so `compute_actions`.
 
-    Returns:
-        The policy's own actions, an array per leaf, and the columns to keep.
+    It is a view: it is made when somebody asks for it. See `parts.Acting` for its methods.
+
+    Args:
+        policy: whose methods are called.
     """
-    ports = action_ports("actions", found := action_leaves(policy.action_space))
-    asked: dict[str, Any] = {"obs": obs}
-    if len(previous) > len(found):
-        *actions, rewards = previous
-        asked["prev_actions"] = nest(policy.action_space, actions)
-        asked["prev_rewards"] = rewards
-    if infos is not None:
-        asked["infos"] = list(infos)
-    if states:
-        form = policy.get_initial_state() if policy.memory_form is None else policy.memory_form
-        policy.memory_form = form
-        memory = formed(form, states)
+
+    reads: tuple[bool, bool] = (False, False)
+    given: tuple[bool, bool] = (True, True)
+    starts_alike = False
+    follows_episodes = False
+    shared: Any = None
+
+    def __init__(self, policy: Any) -> None:
+        self._policy = policy
+        self._memory_form: Any = None  # a memory as `get_initial_state` gave it
+
+    @property
+    def inference(self) -> str | None:
+        """None: there is no runtime."""
+        return None
+
+    @property
+    def asks_for_episodes(self) -> bool:
+        """Whether `columns` is to be given the last infos and the episodes of its rows."""
+        return bool(self._policy._asked.episodes)
+
+    def columns(
+        self,
+        obs: Sequence[np.ndarray],
+        previous: Sequence[np.ndarray] = (),
+        states: Sequence[np.ndarray] = (),
+        *,
+        explore: bool | None = None,
+        infos: Sequence[Any] | None = None,
+        episodes: Sequence[Any] | None = None,
+    ) -> tuple[Any, dict[str, np.ndarray]]:
+        """Returns actions for the environment and the columns to keep; see `parts.Acting.columns`.
+
+        Raises:
+            UsageError: if `compute_actions` gives something else, or not one for each observation.
+            ObservationError: if actions are not of the action space's shape.
+        """
+        policy = self._policy
+        ports = action_ports("actions", found := action_leaves(policy.action_space))
+        batch = nest(policy.observation_space, self._seen(obs))
+        asked: dict[str, Any] = {"obs": batch}
+        if len(previous) > len(found):
+            *actions, rewards = previous
+            asked["prev_actions"] = nest(policy.action_space, actions)
+            asked["prev_rewards"] = rewards
+        if infos is not None:
+            asked["infos"] = list(infos)
+        asked |= self._memory(states)
+        given = policy.compute_actions_from_input_dict(
+            SampleBatch(asked), explore=explore, timestep=policy.global_timestep, episodes=episodes
+        )
+        here = f"{type(policy).__name__}.compute_actions"
+        chosen, after, extras = _three(given, here)
+        parts = batch_leaves(found, chosen, "actions")
+        columns = {port.name: part for port, part in zip(ports, parts, strict=True)}
+        columns |= _numbered("state_out", memory_leaves(after))
+        columns |= {name: np.asarray(extra) for name, extra in extras.items()}
+        _require_rows(columns, len(next(iterate_leaves(batch))), here)
+        return nest(policy.action_space, self.to_env(parts)), columns
+
+    def _seen(self, obs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        """Returns observation leaves as `compute_actions` is to see them: filtered."""
+        running = self._policy.holding.filters.get("filter")
+        return obs if running is None else running.scaled(obs)
+
+    def _memory(self, states: Sequence[np.ndarray]) -> dict[str, Any]:
+        """Returns a memory by the names that it has in an input dict."""
+        if not states:
+            return {}
+        if self._memory_form is None:
+            self._memory_form = self._policy.get_initial_state()
+        memory = formed(self._memory_form, states)
         named = isinstance(memory, Mapping)
-        asked |= {"state_in": memory} if named else _numbered("state_in", memory)
-    given = policy.compute_actions_from_input_dict(
-        SampleBatch(asked), explore=explore, timestep=policy.global_timestep, episodes=episodes
-    )
-    here = f"{type(policy).__name__}.compute_actions"
-    chosen, after, extras = _three(given, here)
-    parts = batch_leaves(found, chosen, "actions")
-    columns = {port.name: part for port, part in zip(ports, parts, strict=True)}
-    columns |= _numbered("state_out", memory_leaves(after))
-    columns |= {name: np.asarray(extra) for name, extra in extras.items()}
-    rows = len(next(iterate_leaves(obs)))
+        return {"state_in": memory} if named else _numbered("state_in", memory)
+
+    def to_env(
+        self,
+        actions: Sequence[np.ndarray],
+        *,
+        unsquash: bool | None = None,
+        clip: bool | None = None,
+    ) -> list[np.ndarray]:
+        """Returns leaves of the policy's own actions as the environment takes them."""
+        policy = self._policy
+        config = policy.config
+        normalize = config.get("normalize_actions", True) if unsquash is None else unsquash
+        clip = config.get("clip_actions", False) if clip is None else clip
+        found = action_leaves(policy.action_space)
+        if normalize:
+            _warn_of_range(policy, found, actions)
+        return to_env(found, actions, normalize=normalize, clip=clip)
+
+    def next_episode(self) -> None:
+        """Does nothing: what is written by hand hears of episodes where it asks for them."""
+
+
+def _require_rows(columns: Mapping[str, np.ndarray], rows: int, here: str) -> None:
     for name, column in columns.items():
         if column.shape[:1] != (rows,):
             raise UsageError(
                 f"{here} got {rows} observations, but gave {name} of the shape {column.shape}; its "
                 "first axis must have one for each."
             )
-    return parts, columns
 
 
 def _three(given: Any, here: str) -> tuple[Any, Any, Mapping[str, Any]]:
@@ -185,7 +255,7 @@ def formed(form: Any, arrays: Sequence[np.ndarray]) -> Any:
     return put(form) if isinstance(form, Mapping) else [put(part) for part in form]
 
 
-def warn_of_range(policy: Any, leaves: Sequence[Leaf], actions: Sequence[np.ndarray]) -> None:
+def _warn_of_range(policy: Any, leaves: Sequence[Leaf], actions: Sequence[np.ndarray]) -> None:
     """Warns, once for each class, of an action that `normalize_actions` does not expect."""
     kind = type(policy)
     if kind in _warned:
@@ -201,3 +271,212 @@ def warn_of_range(policy: Any, leaves: Sequence[Leaf], actions: Sequence[np.ndar
             kind.__name__,
             found,
         )
+
+
+def all_columns(batch: Mapping[str, Any]) -> list[str]:
+    """Returns the columns of a batch that learning may read: all but infos."""
+    return [name for name in batch if name != SampleBatch.INFOS]
+
+
+class LearningByMethods:
+    """Lets a policy learn by its `learn_on_batch`, and looks after its filters.
+
+    It is a view: it is made when somebody asks for it. See `parts.Learning` for its methods.
+
+    Args:
+        policy: whose methods are called.
+    """
+
+    finds_non_finite = False
+    compiled_as: str | None = None
+
+    def __init__(self, policy: Any) -> None:
+        self._policy = policy
+
+    @property
+    def learns(self) -> bool:
+        """Whether the class has a `learn_on_batch` of its own."""
+        return bool(self._policy._learns())
+
+    @property
+    def by_trajectory(self) -> bool:
+        """Whether `postprocess_trajectory` must be called for each trajectory."""
+        return bool(self._policy._by_trajectory)
+
+    def columns(self, batch: Mapping[str, Any]) -> list[str]:
+        """Returns which columns of a batch are kept to learn from them later: all but infos."""
+        return all_columns(batch)
+
+    def train(
+        self,
+        batch: Any,
+        num_epochs: int,
+        minibatch_size: int,
+        *,
+        shuffle: bool = True,
+        standardize: Collection[str] = (),
+    ) -> Mapping[str, Any]:
+        """Calls `learn_on_batch` with the whole batch: epochs are the policy's own affair."""
+        del num_epochs, minibatch_size, shuffle, standardize
+        result: Mapping[str, Any] = self._policy.learn_on_batch(batch)
+        return result
+
+    def update(
+        self,
+        batch: Any,
+        num_epochs: int,
+        minibatch_size: int,
+        *,
+        shuffle: bool = True,
+        rng: np.random.Generator | None = None,
+    ) -> dict[str, Any]:
+        """Calls `learn_on_batch` for each minibatch of each epoch; returns what the last one gave.
+
+        Rows are shuffled in the batch itself (those of sequences are not). A `learn_epochs` of the
+        policy's own shuffles by itself.
+
+        Raises:
+            UsageError: if a result is no dict.
+        """
+        own = getattr(self._policy, "learn_epochs", None)
+        if own is not None and shuffle:
+            return dict(
+                updated(self._policy, "learn_epochs", own(batch, num_epochs, minibatch_size))
+            )
+        result: Mapping[str, Any] = {}
+        for _ in range(num_epochs):
+            if shuffle and SampleBatch.SEQ_LENS not in batch:
+                batch.shuffle(rng)
+            for minibatch in batch.timeslices(minibatch_size):
+                learned = self._policy.learn_on_batch(minibatch)
+                result = updated(self._policy, "learn_on_batch", learned)
+        return {**result}
+
+    def adapt(self, result: Mapping[str, Any]) -> None:
+        """Does nothing: what is written by hand adapts itself."""
+
+    def update_target(self) -> None:
+        """Calls the policy's `update_target`, if it has one."""
+        if hasattr(self._policy, "update_target"):
+            self._policy.update_target()
+
+    def observe(self, obs: Sequence[np.ndarray], columns: Mapping[str, np.ndarray]) -> None:
+        """Takes the rows of a sample into the filters, if there are any, until their next flush."""
+        filters = self._policy.holding.filters
+        if "filter" in filters:
+            filters["filter"].observe([leaf.reshape(-1, *leaf.shape[2:]) for leaf in obs])
+        if "reward_filter" in filters:
+            filters["reward_filter"].observe(columns["rewards"])
+
+    def flush_filters(self) -> None:
+        """Lets running statistics take effect, between two rounds of training."""
+        for each in self._policy.holding.filters.values():
+            each.flush()
+
+    def seen(self, obs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        """Returns observation leaves `[..., *shape]` as learning is to see them: filtered."""
+        running = self._policy.holding.filters.get("filter")
+        return obs if running is None else running.scaled(obs)
+
+    def scaled(self, rewards: np.ndarray) -> np.ndarray:
+        """Returns rewards as learning is to see them: at the scale of a reward filter, if any."""
+        running = self._policy.holding.filters.get("reward_filter")
+        return rewards if running is None else running(rewards)
+
+    def prepare(self) -> None:
+        """Does nothing: there is nothing to be made ready."""
+
+    def warm_up(self, rows: int, num_epochs: int, minibatch_size: int) -> None:
+        """Does nothing: there is nothing to compile."""
+
+    def resolve(self) -> None:
+        """Does nothing: no setting is "auto"."""
+
+    def take_seconds_loading(self) -> float:
+        """Returns 0: nothing is loaded."""
+        return 0.0
+
+
+class HoldingByMethods:
+    """Takes care of what a policy owns by the methods of its page.
+
+    It is a view: it is made when somebody asks for it. See `parts.Holding` for its methods.
+
+    Args:
+        policy: whose methods are called.
+    """
+
+    state: Any = None
+    program: Any = None
+    version: Any = None
+    automatic: Collection[str] = ()
+    is_frozen = False
+
+    def __init__(self, policy: Any) -> None:
+        self._policy = policy
+
+    @property
+    def spaces(self) -> tuple[Any, Any]:
+        """The spaces of observations and of actions; None for one that the policy does not have."""
+        names = "observation_space", "action_space"
+        observed, acted = (getattr(self._policy, name, None) for name in names)
+        return observed, acted
+
+    @property
+    def generator(self) -> np.random.Generator | None:
+        """The policy's attribute `generator`, if it is a NumPy generator."""
+        found = vars(self._policy).get("generator")
+        return found if isinstance(found, np.random.Generator) else None
+
+    @property
+    def filters(self) -> dict[str, Any]:
+        """The running statistics `filter` (observations) and `reward_filter`, as far as there."""
+        own = vars(self._policy)
+        return {name: own[name] for name in FILTERS if own.get(name) is not None}
+
+    def apply_filters(self) -> None:
+        """Does nothing: the filters themselves are what acts."""
+
+    def accepting_non_finite(self) -> contextlib.AbstractContextManager[None]:
+        """Does nothing: nobody refuses such numbers."""
+        return contextlib.nullcontext()
+
+    def check(self, state: Mapping[str, Any]) -> None:
+        """Checks a state as far as it can be done without a change; see `parts.Holding.check`."""
+        self._policy._check_state(state)
+
+    def require_changeable(self) -> None:
+        """Raises a `UsageError`: nobody knows of hyper-parameters here."""
+        raise self._untunable()
+
+    def hyper(self, name: str) -> float:
+        """Raises a `UsageError`: nobody knows of hyper-parameters here."""
+        raise self._untunable()
+
+    def set_hyper(self, name: str, value: float | None) -> None:
+        """Raises a `UsageError`: nobody knows of hyper-parameters here."""
+        raise self._untunable()
+
+    def _untunable(self) -> UsageError:
+        return UsageError(f"{self._policy!r} has no hyper-parameters that the map knows of.")
+
+    def take_over(self, other: Any) -> None:
+        """Takes over from a policy of the same kind all that acting depends on."""
+        self._policy.set_weights(other.get_weights())
+        theirs = other.holding.filters
+        for name, mine in self.filters.items():
+            if name in theirs:
+                mine.sync(theirs[name])
+
+    def twin(self, state: Any) -> Any:
+        """Returns a deep copy of the policy, with a state; a class refines it by `__deepcopy__`."""
+        made = copy.deepcopy(self._policy)
+        made.set_state(state)
+        return made
+
+    def changed_copy(self, policy_id: str, changes: Mapping[str, Any], *, anew: bool) -> Any:
+        """Returns a copy with other settings in its config."""
+        del anew
+        made = self._policy.copy(policy_id)
+        made.config.update(changes)
+        return made

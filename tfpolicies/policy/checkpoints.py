@@ -89,7 +89,7 @@ def policy_part(policy: Any, state: Mapping[str, Any] | None = None) -> PolicyPa
         "observation_space": encode_space(policy.observation_space),
         "action_space": encode_space(policy.action_space),
         "config": encode_config(_without_environment(policy.config), _built_model(policy)),
-        "automatic": sorted(getattr(policy, "automatic", ())),
+        "automatic": sorted(policy.holding.automatic),
         "policy_id": policy.policy_id,
         "program": _fingerprint(policy),
         "finite": _first_bad(arrays) is None,
@@ -137,14 +137,14 @@ def require_finite(checkpoint: Checkpoint, source: str, *, allow: bool) -> None:
 
 def set_stored_state(policy: Any, state: Mapping[str, Any]) -> None:
     """Sets a state that was stored; whether it is finite was asked before."""
-    with policy.accepting_non_finite():
+    with policy.holding.accepting_non_finite():
         policy.set_state(state)
 
 
 def check_stored_state(policy: Any, state: Mapping[str, Any]) -> None:
     """Checks what `set_stored_state` would set."""
-    with policy.accepting_non_finite():
-        policy.check_state(state)
+    with policy.holding.accepting_non_finite():
+        policy.holding.check(state)
 
 
 def _without_environment(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def _has_arrays(value: Any) -> bool:
 
 def _fingerprint(policy: Any) -> str | None:
     """Returns what says whether states fit a policy; None for policies written by hand."""
-    program = getattr(policy, "program", None)
+    program = policy.holding.program
     return None if program is None else program_fingerprint(program.spec, program.layout.slots)
 
 
@@ -219,7 +219,7 @@ def automatic_of(
 def _built_model(policy: Any) -> keras.Model | None:
     """Returns the model that a factory made for a policy; None where no factory did."""
     custom = policy.config.get("model", {}).get("custom_model")
-    program = getattr(policy, "program", None)
+    program = policy.holding.program
     return None if custom is None or program is None else program.functions.network.model
 
 
@@ -481,7 +481,7 @@ def reduced(policy: Any) -> tuple[Any, tuple[Any, ...]]:
     part, kind = policy_part(policy), type(policy)
     stored = decode_settings(part.manifest["config"]["settings"])
     given = {name: policy.config[name] for name, value in stored.items() if find_missing(value)}
-    given["worker_index"] = policy.worker_index
+    given["worker_index"] = policy._worker_index
     given = travelling(given)
     require_named({"the class of the policy": kind, "config": given})
     return _unpickled, (kind, frozen_part(part), given)

@@ -10,7 +10,6 @@ import keras
 import tensorflow as tf
 
 from tfpolicies.config.algorithm_config import AlgorithmConfig
-from tfpolicies.config.idioms import missing_attribute
 from tfpolicies.errors import ConfigError, PolicyOwnedError, SpaceError
 from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.losses import clip_gradients
@@ -25,15 +24,15 @@ from tfpolicies.program.spec import static_settings
 class PolicyKind(Policy):
     """The override points of `TFPolicy`: what a class says about all of its policies.
 
-    Code that is traced runs on a *view* of the class, see `traced_view`: an object without a state.
+    Code that is traced runs on a *view* of the class: an object without a state.
     """
 
     dist_class: Any
     recorded: dict[str, tf.Tensor]  # where code is traced: what `record` was given
     config_class: type[AlgorithmConfig] = AlgorithmConfig
-    acting_only: ClassVar[frozenset[str]] = frozenset()
+    _acting_only: ClassVar[frozenset[str]] = frozenset()
     """Outputs of `extra_action_out_fn` that are no columns of batches."""
-    state_aliases: ClassVar[dict[str, str]] = {}
+    _state_aliases: ClassVar[dict[str, str]] = {}
     """Keys of a state, and the hyper-parameters that stand under them instead of their names."""
     runtime: str = "function"  # traced functions; "session": graph mode
     hyperparameters: tuple[str, ...] = ("lr", "gamma", "grad_clip")
@@ -134,18 +133,18 @@ class PolicyKind(Policy):
         """
         static = static_settings(type(self), self.config)
         with_value = self.wants_value(static)
-        source = self.model_source(
+        source = self._model_source(
             self.observation_space, self.dist_class, static, with_value=with_value
         )
         return source.make(0)
 
     def optimizer(self) -> Any:
-        """Returns a new Keras optimizer; by default that of `make_optimizer`.
+        """Returns a new Keras optimizer; by default that of `_make_optimizer`.
 
         A class whose `loss` returns a list returns a list of them, one for each loss. All of them
         learn at `lr`. See `run_sections.Experimental` for the setting that allows it.
         """
-        return self.make_optimizer(self.config)
+        return self._make_optimizer(self.config)
 
     def action_distribution_fn(
         self, model: Any, *, obs_batch: Any, state_batches: Sequence[tf.Tensor], **kwargs: Any
@@ -203,21 +202,21 @@ class PolicyKind(Policy):
         """Returns a number that the rows of each update must be a multiple of; 1 by default."""
         return 1
 
-    def maybe_initialize_optimizer_and_loss(self) -> None:
-        """Does nothing; ported constructors call it last. Models are made on demand here."""
+    def _adapt(self, result: Mapping[str, Any]) -> None:
+        """Adapts coefficients to the result of a round of training; nothing by default."""
 
     @classmethod
-    def overrides(cls, name: str) -> bool:
+    def _overrides(cls, name: str) -> bool:
         """Whether a subclass overrides an override point of this class, such as "loss"."""
         return getattr(cls, name) is not getattr(PolicyKind, name)
 
     @classmethod
-    def distribution(cls, action_space: gym.Space, static: Mapping[str, Any]) -> Any:
+    def _distribution(cls, action_space: gym.Space, static: Mapping[str, Any]) -> Any:
         """Returns the action distribution of the class for a space, given the static config."""
         return ActionDistribution.of(action_space, static["model"]["custom_action_dist"])
 
     @classmethod
-    def model_source(
+    def _model_source(
         cls,
         observation_space: gym.Space,
         dist_class: Any,
@@ -242,13 +241,13 @@ class PolicyKind(Policy):
         return False
 
     @classmethod
-    def wants_target(cls, static: Mapping[str, Any]) -> bool:
+    def _wants_target(cls, static: Mapping[str, Any]) -> bool:
         """Whether the policy has a target network, `self.target_model` in `loss`."""
         del static
         return False
 
     @classmethod
-    def make_optimizer(cls, static: Mapping[str, Any]) -> Any:
+    def _make_optimizer(cls, static: Mapping[str, Any]) -> Any:
         """Returns a new Keras optimizer; its learning rate is set from `lr` at each update.
 
         `optimizer={"type": "sgd", "momentum": 0.9}` gives `keras.optimizers.SGD(momentum=0.9)`;
@@ -277,7 +276,7 @@ class PolicyKind(Policy):
                 f"{observation_space!r} and {action_space!r}."
             )
 
-    def in_force(self, name: str) -> Any:
+    def _in_force(self, name: str) -> Any:
         """Returns the value in force of a hyper-parameter: a tensor in traced code, or a number.
 
         Raises:
@@ -288,23 +287,23 @@ class PolicyKind(Policy):
     @property
     def cur_lr(self) -> Any:
         """The learning rate in force."""
-        return self.in_force("lr")
+        return self._in_force("lr")
 
     @classmethod
-    def traced_view(cls, **shared: Any) -> PolicyKind:
+    def _traced_view(cls, **shared: Any) -> PolicyKind:
         """Returns an object of this class that has only what all policies of a kind share."""
         view = object.__new__(cls)
         view.__dict__.update(shared, _is_view=True, recorded={})
         return view
 
     def __getattr__(self, name: str) -> Any:
-        cls = type(self).__name__
         if self.__dict__.get("_is_view"):
             if (found := spelled_attribute(self, name)) is not None:
                 return found
+            cls = type(self).__name__
             raise PolicyOwnedError(
                 f"traced code of {cls} read self.{name}, which belongs to one policy while the "
                 "trace is shared by all of its kind. Put numbers into the config and name them in "
                 f"{cls}.hyperparameters, put what changes code into {cls}.static_keys."
             )
-        raise AttributeError(missing_attribute(self, name))
+        return super().__getattr__(name)  # type: ignore[misc]

@@ -93,7 +93,7 @@ class Learning:
 
     def sees_minibatches(self) -> bool:
         """Whether a callback must see every minibatch."""
-        callbacks = self.policy.callbacks
+        callbacks = self.policy._callbacks
         return callbacks is not None and overrides(callbacks, "on_learn_on_batch")
 
     def minibatches(
@@ -136,7 +136,7 @@ class Learning:
         policy, rng = self.policy, self.state.rng
         whole = batch if isinstance(batch, SampleBatch) else SampleBatch(batch)
         if shuffle and SampleBatch.SEQ_LENS not in whole:
-            whole = whole.take(rng.permutation(whole.count))
+            whole = whole._take(rng.permutation(whole.count))
         policy.load_batch_into_buffer(whole, 0)
         rows = policy.get_num_samples_loaded_into_buffer(0)
         if not rows:
@@ -169,8 +169,8 @@ class Learning:
         """Tells the callbacks of an update; returns the custom metrics they give."""
         custom: dict[str, Any] = {}
         policy = self.policy
-        if policy.callbacks is not None:
-            policy.callbacks.on_learn_on_batch(policy=policy, train_batch=batch, result=custom)
+        if policy._callbacks is not None:
+            policy._callbacks.on_learn_on_batch(policy=policy, train_batch=batch, result=custom)
         return custom
 
     def _update(
@@ -182,7 +182,7 @@ class Learning:
         shuffle: bool,
     ) -> dict[str, Any]:
         program, state = self.program, self.state
-        self.policy.follow_updates()
+        self.policy._follow_updates()
         before = state.num_grad_updates
         fetches: dict[str, Any] = {}
         if minibatch_size is None and num_epochs == 1 and program.signature.fetches:
@@ -228,7 +228,7 @@ class Learning:
     def _named(self, totals: Mapping[str, np.ndarray]) -> dict[str, float]:
         names = self.program.signature.stat_names
         stats = {name: float(totals[_kind(name)][i]) for i, name in enumerate(names)}
-        return {**stats, **self.policy.hyper_stats()}
+        return {**stats, **self.policy._hyper_stats()}
 
     # -- loaded batches -----------------------------------------------------------------------
 
@@ -267,7 +267,7 @@ class Learning:
         gradients, stats = self.program.gradients(
             self.state, self._selected(batch, None), self._met
         )
-        return gradients, {"learner_stats": {**stats, **self.policy.hyper_stats()}}
+        return gradients, {"learner_stats": {**stats, **self.policy._hyper_stats()}}
 
     def apply(self, gradients: Sequence[np.ndarray | None]) -> None:
         """Updates the weights with gradients in the order of the trainable variables, loss by loss.
@@ -290,14 +290,14 @@ class Learning:
             if array.dtype.kind in NO_NUMBERS:
                 raise WeightsError(f"gradients[{i}] must be real numbers, got {array.dtype}.")
             arrays.append(array.astype(np.float32, copy=False))
-        self.policy.follow_updates()
+        self.policy._follow_updates()
         self.program.apply_gradients(self.state, arrays, self._met)
 
 
 def _taken(batch: SampleBatch, items: np.ndarray) -> SampleBatch:
     """Returns some rows of a batch, or some of its sequences where it is cut into these."""
     if SampleBatch.SEQ_LENS not in batch:
-        return batch.take(items)
+        return batch._take(items)
     sequences = batch.copy(shallow=True)
     sequences.enable_slicing_by_batch_id()
     parts = cast(SampleBatch, concat_samples([sequences[i : i + 1] for i in items.tolist()]))

@@ -55,11 +55,11 @@ def dummy_batch(policy: Any) -> SampleBatch:
     for name in ("eps_id", "unroll_id", "agent_index", "t"):
         columns[name] = np.zeros(rows, np.int64)
     columns[SampleBatch.INFOS] = np.array([{} for _ in range(rows)], object)
-    policy.sees_zeros = True
+    policy._sees_zeros = True
     try:
         return policy.postprocess_trajectory(SampleBatch(columns), {}, None)
     finally:
-        policy.sees_zeros = False
+        policy._sees_zeros = False
 
 
 def learning_columns(program: Program, batch: Mapping[str, Any]) -> dict[str, Any]:

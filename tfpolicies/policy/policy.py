@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import abc
-import contextlib
 import copy
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 
+from tfpolicies import ported
 from tfpolicies.batch.leaves import first_row, with_batch_axis
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.batch.view_defaults import default_view_requirements, with_memory
 from tfpolicies.batch.view_requirement import ReadOnlyViews, ViewRequirement
+from tfpolicies.config.idioms import missing_attribute
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 from tfpolicies.config.read_only import copied
 from tfpolicies.connectors.pipelines import (
@@ -31,15 +32,12 @@ from tfpolicies.connectors.pipelines import (
 from tfpolicies.errors import BatchError, ConfigError, NotOfferedError, UsageError, WeightsError
 from tfpolicies.marks import for_place
 from tfpolicies.models.defaults import MODEL_DEFAULTS
-from tfpolicies.models.env_actions import to_env
 from tfpolicies.models.spaces import action_leaves, batch_leaves, nest, space_key, space_struct
-from tfpolicies.policy import by_methods
+from tfpolicies.policy import by_methods, parts
 from tfpolicies.policy.fragments import Fragments
 from tfpolicies.policy.session import Session
 
 logger = logging.getLogger("tfpolicies")
-
-_FILTERS = ("filter", "reward_filter")
 
 
 class ActionBatch(NamedTuple):
@@ -69,6 +67,11 @@ class Policy(abc.ABC):
         agent_connectors: what is done to observations and rewards before the policy; None without,
             and until a worker gives it those of its config.
         action_connectors: what is done to its actions; likewise.
+        filter: the running statistics of observations; None without `observation_filter`.
+        reward_filter: those of rewards; likewise.
+        acting: what samplers drive, see `parts.Acting`.
+        learning: what algorithms drive, see `parts.Learning`.
+        holding: what takes care of all that the policy owns, see `parts.Holding`.
 
     >>> class Always(Policy):
     ...     def compute_actions(self, obs_batch, state_batches=None, **kwargs):
@@ -81,19 +84,23 @@ class Policy(abc.ABC):
 
     global_timestep: int = 0
     num_grad_updates: int = 0
-    filter: Any = None
-    reward_filter: Any = None
-    memory_form: Any = None  # a memory as `get_initial_state` gave it, where it was asked for
-    overridden: ClassVar[frozenset[str]] = frozenset()
-    """The methods that a subclass of a class with a Program has of its own, which are what runs."""
-    asked: ClassVar[by_methods.Asked]
+    acting: parts.Acting
+    learning: parts.Learning
+    holding: parts.Holding
+    _asked: ClassVar[by_methods.Asked]
     """What the signature of `compute_actions` asks for."""
+    _parts: ClassVar[dict[str, Callable[[Any], Any]]] = {
+        "acting": by_methods.ActingByMethods,
+        "learning": by_methods.LearningByMethods,
+        "holding": by_methods.HoldingByMethods,
+    }
+    """Makes a part when somebody asks for it."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         on_dict: Any = cls.compute_actions_from_input_dict
         own = on_dict is not Policy.compute_actions_from_input_dict
-        cls.asked = by_methods.asked_by(cls.compute_actions, on_dict if own else None)
+        cls._asked = by_methods.asked_by(cls.compute_actions, on_dict if own else None)
 
     def __init__(
         self, observation_space: gym.Space, action_space: gym.Space, config: Mapping[str, Any]
@@ -121,13 +128,14 @@ class Policy(abc.ABC):
         made = None if observed == "NoFilter" else make_filter(observed, self.observation_space)
         return made, None if rewards == "NoFilter" else RewardFilter()
 
-    @property
-    def is_frozen(self) -> bool:
-        """Whether the policy only acts; one written by hand is never frozen."""
-        return False
+    if not TYPE_CHECKING:  # it would let any name pass
 
-    def _create_exploration(self) -> None:  # noqa: B027 - there is nothing to make
-        """Does nothing; ported constructors call it. What is written by hand explores by itself."""
+        def __getattr__(self, name: str) -> Any:
+            """Makes a part, or asks what only ported code calls."""
+            make = type(self)._parts.get(name)
+            if make is not None:
+                return make(self)
+            return ported.missing(self, name, missing_attribute(self, name))
 
     # -- acting -------------------------------------------------------------------------------
 
@@ -190,8 +198,8 @@ class Policy(abc.ABC):
             "timestep": timestep,
             "episodes": episodes,
         }
-        if not self.asked.takes_all:
-            given = {name: x for name, x in given.items() if name in self.asked.names}
+        if not self._asked.takes_all:
+            given = {name: x for name, x in given.items() if name in self._asked.names}
         return self.compute_actions(input_dict["obs"], memory, **given, **kwargs)
 
     def compute_single_action(
@@ -252,71 +260,6 @@ class Policy(abc.ABC):
         after = first_row(states) if named else [first_row(part) for part in states]
         return first_row(actions), after, first
 
-    def act_columns(
-        self,
-        obs: Sequence[np.ndarray],
-        previous: Sequence[np.ndarray] = (),
-        states: Sequence[np.ndarray] = (),
-        *,
-        explore: bool | None = None,
-        infos: Sequence[Any] | None = None,
-        episodes: Sequence[Any] | None = None,
-    ) -> tuple[Any, dict[str, np.ndarray]]:
-        """Acts for a sampler, on inputs that are known to fit.
-
-        It calls `compute_actions_from_input_dict`, and so `compute_actions`.
-
-        Args:
-            obs: observation leaves `[N, ...]`.
-            previous: leaves of the previous actions and the previous rewards, as far as
-                `is_given_previous` says.
-            states: the memory, `[N, ...]` each.
-            explore: sample or be greedy; None takes `config["explore"]`.
-            infos: the last info of each row, where `asks_for_episodes`.
-            episodes: the episode of each row, likewise.
-
-        Returns:
-            Actions for the environment, and the columns to keep of each row: `actions` (one column
-            per leaf), extras, and the new memory `state_out_<i>`. The arrays are valid until the
-            next call.
-
-        Raises:
-            UsageError: if `compute_actions` gives something else, or not one for each observation.
-            ObservationError: if actions are not of the action space's shape.
-        """
-        seen = obs if self.filter is None else self.filter.scaled(obs)
-        batch = nest(self.observation_space, seen)
-        parts, columns = by_methods.act(self, batch, previous, states, explore, infos, episodes)
-        return nest(self.action_space, self._to_env(parts)), columns
-
-    def _to_env(
-        self,
-        actions: Sequence[np.ndarray],
-        *,
-        unsquash: bool | None = None,
-        clip: bool | None = None,
-    ) -> list[np.ndarray]:
-        """Returns leaves of the policy's own actions as the environment takes them."""
-        normalize = self.config.get("normalize_actions", True) if unsquash is None else unsquash
-        clip = self.config.get("clip_actions", False) if clip is None else clip
-        found = action_leaves(self.action_space)
-        if normalize:
-            by_methods.warn_of_range(self, found, actions)
-        return to_env(found, actions, normalize=normalize, clip=clip)
-
-    def reads_previous(self) -> tuple[bool, bool]:
-        """Whether `compute_values` reads the previous action, and the previous reward."""
-        return False, False
-
-    @classmethod
-    def asks_for_episodes(cls) -> bool:
-        """Whether acting asks for the episodes that it acts in, or for their last infos."""
-        return cls.asked.episodes
-
-    def is_given_previous(self) -> tuple[bool, bool]:
-        """Whether samplers give `act_columns` the previous action, and the previous reward."""
-        return True, True
-
     def session(self, batch_size: int | None = None) -> Session:
         """Returns an object that acts step by step and keeps the memory in between.
 
@@ -336,61 +279,12 @@ class Policy(abc.ABC):
             clip: clip to the Box's bounds; None takes `config["clip_actions"]`.
         """
         rows = batch_leaves(action_leaves(self.action_space), with_batch_axis(action), "action")
-        mapped = self._to_env(rows, unsquash=unsquash, clip=clip)
+        mapped = self.acting.to_env(rows, unsquash=unsquash, clip=clip)
         return nest(self.action_space, [leaf[0] for leaf in mapped])
-
-    # -- what samplers tell -------------------------------------------------------------------
-
-    starts_alike = False
-    """Whether `get_initial_state` gives the same for every episode; else each asks for its own."""
-
-    follows_episodes = False
-    """Whether `next_episode` must be called when an episode ends."""
-
-    def next_episode(self) -> None:  # noqa: B027 - most policies act alike in every episode
-        """Is called where an episode ended and the next one begins."""
-
-    def observe(self, obs: Sequence[np.ndarray], columns: Mapping[str, np.ndarray]) -> None:
-        """Takes the rows of a sample into the filters, if there are any, until their next flush.
-
-        Args:
-            obs: observation leaves, `[N, T, ...]` each.
-            columns: the other columns, `[N, T, ...]` each; rewards are the environment's.
-        """
-        if self.filter is not None:
-            self.filter.observe([leaf.reshape(-1, *leaf.shape[2:]) for leaf in obs])
-        if self.reward_filter is not None:
-            self.reward_filter.observe(columns["rewards"])
-
-    def seen_observations(self, obs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
-        """Returns observation leaves `[..., *shape]` as learning is to see them: filtered."""
-        return obs if self.filter is None else self.filter.scaled(obs)
-
-    def scaled_rewards(self, rewards: np.ndarray) -> np.ndarray:
-        """Returns rewards as learning is to see them: at the scale of a reward filter, if any."""
-        return rewards if self.reward_filter is None else self.reward_filter(rewards)
-
-    def act_like(self, other: Policy) -> None:
-        """Takes over from a policy of the same kind all that acting depends on."""
-        self.set_weights(other.get_weights())
-        for name in _FILTERS:
-            mine, theirs = getattr(self, name), getattr(other, name)
-            if mine is not None and theirs is not None:
-                mine.sync(theirs)
-
-    def flush_filters(self) -> None:
-        """Lets running statistics take effect, between two rounds of training."""
-        for each in (self.filter, self.reward_filter):
-            if each is not None:
-                each.flush()
-
-    def apply_filter(self) -> None:  # noqa: B027 - the filter itself is what acts
-        """Acts with `filter`'s present statistics from now on; nothing has to be done for it."""
 
     # -- trajectories -------------------------------------------------------------------------
 
-    def has_own_postprocessing(self) -> bool:
-        """Whether `postprocess_trajectory` must be called for each trajectory."""
+    def _has_own_postprocessing(self) -> bool:
         return type(self).postprocess_trajectory is not Policy.postprocess_trajectory
 
     def postprocess_fragments(self, fragments: Fragments) -> None:
@@ -433,9 +327,9 @@ class Policy(abc.ABC):
         self.apply_gradients(gradients)
         return info
 
-    def replayed_columns(self, batch: Mapping[str, Any]) -> list[str]:
-        """Returns which columns of a batch are kept to learn from them later: all but infos."""
-        return [name for name in batch if name != SampleBatch.INFOS]
+    def _learns(self) -> bool:
+        """Whether the class says how it learns."""
+        return type(self).learn_on_batch is not Policy.learn_on_batch
 
     def compute_gradients(self, postprocessed_batch: Any) -> tuple[list[Any], dict[str, Any]]:
         """Returns gradients, one per variable, and statistics; none for a policy without them."""
@@ -469,10 +363,6 @@ class Policy(abc.ABC):
         """
         batch = replay_actor.replay(policy_id)
         return {} if batch is None else self.learn_on_batch(batch)
-
-    def take_seconds_loading(self) -> float:
-        """Returns the seconds that loading batches for learning took since the last call."""
-        return 0.0
 
     def load_batch_into_buffer(self, batch: Mapping[str, Any], buffer_index: int = 0) -> int:
         """Keeps a batch for `learn_on_loaded_batch`; returns its number of rows."""
@@ -596,18 +486,6 @@ class Policy(abc.ABC):
 
     # -- weights and state --------------------------------------------------------------------
 
-    accepts_non_finite = False
-    """Whether `set_weights` and `set_state` take NaN and infinity."""
-
-    @contextlib.contextmanager
-    def accepting_non_finite(self) -> Iterator[None]:
-        """Has `set_weights` and `set_state` take NaN and infinity for a while."""
-        before, self.accepts_non_finite = self.accepts_non_finite, True
-        try:
-            yield
-        finally:
-            self.accepts_non_finite = before
-
     def copy(self, policy_id: str | None = None) -> Any:
         """Returns an independent policy in the same state, by `copy.deepcopy`.
 
@@ -648,9 +526,7 @@ class Policy(abc.ABC):
                 "config": copied(self.config),
             },
         }
-        for name in _FILTERS:
-            if getattr(self, name) is not None:
-                state[name] = getattr(self, name).get_state()
+        state |= {name: each.get_state() for name, each in self.holding.filters.items()}
         connectors = pipelines_to_state(self.agent_connectors, self.action_connectors)
         return {**state, "connector_configs": connectors} if connectors else state
 
@@ -660,16 +536,16 @@ class Policy(abc.ABC):
         Raises:
             KeyError: if `weights` or `global_timestep` is missing.
         """
-        self.check_state(state)
+        self._check_state(state)
         self.set_weights(state["weights"])
         self.global_timestep = int(state["global_timestep"])
         self.num_grad_updates = int(state.get("num_grad_updates", self.num_grad_updates))
-        for name in _FILTERS:
-            if getattr(self, name) is not None and name in state:
-                getattr(self, name).set_state(state[name])
+        for name, each in self.holding.filters.items():
+            if name in state:
+                each.set_state(state[name])
         self.restore_connectors(state)
 
-    def check_state(self, state: Mapping[str, Any]) -> None:
+    def _check_state(self, state: Mapping[str, Any]) -> None:
         """Checks what can be checked without a change; warns if it is a state for other spaces.
 
         Raises:
@@ -848,11 +724,6 @@ class Policy(abc.ABC):
     def get_exploration_state(self) -> dict[str, Any]:
         """Returns the state of the exploration; `{}` if it has none."""
         return {}
-
-    @property
-    def pageable_state(self) -> Any:
-        """The `PolicyState` that a `PolicyMap` may send to its stash; None if there is none."""
-        return None
 
     def get_session(self) -> Any:
         """Returns the TensorFlow session of a graph-mode policy, None for others."""

@@ -142,7 +142,7 @@ class PolicyMap(MutableMapping[str, Policy]):
 
     def _paged(self, policy: Policy) -> Any:
         """Returns the state of a policy if this map pages it; None for others."""
-        state = policy.pageable_state
+        state = policy.holding.state
         return state if state is not None and state in self._pager else None
 
     def _own_state(self, policy_id: str) -> Any:
@@ -153,7 +153,7 @@ class PolicyMap(MutableMapping[str, Policy]):
         """
         policy = self.handle(policy_id)
         state = self._paged(policy)
-        if state is None and policy.pageable_state is not None:
+        if state is None and policy.holding.state is not None:
             raise UsageError(
                 f"The policy {policy_id!r} is a guest here: its memory belongs to another "
                 "PolicyMap. Ask that one, or put a copy here: `policy.copy()`."
@@ -193,8 +193,8 @@ class PolicyMap(MutableMapping[str, Policy]):
         with self._lock:
             before = self._policies.get(policy_id)
             if before is not policy:
-                if policy.pageable_state is not None:
-                    self._take(policy_id, policy, policy.pageable_state, before)
+                if policy.holding.state is not None:
+                    self._take(policy_id, policy, policy.holding.state, before)
                 self._policies[policy_id] = policy
                 self._archive.replaced(policy_id)
                 self.specs.pop(policy_id, None)
@@ -220,7 +220,7 @@ class PolicyMap(MutableMapping[str, Policy]):
     def _leave(self, policy: Policy) -> None:
         """Lets go of a policy that may be here under another id, too."""
         state = self._paged(policy)
-        is_guest = state is None and policy.pageable_state is not None
+        is_guest = state is None and policy.holding.state is not None
         if self._count(policy) or is_guest:
             return
         policy.close()
@@ -369,7 +369,7 @@ class PolicyMap(MutableMapping[str, Policy]):
             config["__session_creator"] = self.session_creator
         policy: Any = policy_cls(observation_space, action_space, config)
         if in_graph and self.session_creator is not None:
-            policy.open_session()
+            policy.holding.program.runtime.open(policy.holding.state)
         self[policy_id] = policy
         override = dict(config_override or {})
         self.specs[policy_id] = PolicySpec(policy_cls, observation_space, action_space, override)
@@ -399,7 +399,7 @@ class PolicyMap(MutableMapping[str, Policy]):
         validate_policy_id(target, error=True)
         policy = original.copy(target)
         for name, value in hyperparameters.items():
-            _tunable(policy).set_hyper(name, value)
+            policy.holding.set_hyper(name, value)
         with self._lock:
             present: Any = None
             if target in self:
@@ -439,13 +439,13 @@ class PolicyMap(MutableMapping[str, Policy]):
             FrozenPolicyError: if it is frozen; likewise.
             UsageError: for a hand-written policy.
         """
-        policy = _tunable(self.handle(policy_id))
-        policy.pageable_state.require_changeable()
-        rng = policy.generator if rng is None else rng
-        before = {name: policy.hyper(name) for name in names}
-        after = {name: value * float(rng.choice(factors)) for name, value in before.items()}
+        held = self.handle(policy_id).holding
+        held.require_changeable()
+        drawing: Any = held.generator if rng is None else rng
+        before = {name: held.hyper(name) for name in names}
+        after = {name: value * float(drawing.choice(factors)) for name, value in before.items()}
         for name, value in after.items():
-            policy.set_hyper(name, value)
+            held.set_hyper(name, value)
         return after
 
     # -- acting -------------------------------------------------------------------------------
@@ -509,7 +509,7 @@ class PolicyMap(MutableMapping[str, Policy]):
             found = [
                 (state.last_used, policy_id)
                 for policy_id, policy in self._policies.items()
-                if (state := policy.pageable_state) is not None and state.is_in_memory
+                if (state := policy.holding.state) is not None and state.is_in_memory
             ]
         return [policy_id for _, policy_id in sorted(found)]
 
@@ -613,15 +613,15 @@ class PolicyMap(MutableMapping[str, Policy]):
             self._policies.clear()
             self.specs.clear()
             for policy in filter(None, (each() for each in held)):
-                self._pager.leave(policy.pageable_state)
+                self._pager.leave(policy.holding.state)
             self._archive.close()
 
     def _close_sessions(self) -> None:
         for policy in self._policies.values():
-            if self._paged(policy) is None and policy.pageable_state is not None:
+            if self._paged(policy) is None and policy.holding.state is not None:
                 continue  # a guest
             policy.close()
-            program = getattr(policy, "program", None)
+            program = policy.holding.program
             if program is not None and self.session_creator is not None:
                 program.runtime.drop_idle(self.session_creator)
 
@@ -644,7 +644,7 @@ class PolicyMap(MutableMapping[str, Policy]):
         """Makes a policy that waits in the stash."""
         entry = self._archive.waiting[policy_id]
         policy = self._archive.make(policy_id)
-        state, is_own = policy.pageable_state, self._archive.owns(entry)
+        state, is_own = policy.holding.state, self._archive.owns(entry)
         self._pager.adopt(entry.name, state, _release(policy, state), entry.stash, is_own=is_own)
         self._policies.update(dict.fromkeys(self._archive.arrived(entry), policy))
 
@@ -669,24 +669,15 @@ class _Values(ValuesView[Policy]):
 
 def _release(policy: Any, state: Any) -> Callable[[], None]:
     """Returns what is called when a policy's variables leave memory."""
-    return functools.partial(policy.program.runtime.release, state)
+    return functools.partial(policy.holding.program.runtime.release, state)
 
 
-def _tunable(policy: Policy) -> Any:
-    """Returns a policy that has hyper-parameters.
-
-    Raises:
-        UsageError: if it has none, being written by hand.
-    """
-    if policy.pageable_state is None:
-        raise UsageError(f"{policy!r} has no hyper-parameters that the map knows of.")
-    return policy
-
-
-def _takes_states_of(policy: Any, other: Any) -> bool:
+def _takes_states_of(policy: Policy | None, other: Policy) -> bool:
     """Whether a policy is of the same kind as another, and may change."""
-    program = getattr(policy, "program", None)
-    return program is not None and program is other.program and not policy.is_frozen
+    if policy is None or policy.holding.program is None:
+        return False
+    mine, theirs = policy.holding, other.holding
+    return mine.program is theirs.program and not mine.is_frozen
 
 
 def _check(

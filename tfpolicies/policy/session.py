@@ -74,16 +74,17 @@ class Memory:
 
     Attributes:
         is_needed: whether the policy remembers anything at all.
-        around: returns further arguments of `Policy.act_columns` for the rows that act (None: all):
+        around: returns further arguments of `Acting.columns` for the rows that act (None: all):
             infos and episodes; None where the policy asks for neither.
     """
 
     def __init__(self, policy: Any, rows: int) -> None:
         self.policy = policy
+        self.acting = policy.acting
         self._start = self._asked()
         self._states = self._starts(rows) if self._start else []
         self.around: Callable[[Any], Mapping[str, Any]] | None = None
-        self._reads_actions, self._reads_rewards = policy.is_given_previous()
+        self._reads_actions, self._reads_rewards = self.acting.given
         read = action_leaves(policy.action_space) if self._reads_actions else ()
         self._names = [port.name for port in action_ports("actions", read)]
         self._actions = [np.zeros((rows, *leaf.shape), leaf.dtype) for leaf in read]
@@ -96,7 +97,7 @@ class Memory:
 
     def _starts(self, count: int) -> list[np.ndarray]:
         """Returns the memory at the start of `count` episodes, which may begin differently."""
-        if self.policy.starts_alike:
+        if self.acting.starts_alike:
             return [np.stack([state] * count) for state in self._start]
         asked = [self._asked() for _ in range(count)]
         return [np.stack(states) for states in zip(*asked, strict=True)]
@@ -115,10 +116,10 @@ class Memory:
             Actions for the environments, and the columns to keep of each row.
         """
         if not self.is_needed:
-            return self.policy.act_columns(obs, explore=explore)
+            return self.acting.columns(obs, explore=explore)
         previous, states = self.inputs(rows)
         more = {} if self.around is None else self.around(rows)
-        for_env, columns = self.policy.act_columns(obs, previous, states, explore=explore, **more)
+        for_env, columns = self.acting.columns(obs, previous, states, explore=explore, **more)
         return for_env, self.remember(columns, previous, states, rows)
 
     def inputs(self, rows: Any = None) -> tuple[list[np.ndarray], list[np.ndarray]]:

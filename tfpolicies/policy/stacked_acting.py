@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfpolicies.errors import TfPoliciesError, UnknownPolicyError, UsageError, near_matches
-from tfpolicies.policy.acting import Acting
+from tfpolicies.policy.acting import ProgramActing
+from tfpolicies.policy.parts import Acting
 from tfpolicies.policy.policy import ActionBatch, Policy
-from tfpolicies.policy.tf_policy import TFPolicy
 from tfpolicies.program.functions import ActOutputs
 from tfpolicies.program.outputs import one_of
 from tfpolicies.program.stacked import StackedActor
@@ -22,7 +22,7 @@ _MAX_PADDING = 2
 _FEW_ROWS = 32
 """Up to how many rows per policy samplers stack; for more, one call each is as fast."""
 
-_Call = tuple[Any, Acting, list[np.ndarray], int]
+_Call = tuple[Any, ProgramActing, list[np.ndarray], int]
 """One policy's part of a call, checked: its id or number, what acts, one array `[N, ...]` per port,
 and N."""
 
@@ -92,9 +92,9 @@ def compute_actions(
 
 
 class ColumnsCall(NamedTuple):
-    """What a sampler asks one policy for: the arguments of `Policy.act_columns`."""
+    """What a sampler asks one policy for: the arguments of `parts.Acting.columns`."""
 
-    policy: Any
+    acting: Acting
     obs: Sequence[np.ndarray]
     previous: Sequence[np.ndarray]
     states: Sequence[np.ndarray]
@@ -102,13 +102,13 @@ class ColumnsCall(NamedTuple):
 
     def alone(self) -> tuple[Any, dict[str, np.ndarray]]:
         """Returns what the policy does by itself."""
-        return self.policy.act_columns(self.obs, self.previous, self.states, **self.around)
+        return self.acting.columns(self.obs, self.previous, self.states, **self.around)
 
 
 def act_columns(
     calls: Sequence[ColumnsCall],
 ) -> Iterator[tuple[int, Any, dict[str, np.ndarray]]]:
-    """Acts for a sampler with many policies: what one `Policy.act_columns` call each would give.
+    """Acts for a sampler with many policies: what one `acting.columns` call each would give.
 
     Policies that share a Program run in one call, as in `compute_actions`, if they have few rows
     each.
@@ -117,16 +117,15 @@ def act_columns(
         calls: one for each policy.
 
     Yields:
-        The number of a call, not in their order, and what `Policy.act_columns` returns for it; the
+        The number of a call, not in their order, and what `acting.columns` returns for it; the
         arrays are valid until the next one is asked for.
     """
     groups: _Groups = {}
     for number, call in enumerate(calls):
-        policy = call.policy
-        if type(policy).act_columns is not TFPolicy.act_columns:
+        acting: ProgramActing = call.acting.shared
+        if acting is None:
             yield number, *call.alone()
             continue
-        acting: Acting = policy._acting
         key = acting.program, acting.inference, bool(acting.config["explore"])
         inputs = [*call.obs, *call.previous, *call.states]
         groups.setdefault(key, []).append((number, acting, inputs, len(inputs[0])))
@@ -139,8 +138,8 @@ def act_columns(
                     yield number, *calls[number].alone()
                 continue
             outputs = _outputs_together(actor, part, explores)
-            for i, (number, _, _, rows) in enumerate(part):
-                yield number, *calls[number].policy.columns_of(one_of(outputs, i, rows))
+            for i, (number, acting, _, rows) in enumerate(part):
+                yield number, *acting.columns_of(one_of(outputs, i, rows))
 
 
 class _Given(NamedTuple):
@@ -185,13 +184,12 @@ def _grouped(
     """
     groups: _Groups = {}
     others: list[tuple[str, Policy]] = []
-    alike = TFPolicy.compute_actions
     for policy_id, obs in given.obs_batches.items():
         policy: Any = _policy_of(policies, policy_id)
-        if type(policy).compute_actions is not alike:
+        acting: ProgramActing = policy.acting.shared
+        if acting is None:
             others.append((policy_id, policy))
             continue
-        acting: Acting = policy._acting
         try:
             inputs = acting.inputs_to_act_on(obs, *given.of(policy_id))
             inference = acting.inference

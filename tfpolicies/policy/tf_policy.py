@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import keras
@@ -16,12 +16,10 @@ from tfpolicies.batch.leaves import map_leaves
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.batch.view_requirement import ReadOnlyViews
 from tfpolicies.config.read_only import copied
-from tfpolicies.config.sectioned import tell_if_resolved_anew
 from tfpolicies.config.sections import is_number
 from tfpolicies.errors import (
     BatchError,
     ConfigError,
-    UsageError,
 )
 from tfpolicies.exploration.making import make_exploration
 from tfpolicies.export.onnx_file import export_onnx
@@ -32,31 +30,28 @@ from tfpolicies.models.filters import MeanStdFilter, RewardFilter
 from tfpolicies.models.kept_model import kept_model
 from tfpolicies.models.learning_rates import changing_rate
 from tfpolicies.models.running_filter import Scaling
-from tfpolicies.models.spaces import nest, require_values
+from tfpolicies.models.spaces import require_values
 from tfpolicies.models.weight_mapping import MappingReport, match_weights
 from tfpolicies.policy import by_methods
-from tfpolicies.policy.acting import Acting
+from tfpolicies.policy.acting import ProgramActing
 from tfpolicies.policy.checkpoints import reduced
 from tfpolicies.policy.fragments import Fragments
 from tfpolicies.policy.identity import AUTOMATIC, complete_config, derived_seed
 from tfpolicies.policy.kind import PolicyKind
 from tfpolicies.policy.learning import Learning
 from tfpolicies.policy.policy import ActionBatch
+from tfpolicies.policy.program_parts import OverriddenActing, ProgramHolding, ProgramLearning
 from tfpolicies.policy.states import Owned, matched
 from tfpolicies.policy.views import read_views
-from tfpolicies.program.functions import ActOutputs
 from tfpolicies.program.program import Program
 from tfpolicies.program.runtimes.session import session_creator
 from tfpolicies.program.spec import ProgramSpec, static_settings
-from tfpolicies.program.update_forms import Form
 from tfpolicies.schedules import piecewise_linear
-from tfpolicies.state import ACTING, PolicyState
 from tfpolicies.storage.keras_h5 import read_keras_weights
 from tfpolicies.system.forks import require_tensorflow
 
-_MADE_ANEW = {"_state", "exploration", "filter", "reward_filter", "callbacks", "_loaded"}
-_MADE_ANEW |= {"_acting", "_learning", "_owned", "_worker_index", "_create_session"}
-_MADE_ANEW |= {"_action_names", "_state_names", "_extra_names"}
+_MADE_ANEW = {"_state", "exploration", "filter", "reward_filter", "_callbacks", "_loaded"}
+_MADE_ANEW |= {"_acting", "acting", "_learning", "_owned", "_worker_index", "_create_session"}
 """Attributes that each copy of a policy gets by itself."""
 
 
@@ -89,7 +84,7 @@ class TFPolicy(PolicyKind):
         dist_class: the action distribution class: `dist_class(dist_inputs)`.
         automatic: the settings that were "auto", and what a checkpoint says they became.
         exploration: how noise becomes actions, and the numbers that steer it.
-        filter: the running statistics of observations; None without `observation_filter`.
+        framework: `"tf"` for policies in graph mode, otherwise `"tf2"`.
         program: what policies of this kind share.
 
     Raises:
@@ -98,27 +93,23 @@ class TFPolicy(PolicyKind):
         ModelError: for a model that does not fit.
     """
 
-    starts_alike = True
-    sees_zeros = False  # whether postprocessing is run on a batch that nobody sampled
+    _sees_zeros = False  # whether postprocessing is run on a batch that nobody sampled
+    _overridden: ClassVar[frozenset[str]] = frozenset()
+    """The methods that a subclass has of its own in place of those here, which are what runs."""
+    _parts: ClassVar[dict[str, Callable[[Any], Any]]] = {
+        "acting": OverriddenActing,
+        "learning": ProgramLearning,
+        "holding": ProgramHolding,
+    }
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls.overridden = by_methods.overridden(cls, TFPolicy)
-        own = not cls.overridden.isdisjoint(by_methods.ACTING)
-        if own and cls.act_columns is TFPolicy.act_columns:
-            cls.act_columns = PolicyKind.act_columns  # type: ignore[method-assign]
-        if "get_initial_state" in cls.overridden:
-            cls.starts_alike = False
-
-    @classmethod
-    def acts_by_methods(cls) -> bool:
-        """Whether samplers call `compute_actions_from_input_dict`, since a subclass has its own."""
-        return cls.act_columns is PolicyKind.act_columns
+        cls._overridden = by_methods.overridden(cls, TFPolicy)
 
     def __init__(
         self, observation_space: gym.Space, action_space: gym.Space, config: Any = None
     ) -> None:
-        by_methods.announce(type(self), self.overridden)
+        by_methods.announce(type(self), self._overridden)
         complete, identity = complete_config(type(self), config)
         self.automatic = {name: None for name in AUTOMATIC if complete[name] == "auto"}
         super().__init__(observation_space, action_space, complete)
@@ -126,9 +117,10 @@ class TFPolicy(PolicyKind):
         require_values(observation_space, "observation_space")
         require_values(action_space, "action_space")
         self.policy_id = identity["__policy_id"]
+        self.framework: str = complete["framework"]
         self.exploration = make_exploration(
             complete["exploration_config"],
-            type(self).distribution(action_space, static_settings(type(self), complete)),
+            type(self)._distribution(action_space, static_settings(type(self), complete)),
             worker_index=identity["worker_index"],
             num_workers=complete["num_workers"],
             normalize_actions=complete["normalize_actions"],
@@ -149,20 +141,25 @@ class TFPolicy(PolicyKind):
         scaled = complete["reward_filter"] != "NoFilter"
         self.reward_filter = RewardFilter() if scaled else None
         self._take_up(identity["worker_index"], create)
-        self.update_schedules(0)
+        self._update_schedules(0)
 
     def _take_up(self, worker_index: int, create_session: Any) -> None:
         """Makes what works on the policy's own parts, which are all there."""
         self._worker_index = worker_index
         self._create_session = create_session
         # Where NaN may arise it must travel, too; remote workers do as the one that learns.
-        self.accepts_non_finite = worker_index > 0 or self.config["on_nan"] == "warn"
+        self._accepts_non_finite = worker_index > 0 or self.config["on_nan"] == "warn"
         self.program.runtime.open_sessions_with(self._state, create_session)
-        layout = self.program.act_layout
-        self._action_names = [port.name for port in layout.actions]
-        self._state_names = [port.name for port in layout.states]
-        self._extra_names = [x.name for x in layout.extras if x.name not in self.acting_only]
-        self._acting = Acting(self.program, self._state, self.exploration, self.config)
+        self._acting = ProgramActing(
+            self.program,
+            self._state,
+            self.exploration,
+            self.config,
+            left_out=self._acting_only,
+            starts_alike="get_initial_state" not in self._overridden,
+        )
+        if self._overridden.isdisjoint(by_methods.ACTING):
+            self.acting = self._acting
         self._learning = Learning(self, self.program, self._state)
         filters = {"filter": self.filter, "reward_filter": self.reward_filter}
         self._owned = Owned(
@@ -170,11 +167,11 @@ class TFPolicy(PolicyKind):
             self._state,
             self.exploration,
             {name: found for name, found in filters.items() if found is not None},
-            self.state_aliases,
+            self._state_aliases,
         )
 
     @functools.cached_property
-    def callbacks(self) -> Any:
+    def _callbacks(self) -> Any:
         """The policy's own callbacks; None if its config names none.
 
         Raises:
@@ -213,11 +210,6 @@ class TFPolicy(PolicyKind):
         twin._take_up(self._worker_index, self._create_session)
         return twin
 
-    @classmethod
-    def asks_for_episodes(cls) -> bool:
-        """Whether methods of a subclass ask for episodes or infos; no model does."""
-        return cls.acts_by_methods() and cls.asked.episodes
-
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """Returns `copy()`: equal but for its generator, and not frozen."""
         twin = memo[id(self)] = self.copy()
@@ -235,26 +227,6 @@ class TFPolicy(PolicyKind):
         return reduced(self)
 
     # -- facts --------------------------------------------------------------------------------
-
-    @property
-    def pageable_state(self) -> PolicyState:
-        """The policy's variables and counters, which a `PolicyMap` may send to its stash."""
-        return self._state
-
-    @property
-    def worker_index(self) -> int:
-        """Of the worker that it acts in; 0 for one that learns."""
-        return self._worker_index
-
-    @property
-    def is_frozen(self) -> bool:
-        """Whether the policy only acts; see `PolicyMap.freeze`."""
-        return self._state.frozen_as is not None
-
-    @property
-    def framework(self) -> str:
-        """`"tf"` for policies in graph mode, otherwise `"tf2"`."""
-        return self.config["framework"]
 
     @property
     def global_timestep(self) -> int:
@@ -278,21 +250,6 @@ class TFPolicy(PolicyKind):
     def devices(self) -> list[str]:
         """Where learning runs: `["/cpu:0"]`, or `["/gpu:0"]` with `num_gpus=1` and a GPU."""
         return [self.program.functions.device]
-
-    @property
-    def generator(self) -> np.random.Generator:
-        """The generator that draws action noise and shuffles minibatches."""
-        return self._state.rng
-
-    @property
-    def inference(self) -> str:
-        """The runtime that acts: "onnx" or "tf", with "auto" resolved."""
-        return self._acting.inference
-
-    @property
-    def learns_through(self) -> str:
-        """How updates are compiled, in words; "tf.function" before that was decided."""
-        return (self.program.form or Form.PLAIN).value
 
     @property
     def model(self) -> keras.Model:
@@ -343,17 +300,17 @@ class TFPolicy(PolicyKind):
         """
         return self.program.runtime.session(self._state)
 
-    def open_session(self) -> None:
-        """Has the session creator make the session now, in graph mode; else on first use."""
-        self.program.runtime.open(self._state)
-
     def close(self) -> None:
         """Closes the session, if the policy has one; a later use opens a new one."""
         self.program.runtime.close(self._state)
 
-    def has_own_postprocessing(self) -> bool:
-        """Whether a subclass overrides `postprocess_trajectory`."""
+    def _has_own_postprocessing(self) -> bool:
         return type(self).postprocess_trajectory is not TFPolicy.postprocess_trajectory
+
+    def _learns(self) -> bool:
+        cls = type(self)
+        own = cls.learn_on_batch is not TFPolicy.learn_on_batch
+        return own or cls.loss is not TFPolicy.loss
 
     # -- acting -------------------------------------------------------------------------------
 
@@ -385,53 +342,8 @@ class TFPolicy(PolicyKind):
         explore = self.config["explore"] if explore is None else explore
         return self._acting.act(inputs, explore, timestep)
 
-    def act_columns(
-        self,
-        obs: Sequence[np.ndarray],
-        previous: Sequence[np.ndarray] = (),
-        states: Sequence[np.ndarray] = (),
-        *,
-        explore: bool | None = None,
-        infos: Sequence[Any] | None = None,
-        episodes: Sequence[Any] | None = None,
-    ) -> tuple[Any, dict[str, np.ndarray]]:
-        """Acts for a sampler; see `Policy.act_columns`. Infos and episodes are not read."""
-        explore = self.config["explore"] if explore is None else explore
-        inputs = [*obs, *previous, *states] if previous or states else obs
-        return self.columns_of(self._acting.run(inputs, explore))
-
-    def columns_of(self, out: ActOutputs) -> tuple[Any, dict[str, np.ndarray]]:
-        """Returns the outputs of acting as `act_columns` does."""
-        columns = dict(zip(self._action_names, out.actions, strict=True))
-        columns["action_logp"] = out.logp
-        columns["action_dist_inputs"] = out.dist_inputs
-        if out.values is not None:
-            columns["vf_preds"] = out.values
-        if out.states:
-            columns.update(zip(self._state_names, out.states, strict=True))
-        for name in self._extra_names:
-            columns[name] = out.extras[name]
-        return nest(self.action_space, out.env_actions), columns
-
-    def _to_env(
-        self,
-        actions: Sequence[np.ndarray],
-        *,
-        unsquash: bool | None = None,
-        clip: bool | None = None,
-    ) -> list[np.ndarray]:
-        return self._acting.to_env(actions, unsquash=unsquash, clip=clip)
-
     def _own_filters(self) -> tuple[Any, Any]:
         return None, None  # the Program filters: see `__init__`
-
-    def reads_previous(self) -> tuple[bool, bool]:
-        """Whether the model reads the previous action, and the previous reward."""
-        return self.program.ports.reads_actions, self.program.ports.reads_rewards
-
-    def is_given_previous(self) -> tuple[bool, bool]:
-        """Whether samplers give `act_columns` the previous action, and the previous reward."""
-        return (True, True) if self.acts_by_methods() else self.reads_previous()
 
     def get_initial_state(self) -> list[np.ndarray]:
         """Returns the memory at the start of an episode: zeros, one array per state tensor."""
@@ -511,7 +423,7 @@ class TFPolicy(PolicyKind):
                 f"num_epochs and minibatch_size must be at least 1, got {num_epochs} and "
                 f"{minibatch_size}."
             )
-        if not self.overridden.isdisjoint(by_methods.LOADING):
+        if not self._overridden.isdisjoint(by_methods.LOADING):
             return self._learning.loaded_epochs(batch, num_epochs, minibatch_size, shuffle=shuffle)
         if self._updates_by_methods() or self._learning.sees_minibatches():
             return self._learning.minibatches(batch, num_epochs, minibatch_size, shuffle=shuffle)
@@ -524,53 +436,17 @@ class TFPolicy(PolicyKind):
             MissingColumnError: if the batch lacks a column that the loss reads.
             BatchError: if it is empty.
         """
-        if self.overridden.isdisjoint(by_methods.GRADIENTS):
+        if self._overridden.isdisjoint(by_methods.GRADIENTS):
             return self._learning.epochs(samples, 1, None, shuffle=False)
         return self._learning.by_gradients(samples)
 
     def _updates_by_methods(self) -> bool:
         """Whether a subclass has methods of its own that each update has to call."""
-        return not self.overridden.isdisjoint(by_methods.UPDATING)
+        return not self._overridden.isdisjoint(by_methods.UPDATING)
 
-    def hyper_stats(self) -> dict[str, float]:
+    def _hyper_stats(self) -> dict[str, float]:
         """Returns hyper-parameters in force, by the names they have in `learner_stats`."""
         return {"cur_lr": self.hyper("lr")}
-
-    @property
-    def loss_columns(self) -> tuple[str, ...]:
-        """The names of the columns that the loss reads."""
-        self.prepare_learning()
-        return tuple(self.program.signature.columns)
-
-    def replayed_columns(self, batch: Mapping[str, Any]) -> list[str]:
-        """Returns which columns of a batch learning reads: all, where methods of its own learn."""
-        if self.overridden.isdisjoint((*by_methods.UPDATING, *by_methods.LOADING)):
-            return list(self.loss_columns)
-        return super().replayed_columns(batch)
-
-    def loss_initialized(self) -> bool:
-        """Returns False while `postprocess_trajectory` is given zeros to learn its columns."""
-        return not self.sees_zeros
-
-    def prepare_learning(self) -> None:
-        """Runs the loss once on a small batch of zeros, if no policy of the kind did."""
-        self._learning.prepare()
-
-    def warm_up(self, rows: int, num_epochs: int, minibatch_size: int) -> None:
-        """Traces and compiles acting and learning for batches of `rows`; changes no numbers."""
-        self.prepare_learning()
-        acting = self._acting.tries_onnx
-        self.program.warm_up(rows, num_epochs, minibatch_size, acting=acting)
-        self.resolve()
-
-    def resolve(self) -> None:
-        """Decides in the config what every "auto" becomes, as the first use would."""
-        self.prepare_learning()
-        self.config["jit_compile"] = self.program.resolve_form() is not Form.PLAIN
-        _ = self.inference
-        for name, before in self.automatic.items():
-            tell_if_resolved_anew(name, before, self.config[name])
-            self.automatic[name] = self.config[name]
 
     def compute_gradients(
         self, postprocessed_batch: Mapping[str, Any]
@@ -588,9 +464,6 @@ class TFPolicy(PolicyKind):
             WeightsError: if their number or shapes are wrong; nothing is changed then.
         """
         self._learning.apply(gradients)
-
-    def take_seconds_loading(self) -> float:
-        return self._learning.take_seconds_loading()
 
     def load_batch_into_buffer(self, batch: Mapping[str, Any], buffer_index: int = 0) -> int:
         """Keeps a batch for `learn_on_loaded_batch`; returns its number of rows."""
@@ -676,7 +549,7 @@ class TFPolicy(PolicyKind):
             WeightsError: if number or shapes differ, or a number is not finite (except with
                 `on_nan="warn"`); nothing is changed then.
         """
-        finite = not self.accepts_non_finite
+        finite = not self._accepts_non_finite
         found = matched(self.program.layout, weights, "model", "weights", finite=finite)
         with self._state.changing():
             self._state.write(found)
@@ -713,7 +586,7 @@ class TFPolicy(PolicyKind):
 
         Keys: `weights`; `target_weights` with a target network; `filter`, the running statistics of
         observations, with a filter; `_optimizer_variables`; `_exploration_state`;
-        `global_timestep`; `num_grad_updates`; `hyperparameters`, those of `state_aliases` under
+        `global_timestep`; `num_grad_updates`; `hyperparameters`, those of `_state_aliases` under
         their aliases; `rng`, the generator's state; `connector_configs` with connectors; and
         `policy_spec`.
         """
@@ -733,98 +606,15 @@ class TFPolicy(PolicyKind):
                 `on_nan="warn"`); nothing is changed then.
             ConfigError: if the connectors' state is malformed; likewise.
         """
-        self.check_state(state)
+        self._check_state(state)
         with self._state.changing():
-            self._owned.restore(state, finite=not self.accepts_non_finite)
-            self.update_schedules(self.global_timestep)
+            self._owned.restore(state, finite=not self._accepts_non_finite)
+            self._update_schedules(self.global_timestep)
         self.restore_connectors(state)
 
-    def check_state(self, state: Mapping[str, Any]) -> None:
-        """Checks that a state fits, and changes nothing; see `set_state` for the errors."""
-        self._owned.checked(state, finite=not self.accepts_non_finite)
-        super().check_state(state)
-
-    @property
-    def follows_episodes(self) -> bool:  # type: ignore[override]
-        """Whether the exploration acts alike for a whole episode, as parameter noise does."""
-        return self.exploration.needs_complete_episodes
-
-    def next_episode(self) -> None:
-        """Tells the exploration that an episode ended and the next one begins."""
-        self.exploration.on_episode_end()
-        self.exploration.on_episode_start()
-
-    def observe(self, obs: Sequence[np.ndarray], columns: Mapping[str, np.ndarray]) -> None:
-        """Takes the rows of a sample into the filters, from their next flush on.
-
-        A frozen policy takes in nothing.
-        """
-        if self.is_frozen:
-            return
-        rows = [leaf.reshape(-1, *leaf.shape[2:]) for leaf in obs]
-        if self.filter is not None:
-            self.filter.observe(rows)
-        if self.reward_filter is not None:
-            self.reward_filter.observe(columns["rewards"])
-        if self.follows_episodes:
-            ports = self.program.ports
-            more = [columns[port.name] for port in (*ports.prev, *ports.states)]
-            more.append(columns["action_dist_inputs"])
-            *others, disturbed = (x.reshape(-1, *x.shape[2:]) for x in more)
-            self.exploration.adapt(self._acting.dist_inputs([*rows, *others]), disturbed)
-
-    def seen_observations(self, obs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
-        """Returns observation leaves as they are: the Program filters them."""
-        return obs
-
-    def flush_filters(self) -> None:
-        """Lets what was observed take effect: in acting, in learning, in exports.
-
-        A frozen policy stays as it is.
-        """
-        if self.is_frozen:
-            return
-        if self.reward_filter is not None:
-            self.reward_filter.flush()
-        if self.filter is not None and self.filter.pending_count:
-            self.filter.flush()
-            self.apply_filter()
-
-    def act_like(self, other: Any) -> None:
-        """Takes over weights, filter and time step of a policy with such a model.
-
-        Raises:
-            UsageError: if the other has another model; nothing is changed then.
-        """
-        if not isinstance(other, TFPolicy) or not self._has_variables_like(other):
-            raise UsageError(f"{self!r} cannot act like {other!r}, which is of another kind.")
-        with other._state.lock:
-            acting = [other._state.copy_of(part) for part in ACTING]
-        with self._state.changing():
-            for arrays in acting:
-                self._state.write(arrays)
-            self._state.copy_part("model", "target", 1.0)
-        self._state.global_timestep = other.global_timestep
-        if not self.overridden.isdisjoint(by_methods.WEIGHTS):
-            self.set_weights(other.get_weights())
-        for name in ("filter", "reward_filter"):
-            mine, theirs = getattr(self, name), getattr(other, name)
-            if mine is not None and theirs is not None:
-                mine.sync(theirs)
-
-    def _has_variables_like(self, other: TFPolicy) -> bool:
-        mine, theirs = self.program, other.program
-        return mine is theirs or all(
-            mine.layout.of(part) == theirs.layout.of(part) for part in ACTING
-        )
-
-    def apply_filter(self) -> None:
-        """Acts and learns with `filter`'s present statistics from now on; call it after a change.
-
-        Does nothing for a policy without a filter.
-        """
-        if self.filter is not None:
-            self._owned.apply_filter(self.filter)
+    def _check_state(self, state: Mapping[str, Any]) -> None:
+        self._owned.checked(state, finite=not self._accepts_non_finite)
+        super()._check_state(state)
 
     # -- export -------------------------------------------------------------------------------
 
@@ -895,10 +685,10 @@ class TFPolicy(PolicyKind):
             global_vars: `timestep`, and `num_grad_updates` if it is to change.
         """
         super().on_global_var_update(global_vars)
-        if not self.is_frozen:
-            self.update_schedules(self.global_timestep)
+        if self._state.frozen_as is None:
+            self._update_schedules(self.global_timestep)
 
-    def update_schedules(self, timestep: int) -> None:
+    def _update_schedules(self, timestep: int) -> None:
         """Sets each hyper-parameter that has a `<name>_schedule` to its value at `timestep`.
 
         A schedule that is an integer n goes from the configured value to 0 at time step n. An `lr`
@@ -907,7 +697,7 @@ class TFPolicy(PolicyKind):
         rate = changing_rate(self.config["lr"])
         if rate is not None and not rate.counts_updates:
             self.set_hyper("lr", rate.of(timestep))
-        self.follow_updates()
+        self._follow_updates()
         for name in self.program.spec.hyperparameters:
             points = self.config.get(f"{name}_schedule")
             if isinstance(points, int):
@@ -915,7 +705,7 @@ class TFPolicy(PolicyKind):
             if points is not None:
                 self.set_hyper(name, piecewise_linear(points, timestep))
 
-    def follow_updates(self) -> None:
+    def _follow_updates(self) -> None:
         """Sets `lr` to its value at the present number of updates, if it is a Keras schedule."""
         rate = changing_rate(self.config["lr"])
         if rate is not None and rate.counts_updates:

@@ -54,16 +54,16 @@ def read_views(
 
 
 def _read_by_acting(policy: Any) -> set[str]:
-    reads_actions, reads_rewards = policy.reads_previous()
+    reads_actions, reads_rewards = policy.acting.reads
     found = {SampleBatch.OBS, *(port.name for port in policy.program.ports.states)}
     found |= {SampleBatch.PREV_ACTIONS} if reads_actions else set()
     return found | ({SampleBatch.PREV_REWARDS} if reads_rewards else set())
 
 
 def _read_by_loss(policy: Any) -> set[str]:
-    if not policy.overrides("loss"):
+    if not policy._overrides("loss"):
         return set()
-    policy.prepare_learning()
+    policy.learning.prepare()
     return set(policy.program.signature.columns) - {SEQ_LENS}
 
 

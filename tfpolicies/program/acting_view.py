@@ -116,7 +116,7 @@ class ActingView:
             ConfigError: if the class says only how actions are sampled.
         """
         owner = self._spec.policy_class
-        if owner.overrides("action_sampler_fn") and not owner.overrides("action_distribution_fn"):
+        if owner._overrides("action_sampler_fn") and not owner._overrides("action_distribution_fn"):
             raise ConfigError(
                 f"{owner.__name__} overrides `action_sampler_fn`, so the distribution of its "
                 "actions is not known. Override `action_distribution_fn`, too."

@@ -101,7 +101,7 @@ class ProgramFunctions:
         device = learner_device(spec.static["num_gpus"])
         with placed(device):
             network = _network(spec)
-            target = _network(spec) if spec.policy_class.wants_target(spec.static) else None
+            target = _network(spec) if spec.policy_class._wants_target(spec.static) else None
             if target is not None:
                 target.filter_variables = network.filter_variables  # what normalises is one
             variables = network.model.trainable_variables
@@ -143,7 +143,7 @@ class ProgramFunctions:
         env_actions = spec.pipeline.to_env(chosen.actions)
         values = acting.values() if spec.with_value else None
         extras: dict[str, tf.Tensor] = {}
-        if spec.policy_class.overrides("extra_action_out_fn"):
+        if spec.policy_class._overrides("extra_action_out_fn"):
             view.__dict__.update(dist_inputs=chosen.dist_inputs, values=values)
             found = view.extra_action_out_fn()
             extras = {name: tf.convert_to_tensor(x) for name, x in found.items()}

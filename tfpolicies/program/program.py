@@ -135,7 +135,7 @@ class Program:
     def _extra_outputs(self) -> list[Port]:
         """Returns what `extra_action_out_fn` adds, by running it once on zeros."""
         spec, network = self.spec, self.functions.network
-        if not spec.policy_class.overrides("extra_action_out_fn"):
+        if not spec.policy_class._overrides("extra_action_out_fn"):
             return []
         inputs = [tf.constant(port.zeros(2)) for port in network.ports.all]
         noise = tf.zeros([2, spec.explorer.noise_size])

@@ -67,7 +67,7 @@ class ProgramSpec:
         """
         require_usual_tensorflow()
         static = static_settings(policy_class, config)
-        dist_class = policy_class.distribution(action_space, static)
+        dist_class = policy_class._distribution(action_space, static)
         if static["model"]["free_log_std"] and dist_class.kinds != (DiagGaussian,):
             raise ConfigError(
                 f"model['free_log_std'] needs a Box of floats as the action space, got "
@@ -77,9 +77,9 @@ class ProgramSpec:
         _check_overrides(policy_class)
         spaces = observation_space, action_space
         given = static
-        if policy_class.overrides("make_model"):
+        if policy_class._overrides("make_model"):
             config = ConfigView((), None, static, owner=policy_class.__name__)
-            view = policy_class.traced_view(
+            view = policy_class._traced_view(
                 config=config,
                 observation_space=observation_space,
                 action_space=action_space,
@@ -87,7 +87,7 @@ class ProgramSpec:
             )
             made = {"custom_model": _MadeByClass(policy_class, view), "custom_model_config": {}}
             given = {**static, "model": {**static["model"], **made}}
-        source = policy_class.model_source(
+        source = policy_class._model_source(
             observation_space, dist_class, given, with_value=policy_class.wants_value(static)
         )
         names = tuple(policy_class.hyperparameters)
@@ -103,7 +103,7 @@ class ProgramSpec:
         config = ConfigView(
             self.hyperparameters, hyper, self.static, owner=self.policy_class.__name__
         )
-        return self.policy_class.traced_view(
+        return self.policy_class._traced_view(
             config=config,
             observation_space=self.observation_space,
             action_space=self.action_space,
@@ -193,7 +193,7 @@ class _MadeByClass:
 
 def _check_overrides(policy_class: Any) -> None:
     for name in ("action_sampler_fn", "action_distribution_fn"):
-        if policy_class.overrides(name) and not policy_class.overrides("make_model"):
+        if policy_class._overrides(name) and not policy_class._overrides("make_model"):
             raise ConfigError(
                 f"{policy_class.__name__} overrides `{name}` but not `make_model`. What it samples "
                 "from depends on the model, so let it build its own: override "

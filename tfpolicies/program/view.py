@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfpolicies import ported
 from tfpolicies.errors import ConfigError, MissingColumnError, UsageError, near_matches
 from tfpolicies.models.adapted import AdaptedModel
 from tfpolicies.models.network import NetworkInputs, NetworkOutputs
@@ -159,10 +160,6 @@ class ModelView:
             )
         return self._outputs.values
 
-    def from_batch(self, train_batch: Mapping[str, Any]) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Is `model(train_batch)`, under the name that old losses call."""
-        return self(train_batch)
-
     @property
     def trainable_variables(self) -> list[Any]:
         """The variables that the loss is differentiated by."""
@@ -170,6 +167,8 @@ class ModelView:
 
     def __getattr__(self, name: str) -> Any:
         """Returns what the user's own model has under that name, a layer or a method."""
+        if name in ported.NAMES:
+            return ported.missing(self, name, f"model.{name} cannot be had here: call the model")
         if name.startswith("__") or not self._is_resident:
             raise AttributeError(
                 f"model.{name} cannot be had here: outside `loss` a model is only called, for its "

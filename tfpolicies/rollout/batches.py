@@ -82,11 +82,11 @@ class Collected:
     def prepare(self, clip_rewards: bool | float | None) -> None:
         """Takes the rows into the filters, and scales and clips the rewards."""
         policy, columns = self.policy, self.columns
-        policy.observe(
+        policy.learning.observe(
             [leaf[None] for leaf in self.obs], {name: x[None] for name, x in columns.items()}
         )
-        self.obs, self.new_obs = ([*policy.seen_observations(x)] for x in (self.obs, self.new_obs))
-        columns["rewards"] = policy.scaled_rewards(clipped_rewards(self.earned, clip_rewards))
+        self.obs, self.new_obs = ([*policy.learning.seen(x)] for x in (self.obs, self.new_obs))
+        columns["rewards"] = policy.learning.scaled(clipped_rewards(self.earned, clip_rewards))
 
     def postprocess(self) -> None:
         """Adds the policy's columns for all trajectories at once."""
@@ -148,13 +148,13 @@ class Postprocessor:
         for sample in samples:
             sample.prepare(self._clip_rewards)
         calls_back = overrides(self._callbacks, "on_postprocess_trajectory")
-        one_by_one = [x for x in samples if calls_back or x.policy.has_own_postprocessing()]
+        one_by_one = [x for x in samples if calls_back or x.policy.learning.by_trajectory]
         known = who() if one_by_one else {}
         originals = self._originals(samples, known) if one_by_one else {}
         found = {}
         for sample in samples:
             policy = sample.policy
-            if not policy.has_own_postprocessing():
+            if not policy.learning.by_trajectory:
                 sample.postprocess()
             if sample in one_by_one:
                 batch = self._by_trajectory(sample, originals, known)
@@ -179,7 +179,7 @@ class Postprocessor:
     def _by_trajectory(self, sample: Collected, originals: _Originals, who: Who) -> SampleBatch:
         """Calls what works on one trajectory at a time, and joins the results."""
         policy, pieces = sample.policy, []
-        batch = None if policy.has_own_postprocessing() else sample.batch()
+        batch = None if policy.learning.by_trajectory else sample.batch()
         for unroll, rows in sample.pieces():
             episode, agent = who[unroll]
             all_agents = originals[episode.episode_id]

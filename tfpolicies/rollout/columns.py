@@ -98,7 +98,7 @@ def remembered(
         rewards: as the environment gave them.
         ports: the leaves of actions.
     """
-    reads_actions, reads_rewards = policy.reads_previous()
+    reads_actions, reads_rewards = policy.acting.reads
     names = [port.name for port in ports] if reads_actions else []
     states = [name for name in columns if name.startswith("state_out_")]
     found = [columns[name] for name in names]

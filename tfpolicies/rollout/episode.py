@@ -4,23 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from tfpolicies import ported
 from tfpolicies.batch.leaves import map_leaves
 from tfpolicies.config.callbacks import DefaultCallbacks
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 
 SINGLE_AGENT = "agent0"
-
-_IN_BATCHES = (
-    "batch_builder",
-    "last_extra_action_outs_for",
-    "prev_action_for",
-    "prev_reward_for",
-    "rnn_state_for",
-)
 
 
 @dataclass
@@ -53,15 +46,12 @@ class Episode:
     last_action: Any = None
     last_reward: float = 0.0
 
-    def __getattr__(self, name: str) -> Any:
-        """Says where to find what RLlib's episodes have, and this one does not."""
-        advice = ""
-        if name in _IN_BATCHES:
-            advice = (
-                ": episodes hold no rows. Read them in on_postprocess_trajectory or on_sample_end, "
-                "whose batches have state_out_0, action_logp, action_dist_inputs and the like"
-            )
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{advice}")
+    if not TYPE_CHECKING:  # it would let any name pass
+
+        def __getattr__(self, name: str) -> Any:
+            """Asks what only ported code calls."""
+            message = f"{type(self).__name__!r} object has no attribute {name!r}"
+            return ported.missing(self, name, message)
 
     @property
     def agent_rewards(self) -> dict[tuple[Any, str], float]:

@@ -78,7 +78,7 @@ def play_episodes(
     returns, lengths = np.zeros(count), np.zeros(count, np.int64)
     played: list[RolloutMetrics] = []
     memory, follower = Memory(policy, count), None
-    if policy.asks_for_episodes():
+    if memory.acting.asks_for_episodes:
         follower = EpisodeFollower(DefaultCallbacks(), worker, envs, np.random.default_rng())
         follower.start_all(first)
         memory.around = follower.around

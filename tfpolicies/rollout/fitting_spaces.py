@@ -44,8 +44,8 @@ def require_fitting_spaces(
     Raises:
         SpaceError: naming both spaces.
     """
-    for name, own in zip(_NAMES, (observation_space, action_space), strict=True):
-        mine = getattr(policy, name, None)
+    given = (observation_space, action_space)
+    for name, own, mine in zip(_NAMES, given, policy.holding.spaces, strict=True):
         if not isinstance(mine, gym.Space) or not isinstance(own, gym.Space) or mine is own:
             continue
         acts = name == "action_space"

@@ -220,7 +220,7 @@ class PolicyRows:
     def __init__(self, policy_id: str, policy: Any) -> None:
         self.policy_id = policy_id
         self.policy = policy
-        self.asks_for_episodes: bool = policy.asks_for_episodes()
+        self.asks_for_episodes: bool = policy.acting.asks_for_episodes
         self.connection: Any = None  # a Connection
         self.stacker = Stacker(policy.observation_space)
         self.leaves = self.stacker.leaves

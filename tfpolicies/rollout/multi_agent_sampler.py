@@ -151,7 +151,7 @@ class MultiAgentSampler(Sampler):
         found = self._ledger.rows.get(policy_id)
         if found is None:
             policy = self.policies[policy_id]
-            if policy.follows_episodes and not self._complete:
+            if policy.acting.follows_episodes and not self._complete:
                 raise ConfigError(
                     f"exploration_config={{'type': 'ParameterNoise'}} of policy {policy_id!r} "
                     "disturbs the weights for a whole episode, so it needs "
@@ -164,7 +164,7 @@ class MultiAgentSampler(Sampler):
 
     def _keep_infos_for(self, policy: Any) -> None:
         """Has infos kept from now on, if the policy or a callback reads what is in batches."""
-        if policy.has_own_postprocessing() or gets_batches(self._callbacks):
+        if policy.learning.by_trajectory or gets_batches(self._callbacks):
             self._ledger.keep_infos()
 
     def _begin_episode(
@@ -262,8 +262,8 @@ class MultiAgentSampler(Sampler):
             self.metrics.append(metrics)
         for policy_id in {episode.policy_for(agent) for agent in episode.seat_of}:
             policy = self._present(policy_id)
-            if policy is not None and policy.follows_episodes:
-                policy.next_episode()
+            if policy is not None and policy.acting.follows_episodes:
+                policy.acting.next_episode()
 
     def _metrics_of(self, episode: MultiAgentEpisode) -> RolloutMetrics:
         found = episode.metrics(self.times.means())
@@ -453,7 +453,7 @@ class MultiAgentSampler(Sampler):
         firsts = first + np.cumsum([0, *map(len, seats)])
         calls = [
             ColumnsCall(
-                rows.policy,
+                rows.memory.acting,
                 self._observed(rows, own),
                 *rows.memory.inputs(own),
                 self._around(rows) if rows.asks_for_episodes else _NOTHING,

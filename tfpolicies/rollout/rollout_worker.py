@@ -369,8 +369,8 @@ class RolloutWorker(ParallelIteration):
             standardize_fields: columns that get mean 0 and standard deviation 1 first.
 
         Returns:
-            The results by policy id (of a policy without `learn_epochs`, that of its last
-            minibatch), and the count of the batch.
+            The results by policy id (of a policy written by hand, that of its last minibatch),
+            and the count of the batch.
 
         Raises:
             UsageError: if the batch has another count; also an AssertionError.
@@ -387,26 +387,12 @@ class RolloutWorker(ParallelIteration):
             for name in standardize_fields:
                 column = np.asarray(rows[name], np.float32)
                 rows[name] = (column - column.mean()) / max(1e-4, float(column.std()))
-        results = {
-            policy_id: self._learn_in_minibatches(policy_id, rows, num_sgd_iter, sgd_minibatch_size)
-            for policy_id, rows in parts.items()
-        }
+        rng = self._require_sampler().rng
+        results: dict[str, Any] = {}
+        for policy_id, rows in parts.items():
+            learning, size = self.policy_map[policy_id].learning, sgd_minibatch_size or rows.count
+            results[policy_id] = learning.update(rows, num_sgd_iter, size, rng=rng)
         return results, batch.count
-
-    def _learn_in_minibatches(
-        self, policy_id: str, rows: SampleBatch, epochs: int, size: int
-    ) -> dict[str, Any]:
-        """Learns from the rows of one policy; those of a policy written by hand are shuffled."""
-        policy, size = self.roster.require(policy_id), size or rows.count
-        if hasattr(policy, "learn_epochs"):
-            return policy.learn_epochs(rows, epochs, size)
-        result: dict[str, Any] = {}
-        for _ in range(epochs):
-            if SampleBatch.SEQ_LENS not in rows:
-                rows.shuffle(self._require_sampler().rng)
-            for minibatch in rows.timeslices(size):
-                result = policy.learn_on_batch(minibatch)
-        return result
 
     def get_metrics(self) -> list[RolloutMetrics]:
         """Returns the metrics of episodes that ended since the last call."""
@@ -614,8 +600,8 @@ class RolloutWorker(ParallelIteration):
     @property
     def filters(self) -> dict[str, Any]:
         """The running statistics of observations by policy id, of policies that have any."""
-        found = ((pid, getattr(policy, "filter", None)) for pid, policy in self.policy_map.items())
-        return {policy_id: each for policy_id, each in found if each is not None}
+        found = {pid: policy.holding.filters for pid, policy in self.policy_map.items()}
+        return {pid: own["filter"] for pid, own in found.items() if "filter" in own}
 
     @property
     def preprocessors(self) -> dict[str, Any]:
@@ -656,7 +642,7 @@ class RolloutWorker(ParallelIteration):
             each.snapshot().sync(new_filters[policy_id])
         for policy_id, each in own.items():
             each.sync(new_filters[policy_id])
-            self.policy_map.handle(policy_id).apply_filter()
+            self.policy_map.handle(policy_id).holding.apply_filters()
 
     def flush_filters(self) -> None:
         """Lets the statistics of what was sampled take effect in filters.
@@ -665,7 +651,7 @@ class RolloutWorker(ParallelIteration):
         that what was acted on and what is learned from are normalised alike.
         """
         for policy in self.policy_map.values():
-            policy.flush_filters()
+            policy.learning.flush_filters()
 
     def get_state(self) -> dict[str, Any]:
         """Returns what `set_state` restores: policies, mapping, who is trained, counters.
@@ -736,7 +722,7 @@ class RolloutWorker(ParallelIteration):
                 policy = self.policy_map.handle(policy_id)
             else:
                 policy = made[policy_id] = self._policy_of_state(policy_id, each)
-            policy.check_state(each)
+            policy.holding.check(each)
         return to_train, mapping_fn, made
 
     def _policy_of_state(self, policy_id: str, state: Any) -> Policy:

@@ -127,7 +127,8 @@ class Roster:
         if policy is None:
             policy = self.make(policy_id, spec or PolicySpec())
         else:
-            if policy.pageable_state is not None and policy.pageable_state.pager is not None:
+            state = policy.holding.state
+            if state is not None and state.pager is not None:
                 policy = policy.copy(policy_id)
             self.policy_map[policy_id] = policy
         try:

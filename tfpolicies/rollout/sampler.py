@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfpolicies.batch.multi_agent_batch import MultiAgentBatch
-from tfpolicies.batch.sample_batch import SampleBatch
+from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.timing import StepTimes
 

@@ -230,7 +230,7 @@ class SingleAgentSampler(Sampler):
 
     def _wants_episodes(self, policy: Any) -> bool:
         """Whether somebody is to be told of single episodes, step by step."""
-        return policy.asks_for_episodes() or follows_episodes(self._callbacks)
+        return policy.acting.asks_for_episodes or follows_episodes(self._callbacks)
 
     def sample(self) -> SampleBatch:
         """Returns the next postprocessed batch.
@@ -247,7 +247,7 @@ class SingleAgentSampler(Sampler):
             self._connect(policy)
         if is_outdated or (self._follower is None and self._wants_episodes(policy)):
             self.reset(None)
-        if self._gives_batches or policy.has_own_postprocessing():
+        if self._gives_batches or policy.learning.by_trajectory:
             self._buffer.keep_infos()
         buffer = self._collect(policy, self._buffer)
         taken = self._rows_to_hand_out(buffer)
@@ -256,7 +256,7 @@ class SingleAgentSampler(Sampler):
         return batch
 
     def _check_exploration(self, policy: Any) -> None:
-        if policy.follows_episodes and not self._complete:
+        if policy.acting.follows_episodes and not self._complete:
             raise ConfigError(
                 "exploration_config={'type': 'ParameterNoise'} disturbs the weights for a whole "
                 "episode, so it needs batch_mode='complete_episodes', got 'truncate_episodes'."
@@ -266,9 +266,9 @@ class SingleAgentSampler(Sampler):
 
     def _collect(self, policy: Any, buffer: _Buffer) -> _Buffer:
         memory = self._memory_of(policy)
-        follows = policy.follows_episodes
+        follows = policy.acting.follows_episodes
         minds_ends = memory.is_needed or follows
-        act = memory.act if memory.is_needed else policy.act_columns
+        act = memory.act if memory.is_needed else policy.acting.columns
         envs, step_envs, space_leaves = self.envs, self.envs.step, self._leaves
         follower = self._follower
         obs = [leaf[:, buffer.used] for leaf in buffer.obs]
@@ -304,7 +304,7 @@ class SingleAgentSampler(Sampler):
                 ended = step.terminateds | step.truncateds
                 memory.stepped(step.rewards, ended, step.dead)
                 if follows and ended.any():
-                    policy.next_episode()
+                    policy.acting.next_episode()
             if step.dead is not None:
                 np.logical_not(step.dead, out=buffer.alive[:, t])
             if step.final is not None:
@@ -337,7 +337,7 @@ class SingleAgentSampler(Sampler):
     def _memory_of(self, policy: Any) -> Memory:
         if self._memory is None or self._memory.policy is not policy:
             self._memory = Memory(policy, self.envs.num_envs)
-            if policy.asks_for_episodes() and self._follower is not None:
+            if policy.acting.asks_for_episodes and self._follower is not None:
                 self._memory.around = self._follower.around
         return self._memory
 

@@ -89,10 +89,10 @@ def action_space(subject: Subject) -> str:
                 per_row = len(subject.ports.all) - len(subject.ports.states)
                 obs = inputs[: len(subject.ports.obs)]
                 previous, states = inputs[len(obs) : per_row], inputs[per_row:]
-                for_env, _ = policy.act_columns(obs, previous, states, explore=explore)
+                for_env, _ = policy.acting.columns(obs, previous, states, explore=explore)
                 for row in range(len(inputs[0])):
                     member = row_of(for_env, row)
-                    _check_member(policy, member, "act_columns", explore)
+                    _check_member(policy, member, "acting.columns", explore)
     return f"{count} actions"
 
 
@@ -101,7 +101,7 @@ def _check_member(policy: Any, action: Any, source: str, explore: bool) -> None:
         raise Broken(
             f"actions of {source}(explore={explore}) to be in {policy.action_space}",
             f"{action!r}",
-            "Map actions to the space's bounds, start and dtype in `env_action` and `act_columns`.",
+            "Map actions to the bounds, start and dtype of the space in `env_action`.",
         )
 
 

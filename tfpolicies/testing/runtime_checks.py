@@ -70,14 +70,14 @@ def runtimes(subject: Subject) -> str:
     else:
         worst, actor = 0.0, _onnx_actor(program)
         names = [port.name for port in program.act_layout.ports()]
-        own = policy.generator
+        own = policy.holding.generator
         for rows in (1, ROWS):
             inputs = subject.inputs(rows, rng)
             params = policy.exploration.params(policy.global_timestep, True)
             noise = explorer.draw_noise(own, rows, params)
             found = []
             for runner in (actor, program.runtime):
-                acted = runner.run(policy._state, inputs, noise, params)
+                acted = runner.run(policy.holding.state, inputs, noise, params)
                 arrays = [np.array(x) for x in program.act_layout.flatten(acted)]
                 found.append(dict(zip(names, arrays, strict=True)))
             expected = f"ONNX Runtime to act as TensorFlow does on {rows} rows"

@@ -21,7 +21,6 @@ from tfpolicies.models.spaces import (
     pick,
 )
 from tfpolicies.policy.policy import ActionBatch, Policy
-from tfpolicies.policy.tf_policy import TFPolicy
 from tfpolicies.testing.report import Broken, NotApplicable
 
 ROWS = 12  # of most batches that checks act on
@@ -48,7 +47,7 @@ class Subject:
         self.rows = rows
         self.seed = seed
         self.exports = exports
-        self.is_tf = isinstance(policy, TFPolicy)
+        self.is_tf = policy.holding.program is not None
         self.state = copy.deepcopy(policy.get_state())
         self.leaves = action_leaves(policy.action_space)
         self.ports = ports_of(policy)
@@ -86,9 +85,7 @@ class Subject:
     @property
     def learns(self) -> bool:
         """Whether the policy's class says how it learns."""
-        cls: Any = type(self.original)
-        own = cls.learn_on_batch not in (Policy.learn_on_batch, TFPolicy.learn_on_batch)
-        return own or (self.is_tf and cls.loss is not TFPolicy.loss)
+        return self.original.learning.learns
 
     def needs_learning(self) -> None:
         """Ends a check of learning for policies that only act."""
@@ -101,7 +98,7 @@ def ports_of(policy: Policy) -> InputPorts:
     return InputPorts(
         policy.observation_space,
         action_leaves(policy.action_space),
-        *policy.reads_previous(),
+        *policy.acting.reads,
         tuple(np.shape(part) for part in policy.get_initial_state()),
     )
 
@@ -112,12 +109,7 @@ def twin_of(policy: Any, state: Any) -> Any:
     A `TFPolicy` is made by `from_state`; a hand-written one is copied, which a class can refine by
     `__deepcopy__`.
     """
-    state = copy.deepcopy(state)
-    if isinstance(policy, TFPolicy):
-        return type(policy).from_state(state)
-    made = copy.deepcopy(policy)
-    made.set_state(state)
-    return made
+    return policy.holding.twin(copy.deepcopy(state))
 
 
 def act(policy: Any, ports: InputPorts, inputs: Sequence[np.ndarray], explore: bool) -> ActionBatch:
