@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tfpolicies.config.names import ALIASES
+from tfpolicies.config.dialect import ALIASES
 from tfpolicies.errors import (
     CheckpointError,
     ConfigError,

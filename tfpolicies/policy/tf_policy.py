@@ -17,7 +17,6 @@ from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.batch.view_requirement import ReadOnlyViews
 from tfpolicies.config.read_only import copied
 from tfpolicies.config.sectioned import tell_if_resolved_anew
-from tfpolicies.config.sections import is_number
 from tfpolicies.errors import (
     BatchError,
     ConfigError,
@@ -49,6 +48,7 @@ from tfpolicies.program.program import Program
 from tfpolicies.program.runtimes.session import session_creator
 from tfpolicies.program.spec import ProgramSpec, static_settings
 from tfpolicies.program.update_forms import Form
+from tfpolicies.rules import is_number
 from tfpolicies.schedules import piecewise_linear
 from tfpolicies.state import ACTING, PolicyState
 from tfpolicies.storage.keras_h5 import read_keras_weights
