@@ -17,6 +17,7 @@ FLOORS = {
     "lazy": -1,
     "marks": 0,
     "registers": 0,
+    "rules": 0,
     "schedules": 0,
     "state": 0,
     "system": 0,

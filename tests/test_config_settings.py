@@ -5,8 +5,7 @@ import logging
 import pytest
 
 from tfpolicies import AlgorithmConfig, PPOConfig
-from tfpolicies.config.constant_settings import CONSTANTS
-from tfpolicies.config.names import ALIASES, DICT_NAMES
+from tfpolicies.config.dialect import ALIASES, CONSTANTS, DICT_NAMES
 from tfpolicies.errors import ConfigError
 
 # The methods of RLlib's TF stack with their arguments and defaults (contract of the API).
@@ -206,6 +205,9 @@ OTHERS = {
     "no_done_at_end": True,
     "enable_rl_module_and_learner": True,
     "enable_env_runner_and_connector_v2": True,
+    "algorithm_config_overrides_per_module": {},
+    "replay_mode": "lockstep",
+    "policy_map_cache": None,
 }
 
 
@@ -220,7 +222,10 @@ def test_another_value_of_a_constant_is_refused_with_the_reason_and_a_way(name):
     with pytest.raises(ConfigError) as error:
         getattr(config, constant.method)(**{name: OTHERS[name]})
     message = str(error.value)
-    assert message.startswith(f"{name} must be {constant.value!r} here, got {OTHERS[name]!r}: ")
+    refusal = f"{name} must be {constant.value!r} here, got {OTHERS[name]!r}: "
+    if constant.method == "multi_agent":
+        refusal = f"{name}={OTHERS[name]!r} has been deprecated: "
+    assert message.startswith(refusal)
     assert constant.why in message
     with pytest.raises(ConfigError):
         config.update_from_dict({"lr": 1.0, name: OTHERS[name]})

@@ -19,7 +19,7 @@ Distributional and noisy networks and prioritised replay are not offered.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
@@ -35,7 +35,7 @@ from tfpolicies.algorithms.off_policy import (
 )
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.config.later import later
-from tfpolicies.config.sections import check, check_bools, is_number
+from tfpolicies.config.setting import setting
 from tfpolicies.errors import ConfigError, ModelError, UnsupportedSpaceError
 from tfpolicies.models.catalog import extra_inputs, memory_of
 from tfpolicies.models.distributions import ActionDistribution
@@ -43,7 +43,8 @@ from tfpolicies.models.distributions.dueling import DuelingValues
 from tfpolicies.models.losses import huber, masked_mean
 from tfpolicies.models.network import ModelSource, q_model_source
 from tfpolicies.models.q_learning import chosen_values, td_errors, td_targets
-from tfpolicies.models.settings import is_list_of_counts
+from tfpolicies.models.settings import COUNTS
+from tfpolicies.rules import BOOL, POSITIVE, Rule, one_of
 from tfpolicies.state import PolicyState
 
 
@@ -249,25 +250,13 @@ class DQNTraining(OffPolicyTraining):
     lr: float = 5e-4
     grad_clip: float | None = 40.0
     grad_clip_by: str = "norm"
-    adam_epsilon: float = 1e-8  # > 0, of the default optimizer
-    double_q: bool = True  # the online network chooses the action that the target one values
-    dueling: bool = True  # off for a model of one's own
-    hiddens: Any = field(default_factory=lambda: [256])  # hidden layers of the heads
-    td_error_loss_fn: str = "huber"  # or "mse"
-    num_atoms: int = 1  # 1: the only one; distributional Q-learning is not offered
-    noisy: bool = False  # False: the only one; noisy networks are not offered
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_bools(self, "double_q", "dueling")
-        words = "a list of integers >= 1, at most 256 of them"
-        check(is_list_of_counts(self.hiddens), "hiddens", words, self.hiddens)
-        losses, loss = ("huber", "mse"), self.td_error_loss_fn
-        check(loss in losses, "td_error_loss_fn", f"one of {losses}", loss)
-        epsilon = self.adam_epsilon
-        check(is_number(epsilon) and epsilon > 0, "adam_epsilon", "a number > 0", epsilon)
-        check(self.num_atoms == 1, "num_atoms", "1 (no distributional network)", self.num_atoms)
-        check(self.noisy is False, "noisy", "False (no noisy network)", self.noisy)
+    adam_epsilon: float = setting(1e-8, POSITIVE)  # of the default optimizer
+    double_q: bool = setting(True, BOOL)  # the online network chooses, the target one values
+    dueling: bool = setting(True, BOOL)  # off for a model of one's own
+    hiddens: Any = setting([256], COUNTS)  # hidden layers of the heads
+    td_error_loss_fn: str = setting("huber", one_of("huber", "mse"))
+    num_atoms: int = setting(1, Rule(lambda x: x == 1, "1 (no distributional network)"))
+    noisy: bool = setting(False, Rule(lambda x: x is False, "False (no noisy network)"))
 
 
 class DQNConfig(OffPolicyConfig):

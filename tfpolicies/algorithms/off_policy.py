@@ -8,7 +8,7 @@ them, so that they run in one compiled call; buffers and updates owed go to chec
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,18 +19,13 @@ from tfpolicies.batch.postprocessing import n_step_returns
 from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.later import later
-from tfpolicies.config.sections import (
-    Training,
-    check,
-    check_bools,
-    check_unit_interval,
-    is_count,
-    is_number,
-)
+from tfpolicies.config.sections import Training
+from tfpolicies.config.setting import Merge, check, require, setting
 from tfpolicies.errors import ConfigError, near_matches
 from tfpolicies.policy.fragments import Fragments
 from tfpolicies.policy.tf_policy import TFPolicy
 from tfpolicies.replay.multi_agent import MultiAgentReplayBuffer
+from tfpolicies.rules import BOOL, COUNT, POSITIVE, UNIT, count, one_of
 
 N_STEPS = "n_steps"
 """Column of n-step transitions: how many rewards are summed up in each row, int32."""
@@ -84,7 +79,7 @@ class OffPolicyTFPolicy(TFPolicy):
             ConfigError: if `tau` is out of range.
         """
         tau = self.hyper("tau") if tau is None else tau
-        check_unit_interval("tau", tau)
+        require("tau", UNIT, tau)
         self._state.copy_part("model", "target", float(tau))
 
 
@@ -187,26 +182,20 @@ class OffPolicyAlgorithm(Algorithm):
 class OffPolicyTraining(Training):
     """The training settings that algorithms with replay share."""
 
-    n_step: int = 1  # rewards of a transition
-    target_network_update_freq: int = 500  # environment steps between updates of the target
-    tau: float = 1.0  # its step towards the online network, in [0, 1]
-    num_steps_sampled_before_learning_starts: int = 1000  # rows in the buffer before updates
-    training_intensity: float | None = None  # rows trained per row sampled; None: one update a step
-    replay_buffer_config: Mapping[str, Any] = field(
-        default_factory=lambda: {"type": "MultiAgentReplayBuffer", "capacity": 50_000}
+    n_step: int = setting(1, COUNT)  # rewards of a transition
+    target_network_update_freq: int = setting(500, count(0))  # env steps between target updates
+    tau: float = setting(1.0, UNIT)  # the target's step towards the online network
+    num_steps_sampled_before_learning_starts: int = setting(1000, count(0))  # rows in the buffer
+    training_intensity: float | None = setting(  # rows trained per row sampled
+        None, POSITIVE.or_none()
     )
-    store_buffer_in_checkpoints: bool = False
+    replay_buffer_config: Mapping[str, Any] = setting(
+        {"type": "MultiAgentReplayBuffer", "capacity": 50_000}, merge=Merge.TYPED
+    )
+    store_buffer_in_checkpoints: bool = setting(False, BOOL)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_bools(self, "store_buffer_in_checkpoints")
-        check(is_count(self.n_step), "n_step", "an integer >= 1", self.n_step)
-        check_unit_interval("tau", self.tau)
-        for name in ("target_network_update_freq", "num_steps_sampled_before_learning_starts"):
-            check(is_count(getattr(self, name), 0), name, "an integer >= 0", getattr(self, name))
-        intensity = self.training_intensity
-        valid = intensity is None or (is_number(intensity) and intensity > 0)
-        check(valid, "training_intensity", "None or a number > 0", intensity)
         _check_buffer(self.replay_buffer_config)
 
 
@@ -219,7 +208,7 @@ def _check_buffer(config: Any) -> None:
             f"{name}={dict(config)!r}: prioritised replay is not offered, rows are drawn "
             f"uniformly. Use {{'type': '{_UNIFORM[1]}', 'capacity': ...}}."
         )
-    check(kind in _UNIFORM, f"{name}['type']", f"one of {_UNIFORM}", kind)
+    require(f"{name}['type']", one_of(*_UNIFORM), kind)
     for key in config:
         known = ("type", "capacity")
         if key not in known:
@@ -228,7 +217,7 @@ def _check_buffer(config: Any) -> None:
                 f"{', '.join(known)}."
             )
     capacity = config.get("capacity", 50_000)
-    check(is_count(capacity), f"{name}['capacity']", "an integer >= 1", capacity)
+    require(f"{name}['capacity']", COUNT, capacity)
 
 
 class OffPolicyConfig(AlgorithmConfig):

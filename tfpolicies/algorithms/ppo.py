@@ -15,7 +15,7 @@ from above, standardised advantages, and beta changes by 1.5 instead of 2.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,20 +26,14 @@ from tfpolicies.batch.postprocessing import discounted_returns, generalized_adva
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.later import later
-from tfpolicies.config.sections import (
-    Training,
-    check,
-    check_bools,
-    check_schedule,
-    check_unit_interval,
-    is_count,
-    is_number,
-)
+from tfpolicies.config.sections import SCHEDULE, Training
+from tfpolicies.config.setting import setting
 from tfpolicies.errors import ConfigError
 from tfpolicies.models.defaults import MODEL_DEFAULTS
 from tfpolicies.models.losses import explained_variance, masked_mean
 from tfpolicies.policy.fragments import Fragments
 from tfpolicies.policy.tf_policy import TFPolicy
+from tfpolicies.rules import AMOUNT, BOOL, COUNT, POSITIVE, UNIT, Rule, is_count
 
 
 class PPOTFPolicy(TFPolicy):
@@ -227,37 +221,22 @@ class PPOTraining(Training):
 
     lr: float = 5e-5
     train_batch_size: int = 4000
-    model: Mapping[str, Any] = field(
-        default_factory=lambda: {**MODEL_DEFAULTS, "vf_share_layers": False}
+    model: Mapping[str, Any] = setting({**MODEL_DEFAULTS, "vf_share_layers": False})
+    sgd_minibatch_size: int = setting(128, COUNT)  # rows of an update
+    num_sgd_iter: int = setting(30, COUNT)  # epochs over the train batch
+    shuffle_sequences: bool = setting(True, BOOL)  # rows are shuffled for each epoch
+    lambda_: float = setting(1.0, UNIT)  # of GAE
+    use_gae: bool = setting(True, BOOL)
+    use_critic: bool = setting(True, BOOL)
+    kl_coeff: float = setting(0.2, AMOUNT)  # beta at the start
+    kl_target: float = setting(0.01, POSITIVE)  # nats
+    clip_param: float = setting(0.3, POSITIVE)  # eps
+    vf_clip_param: float = setting(10.0, POSITIVE)  # largest squared value error; inf: any
+    vf_loss_coeff: float = setting(1.0, AMOUNT)  # c_v
+    entropy_coeff: float = setting(0.0, AMOUNT)  # c_e
+    entropy_coeff_schedule: Any = setting(  # [[timestep, entropy_coeff], ...]; n: to 0 at step n
+        None, Rule(lambda x: is_count(x) or SCHEDULE.holds(x), SCHEDULE.words)
     )
-    sgd_minibatch_size: int = 128  # rows of an update
-    num_sgd_iter: int = 30  # epochs over the train batch
-    shuffle_sequences: bool = True  # rows are shuffled for each epoch
-    lambda_: float = 1.0  # of GAE, in [0, 1]
-    use_gae: bool = True
-    use_critic: bool = True
-    kl_coeff: float = 0.2  # beta at the start, >= 0
-    kl_target: float = 0.01  # nats, > 0
-    clip_param: float = 0.3  # eps, > 0
-    vf_clip_param: float = 10.0  # largest squared value error, > 0; inf: not clipped
-    vf_loss_coeff: float = 1.0  # c_v, >= 0
-    entropy_coeff: float = 0.0  # c_e, >= 0
-    entropy_coeff_schedule: Any = None  # [[timestep, entropy_coeff], ...]; n: to 0 at timestep n
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_bools(self, "shuffle_sequences", "use_gae", "use_critic")
-        for name in ("sgd_minibatch_size", "num_sgd_iter"):
-            check(is_count(getattr(self, name)), name, "an integer >= 1", getattr(self, name))
-        check_unit_interval("lambda_", self.lambda_)
-        for name in ("kl_target", "clip_param", "vf_clip_param"):
-            value = getattr(self, name)
-            check(is_number(value) and value > 0, name, "a number > 0", value)
-        for name in ("kl_coeff", "vf_loss_coeff", "entropy_coeff"):
-            value = getattr(self, name)
-            check(is_number(value) and value >= 0, name, "a number >= 0", value)
-        if not is_count(self.entropy_coeff_schedule):
-            check_schedule("entropy_coeff_schedule", self.entropy_coeff_schedule)
 
 
 class PPOConfig(AlgorithmConfig):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tfpolicies.algorithms.registry import algorithm_names, find_algorithm
 from tfpolicies.cli.values import count, positive
-from tfpolicies.config.names import ALIASES
+from tfpolicies.config.dialect import ALIASES
 from tfpolicies.errors import (
     CheckpointError,
     ConfigError,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -10,9 +9,9 @@ from typing import Any
 import gymnasium as gym
 
 from tfpolicies.config import run_sections, sections
-from tfpolicies.config.multi_agent import REPLACED, MultiAgent, refuse_replaced
+from tfpolicies.config.dialect import ALIASES, CONSTANTS, GUESTS
+from tfpolicies.config.multi_agent import MultiAgent
 from tfpolicies.config.multi_agent_setup import multi_agent_setup, policy_config
-from tfpolicies.config.names import ALIASES
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID, PolicySpec
 from tfpolicies.config.sectioned import SectionedConfig
 from tfpolicies.envs.making import is_instance, require_alone
@@ -20,22 +19,6 @@ from tfpolicies.errors import ConfigError, UnknownSettingError, near_matches
 from tfpolicies.models.spaces import MASK
 
 logger = logging.getLogger("tfpolicies")
-
-_FAILURES = frozenset(
-    field.name
-    for field in dataclasses.fields(run_sections.FaultTolerance)
-    if field.name not in ("env_step_timeout_s", "max_num_sub_environment_restarts")  # newer ones
-)
-_OF_ENV_RUNNERS = frozenset(
-    (
-        "explore",
-        "exploration_config",
-        "num_cpus_per_worker",
-        "num_gpus_per_worker",
-        "custom_resources_per_worker",
-        "max_requests_in_flight_per_sampler_worker",
-    )
-)
 
 
 class _NotProvided:
@@ -97,7 +80,7 @@ class AlgorithmConfig(SectionedConfig):
         """Sets what is acted in; see `sections.Environment` for the settings.
 
         `render_env`, `is_atari` and `auto_wrap_old_gym_envs` are accepted at their defaults, like
-        all settings of `constant_settings.py`.
+        all `CONSTANTS` of `dialect.py`.
         """
         return self._change("environment", _with("env", env, settings))
 
@@ -106,10 +89,10 @@ class AlgorithmConfig(SectionedConfig):
 
         Settings of `fault_tolerance` are taken too, with a warning.
         """
-        moved = [name for name in settings if ALIASES.get(name, name) in _FAILURES]
+        moved = [name for name in settings if ALIASES.get(name, name) in GUESTS["rollouts"]]
         if moved:
             logger.warning("%s: a setting of `fault_tolerance()` now.", ", ".join(moved))
-        return self._change("rollouts", settings, also=_FAILURES)
+        return self._change("rollouts", settings)
 
     def env_runners(self, **settings: Any) -> AlgorithmConfig:
         """Is `rollouts` under its later name; takes `num_env_runners` and the like too.
@@ -117,7 +100,7 @@ class AlgorithmConfig(SectionedConfig):
         With it came settings of `exploration` and `resources`: `explore`, `exploration_config`,
         `num_cpus_per_env_runner` and others.
         """
-        return self._change("env_runners", settings, "rollouts", also=_OF_ENV_RUNNERS)
+        return self._change("env_runners", settings, "rollouts")
 
     def training(self, **settings: Any) -> AlgorithmConfig:
         """Sets how policies learn; see the algorithm's training section.
@@ -245,13 +228,6 @@ class AlgorithmConfig(SectionedConfig):
         >>> config.policies["b"]
         PolicySpec(policy_class=None, observation_space=None, action_space=None, config=None)
         """
-        refuse_replaced(
-            {
-                "algorithm_config_overrides_per_module": algorithm_config_overrides_per_module,
-                "replay_mode": replay_mode,
-                "policy_map_cache": policy_map_cache,
-            }
-        )
         settings = {
             "policies": policies,
             "policy_map_capacity": policy_map_capacity,
@@ -260,6 +236,9 @@ class AlgorithmConfig(SectionedConfig):
             "policy_states_are_swappable": policy_states_are_swappable,
             "observation_fn": observation_fn,
             "count_steps_by": count_steps_by,
+            "algorithm_config_overrides_per_module": algorithm_config_overrides_per_module,
+            "replay_mode": replay_mode,
+            "policy_map_cache": policy_map_cache,
         }
         given = {name: x for name, x in settings.items() if x is not _NOT_PROVIDED}
         self._change("multi_agent", {**given, **unknown})
@@ -353,13 +332,12 @@ class AlgorithmConfig(SectionedConfig):
             raise ConfigError(f"multiagent must be a dict of settings, got {nested!r}.")
         known = [name for name, home in self._homes.items() if home == "multi_agent"]
         for name in nested:
-            if name not in known and name not in REPLACED:
+            if name not in known and getattr(CONSTANTS.get(name), "method", "") != "multi_agent":
                 raise UnknownSettingError(
                     f"multiagent has no key {name!r}.{near_matches(str(name), known)} It takes "
                     f"{', '.join(known)}."
                 )
-        refuse_replaced({name: value for name, value in nested.items() if name in REPLACED})
-        return {name: value for name, value in nested.items() if name in known}
+        return dict(nested)
 
     # -- whole configs ------------------------------------------------------------------------
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
 
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID, PolicySpec, validate_policy_id
 from tfpolicies.config.read_only import copied
-from tfpolicies.config.sections import CONNECTORS, check, check_bools, connector_states, is_count
+from tfpolicies.config.sectioned import SectionedConfig
+from tfpolicies.config.sections import CONNECTORS, connector_states
+from tfpolicies.config.setting import Section, check, setting
 from tfpolicies.errors import ConfigError, UsageError
 from tfpolicies.marks import for_place
+from tfpolicies.rules import BOOL, COUNT, function, one_of
 
 ToTrain = Callable[..., bool] | None
 
@@ -32,34 +35,30 @@ def default_policy_mapping(
 
 
 @dataclass(frozen=True, kw_only=True)
-class MultiAgent:
+class MultiAgent(Section):
     """Several policies; `AlgorithmConfig.multi_agent` documents the settings."""
 
-    policies: Mapping[str, PolicySpec] = field(
-        default_factory=lambda: {DEFAULT_POLICY_ID: PolicySpec()}
+    policies: Mapping[str, PolicySpec] = setting({DEFAULT_POLICY_ID: PolicySpec()})
+    policy_map_capacity: int = setting(100, COUNT)  # policies with their variables in memory
+    policy_mapping_fn: Callable[..., str] = setting(
+        default_policy_mapping,
+        kept=lambda given: default_policy_mapping if given is None else given,
     )
-    policy_map_capacity: int = 100  # policies with their variables in memory, >= 1
-    policy_mapping_fn: Callable[..., str] = default_policy_mapping
     policies_to_train: Collection[str] | ToTrain = None  # None: all
-    policy_states_are_swappable: bool = False
-    observation_fn: Callable[..., Mapping[Any, Any]] | None = None
-    count_steps_by: str = "env_steps"  # or "agent_steps"
+    policy_states_are_swappable: bool = setting(False, BOOL)
+    observation_fn: Callable[..., Mapping[Any, Any]] | None = setting(
+        None,
+        function(
+            "a function (agent_obs, worker, base_env, policies, episode) -> observations"
+        ).or_none(),
+    )
+    count_steps_by: str = setting("env_steps", one_of("env_steps", "agent_steps"))
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "policies", policy_specs(self.policies))
-        if self.policy_mapping_fn is None:
-            object.__setattr__(self, "policy_mapping_fn", default_policy_mapping)
         require_mapping_fn(self.policy_mapping_fn)
         as_predicate(self.policies_to_train)
-        capacity, function = self.policy_map_capacity, self.observation_fn
-        check(is_count(capacity), "policy_map_capacity", "an integer >= 1", capacity)
-        check_bools(self, "policy_states_are_swappable")
-        rule = "None or a function (agent_obs, worker, base_env, policies, episode) -> observations"
-        check(function is None or callable(function), "observation_fn", rule, function)
-        units = ("env_steps", "agent_steps")
-        check(
-            self.count_steps_by in units, "count_steps_by", f"one of {units}", self.count_steps_by
-        )
 
 
 def policy_specs(policies: Any) -> dict[str, PolicySpec]:
@@ -106,8 +105,8 @@ def _policy_spec(policy_id: str, given: Any) -> PolicySpec:
         space = getattr(given, name)
         valid = space is None or isinstance(space, gym.Space)
         check(valid, f"{here}.{name}", "a gymnasium space or None", space)
-    if hasattr(config, "settings_for"):  # an AlgorithmConfig: all of its settings
-        config = config.settings_for(type(config))
+    if isinstance(config, SectionedConfig):
+        config = config.settings_for(type(config))  # all of them
     valid = config is None or isinstance(config, Mapping)
     check(valid, f"{here}.config", "a dict or AlgorithmConfig, or None", config)
     config = _with_connector_states(here, copied(config))
@@ -176,25 +175,3 @@ class _AmongIds:
     def __call__(self, policy_id: str, batch: Any = None) -> bool:
         del batch
         return policy_id in self.ids
-
-
-REPLACED = {
-    "algorithm_config_overrides_per_module": (
-        "there are no RLModules here; give policies={id: PolicySpec(config={...})}"
-    ),
-    "replay_mode": (
-        "rows are always replayed for each policy on its own; choose the buffer by "
-        "training(replay_buffer_config={...})"
-    ),
-    "policy_map_cache": (
-        "use policy_map_capacity; policies that are not in memory lie in a private folder"
-    ),
-}
-"""Arguments of `multi_agent` that are deprecated, and what replaces them."""
-
-
-def refuse_replaced(given: Mapping[str, Any]) -> None:
-    """Raises a `ConfigError` if a deprecated argument has another value than -1."""
-    for name, value in given.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value != -1:
-            raise ConfigError(f"{name}={value!r} has been deprecated: {REPLACED[name]}.")

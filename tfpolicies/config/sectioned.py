@@ -8,28 +8,14 @@ import logging
 from collections.abc import Callable, Collection, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from typing import Any, TypeVar
 
-from tfpolicies.config.constant_settings import CONSTANTS, require_constant
-from tfpolicies.config.idioms import described_schedule, setting_hint
-from tfpolicies.config.names import ALIASES, DICT_NAMES
-from tfpolicies.config.read_only import copied, handed_out, in_dict, is_same, merged
+from tfpolicies.config.dialect import ALIASES, CONSTANTS, DICT_NAMES, GUESTS, require_constant
+from tfpolicies.config.idioms import setting_hint
+from tfpolicies.config.read_only import copied, handed_out, in_dict, is_same
 from tfpolicies.config.search_spaces import has_search_space, require_values
+from tfpolicies.config.setting import taken, told_of
 from tfpolicies.errors import FrozenConfigError, UnknownSettingError, near_matches
 
 logger = logging.getLogger("tfpolicies")
-
-# A given dict is merged over the present one, if True also the dicts in it.
-_MERGED = {
-    "env_config": True,
-    "model": False,
-    "optimizer": False,
-    "evaluation_config": False,
-    "tf_session_args": False,
-    "local_tf_session_args": False,
-    "exploration_config": False,
-    "replay_buffer_config": False,
-}
-
-_TYPED = ("exploration_config", "replay_buffer_config")  # another "type" drops the other keys
 
 _METHODS = {constant.method for constant in CONSTANTS.values()}
 _PRIVATE = ("_sections", "_homes", "_frozen", "_foreign", "_searched", "_automatic")
@@ -64,20 +50,13 @@ class SectionedConfig:
 
     # -- changes ------------------------------------------------------------------------------
 
-    def _change(
-        self: Config,
-        called: str,
-        settings: Mapping[str, Any],
-        *homes: str,
-        also: Collection[str] = (),
-    ) -> Config:
+    def _change(self: Config, called: str, settings: Mapping[str, Any], *homes: str) -> Config:
         """Changes settings, all of them or none.
 
         Args:
             called: the method, for messages.
             settings: the new values.
             homes: the sections that they may be of; the one called like the method by default.
-            also: settings of other sections that may be among them.
         """
         homes = homes or (called,)
         given: dict[str, dict[str, Any]] = {}
@@ -88,15 +67,15 @@ class SectionedConfig:
                 require_constant(known, value)
                 continue
             home = self._homes.get(known, "")
-            if home not in homes and known not in also:
+            if home not in homes and known not in GUESTS.get(called, ()):
                 raise TypeError(self._unexpected(called, name, homes))
             if not self._frozen and is_same(value, self._present(known)):
                 continue  # most, where a policy takes over the settings of a worker
             changes = given.setdefault(home, {})
             if known in changes or known in searched:
                 raise TypeError(f"{called}() got {known!r} under two names.")
-            taken = self._taken(known, value)
-            (searched if has_search_space(taken) else changes)[known] = taken
+            value = taken(self._told(known), self._present(known), value)
+            (searched if has_search_space(value) else changes)[known] = value
         self._put(given, searched)
         return self
 
@@ -129,20 +108,12 @@ class SectionedConfig:
             return self._searched[name]
         return getattr(self._sections[self._homes[name]], name)
 
+    def _told(self, name: str) -> Mapping[str, Any]:
+        """Returns what `setting` was told of a setting."""
+        return told_of(type(self._sections[self._homes[name]]))[name]
+
     def _check_parts(self, parts: Mapping[str, Any]) -> None:
         """Checks changed sections against the rest, before anything is changed."""
-
-    def _taken(self, name: str, value: Any) -> Any:
-        """Returns a setting as it is to be kept, laid over the present one if it is merged."""
-        if name == "evaluation_config" and isinstance(value, SectionedConfig):
-            value = value._changed()
-        if name == "model" and callable(value) and not isinstance(value, Mapping):
-            value = {"custom_model": value}
-        if name == "lr":
-            value = described_schedule(value)
-        if name in _MERGED and isinstance(value, Mapping):
-            value = _laid_over(name, self._present(name) or {}, value)
-        return copied(value)
 
     def _unexpected(self, called: str, name: str, homes: Collection[str]) -> str:
         names = [known for known, home in self._homes.items() if home in homes]
@@ -189,11 +160,11 @@ class SectionedConfig:
         """
         home = self._homes[name]
         default = getattr(type(self._sections[home])(), name)
-        taken = copied(_laid_over(name, default or {}, value) if name in _MERGED else value)
-        if has_search_space(taken):
-            self._put({}, {name: taken})
+        value = taken(self._told(name), default, value)
+        if has_search_space(value):
+            self._put({}, {name: value})
         else:
-            self._put({home: {name: taken}})
+            self._put({home: {name: value}})
 
     def __setitem__(self, key: str, value: Any) -> None:
         self.update_from_dict({self._name_of(key): value})
@@ -270,7 +241,7 @@ class SectionedConfig:
         Some have the names of old dict configs there: `lambda_` is `lambda`, and
         `num_rollout_workers` is `num_workers`. The values of `policies` are 4-tuples `(class,
         observation_space, action_space, config)`. Settings that are the same in all configs
-        (`constant_settings.py`) are not among them.
+        (`CONSTANTS` of `dialect.py`) are not among them.
         """
         return self._as_dict()
 
@@ -380,12 +351,9 @@ class SectionedConfig:
         return self._frozen
 
 
-def _laid_over(name: str, present: Mapping[str, Any], value: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a setting of `_MERGED` with a given dict laid over the present one."""
-    kind = present.get("type")
-    if name in _TYPED and value.get("type", kind) != kind:
-        present = {}  # its settings are of another type
-    return merged(present, value, deep=_MERGED[name])
+def as_overrides(given: Any) -> Any:
+    """Returns a config as the dict of its settings that were changed; else what was given."""
+    return given._changed() if isinstance(given, SectionedConfig) else given
 
 
 def tell_if_resolved_anew(name: str, before: Any, now: Any) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tfpolicies.config.dialect import ALIASES
 from tfpolicies.config.stored_environments import environment_of_file
 from tfpolicies.storage.import_paths import Missing, class_of_name
 from tfpolicies.storage.json_values import decode_value
@@ -79,18 +80,21 @@ def _at_most(limit: int) -> Callable[[Any], Any]:
 
 
 _LARGEST = {
-    **dict.fromkeys(("num_envs_per_worker", "num_envs_per_env_runner"), 1 << 14),
-    **dict.fromkeys(("num_rollout_workers", "num_workers", "num_env_runners"), 1 << 10),
-    **dict.fromkeys(("evaluation_num_workers", "evaluation_num_env_runners"), 1 << 10),
-    **dict.fromkeys(("train_batch_size", "rollout_fragment_length"), 1 << 27),
-    **dict.fromkeys(("sgd_minibatch_size", "minibatch_size"), 1 << 27),
+    "num_envs_per_worker": 1 << 14,
+    "num_rollout_workers": 1 << 10,
+    "evaluation_num_workers": 1 << 10,
+    "train_batch_size": 1 << 27,
+    "rollout_fragment_length": 1 << 27,
+    "sgd_minibatch_size": 1 << 27,
     "metrics_num_episodes_for_smoothing": 1 << 27,
 }
 """The largest numbers taken from a file alone, of what costs memory and shows in no weight."""
 
 
 def _numbers_of(largest: Mapping[str, int]) -> dict[str, Place]:
-    return {name: Place("number", plain=_at_most(limit)) for name, limit in largest.items()}
+    """Returns the places of numbers, under all of their names."""
+    named = {**largest, **{x: largest[name] for x, name in ALIASES.items() if name in largest}}
+    return {name: Place("number", plain=_at_most(limit)) for name, limit in named.items()}
 
 
 POLICY_CLASS = Place("policy_class")

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 from tfpolicies.errors import ModelSettingError, near_matches
 from tfpolicies.models.defaults import MODEL_DEFAULTS
 from tfpolicies.models.registry import MODELS
+from tfpolicies.rules import BOOL, COUNT, DICT, Rule, is_count
 
 _MOST_LAYERS, _MOST_BLOCKS = 256, 64  # blocks are attention's units and heads
-
-
-class Rule(NamedTuple):
-    """What a setting's value must be, in code and in words."""
-
-    holds: Callable[[Any], bool]
-    words: str
 
 
 def model_settings(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -50,11 +44,6 @@ def model_settings(config: Mapping[str, Any]) -> dict[str, Any]:
             raise ModelSettingError(f"model[{key!r}] must be {rule.words}, got {settings[key]!r}.")
     _check_together(settings)
     return settings
-
-
-def is_count(value: Any, least: int = 1) -> bool:
-    """Whether `value` is an integer of at least `least` (and not a bool)."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def is_list_of_counts(value: Any) -> bool:
@@ -104,9 +93,7 @@ def _only(value: Any, words: str) -> Rule:
     return Rule(lambda x: type(x) is type(value) and x == value, words)
 
 
-_BOOL = Rule(lambda x: isinstance(x, bool), "True or False")
-_COUNT = Rule(is_count, "an integer >= 1")
-_COUNTS = Rule(is_list_of_counts, f"a list of integers >= 1, at most {_MOST_LAYERS} of them")
+COUNTS = Rule(is_list_of_counts, f"a list of integers >= 1, at most {_MOST_LAYERS} of them")
 _BLOCKS = Rule(lambda x: is_count(x) and x <= _MOST_BLOCKS, f"an integer from 1 to {_MOST_BLOCKS}")
 _ACTIVATION = Rule(lambda x: x is None or isinstance(x, str), "a Keras activation name")
 _ATARI = "frames are scaled to [0, 1] and otherwise left as the environment gives them; crop, "
@@ -117,47 +104,47 @@ _ONE_STEP = Rule(
 )
 
 _RULES: dict[str, Rule] = {
-    "fcnet_hiddens": _COUNTS,
+    "fcnet_hiddens": COUNTS,
     "fcnet_activation": _ACTIVATION,
-    "post_fcnet_hiddens": _COUNTS,
+    "post_fcnet_hiddens": COUNTS,
     "post_fcnet_activation": _ACTIVATION,
-    "vf_share_layers": _BOOL,
-    "free_log_std": _BOOL,
-    "no_final_linear": _BOOL,
-    "ortho_init": _BOOL,
+    "vf_share_layers": BOOL,
+    "free_log_std": BOOL,
+    "no_final_linear": BOOL,
+    "ortho_init": BOOL,
     "conv_filters": Rule(
         _is_filters,
         "None, [] or a list of [channels, kernel, stride] such as [[16, 4, 2], [32, [3, 3], 1]]",
     ),
     "conv_activation": _ACTIVATION,
     "channels_first": Rule(lambda x: x is None or isinstance(x, bool), "None, True or False"),
-    "use_lstm": _BOOL,
-    "use_gru": _BOOL,
-    "use_attention": _BOOL,
-    "max_seq_len": _COUNT,
-    "lstm_cell_size": _COUNT,
-    "lstm_use_prev_action": _BOOL,
-    "lstm_use_prev_reward": _BOOL,
+    "use_lstm": BOOL,
+    "use_gru": BOOL,
+    "use_attention": BOOL,
+    "max_seq_len": COUNT,
+    "lstm_cell_size": COUNT,
+    "lstm_use_prev_action": BOOL,
+    "lstm_use_prev_reward": BOOL,
     "_time_major": _only(False, "False: sequences are [B, T, ...] here; transpose yours"),
     "attention_num_transformer_units": _BLOCKS,
-    "attention_dim": _COUNT,
+    "attention_dim": COUNT,
     "attention_num_heads": _BLOCKS,
-    "attention_head_dim": _COUNT,
-    "attention_memory_inference": _COUNT,
-    "attention_memory_training": _COUNT,
-    "attention_position_wise_mlp_dim": _COUNT,
+    "attention_head_dim": COUNT,
+    "attention_memory_inference": COUNT,
+    "attention_memory_training": COUNT,
+    "attention_position_wise_mlp_dim": COUNT,
     "attention_init_gru_gate_bias": Rule(_is_number, "a finite number"),
     "attention_use_n_prev_actions": _ONE_STEP,
     "attention_use_n_prev_rewards": _ONE_STEP,
     "framestack": _only(True, f"True: {_ATARI}"),
-    "dim": _COUNT,
+    "dim": COUNT,
     "grayscale": _only(False, f"False: {_ATARI}"),
     "zero_mean": _only(True, f"True: {_ATARI}"),
     "custom_model": Rule(
         lambda x: x is None or callable(x) or MODELS.find(x) is not None,
         "None, a keras.Model, a factory or the name of a registered model",
     ),
-    "custom_model_config": Rule(lambda x: isinstance(x, Mapping), "a dict"),
+    "custom_model_config": DICT,
     "custom_action_dist": Rule(
         lambda x: x is None or isinstance(x, str | type),
         "None, the name of a distribution or a subclass of models.distributions.Distribution",

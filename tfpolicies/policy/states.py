@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfpolicies.config.sections import is_number
 from tfpolicies.errors import MissingStateError, WeightsError
 from tfpolicies.exploration.exploration import Exploration
 from tfpolicies.finite import NO_NUMBERS, first_bad
 from tfpolicies.models.filters import MeanStdFilter
 from tfpolicies.models.running_filter import RunningFilter
 from tfpolicies.program.program import Program
+from tfpolicies.rules import is_number
 from tfpolicies.state import PolicyState, Slot, StateLayout
 
 

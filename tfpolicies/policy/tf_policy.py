@@ -16,7 +16,6 @@ from tfpolicies.batch.leaves import map_leaves
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.batch.view_requirement import ReadOnlyViews
 from tfpolicies.config.read_only import copied
-from tfpolicies.config.sections import is_number
 from tfpolicies.errors import (
     BatchError,
     ConfigError,
@@ -46,6 +45,7 @@ from tfpolicies.policy.views import read_views
 from tfpolicies.program.program import Program
 from tfpolicies.program.runtimes.session import session_creator
 from tfpolicies.program.spec import ProgramSpec, static_settings
+from tfpolicies.rules import is_number
 from tfpolicies.schedules import piecewise_linear
 from tfpolicies.storage.keras_h5 import read_keras_weights
 from tfpolicies.system.forks import require_tensorflow

@@ -1,7 +1,8 @@
-"""Settings that ported scripts name, but which have one meaning here: taken at that value alone.
+"""RLlib's settings as scripts write them, as data: names, methods, and those that cannot differ.
 
-They are no part of a config's sections, `to_dict()` or checkpoints, since they cannot differ; they
-can be read (`config.render_env`), and set to what they are.
+`Constant`s are settings with one meaning here: taken at that value alone. They are no part of a
+config's sections, `to_dict()` or checkpoints; they can be read (`config.render_env`), and set to
+what they are. `idioms.py` knows what other libraries call things.
 """
 
 from __future__ import annotations
@@ -10,6 +11,70 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from tfpolicies.errors import ConfigError
+
+_LATER = {
+    "num_env_runners": "num_rollout_workers",
+    "num_envs_per_env_runner": "num_envs_per_worker",
+    "num_cpus_per_env_runner": "num_cpus_per_worker",
+    "num_gpus_per_env_runner": "num_gpus_per_worker",
+    "custom_resources_per_env_runner": "custom_resources_per_worker",
+    "num_cpus_for_main_process": "num_cpus_for_local_worker",
+    "validate_env_runners_after_construction": "validate_workers_after_construction",
+    "max_requests_in_flight_per_env_runner": "max_requests_in_flight_per_sampler_worker",
+    "evaluation_num_env_runners": "evaluation_num_workers",
+    "restart_failed_env_runners": "recreate_failed_workers",
+    "recreate_failed_env_runners": "recreate_failed_workers",
+    "ignore_env_runner_failures": "ignore_worker_failures",
+    "max_num_env_runner_restarts": "max_num_worker_restarts",
+    "delay_between_env_runner_restarts_s": "delay_between_worker_restarts_s",
+    "num_consecutive_env_runner_failures_tolerance": "num_consecutive_worker_failures_tolerance",
+    "env_runner_health_probe_timeout_s": "worker_health_probe_timeout_s",
+    "env_runner_restore_timeout_s": "worker_restore_timeout_s",
+    "num_learners": "num_learner_workers",
+    "num_cpus_per_learner": "num_cpus_per_learner_worker",
+    "num_gpus_per_learner": "num_gpus_per_learner_worker",
+    "num_epochs": "num_sgd_iter",
+    "minibatch_size": "sgd_minibatch_size",
+}
+
+DICT_NAMES = {
+    "lambda_": "lambda",
+    "num_rollout_workers": "num_workers",
+    "create_env_on_local_worker": "create_env_on_driver",
+    "custom_evaluation_function": "custom_eval_function",
+    "num_cpus_for_local_worker": "num_cpus_for_driver",
+}
+"""The names of settings in `to_dict()`, where they differ."""
+
+ALIASES = {
+    **{old: name for name, old in DICT_NAMES.items()},
+    **_LATER,
+    "framework_str": "framework",
+    "input": "input_",
+}
+"""Another name of a setting -> its name here."""
+
+GUESTS: Mapping[str, tuple[str, ...]] = {
+    "rollouts": (
+        "restart_failed_sub_environments",
+        "recreate_failed_workers",
+        "ignore_worker_failures",
+        "max_num_worker_restarts",
+        "delay_between_worker_restarts_s",
+        "num_consecutive_worker_failures_tolerance",
+        "worker_health_probe_timeout_s",
+        "worker_restore_timeout_s",
+    ),
+    "env_runners": (
+        "explore",
+        "exploration_config",
+        "num_cpus_per_worker",
+        "num_gpus_per_worker",
+        "custom_resources_per_worker",
+        "max_requests_in_flight_per_sampler_worker",
+    ),
+}
+"""Settings of other sections that a method takes, because they were its own or became so later."""
 
 
 class Constant(NamedTuple):
@@ -27,6 +92,9 @@ class Constant(NamedTuple):
     why: str
     harmless: tuple[Any, ...] = ()
 
+
+_GONE = -1
+"""What RLlib gives arguments that are deprecated, to see whether they were given."""
 
 _NO_OFFLINE = (
     "batches come from environments, and are not read from or written to files; use "
@@ -143,6 +211,23 @@ CONSTANTS: Mapping[str, Constant] = {
     "simple_optimizer": Constant(
         "experimental", False, "there is one way to learn: in one compiled call", (True,)
     ),
+    # multi_agent
+    "algorithm_config_overrides_per_module": Constant(
+        "multi_agent",
+        _GONE,
+        "there are no RLModules here; give policies={id: PolicySpec(config={...})}",
+    ),
+    "replay_mode": Constant(
+        "multi_agent",
+        _GONE,
+        "rows are always replayed for each policy on its own; choose the buffer by "
+        "training(replay_buffer_config={...})",
+    ),
+    "policy_map_cache": Constant(
+        "multi_agent",
+        _GONE,
+        "use policy_map_capacity; policies that are not in memory lie in a private folder",
+    ),
     # newer RLlib's switches for its other stack
     "_enable_learner_api": Constant("training", False, _NO_NEW_STACK),
     "learner_class": Constant("training", None, _NO_NEW_STACK),
@@ -160,6 +245,8 @@ def require_constant(name: str, value: Any) -> None:
     constant = CONSTANTS[name]
     if any(_same(value, accepted) for accepted in (constant.value, *constant.harmless)):
         return
+    if constant.value == _GONE:
+        raise ConfigError(f"{name}={value!r} has been deprecated: {constant.why}.")
     raise ConfigError(f"{name} must be {constant.value!r} here, got {value!r}: {constant.why}.")
 
 

@@ -1,0 +1,103 @@
+"""What a setting is: a field of a section that says its rule, and how it takes a dict."""
+
+from __future__ import annotations
+
+import enum
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tfpolicies.config.read_only import copied, merged
+from tfpolicies.errors import ConfigError
+from tfpolicies.rules import Rule
+
+
+class Merge(enum.Enum):
+    """What becomes of the present dict when another one is given."""
+
+    REPLACE = "it goes"
+    KEYS = "its keys stay that are not given"
+    DEEP = "as KEYS, also in the dicts in it"
+    TYPED = "as KEYS, unless another 'type' is given: other keys belong to the old one"
+
+
+def setting(
+    default: Any,
+    rule: Rule | None = None,
+    *,
+    merge: Merge | None = None,
+    kept: Callable[[Any], Any] | None = None,
+) -> Any:
+    """Returns the dataclass field of a setting.
+
+    What a section leaves out about a setting of its base is as the base has it.
+
+    Args:
+        default: what it is where nothing is given; a dict or list is copied.
+        rule: what it must be; anything by default.
+        merge: how a given dict is laid over the present one; it replaces it by default.
+        kept: gives the form in which the config keeps what was given.
+    """
+    every = {"rule": rule, "merge": merge, "kept": kept}
+    told = {name: value for name, value in every.items() if value is not None}
+    if isinstance(default, dict | list):
+        return field(default_factory=functools.partial(copied, default), metadata=told)
+    return field(default=default, metadata=told)
+
+
+def told_of(section: Any) -> Mapping[str, Mapping[str, Any]]:
+    """Returns what `setting` was told of each setting of a section, by name."""
+    if "_told" not in vars(section):
+        found: dict[str, Mapping[str, Any]] = {}
+        for kind in reversed(section.__mro__):
+            for each in vars(kind).get("__dataclass_fields__", {}).values():
+                found[each.name] = {**found.get(each.name, {}), **each.metadata}
+        section._told = found
+    return section._told
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """Settings that belong together, checked when they are made.
+
+    Raises:
+        ConfigError: naming the setting, its rule and the value.
+    """
+
+    def __post_init__(self) -> None:
+        for name, told in told_of(type(self)).items():
+            if "rule" in told:
+                require(name, told["rule"], getattr(self, name))
+
+
+def require(name: str, rule: Rule, value: Any) -> None:
+    """Raises a `ConfigError` that names the setting, its rule and the value, unless it holds."""
+    if not rule.holds(value):
+        raise ConfigError(f"{name} must be {rule.words}{rule.hint(value)}, got {value!r}.")
+
+
+def check(condition: bool, name: str, rule: str, value: Any) -> None:
+    """Raises a `ConfigError` as `require` does, unless a condition holds."""
+    if not condition:
+        raise ConfigError(f"{name} must be {rule}, got {value!r}.")
+
+
+def taken(told: Mapping[str, Any], present: Any, value: Any) -> Any:
+    """Returns a setting as a config keeps it, laid over the present value if dicts are merged.
+
+    Args:
+        told: what `told_of` has about it.
+        present: what is kept now.
+        value: what is given.
+    """
+    if "kept" in told:
+        value = told["kept"](value)
+    merge = told.get("merge", Merge.REPLACE)
+    if merge is Merge.REPLACE or not isinstance(value, Mapping):
+        return copied(value)
+    present = present or {}
+    kind = present.get("type")
+    if merge is Merge.TYPED and value.get("type", kind) != kind:
+        present = {}
+    return copied(merged(present, value, deep=merge is Merge.DEEP))

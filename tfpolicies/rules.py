@@ -1,0 +1,58 @@
+"""What values must be, in code and in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+
+class Rule(NamedTuple):
+    """What a value must be, in code and in words.
+
+    Attributes:
+        holds: whether a value is that.
+        words: what stands behind "must be" in messages.
+        hint: what a message adds to the words for a wrong value; empty for nothing.
+    """
+
+    holds: Callable[[Any], bool]
+    words: str
+    hint: Callable[[Any], str] = lambda value: ""
+
+    def or_none(self) -> Rule:
+        """Returns the rule that allows None, too."""
+        return Rule(lambda x: x is None or self.holds(x), f"None or {self.words}", self.hint)
+
+
+def is_number(value: Any) -> bool:
+    """Whether `value` is a real number (and not a bool or NaN)."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+
+
+def is_count(value: Any, least: int = 1) -> bool:
+    """Whether `value` is an integer of at least `least` (and not a bool)."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def count(least: int) -> Rule:
+    """Returns the rule of integers >= `least`."""
+    return Rule(lambda x: is_count(x, least), f"an integer >= {least}")
+
+
+def one_of(*choices: Any) -> Rule:
+    """Returns the rule of a few values."""
+    return Rule(lambda x: x in choices, f"one of {choices}")
+
+
+def function(words: str) -> Rule:
+    """Returns the rule of callables, which the words describe."""
+    return Rule(callable, words)
+
+
+BOOL = Rule(lambda x: isinstance(x, bool), "True or False")
+COUNT = count(1)
+AMOUNT = Rule(lambda x: is_number(x) and x >= 0, "a number >= 0")
+POSITIVE = Rule(lambda x: is_number(x) and x > 0, "a number > 0")
+UNIT = Rule(lambda x: is_number(x) and 0 <= x <= 1, "a number in [0, 1]")
+DICT = Rule(lambda x: isinstance(x, Mapping), "a dict")
