@@ -11,6 +11,10 @@ from tfpolicies.lazy import lazily
 
 TYPE_CHECKING = False  # as in `typing`, whose import would take half of the time of this one
 if TYPE_CHECKING:
+    from tfpolicies.algorithms.a2c import A2C as A2C
+    from tfpolicies.algorithms.a2c import A2CConfig as A2CConfig
+    from tfpolicies.algorithms.a2c import A2CTF1Policy as A2CTF1Policy
+    from tfpolicies.algorithms.a2c import A2CTF2Policy as A2CTF2Policy
     from tfpolicies.algorithms.algorithm import Algorithm as Algorithm
     from tfpolicies.algorithms.dqn import DQN as DQN
     from tfpolicies.algorithms.dqn import DQNConfig as DQNConfig

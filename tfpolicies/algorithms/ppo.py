@@ -18,11 +18,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
+from tfpolicies.algorithms.advantages import add_advantages
 from tfpolicies.algorithms.algorithm import Algorithm
-from tfpolicies.batch.postprocessing import discounted_returns, generalized_advantages
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.later import later
@@ -114,26 +113,7 @@ class PPOTFPolicy(TFPolicy):
 
     def postprocess_fragments(self, fragments: Fragments) -> None:
         """Adds advantages, value targets and bootstrapped values for all trajectories at once."""
-        rewards = fragments.columns["rewards"]
-        terminateds = fragments.columns["terminateds"]
-        gamma, added = self.hyper("gamma"), fragments.added
-        if not self.config["use_critic"]:
-            nothing = np.zeros_like(rewards)
-            added["value_targets"] = nothing
-            added["advantages"] = discounted_returns(rewards, fragments.ends, nothing, gamma=gamma)
-            return
-        next_values = fragments.next_values()
-        lambda_ = self.hyper("lambda") if self.config["use_gae"] else 1.0
-        added["advantages"], added["value_targets"] = generalized_advantages(
-            rewards,
-            fragments.columns["vf_preds"],
-            next_values,
-            terminateds,
-            fragments.ends,
-            gamma=gamma,
-            lambda_=lambda_,
-        )
-        added["values_bootstrapped"] = next_values
+        add_advantages(self, fragments)
 
     def _adapt(self, result: Mapping[str, Any]) -> None:
         """Adapts the KL coefficient to what an update of the algorithm measured."""

@@ -46,6 +46,7 @@ def register_algorithm(name: str, module: str, *, also: tuple[str, ...] = ()) ->
 
 register_algorithm("PPO", "tfpolicies.algorithms.ppo")
 register_algorithm("PG", "tfpolicies.algorithms.pg", also=("PGTFPolicy",))
+register_algorithm("A2C", "tfpolicies.algorithms.a2c")
 register_algorithm("DQN", "tfpolicies.algorithms.dqn", also=("DQNTFPolicy",))
 
 

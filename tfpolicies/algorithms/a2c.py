@@ -1,0 +1,140 @@
+"""Advantage actor-critic, Mnih et al. 2016 (arXiv:1602.01783), synchronous.
+
+One training step: collect `train_batch_size` steps in short fragments, estimate advantages, and do
+one update of
+
+    L = -E[log pi(a|s) A] + c_v E[(V - R)^2 / 2] - c_e E[H]      (section 4.2 and appendix D)
+
+where A is GAE (arXiv:1506.02438; lambda = 1 gives the n-step advantages of the paper) and
+R = A + V_old. Deviations from the paper: Adam for RMSProp, and means over the batch for sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from tfpolicies.algorithms.advantages import add_advantages
+from tfpolicies.algorithms.algorithm import Algorithm
+from tfpolicies.batch.sample_batch import SampleBatch
+from tfpolicies.config.algorithm_config import AlgorithmConfig
+from tfpolicies.config.later import later
+from tfpolicies.config.sections import SCHEDULE, Training
+from tfpolicies.config.setting import setting
+from tfpolicies.errors import ConfigError
+from tfpolicies.models.losses import explained_variance, masked_mean
+from tfpolicies.policy.fragments import Fragments
+from tfpolicies.policy.tf_policy import TFPolicy
+from tfpolicies.rules import AMOUNT, BOOL, UNIT, Rule, is_count
+
+
+class A2CTFPolicy(TFPolicy):
+    """The mathematics of A2C, for any runtime."""
+
+    config_class = later("A2CConfig")
+    hyperparameters = (*TFPolicy.hyperparameters, "lambda", "vf_loss_coeff", "entropy_coeff")
+    static_keys = (*TFPolicy.static_keys, "use_critic", "use_gae")
+
+    @classmethod
+    def wants_value(cls, static: Mapping[str, Any]) -> bool:
+        """A value is estimated if there is a critic."""
+        return bool(static["use_critic"])
+
+    def loss(self, model: Any, dist_class: Any, train_batch: Any) -> tf.Tensor:
+        """Returns the policy gradient's loss with its value and entropy terms."""
+        config, mask = self.config, train_batch["loss_mask"]
+        dist_inputs, _ = model(train_batch)
+        current = dist_class(dist_inputs, model)
+        logp = current.logp(train_batch[SampleBatch.ACTIONS])
+
+        policy_loss = -masked_mean(logp * train_batch["advantages"], mask)
+        entropy = masked_mean(current.entropy(), mask)
+        self.record(policy_loss=policy_loss, policy_entropy=entropy)
+        value_loss = self._value_loss(model, train_batch)
+        return (
+            policy_loss + config["vf_loss_coeff"] * value_loss - config["entropy_coeff"] * entropy
+        )
+
+    def _value_loss(self, model: Any, train_batch: Any) -> tf.Tensor:
+        if not self.config["use_critic"]:
+            self.record(vf_loss=0.0)
+            return tf.constant(0.0)
+        mask, targets = train_batch["loss_mask"], train_batch["value_targets"]
+        values = model.value_function()
+        vf_loss = masked_mean(0.5 * tf.square(values - targets), mask)
+        explained = explained_variance(targets, tf.stop_gradient(values), mask)
+        self.record(vf_loss=vf_loss, vf_explained_var=explained)
+        return vf_loss
+
+    def _hyper_stats(self) -> dict[str, float]:
+        """Returns the coefficients in force."""
+        return {"cur_lr": self.hyper("lr"), "entropy_coeff": self.hyper("entropy_coeff")}
+
+    def postprocess_fragments(self, fragments: Fragments) -> None:
+        """Adds advantages, value targets and bootstrapped values for all trajectories at once."""
+        add_advantages(self, fragments)
+
+
+class A2CTF2Policy(A2CTFPolicy):
+    """A2C on traced TensorFlow functions."""
+
+
+class A2CTF1Policy(A2CTFPolicy):
+    """A2C in graph mode: a `tf.Graph` and a session of its own."""
+
+    runtime = "session"
+
+
+class A2C(Algorithm):
+    """The training loop of A2C: one update per batch of short fragments."""
+
+    config_class = later("A2CConfig")
+    policy_classes = {"tf2": A2CTF2Policy, "tf": A2CTF1Policy}
+
+
+@dataclass(frozen=True, kw_only=True)
+class A2CTraining(Training):
+    """The training settings of A2C."""
+
+    lr: float = 1e-4
+    grad_clip: float | None = 40.0
+    train_batch_size: int = 200
+    lambda_: float = setting(1.0, UNIT)  # of GAE
+    use_gae: bool = setting(True, BOOL)
+    use_critic: bool = setting(True, BOOL)
+    vf_loss_coeff: float = setting(0.5, AMOUNT)  # c_v
+    entropy_coeff: float = setting(0.01, AMOUNT)  # c_e
+    entropy_coeff_schedule: Any = setting(  # [[timestep, entropy_coeff], ...]; n: to 0 at step n
+        None, Rule(lambda x: is_count(x) or SCHEDULE.holds(x), SCHEDULE.words)
+    )
+
+
+class A2CConfig(AlgorithmConfig):
+    """The config of A2C.
+
+    >>> config = A2CConfig().environment("CartPole-v1").training(lr=1e-3, lambda_=0.95)
+    >>> config.vf_loss_coeff, config.rollout_fragment_length
+    (0.5, 20)
+    """
+
+    training_section = A2CTraining
+
+    def __init__(self, algo_class: type | None = None) -> None:
+        super().__init__(algo_class or A2C)
+        self.rollouts(rollout_fragment_length=20)
+
+    def validate(self) -> None:
+        """Checks settings against each other.
+
+        Raises:
+            ConfigError: naming the contradiction.
+        """
+        super().validate()
+        if not self.use_gae and self.batch_mode == "truncate_episodes":
+            raise ConfigError(
+                "use_gae=False needs whole episodes: set batch_mode='complete_episodes', or "
+                "use_gae=True."
+            )
