@@ -35,7 +35,6 @@ from tfpolicies.distributed import messages
 from tfpolicies.distributed.tune import default_config, resource_request
 from tfpolicies.distributed.worker_set import WorkerSet
 from tfpolicies.errors import (
-    CheckpointError,
     ConfigError,
     NonFiniteError,
     UnknownPolicyError,
@@ -52,7 +51,6 @@ from tfpolicies.rollout.rollout_worker import RolloutWorker
 from tfpolicies.rollout.roster import as_predicate
 from tfpolicies.rollout.sampler import Played
 from tfpolicies.rollout.tasks import set_tasks
-from tfpolicies.storage.checkpoint import Checkpoint
 
 logger = logging.getLogger("tfpolicies")
 
@@ -935,7 +933,7 @@ class Algorithm:
         folder = path_of(checkpoint_path)
         found, source = checkpoints.read_algorithm(folder), repr(str(folder))
         own = StoredRoster(self.worker.policy_mapping_fn, self.worker.is_policy_to_train)
-        roster = checkpoints.roster_of(found, StoredRoster(None, None), own)
+        roster = checkpoints.roster_of(found, StoredRoster(), own)
         checkpoints.require_all_finite(found, source, allow=allow_non_finite)
         checkpoints.restore_algorithm(
             self, found, source, roster, allow_other_spaces=allow_other_spaces
@@ -986,69 +984,18 @@ class Algorithm:
             UnknownPolicyError: if one of `policy_ids` is not in it.
         """
         folder = path_of(checkpoint)
-        found = checkpoints.read_algorithm(folder, policy_ids)
-        algorithm = cls.of_checkpoint(
-            found,
+        algorithm: Algorithm = checkpoints.build_algorithm(
+            cls,
+            checkpoints.read_algorithm(folder, policy_ids),
             repr(str(folder)),
-            policy_mapping_fn=policy_mapping_fn,
-            policies_to_train=policies_to_train,
-            config=config,
+            StoredRoster(policy_mapping_fn, policies_to_train),
+            config,
             allow_other_spaces=allow_other_spaces,
             allow_non_finite=allow_non_finite,
             custom_objects=custom_objects,
         )
         algorithm._last_good = None if allow_non_finite else str(folder)
         algorithm.callbacks.on_checkpoint_loaded(algorithm=algorithm)
-        return algorithm
-
-    @classmethod
-    def of_checkpoint(
-        cls,
-        found: Checkpoint,
-        source: str,
-        *,
-        policy_mapping_fn: Callable[..., str] | None = None,
-        policies_to_train: Any = None,
-        config: Mapping[str, Any] | None = None,
-        allow_other_spaces: bool = False,
-        allow_non_finite: bool = False,
-        custom_objects: Mapping[str, Any] | None = None,
-    ) -> Algorithm:
-        """Does what `from_checkpoint` does with a checkpoint that was read.
-
-        Args:
-            found: the checkpoint.
-            source: where it is from, for messages.
-            policy_mapping_fn: as in `from_checkpoint`.
-            policies_to_train: likewise.
-            config: likewise.
-            allow_other_spaces: likewise.
-            allow_non_finite: likewise.
-            custom_objects: likewise.
-        """
-        kind: Any = checkpoints.algorithm_class_of(found, source, cls)
-        checkpoints.require_all_finite(found, source, allow=allow_non_finite)
-        given = StoredRoster(policy_mapping_fn, policies_to_train)
-        checkpoints.require_unheld(found, source, given, config)
-        roster = checkpoints.roster_of(found, given)
-        settings = {**roster._asdict(), "policies_to_train": None, **(config or {})}
-        with checkpoints.building(found, source, custom_objects):
-            built = checkpoints.config_of(found, source, kind.config_class, settings)
-            if built.is_multi_agent():  # else those beside the only one are added when restoring
-                specs = checkpoints.specs_of(found, source, built)
-                built.multi_agent(policies=specs, policies_to_train=None)  # the roster comes later
-            try:
-                algorithm = kind(built)
-            except CheckpointError:
-                checkpoints.require_trained_environment(found, built)
-                raise
-        try:
-            checkpoints.restore_algorithm(
-                algorithm, found, source, roster, allow_other_spaces=allow_other_spaces
-            )
-        except BaseException:
-            algorithm.stop()
-            raise
         return algorithm
 
     def __reduce__(self) -> tuple[Any, ...]:

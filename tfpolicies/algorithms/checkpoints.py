@@ -108,7 +108,7 @@ def write_algorithm(
     """
     record = record_of(algorithm, policy_states)
     record.write(folder)
-    lacking = unheld(record.manifest, repr(str(folder)), StoredRoster(None, None), None)
+    lacking = unheld(record.manifest, repr(str(folder)), StoredRoster(), None)
     return lacking, record.manifest["finite"]
 
 
@@ -195,12 +195,9 @@ def _require_known_class(policy_id: str, part: PolicyPart) -> None:
 
 def _unpickled(kind: Any, whole: Any, policies: Any, given: Any, roster: Any) -> Any:
     checkpoint = checkpoint_of(whole, policies)
-    return kind.of_checkpoint(
-        checkpoint,
-        f"A pickled {kind.__name__}",
-        config=arrived(given),
-        allow_non_finite=True,
-        **roster,
+    source, functions = f"A pickled {kind.__name__}", StoredRoster(**roster)
+    return build_algorithm(
+        kind, checkpoint, source, functions, arrived(given), allow_non_finite=True
     )
 
 
@@ -259,8 +256,8 @@ def require_all_finite(checkpoint: Checkpoint, source: str, *, allow: bool) -> N
 class StoredRoster(NamedTuple):
     """Who acts and who is trained, of a checkpoint."""
 
-    policy_mapping_fn: Any
-    policies_to_train: Any
+    policy_mapping_fn: Any = None
+    policies_to_train: Any = None
 
 
 class Unheld(NamedTuple):
@@ -369,6 +366,54 @@ def roster_of(
     if isinstance(ids, list) and given.policies_to_train is None:
         found["policies_to_train"] = [pid for pid in ids if pid in checkpoint.policies]
     return StoredRoster(**found)
+
+
+def build_algorithm(
+    kind: Any,
+    checkpoint: Checkpoint,
+    source: str,
+    given: StoredRoster,
+    overrides: Mapping[str, Any] | None,
+    *,
+    allow_other_spaces: bool = False,
+    allow_non_finite: bool = False,
+    custom_objects: Mapping[str, Any] | None = None,
+) -> Any:
+    """Returns the algorithm of a checkpoint, restored; see `Algorithm.from_checkpoint`.
+
+    Args:
+        kind: the class that it, or a base of it, must be.
+        checkpoint: what was read.
+        source: where it is from, for messages.
+        given: what to take instead of the stored functions.
+        overrides: settings that replace stored ones.
+        allow_other_spaces: as in `from_checkpoint`.
+        allow_non_finite: likewise.
+        custom_objects: likewise.
+    """
+    kind = algorithm_class_of(checkpoint, source, kind)
+    require_all_finite(checkpoint, source, allow=allow_non_finite)
+    require_unheld(checkpoint, source, given, overrides)
+    roster = roster_of(checkpoint, given)
+    settings = {**roster._asdict(), "policies_to_train": None, **(overrides or {})}
+    with building(checkpoint, source, custom_objects):
+        config = config_of(checkpoint, source, kind.config_class, settings)
+        if config.is_multi_agent():  # else those beside the only one are added when restoring
+            specs = specs_of(checkpoint, source, config)
+            config.multi_agent(policies=specs, policies_to_train=None)  # the roster comes later
+        try:
+            algorithm = kind(config)
+        except CheckpointError:
+            require_trained_environment(checkpoint, config)
+            raise
+    try:
+        restore_algorithm(
+            algorithm, checkpoint, source, roster, allow_other_spaces=allow_other_spaces
+        )
+    except BaseException:
+        algorithm.stop()
+        raise
+    return algorithm
 
 
 def restore_algorithm(

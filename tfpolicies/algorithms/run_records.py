@@ -123,26 +123,10 @@ class NoRecords:
         """Returns where the algorithm stands."""
         return Progress(self._algorithm.counters["num_env_steps_sampled"])
 
-    def keep(self) -> None:
+    def _nothing(self, row: Mapping[str, float] | None = None) -> None:
         """Does nothing."""
 
-    def before_iteration(self) -> None:
-        """Does nothing."""
-
-    def take_down(self, row: Mapping[str, float]) -> None:
-        """Does nothing."""
-
-    def save(self) -> None:
-        """Does nothing."""
-
-    def finish(self) -> None:
-        """Does nothing."""
-
-    def rescue(self) -> None:
-        """Does nothing."""
-
-    def close(self) -> None:
-        """Does nothing."""
+    keep = before_iteration = take_down = save = finish = rescue = close = _nothing
 
 
 class RunRecords:
