@@ -166,7 +166,7 @@ class PlainEnvironments(Environments):
         self._stack = _stacker(self.observation_space, self.num_envs)
         self._is_sound = sound_check(self.observation_space)
         self._discrete = isinstance(self.action_space, gym.spaces.Discrete)
-        self._dtype = self.action_space.dtype if self._discrete else None
+        self._own_copy = copier(self.action_space)
 
     def guard(self, repairs: Repairs) -> None:
         super().guard(repairs)
@@ -217,9 +217,9 @@ class PlainEnvironments(Environments):
     def step(self, actions: Any) -> Step:
         # `tolist` turns an array of ints into ints at once, which beats indexing it N times.
         if self._discrete:
-            rows = actions.astype(self._dtype, copy=False).tolist()
+            rows = actions.astype(self.action_space.dtype, copy=False).tolist()
         else:
-            rows = single_rows(own_copy(self.action_space, actions))
+            rows = single_rows(self._own_copy(actions))
         results: list[Any] = []
         broken: dict[int, Exception] = {}
         for step, action in zip(self._steps, rows, strict=True):
@@ -355,6 +355,7 @@ class VectorEnvironments(Environments):
         self.mode = AutoresetMode(mode)
         self._ended = np.zeros(self.num_envs, bool)
         self._is_sound = sound_check(self.observation_space)
+        self._own_copy = copier(self.action_space)
         self._step = env.step
 
     def guard(self, repairs: Repairs) -> None:
@@ -390,7 +391,7 @@ class VectorEnvironments(Environments):
         return self._repairs.renewed(0, self.env, start)[1]
 
     def step(self, actions: Any) -> Step:
-        actions = own_copy(self.action_space, actions)
+        actions = self._own_copy(actions)
         try:
             return self._made_of(*self._step(actions))
         except BREAKS as error:
@@ -406,22 +407,18 @@ class VectorEnvironments(Environments):
     def _made_of(
         self, obs: Any, rewards: Any, terminateds: Any, truncateds: Any, infos: Any
     ) -> Step:
-        ended, cut = as_flags(terminateds), as_flags(truncateds)
-        if ended is None or cut is None or not (are_sound(rewards) and self._is_sound(obs)):
+        stops, cuts = as_flags(terminateds), as_flags(truncateds)
+        if stops is None or cuts is None or not (are_sound(rewards) and self._is_sound(obs)):
             self._explain(obs, rewards, terminateds, truncateds)
         self._repairs.stepped()
-        terminateds, truncateds = ended, cut
-        if terminateds.any() or truncateds.any():
-            self._repairs.worked(0, int((terminateds | truncateds).sum()))
-        dead = final = None
+        ended, dead, final = stops | cuts, None, None
         if self.mode is AutoresetMode.NEXT_STEP:
-            dead = self._ended
-            self._ended = terminateds | truncateds
-        else:
-            ended = terminateds | truncateds
-            if ended.any():
+            dead, self._ended = self._ended, ended
+        if count := np.count_nonzero(ended):  # several times faster than `any`
+            self._repairs.worked(0, int(count))
+            if dead is None:
                 obs, final = self._finish(obs, ended, infos)
-        return Step(obs, rewards, terminateds, truncateds, infos, dead, final)
+        return Step(obs, rewards, stops, cuts, infos, dead, final)
 
     def _explain(self, obs: Any, rewards: Any, terminateds: Any, truncateds: Any) -> None:
         """Raises an `EnvError` about the first environment whose answer is not sound."""
@@ -482,13 +479,16 @@ def _rows(space: gym.Space, batch: Any, indices: np.ndarray | int) -> Any:
     return np.array(batch[indices])
 
 
-def own_copy(space: gym.Space, actions: Any) -> Any:
-    """Returns a batch of actions in the space's dtypes, for the environment to keep."""
+def copier(space: gym.Space) -> Callable[[Any], Any]:
+    """Returns what copies a batch of actions in the space's dtypes, for the environment to keep."""
     if isinstance(space, gym.spaces.Dict):
-        return {key: own_copy(sub, actions[key]) for key, sub in space.items()}
+        parts = {key: copier(sub) for key, sub in space.items()}
+        return lambda actions: {key: copy(actions[key]) for key, copy in parts.items()}
     if isinstance(space, gym.spaces.Tuple):
-        return tuple(own_copy(sub, part) for sub, part in zip(space, actions, strict=True))
-    return actions.astype(space.dtype)
+        subs = [copier(sub) for sub in space]
+        return lambda actions: tuple(copy(x) for copy, x in zip(subs, actions, strict=True))
+    dtype = space.dtype
+    return lambda actions: actions.astype(dtype)
 
 
 def single_rows(batch: Any) -> list[Any]:

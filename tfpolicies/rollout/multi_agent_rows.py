@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfpolicies.envs.repairs import sound_check, unsound
+from tfpolicies.envs.vector import copier
 from tfpolicies.errors import EnvError
 from tfpolicies.finite import NO_NUMBERS, real
 from tfpolicies.models.ports import action_ports
@@ -225,6 +226,7 @@ class PolicyRows:
         self.stacker = Stacker(policy.observation_space)
         self.leaves = self.stacker.leaves
         self.actions = action_ports("actions", action_leaves(policy.action_space))
+        self.own_copy = copier(policy.action_space)
         self.obs_names = [f"obs:{i}" for i in range(len(self.leaves))]
         kinds = {n: (x.shape, x.dtype) for n, x in zip(self.obs_names, self.leaves, strict=True)}
         self.table = Table({"record:": ((), np.int64), **kinds})

@@ -24,7 +24,7 @@ from tfpolicies.config.callbacks import (
 from tfpolicies.envs.multi_agent_env import ALL, MultiAgentStep
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
 from tfpolicies.envs.repairs import BREAKS, check_reward
-from tfpolicies.envs.vector import own_copy, single_rows
+from tfpolicies.envs.vector import single_rows
 from tfpolicies.errors import ConfigError, EnvError, SpaceError, UnknownPolicyError, UsageError
 from tfpolicies.policy.stacked_acting import ColumnsCall, act_columns
 from tfpolicies.rollout import multi_agent_state
@@ -726,7 +726,7 @@ def _give(rows: PolicyRows, actions: Any) -> None:
     if isinstance(actions, np.ndarray) and actions.ndim == 1 and actions.dtype.kind == "i":
         single = actions.tolist()
     else:
-        single = single_rows(own_copy(rows.policy.action_space, actions))
+        single = single_rows(rows.own_copy(actions))
     start = 0
     for moves, part, _ in rows.waiting:
         stop = start + len(part.agents)

@@ -46,7 +46,7 @@ from tfpolicies.rollout.policy_connection import has_others, pipelines_of
 from tfpolicies.rollout.sampler import Played, Sampler
 from tfpolicies.rollout.timing import now
 
-_OF_ENV = {"rewards", "terminateds", "truncateds"}
+_OF_ENV = ("rewards", "terminateds", "truncateds")
 _AGENT_AND_POLICY = (SINGLE_AGENT, DEFAULT_POLICY_ID)
 _NO_METRICS: Mapping[str, float] = {}
 
@@ -96,11 +96,18 @@ class _Buffer:
         for buffer, leaf in zip(self.obs, obs, strict=True):
             buffer[:, 0] = leaf
 
-    def add_columns(self, columns: Mapping[str, np.ndarray]) -> None:
-        """Makes room for the columns of acting."""
+    def places(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+        """Returns the columns of rewards and of both ends, and those of acting by name."""
+        rewards, terminateds, truncateds = (self.columns[name] for name in _OF_ENV)
+        acted = {name: x for name, x in self.columns.items() if name not in _OF_ENV}
+        return rewards, terminateds, truncateds, acted
+
+    def add_columns(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Makes room for the columns of acting, and returns them."""
         for name, array in columns.items():
             shape = (self.num_envs, self.width, *array.shape[1:])
             self.columns[name] = np.empty(shape, array.dtype)
+        return {name: self.columns[name] for name in columns}
 
     def moved(self, start: int, width: int) -> _Buffer:
         """Returns a buffer of another width with the rows from step `start` on."""
@@ -273,47 +280,48 @@ class SingleAgentSampler(Sampler):
         follower = self._follower
         obs = [leaf[:, buffer.used] for leaf in buffer.obs]
         first, connecting, inference, waited, started = buffer.used, envs.connecting, 0, 0, now()
-        while not self._is_enough(buffer):
+        while missing := self._missing_steps(buffer):
             if buffer.used == buffer.width:
                 self._report_long_episodes(buffer)
                 buffer = buffer.moved(0, 2 * buffer.width)
-            t = buffer.used
-            asked = now()
-            env_actions, columns = act(obs)
-            acted = now()
-            step = step_envs(env_actions)
-            waited += now() - acted
-            inference += acted - asked
-            stored = buffer.columns
-            if t == 0 and "actions" not in stored:
-                buffer.add_columns(columns)
-            elif len(stored) != len(columns) + len(_OF_ENV) or not stored.keys() >= columns.keys():
-                require_same_columns(policy, stored.keys() - _OF_ENV, columns)
-            for name, column in columns.items():
-                stored[name][:, t] = column
-            stored["rewards"][:, t] = step.rewards
-            stored["terminateds"][:, t] = step.terminateds
-            stored["truncateds"][:, t] = step.truncateds
-            if buffer.infos is not None:
-                for i in range(buffer.num_envs):
-                    buffer.infos[i, t] = dict(last_info_of(step.infos, i))
-            obs = batch_leaves(space_leaves, step.obs, "the environment's observation")
-            for leaf_buffer, leaf in zip(buffer.obs, obs, strict=True):
-                leaf_buffer[:, t + 1] = leaf
-            if minds_ends:
-                ended = step.terminateds | step.truncateds
-                memory.stepped(step.rewards, ended, step.dead)
-                if follows and ended.any():
-                    policy.acting.next_episode()
-            if step.dead is not None:
-                np.logical_not(step.dead, out=buffer.alive[:, t])
-            if step.final is not None:
-                self._keep_final(buffer, step, t)
-            if step.broken is not None:
-                self._drop_episodes(buffer, step.broken, t)
-            if follower is not None:
-                follower.step(step, env_actions)
-            buffer.used = t + 1
+            rewards, terminateds, truncateds, acted = buffer.places()
+            infos, seen = buffer.infos, buffer.obs
+            for t in range(buffer.used, min(buffer.used + missing, buffer.width)):
+                asked = now()
+                env_actions, columns = act(obs)
+                answered = now()
+                step = step_envs(env_actions)
+                waited += now() - answered
+                inference += answered - asked
+                if acted.keys() != columns.keys():
+                    if t == 0 and not acted:
+                        acted = buffer.add_columns(columns)
+                    require_same_columns(policy, acted, columns)
+                for name, column in columns.items():
+                    acted[name][:, t] = column
+                rewards[:, t] = step.rewards
+                terminateds[:, t] = step.terminateds
+                truncateds[:, t] = step.truncateds
+                if infos is not None:
+                    for i in range(buffer.num_envs):
+                        infos[i, t] = dict(last_info_of(step.infos, i))
+                obs = batch_leaves(space_leaves, step.obs, "the environment's observation")
+                for place, leaf in zip(seen, obs, strict=True):
+                    place[:, t + 1] = leaf
+                if minds_ends:
+                    ended = step.terminateds | step.truncateds
+                    memory.stepped(step.rewards, ended, step.dead)
+                    if follows and ended.any():
+                        policy.acting.next_episode()
+                if step.dead is not None and np.count_nonzero(step.dead):
+                    np.logical_not(step.dead, out=buffer.alive[:, t])
+                if step.final is not None:
+                    self._keep_final(buffer, step, t)
+                if step.broken is not None:
+                    self._drop_episodes(buffer, step.broken, t)
+                if follower is not None:
+                    follower.step(step, env_actions)
+                buffer.used = t + 1
         others = now() - started - inference - waited
         before, after = envs.connecting[0] - connecting[0], envs.connecting[1] - connecting[1]
         waited -= before + after
@@ -359,13 +367,14 @@ class SingleAgentSampler(Sampler):
         last_leaves = batch_leaves(self._leaves, last, "the environment's final observation")
         buffer.finals.append((t, indices, last_leaves))
 
-    def _is_enough(self, buffer: _Buffer) -> bool:
+    def _missing_steps(self, buffer: _Buffer) -> int:
+        """Returns how many steps a batch needs at least that are not in the buffer; 0: none."""
         used, length = buffer.used, self._length
         if used < length:
-            return False
+            return length - used
         if self._complete:
-            return bool(_of_finished_episodes(buffer).sum() >= length * buffer.num_envs)
-        return bool(buffer.alive[:, :used].sum(axis=1).min() >= length)
+            return int(_of_finished_episodes(buffer).sum() < length * buffer.num_envs)
+        return max(0, length - int(buffer.alive[:, :used].sum(axis=1).min()))
 
     def _rows_to_hand_out(self, buffer: _Buffer) -> np.ndarray:
         if self._complete:
