@@ -30,7 +30,13 @@ def register(lookup: Callable[[Any, str], Any]) -> None:
 
     It raises a `LookupError` if objects of this class have nothing there.
     """
-    _lookups.append(lookup)
+    if lookup not in _lookups:
+        _lookups.append(lookup)
+
+
+def lookups() -> tuple[Callable[[Any, str], Any], ...]:
+    """Returns what is asked, so that other processes may ask it, too."""
+    return tuple(_lookups)
 
 
 def missing(obj: Any, name: str, message: str) -> Any:

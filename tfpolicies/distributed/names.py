@@ -1,4 +1,4 @@
-"""The names given to environments, models and distributions, for workers in other processes."""
+"""What this process registered by name, packed for workers in other processes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from ray import cloudpickle
 
+from tfpolicies import ported
 from tfpolicies.envs.registry import register_environment, registered_creator, registered_names
 from tfpolicies.models.distributions.action_distribution import (
     BOX_DISTRIBUTIONS,
@@ -21,6 +22,7 @@ _REGISTERS: dict[str, Callable[[str, Any], None]] = {
     "environment": register_environment,
     "model": register_model,
     "distribution": register_box_distribution,
+    "ported": lambda name, lookup: ported.register(lookup),
 }
 
 
@@ -33,6 +35,7 @@ def pack_names() -> list[tuple[str, str, bytes]]:
     found = [("environment", name, registered_creator(name)) for name in registered_names()]
     found += [("model", name, registered_model(name)) for name in registered_models()]
     found += [("distribution", name, kind) for name, kind in BOX_DISTRIBUTIONS.items()]
+    found += [("ported", "names", lookup) for lookup in ported.lookups()]
     packed = []
     for register, name, value in found:
         try:
