@@ -16,6 +16,7 @@ FLOORS = {
     "keras_weights": 0,
     "lazy": -1,
     "marks": 0,
+    "ported": 0,
     "registers": 0,
     "rules": 0,
     "schedules": 0,
@@ -97,7 +98,8 @@ def test_nothing_needs_the_names_that_exist_for_ported_code():
     others = [path for path in ROOT.rglob("*.py") if room_of(path) != "compat"]
 
     assert [path for path in others if "compat" in imports_of(path)] == []
-    assert all("tfpolicies.compat" not in path.read_text() for path in others)
+    told = ROOT / "ported.py"  # says in an error what to import
+    assert all("tfpolicies.compat" not in path.read_text() for path in others if path != told)
 
 
 def test_every_room_is_drawn_in_the_architecture():

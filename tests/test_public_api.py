@@ -15,6 +15,11 @@ from tfpolicies import errors
 
 PUBLIC = Path(__file__).with_name("public_api.txt").read_text().split()
 
+NAMES = dict(
+    line.split() for line in Path(__file__).with_name("public_names.txt").read_text().splitlines()
+)
+"""By `Class.name`, why it is there; what `TFPolicy` has of `Policy` stands there."""
+
 CLASSES = [name for name in PUBLIC if isinstance(getattr(tfpolicies, name), type)]
 
 
@@ -26,6 +31,25 @@ def test_the_public_names_are_deliberate():
         assert getattr(tfpolicies, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'PPOPolicy'"):
         _ = tfpolicies.PPOPolicy
+
+
+def names_of(cls):
+    return {name for name in dir(cls) if not name.startswith("_")}
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("name", sorted({key.partition(".")[0] for key in NAMES}))
+def test_the_public_names_of_a_class_are_deliberate(name):
+    base = names_of(tfpolicies.Policy) if name == "TFPolicy" else set()
+    found = names_of(getattr(tfpolicies, name)) - base
+    assert found == {key.partition(".")[2] for key in NAMES if key.partition(".")[0] == name}
+    assert set(NAMES.values()) == {"page", "override", "ours"}
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(("cls", "most"), [("PPOTF2Policy", 75), ("SampleBatch", 64)])
+def test_what_users_meet_first_is_small(cls, most):
+    assert len(names_of(getattr(tfpolicies, cls))) <= most
 
 
 def public_members(cls):

@@ -4,9 +4,8 @@ import pytest
 import tensorflow as tf
 
 from tests.tiny import make
-from tfpolicies import PGTF2Policy, PPOTF2Policy
+from tfpolicies import PGTF2Policy, PPOTF2Policy, ported
 from tfpolicies.errors import ConfigError, PolicyOwnedError
-from tfpolicies.policy import spelling
 from tfpolicies.testing import random_batch
 
 
@@ -36,7 +35,7 @@ def test_statistics_that_nothing_reads_are_an_error(monkeypatch):
         def loss(self, model, dist_class, train_batch):
             return super().loss(model, dist_class, train_batch) + self._mean_kl_loss
 
-    monkeypatch.setattr(spelling, "_MODULES", [])
+    monkeypatch.setattr(ported, "MODULES", {})
     policy = make(Ported)
     with pytest.raises(ConfigError, match=r"keeps _mean_kl_loss on self.*self\.record\(kl="):
         policy.learn_on_batch(random_batch(policy, 4))

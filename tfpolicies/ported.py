@@ -1,10 +1,12 @@
-"""Names that only code written for RLlib asks for: one hook, which `tfpolicies.compat` fills."""
+"""What only code written for RLlib asks for: one hook, which `tfpolicies.compat` fills."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import importlib
 from typing import Any
+
+from tfpolicies.errors import ConfigError
 
 NAMES = frozenset(
     {
@@ -22,19 +24,35 @@ NAMES = frozenset(
 )
 """The names there are."""
 
-_lookups: list[Callable[[Any, str], Any]] = []
+MODULES: dict[str, str] = {}
+"""The modules that know them, by name; imported on first use."""
 
 
-def register(lookup: Callable[[Any, str], Any]) -> None:
-    """Has `lookup(obj, name)` asked what an object has under a name of ported code.
+def register(module: str) -> None:
+    """Has a module asked for what objects of the core do not have.
 
-    It raises a `LookupError` if objects of this class have nothing there.
+    Args:
+        module: its name. It has `lookup(obj, name)`, which returns what an object has under a name
+            of ported code, or raises a `LookupError`; and `statistics(view, train_batch)`, which
+            returns the statistics by name that a ported loss kept in attributes of a traced view.
     """
-    _lookups.append(lookup)
+    MODULES[module] = module
+
+
+def lookup(obj: Any, name: str) -> Any:
+    """Returns what ported code finds under a name that an object does not have.
+
+    Raises:
+        LookupError: if nobody knows the name.
+    """
+    for module in map(importlib.import_module, MODULES):
+        with contextlib.suppress(LookupError):
+            return module.lookup(obj, name)
+    raise LookupError(name)
 
 
 def missing(obj: Any, name: str, message: str) -> Any:
-    """Returns what ported code finds under a name that an object does not have.
+    """Does what `lookup` does for one of `NAMES`.
 
     Args:
         obj: the object.
@@ -46,9 +64,27 @@ def missing(obj: Any, name: str, message: str) -> Any:
             has not been done and would help.
     """
     if name in NAMES:
-        for lookup in _lookups:
-            with contextlib.suppress(LookupError):
-                return lookup(obj, name)
-        if not _lookups:
+        with contextlib.suppress(LookupError):
+            return lookup(obj, name)
+        if not MODULES:
             message = f"{message}. Code written for RLlib finds it after `import tfpolicies.compat`"
     raise AttributeError(message)
+
+
+def statistics(view: Any, train_batch: Any) -> dict[str, Any]:
+    """Returns the statistics that a loss kept in attributes, as RLlib's do.
+
+    Raises:
+        ConfigError: if it kept some, and nothing that reads them was imported.
+    """
+    unread = [name for name in vars(view) if name.startswith("_mean_") and not MODULES]
+    if unread:
+        raise ConfigError(
+            f"{type(view).__name__}.loss keeps {', '.join(unread)} on self, where nothing reads "
+            "them. Call self.record(kl=...) for statistics; or import the names for ported code, "
+            f"which read RLlib's: import {__name__.partition('.')[0]}.compat."
+        )
+    found: dict[str, Any] = {}
+    for module in map(importlib.import_module, MODULES):
+        found |= module.statistics(view, train_batch)
+    return found

@@ -6,12 +6,10 @@ Like the package itself it imports them on first use.
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 from tfpolicies import ported
 from tfpolicies.lazy import lazily
-from tfpolicies.policy.spelling import register_spelling
 
 _HOMES = {
     "AlgorithmConfigDict": "tfpolicies.compat.annotations",
@@ -135,12 +133,7 @@ _ELSEWHERE = {
 __all__ = [*_HOMES]
 
 
-def _lookup(obj: Any, name: str) -> Any:
-    return importlib.import_module("tfpolicies.compat.attributes").lookup(obj, name)
-
-
-register_spelling(f"{__name__}.scratch")
-ported.register(_lookup)
+ported.register(f"{__name__}.attributes")
 
 
 def __getattr__(name: str) -> Any:

@@ -1,19 +1,26 @@
-"""The names given to environments, models and distributions, for workers in other processes."""
+"""What this process registered by name, packed for workers in other processes."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+from typing import Any
 
 from ray import cloudpickle
 
+from tfpolicies import ported
 from tfpolicies.envs.registry import ENVIRONMENTS
 from tfpolicies.models.distributions.action_distribution import BOX_DISTRIBUTIONS
 from tfpolicies.models.registry import MODELS
 
 logger = logging.getLogger("tfpolicies")
 
-_REGISTERS = {"environment": ENVIRONMENTS, "model": MODELS, "distribution": BOX_DISTRIBUTIONS}
+_REGISTERS: dict[str, dict[str, Any]] = {
+    "environment": ENVIRONMENTS,
+    "model": MODELS,
+    "distribution": BOX_DISTRIBUTIONS,
+    "spelling": ported.MODULES,
+}
 
 
 def pack_names() -> list[tuple[str, str, bytes]]:
@@ -46,4 +53,4 @@ def take_names(packed: list[tuple[str, str, bytes]]) -> None:
                 error,
             )
             continue
-        _REGISTERS[register].add(name, found)
+        _REGISTERS[register][name] = found

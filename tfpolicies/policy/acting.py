@@ -200,11 +200,15 @@ class ProgramActing:
         state.global_timestep += rows
         if not explore:
             return state, np.zeros((rows, self._noise_size), np.float32), params
-        noise = None
-        if numbers is not None and self.only_kind is not None:
-            self.only_kind.draw(state.rng, numbers)
-        else:
+        noise, kind = None, self.only_kind
+        if kind is None:
             noise = self.exploration.draw_noise(state.rng, rows, params)
+        elif numbers is not None:
+            kind.draw(state.rng, numbers)
+        else:
+            noise = np.empty((rows, self._noise_size), np.float32)
+            kind.draw(state.rng, noise)
+            kind.finish(noise)
         if self.follows_episodes:
             state = self._disturbed_state()
         return state, noise, params
@@ -252,7 +256,12 @@ class ProgramActing:
             ObservationError: also for NaN and infinity, and for masks that allow nothing, unless
                 `check_inputs=False`.
         """
-        inputs = self.checked_inputs(obs_batch, state_batches, prev_action_batch, prev_reward_batch)
+        if self._reads_obs_only and state_batches is None:
+            inputs = batch_leaves(self._obs_leaves, obs_batch, "obs_batch")
+        else:
+            inputs = self.checked_inputs(
+                obs_batch, state_batches, prev_action_batch, prev_reward_batch
+            )
         if self.config["check_inputs"]:
             self._check(inputs)
         return inputs
@@ -271,8 +280,6 @@ class ProgramActing:
             UsageError: if the memory, or the previous actions or rewards that the model reads,
                 are missing or do not fit.
         """
-        if self._reads_obs_only and state_batches is None:
-            return batch_leaves(self._obs_leaves, obs_batch, "obs_batch")
         ports = self.program.ports
         inputs = batch_leaves(self._obs_leaves, obs_batch, "obs_batch")
         if ports.prev:

@@ -301,7 +301,7 @@ class LearningByMethods:
     @property
     def by_trajectory(self) -> bool:
         """Whether `postprocess_trajectory` must be called for each trajectory."""
-        return bool(self._policy._by_trajectory)
+        return bool(self._policy._has_own_postprocessing())
 
     def columns(self, batch: Mapping[str, Any]) -> list[str]:
         """Returns which columns of a batch are kept to learn from them later: all but infos."""

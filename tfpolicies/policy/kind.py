@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -9,6 +10,7 @@ import gymnasium as gym
 import keras
 import tensorflow as tf
 
+from tfpolicies import ported
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.errors import ConfigError, PolicyOwnedError, SpaceError
 from tfpolicies.models.distributions import ActionDistribution
@@ -16,7 +18,6 @@ from tfpolicies.models.losses import clip_gradients
 from tfpolicies.models.network import ModelSource, model_source
 from tfpolicies.models.spaces import nest
 from tfpolicies.policy.policy import Policy
-from tfpolicies.policy.spelling import spelled_attribute, spelled_statistics
 from tfpolicies.program.acting_view import require_width
 from tfpolicies.program.spec import static_settings
 
@@ -84,7 +85,7 @@ class PolicyKind(Policy):
         By default they are what `loss` recorded.
         """
         recorded = {name: x for name, x in self.recorded.items() if x.shape.rank == 0}
-        return {**recorded, **spelled_statistics(self, train_batch)}
+        return {**recorded, **ported.statistics(self, train_batch)}
 
     def grad_stats_fn(self, train_batch: Any, grads: Sequence[Any]) -> dict[str, tf.Tensor]:
         """Returns statistics of the gradients as scalar tensors."""
@@ -298,8 +299,8 @@ class PolicyKind(Policy):
 
     def __getattr__(self, name: str) -> Any:
         if self.__dict__.get("_is_view"):
-            if (found := spelled_attribute(self, name)) is not None:
-                return found
+            with contextlib.suppress(LookupError):
+                return ported.lookup(self, name)
             cls = type(self).__name__
             raise PolicyOwnedError(
                 f"traced code of {cls} read self.{name}, which belongs to one policy while the "

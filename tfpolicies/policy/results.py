@@ -43,7 +43,7 @@ class Results:
         if outputs.values is not None:
             found.append(outputs.values)
         if not own:
-            found = [array.copy() for array in found]
+            found = [*map(np.ndarray.copy, found)]
         if not explore:
             found[self._first_extra][...], found[self._first_extra + 1][...] = 0.0, 1.0
         return found
