@@ -57,16 +57,6 @@ class PPOTFPolicy(TFPolicy):
         """A value is estimated if there is a critic."""
         return bool(static["use_critic"])
 
-    @property
-    def kl_coeff(self) -> Any:
-        """The coefficient of the KL term in force."""
-        return self._in_force("kl_coeff")
-
-    @property
-    def entropy_coeff(self) -> Any:
-        """The coefficient of the entropy in force."""
-        return self._in_force("entropy_coeff")
-
     def loss(self, model: Any, dist_class: Any, train_batch: Any) -> tf.Tensor:
         """Returns the clipped surrogate objective with its value, entropy and KL terms."""
         config, mask = self.config, train_batch["loss_mask"]

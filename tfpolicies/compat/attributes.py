@@ -51,6 +51,10 @@ _LOOKUPS: dict[type, dict[str, Callable[[Any], Any]]] = {
         "loss_initialized": _loss_initialized,
         "maybe_initialize_optimizer_and_loss": lambda policy: _nothing,
     },
+    PPOTFPolicy: {
+        "entropy_coeff": lambda policy: policy._in_force("entropy_coeff"),
+        "kl_coeff": lambda policy: policy._in_force("kl_coeff"),
+    },
     Algorithm: {"_counters": lambda algorithm: algorithm.counters},
     ModelView: {"from_batch": lambda model: model},
     Episode: _OF_EPISODES,
@@ -64,11 +68,11 @@ def lookup(obj: Any, name: str) -> Any:
     Raises:
         LookupError: if objects of its class have nothing there.
     """
-    if vars(obj).get("_is_view"):
-        return _recorded(obj, name)
     for kind in type(obj).__mro__:
         if name in _LOOKUPS.get(kind, ()):
             return _LOOKUPS[kind][name](obj)
+    if vars(obj).get("_is_view"):
+        return _recorded(obj, name)
     raise LookupError(name)
 
 
