@@ -91,6 +91,7 @@ def test_an_algorithm_of_another_package_trains_and_resumes_by_its_name(installe
     words = ["--set", "jit_compile=False", "--set", "inference=tf", "--num-envs", "2"]
     assert main(["train", "CartPole-v1", "--algo", "ENT", "--steps", "400", *words]) == 0
     assert main(["train", "--resume", "--steps", "800"]) == 0
+    assert main(["evaluate", "runs", "--episodes", "1"]) == 0
     assert "ENT on CartPole-v1" in capfd.readouterr().out
     assert not hasattr(tfpolicies, "ENT")
 

@@ -89,7 +89,10 @@ def _entry_points() -> dict[str, EntryPoint]:
     """Returns the algorithms of other packages by name; of those with one name, the first."""
     from importlib.metadata import entry_points
 
-    return {found.name: found for found in reversed([*entry_points(group=GROUP)])}
+    found: dict[str, EntryPoint] = {}
+    for entry_point in entry_points(group=GROUP):
+        found.setdefault(entry_point.name, entry_point)
+    return found
 
 
 def _loaded(entry_point: EntryPoint) -> type[Algorithm]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.text import Text
 
+from tfpolicies.algorithms.registry import algorithm_names, find_algorithm
 from tfpolicies.cli.settings import imported
 from tfpolicies.errors import CheckpointError, UsageError
 from tfpolicies.reporting.run_folder import RunFolder, find_runs, newest_run
@@ -73,9 +75,12 @@ def load_policy(
     """
     load(console)
     given = {} if model is None else {"model": {"custom_model": imported("model", model)}}
+    from tfpolicies.policy.checkpoints import load_policies
     from tfpolicies.policy.policy import Policy
 
-    found = Policy.from_checkpoint(folder, config={"explore": explore, **given})
+    base: Any = Policy
+    settings = {"explore": explore, **given}
+    found = load_policies(folder, None, base, settings, known=_classes_of_run(folder))
     if not isinstance(found, dict):
         return found
     if len(found) != 1:
@@ -84,6 +89,18 @@ def load_policy(
             f"{folder / 'policies' / sorted(found)[0]}."
         )
     return next(iter(found.values()))
+
+
+def _classes_of_run(folder: Path) -> list[Any]:
+    """Returns the classes of policies of the algorithm of the run that a checkpoint lies in."""
+    within = [parent for parent in folder.absolute().parents if parent.name == "checkpoints"]
+    with contextlib.suppress(CheckpointError):
+        for settings in (RunFolder.open(parent.parent).settings for parent in within):
+            train = settings.get("train")
+            name = train.get("algo") if isinstance(train, dict) else settings.get("learn")
+            if name in algorithm_names():
+                return [*find_algorithm(name).policy_classes.values()]
+    return []
 
 
 def export_policy(

@@ -534,20 +534,29 @@ def load_policies(
     overrides: Mapping[str, Any] | None,
     *,
     allow_non_finite: bool = False,
+    known: Sequence[type] = (),
 ) -> Any:
     """Returns the policy of a policy's checkpoint, or those of an algorithm's by id.
+
+    Args:
+        path: the folder.
+        policy_ids: of an algorithm's checkpoint, only these.
+        policy_class: what each must be.
+        overrides: settings that replace stored ones.
+        allow_non_finite: take weights with NaN or infinity, too.
+        known: classes of other packages that the checkpoint may name.
 
     Raises:
         CheckpointError: if the checkpoint is missing, damaged or foreign, if one of the policies is
             no `policy_class`, or if `policy_ids` are given for the checkpoint of a single policy.
         UnknownPolicyError: if one of `policy_ids` is not in it.
     """
-    folder, classes = Path(path), [policy_class]
+    folder, classes = Path(path), [policy_class, *known]
     parent, name = folder.parent.parent, folder.name
     is_part = folder.parent.name == "policies" and (parent / ALGORITHM_MANIFEST).exists()
     if is_part and policy_ids is None and not folder.exists():  # named by its id alone
         found = load_policies(
-            parent, [name], policy_class, overrides, allow_non_finite=allow_non_finite
+            parent, [name], policy_class, overrides, allow_non_finite=allow_non_finite, known=known
         )
         return found[name]
     if (folder / POLICY_MANIFEST).exists() or not (folder / ALGORITHM_MANIFEST).exists():
@@ -557,7 +566,7 @@ def load_policies(
                 f"{str(folder)!r} is the checkpoint of one policy; leave policy_ids out."
             )
         checkpoint = read_checkpoint(folder, POLICY_MANIFEST, kind="Policy")
-        _require_class({None: checkpoint}, repr(str(folder)), policy_class)
+        _require_class({None: checkpoint}, repr(str(folder)), classes)
         return policy_of(
             checkpoint, repr(str(folder)), classes, overrides, allow_non_finite=allow_non_finite
         )
@@ -568,7 +577,7 @@ def load_policies(
         groups=[],
         policies=None if policy_ids is None else list(policy_ids),
     )
-    _require_class(whole.policies, repr(str(folder)), policy_class)
+    _require_class(whole.policies, repr(str(folder)), classes)
     return {
         pid: policy_of(
             part,
@@ -581,20 +590,23 @@ def load_policies(
     }
 
 
-def _require_class(found: Mapping[Any, Checkpoint], source: str, wanted: type) -> None:
+def _require_class(
+    found: Mapping[Any, Checkpoint], source: str, known: Sequence[type]
+) -> None:
     """Checks that policies are of a class or of subclasses of it.
 
     Args:
         found: by id; a single one by None.
         source: where they are from, for messages.
-        wanted: the class.
+        known: the class, and others that the file may name.
 
     Raises:
         CheckpointError: naming all that are not, and the call that takes them.
     """
+    wanted = known[0]
     classes = {
         pid: _class_of(
-            part.manifest, source if pid is None else f"policy {pid!r} of {source}", [wanted]
+            part.manifest, source if pid is None else f"policy {pid!r} of {source}", known
         )
         for pid, part in found.items()
     }
