@@ -10,8 +10,6 @@ from tfpolicies.algorithms.pg import PG
 from tfpolicies.algorithms.ppo import PPO
 from tfpolicies.errors import ConfigError, near_matches
 
-__all__ = ["build_trainer", "get_algorithm_class", "get_trainable_cls", "get_trainer_class"]
-
 _ALGORITHMS: dict[str, type[Algorithm]] = {"DQN": DQN, "PG": PG, "PPO": PPO}
 
 
