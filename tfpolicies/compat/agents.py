@@ -12,8 +12,6 @@ from tfpolicies.algorithms.ppo import PPO
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.errors import ConfigError
 
-__all__ = ["DQNTrainer", "PGTrainer", "PPOTrainer"]
-
 
 class _Trainer(Algorithm):
     """An algorithm with the constructor of a trainer.

@@ -5,21 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-__all__ = [
-    "AlgorithmConfigDict",
-    "Deprecated",
-    "EnvActionType",
-    "EnvObsType",
-    "EnvType",
-    "ModelConfigDict",
-    "ModelWeights",
-    "MultiAgentDict",
-    "PartialAlgorithmConfigDict",
-    "ResultDict",
-    "TensorStructType",
-    "TensorType",
-]
-
 AlgorithmConfigDict = dict[str, Any]
 PartialAlgorithmConfigDict = dict[str, Any]
 ModelConfigDict = dict[str, Any]

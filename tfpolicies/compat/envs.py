@@ -10,25 +10,14 @@ import gymnasium as gym
 from tfpolicies.envs.multi_agent_env import MultiAgentEnv, make_multi_agent
 from tfpolicies.envs.pettingzoo import pettingzoo_env
 from tfpolicies.envs.registry import register_environment
-from tfpolicies.envs.vector import Environments as BaseEnv
+from tfpolicies.envs.vector import Environments
 from tfpolicies.errors import NotOfferedError
 from tfpolicies.rollout.episode import Episode
-
-__all__ = [
-    "ENV_STATE",
-    "BaseEnv",
-    "EpisodeV2",
-    "MultiAgentCartPole",
-    "ParallelPettingZooEnv",
-    "PettingZooEnv",
-    "TaskSettableEnv",
-    "TaskType",
-    "register_env",
-]
 
 ENV_STATE = "state"
 """The key of an observation under which environments of cooperating agents give their state."""
 
+BaseEnv = Environments
 EpisodeV2 = Episode
 TaskType = Any
 MultiAgentCartPole: type[MultiAgentEnv] = make_multi_agent("CartPole-v1")

@@ -5,27 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from tfpolicies.batch.postprocessing import discount_cumsum as discount
-from tfpolicies.batch.postprocessing import standardized
+from tfpolicies.batch.postprocessing import discount_cumsum
 from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch, concat_samples
 from tfpolicies.distributed.worker_set import WorkerSet
 from tfpolicies.errors import UnknownPolicyError, UsageError
 
-__all__ = [
-    "LAST_TARGET_UPDATE_TS",
-    "LEARNER_INFO",
-    "LEARNER_STATS_KEY",
-    "NUM_AGENT_STEPS_SAMPLED",
-    "NUM_AGENT_STEPS_TRAINED",
-    "NUM_ENV_STEPS_SAMPLED",
-    "NUM_ENV_STEPS_TRAINED",
-    "NUM_TARGET_UPDATES",
-    "discount",
-    "multi_gpu_train_one_step",
-    "standardized",
-    "synchronous_parallel_sample",
-    "train_one_step",
-]
+discount = discount_cumsum
 
 LAST_TARGET_UPDATE_TS = "last_target_update_ts"
 LEARNER_INFO = "learner"

@@ -7,8 +7,6 @@ from typing import Any
 from tfpolicies.algorithms.algorithm import Algorithm
 from tfpolicies.algorithms.registry import find_algorithm
 
-__all__ = ["build_trainer", "get_algorithm_class", "get_trainable_cls", "get_trainer_class"]
-
 get_trainable_cls = get_algorithm_class = get_trainer_class = find_algorithm
 
 

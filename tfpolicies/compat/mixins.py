@@ -15,16 +15,6 @@ from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.policy.fragments import Fragments
 from tfpolicies.policy.tf_policy import TFPolicy
 
-__all__ = [
-    "DynamicTFPolicyV2",
-    "EagerTFPolicyV2",
-    "EntropyCoeffSchedule",
-    "KLCoeffMixin",
-    "LearningRateSchedule",
-    "ValueNetworkMixin",
-    "compute_gae_for_sample_batch",
-]
-
 
 class EagerTFPolicyV2(TFPolicy):
     """A base for policies on traced functions whose model estimates values, as RLlib's all do.

@@ -15,8 +15,6 @@ from tfpolicies.models.spaces import action_leaves, nest, pick
 from tfpolicies.policy.identity import derived_seed
 from tfpolicies.policy.policy import ActionBatch, Policy
 
-__all__ = ["RandomPolicy"]
-
 
 class RandomPolicy(Policy):
     """Draws actions from its action space, whatever it sees, and learns nothing.

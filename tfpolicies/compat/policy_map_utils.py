@@ -12,8 +12,6 @@ from tfpolicies.config.policy_spec import validate_policy_id
 from tfpolicies.policy.policy import Policy
 from tfpolicies.policy.tf_policy import TFPolicy
 
-__all__ = ["create_policy_for_framework", "validate_policy_id"]
-
 
 def create_policy_for_framework(
     policy_id: str,

@@ -12,8 +12,6 @@ from tfpolicies.batch.leaves import with_batch_axis
 from tfpolicies.models.preprocessing import encode, encoded_shape
 from tfpolicies.models.spaces import batch_leaves, leaves
 
-__all__ = ["Preprocessor", "get_preprocessor"]
-
 
 class Preprocessor:
     """Encodes observations of a space as rows of numbers.

@@ -8,8 +8,6 @@ from tfpolicies.batch.sample_batch import MultiAgentBatch
 from tfpolicies.errors import UsageError
 from tfpolicies.replay import multi_agent
 
-__all__ = ["MultiAgentReplayBuffer"]
-
 
 class MultiAgentReplayBuffer(multi_agent.MultiAgentReplayBuffer):
     """Keeps the newest rows of each policy, and draws them uniformly.

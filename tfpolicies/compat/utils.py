@@ -18,25 +18,6 @@ from tfpolicies.errors import UnsupportedSpaceError as UnsupportedSpaceException
 from tfpolicies.models import losses
 from tfpolicies.models.spaces import leaves
 
-__all__ = [
-    "FLOAT_MAX",
-    "FLOAT_MIN",
-    "SMALL_NUMBER",
-    "UnsupportedSpaceException",
-    "batch",
-    "convert_to_numpy",
-    "explained_variance",
-    "flatten_space",
-    "make_tf_callable",
-    "one_hot",
-    "override",
-    "softmax",
-    "try_import_tf",
-    "try_import_torch",
-    "unbatch",
-    "warn_if_infinite_kl_divergence",
-]
-
 FLOAT_MAX = 3.4e38
 FLOAT_MIN = -3.4e38
 SMALL_NUMBER = 1e-6

@@ -13,8 +13,6 @@ from tfpolicies.compat.utils import batch
 from tfpolicies.envs.vector import single_rows
 from tfpolicies.errors import NotOfferedError
 
-__all__ = ["VectorEnv"]
-
 
 class VectorEnv(gym.vector.VectorEnv):
     """N environments behind one step: a vector environment of Gymnasium made of four methods.

@@ -228,20 +228,9 @@ class AlgorithmConfig(SectionedConfig):
         >>> config.policies["b"]
         PolicySpec(policy_class=None, observation_space=None, action_space=None, config=None)
         """
-        settings = {
-            "policies": policies,
-            "policy_map_capacity": policy_map_capacity,
-            "policy_mapping_fn": policy_mapping_fn,
-            "policies_to_train": policies_to_train,
-            "policy_states_are_swappable": policy_states_are_swappable,
-            "observation_fn": observation_fn,
-            "count_steps_by": count_steps_by,
-            "algorithm_config_overrides_per_module": algorithm_config_overrides_per_module,
-            "replay_mode": replay_mode,
-            "policy_map_cache": policy_map_cache,
-        }
-        given = {name: x for name, x in settings.items() if x is not _NOT_PROVIDED}
-        self._change("multi_agent", {**given, **unknown})
+        told = {name: x for name, x in locals().items() if name not in ("self", "unknown")}
+        given = {name: x for name, x in told.items() if x is not _NOT_PROVIDED}
+        self._change("multi_agent", given | unknown)
         trained = given.get("policies_to_train")
         if isinstance(trained, Collection) and not trained:
             logger.warning("policies_to_train is empty: no policy will be trained.")

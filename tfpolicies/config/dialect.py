@@ -120,122 +120,132 @@ _NO_HORIZON = (
 _OWN_CONNECTORS = "use agent_connectors and action_connectors"
 _IN_MODEL = "the model preprocesses observations, whatever the environment"
 
+_BY_METHOD: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
+    "environment": {
+        "render_env": (False, "make the environment with env_config={'render_mode': ...}"),
+        "is_atari": (
+            None,
+            "games are treated like all environments; wrap them in "
+            "gymnasium.wrappers.AtariPreprocessing",
+            False,
+        ),
+        "auto_wrap_old_gym_envs": (
+            True,
+            "environments have Gymnasium's API; wrap others yourself",
+            False,
+        ),
+    },
+    "rollouts": {
+        "sample_async": (False, "workers sample without threads; use num_rollout_workers for more"),
+        "enable_tf1_exec_eagerly": (
+            False,
+            "framework('tf') is graph mode; use 'tf2' with eager_tracing=False",
+        ),
+        "horizon": (None, _NO_HORIZON),
+        "soft_horizon": (False, _NO_HORIZON),
+        "no_done_at_end": (False, _NO_HORIZON),
+        "preprocessor_pref": (
+            "deepmind",
+            f"{_IN_MODEL}; wrap games in gymnasium.wrappers.AtariPreprocessing ('rllib' and None "
+            "were the other choices)",
+        ),
+        "remote_worker_envs": (False, _NO_REMOTE_ENVS),
+        "remote_env_batch_wait_ms": (0, _NO_REMOTE_ENVS),
+        "sample_collector": (
+            None,
+            "columns are collected in arrays; change batches in on_sample_end",
+        ),
+        "env_runner_cls": (None, f"{_NO_NEW_STACK}: `RolloutWorker` samples"),
+        "env_to_module_connector": (None, _OWN_CONNECTORS),
+        "module_to_env_connector": (None, _OWN_CONNECTORS),
+        "synchronize_filters": (True, "use update_worker_filter_stats and use_worker_filter_stats"),
+    },
+    "evaluation": {
+        "enable_async_evaluation": (False, "use evaluation_parallel_to_training=True"),
+        "custom_async_evaluation_function": (None, "use custom_evaluation_function"),
+        "off_policy_estimation_methods": ({}, _NO_OPE),
+        "ope_split_batch_by_episode": (True, _NO_OPE),
+    },
+    "debugging": {
+        "logger_creator": (None, _OWN_LOGGER),
+        "logger_config": (None, _OWN_LOGGER, {}),
+        "worker_cls": (None, "change what a worker does by `callbacks`"),
+    },
+    "resources": {
+        "_fake_gpus": (False, "use num_gpus=0 where there is none"),
+        "num_learner_workers": (0, _NO_LEARNERS),
+        "num_cpus_per_learner_worker": (1, _NO_LEARNERS),
+        "num_gpus_per_learner_worker": (0, _NO_LEARNERS),
+        "local_gpu_idx": (0, "choose GPUs by CUDA_VISIBLE_DEVICES"),
+    },
+    "python_environment": {
+        "extra_python_environs_for_driver": (
+            {},
+            "the variables of this process are yours: set them in os.environ",
+        ),
+    },
+    "offline_data": {
+        "input_": ("sampler", _NO_OFFLINE),
+        "input_config": ({}, _NO_OFFLINE),
+        "actions_in_input_normalized": (False, _NO_OFFLINE),
+        "postprocess_inputs": (False, _NO_OFFLINE),
+        "shuffle_buffer_size": (0, _NO_OFFLINE),
+        "output": (None, _NO_OFFLINE),
+        "output_config": ({}, _NO_OFFLINE),
+        "output_compress_columns": (["obs", "new_obs"], _NO_OFFLINE),
+        "output_max_file_size": (64 * 1024**2, _NO_OFFLINE),
+        "offline_sampling": (False, _NO_OFFLINE),
+    },
+    "experimental": {
+        "_disable_preprocessor_api": (False, _IN_MODEL, True),
+        "_disable_execution_plan_api": (
+            True,
+            "override `training_step`, which is what takes its place",
+        ),
+        "_disable_action_flattening": (False, "actions are nested like their space", True),
+        "_disable_initialize_loss_from_dummy_batch": (
+            False,
+            "functions are traced when they are first needed",
+            True,
+        ),
+        "_enable_new_api_stack": (False, _NO_NEW_STACK),
+        "simple_optimizer": (False, "there is one way to learn: in one compiled call", True),
+    },
+    "multi_agent": {
+        "algorithm_config_overrides_per_module": (
+            _GONE,
+            "there are no RLModules here; give policies={id: PolicySpec(config={...})}",
+        ),
+        "replay_mode": (
+            _GONE,
+            "rows are always replayed for each policy on its own; choose the buffer by "
+            "training(replay_buffer_config={...})",
+        ),
+        "policy_map_cache": (
+            _GONE,
+            "use policy_map_capacity; policies that are not in memory lie in a private folder",
+        ),
+    },
+    "training": {
+        "_enable_learner_api": (False, _NO_NEW_STACK),
+        "learner_class": (None, _NO_NEW_STACK),
+        "learner_connector": (None, _NO_NEW_STACK),
+    },
+    "rl_module": {
+        "rl_module_spec": (None, _NO_NEW_STACK),
+        "_enable_rl_module_api": (False, _NO_NEW_STACK),
+    },
+    "api_stack": {
+        "enable_rl_module_and_learner": (False, _NO_NEW_STACK),
+        "enable_env_runner_and_connector_v2": (False, _NO_NEW_STACK),
+    },
+}
+"""By method and name: the value, why it is nothing else, and further values that change nothing."""
+
 CONSTANTS: Mapping[str, Constant] = {
-    # environment
-    "render_env": Constant(
-        "environment", False, "make the environment with env_config={'render_mode': ...}"
-    ),
-    "is_atari": Constant(
-        "environment",
-        None,
-        "games are treated like all environments; wrap them in "
-        "gymnasium.wrappers.AtariPreprocessing",
-        (False,),
-    ),
-    "auto_wrap_old_gym_envs": Constant(
-        "environment", True, "environments have Gymnasium's API; wrap others yourself", (False,)
-    ),
-    # rollouts
-    "sample_async": Constant(
-        "rollouts", False, "workers sample without threads; use num_rollout_workers for more"
-    ),
-    "enable_tf1_exec_eagerly": Constant(
-        "rollouts", False, "framework('tf') is graph mode; use 'tf2' with eager_tracing=False"
-    ),
-    "horizon": Constant("rollouts", None, _NO_HORIZON),
-    "soft_horizon": Constant("rollouts", False, _NO_HORIZON),
-    "no_done_at_end": Constant("rollouts", False, _NO_HORIZON),
-    "preprocessor_pref": Constant(
-        "rollouts",
-        "deepmind",
-        f"{_IN_MODEL}; wrap games in gymnasium.wrappers.AtariPreprocessing ('rllib' and None were "
-        "the other choices)",
-    ),
-    "remote_worker_envs": Constant("rollouts", False, _NO_REMOTE_ENVS),
-    "remote_env_batch_wait_ms": Constant("rollouts", 0, _NO_REMOTE_ENVS),
-    "sample_collector": Constant(
-        "rollouts", None, "columns are collected in arrays; change batches in on_sample_end"
-    ),
-    "env_runner_cls": Constant("rollouts", None, f"{_NO_NEW_STACK}: `RolloutWorker` samples"),
-    "env_to_module_connector": Constant("rollouts", None, _OWN_CONNECTORS),
-    "module_to_env_connector": Constant("rollouts", None, _OWN_CONNECTORS),
-    "synchronize_filters": Constant(
-        "rollouts", True, "use update_worker_filter_stats and use_worker_filter_stats"
-    ),
-    # evaluation
-    "enable_async_evaluation": Constant(
-        "evaluation", False, "use evaluation_parallel_to_training=True"
-    ),
-    "custom_async_evaluation_function": Constant(
-        "evaluation", None, "use custom_evaluation_function"
-    ),
-    "off_policy_estimation_methods": Constant("evaluation", {}, _NO_OPE),
-    "ope_split_batch_by_episode": Constant("evaluation", True, _NO_OPE),
-    # debugging
-    "logger_creator": Constant("debugging", None, _OWN_LOGGER),
-    "logger_config": Constant("debugging", None, _OWN_LOGGER, ({},)),
-    "worker_cls": Constant("debugging", None, "change what a worker does by `callbacks`"),
-    # resources
-    "_fake_gpus": Constant("resources", False, "use num_gpus=0 where there is none"),
-    "num_learner_workers": Constant("resources", 0, _NO_LEARNERS),
-    "num_cpus_per_learner_worker": Constant("resources", 1, _NO_LEARNERS),
-    "num_gpus_per_learner_worker": Constant("resources", 0, _NO_LEARNERS),
-    "local_gpu_idx": Constant("resources", 0, "choose GPUs by CUDA_VISIBLE_DEVICES"),
-    # python_environment
-    "extra_python_environs_for_driver": Constant(
-        "python_environment", {}, "the variables of this process are yours: set them in os.environ"
-    ),
-    # offline_data
-    "input_": Constant("offline_data", "sampler", _NO_OFFLINE),
-    "input_config": Constant("offline_data", {}, _NO_OFFLINE),
-    "actions_in_input_normalized": Constant("offline_data", False, _NO_OFFLINE),
-    "postprocess_inputs": Constant("offline_data", False, _NO_OFFLINE),
-    "shuffle_buffer_size": Constant("offline_data", 0, _NO_OFFLINE),
-    "output": Constant("offline_data", None, _NO_OFFLINE),
-    "output_config": Constant("offline_data", {}, _NO_OFFLINE),
-    "output_compress_columns": Constant("offline_data", ["obs", "new_obs"], _NO_OFFLINE),
-    "output_max_file_size": Constant("offline_data", 64 * 1024**2, _NO_OFFLINE),
-    "offline_sampling": Constant("offline_data", False, _NO_OFFLINE),
-    # experimental
-    "_disable_preprocessor_api": Constant("experimental", False, _IN_MODEL, (True,)),
-    "_disable_execution_plan_api": Constant(
-        "experimental", True, "override `training_step`, which is what takes its place"
-    ),
-    "_disable_action_flattening": Constant(
-        "experimental", False, "actions are nested like their space", (True,)
-    ),
-    "_disable_initialize_loss_from_dummy_batch": Constant(
-        "experimental", False, "functions are traced when they are first needed", (True,)
-    ),
-    "_enable_new_api_stack": Constant("experimental", False, _NO_NEW_STACK),
-    "simple_optimizer": Constant(
-        "experimental", False, "there is one way to learn: in one compiled call", (True,)
-    ),
-    # multi_agent
-    "algorithm_config_overrides_per_module": Constant(
-        "multi_agent",
-        _GONE,
-        "there are no RLModules here; give policies={id: PolicySpec(config={...})}",
-    ),
-    "replay_mode": Constant(
-        "multi_agent",
-        _GONE,
-        "rows are always replayed for each policy on its own; choose the buffer by "
-        "training(replay_buffer_config={...})",
-    ),
-    "policy_map_cache": Constant(
-        "multi_agent",
-        _GONE,
-        "use policy_map_capacity; policies that are not in memory lie in a private folder",
-    ),
-    # newer RLlib's switches for its other stack
-    "_enable_learner_api": Constant("training", False, _NO_NEW_STACK),
-    "learner_class": Constant("training", None, _NO_NEW_STACK),
-    "learner_connector": Constant("training", None, _NO_NEW_STACK),
-    "rl_module_spec": Constant("rl_module", None, _NO_NEW_STACK),
-    "_enable_rl_module_api": Constant("rl_module", False, _NO_NEW_STACK),
-    "enable_rl_module_and_learner": Constant("api_stack", False, _NO_NEW_STACK),
-    "enable_env_runner_and_connector_v2": Constant("api_stack", False, _NO_NEW_STACK),
+    name: Constant(method, value, why, tuple(harmless))
+    for method, constants in _BY_METHOD.items()
+    for name, (value, why, *harmless) in constants.items()
 }
 """By name."""
 

@@ -34,6 +34,11 @@ def default_policy_mapping(
     return DEFAULT_POLICY_ID
 
 
+_OBSERVATION_FN = function(
+    "a function (agent_obs, worker, base_env, policies, episode) -> observations"
+).or_none()
+
+
 @dataclass(frozen=True, kw_only=True)
 class MultiAgent(Section):
     """Several policies; `AlgorithmConfig.multi_agent` documents the settings."""
@@ -41,17 +46,11 @@ class MultiAgent(Section):
     policies: Mapping[str, PolicySpec] = setting({DEFAULT_POLICY_ID: PolicySpec()})
     policy_map_capacity: int = setting(100, COUNT)  # policies with their variables in memory
     policy_mapping_fn: Callable[..., str] = setting(
-        default_policy_mapping,
-        kept=lambda given: default_policy_mapping if given is None else given,
+        default_policy_mapping, kept=lambda x: default_policy_mapping if x is None else x
     )
     policies_to_train: Collection[str] | ToTrain = None  # None: all
     policy_states_are_swappable: bool = setting(False, BOOL)
-    observation_fn: Callable[..., Mapping[Any, Any]] | None = setting(
-        None,
-        function(
-            "a function (agent_obs, worker, base_env, policies, episode) -> observations"
-        ).or_none(),
-    )
+    observation_fn: Callable[..., Mapping[Any, Any]] | None = setting(None, _OBSERVATION_FN)
     count_steps_by: str = setting("env_steps", one_of("env_steps", "agent_steps"))
 
     def __post_init__(self) -> None:

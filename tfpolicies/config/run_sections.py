@@ -8,7 +8,19 @@ from typing import Any
 
 from tfpolicies.config.sectioned import as_overrides
 from tfpolicies.config.setting import Merge, Section, setting
-from tfpolicies.rules import AMOUNT, BOOL, COUNT, POSITIVE, Rule, count, function, is_number, one_of
+from tfpolicies.rules import (
+    AMOUNT,
+    BOOL,
+    COUNT,
+    COUNT_OR_AUTO,
+    DICT,
+    POSITIVE,
+    Rule,
+    count,
+    function,
+    is_number,
+    one_of,
+)
 
 _SHARES = Rule(
     lambda x: (
@@ -23,26 +35,28 @@ _TEXTS = Rule(
     ),
     "a dict of texts {name: value}",
 )
+_GPUS = Rule(
+    lambda x: is_number(x) and 0 <= x <= 1,
+    "0 or 1 (a learner uses one GPU at most), or a share between",
+)
+_PLACEMENT = one_of("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+_SECONDS = Rule(POSITIVE.holds, "a number of seconds > 0").or_none()
+_OVERRIDES = Rule(DICT.holds, "a dict of overrides").or_none()
+_EVALUATES = function("a function (algorithm, evaluation_workers) -> dict").or_none()
+_SEED = Rule(count(0).holds, "an int >= 0").or_none()
+_MAKER = Rule(lambda x: x is None or callable(x), "a DefaultCallbacks subclass")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Resources(Section):
     """What hardware is used; what is per worker concerns remote workers."""
 
-    num_gpus: float = setting(  # 1: the learner is on a GPU, if there is one
-        0,
-        Rule(
-            lambda x: is_number(x) and 0 <= x <= 1,
-            "0 or 1 (a learner uses one GPU at most), or a share between",
-        ),
-    )
+    num_gpus: float = setting(0, _GPUS)  # 1: the learner is on a GPU, if there is one
     num_cpus_per_worker: float = setting(1, AMOUNT)  # CPUs that Ray keeps for a worker
     num_gpus_per_worker: float = setting(0, AMOUNT)  # GPUs that Ray keeps for a worker
     num_cpus_for_local_worker: float = setting(1, AMOUNT)  # that Ray keeps for the learner
     custom_resources_per_worker: Mapping[str, float] = setting({}, _SHARES)  # Ray's, by name
-    placement_strategy: str = setting(  # of Ray's placement group: how nodes get workers
-        "PACK", one_of("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
-    )
+    placement_strategy: str = setting("PACK", _PLACEMENT)  # how Ray's nodes get workers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,12 +64,9 @@ class FaultTolerance(Section):
     """What happens when environments or workers fail."""
 
     restart_failed_sub_environments: bool = setting(False, BOOL)  # made anew, its episode dropped
-    max_num_sub_environment_restarts: int | None = setting(  # in a row, of each; None: any number
-        None, count(0).or_none()
-    )
-    env_step_timeout_s: float | None = setting(  # a longer reset or step is a failure
-        None, Rule(POSITIVE.holds, "a number of seconds > 0").or_none()
-    )
+    # in a row, of each; None: any number
+    max_num_sub_environment_restarts: int | None = setting(None, count(0).or_none())
+    env_step_timeout_s: float | None = setting(None, _SECONDS)  # a longer reset or step fails
     recreate_failed_workers: bool = setting(False, BOOL)  # a remote worker that died is replaced
     ignore_worker_failures: bool = setting(False, BOOL)  # the run goes on with those that are left
     max_num_worker_restarts: int = setting(1000, count(0))  # of each worker
@@ -69,27 +80,16 @@ class FaultTolerance(Section):
 class Evaluation(Section):
     """How policies are evaluated, on environments of their own."""
 
-    evaluation_interval: int | None = setting(  # training iterations; None: only by `evaluate()`
-        None, COUNT.or_none()
-    )
-    evaluation_duration: int | str = setting(  # in its unit; "auto": as long as training takes
-        10, Rule(lambda x: x == "auto" or COUNT.holds(x), "an integer >= 1 or 'auto'")
-    )
+    evaluation_interval: int | None = setting(None, COUNT.or_none())  # None: by `evaluate()` only
+    evaluation_duration: int | str = setting(10, COUNT_OR_AUTO)  # "auto": as long as training takes
     evaluation_duration_unit: str = setting("episodes", one_of("episodes", "timesteps"))
     evaluation_config: Mapping[str, Any] | None = setting(  # overrides, e.g. {"explore": False}
-        None,
-        Rule(lambda x: isinstance(x, Mapping), "a dict of overrides").or_none(),
-        merge=Merge.KEYS,
-        kept=as_overrides,
+        None, _OVERRIDES, merge=Merge.KEYS, kept=as_overrides
     )
     evaluation_num_workers: int = setting(0, count(0))  # remote, for this alone; 0: this process
     evaluation_parallel_to_training: bool = setting(False, BOOL)  # while training goes on
-    evaluation_sample_timeout_s: float | None = setting(  # seconds for a worker's sample
-        180.0, AMOUNT.or_none()
-    )
-    custom_evaluation_function: Callable[..., Any] | None = setting(
-        None, function("a function (algorithm, evaluation_workers) -> dict").or_none()
-    )
+    evaluation_sample_timeout_s: float | None = setting(180.0, AMOUNT.or_none())  # of a worker
+    custom_evaluation_function: Callable[..., Any] | None = setting(None, _EVALUATES)
     always_attach_evaluation_results: bool = setting(False, BOOL)  # results carry the latest one
     in_evaluation: bool = setting(False, BOOL)  # set by `get_evaluation_config_object`
 
@@ -98,9 +98,7 @@ class Evaluation(Section):
 class Debugging(Section):
     """What makes runs repeatable and visible."""
 
-    seed: int | None = setting(  # of everything; None: drawn anew
-        None, Rule(count(0).holds, "an int >= 0").or_none()
-    )
+    seed: int | None = setting(None, _SEED)  # of everything; None: drawn anew
     log_level: str = setting("WARN", one_of("DEBUG", "INFO", "WARN", "ERROR"))  # of "tfpolicies"
     fake_sampler: bool = setting(False, BOOL)  # a worker gives its first batch again and again
     log_sys_usage: bool = setting(True, BOOL)  # `perf` in results: how busy the machine is
@@ -133,9 +131,7 @@ class Checkpointing(Section):
 class Callbacks(Section):
     """Code of the user that is called at the documented moments."""
 
-    callbacks: Callable[[], Any] | None = setting(
-        None, Rule(lambda x: x is None or callable(x), "a DefaultCallbacks subclass")
-    )
+    callbacks: Callable[[], Any] | None = setting(None, _MAKER)
 
 
 @dataclass(frozen=True, kw_only=True)

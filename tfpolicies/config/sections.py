@@ -22,6 +22,7 @@ from tfpolicies.rules import (
     AMOUNT,
     BOOL,
     COUNT,
+    COUNT_OR_AUTO,
     DICT,
     POSITIVE,
     UNIT,
@@ -33,38 +34,32 @@ from tfpolicies.rules import (
 )
 
 _SPACE = Rule(lambda x: isinstance(x, gym.Space), "a gymnasium space").or_none()
+_ENV = Rule(
+    lambda x: x is None or isinstance(x, str) or callable(x) or hasattr(x, "reset"),
+    "a name, 'package.module:Class', a class or creator of environments, or None",
+)
+_CLIP = Rule(
+    lambda x: x is None or isinstance(x, bool) or POSITIVE.holds(x),
+    "None, True, False or a number > 0",
+)
+_KEY = Rule(lambda x: isinstance(x, str) and x != "", "a non-empty text")
+_TASK_FN = function("a function (result, env, env_context) -> task").or_none()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Environment(Section):
     """What is acted in."""
 
-    env: Any = setting(  # name, "package.module:Class", environment class or None
-        None,
-        Rule(
-            lambda x: x is None or isinstance(x, str) or callable(x) or hasattr(x, "reset"),
-            "a name, 'package.module:Class', a class or creator of environments, or None",
-        ),
-    )
+    env: Any = setting(None, _ENV)  # name, "package.module:Class", environment class or None
     env_config: Mapping[str, Any] = setting({}, DICT, merge=Merge.DEEP)  # for the env's creator
     observation_space: gym.Space | None = setting(None, _SPACE)  # None: the environment's
     action_space: gym.Space | None = setting(None, _SPACE)  # None: the environment's
-    clip_rewards: bool | float | None = setting(  # True: their sign; x: to [-x, x]
-        None,
-        Rule(
-            lambda x: x is None or isinstance(x, bool) or POSITIVE.holds(x),
-            "None, True, False or a number > 0",
-        ),
-    )
+    clip_rewards: bool | float | None = setting(None, _CLIP)  # True: their sign; x: to [-x, x]
     normalize_actions: bool = setting(True, BOOL)  # act in [-1, 1], mapped to the Box's bounds
     clip_actions: bool = setting(False, BOOL)  # where not normalised: to the Box's bounds
     disable_env_checking: bool = setting(False, BOOL)
-    action_mask_key: str = setting(  # of observations; only a custom model may have another one
-        MASK, Rule(lambda x: isinstance(x, str) and x != "", "a non-empty text")
-    )
-    env_task_fn: Callable[..., Any] | None = setting(  # its result is the next task
-        None, function("a function (result, env, env_context) -> task").or_none()
-    )
+    action_mask_key: str = setting(MASK, _KEY)  # only a custom model may have another one
+    env_task_fn: Callable[..., Any] | None = setting(None, _TASK_FN)  # gives the next task
 
 
 CONNECTORS: dict[str, Any] = {
@@ -102,6 +97,9 @@ MEAN_STD_FILTERS = ("MeanStdFilter", "ConcurrentMeanStdFilter")
 """Two names of one filter: workers' statistics are always merged."""
 
 _FILTER = one_of("NoFilter", *MEAN_STD_FILTERS)
+_BATCH_MODE = one_of("truncate_episodes", "complete_episodes")
+_COMPRESSION = Rule(lambda x: x in (True, False, "bulk"), "a bool, 'bulk'")
+_COEF = Rule(lambda x: is_number(x) and 0 < x <= 1, "a number in (0, 1]").or_none()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,13 +108,9 @@ class Rollouts(Section):
 
     num_rollout_workers: int = setting(0, count(0))  # 0: in this process
     num_envs_per_worker: int = setting(1, COUNT)  # environments stepped together by a worker
-    rollout_fragment_length: int | str = setting(  # rows per environment and sample()
-        200, Rule(lambda x: x == "auto" or COUNT.holds(x), "an integer >= 1 or 'auto'")
-    )
-    batch_mode: str = setting("truncate_episodes", one_of("truncate_episodes", "complete_episodes"))
-    compress_observations: bool | str = setting(  # True: row by row; "bulk": a column at once
-        False, Rule(lambda x: x in (True, False, "bulk"), "a bool, 'bulk'")
-    )
+    rollout_fragment_length: int | str = setting(200, COUNT_OR_AUTO)  # rows per env and sample()
+    batch_mode: str = setting("truncate_episodes", _BATCH_MODE)
+    compress_observations: bool | str = setting(False, _COMPRESSION)  # True: rows; "bulk": columns
     observation_filter: str = setting("NoFilter", _FILTER)  # normalised by running statistics
     agent_connectors: Sequence[Any] = ()  # connectors, or their states; each policy gets its own
     action_connectors: Sequence[Any] = ()  # the same for actions; policies may override both
@@ -126,9 +120,7 @@ class Rollouts(Section):
     enable_connectors: bool = setting(True, BOOL)  # False: the lists of connectors must be empty
     create_env_on_local_worker: bool = setting(False, BOOL)  # also where remote workers sample
     validate_workers_after_construction: bool = setting(True, BOOL)  # one that fails is an error
-    sampler_perf_stats_ema_coef: float | None = setting(  # None: means of all steps
-        None, Rule(lambda x: is_number(x) and 0 < x <= 1, "a number in (0, 1]").or_none()
-    )
+    sampler_perf_stats_ema_coef: float | None = setting(None, _COEF)  # None: means of all steps
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -174,37 +166,30 @@ def _changes(rate: Any) -> bool:
     return isinstance(rate, Mapping) or callable(rate)
 
 
+_RATE = Rule(
+    lambda x: _changes(x) or AMOUNT.holds(x),
+    "a number >= 0, a function of environment steps or a Keras LearningRateSchedule",
+    lambda x: " ([[step, rate], ...] goes into lr_schedule)" * isinstance(x, list | tuple),
+)
+_LIMIT = Rule(POSITIVE.or_none().holds, "None or > 0")
+_NORM = one_of("global_norm", "norm", "value")
+_MODEL = Rule(_is_model, "a dict, a keras.Model or a factory of one", _model_hint)
+_TYPED = Rule(DICT.holds, "a dict {'type': ...}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Training(Section):
     """What all algorithms share about learning."""
 
     gamma: float = setting(0.99, UNIT)  # discount per environment step
-    lr: Any = setting(  # step size; or f(environment steps), or a Keras LearningRateSchedule
-        0.001,
-        Rule(
-            lambda x: _changes(x) or AMOUNT.holds(x),
-            "a number >= 0, a function of environment steps or a Keras LearningRateSchedule",
-            lambda x: " ([[step, rate], ...] goes into lr_schedule)" * isinstance(x, list | tuple),
-        ),
-        kept=described_schedule,
-    )
+    # step size; or f(environment steps), or a Keras LearningRateSchedule
+    lr: Any = setting(0.001, _RATE, kept=described_schedule)
     lr_schedule: Any = setting(None, SCHEDULE)  # [[timestep, lr], ...], piecewise linear
-    grad_clip: float | None = setting(  # None: no limit
-        None, Rule(lambda x: x is None or POSITIVE.holds(x), "None or > 0")
-    )
-    grad_clip_by: str = setting(  # of all variables together, of each, of each entry
-        "global_norm", one_of("global_norm", "norm", "value")
-    )
+    grad_clip: float | None = setting(None, _LIMIT)  # None: no limit
+    grad_clip_by: str = setting("global_norm", _NORM)  # of all variables, of each, of each entry
     train_batch_size: int = setting(32, COUNT)  # rows of one training step
-    model: Mapping[str, Any] = setting(
-        MODEL_DEFAULTS,
-        Rule(_is_model, "a dict, a keras.Model or a factory of one", _model_hint),
-        merge=Merge.KEYS,
-        kept=_as_model,
-    )
-    optimizer: Mapping[str, Any] = setting(  # {"type": "adam", "epsilon": ...}
-        {}, Rule(DICT.holds, "a dict {'type': ...}"), merge=Merge.KEYS
-    )
+    model: Mapping[str, Any] = setting(MODEL_DEFAULTS, _MODEL, merge=Merge.KEYS, kept=_as_model)
+    optimizer: Mapping[str, Any] = setting({}, _TYPED, merge=Merge.KEYS)  # {"type": "adam", ...}
     max_requests_in_flight_per_sampler_worker: int = setting(2, COUNT)  # samples asked at once
 
     def __post_init__(self) -> None:
@@ -222,21 +207,20 @@ class Training(Section):
 
 
 _SESSION = Rule(DICT.holds, "a dict of ConfigProto's fields")
+_FRAMEWORK, _INFERENCE = one_of("tf", "tf2"), one_of("auto", "tf", "onnx")
+_JIT = Rule(lambda x: x in (True, False, "auto"), "True, False or 'auto'")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Framework(Section):
     """How policies run."""
 
-    framework: str = setting(  # traced functions; "tf": graph mode, where no policy class is named
-        "tf2", one_of("tf", "tf2"), kept=lambda given: "tf2" if given is None else given
-    )
+    # traced functions; "tf": graph mode, where no policy class is named
+    framework: str = setting("tf2", _FRAMEWORK, kept=lambda x: "tf2" if x is None else x)
     eager_tracing: bool = setting(True, BOOL)  # False: untraced, for a debugger
     eager_max_retraces: int | None = setting(20, count(0).or_none())  # of each function
-    inference: str = setting("auto", one_of("auto", "tf", "onnx"))  # acting; "auto": the faster one
-    jit_compile: bool | str = setting(  # learning compiled by XLA
-        "auto", Rule(lambda x: x in (True, False, "auto"), "True, False or 'auto'")
-    )
+    inference: str = setting("auto", _INFERENCE)  # acting; "auto": through the faster one
+    jit_compile: bool | str = setting("auto", _JIT)  # learning compiled by XLA
     tf_session_args: Mapping[str, Any] = setting(  # of sessions in graph mode
         {
             "intra_op_parallelism_threads": 2,
@@ -249,9 +233,8 @@ class Framework(Section):
         _SESSION,
         merge=Merge.KEYS,
     )
-    local_tf_session_args: Mapping[str, Any] = setting(  # on top, in this process
-        {}, _SESSION, merge=Merge.KEYS
-    )
+    # on top, in this process
+    local_tf_session_args: Mapping[str, Any] = setting({}, _SESSION, merge=Merge.KEYS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,7 +243,5 @@ class Exploration(Section):
 
     explore: bool = setting(True, BOOL)
     exploration_config: Mapping[str, Any] = setting(
-        {"type": "StochasticSampling"},
-        Rule(DICT.holds, "a dict {'type': ...}"),
-        merge=Merge.TYPED,
+        {"type": "StochasticSampling"}, _TYPED, merge=Merge.TYPED
     )

@@ -590,9 +590,7 @@ def load_policies(
     }
 
 
-def _require_class(
-    found: Mapping[Any, Checkpoint], source: str, known: Sequence[type]
-) -> None:
+def _require_class(found: Mapping[Any, Checkpoint], source: str, known: Sequence[type]) -> None:
     """Checks that policies are of a class or of subclasses of it.
 
     Args:

@@ -7,7 +7,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping
-from types import TracebackType
 
 from rich.console import Console, Group
 from rich.progress import BarColumn, Progress, TextColumn
@@ -80,12 +79,7 @@ class TrainingProgress:
             self._progress.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._entered = False
         if self._progress is not None:
             self._progress.stop()

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from datetime import datetime
 from os import PathLike
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from tfpolicies.errors import CheckpointError, FolderInUseError, UsageError
@@ -183,12 +182,7 @@ class RunFolder:
     def __enter__(self) -> RunFolder:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.release()
 
     @property

@@ -19,7 +19,7 @@ import time
 TYPE_CHECKING = False  # as in `typing`: the less is imported here, the sooner signals are seen to
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import FrameType, TracebackType
+    from types import FrameType
     from typing import Any, NoReturn
 
 SIGNALS = tuple(
@@ -119,12 +119,7 @@ class Signals:
         watch.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         global _entered
         if _entered is not self:
             return
