@@ -291,7 +291,7 @@ class TFPolicy(PolicyKind):
     @property
     def learns_through(self) -> str:
         """How updates are compiled, in words; "tf.function" before that was decided."""
-        return (self.program.form or Form.PLAIN).value
+        return (self.program.updates.form or Form.PLAIN).value
 
     @property
     def model(self) -> keras.Model:
@@ -539,7 +539,7 @@ class TFPolicy(PolicyKind):
     def loss_columns(self) -> tuple[str, ...]:
         """The names of the columns that the loss reads."""
         self.prepare_learning()
-        return tuple(self.program.signature.columns)
+        return tuple(self.program.updates.signature.columns)
 
     def replayed_columns(self, batch: Mapping[str, Any]) -> list[str]:
         """Returns which columns of a batch learning reads: all, where methods of its own learn."""
@@ -565,7 +565,7 @@ class TFPolicy(PolicyKind):
     def resolve(self) -> None:
         """Decides in the config what every "auto" becomes, as the first use would."""
         self.prepare_learning()
-        self.config["jit_compile"] = self.program.resolve_form() is not Form.PLAIN
+        self.config["jit_compile"] = self.program.updates.resolve_form() is not Form.PLAIN
         _ = self.inference
         for name, before in self.automatic.items():
             tell_if_resolved_anew(name, before, self.config[name])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from tfpolicies.program.functions import ActInputs, ActOutputs, ProgramFunctions
 from tfpolicies.program.outputs import ActLayout
 from tfpolicies.program.runtimes.runtime import FirstCalls, FlatActing, Resident, Runtime, concrete
 from tfpolicies.program.update_forms import Form
-from tfpolicies.state import ACTING, PolicyState, StateLayout
+from tfpolicies.state import ACTING, PolicyState
 from tfpolicies.system.forks import require_tensorflow
 from tfpolicies.system.interruptible import BackgroundCall
 
@@ -71,19 +71,16 @@ class _Update:
             self._function.trace()
 
     def __call__(
-        self, state: PolicyState, *given: Any, meanwhile: Callable[[], None] | None = None
+        self,
+        state: PolicyState,
+        *given: Any,
+        shapes: Any = None,
+        meanwhile: Callable[[], None] | None = None,
     ) -> Any:
-        require_tensorflow()
         self.trace()
-        tensors = tf.nest.map_structure(tf.constant, [state.hyper, *given])
-        call = functools.partial(self._function, *tensors)
-        key = None if self._form is Form.PLAIN else (self, _shapes(tensors))
-        found = self._first_calls.run(key, call, meanwhile)
-        return tf.nest.map_structure(lambda x: None if x is None else x.numpy(), found)
-
-
-def _shapes(tensors: Any) -> tuple[Any, ...]:
-    return tuple(tuple(x.shape) for x in tf.nest.flatten(tensors))
+        call = functools.partial(self._function, tf.constant(state.hyper), *given)
+        key = None if self._form is Form.PLAIN else (self, shapes)
+        return self._first_calls.run(key, call, meanwhile)
 
 
 class FunctionRuntime(Runtime):
@@ -94,20 +91,17 @@ class FunctionRuntime(Runtime):
 
     Args:
         functions: the Program's functions over the resident variables.
-        layout: the layout of the states that are loaded.
         act: the outputs of acting.
         traced: whether to trace.
     """
 
-    def __init__(
-        self, functions: ProgramFunctions, layout: StateLayout, act: ActLayout, *, traced: bool
-    ) -> None:
+    def __init__(self, functions: ProgramFunctions, act: ActLayout, *, traced: bool) -> None:
+        super().__init__(functions)
         self.traced = traced
         self._first_calls = FirstCalls()
-        super().__init__(functions, layout)
         self._act_layout = act
-        self._segments = layout.segments(*ACTING)
-        flat, signatures = FlatActing(functions, layout, act), self.signatures
+        self._segments = functions.layout.segments(*ACTING)
+        flat, signatures = FlatActing(functions, act), self.signatures
         weights = signatures.acting_segments
         self._act = self._trace(on_device(flat.many, CPU), [weights, signatures.act])
         # One row costs less than dispatching its few dozen operations: XLA runs them as one.
@@ -121,8 +115,7 @@ class FunctionRuntime(Runtime):
         )
         device = functions.device
         self._load = self._trace(on_device(functions.load, device), [signatures.segments])
-        self._read = self._trace(on_device(functions.read, device), [])
-        self._weights: tuple[PolicyState, int, list[tf.Tensor]] | None = None
+        self._weights: tuple[PolicyState, int, dict[str, tf.Tensor]] | None = None
         self._resident = Resident()
 
     def _trace(self, function: Any, signature: Sequence[Any], *, jit: bool = False) -> Any:
@@ -133,17 +126,17 @@ class FunctionRuntime(Runtime):
 
     def run(
         self,
-        state: PolicyState,
+        states: PolicyState,
         inputs: Sequence[np.ndarray],
         noise: np.ndarray,
         params: np.ndarray,
     ) -> ActOutputs:
-        """Acts for `state`; see `ActInputs`. Returns NumPy arrays."""
+        """Acts for one state; see `Actor.run`."""
         require_tensorflow()
         with placed(CPU):
             tensors = [tf.constant(x) for x in inputs]
             given = ActInputs(tensors, tf.constant(noise), tf.constant(params))
-            packed = self._run_act(self._flat_weights(state), given, rows=len(noise))
+            packed = self._run_act(self._flat_weights(states), given, rows=len(noise))
         return self._act_layout.unpack([x.numpy() for x in packed])
 
     def _run_act(self, flat: Any, given: ActInputs, *, rows: int) -> Any:
@@ -167,12 +160,12 @@ class FunctionRuntime(Runtime):
         tensors = [[tf.constant(x) for x in part] for part in (inputs, actions)]
         return self._log_likelihoods(flat, *tensors).numpy()
 
-    def _flat_weights(self, state: PolicyState) -> list[tf.Tensor]:
+    def _flat_weights(self, state: PolicyState) -> Mapping[str, tf.Tensor]:
         known = self._weights
         if known is not None and known[0] is state and known[1] == state.version:
             return known[2]
         version = state.version
-        flat = [tf.constant(state.segments[name]) for name in self._segments]
+        flat = {name: tf.constant(state.segments[name]) for name in self._segments}
         self._weights = (state, version, flat)
         return flat
 
@@ -206,11 +199,6 @@ class FunctionRuntime(Runtime):
         del state
         self._first_calls.settle()
         self._resident.forget()
-
-    def read(self, state: PolicyState) -> dict[str, np.ndarray]:
-        """Returns copies of the resident variables, by segment."""
-        del state
-        return {name: values.numpy() for name, values in self._read().items()}
 
     def note(self, state: PolicyState) -> None:
         """Says that the resident variables hold a state as it is now."""
