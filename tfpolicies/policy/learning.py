@@ -36,7 +36,7 @@ class Learning:
     """
 
     def __init__(self, policy: Any, program: Program, state: PolicyState) -> None:
-        self._policy = weakref.ref(policy)
+        self._policy: Callable[[], Any] = weakref.ref(policy)
         self.program = program
         self.updates = program.updates
         self.state = state
@@ -64,7 +64,7 @@ class Learning:
         started = time.perf_counter()
         ready = self.updates.reader.read(batch)
         self._seconds_loading += time.perf_counter() - started
-        unit = self.policy.get_batch_divisibility_req()
+        unit = self._policy().get_batch_divisibility_req()
         for size in (ready.rows, minibatch_size or 0):
             if size % unit:
                 raise BatchError(
@@ -171,7 +171,7 @@ class Learning:
     def _announced(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Tells the callbacks of an update; returns the custom metrics they give."""
         custom: dict[str, Any] = {}
-        policy = self.policy
+        policy = self._policy()
         if policy.callbacks is not None:
             policy.callbacks.on_learn_on_batch(policy=policy, train_batch=batch, result=custom)
         return custom
@@ -179,11 +179,12 @@ class Learning:
     def _update(self, batch: LearnBatch, rows: int, **how: Any) -> dict[str, Any]:
         """Updates by `rows` rows of a batch; see `Updates.learn` for how."""
         state = self.state
-        self.policy.follow_updates()
+        policy = self._policy()
+        policy.follow_updates()
         before = state.num_grad_updates
         stats, fetches = self.updates.learn(state, batch, self._met, **how)
         return {
-            "learner_stats": {**stats, **self.policy.hyper_stats()},
+            "learner_stats": {**stats, **policy.hyper_stats()},
             "num_agent_steps_trained": rows,
             "num_grad_updates_lifetime": state.num_grad_updates,
             "diff_num_grad_updates_vs_sampler_policy": float(before),
@@ -243,9 +244,10 @@ class Learning:
             items = batch.between(offset, offset + size)
             rows = batch.rows_of(items)
         custom: dict[str, Any] = {}
-        if self.policy.callbacks is not None:
+        if self._policy().callbacks is not None:
             custom = self._announced(batch.columns if items is None else batch.taken(items))
-        return {**self._update(batch, rows, items=items), "custom_metrics": custom}
+        part = {} if items is None else {"items": items, "minibatch_size": size}
+        return {**self._update(batch, rows, **part), "custom_metrics": custom}
 
     # -- gradients ----------------------------------------------------------------------------
 

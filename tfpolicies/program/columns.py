@@ -88,8 +88,10 @@ class LearnBatch:
         They are put there once and stay there with the batch.
         """
         if self._placed is None or self._placed[0] != capacity:
-            padded = tf.nest.map_structure(lambda x: _padded(x, capacity), self.columns)
-            self._placed = capacity, place(padded)
+            columns: Any = self.columns
+            if capacity != self.items:
+                columns = tf.nest.map_structure(lambda x: _padded(x, capacity), columns)
+            self._placed = capacity, place(columns)
         return self._placed[1]
 
 
@@ -105,9 +107,12 @@ class BatchReader:
     def __init__(self, spec: ProgramSpec, ports: InputPorts, signature: LearnerSignature) -> None:
         self._spec = spec
         self._ports = ports
-        self._wanted = [
-            (name, wanted, _leaves_of(spec, name)) for name, wanted in signature.columns.items()
-        ]
+        self._wanted = signature.columns
+        self._ready = {  # dtypes and shapes of what is taken as it is
+            name: (x.dtype.as_numpy_dtype, tuple(x.shape[1:]))
+            for name, x in signature.columns.items()
+            if not isinstance(x, Mapping)
+        }
 
     def read(self, batch: Mapping[str, Any]) -> LearnBatch:
         """Returns the columns the loss reads, in the dtypes it was traced with.
@@ -120,14 +125,18 @@ class BatchReader:
         if is_recurrent:
             batch = travelling_columns(self._spec, self._ports, batch)
         columns = {}
-        for name, wanted, leaves in self._wanted:
+        for name, wanted in self._wanted.items():
             if name not in batch:
                 raise MissingColumnError(
                     f"The batch has no column {name!r}, which the loss of "
                     f"{self._spec.policy_class.__name__} reads; it has {sorted(batch)}."
                     f"{near_matches(name, batch)} `postprocess_trajectory` adds derived columns."
                 )
-            column = batch[name]
+            column = columns[name] = batch[name]
+            is_array = type(column) is np.ndarray and column.ndim > 0
+            if is_array and self._ready.get(name) == (column.dtype, column.shape[1:]):
+                continue
+            leaves = _leaves_of(self._spec, name)
             if leaves is not None and not is_recurrent:
                 column = nested_rows(leaves, column, name)
             columns[name] = _fit(name, wanted, column)
@@ -224,8 +233,6 @@ def _fit(name: str, spec: Any, column: Any) -> Any:
 
 
 def _padded(array: np.ndarray, capacity: int) -> np.ndarray:
-    if len(array) == capacity:
-        return array
     padded = np.zeros((capacity, *array.shape[1:]), array.dtype)
     padded[: len(array)] = array
     return padded

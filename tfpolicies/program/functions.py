@@ -279,7 +279,7 @@ class ProgramFunctions:
             The totals with the minibatches of the piece among them; the fetches; and what is left
             of the variables, by segment.
         """
-        self.traces.note("learn (fetches)" if fetches else "learn", hyper, columns, index, mask)
+        self.traces.note("learn_once" if fetches else "learn_epochs", hyper, columns, index, mask)
 
         def at(i: Any) -> Any:
             rows, weights = index[i], mask[i]

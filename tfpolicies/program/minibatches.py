@@ -63,10 +63,10 @@ def draw_minibatches(
 
 
 def one_minibatch(items: np.ndarray, size: int) -> Minibatches:
-    """Returns one minibatch of some rows, filled up to `size` rows where these are fewer."""
-    fill = (0, max(0, size - len(items)))
-    mask = np.pad(np.ones(len(items), np.float32), fill)
-    return Minibatches(np.pad(items, fill)[None], mask[None], 1, 0, False)
+    """Returns one minibatch of some rows, filled up to `size` rows."""
+    rows, mask = np.zeros((1, size), np.int32), np.zeros((1, size), np.float32)
+    rows[0, : len(items)], mask[0, : len(items)] = items, 1.0
+    return Minibatches(rows, mask, 1, 0, False)
 
 
 def padded_rows(rows: int, size: int, capacity: int) -> int:

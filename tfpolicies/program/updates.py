@@ -1,9 +1,9 @@
 """Updates: all that learns.
 
 What the loss needs is discovered, what is compiled is decided, and every update is one `learn`,
-whether of one minibatch or of many epochs. The state that learns lies in the resident variables of the runtime. What an update leaves of them
-is an output of the compiled call, and becomes the state's only if all of it is finite; until then
-the state is what it was.
+whether of one minibatch or of many epochs. The state that learns lies in the resident variables of
+the runtime. What an update leaves of them is an output of the compiled call, and becomes the
+state's only if all of it is finite; until then the state is what it was.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies.errors import ConfigError
-from tfpolicies.finite import all_finite, first_bad
+from tfpolicies.finite import all_finite, first_bad, is_finite
 from tfpolicies.models.ports import SEQ_LENS
 from tfpolicies.program.columns import BatchReader, LearnBatch, LearnerSignature
 from tfpolicies.program.devices import CPU
@@ -79,6 +79,9 @@ class Updates:
         self._steps: dict[bool, Any] = {}  # traced, by whether for XLA
         self._learners: dict[tuple[Form, bool], Any] = {}  # with fetches, too
         self._capacity: dict[tuple[int, int], int] = {}
+        self._placed_piece = functools.lru_cache(64)(
+            lambda first, last: runtime.placed(np.array([first, last], np.int32))
+        )
         self._pace = Pace()
         self.form: Form | None = None
         self._jit_works = False
@@ -222,12 +225,13 @@ class Updates:
             batch: what `reader` read.
             met: what is done if the loss or the weights are not finite.
             num_epochs: passes over the batch.
-            minibatch_size: rows per update; None for one update of all, which gives fetches.
+            minibatch_size: rows per update; None for one update of all.
             shuffle: whether the state's generator shuffles the rows for each epoch.
-            items: int32, those of one update, where it is of a part of the batch.
+            items: int32, those of one update, where it is of a part of the batch: about as many
+                as `minibatch_size` says.
         """
         size = batch.items
-        if minibatch_size is not None:
+        if minibatch_size is not None and items is None:
             size = self.items_of(minibatch_size)
             if self.resolve_form() is Form.PLAIN:  # XLA would compile anew for each smaller size
                 size = min(size, batch.items)
@@ -237,13 +241,24 @@ class Updates:
                 rng = state.rng if shuffle else None
                 minibatches = draw_minibatches(batch.items, num_epochs, size, rng)
             else:
-                minibatches = one_minibatch(items, size)
-            fetches = minibatch_size is None and bool(self.signature.fetches)
+                minibatches = one_minibatch(items, self._width(items, minibatch_size or 1))
+            is_single = minibatch_size is None or items is not None
+            fetches = is_single and bool(self.signature.fetches)
             return self._run(state, batch, minibatches, fetches=fetches)
 
-        return self._counted(state, met, run)
+        return self._counted(state, met, run, shuffle=shuffle)
 
-    def _counted(self, state: PolicyState, met: Met, run: Callable[[], _Ran]) -> Learned:
+    def _width(self, items: np.ndarray, minibatch_size: int) -> int:
+        """Returns to how many items a part of a batch is filled up."""
+        if self.resolve_form() is Form.PLAIN:
+            return len(items)
+        known = max(self.items_of(minibatch_size), self._capacity.get((0, 0), 0))
+        width = self._capacity[0, 0] = padded_rows(len(items), 1, known)
+        return width
+
+    def _counted(
+        self, state: PolicyState, met: Met, run: Callable[[], _Ran], *, shuffle: bool = False
+    ) -> Learned:
         """Runs an update on the resident state, which has what it leaves if that is finite.
 
         Until then the state is what it was; an update that fails leaves it and its generator so.
@@ -252,9 +267,10 @@ class Updates:
             state: of a policy of this kind.
             met: what is done if the loss or the weights are not finite.
             run: the update.
+            shuffle: whether it draws from the state's generator.
         """
         with state.changing(), self._lock:
-            drawn_before = state.rng.bit_generator.state
+            drawn_before = state.rng.bit_generator.state if shuffle else None
             try:
                 self._runtime.begin_update(state)
                 ran = run()
@@ -262,11 +278,12 @@ class Updates:
                 if not is_finite:
                     met(functools.partial(ran.reason, ran.left))
             except BaseException:
-                state.rng.bit_generator.state = drawn_before
+                if drawn_before is not None:
+                    state.rng.bit_generator.state = drawn_before
                 raise
             state.leave(ran.left)
             if is_finite:  # looking for a reason leaves other states in the variables
-                self._runtime.note(state)
+                self._runtime.resident(state).note(state)
             state.num_grad_updates += ran.steps
             return ran.learned
 
@@ -295,7 +312,7 @@ class Updates:
             self._runtime.begin_update(state)  # afresh
             return self._run(state, batch, minibatches, meanwhile, fetches=fetches)
         self._jit_works = form is not Form.PLAIN
-        signature = self.signature
+        signature: Any = self._signature
         values = totals[signature.kinds, range(len(signature.kinds))].tolist()
         stats = dict(zip(signature.stat_names, values, strict=True))
         why = functools.partial(self._reason_in_minibatches, state, batch, minibatches)
@@ -322,31 +339,26 @@ class Updates:
             self._capacity[kind] = capacity
             minibatches = minibatches.padded_to(capacity)
         learner, place = self._learner(form, fetches=fetches), self._runtime.placed
-        shapes = (capacity, *minibatches.rows.shape)
         columns = batch.placed(capacity, place)
         index, mask = place(minibatches.rows), place(minibatches.mask)
-        totals: Any = no_totals(self.signature.stat_names)
-        size, first, steps = minibatches.size, 0, minibatches.steps
+        shapes = capacity, *minibatches.rows.shape
+        totals, first, steps = self._no_totals, 0, minibatches.steps
         while True:
             began = time.perf_counter()
-            last = min(first + self._pace.minibatches(size), steps)
-            piece = place(np.array([first, last], np.int32))
-            totals, found, left = learner(
-                state,
-                columns,
-                index,
-                mask,
-                piece,
-                place(totals),
-                shapes=shapes,
-                meanwhile=meanwhile,
-            )
-            totals = np.asarray(totals)
+            last = min(first + self._pace.minibatches(shapes[2]), steps)
+            given = columns, index, mask, self._placed_piece(first, last), totals
+            totals, found, left = learner(state, *given, shapes=shapes, meanwhile=meanwhile)
+            array = np.asarray(totals)
             if last > first:
-                self._pace.took(size, last - first, time.perf_counter() - began)
+                self._pace.took(shapes[2], last - first, time.perf_counter() - began)
             if last == steps:
-                return totals, self._of_rows(found, batch, minibatches), left
+                found = self._of_rows(found, batch, minibatches) if found else {}
+                return array, found, left
             first, meanwhile = last, None
+
+    @functools.cached_property
+    def _no_totals(self) -> Any:
+        return self._runtime.placed(no_totals(self.signature.stat_names))
 
     def _of_rows(
         self, fetches: Mapping[str, Any], batch: LearnBatch, minibatches: Minibatches
@@ -471,4 +483,4 @@ class Updates:
 
 def _is_sound(left: Mapping[str, Any]) -> bool:
     """Whether weights and optimizer slots, all that an update changes, are finite."""
-    return all_finite(map(np.asarray, left.values()))
+    return all(map(is_finite, map(np.asarray, left.values())))

@@ -77,10 +77,9 @@ class _Update:
         shapes: Any = None,
         meanwhile: Callable[[], None] | None = None,
     ) -> Any:
-        self.trace()
         call = functools.partial(self._function, tf.constant(state.hyper), *given)
         key = None if self._form is Form.PLAIN else (self, shapes)
-        return self._first_calls.run(key, call, meanwhile)
+        return self._first_calls.run(key, call, meanwhile, self.trace)
 
 
 class FunctionRuntime(Runtime):
@@ -189,17 +188,17 @@ class FunctionRuntime(Runtime):
     def load(self, state: PolicyState) -> None:
         """Copies a state into the resident variables, unless it is there."""
         require_tensorflow()
-        self._first_calls.settle()
-        if not self._resident.is_there(state):
+        if not self._resident.is_there(state):  # nor is it while a call is left behind
+            self._first_calls.settle()
             self._load({name: tf.constant(array) for name, array in state.segments.items()})
             self._resident.note(state)
 
-    def forget(self, state: PolicyState | None = None) -> None:
-        """Says that the resident variables are no longer what the state says."""
-        del state
+    def forget(self) -> None:
+        """Says that the resident variables are about to hold no state."""
         self._first_calls.settle()
         self._resident.forget()
 
-    def note(self, state: PolicyState) -> None:
-        """Says that the resident variables hold a state as it is now."""
-        self._resident.note(state)
+    def resident(self, state: PolicyState) -> Resident:
+        """Returns what remembers which state lies in the variables."""
+        del state
+        return self._resident

@@ -84,21 +84,17 @@ class Runtime(Actor):
     # -- the resident variables ---------------------------------------------------------------
 
     @abc.abstractmethod
+    def resident(self, state: PolicyState) -> Resident:
+        """Returns what remembers which state lies in the variables that serve this one."""
+
+    @abc.abstractmethod
     def load(self, state: PolicyState) -> None:
         """Copies a state into the resident variables, unless it is there."""
-
-    @abc.abstractmethod
-    def forget(self, state: PolicyState | None = None) -> None:
-        """Says that the resident variables are no longer what the state says."""
-
-    @abc.abstractmethod
-    def note(self, state: PolicyState) -> None:
-        """Says that the resident variables hold a state as it is now."""
 
     def begin_update(self, state: PolicyState) -> None:
         """Has a state in the resident variables, and forgets it: they are about to change."""
         self.load(state)
-        self.forget(state)
+        self.resident(state).forget()
 
     def session(self, state: PolicyState) -> Any:
         """Returns the `tf.compat.v1.Session` of a state; None where there are no sessions."""
@@ -182,20 +178,29 @@ class FirstCalls:
         self._known: set[Any] = {None}
         self._running: BackgroundCall[Any] | None = None
 
-    def run(self, key: Any, call: Callable[[], Any], meanwhile: Callable[[], None] | None) -> Any:
+    def run(
+        self,
+        key: Any,
+        call: Callable[[], Any],
+        meanwhile: Callable[[], None] | None,
+        trace: Callable[[], Any],
+    ) -> Any:
         """Makes a call, in another thread if none with this key has ended well before.
 
         Args:
             key: of what is compiled; None if nothing is.
-            call: the call; it traces nothing and takes no lock.
+            call: the call; it takes no lock.
             meanwhile: called in this thread in any case.
+            trace: traces what is to be compiled, so that the call needs not.
         """
-        self.settle()
+        if self._running is not None:
+            self.settle()
         if key in self._known:
             found = call()
             if meanwhile is not None:
                 meanwhile()
             return found
+        trace()
         self._running = BackgroundCall(call)
         self._running.start()
         if meanwhile is not None:

@@ -395,7 +395,7 @@ class SessionRuntime(Runtime):
         arrays = tf.nest.flatten([state.hyper, *given])
         opened = self._held(state).opened()
         call = functools.partial(opened.run, function, arrays)
-        return function.nested(opened.first_calls.run(key, call, meanwhile))
+        return function.nested(opened.first_calls.run(key, call, meanwhile, function.trace))
 
     def load(self, state: PolicyState) -> None:
         """Copies a state into its session, unless it is there."""
@@ -408,14 +408,9 @@ class SessionRuntime(Runtime):
                 opened.run(self._load, tf.nest.flatten(state.segments))
                 opened.resident.note(state)
 
-    def forget(self, state: PolicyState | None = None) -> None:
-        """Says that a session no longer has what its state says."""
-        if state is not None:
-            self._held(state).opened().resident.forget()
-
-    def note(self, state: PolicyState) -> None:
-        """Says that a state's session holds it as it is now."""
-        self._held(state).opened().resident.note(state)
+    def resident(self, state: PolicyState) -> Resident:
+        """Returns what remembers which state lies in the variables of a state's session."""
+        return self._held(state).opened().resident
 
 
 class _Update:
