@@ -133,8 +133,8 @@ class Acting:
             explore: sample or be greedy.
             timestep: for schedules of exploration; None takes the policy's own.
             numbers: contiguous float32 `[N, noise_size]`, which the numbers that become noise are
-                drawn into, where all noise is of one kind (`only_kind`) and `explore` holds; the
-                noise is None then, and finishing it is left to the caller.
+                drawn into, where all noise is of one kind (`only_kind`) and `explore` holds;
+                finishing it is left to the caller then.
 
         Returns:
             The state to act with, the noise `[N, noise_size]` and the exploration's parameters.
@@ -148,11 +148,16 @@ class Acting:
         state.global_timestep += rows
         if not explore:
             return state, np.zeros((rows, self._noise_size), np.float32), params
-        noise = None
-        if numbers is not None and self.only_kind is not None:
-            self.only_kind.draw(state.rng, numbers)
-        else:
+        kind = self.only_kind
+        if kind is None:
             noise = self.exploration.draw_noise(state.rng, rows, params)
+        else:
+            noise = numbers
+            if noise is None:
+                noise = np.empty((rows, self._noise_size), np.float32)
+            kind.draw(state.rng, noise)
+            if numbers is None:
+                kind.finish(noise)
         if self._disturbs:
             state = self._disturbed_state()
         return state, noise, params

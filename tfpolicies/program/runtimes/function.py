@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies.program.devices import CPU, on_device, placed
-from tfpolicies.program.functions import ActInputs, ActOutputs, ProgramFunctions
+from tfpolicies.program.functions import ActInputs, ProgramFunctions
 from tfpolicies.program.outputs import ActLayout
 from tfpolicies.program.runtimes.runtime import FirstCalls, FlatActing, Resident, Runtime, concrete
 from tfpolicies.program.update_forms import Form
@@ -95,16 +95,13 @@ class FunctionRuntime(Runtime):
     """
 
     def __init__(self, functions: ProgramFunctions, act: ActLayout, *, traced: bool) -> None:
-        super().__init__(functions)
+        super().__init__(functions, act)
         self.traced = traced
         self._first_calls = FirstCalls()
-        self._act_layout = act
         self._segments = functions.layout.segments(*ACTING)
         flat, signatures = FlatActing(functions, act), self.signatures
         weights = signatures.acting_segments
         self._act = self._trace(on_device(flat.many, CPU), [weights, signatures.act])
-        # One row costs less than dispatching its few dozen operations: XLA runs them as one.
-        self._act_one: Any = None
         if traced and functions.spec.static["jit_compile"] is not False:
             one_row = [weights, signatures.one_row]
             self._act_one = _OneShape(on_device(flat.one, CPU), one_row, jit=True)
@@ -123,29 +120,13 @@ class FunctionRuntime(Runtime):
 
     # -- acting -------------------------------------------------------------------------------
 
-    def run(
-        self,
-        states: PolicyState,
-        inputs: Sequence[np.ndarray],
-        noise: np.ndarray,
-        params: np.ndarray,
-    ) -> ActOutputs:
-        """Acts for one state; see `Actor.run`."""
+    def _acted(self, function: Any, state: PolicyState, given: ActInputs) -> list[np.ndarray]:
         require_tensorflow()
+        inputs, noise, params = given
         with placed(CPU):
-            tensors = [tf.constant(x) for x in inputs]
+            tensors = [*map(tf.constant, inputs)]
             given = ActInputs(tensors, tf.constant(noise), tf.constant(params))
-            packed = self._run_act(self._flat_weights(states), given, rows=len(noise))
-        return self._act_layout.unpack([x.numpy() for x in packed])
-
-    def _run_act(self, flat: Any, given: ActInputs, *, rows: int) -> Any:
-        if rows != 1 or self._act_one is None:
-            return self._act(flat, given)
-        try:
-            return self._act_one(flat, given)
-        except tf.errors.OpError:  # XLA does not know one of the model's operations
-            self._act_one = None
-            return self._act(flat, given)
+            return [*map(np.array, function(self._flat_weights(state), given))]
 
     def log_likelihoods(
         self,

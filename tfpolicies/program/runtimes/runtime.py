@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 import tensorflow as tf
@@ -57,6 +57,7 @@ class Runtime(Actor):
 
     Args:
         functions: the Program's functions over resident variables.
+        act: the outputs of acting.
 
     Attributes:
         traced: whether functions are traced, and so may be compiled by XLA.
@@ -66,11 +67,36 @@ class Runtime(Actor):
     traced = True
     is_kept = False
 
-    def __init__(self, functions: ProgramFunctions) -> None:
+    _act: Any  # any number of rows
+    _act_one: Any = None  # one row: XLA runs its few dozen operations as one
+
+    def __init__(self, functions: ProgramFunctions, act: ActLayout) -> None:
         self.functions = functions
         self.signatures = Signatures(functions)
+        self._act_layout = act
 
     # -- acting -------------------------------------------------------------------------------
+
+    @final
+    def run(
+        self,
+        states: PolicyState,
+        inputs: Sequence[np.ndarray],
+        noise: np.ndarray,
+        params: np.ndarray,
+    ) -> ActOutputs:
+        """Acts for one state; see `Actor.run`."""
+        given = ActInputs(inputs, noise, params)
+        if len(noise) == 1 and self._act_one is not None:
+            try:
+                return self._act_layout.unpack(self._acted(self._act_one, states, given))
+            except tf.errors.OpError:  # XLA does not know one of the model's operations
+                self._act_one = None
+        return self._act_layout.unpack(self._acted(self._act, states, given))
+
+    @abc.abstractmethod
+    def _acted(self, function: Any, state: PolicyState, given: ActInputs) -> list[np.ndarray]:
+        """Returns what a form of the act function gives for one state, packed."""
 
     @abc.abstractmethod
     def log_likelihoods(

@@ -20,7 +20,7 @@ from tensorflow.core.protobuf import config_pb2
 
 from tfpolicies.errors import ConfigError, ModelError
 from tfpolicies.program.devices import on_device
-from tfpolicies.program.functions import ActInputs, ActOutputs, ProgramFunctions
+from tfpolicies.program.functions import ActInputs, ProgramFunctions
 from tfpolicies.program.outputs import ActLayout
 from tfpolicies.program.runtimes.runtime import FirstCalls, FlatActing, Resident, Runtime, concrete
 from tfpolicies.program.update_forms import Form
@@ -267,12 +267,10 @@ class SessionRuntime(Runtime):
             in_graph = ProgramFunctions.of(functions.spec)
         in_graph.traces = functions.traces
         self._device = in_graph.device
-        super().__init__(in_graph)
-        self._act_layout = act
+        super().__init__(in_graph, act)
         flat, signatures = FlatActing(in_graph, act), self.signatures
         given = signatures.act
         self._act = self._function(lambda *x: flat.many(None, ActInputs(*x)), given)
-        self._act_one: Any = None
         if functions.spec.static["jit_compile"] is not False:
             one_row = signatures.one_row
             self._act_one = self._function(
@@ -336,21 +334,9 @@ class SessionRuntime(Runtime):
 
     # -- acting -------------------------------------------------------------------------------
 
-    def run(
-        self,
-        states: PolicyState,
-        inputs: Sequence[np.ndarray],
-        noise: np.ndarray,
-        params: np.ndarray,
-    ) -> ActOutputs:
-        """Acts for one state; see `Actor.run`."""
-        given = [*inputs, noise, params]
-        if len(noise) == 1 and self._act_one is not None:
-            try:
-                return self._act_layout.unpack(self._called(self._act_one, states, given))
-            except tf.errors.OpError:  # XLA does not know one of the model's operations
-                self._act_one = None
-        return self._act_layout.unpack(self._called(self._act, states, given))
+    def _acted(self, function: Any, state: PolicyState, given: ActInputs) -> list[np.ndarray]:
+        inputs, noise, params = given
+        return self._called(function, state, [*inputs, noise, params])
 
     def log_likelihoods(
         self,
@@ -362,7 +348,9 @@ class SessionRuntime(Runtime):
         return self._called(self._log_likelihoods, state, [*inputs, *actions])[0]
 
     def _called(self, function: Any, state: PolicyState, arrays: Sequence[Any]) -> list[np.ndarray]:
-        held = self._loaded(state)
+        held = self._sessions.get(state)
+        if held is None or not held.is_loaded(state):
+            held = self._loaded(state)
         if function.options is None:
             with self._lock:
                 function.trace()
