@@ -96,8 +96,8 @@ def updates(case: Case, forms: tuple[Form, ...]) -> tuple[dict[Form, Measured], 
         policy = case.policy(jit_compile=SETTINGS[form])
         policy.learning.prepare()
         if form is Form.LOOP:
-            automatic = policy.program.resolve_form()
-        policy.program.form = form
+            automatic = policy.program.updates.resolve_form()
+        policy.program.updates.form = form
 
         def call(policy: PPOTF2Policy = policy) -> float:
             began = time.perf_counter()

@@ -26,9 +26,8 @@ from tfpolicies import (
     PPOConfig,
 )
 from tfpolicies.errors import ConfigError, EnvError, UnknownPolicyError, UsageError
-from tfpolicies.policy import learning
-from tfpolicies.policy.learning_batches import learning_columns
 from tfpolicies.policy.policy import ActionBatch
+from tfpolicies.program.columns import BatchReader
 from tfpolicies.program.update_forms import Form
 from tfpolicies.reporting.machine import MachineLoad
 
@@ -189,13 +188,15 @@ def test_results_have_these_keys_and_no_others(unit):
 
 
 def test_loading_is_timed_apart_from_learning(monkeypatch):
-    def slow(program, batch):
+    def slow(reader, batch):
         time.sleep(0.05)
-        return learning_columns(program, batch)
+        return read(reader, batch)
+
+    read = BatchReader.read
 
     algorithm = tiny().build()
     algorithm.get_policy().load_batch_into_buffer(algorithm.worker.sample())
-    monkeypatch.setattr(learning, "learning_columns", slow)
+    monkeypatch.setattr(BatchReader, "read", slow)
     algorithm.train()
     timers = algorithm.train()["timers"]
     assert timers["load_time_ms"] >= 50
@@ -698,13 +699,14 @@ def test_a_whole_run_traces_each_function_once_and_compiles_the_update_at_most_t
     config.evaluation(evaluation_duration=3, evaluation_config={"explore": False})
     algorithm = config.build()
     program = algorithm.get_policy().program
-    learner, shapes, rows = program._learners[Form.LOOP], set(), set()
+    key = Form.LOOP, False
+    learner, shapes, rows = program.updates._learners[key], set(), set()
 
     def spy(state, columns, *rest, **kw):
         shapes.add(str([np.shape(x) for x in tf.nest.flatten([columns, rest])]))
         return learner(state, columns, *rest, **kw)
 
-    monkeypatch.setitem(program._learners, Form.LOOP, spy)
+    monkeypatch.setitem(program.updates._learners, key, spy)
     for _ in range(12):
         rows.add(algorithm.train()["num_env_steps_sampled_this_iter"])
         algorithm.evaluate()

@@ -158,11 +158,10 @@ def test_an_update_that_fails_half_way_leaves_the_policy_as_it_was():
     bad = batch.copy()
     bad["advantages"] = np.array([1, 2, 3, 4, 5, 6, 7, 1000], np.float32)
     policy.load_batch_into_buffer(bad)
-    columns = policy.program.select_columns(bad)
+    updates = policy.program.updates
+    ready = updates.reader.read(bad)
     with pytest.raises(tf.errors.InvalidArgumentError):
-        policy.program.learn_epochs(
-            policy._state, columns, 1, 2, shuffle=False, met=policy._learning._met
-        )
+        updates.learn(policy._state, ready, policy._learning._met, minibatch_size=2)
     assert policy.num_grad_updates == 0
     for each in (policy, twin):
         each.learn_on_batch(batch)
@@ -249,7 +248,7 @@ def test_xla_is_refused_for_a_loss_that_ignores_the_mask():
         policy.learn_on_batch(batch_for(policy, 4))
     auto = make(PlainMean, jit_compile="auto")
     auto.learn_on_batch(batch_for(auto, 4))
-    assert auto.program.form is Form.PLAIN
+    assert auto.program.updates.form is Form.PLAIN
 
 
 def test_a_missing_or_misshapen_column_is_named_before_anything_changes():
@@ -292,13 +291,13 @@ def test_batches_below_a_minibatch_need_no_compilation_of_their_own(monkeypatch)
     assert drawn.padded_to(16).rows.shape == (4, 8)
     compiled, plain = (make(jit_compile=jit, lr=0.01) for jit in (True, False))
     compiled.learning.prepare()
-    learner, shapes = compiled.program._learner(Form.LOOP), set()
+    learner, shapes = compiled.program.updates._learner(Form.LOOP), set()
 
     def spy(state, *inputs, **kwargs):
         shapes.add(str([x.shape for x in tf.nest.flatten(inputs)]))
         return learner(state, *inputs, **kwargs)
 
-    monkeypatch.setitem(compiled.program._learners, Form.LOOP, spy)
+    monkeypatch.setitem(compiled.program.updates._learners, (Form.LOOP, False), spy)
     for rows in (40, 7, 3, 33, 12):
         batch = batch_for(plain, rows)
         for policy in (compiled, plain):

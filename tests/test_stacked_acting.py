@@ -13,8 +13,8 @@ from tfpolicies import Policy, PolicyMap, PPOTF2Policy
 from tfpolicies.errors import ConfigError, ObservationError, UnknownPolicyError, UsageError
 from tfpolicies.policy.policy import ActionBatch
 from tfpolicies.policy.stacked_acting import compute_actions
-from tfpolicies.program import stacked
-from tfpolicies.program.runtimes.onnx import without_gathers
+from tfpolicies.program.runtimes import stacked
+from tfpolicies.program.runtimes.stacked import without_gathers
 
 BOTH = pytest.mark.parametrize("inference", ["tf", "onnx"])
 SEEN = tiny.OBS
@@ -115,7 +115,7 @@ def assert_same_counters(policies, twins):
 
 def is_stacked(policy):
     """Whether policies of this kind act in one call of their runtime."""
-    return policy.program.stacked_actor(policy.acting.inference) is not None
+    return policy.program.inference.stacked_actor(policy.acting.inference) is not None
 
 
 # -- the same numbers -----------------------------------------------------------------------------
@@ -269,7 +269,7 @@ def test_policies_of_a_map_act_without_being_brought_back(tmp_path):
 
 def test_the_memory_of_stacks_is_bounded(monkeypatch):
     policies = made(6)
-    actor = policies["p0"].program.stacked_actor("tf")
+    actor = policies["p0"].program.inference.stacked_actor("tf")
     obs = given(policies, 2)[0]
     for i in range(6):
         for j in range(i):
@@ -405,10 +405,10 @@ def test_a_policy_that_is_not_there_and_observations_that_do_not_fit_are_named()
 def test_a_runtime_that_cannot_act_is_named(monkeypatch):
     policies = made(2, inference="onnx", model={"fcnet_hiddens": [6]})
 
-    def refuse():
+    def refuse(inference):
         raise ConfigError("the model cannot run in ONNX Runtime")
 
-    monkeypatch.setattr(policies["p0"].program, "onnx_actor", refuse)
+    monkeypatch.setattr(policies["p0"].program.inference, "actor", refuse)
     with pytest.raises(ConfigError, match="Policy 'p0': the model cannot run"):
         compute_actions(policies, given(policies, 2)[0])
     assert policies["p0"].global_timestep == 0

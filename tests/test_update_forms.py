@@ -60,11 +60,11 @@ def test_the_operations_of_an_update_decide_how_it_is_compiled(kind):
     model, expected = KINDS[kind]
     policy = make(model=model, jit_compile="auto")
     policy.learning.resolve()
-    assert policy.program.form is expected
+    assert policy.program.updates.form is expected
     assert policy.config["jit_compile"] is (expected is not Form.PLAIN)
     wanted = make(model=model, jit_compile=True)
     wanted.learning.resolve()
-    assert wanted.program.form is (Form.STEP if expected is Form.PLAIN else expected)
+    assert wanted.program.updates.form is (Form.STEP if expected is Form.PLAIN else expected)
 
 
 def test_a_batch_that_xla_cannot_compile_the_update_of_is_learned_from_without_it(caplog):
@@ -95,7 +95,7 @@ def test_a_plain_loop_around_a_compiled_step_gives_the_same_numbers(policy_class
     batch, results = random_batch(plain, 12), []
     for policy, form in ((plain, Form.PLAIN), (compiled, Form.STEP)):
         policy.learning.prepare()
-        policy.program.form = form
+        policy.program.updates.form = form
         results.append(policy.learn_epochs(batch, 2, 8, shuffle=False)["learner_stats"])
         assert max(policy.program.functions.traces.values()) == 1
     assert results[0] == pytest.approx(results[1], rel=1e-4, abs=1e-5)
@@ -106,7 +106,7 @@ def test_a_plain_loop_around_a_compiled_step_gives_the_same_numbers(policy_class
 
 
 def in_pieces(monkeypatch, policy, minibatches):
-    monkeypatch.setattr(policy.program._pace, "minibatches", lambda size: minibatches)
+    monkeypatch.setattr(policy.program.updates._pace, "minibatches", lambda size: minibatches)
 
 
 @pytest.mark.core
@@ -157,7 +157,7 @@ def test_an_update_interrupted_between_pieces_leaves_the_policy_as_it_was(
             signal.raise_signal(signal.SIGINT)
         return 1
 
-    monkeypatch.setattr(policy.program._pace, "minibatches", minibatches)
+    monkeypatch.setattr(policy.program.updates._pace, "minibatches", minibatches)
     with pytest.raises(KeyboardInterrupt):
         policy.learn_epochs(batch, 2, 4)
     after = policy.get_state()
@@ -256,7 +256,7 @@ def test_an_auto_of_a_checkpoint_that_the_rule_would_not_choose_is_resolved_anew
     kept = PPOTF2Policy.from_checkpoint(tmp_path, config={"jit_compile": True})
     kept.learning.resolve()
     assert kept.config["jit_compile"] is True
-    assert kept.program.form is Form.STEP
+    assert kept.program.updates.form is Form.STEP
 
 
 def test_what_a_user_chose_stays_in_checkpoints(tmp_path, caplog):

@@ -12,7 +12,7 @@ import itertools
 import math
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -26,6 +26,9 @@ _NOTHING = np.zeros(0, np.uint8)
 
 ACTING = ("model", "filter")
 """The parts that acting needs; "target" and "learner" are for learning only."""
+
+UPDATED = ("model", "learner")
+"""The parts that an update changes."""
 
 
 class Slot(NamedTuple):
@@ -94,10 +97,11 @@ class StateLayout:
         return {name: memory[start:stop].view(dtype) for name, start, stop, dtype in self._segments}
 
     def views(self, segments: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Returns one view per variable, by key, into the given segments."""
+        """Returns one view per variable, by key, of those that lie in the given segments."""
         return {
             slot.key: segments[slot.segment][start:stop].reshape(slot.shape)
             for slot, start, stop in self._places
+            if slot.segment in segments
         }
 
 
@@ -111,8 +115,10 @@ class Pager(Protocol):
 class PolicyState:
     """The variables, hyper-parameters, generator and counters of one policy.
 
-    The variables may be *paged out*: then their memory is gone, the pager knows where they are, and
-    whoever asks for `segments` or `arrays` has them brought back. Everything else stays.
+    The variables have one home at a time, and whoever asks for `segments` or `arrays` has them
+    brought back into memory. They may be *paged out*: then their memory is gone, and the pager
+    knows where they are. Or they may be what an update `left`, which nobody has read yet: then
+    their memory stays as it is, and the next update goes on without reading it.
 
     Attributes:
         layout: where each variable lies.
@@ -124,6 +130,7 @@ class PolicyState:
         lock: held by whoever changes the variables or needs them to stay as they are for a while;
             nobody holds those of two states at once.
         pager: where the variables are when they are not in memory; None if they always are.
+        left: the segments that the last update left, by name, until they are copied into memory.
         frozen_as: the name under which the policy is frozen; None if it may change.
         last_used: when somebody acted or asked for it last, by `tick()`.
     """
@@ -137,8 +144,9 @@ class PolicyState:
     def _start(self, layout: StateLayout, memory: np.ndarray, rng: np.random.Generator) -> None:
         self.layout = layout
         self.lock = threading.RLock()
-        self._segments: dict[str, np.ndarray] | None = None
+        self._segments: dict[str, np.ndarray] | None = None  # None unless they are up to date
         self._arrays: dict[str, np.ndarray] | None = None
+        self.left: Mapping[str, Any] | None = None
         self.page_in(memory)
         self.rng = rng
         self.global_timestep = 0
@@ -174,25 +182,41 @@ class PolicyState:
 
     def _brought_back(self) -> dict[str, np.ndarray]:
         with self.lock:
-            if self._segments is None:
+            if self.left is not None:
+                for name, values in self.left.items():
+                    self._in_memory[name][...] = values
+                self._segments, self.left = self._in_memory, None
+            elif self._segments is None:
                 self.page_in(self.pager.bring_back(self))  # type: ignore[union-attr]
             return self._segments  # type: ignore[return-value]
 
+    def leave(self, left: Mapping[str, Any]) -> None:
+        """Takes what an update left for some of the variables; `lock` is held.
+
+        Args:
+            left: arrays or tensors that nobody writes, by the name of their segment. They are
+                copied when somebody asks.
+        """
+        _ = self.left or self.segments  # an update may leave a part of the variables
+        self.left = left
+        self._segments = self._arrays = None
+        self.version += 1
+
     @property
     def is_in_memory(self) -> bool:
-        """Whether the variables are in memory."""
-        return self._segments is not None
+        """Whether the variables need no pager to be brought back."""
+        return self._memory is not _NOTHING
 
     def page_in(self, memory: np.ndarray) -> None:
         """Takes `memory` for the variables."""
         self._memory = memory
-        self._arrays = None
-        self._segments = self.layout.segments_in(memory)
+        self._arrays = self.left = None
+        self._segments = self._in_memory = self.layout.segments_in(memory)
 
     def page_out(self) -> None:
         """Lets go of the variables, which the pager has; `lock` is held."""
-        self._segments = self._arrays = None
-        self._memory = _NOTHING
+        self._segments = self._arrays = self.left = None
+        self._memory, self._in_memory = _NOTHING, {}
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:

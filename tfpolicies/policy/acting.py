@@ -18,7 +18,9 @@ from tfpolicies.policy.input_check import InputCheck
 from tfpolicies.policy.policy import ActionBatch
 from tfpolicies.policy.results import Results
 from tfpolicies.program.functions import ActOutputs
+from tfpolicies.program.inference import RUNTIMES
 from tfpolicies.program.program import Program
+from tfpolicies.program.runtimes.runtime import Actor
 from tfpolicies.state import PolicyState, tick
 
 logger = logging.getLogger("tfpolicies")
@@ -53,7 +55,7 @@ class ProgramActing:
         self.exploration = exploration
         self.config = config
         self.results = Results(program.act_layout, program.spec.action_space)
-        self._runner: Any = None
+        self._runner: Actor | None = None
         self._no_params = np.zeros(0, np.float32)
         # What is asked in every step is looked up once.
         ports = program.ports
@@ -81,7 +83,7 @@ class ProgramActing:
         return self
 
     @property
-    def runner(self) -> Any:
+    def runner(self) -> Actor:
         """The runtime that acts."""
         if self._runner is None:
             self._runner = self._resolved()
@@ -96,27 +98,29 @@ class ProgramActing:
 
     @property
     def tries_onnx(self) -> bool:
-        """Whether ONNX Runtime is to act, if it can.
+        """Whether ONNX Runtime is to act, if it can."""
+        return "onnx" in self._candidates()
 
-        "auto" leaves it where all code is to run untraced, and where it is the slower one.
-        """
+    def _candidates(self) -> list[str]:
         wanted = self.config["inference"]
-        if wanted == "auto":
-            return self.config["eager_tracing"] and not self.program.convolves_much
-        return wanted == "onnx"
+        if wanted != "auto":
+            return [wanted]
+        return [name for name, way in RUNTIMES.items() if way.fits(self.program.inference)]
 
-    def _resolved(self) -> Any:
-        if self.tries_onnx:
+    def _resolved(self) -> Actor:
+        *others, last = self._candidates()
+        for name in others:
             try:
-                actor = self.program.onnx_actor()
-                self.config["inference"] = "onnx"
-                return actor
+                return self._taken(name)
             except ConfigError as reason:
-                if self.config["inference"] == "onnx":
-                    raise
-                logger.warning("acting through TensorFlow instead of ONNX Runtime: %s", reason)
-        self.config["inference"] = "tf"
-        return self.program.runtime
+                what = RUNTIMES[name].name
+                logger.warning("acting through TensorFlow instead of %s: %s", what, reason)
+        return self._taken(last)
+
+    def _taken(self, name: str) -> Actor:
+        actor = self.program.inference.actor(name)
+        self.config["inference"] = name
+        return actor
 
     def run(
         self, inputs: Sequence[np.ndarray], explore: bool, timestep: int | None = None
@@ -185,8 +189,8 @@ class ProgramActing:
             explore: sample or be greedy.
             timestep: for schedules of exploration; None takes the policy's own.
             numbers: contiguous float32 `[N, noise_size]`, which the numbers that become noise are
-                drawn into, where all noise is of one kind (`only_kind`) and `explore` holds; the
-                noise is None then, and finishing it is left to the caller.
+                drawn into, where all noise is of one kind (`only_kind`) and `explore` holds;
+                finishing it is left to the caller then.
 
         Returns:
             The state to act with, the noise `[N, noise_size]` and the exploration's parameters.

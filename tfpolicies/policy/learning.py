@@ -9,15 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
-import tensorflow as tf
 
 from tfpolicies.batch.sample_batch import SampleBatch, concat_samples
 from tfpolicies.config.callbacks import overrides
 from tfpolicies.errors import BatchError, NonFiniteError, WeightsError
 from tfpolicies.finite import NO_NUMBERS
 from tfpolicies.policy import by_methods
-from tfpolicies.policy.learning_batches import dummy_batch, learning_columns
+from tfpolicies.policy.learning_batches import dummy_batch
 from tfpolicies.policy.policy import require_loaded
+from tfpolicies.program.columns import LearnBatch, kind_of, travelling_columns
 from tfpolicies.program.failed_update import Reason
 from tfpolicies.program.minibatches import draw_minibatches
 from tfpolicies.program.program import Program
@@ -36,10 +36,11 @@ class Learning:
     """
 
     def __init__(self, policy: Any, program: Program, state: PolicyState) -> None:
-        self._policy = weakref.ref(policy)
+        self._policy: Callable[[], Any] = weakref.ref(policy)
         self.program = program
+        self.updates = program.updates
         self.state = state
-        self._buffers: dict[int, dict[str, Any]] = {}
+        self._buffers: dict[int, LearnBatch] = {}
         self._seconds_loading = 0.0
         self._has_warned = False
 
@@ -50,26 +51,27 @@ class Learning:
 
     def prepare(self) -> None:
         """Runs the loss once on a small batch of zeros, if no policy of the kind did."""
-        if not self.program.is_discovered:
-            self.program.discover(learning_columns(self.program, dummy_batch(self.policy)))
+        if not self.updates.is_discovered:
+            batch = dummy_batch(self.policy)
+            self.updates.discover(travelling_columns(self.program.spec, self.program.ports, batch))
 
     def take_seconds_loading(self) -> float:
         """Returns the seconds spent on making columns of batches since this was called last."""
         seconds, self._seconds_loading = self._seconds_loading, 0.0
         return seconds
 
-    def _selected(self, batch: Mapping[str, Any], minibatch_size: int | None) -> dict[str, Any]:
+    def _read(self, batch: Mapping[str, Any], minibatch_size: int | None = None) -> LearnBatch:
         started = time.perf_counter()
-        columns = self.program.select_columns(learning_columns(self.program, batch))
+        ready = self.updates.reader.read(batch)
         self._seconds_loading += time.perf_counter() - started
-        unit = self.policy.get_batch_divisibility_req()
-        for size in (self.program.rows_of(columns), minibatch_size or 0):
+        unit = self._policy().get_batch_divisibility_req()
+        for size in (ready.rows, minibatch_size or 0):
             if size % unit:
                 raise BatchError(
                     f"The rows of each update of {self.policy!r} must be a multiple of {unit} "
                     f"(get_batch_divisibility_req), got {size}."
                 )
-        return columns
+        return ready
 
     # -- updates ------------------------------------------------------------------------------
 
@@ -85,8 +87,9 @@ class Learning:
         self.state.require_changeable()
         self.prepare()
         custom = self._announced(batch)
-        columns = self._selected(batch, minibatch_size)
-        result = self._update(columns, num_epochs, minibatch_size, shuffle=shuffle)
+        ready = self._read(batch, minibatch_size)
+        how = {"num_epochs": num_epochs, "minibatch_size": minibatch_size, "shuffle": shuffle}
+        result = self._update(ready, ready.rows, **how)
         sampled_at = getattr(batch, "num_grad_updates", None) or 0
         result["diff_num_grad_updates_vs_sampler_policy"] -= sampled_at
         return {**result, "custom_metrics": custom}
@@ -106,7 +109,7 @@ class Learning:
             raise BatchError("The batch is empty; learning needs at least one row.")
         items, size = whole.count, minibatch_size
         if SampleBatch.SEQ_LENS in whole:
-            items, size = len(whole[SampleBatch.SEQ_LENS]), self.program.items_of(size)
+            items, size = len(whole[SampleBatch.SEQ_LENS]), self.updates.items_of(size)
         size = min(size, items)
         before, drawn_before = self.state.copy(), self.state.rng.bit_generator.state
         rng = self.state.rng if shuffle else None
@@ -168,32 +171,21 @@ class Learning:
     def _announced(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Tells the callbacks of an update; returns the custom metrics they give."""
         custom: dict[str, Any] = {}
-        policy = self.policy
+        policy = self._policy()
         if policy._callbacks is not None:
             policy._callbacks.on_learn_on_batch(policy=policy, train_batch=batch, result=custom)
         return custom
 
-    def _update(
-        self,
-        columns: dict[str, Any],
-        num_epochs: int,
-        minibatch_size: int | None,
-        *,
-        shuffle: bool,
-    ) -> dict[str, Any]:
-        program, state = self.program, self.state
-        self.policy._follow_updates()
+    def _update(self, batch: LearnBatch, rows: int, **how: Any) -> dict[str, Any]:
+        """Updates by `rows` rows of a batch; see `Updates.learn` for how."""
+        state = self.state
+        policy = self._policy()
+        policy._follow_updates()
         before = state.num_grad_updates
-        fetches: dict[str, Any] = {}
-        if minibatch_size is None and num_epochs == 1 and program.signature.fetches:
-            totals, fetches = program.learn_once(state, columns, self._met)
-        else:
-            totals = program.learn_epochs(
-                state, columns, num_epochs, minibatch_size, shuffle=shuffle, met=self._met
-            )
+        stats, fetches = self.updates.learn(state, batch, self._met, **how)
         return {
-            "learner_stats": self._named(totals),
-            "num_agent_steps_trained": program.rows_of(columns),
+            "learner_stats": {**stats, **policy._hyper_stats()},
+            "num_agent_steps_trained": rows,
             "num_grad_updates_lifetime": state.num_grad_updates,
             "diff_num_grad_updates_vs_sampler_policy": float(before),
             **fetches,
@@ -225,23 +217,18 @@ class Learning:
         error.term, error.policy_id = reason.term, policy_id
         raise error
 
-    def _named(self, totals: Mapping[str, np.ndarray]) -> dict[str, float]:
-        names = self.program.signature.stat_names
-        stats = {name: float(totals[_kind(name)][i]) for i, name in enumerate(names)}
-        return {**stats, **self.policy._hyper_stats()}
-
     # -- loaded batches -----------------------------------------------------------------------
 
     def load(self, batch: Mapping[str, Any], buffer_index: int) -> int:
         """Keeps a batch; returns its number of rows."""
         self.prepare()
-        self._buffers[buffer_index] = self._selected(batch, None)
+        self._buffers[buffer_index] = self._read(batch)
         return self.rows_loaded(buffer_index)
 
     def rows_loaded(self, buffer_index: int) -> int:
         """Returns the rows of a loaded batch, 0 before loading."""
-        columns = self._buffers.get(buffer_index)
-        return 0 if columns is None else self.program.rows_of(columns)
+        batch = self._buffers.get(buffer_index)
+        return 0 if batch is None else batch.rows
 
     def loaded(self, offset: int, buffer_index: int, size: int) -> dict[str, Any]:
         """Updates by `size` rows from `offset` of a loaded batch; by all if it has no more.
@@ -252,21 +239,22 @@ class Learning:
         self.state.require_changeable()
         rows = self.rows_loaded(buffer_index)
         require_loaded(rows, offset if size < rows else 0, buffer_index)
-        columns = self._buffers[buffer_index]
+        batch, items = self._buffers[buffer_index], None
         if size < rows:
-            items = self.program.items_between(columns, offset, offset + size)
-            columns = tf.nest.map_structure(lambda x: x[items], columns)
-        custom = self._announced(columns)
-        return {**self._update(columns, 1, None, shuffle=False), "custom_metrics": custom}
+            items = batch.between(offset, offset + size)
+            rows = batch.rows_of(items)
+        custom: dict[str, Any] = {}
+        if self._policy().callbacks is not None:
+            custom = self._announced(batch.columns if items is None else batch.taken(items))
+        part = {} if items is None else {"items": items, "minibatch_size": size}
+        return {**self._update(batch, rows, **part), "custom_metrics": custom}
 
     # -- gradients ----------------------------------------------------------------------------
 
     def gradients(self, batch: Mapping[str, Any]) -> tuple[list[np.ndarray], dict[str, Any]]:
         """Returns the gradients of one batch and their info; changes nothing."""
         self.prepare()
-        gradients, stats = self.program.gradients(
-            self.state, self._selected(batch, None), self._met
-        )
+        gradients, stats = self.updates.gradients(self.state, self._read(batch), self._met)
         return gradients, {"learner_stats": {**stats, **self.policy._hyper_stats()}}
 
     def apply(self, gradients: Sequence[np.ndarray | None]) -> None:
@@ -291,7 +279,7 @@ class Learning:
                 raise WeightsError(f"gradients[{i}] must be real numbers, got {array.dtype}.")
             arrays.append(array.astype(np.float32, copy=False))
         self.policy._follow_updates()
-        self.program.apply_gradients(self.state, arrays, self._met)
+        self.updates.apply_gradients(self.state, arrays, self._met)
 
 
 def _taken(batch: SampleBatch, items: np.ndarray) -> SampleBatch:
@@ -318,11 +306,5 @@ def _joined(results: Sequence[Mapping[str, Any]], rows: int) -> dict[str, Any]:
     }
 
 
-def _kind(name: str) -> str:
-    """Returns how a statistic is summed up over minibatches, by its name."""
-    prefix = name.partition("_")[0]
-    return prefix if prefix in ("min", "max") else "mean"
-
-
 def _reduction(name: str) -> Any:
-    return {"min": np.nanmin, "max": np.nanmax, "mean": np.nanmean}[_kind(name)]
+    return {"min": np.nanmin, "max": np.nanmax, "mean": np.nanmean}[kind_of(name)]

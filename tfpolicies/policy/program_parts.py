@@ -71,7 +71,7 @@ class ProgramLearning:
     @property
     def compiled_as(self) -> str:
         """How updates are compiled, in words; "tf.function" before that was decided."""
-        return (self._policy.program.form or Form.PLAIN).value
+        return (self._policy.program.updates.form or Form.PLAIN).value
 
     @property
     def by_trajectory(self) -> bool:
@@ -82,7 +82,7 @@ class ProgramLearning:
         """Returns the columns that the loss reads; all but infos where methods of its own learn."""
         if self._policy._overridden.isdisjoint((*by_methods.UPDATING, *by_methods.LOADING)):
             self.prepare()
-            return list(self._policy.program.signature.columns)
+            return list(self._policy.program.updates.signature.columns)
         return by_methods.all_columns(batch)
 
     def train(
@@ -173,7 +173,7 @@ class ProgramLearning:
         """Decides in the config what every "auto" becomes, as the first use would."""
         policy = self._policy
         self.prepare()
-        policy.config["jit_compile"] = policy.program.resolve_form() is not Form.PLAIN
+        policy.config["jit_compile"] = policy.program.updates.resolve_form() is not Form.PLAIN
         _ = policy._acting.inference
         for name, before in policy.automatic.items():
             tell_if_resolved_anew(name, before, policy.config[name])

@@ -13,7 +13,7 @@ from tfpolicies.policy.parts import Acting
 from tfpolicies.policy.policy import ActionBatch, Policy
 from tfpolicies.program.functions import ActOutputs
 from tfpolicies.program.outputs import one_of
-from tfpolicies.program.stacked import StackedActor
+from tfpolicies.program.runtimes.stacked import StackedActor
 from tfpolicies.state import PolicyState
 
 _MAX_PADDING = 2
@@ -82,7 +82,7 @@ def compute_actions(
             timestep=timestep,
         )
     for (program, inference, explores), calls in groups.items():
-        actor = program.stacked_actor(inference) if len(calls) > 1 else None
+        actor = program.inference.stacked_actor(inference) if len(calls) > 1 else None
         for part in _parts(calls, 1 if actor is None else actor.max_states):
             if actor is None or len(part) == 1:
                 _act_one_by_one(part, explores, timestep, found)
@@ -131,7 +131,7 @@ def act_columns(
         groups.setdefault(key, []).append((number, acting, inputs, len(inputs[0])))
     for (program, inference, explores), group in groups.items():
         few = sum(rows for *_, rows in group) <= _FEW_ROWS * len(group)
-        actor = program.stacked_actor(inference) if few and len(group) > 1 else None
+        actor = program.inference.stacked_actor(inference) if few and len(group) > 1 else None
         for part in _parts(group, 1 if actor is None else actor.max_states):
             if actor is None or len(part) == 1:
                 for number, *_ in part:

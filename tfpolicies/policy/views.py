@@ -64,7 +64,7 @@ def _read_by_loss(policy: Any) -> set[str]:
     if not policy._overrides("loss"):
         return set()
     policy.learning.prepare()
-    return set(policy.program.signature.columns) - {SEQ_LENS}
+    return set(policy.program.updates.signature.columns) - {SEQ_LENS}
 
 
 def _added(

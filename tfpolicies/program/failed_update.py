@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
 from tfpolicies.finite import first_bad
@@ -29,20 +28,6 @@ It raises, and nothing of the update is kept; or it returns, and the update coun
 
 _TOTALS = ("total_loss", "loss")
 """Statistics that are made of others, which say more."""
-
-
-class Update:
-    """An update that ran.
-
-    Attributes:
-        steps: how many minibatches it had.
-        loss: mean over these; not finite if one was not.
-        reason: given what the update left, by segment, finds out why it is not finite.
-    """
-
-    steps = 0
-    loss = 0.0
-    reason: Callable[[Mapping[str, np.ndarray]], Reason]
 
 
 def last_sound(

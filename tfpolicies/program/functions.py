@@ -15,7 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies.errors import ConfigError
-from tfpolicies.models.network import Network, ports_of
+from tfpolicies.models.layer_tree import idle_seeds
+from tfpolicies.models.network import Network, ports_of, variable_keys
 from tfpolicies.models.ports import SEQ_LENS
 from tfpolicies.models.spaces import nest
 from tfpolicies.program.acting_view import ActingView
@@ -25,6 +26,7 @@ from tfpolicies.program.own_loss import own_stats, with_own_loss
 from tfpolicies.program.spec import ProgramSpec
 from tfpolicies.program.traces import Traces
 from tfpolicies.program.view import LOSS_MASK, ModelView, TrainBatch
+from tfpolicies.state import UPDATED, Slot, StateLayout
 
 LOSS = "__loss"
 """Among the statistics of an update: the loss, added up where there are several."""
@@ -76,6 +78,8 @@ class ProgramFunctions:
         device: where learning runs.
 
     Attributes:
+        resident: all variables, in the order of the layout.
+        layout: where each of them lies in a state.
         traces: how often each function body ran, by name.
     """
 
@@ -92,6 +96,9 @@ class ProgramFunctions:
         self.network = network
         self.optimizer = optimizer
         self.target = target
+        slots = _slots(network, target, optimizer)
+        self.resident = list(slots.values())
+        self.layout = StateLayout(list(slots), _idle_keys(network))
         limit = spec.static["eager_max_retraces"] if spec.static["eager_tracing"] else None
         self.traces = Traces(limit)
 
@@ -221,7 +228,7 @@ class ProgramFunctions:
         weights: tf.Tensor,
         *,
         stat_names: Sequence[str],
-    ) -> tf.Tensor:
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """Does one update on one minibatch; runtimes trace it by itself, and count that.
 
         Args:
@@ -231,20 +238,15 @@ class ProgramFunctions:
             stat_names: names of the statistics, in the order of the result.
 
         Returns:
-            The statistics and, behind them, the loss: float32 `[S + 1]`.
+            The statistics and, behind them, the loss: float32 `[S + 1]`; and the fetches.
         """
-        found = self._learn(hyper, columns, weights)
-        return tf.stack([*(found.stats[name] for name in stat_names), found.loss])
-
-    def _learn(
-        self, hyper: tf.Tensor, columns: Mapping[str, Any], weights: tf.Tensor
-    ) -> Differentiated:
         self.optimizer.set_learning_rate(hyper[self.spec.hyperparameters.index("lr")])
         found = self.loss_and_gradients(hyper, self.loss_columns(columns, weights))
         self._view(hyper).apply_gradients_fn(found.optimizer, found.pairs)
-        return found
+        stats = [*(found.stats[name] for name in stat_names), found.loss]
+        return tf.stack(stats), dict(found.fetches)
 
-    def learn_epochs(
+    def learn(
         self,
         hyper: tf.Tensor,
         columns: Mapping[str, Any],
@@ -253,9 +255,10 @@ class ProgramFunctions:
         piece: tf.Tensor,
         totals: tf.Tensor,
         *,
-        step: Callable[..., tf.Tensor],
+        step: Callable[..., Any],
         exact_rows: bool,
-    ) -> tf.Tensor:
+        fetches: bool,
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor], dict[str, tf.Tensor]]:
         """Does the minibatch updates of one piece in one loop.
 
         Args:
@@ -270,31 +273,40 @@ class ProgramFunctions:
             step: `learn_step`, or what runs it.
             exact_rows: gather only the rows of mask 1. For losses that do not read the mask; not
                 for XLA, which needs static shapes.
+            fetches: do the first minibatch alone, outside of a loop, and return its fetches.
 
         Returns:
-            The totals with the minibatches of the piece among them.
+            The totals with the minibatches of the piece among them; the fetches; and what is left
+            of the variables, by segment.
         """
-        self.traces.note("learn_epochs", hyper, columns, index, mask)
+        self.traces.note("learn_once" if fetches else "learn_epochs", hyper, columns, index, mask)
 
-        def body(at: tf.Tensor, totals: tuple[tf.Tensor, ...]) -> Any:
-            rows, weights = index[at], mask[at]
+        def at(i: Any) -> Any:
+            rows, weights = index[i], mask[i]
             if exact_rows:
                 rows = tf.boolean_mask(rows, weights > 0)
                 weights = tf.ones_like(rows, tf.float32)
             minibatch = tf.nest.map_structure(lambda column: tf.gather(column, rows), columns)
-            now = step(hyper, minibatch, weights)
-            mean, low, high = totals
-            count = tf.cast(at, tf.float32)  # as many as there were before
-            mean = (mean * count + now) / (count + 1.0)
-            return at + 1, (mean, tf.minimum(low, now), tf.maximum(high, now))
+            return step(hyper, minibatch, weights)
 
-        _, found = tf.while_loop(
-            lambda at, _: at < piece[1],
+        if fetches:
+            now, found = at(0)
+            return tf.stack([now, now, now]), found, self.left()
+
+        def body(i: tf.Tensor, totals: tuple[tf.Tensor, ...]) -> Any:
+            now, _ = at(i)
+            mean, low, high = totals
+            count = tf.cast(i, tf.float32)  # as many as there were before
+            mean = (mean * count + now) / (count + 1.0)
+            return i + 1, (mean, tf.minimum(low, now), tf.maximum(high, now))
+
+        _, done = tf.while_loop(
+            lambda i, _: i < piece[1],
             body,
             (piece[0], tuple(tf.unstack(totals))),
             parallel_iterations=1,
         )
-        return tf.stack(found)
+        return tf.stack(done), {}, self.left()
 
     def gradients(
         self, hyper: tf.Tensor, columns: Mapping[str, Any]
@@ -307,14 +319,6 @@ class ProgramFunctions:
         weights = tf.ones([tf.shape(tf.nest.flatten(dict(columns))[0])[0]])
         result = self.loss_and_gradients(hyper, self.loss_columns(columns, weights))
         return self.optimizer.by_variable(result.pairs), {**result.stats, LOSS: result.loss}
-
-    def learn_once(
-        self, hyper: tf.Tensor, columns: Mapping[str, Any], mask: tf.Tensor
-    ) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]:
-        """Does one update on all items; returns its statistics, `LOSS` among them, and fetches."""
-        self.traces.note("learn_once", hyper, columns, mask)
-        found = self._learn(hyper, columns, mask)
-        return {**found.stats, LOSS: found.loss}, dict(found.fetches)
 
     def loss_columns(self, columns: Mapping[str, Any], weights: tf.Tensor) -> dict[str, Any]:
         """Returns a minibatch as rows, as the loss takes it, with its `loss_mask`.
@@ -338,54 +342,31 @@ class ProgramFunctions:
         found[LOSS_MASK] = tf.reshape(valid * weights[:, None], [-1])
         return found
 
-    def apply_gradients(self, hyper: tf.Tensor, gradients: Sequence[tf.Tensor]) -> None:
-        """Updates the trainable variables with given gradients."""
+    def apply_gradients(
+        self, hyper: tf.Tensor, gradients: Sequence[tf.Tensor]
+    ) -> dict[str, tf.Tensor]:
+        """Updates the trainable variables with given gradients; returns what is `left`."""
         self.traces.note("apply_gradients", hyper, gradients)
         self.optimizer.set_learning_rate(hyper[self.spec.hyperparameters.index("lr")])
         self._view(hyper).apply_gradients_fn(*self.optimizer.with_pairs(gradients))
+        return self.left()
 
     # -- moving a state in and out ------------------------------------------------------------
 
     def load(self, segments: Mapping[str, tf.Tensor]) -> None:
         """Overwrites the resident variables with a state's segments."""
         self.traces.note("load", segments)
-        for name, variables in self.variables_by_segment().items():
-            shapes = [tuple(variable.shape) for variable in variables]
-            (parts,) = unpack([segments[name]], [shapes])
-            for variable, part in zip(variables, parts, strict=True):
-                variable.assign(part)
+        parts = unpack(segments, self.layout.slots)
+        for variable, part in zip(self.resident, parts, strict=True):
+            variable.assign(part)
 
-    def read(self) -> dict[str, tf.Tensor]:
-        """Returns the resident variables as segments."""
-        self.traces.note("read")
-        return {
-            name: tf.concat([tf.reshape(tf.convert_to_tensor(v), [-1]) for v in variables], axis=0)
-            for name, variables in self.variables_by_segment().items()
-        }
-
-    def variables_by_segment(self) -> dict[str, list[Any]]:
-        """Returns the resident variables of each segment, in the layout's order."""
-        found: dict[str, list[Any]] = {}
-        pairs = zip(self.spec_slots(), self.resident_variables(), strict=True)
-        for segment, variable in pairs:
-            found.setdefault(segment, []).append(variable)
-        return found
-
-    def resident_variables(self) -> list[Any]:
-        """Returns all variables of the network, its filters, the target and the optimizer."""
-        target = [] if self.target is None else self.target.model.variables
-        return [*self.network.variables, *target, *self.optimizer.variables]
-
-    def spec_slots(self) -> list[str]:
-        """Returns the segment of each resident variable."""
-        network, target = self.network, self.target
-        parts = {
-            "model": network.model.variables,
-            "filter": network.filter_variables,
-            "target": [] if target is None else target.model.variables,
-            "learner": self.optimizer.variables,
-        }
-        return [f"{part}/{_dtype(v)}" for part, found in parts.items() for v in found]
+    def left(self) -> dict[str, tf.Tensor]:
+        """Returns the segments that an update changes, as the resident variables are now."""
+        found: dict[str, list[tf.Tensor]] = {name: [] for name in self.layout.segments(*UPDATED)}
+        for slot, variable in zip(self.layout.slots, self.resident, strict=True):
+            if slot.part in UPDATED:
+                found[slot.segment].append(tf.reshape(tf.convert_to_tensor(variable), [-1]))
+        return {name: tf.concat(parts, axis=0) for name, parts in found.items()}
 
 
 def no_totals(stat_names: Sequence[str]) -> np.ndarray:
@@ -405,16 +386,37 @@ def is_per_sequence(name: str) -> bool:
     return name == SEQ_LENS or name.startswith("state_in_")
 
 
-def unpack(
-    segments: Sequence[tf.Tensor], shapes: Sequence[Sequence[tuple[int, ...]]]
-) -> list[list[tf.Tensor]]:
-    """Cuts each flat segment into variables of the given shapes."""
-    found = []
-    for segment, inner in zip(segments, shapes, strict=True):
-        sizes = [math.prod(shape) for shape in inner]
-        parts = tf.split(segment, sizes) if len(sizes) > 1 else [segment]
-        found.append([tf.reshape(x, shape) for x, shape in zip(parts, inner, strict=True)])
-    return found
+def unpack(segments: Mapping[str, tf.Tensor], slots: Sequence[Slot]) -> list[tf.Tensor]:
+    """Cuts flat segments into the variables of slots, in their order."""
+    parts = {}
+    for name, segment in segments.items():
+        sizes = [math.prod(slot.shape) for slot in slots if slot.segment == name]
+        parts[name] = iter(tf.split(segment, sizes) if len(sizes) > 1 else [segment])
+    return [tf.reshape(next(parts[slot.segment]), slot.shape) for slot in slots]
+
+
+def _slots(network: Network, target: Network | None, optimizer: Optimizers) -> dict[Slot, Any]:
+    """Returns all variables by what they are in a state, in its order."""
+    keys = variable_keys(network.model.variables)
+    named = [(key, v, "model") for key, v in zip(keys, network.model.variables, strict=True)]
+    for v in network.filter_variables:
+        named.append((f"filter/{v.name.partition(':')[0]}", v, "filter"))
+    targets = [] if target is None else zip(keys, target.model.variables, strict=True)
+    named += [(f"target/{key}", v, "target") for key, v in targets]
+    for i, v in enumerate(optimizer.variables):
+        role = v.path.rpartition("/")[2]
+        if i >= 2:  # a slot of a weight: its name repeats the weight's auto-numbered one
+            role = role.rpartition("_")[2]
+        named.append((f"optimizer/{i:03d}_{role}", v, "learner"))
+    return {Slot(key, tuple(v.shape), _dtype(v), part): v for key, v, part in named}
+
+
+def _idle_keys(network: Network) -> set[str]:
+    """Returns the keys of variables that no layer reads."""
+    variables, idle = network.model.variables, idle_seeds(network.model)
+    pairs = zip(variable_keys(variables), variables, strict=True)
+    keys = [key for key, v in pairs if id(v) in idle]
+    return {f"{prefix}{key}" for key in keys for prefix in ("", "target/")}
 
 
 def _dtype(variable: Any) -> str:

@@ -17,7 +17,7 @@ class Minibatches(NamedTuple):
     rows: np.ndarray  # int32 [K, size]: rows of the batch
     mask: np.ndarray  # float32 [K, size]: 0 where a row only fills up
     steps: int  # minibatches to do; the rest of K is padding
-    epochs: int
+    epochs: int  # 0 for one minibatch of a part of the batch
     whole: bool  # each epoch is one minibatch of exactly all rows
 
     @property
@@ -30,7 +30,8 @@ class Minibatches(NamedTuple):
         if self.whole:
             fill = ((0, 0), (0, capacity - self.size))
         else:
-            fill = ((0, self.epochs * -(-capacity // self.size) - len(self.rows)), (0, 0))
+            most = self.epochs * -(-capacity // self.size)
+            fill = ((0, max(0, most - len(self.rows))), (0, 0))
         return self._replace(rows=np.pad(self.rows, fill), mask=np.pad(self.mask, fill))
 
 
@@ -59,6 +60,13 @@ def draw_minibatches(
     steps = epochs * per_epoch
     shape = (steps, size)
     return Minibatches(index.reshape(shape), mask.reshape(shape), steps, epochs, size == rows)
+
+
+def one_minibatch(items: np.ndarray, size: int) -> Minibatches:
+    """Returns one minibatch of some rows, filled up to `size` rows."""
+    rows, mask = np.zeros((1, size), np.int32), np.zeros((1, size), np.float32)
+    rows[0, : len(items)], mask[0, : len(items)] = items, 1.0
+    return Minibatches(rows, mask, 1, 0, False)
 
 
 def padded_rows(rows: int, size: int, capacity: int) -> int:

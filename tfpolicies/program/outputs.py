@@ -24,6 +24,7 @@ class ActLayout(NamedTuple):
         with_value: whether values are estimated.
         states: the memory, one port per tensor.
         extras: what the policy class adds.
+        extra_names: their names.
         same: whether the environment takes the policy's actions as they are.
     """
 
@@ -33,6 +34,7 @@ class ActLayout(NamedTuple):
     with_value: bool
     states: tuple[Port, ...]
     extras: tuple[Port, ...]
+    extra_names: tuple[str, ...]
     same: bool
 
     @classmethod
@@ -56,6 +58,7 @@ class ActLayout(NamedTuple):
             spec.with_value,
             tuple(p._replace(name=p.name.replace("_in_", "_out_")) for p in states),
             tuple(extras),
+            tuple(port.name for port in extras),
             spec.pipeline.is_identity,
         )
 
@@ -70,7 +73,7 @@ class ActLayout(NamedTuple):
         """Returns the outputs in the order of `ports`."""
         floats = [outputs.logp, outputs.prob, outputs.dist_inputs]
         values = [] if outputs.values is None else [outputs.values]
-        extras = [outputs.extras[port.name] for port in self.extras]
+        extras = [outputs.extras[name] for name in self.extra_names]
         head = [*outputs.actions, *outputs.env_actions]
         return [*head, *floats, *values, *outputs.states, *extras]
 
@@ -86,7 +89,7 @@ class ActLayout(NamedTuple):
         logp, prob, dist_inputs = take(3)
         values = take(1)[0] if self.with_value else None
         states = take(len(self.states))
-        extras = {port.name: x for port, x in zip(self.extras, rest, strict=True)}
+        extras = dict(zip(self.extra_names, rest, strict=True))
         return ActOutputs(actions, env_actions, logp, prob, dist_inputs, values, states, extras)
 
     def pack(self, outputs: ActOutputs) -> list[tf.Tensor]:
@@ -94,7 +97,7 @@ class ActLayout(NamedTuple):
         floats = [outputs.logp[:, None], outputs.prob[:, None], outputs.dist_inputs]
         if self.with_value:
             floats.append(outputs.values[:, None])
-        extras = [outputs.extras[port.name] for port in self.extras]
+        extras = [outputs.extras[name] for name in self.extra_names]
         env_actions = [] if self.same else outputs.env_actions
         packed = [*outputs.actions, *env_actions, tf.concat(floats, axis=1)]
         return [*packed, *outputs.states, *extras]
@@ -117,7 +120,7 @@ class ActLayout(NamedTuple):
             floats[..., 2 : 2 + self.num_inputs],
             values,
             list(arrays[start + 1 : stop]),
-            {port.name: x for port, x in zip(self.extras, arrays[stop:], strict=True)},
+            dict(zip(self.extra_names, arrays[stop:], strict=True)),
         )
 
     def first_difference(

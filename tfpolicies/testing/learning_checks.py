@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies.errors import NonFiniteError
-from tfpolicies.policy.learning_batches import learning_columns
+from tfpolicies.program.columns import travelling_columns
 from tfpolicies.program.view import LOSS_MASK, ModelView
 from tfpolicies.testing.batches import random_batch
 from tfpolicies.testing.report import Broken, NotApplicable
@@ -99,7 +99,9 @@ def learner(subject: Subject) -> str:
     batch = random_batch(policy, subject.rows, seed=subject.seed)
     if "action_dist_inputs" not in batch:
         raise NotApplicable("the batch has no action_dist_inputs")
-    columns = tf.nest.map_structure(tf.constant, dict(learning_columns(program, batch)))
+    columns = tf.nest.map_structure(
+        tf.constant, travelling_columns(program.spec, program.ports, batch)
+    )
     items = len(tf.nest.flatten(columns)[0])
     rows = program.functions.loss_columns(columns, tf.ones([items]))
     with program.lock:

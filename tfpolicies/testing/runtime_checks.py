@@ -91,7 +91,7 @@ def runtimes(subject: Subject) -> str:
 
 def _onnx_actor(program: Any) -> Any:
     try:
-        return program.onnx_actor()
+        return program.inference.actor("onnx")
     except ConfigError as error:
         raise Broken(
             "the policy to act in ONNX Runtime",

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfpolicies.program.devices import CPU, on_device, placed
-from tfpolicies.program.functions import ActInputs, ActOutputs, ProgramFunctions
+from tfpolicies.program.functions import ActInputs, ProgramFunctions
 from tfpolicies.program.outputs import ActLayout
 from tfpolicies.program.runtimes.runtime import FirstCalls, FlatActing, Resident, Runtime, concrete
 from tfpolicies.program.update_forms import Form
-from tfpolicies.state import ACTING, PolicyState, StateLayout
+from tfpolicies.state import ACTING, PolicyState
 from tfpolicies.system.forks import require_tensorflow
 from tfpolicies.system.interruptible import BackgroundCall
 
@@ -71,19 +71,15 @@ class _Update:
             self._function.trace()
 
     def __call__(
-        self, state: PolicyState, *given: Any, meanwhile: Callable[[], None] | None = None
+        self,
+        state: PolicyState,
+        *given: Any,
+        shapes: Any = None,
+        meanwhile: Callable[[], None] | None = None,
     ) -> Any:
-        require_tensorflow()
-        self.trace()
-        tensors = tf.nest.map_structure(tf.constant, [state.hyper, *given])
-        call = functools.partial(self._function, *tensors)
-        key = None if self._form is Form.PLAIN else (self, _shapes(tensors))
-        found = self._first_calls.run(key, call, meanwhile)
-        return tf.nest.map_structure(lambda x: None if x is None else x.numpy(), found)
-
-
-def _shapes(tensors: Any) -> tuple[Any, ...]:
-    return tuple(tuple(x.shape) for x in tf.nest.flatten(tensors))
+        call = functools.partial(self._function, tf.constant(state.hyper), *given)
+        key = None if self._form is Form.PLAIN else (self, shapes)
+        return self._first_calls.run(key, call, meanwhile, self.trace)
 
 
 class FunctionRuntime(Runtime):
@@ -94,24 +90,18 @@ class FunctionRuntime(Runtime):
 
     Args:
         functions: the Program's functions over the resident variables.
-        layout: the layout of the states that are loaded.
         act: the outputs of acting.
         traced: whether to trace.
     """
 
-    def __init__(
-        self, functions: ProgramFunctions, layout: StateLayout, act: ActLayout, *, traced: bool
-    ) -> None:
+    def __init__(self, functions: ProgramFunctions, act: ActLayout, *, traced: bool) -> None:
+        super().__init__(functions, act)
         self.traced = traced
         self._first_calls = FirstCalls()
-        super().__init__(functions, layout)
-        self._act_layout = act
-        self._segments = layout.segments(*ACTING)
-        flat, signatures = FlatActing(functions, layout, act), self.signatures
+        self._segments = functions.layout.segments(*ACTING)
+        flat, signatures = FlatActing(functions, act), self.signatures
         weights = signatures.acting_segments
         self._act = self._trace(on_device(flat.many, CPU), [weights, signatures.act])
-        # One row costs less than dispatching its few dozen operations: XLA runs them as one.
-        self._act_one: Any = None
         if traced and functions.spec.static["jit_compile"] is not False:
             one_row = [weights, signatures.one_row]
             self._act_one = _OneShape(on_device(flat.one, CPU), one_row, jit=True)
@@ -121,8 +111,7 @@ class FunctionRuntime(Runtime):
         )
         device = functions.device
         self._load = self._trace(on_device(functions.load, device), [signatures.segments])
-        self._read = self._trace(on_device(functions.read, device), [])
-        self._weights: tuple[PolicyState, int, list[tf.Tensor]] | None = None
+        self._weights: tuple[PolicyState, int, dict[str, tf.Tensor]] | None = None
         self._resident = Resident()
 
     def _trace(self, function: Any, signature: Sequence[Any], *, jit: bool = False) -> Any:
@@ -131,29 +120,13 @@ class FunctionRuntime(Runtime):
 
     # -- acting -------------------------------------------------------------------------------
 
-    def run(
-        self,
-        state: PolicyState,
-        inputs: Sequence[np.ndarray],
-        noise: np.ndarray,
-        params: np.ndarray,
-    ) -> ActOutputs:
-        """Acts for `state`; see `ActInputs`. Returns NumPy arrays."""
+    def _acted(self, function: Any, state: PolicyState, given: ActInputs) -> list[np.ndarray]:
         require_tensorflow()
+        inputs, noise, params = given
         with placed(CPU):
-            tensors = [tf.constant(x) for x in inputs]
+            tensors = [*map(tf.constant, inputs)]
             given = ActInputs(tensors, tf.constant(noise), tf.constant(params))
-            packed = self._run_act(self._flat_weights(state), given, rows=len(noise))
-        return self._act_layout.unpack([x.numpy() for x in packed])
-
-    def _run_act(self, flat: Any, given: ActInputs, *, rows: int) -> Any:
-        if rows != 1 or self._act_one is None:
-            return self._act(flat, given)
-        try:
-            return self._act_one(flat, given)
-        except tf.errors.OpError:  # XLA does not know one of the model's operations
-            self._act_one = None
-            return self._act(flat, given)
+            return [*map(np.array, function(self._flat_weights(state), given))]
 
     def log_likelihoods(
         self,
@@ -167,12 +140,12 @@ class FunctionRuntime(Runtime):
         tensors = [[tf.constant(x) for x in part] for part in (inputs, actions)]
         return self._log_likelihoods(flat, *tensors).numpy()
 
-    def _flat_weights(self, state: PolicyState) -> list[tf.Tensor]:
+    def _flat_weights(self, state: PolicyState) -> Mapping[str, tf.Tensor]:
         known = self._weights
         if known is not None and known[0] is state and known[1] == state.version:
             return known[2]
         version = state.version
-        flat = [tf.constant(state.segments[name]) for name in self._segments]
+        flat = {name: tf.constant(state.segments[name]) for name in self._segments}
         self._weights = (state, version, flat)
         return flat
 
@@ -196,22 +169,17 @@ class FunctionRuntime(Runtime):
     def load(self, state: PolicyState) -> None:
         """Copies a state into the resident variables, unless it is there."""
         require_tensorflow()
-        self._first_calls.settle()
-        if not self._resident.is_there(state):
+        if not self._resident.is_there(state):  # nor is it while a call is left behind
+            self._first_calls.settle()
             self._load({name: tf.constant(array) for name, array in state.segments.items()})
             self._resident.note(state)
 
-    def forget(self, state: PolicyState | None = None) -> None:
-        """Says that the resident variables are no longer what the state says."""
-        del state
+    def forget(self) -> None:
+        """Says that the resident variables are about to hold no state."""
         self._first_calls.settle()
         self._resident.forget()
 
-    def read(self, state: PolicyState) -> dict[str, np.ndarray]:
-        """Returns copies of the resident variables, by segment."""
+    def resident(self, state: PolicyState) -> Resident:
+        """Returns what remembers which state lies in the variables."""
         del state
-        return {name: values.numpy() for name, values in self._read().items()}
-
-    def note(self, state: PolicyState) -> None:
-        """Says that the resident variables hold a state as it is now."""
-        self._resident.note(state)
+        return self._resident

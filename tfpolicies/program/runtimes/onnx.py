@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -10,10 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
-from tfpolicies.models.ports import Port
-from tfpolicies.program.functions import ActOutputs
+from tfpolicies.program.functions import ActInputs, ActOutputs, ProgramFunctions
 from tfpolicies.program.outputs import ActLayout
+from tfpolicies.program.runtimes.runtime import Actor
+from tfpolicies.state import ACTING
 from tfpolicies.system.quiet import quiet_conversion
 
 OPSET = 18
@@ -39,49 +40,37 @@ class _Bindings(threading.local):
         self.by_size: OrderedDict[int, _Binding] = OrderedDict()
 
 
-class OnnxActor:
+class OnnxActor(Actor):
     """Runs a converted act function on one thread, with inputs and outputs bound to NumPy memory.
 
     Args:
         model: the serialised ONNX model, as `convert` gives it, with inputs `weights_<i>`,
             `input_<i>`, `noise` and `params`.
         weight_keys: the state's key of each weight input, in order.
-        ports: the inputs of acting.
-        noise_size: columns of the noise.
-        num_params: parameters of the exploration.
+        signature: what it takes besides the weights.
         act: the outputs.
     """
 
     def __init__(
-        self,
-        model: bytes,
-        weight_keys: Sequence[str],
-        ports: Sequence[Port],
-        noise_size: int,
-        num_params: int,
-        act: ActLayout,
+        self, model: bytes, weight_keys: Sequence[str], signature: ActInputs, act: ActLayout
     ) -> None:
         self._session = cpu_session(model)
         self._present = {node.name for node in self._session.get_inputs()}
-        self._weights = [
-            (name, key)
-            for name, key in ((f"weights_{i}", key) for i, key in enumerate(weight_keys))
-            if name in self._present
-        ]
-        self._ports = list(ports)
-        self._noise_size = noise_size
-        self._num_params = num_params
+        named = ((f"weights_{i}", key) for i, key in enumerate(weight_keys))
+        self._weights = [(name, key) for name, key in named if name in self._present]
+        self._signature = signature
+        self._num_params = signature.params.shape[0]
         self._act = act
         self._bindings = _Bindings()
 
     def run(
         self,
-        state: Any,
+        states: Any,
         inputs: Sequence[np.ndarray],
-        noise: np.ndarray | None,
+        noise: np.ndarray,
         params: np.ndarray,
     ) -> ActOutputs:
-        """Acts for `state`; see `ActInputs`; `noise=None` is zeros.
+        """Acts for one state; see `Actor.run`.
 
         Returns the output buffers of this batch size: valid until the thread's next call of the
         same size.
@@ -92,18 +81,15 @@ class OnnxActor:
             if size == 0:  # ONNX Runtime mistakes the shapes of empty results
                 return self._act.unflatten([port.zeros(0) for port in self._act.ports()])
             binding = self._bind(size)
-        weights = state.segments
+        weights = states.segments
         if binding.weights is not weights:
-            arrays = state.arrays
+            arrays = states.arrays
             for name, key in self._weights:
                 binding.io.bind_cpu_input(name, arrays[key])
             binding.weights = weights
         for buffer, array in zip(binding.inputs, inputs, strict=True):
             buffer[...] = array
-        if noise is None:
-            binding.noise.fill(0.0)
-        else:
-            binding.noise[...] = noise
+        binding.noise[...] = noise
         if self._num_params:
             binding.params[...] = params
         self._session.run_with_iobinding(binding.io)
@@ -117,8 +103,12 @@ class OnnxActor:
                 io.bind_cpu_input(name, array)
             return array
 
-        inputs = [bound(f"input_{i}", p.zeros(size)) for i, p in enumerate(self._ports)]
-        noise = bound("noise", np.zeros((size, self._noise_size), np.float32))
+        def zeros(spec: Any) -> np.ndarray:
+            return np.zeros((size, *spec.shape[1:]), spec.dtype.as_numpy_dtype)
+
+        ports = enumerate(self._signature.inputs)
+        inputs = [bound(f"input_{i}", zeros(spec)) for i, spec in ports]
+        noise = bound("noise", zeros(self._signature.noise))
         params = bound("params", np.zeros(self._num_params, np.float32))
         outputs = []
         for port in self._act.ports():
@@ -137,6 +127,35 @@ class OnnxActor:
             bindings.popitem(last=False)
         bindings[size] = _Binding(io, inputs, noise, params, self._act.unflatten(outputs))
         return bindings[size]
+
+
+def actor(functions: ProgramFunctions, layout: ActLayout, given: ActInputs) -> OnnxActor:
+    """Returns the converted act function of a Program.
+
+    Args:
+        functions: the Program's functions.
+        layout: the outputs of acting.
+        given: the signature of the act function.
+
+    Raises:
+        Exception: whatever tf2onnx, ONNX Runtime or TensorFlow raises for what they cannot do.
+    """
+    slots = functions.layout.of(*ACTING)
+    weights = [
+        tf.TensorSpec(slot.shape, slot.dtype, name=f"weights_{i}") for i, slot in enumerate(slots)
+    ]
+    named = [tf.TensorSpec(x.shape, x.dtype, f"input_{i}") for i, x in enumerate(given.inputs)]
+    signature = [*weights, *named, given.noise, given.params]
+
+    def act(*tensors: tf.Tensor) -> list[tf.Tensor]:
+        functions.traces.note("act (onnx)", *tensors)
+        *inputs, noise, params = tensors[len(weights) :]
+        outputs = functions.act(tensors[: len(weights)], ActInputs(inputs, noise, params))
+        return [tf.identity(x) for x in layout.flatten(outputs)]
+
+    function = tf.function(act, input_signature=signature, autograph=False)
+    model = convert(function, signature, [port.name for port in layout.ports()])
+    return OnnxActor(model, [slot.key for slot in slots], given, layout)
 
 
 def cpu_session(model: bytes) -> Any:
@@ -186,47 +205,3 @@ def rename_outputs(model: Any, names: Sequence[str]) -> None:
     for output, before, name in zip(graph.output, old, names, strict=True):
         graph.node.append(onnx.helper.make_node("Identity", [before], [name]))
         output.name = name
-
-
-def without_gathers(model: bytes) -> bytes:
-    """Returns a vectorised model that reads its inputs where they lie.
-
-    `tf.vectorized_map` turns "row i of an input, for all i" into a Gather of all rows in order, a
-    copy. What only told how many rows there are goes, too.
-
-    Args:
-        model: a serialised model; a Gather of a graph's input must be of all rows, in order.
-    """
-    import onnx
-
-    loaded = onnx.load_from_string(model)
-    graph = loaded.graph
-    inputs = {node.name for node in graph.input}
-    for node in graph.node:
-        if node.op_type == "Gather" and node.input[0] in inputs:
-            node.op_type = "Identity"
-            del node.input[1:], node.attribute[:]
-    makers = {name: node for node in graph.node for name in node.output}
-    wanted = [output.name for output in graph.output]
-    needed: set[str] = set()
-    while wanted:
-        node = makers.get(wanted.pop())
-        if node is not None and node.output[0] not in needed:
-            needed.add(node.output[0])
-            wanted += node.input
-            wanted += _read_by_subgraphs(node)
-    kept = [copy.deepcopy(node) for node in graph.node if node.output[0] in needed]
-    del graph.node[:]
-    graph.node.extend(kept)
-    return loaded.SerializeToString()
-
-
-def _read_by_subgraphs(node: Any) -> list[str]:
-    """Returns the names that the loops and branches of a node read, from wherever they are."""
-    found: list[str] = []
-    for attribute in node.attribute:
-        for graph in [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]:
-            found += [output.name for output in graph.output]
-            for inner in graph.node:
-                found += [*inner.input, *_read_by_subgraphs(inner)]
-    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 import tensorflow as tf
@@ -13,19 +13,51 @@ import tensorflow as tf
 from tfpolicies.program.functions import ActInputs, ActOutputs, ProgramFunctions, unpack
 from tfpolicies.program.outputs import ActLayout
 from tfpolicies.program.update_forms import Form
-from tfpolicies.state import ACTING, PolicyState, StateLayout
+from tfpolicies.state import ACTING, PolicyState
 from tfpolicies.system.interruptible import BackgroundCall
 
 
-class Runtime(abc.ABC):
-    """Runs the functions of one Program: NumPy arrays go in and come out.
+class Actor(abc.ABC):
+    """Acts for states of one Program: the act function, made ready for one way of running it.
 
-    Learning happens in *resident* variables, into which a state is loaded before and from which it
-    is read back after.
+    An actor is made once for a Program, by its line in `RUNTIMES` of `program/inference.py`, which
+    compares what it gives to what TensorFlow does before anybody uses it. It keeps no state: the
+    weights are read from the state in each call, so it must see to it that they are those of the
+    state's present `version`. The lock of the state is held by the caller.
+    """
+
+    @abc.abstractmethod
+    def run(
+        self,
+        states: Any,
+        inputs: Sequence[np.ndarray],
+        noise: np.ndarray,
+        params: np.ndarray,
+    ) -> ActOutputs:
+        """Acts on N rows.
+
+        Args:
+            states: one `PolicyState`. A stacked actor takes a sequence of P of them, whose locks
+                it takes by itself, and the other arguments and all results have P in front. (One
+                state is no stack of one, for an axis more costs what a small model does.)
+            inputs: one array `[N, *shape]` per input port of the Program, in the ports' dtypes.
+            noise: float32 `[N, noise_size]`; zeros for the greedy actions.
+            params: float32 `[num_params]`, of the exploration.
+
+        Returns:
+            NumPy arrays; see `ActOutputs`. Valid until the thread's next call.
+        """
+
+
+class Runtime(Actor):
+    """Runs all functions of one Program: NumPy arrays go in and come out.
+
+    Learning happens in *resident* variables, into which a state is loaded before. What an update
+    leaves of them comes out of it, so that they are never read otherwise.
 
     Args:
         functions: the Program's functions over resident variables.
-        layout: the layout of the states that are loaded.
+        act: the outputs of acting.
 
     Attributes:
         traced: whether functions are traced, and so may be compiled by XLA.
@@ -35,22 +67,36 @@ class Runtime(abc.ABC):
     traced = True
     is_kept = False
 
-    def __init__(self, functions: ProgramFunctions, layout: StateLayout) -> None:
+    _act: Any  # any number of rows
+    _act_one: Any = None  # one row: XLA runs its few dozen operations as one
+
+    def __init__(self, functions: ProgramFunctions, act: ActLayout) -> None:
         self.functions = functions
-        self.signatures = Signatures(functions, layout)
-        self._apply = self.compiled(functions.apply_gradients, [self.signatures.gradients])
+        self.signatures = Signatures(functions)
+        self._act_layout = act
 
     # -- acting -------------------------------------------------------------------------------
 
-    @abc.abstractmethod
+    @final
     def run(
         self,
-        state: PolicyState,
+        states: PolicyState,
         inputs: Sequence[np.ndarray],
         noise: np.ndarray,
         params: np.ndarray,
     ) -> ActOutputs:
-        """Acts for `state`; see `ActInputs`. Returns NumPy arrays."""
+        """Acts for one state; see `Actor.run`."""
+        given = ActInputs(inputs, noise, params)
+        if len(noise) == 1 and self._act_one is not None:
+            try:
+                return self._act_layout.unpack(self._acted(self._act_one, states, given))
+            except tf.errors.OpError:  # XLA does not know one of the model's operations
+                self._act_one = None
+        return self._act_layout.unpack(self._acted(self._act, states, given))
+
+    @abc.abstractmethod
+    def _acted(self, function: Any, state: PolicyState, given: ActInputs) -> list[np.ndarray]:
+        """Returns what a form of the act function gives for one state, packed."""
 
     @abc.abstractmethod
     def log_likelihoods(
@@ -64,25 +110,17 @@ class Runtime(abc.ABC):
     # -- the resident variables ---------------------------------------------------------------
 
     @abc.abstractmethod
+    def resident(self, state: PolicyState) -> Resident:
+        """Returns what remembers which state lies in the variables that serve this one."""
+
+    @abc.abstractmethod
     def load(self, state: PolicyState) -> None:
         """Copies a state into the resident variables, unless it is there."""
-
-    @abc.abstractmethod
-    def forget(self, state: PolicyState | None = None) -> None:
-        """Says that the resident variables are no longer what the state says."""
-
-    @abc.abstractmethod
-    def read(self, state: PolicyState) -> dict[str, np.ndarray]:
-        """Returns copies of the resident variables, by segment; `state` was loaded last."""
-
-    @abc.abstractmethod
-    def note(self, state: PolicyState) -> None:
-        """Says that the resident variables hold a state as it is now."""
 
     def begin_update(self, state: PolicyState) -> None:
         """Has a state in the resident variables, and forgets it: they are about to change."""
         self.load(state)
-        self.forget(state)
+        self.resident(state).forget()
 
     def session(self, state: PolicyState) -> Any:
         """Returns the `tf.compat.v1.Session` of a state; None where there are no sessions."""
@@ -120,9 +158,10 @@ class Runtime(abc.ABC):
             form: `LOOP` has XLA compile it; `STEP` says that it compiles what it calls.
 
         Returns:
-            An object `f(state, *arrays, meanwhile=None)` that gives arrays. The first call of each
-            shape that is compiled runs in another thread, so that its caller can be interrupted,
-            and `meanwhile()` in this one. `f.trace()` traces it beforehand.
+            An object `f(state, *given, shapes=None, meanwhile=None)` that takes what `placed` gave
+            and gives arrays or tensors. The first call with other `shapes`, where anything is
+            compiled, runs in another thread, so that its caller can be interrupted, and
+            `meanwhile()` in this one. `f.trace()` traces it beforehand.
         """
 
     @abc.abstractmethod
@@ -130,63 +169,8 @@ class Runtime(abc.ABC):
         """Returns a function for other functions to call; see `concrete`. Untraced if none is."""
 
     def placed(self, arrays: Any) -> Any:
-        """Returns nested arrays where update functions take them from, for several calls."""
+        """Returns nested arrays where update functions take them from."""
         return arrays
-
-    def step(
-        self, columns: Mapping[str, Any], stat_names: Sequence[str], *, for_xla: bool = False
-    ) -> Any:
-        """Returns `learn_step` for batches with these columns, traced where functions are.
-
-        Args:
-            columns: `tf.TensorSpec` per column, nested as the columns are.
-            stat_names: the names of the statistics.
-            for_xla: see `concrete`.
-        """
-        name = "learn_step (XLA)" if for_xla else "learn_step"
-
-        def learn_step(hyper: Any, columns: Any, weights: Any) -> Any:
-            self.functions.traces.note(name, hyper, columns, weights)
-            return self.functions.learn_step(hyper, columns, weights, stat_names=stat_names)
-
-        weights = tf.TensorSpec([None], tf.float32)
-        signature = [self.signatures.hyper, dict(columns), weights]
-        return self.inner(learn_step, signature, for_xla=for_xla)
-
-    def learner(
-        self, columns: Mapping[str, Any], step: Any, form: Form, *, exact_rows: bool
-    ) -> Any:
-        """Returns `learn_epochs` for batches with these columns.
-
-        Args:
-            columns: `tf.TensorSpec` per column, nested as the columns are.
-            step: what `step` returned.
-            form: how it is compiled.
-            exact_rows: see `ProgramFunctions.learn_epochs`.
-        """
-        if form is Form.STEP:
-            step = tf.function(step, jit_compile=True, autograph=False)
-
-        def learn_epochs(*given: Any) -> Any:
-            return self.functions.learn_epochs(*given, step=step, exact_rows=exact_rows)
-
-        s = self.signatures
-        signature = [dict(columns), s.index, s.mask, s.piece, s.totals]
-        return self.compiled(learn_epochs, signature, form)
-
-    def single_learner(self, columns: Mapping[str, Any], *, jit: bool) -> Any:
-        """Returns `learn_once` for batches with these columns."""
-        mask = tf.TensorSpec([None], tf.float32)
-        form = Form.LOOP if jit else Form.PLAIN
-        return self.compiled(self.functions.learn_once, [dict(columns), mask], form)
-
-    def gradient_function(self, columns: Mapping[str, Any]) -> Any:
-        """Returns `gradients` for batches with these columns."""
-        return self.compiled(self.functions.gradients, [dict(columns)])
-
-    def apply_gradients(self, state: PolicyState, gradients: Sequence[np.ndarray]) -> None:
-        """Updates the resident variables with given gradients."""
-        self._apply(state, gradients)
 
 
 def concrete(function: Any, signature: Sequence[Any], *, for_xla: bool) -> Any:
@@ -220,20 +204,29 @@ class FirstCalls:
         self._known: set[Any] = {None}
         self._running: BackgroundCall[Any] | None = None
 
-    def run(self, key: Any, call: Callable[[], Any], meanwhile: Callable[[], None] | None) -> Any:
+    def run(
+        self,
+        key: Any,
+        call: Callable[[], Any],
+        meanwhile: Callable[[], None] | None,
+        trace: Callable[[], Any],
+    ) -> Any:
         """Makes a call, in another thread if none with this key has ended well before.
 
         Args:
             key: of what is compiled; None if nothing is.
-            call: the call; it traces nothing and takes no lock.
+            call: the call; it takes no lock.
             meanwhile: called in this thread in any case.
+            trace: traces what is to be compiled, so that the call needs not.
         """
-        self.settle()
+        if self._running is not None:
+            self.settle()
         if key in self._known:
             found = call()
             if meanwhile is not None:
                 meanwhile()
             return found
+        trace()
         self._running = BackgroundCall(call)
         self._running.start()
         if meanwhile is not None:
@@ -273,12 +266,12 @@ class Resident:
 class Signatures:
     """What the functions of a Program take, as `tf.TensorSpec`s; the same for every runtime."""
 
-    def __init__(self, functions: ProgramFunctions, layout: StateLayout) -> None:
-        spec, ports = functions.spec, functions.network.ports
+    def __init__(self, functions: ProgramFunctions) -> None:
+        spec, ports, layout = functions.spec, functions.network.ports, functions.layout
         self.segments = {
             name: tf.TensorSpec([n], name.split("/")[1]) for name, n in layout.sizes.items()
         }
-        self.acting_segments = [self.segments[name] for name in layout.segments(*ACTING)]
+        self.acting_segments = {name: self.segments[name] for name in layout.segments(*ACTING)}
         explorer = spec.explorer
         self.act = ActInputs(
             [port.tensor_spec for port in ports.all],
@@ -310,32 +303,29 @@ class FlatActing:
     segments, the weights are those in the resident variables.
     """
 
-    def __init__(self, functions: ProgramFunctions, layout: StateLayout, act: ActLayout) -> None:
+    def __init__(self, functions: ProgramFunctions, act: ActLayout) -> None:
         self.functions = functions
         self._act = act
-        slots, segments = layout.of(*ACTING), layout.segments(*ACTING)
-        self._order = [segments.index(slot.segment) for slot in slots]
-        self._shapes = [[slot.shape for slot in slots if slot.segment == name] for name in segments]
+        self._slots = functions.layout.of(*ACTING)
 
-    def weights(self, flat: Sequence[tf.Tensor] | None) -> list[tf.Tensor]:
+    def weights(self, flat: Mapping[str, tf.Tensor] | None) -> list[tf.Tensor]:
         """Returns the variables of the network, in the layout's order, from flat segments."""
         if flat is None:
             return [tf.convert_to_tensor(v) for v in self.functions.network.variables]
-        parts = [iter(found) for found in unpack(flat, self._shapes)]
-        return [next(parts[which]) for which in self._order]
+        return unpack(flat, self._slots)
 
-    def many(self, flat: Sequence[tf.Tensor] | None, given: ActInputs) -> Any:
+    def many(self, flat: Mapping[str, tf.Tensor] | None, given: ActInputs) -> Any:
         """Acts on any number of rows."""
         self.functions.traces.note("act", given)
         return self._act.pack(self.functions.act(self.weights(flat), given))
 
-    def one(self, flat: Sequence[tf.Tensor] | None, given: ActInputs) -> Any:
+    def one(self, flat: Mapping[str, tf.Tensor] | None, given: ActInputs) -> Any:
         """Acts on one row, for XLA."""
         self.functions.traces.note("act (one row)", given)
         return self._act.pack(self.functions.act(self.weights(flat), given))
 
     def log_likelihoods(
-        self, flat: Sequence[tf.Tensor] | None, inputs: Any, actions: Any
+        self, flat: Mapping[str, tf.Tensor] | None, inputs: Any, actions: Any
     ) -> tf.Tensor:
         """Returns the log-probability of normalised actions, `[N]`."""
         return self.functions.log_likelihoods(self.weights(flat), inputs, actions)

@@ -20,11 +20,11 @@ from tensorflow.core.protobuf import config_pb2
 
 from tfpolicies.errors import ConfigError, ModelError
 from tfpolicies.program.devices import on_device
-from tfpolicies.program.functions import ActInputs, ActOutputs, ProgramFunctions
+from tfpolicies.program.functions import ActInputs, ProgramFunctions
 from tfpolicies.program.outputs import ActLayout
 from tfpolicies.program.runtimes.runtime import FirstCalls, FlatActing, Resident, Runtime, concrete
 from tfpolicies.program.update_forms import Form
-from tfpolicies.state import PolicyState, StateLayout
+from tfpolicies.state import PolicyState
 from tfpolicies.system.forks import require_tensorflow
 
 
@@ -241,7 +241,6 @@ class SessionRuntime(Runtime):
 
     Args:
         functions: the Program's functions over eager variables; the graph's are made like them.
-        layout: the layout of the states that are loaded.
         act: the outputs of acting.
         lock: the Program's; held while the graph grows or a session is opened or loaded.
 
@@ -254,7 +253,6 @@ class SessionRuntime(Runtime):
     def __init__(
         self,
         functions: ProgramFunctions,
-        layout: StateLayout,
         act: ActLayout,
         lock: threading.RLock,
     ) -> None:
@@ -269,12 +267,10 @@ class SessionRuntime(Runtime):
             in_graph = ProgramFunctions.of(functions.spec)
         in_graph.traces = functions.traces
         self._device = in_graph.device
-        super().__init__(in_graph, layout)
-        self._act_layout = act
-        flat, signatures = FlatActing(in_graph, layout, act), self.signatures
+        super().__init__(in_graph, act)
+        flat, signatures = FlatActing(in_graph, act), self.signatures
         given = signatures.act
         self._act = self._function(lambda *x: flat.many(None, ActInputs(*x)), given)
-        self._act_one: Any = None
         if functions.spec.static["jit_compile"] is not False:
             one_row = signatures.one_row
             self._act_one = self._function(
@@ -284,7 +280,6 @@ class SessionRuntime(Runtime):
             lambda *x: flat.log_likelihoods(None, *x), [given.inputs, signatures.actions]
         )
         self._load = self._function(in_graph.load, [signatures.segments])
-        self._read = self._function(in_graph.read, [])
         self._sessions: weakref.WeakKeyDictionary[PolicyState, _PolicySession] = (
             weakref.WeakKeyDictionary()
         )
@@ -312,7 +307,7 @@ class SessionRuntime(Runtime):
         self._held(state).create_one()
 
     def release(self, state: PolicyState) -> None:
-        """Leaves the session of a state to others; its state was read back after each update."""
+        """Leaves the session of a state to others; the state has what its updates left."""
         held = self._sessions.get(state)
         if held is not None:
             held.give_up()
@@ -339,21 +334,9 @@ class SessionRuntime(Runtime):
 
     # -- acting -------------------------------------------------------------------------------
 
-    def run(
-        self,
-        state: PolicyState,
-        inputs: Sequence[np.ndarray],
-        noise: np.ndarray,
-        params: np.ndarray,
-    ) -> ActOutputs:
-        """Acts for `state`; see `ActInputs`. Returns NumPy arrays."""
-        given = [*inputs, noise, params]
-        if len(noise) == 1 and self._act_one is not None:
-            try:
-                return self._act_layout.unpack(self._called(self._act_one, state, given))
-            except tf.errors.OpError:  # XLA does not know one of the model's operations
-                self._act_one = None
-        return self._act_layout.unpack(self._called(self._act, state, given))
+    def _acted(self, function: Any, state: PolicyState, given: ActInputs) -> list[np.ndarray]:
+        inputs, noise, params = given
+        return self._called(function, state, [*inputs, noise, params])
 
     def log_likelihoods(
         self,
@@ -365,7 +348,9 @@ class SessionRuntime(Runtime):
         return self._called(self._log_likelihoods, state, [*inputs, *actions])[0]
 
     def _called(self, function: Any, state: PolicyState, arrays: Sequence[Any]) -> list[np.ndarray]:
-        held = self._loaded(state)
+        held = self._sessions.get(state)
+        if held is None or not held.is_loaded(state):
+            held = self._loaded(state)
         if function.options is None:
             with self._lock:
                 function.trace()
@@ -388,19 +373,17 @@ class SessionRuntime(Runtime):
     def update(
         self,
         function: _GraphFunction,
-        form: Form,
+        key: Any,
         state: PolicyState,
         given: Any,
         meanwhile: Callable[[], None] | None,
     ) -> Any:
-        """Runs an update function in the session of a state."""
+        """Runs an update function in the session of a state; see `FirstCalls` for the key."""
         function.trace()
         arrays = tf.nest.flatten([state.hyper, *given])
         opened = self._held(state).opened()
-        shapes = tuple(np.shape(x) for x in arrays)
-        key = None if form is Form.PLAIN else (function, shapes)
         call = functools.partial(opened.run, function, arrays)
-        return function.nested(opened.first_calls.run(key, call, meanwhile))
+        return function.nested(opened.first_calls.run(key, call, meanwhile, function.trace))
 
     def load(self, state: PolicyState) -> None:
         """Copies a state into its session, unless it is there."""
@@ -413,22 +396,9 @@ class SessionRuntime(Runtime):
                 opened.run(self._load, tf.nest.flatten(state.segments))
                 opened.resident.note(state)
 
-    def forget(self, state: PolicyState | None = None) -> None:
-        """Says that a session no longer has what its state says."""
-        if state is not None:
-            self._held(state).opened().resident.forget()
-
-    def read(self, state: PolicyState) -> dict[str, np.ndarray]:
-        """Returns copies of the variables of a state's session, by segment."""
-        self._read.trace()
-        found: dict[str, np.ndarray] = self._read.nested(
-            self._held(state).opened().run(self._read, [])
-        )
-        return found
-
-    def note(self, state: PolicyState) -> None:
-        """Says that a state's session holds it as it is now."""
-        self._held(state).opened().resident.note(state)
+    def resident(self, state: PolicyState) -> Resident:
+        """Returns what remembers which state lies in the variables of a state's session."""
+        return self._held(state).opened().resident
 
 
 class _Update:
@@ -444,6 +414,11 @@ class _Update:
         self._function.trace()
 
     def __call__(
-        self, state: PolicyState, *given: Any, meanwhile: Callable[[], None] | None = None
+        self,
+        state: PolicyState,
+        *given: Any,
+        shapes: Any = None,
+        meanwhile: Callable[[], None] | None = None,
     ) -> Any:
-        return self._runtime.update(self._function, self._form, state, given, meanwhile)
+        key = None if self._form is Form.PLAIN else (self, shapes)
+        return self._runtime.update(self._function, key, state, given, meanwhile)

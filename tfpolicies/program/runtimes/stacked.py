@@ -9,6 +9,7 @@ the call takes one state after the other.
 from __future__ import annotations
 
 import abc
+import copy
 import math
 import threading
 import weakref
@@ -23,7 +24,8 @@ from tfpolicies.models.ports import Port
 from tfpolicies.program.devices import CPU, on_device, placed
 from tfpolicies.program.functions import ActInputs, ActOutputs, ProgramFunctions
 from tfpolicies.program.outputs import ActLayout
-from tfpolicies.program.runtimes.onnx import convert, cpu_session, without_gathers
+from tfpolicies.program.runtimes.onnx import convert, cpu_session
+from tfpolicies.program.runtimes.runtime import Actor
 from tfpolicies.state import ACTING, PolicyState, Slot, StateLayout
 from tfpolicies.system.forks import require_tensorflow
 from tfpolicies.system.quiet import quiet_conversion
@@ -90,7 +92,7 @@ class _Binding(NamedTuple):
     outputs: list[np.ndarray]
 
 
-class StackedActor(abc.ABC):
+class StackedActor(Actor):
     """Acts for many states at once; any number of threads may use it.
 
     It keeps the last few stacks of weights, so that groups of policies which act again and again
@@ -118,16 +120,9 @@ class StackedActor(abc.ABC):
         noise: np.ndarray,
         params: np.ndarray,
     ) -> ActOutputs:
-        """Acts for P states on N rows each.
+        """Acts for P states, at most `max_states`, on N rows each; see `Actor.run`.
 
-        Args:
-            states: at most `max_states`.
-            inputs: one array `[P, N, *shape]` per input port, contiguous.
-            noise: float32 `[P, N, noise_size]`, contiguous.
-            params: float32 `[P, num_params]`, contiguous.
-
-        Returns:
-            Arrays `[P, N, ...]` that are the caller's own.
+        All arrays are contiguous. Those that it returns are the caller's own.
         """
         stack = self._stack_of(states)
         with stack.lock:
@@ -171,7 +166,6 @@ class TracedStackedActor(StackedActor):
 
     Args:
         functions: the Program's functions.
-        layout: the layout of the states.
         act: the outputs.
         signature: of the stacked act function.
     """
@@ -179,11 +173,10 @@ class TracedStackedActor(StackedActor):
     def __init__(
         self,
         functions: ProgramFunctions,
-        layout: StateLayout,
         act: ActLayout,
         signature: Sequence[tf.TensorSpec],
     ) -> None:
-        super().__init__(layout, act)
+        super().__init__(functions.layout, act)
         stacked = stacked_act(functions, len(self._slots), act.pack, _vectorized, "tf")
         function = tf.function(on_device(stacked, CPU), autograph=False)
         with quiet_conversion():
@@ -240,33 +233,28 @@ class OnnxStackedActor(StackedActor):
         return _Binding(io, lead, inputs, outputs)
 
 
-def traced_actor(
-    functions: ProgramFunctions, layout: StateLayout, act: ActLayout, given: ActInputs
-) -> StackedActor:
+def traced_actor(functions: ProgramFunctions, act: ActLayout, given: ActInputs) -> StackedActor:
     """Returns the stacked act function of a Program for the function runtime.
 
     Args:
         functions: the Program's functions.
-        layout: the layout of the states.
         act: the outputs.
         given: the signature of the act function for one state.
 
     Raises:
         Exception: whatever TensorFlow raises for what it cannot trace.
     """
-    signature = stacked_signature(functions.network.ports.all, layout, given)
-    return TracedStackedActor(functions, layout, act, signature)
+    signature = stacked_signature(functions.network.ports.all, functions.layout, given)
+    return TracedStackedActor(functions, act, signature)
 
 
-def onnx_actor(
-    functions: ProgramFunctions, layout: StateLayout, act: ActLayout, given: ActInputs
-) -> StackedActor:
+def onnx_actor(functions: ProgramFunctions, act: ActLayout, given: ActInputs) -> StackedActor:
     """Does what `traced_actor` does for ONNX Runtime.
 
     Raises:
         Exception: whatever tf2onnx, ONNX Runtime or TensorFlow raises for what they cannot do.
     """
-    ports = functions.network.ports.all
+    ports, layout = functions.network.ports.all, functions.layout
     signature = stacked_signature(ports, layout, given)
     names = [port.name for port in act.ports()]
     count = len(layout.of(*ACTING))
@@ -343,3 +331,47 @@ def _vectorized(one: Callable[..., Any], indices: tf.Tensor) -> Any:
 
 def _strictly_vectorized(one: Callable[..., Any], indices: tf.Tensor) -> Any:
     return tf.vectorized_map(one, indices, fallback_to_while_loop=False)
+
+
+def without_gathers(model: bytes) -> bytes:
+    """Returns a vectorised model that reads its inputs where they lie.
+
+    `tf.vectorized_map` turns "row i of an input, for all i" into a Gather of all rows in order, a
+    copy. What only told how many rows there are goes, too.
+
+    Args:
+        model: a serialised model; a Gather of a graph's input must be of all rows, in order.
+    """
+    import onnx
+
+    loaded = onnx.load_from_string(model)
+    graph = loaded.graph
+    inputs = {node.name for node in graph.input}
+    for node in graph.node:
+        if node.op_type == "Gather" and node.input[0] in inputs:
+            node.op_type = "Identity"
+            del node.input[1:], node.attribute[:]
+    makers = {name: node for node in graph.node for name in node.output}
+    wanted = [output.name for output in graph.output]
+    needed: set[str] = set()
+    while wanted:
+        node = makers.get(wanted.pop())
+        if node is not None and node.output[0] not in needed:
+            needed.add(node.output[0])
+            wanted += node.input
+            wanted += _read_by_subgraphs(node)
+    kept = [copy.deepcopy(node) for node in graph.node if node.output[0] in needed]
+    del graph.node[:]
+    graph.node.extend(kept)
+    return loaded.SerializeToString()
+
+
+def _read_by_subgraphs(node: Any) -> list[str]:
+    """Returns the names that the loops and branches of a node read, from wherever they are."""
+    found: list[str] = []
+    for attribute in node.attribute:
+        for graph in [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]:
+            found += [output.name for output in graph.output]
+            for inner in graph.node:
+                found += [*inner.input, *_read_by_subgraphs(inner)]
+    return found

@@ -1,0 +1,238 @@
+"""The columns of a batch as the loss of a Program takes them: which, in which dtypes and shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfpolicies.batch.sequences import chop_into_sequences
+from tfpolicies.errors import BatchError, MissingColumnError, near_matches
+from tfpolicies.finite import NO_NUMBERS
+from tfpolicies.models.ports import SEQ_LENS, InputPorts
+from tfpolicies.models.spaces import Leaf
+from tfpolicies.program.functions import Differentiated, is_per_sequence
+from tfpolicies.program.spec import ProgramSpec
+from tfpolicies.program.view import LOSS_MASK, nested_rows
+
+_IDS = {"episode_ids": "eps_id", "unroll_ids": "unroll_id", "agent_indices": "agent_index"}
+_KINDS = ("mean", "min", "max")
+
+
+class LearnerSignature(NamedTuple):
+    """What the loss turned out to need when it first ran on a small batch."""
+
+    columns: dict[str, Any]  # tf.TensorSpec (nested for nested columns), by name
+    stat_names: tuple[str, ...]
+    kinds: list[int]  # of each statistic: which row of the totals it is
+    fetches: tuple[str, ...]  # names of what `extra_learn_fetches_fn` gives
+    masked: bool  # whether the loss reads the row mask, so that minibatches may be padded
+
+    @classmethod
+    def of(cls, found: Differentiated, columns: Mapping[str, Any]) -> LearnerSignature:
+        """Returns the signature of a loss that ran on these tensors."""
+        specs = {
+            name: tf.nest.map_structure(
+                lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), columns[name]
+            )
+            for name in sorted(found.batch.accessed_keys - {LOSS_MASK})
+        }
+        names = tuple(sorted(found.stats))
+        kinds = [_KINDS.index(kind_of(name)) for name in names]
+        return cls(specs, names, kinds, tuple(sorted(found.fetches)), found.batch.is_weighed)
+
+
+class LearnBatch:
+    """A batch that is ready to be learned from.
+
+    Args:
+        columns: what the loss reads, `[N, ...]` each.
+        is_recurrent: whether its items are sequences, and not rows.
+
+    Attributes:
+        columns: the same.
+        items: N.
+        rows: how many rows the items have, without those that only fill up sequences.
+
+    Raises:
+        BatchError: if there are no rows, or the columns have different numbers of them.
+    """
+
+    def __init__(self, columns: dict[str, Any], *, is_recurrent: bool) -> None:
+        self.columns = columns
+        self.items = _count_items(columns)
+        self.rows = int(columns[SEQ_LENS].sum()) if is_recurrent else self.items
+        self._is_recurrent = is_recurrent
+        self._placed: tuple[int, Any] | None = None
+
+    def between(self, start: int, stop: int) -> np.ndarray:
+        """Returns the rows `[start, stop)`, or the sequences that begin there, as an index."""
+        if not self._is_recurrent:
+            return np.arange(start, min(stop, self.items), dtype=np.int32)
+        first = np.cumsum(self.columns[SEQ_LENS]) - self.columns[SEQ_LENS]
+        return np.flatnonzero((first >= start) & (first < stop)).astype(np.int32)
+
+    def taken(self, items: np.ndarray) -> dict[str, Any]:
+        """Returns some items of all columns."""
+        return tf.nest.map_structure(lambda column: column[items], self.columns)
+
+    def rows_of(self, items: np.ndarray) -> int:
+        """Returns how many rows some items have."""
+        return int(self.columns[SEQ_LENS][items].sum()) if self._is_recurrent else len(items)
+
+    def placed(self, capacity: int, place: Callable[[Any], Any]) -> Any:
+        """Returns the columns, filled up to a number of items, where updates take them from.
+
+        They are put there once and stay there with the batch.
+        """
+        if self._placed is None or self._placed[0] != capacity:
+            columns: Any = self.columns
+            if capacity != self.items:
+                columns = tf.nest.map_structure(lambda x: _padded(x, capacity), columns)
+            self._placed = capacity, place(columns)
+        return self._placed[1]
+
+
+class BatchReader:
+    """Reads from batches what the loss of a Program takes; it looks up once what that is.
+
+    Args:
+        spec: of the Program.
+        ports: its inputs of acting.
+        signature: of its loss.
+    """
+
+    def __init__(self, spec: ProgramSpec, ports: InputPorts, signature: LearnerSignature) -> None:
+        self._spec = spec
+        self._ports = ports
+        self._wanted = signature.columns
+        self._ready = {  # dtypes and shapes of what is taken as it is
+            name: (x.dtype.as_numpy_dtype, tuple(x.shape[1:]))
+            for name, x in signature.columns.items()
+            if not isinstance(x, Mapping)
+        }
+
+    def read(self, batch: Mapping[str, Any]) -> LearnBatch:
+        """Returns the columns the loss reads, in the dtypes it was traced with.
+
+        Raises:
+            MissingColumnError: if the batch lacks one of them.
+            BatchError: if a column does not fit what the loss was traced with; it is named.
+        """
+        is_recurrent = self._ports.is_recurrent
+        if is_recurrent:
+            batch = travelling_columns(self._spec, self._ports, batch)
+        columns = {}
+        for name, wanted in self._wanted.items():
+            if name not in batch:
+                raise MissingColumnError(
+                    f"The batch has no column {name!r}, which the loss of "
+                    f"{self._spec.policy_class.__name__} reads; it has {sorted(batch)}."
+                    f"{near_matches(name, batch)} `postprocess_trajectory` adds derived columns."
+                )
+            column = columns[name] = batch[name]
+            is_array = type(column) is np.ndarray and column.ndim > 0
+            if is_array and self._ready.get(name) == (column.dtype, column.shape[1:]):
+                continue
+            leaves = _leaves_of(self._spec, name)
+            if leaves is not None and not is_recurrent:
+                column = nested_rows(leaves, column, name)
+            columns[name] = _fit(name, wanted, column)
+        return LearnBatch(columns, is_recurrent=is_recurrent)
+
+
+def travelling_columns(
+    spec: ProgramSpec, ports: InputPorts, batch: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns all columns of a batch that a loss may read, in travelling dtypes.
+
+    For models with a memory they are sequences: `[S, T, ...]`, padded with zeros behind the
+    `seq_lens` `[S]`, and the memory `[S, ...]` at the beginning of each.
+    """
+    columns = {}
+    for name, column in batch.items():
+        leaves = _leaves_of(spec, name)
+        if leaves is not None:
+            columns[name] = nested_rows(leaves, column, name)
+        elif name != "infos" and (name != SEQ_LENS or ports.is_recurrent):
+            array = np.asarray(column)
+            if array.dtype != object:
+                double = array.dtype == np.float64
+                columns[name] = array.astype(np.float32) if double else array
+    return _sequences(spec, ports, columns) if ports.is_recurrent else columns
+
+
+def kind_of(name: str) -> str:
+    """Returns how a statistic is summed up over minibatches, by its name: mean, min or max."""
+    prefix = name.partition("_")[0]
+    return prefix if prefix in _KINDS else "mean"
+
+
+def _leaves_of(spec: ProgramSpec, name: str) -> tuple[Leaf, ...] | None:
+    """Returns the leaves of the space that a column is of, if it is of one."""
+    if name in ("obs", "new_obs"):
+        return spec.obs_leaves
+    return spec.action_leaves if name in ("actions", "prev_actions") else None
+
+
+def _sequences(spec: ProgramSpec, ports: InputPorts, columns: dict[str, Any]) -> dict[str, Any]:
+    states = [port.name for port in ports.states]
+    lengths = columns.get(SEQ_LENS)
+    features = {name: x for name, x in columns.items() if not is_per_sequence(name)}
+    steps = spec.time_steps
+    padded, reduced, lengths = chop_into_sequences(
+        feature_columns=list(features.values()),
+        state_columns=[columns[name] for name in states if name in columns],
+        max_seq_len=steps,
+        dynamic_max=False,
+        seq_lens=lengths,
+        states_already_reduced_to_init=lengths is not None,
+        **{argument: columns[name] for argument, name in _IDS.items() if name in columns},
+    )
+    count = len(lengths)
+
+    def folded(column: Any) -> Any:
+        if isinstance(column, Mapping):
+            return {key: folded(part) for key, part in column.items()}
+        return np.asarray(column).reshape(count, steps, *np.shape(column)[1:])
+
+    found = {name: folded(x) for name, x in zip(features, padded, strict=True)}
+    found |= dict(zip([name for name in states if name in columns], reduced, strict=True))
+    return {**found, SEQ_LENS: lengths}
+
+
+def _count_items(columns: Mapping[str, Any]) -> int:
+    counts = {len(leaf) for leaf in tf.nest.flatten(columns)}
+    if len(counts) > 1:
+        by_name = {
+            name: sorted({len(x) for x in tf.nest.flatten(c)}) for name, c in columns.items()
+        }
+        raise BatchError(
+            f"All columns of a batch need the same number of rows, but they have {by_name}."
+        )
+    if counts in (set(), {0}):
+        raise BatchError("The batch is empty; learning needs at least one row.")
+    return counts.pop()
+
+
+def _fit(name: str, spec: Any, column: Any) -> Any:
+    if isinstance(spec, Mapping):
+        return {key: _fit(f"{name}/{key}", part, column[key]) for key, part in spec.items()}
+    array = np.asarray(column)
+    if array.dtype.kind in NO_NUMBERS:
+        raise BatchError(f"Column {name!r} must be real numbers, but has the dtype {array.dtype}.")
+    shape = tuple(spec.shape[1:])
+    if array.ndim == 0 or array.shape[1:] != shape:
+        raise BatchError(
+            f"Column {name!r} has rows of shape {array.shape[1:]}; the loss was traced for rows of "
+            f"shape {shape}. Give all batches of a policy the same shapes."
+        )
+    return array.astype(spec.dtype.as_numpy_dtype, copy=False)
+
+
+def _padded(array: np.ndarray, capacity: int) -> np.ndarray:
+    padded = np.zeros((capacity, *array.shape[1:]), array.dtype)
+    padded[: len(array)] = array
+    return padded

@@ -1,0 +1,248 @@
+"""Inference: all that acts. `RUNTIMES` names each way of acting, and says what it fits.
+
+A way that converts the act function, or stacks it, is compared to TensorFlow before it is used.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import logging
+import math
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfpolicies.errors import ConfigError
+from tfpolicies.models.ports import Port
+from tfpolicies.program.functions import ActInputs, ProgramFunctions
+from tfpolicies.program.outputs import ActLayout
+from tfpolicies.program.runtimes import onnx, stacked
+from tfpolicies.program.runtimes.function import FunctionRuntime
+from tfpolicies.program.runtimes.runtime import Actor, Runtime
+from tfpolicies.program.runtimes.session import SessionRuntime
+from tfpolicies.state import ACTING, PolicyState
+from tfpolicies.system.forks import require_tensorflow
+
+logger = logging.getLogger("tfpolicies")
+
+_TOLERANCE = 1e-4
+"""How far two ways of acting may be apart, as a share of an output's largest number, or of 1."""
+
+_LARGE_IMAGE, _LARGE_KERNELS = 64 * 64, 100_000  # pixels, numbers
+
+
+class Way(NamedTuple):
+    """A runtime that acts.
+
+    `build` and `stack` may raise anything for what they cannot do; both are called at most once
+    for a Program.
+    """
+
+    name: str  # in messages
+    fits: Callable[[Inference], bool]  # whether "auto" takes it, if it can be built
+    build: Callable[[Inference], Actor]
+    stack: Callable[[Inference], stacked.StackedActor | None]  # None: states act one by one
+
+
+class Inference:
+    """The acting of one Program.
+
+    Args:
+        functions: the tensor functions over eager variables.
+        new_state: gives states for checks: called with a seed of the weights.
+        lock: of the Program.
+
+    Attributes:
+        layout: the outputs of acting.
+        runtime: runs all functions, learning included: in graph mode `SessionRuntime`.
+        eager: the runtime over eager variables; elsewhere the same.
+    """
+
+    def __init__(
+        self,
+        functions: ProgramFunctions,
+        new_state: Callable[[int], PolicyState],
+        lock: threading.RLock,
+    ) -> None:
+        spec = functions.spec
+        self.functions = functions
+        self.ports = functions.network.ports
+        self.layout = ActLayout.of(spec, self.ports.states, _extra_outputs(functions))
+        self.eager = FunctionRuntime(functions, self.layout, traced=spec.static["eager_tracing"])
+        self.runtime: Runtime = self.eager
+        if spec.policy_class.runtime == "session":
+            self.runtime = SessionRuntime(functions, self.layout, lock)
+        self._new_state = new_state
+        self._lock = lock
+        self._actors: dict[str, Actor] = {}
+        self._stacked: dict[str, stacked.StackedActor | None] = {}
+
+    def actor(self, inference: str) -> Actor:
+        """Returns what acts in one of the `RUNTIMES`, made and checked on first use.
+
+        Raises:
+            ConfigError: if it cannot be made, or gives other numbers than TensorFlow.
+        """
+        with self._lock:
+            if inference not in self._actors:
+                require_tensorflow()
+                self._actors[inference] = self._made(RUNTIMES[inference])
+            return self._actors[inference]
+
+    def _made(self, way: Way) -> Actor:
+        try:
+            actor = way.build(self)
+        except Exception as error:
+            raise ConfigError(
+                f"the model cannot run in {way.name}; use inference='tf' for it. Reason: "
+                f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            ) from error
+        found = None if actor is self.runtime else self._difference(actor)
+        if found is not None:
+            raise ConfigError(
+                f"{way.name} gives other {found[0]} than TensorFlow for this model "
+                f"(largest difference {found[1]:.3g}); use inference='tf' for it."
+            )
+        return actor
+
+    def _difference(self, actor: Actor) -> tuple[str, float] | None:
+        rng, explorer = np.random.default_rng(0), self.functions.spec.explorer
+        state, params = self._new_state(0), np.zeros(explorer.num_params, np.float32)
+        for rows in (1, 7):
+            inputs = self.random_inputs(rows, rng)
+            noise = explorer.draw_noise(rng, rows, params)
+            ours, wanted = (
+                each.run(state, inputs, noise, params) for each in (actor, self.runtime)
+            )
+            found = self.layout.first_difference(ours, wanted, _TOLERANCE)
+            if found is not None:
+                return found
+        return None
+
+    def stacked_actor(self, inference: str) -> stacked.StackedActor | None:
+        """Returns what acts for many states in one call, made and checked on first use.
+
+        Args:
+            inference: the runtime that acts, one of `RUNTIMES`.
+
+        Returns:
+            None where states have to act one by one: in graph mode, untraced, or if the stacked
+            function cannot be made or gives other numbers.
+        """
+        with self._lock:
+            if inference not in self._stacked:
+                require_tensorflow()
+                self._stacked[inference] = self._stack_up(inference)
+            return self._stacked[inference]
+
+    def _stack_up(self, inference: str) -> stacked.StackedActor | None:
+        try:
+            actor = RUNTIMES[inference].stack(self)
+            if actor is None:
+                return None
+            found = self._stack_difference(actor, self.actor(inference))
+        except Exception as error:
+            logger.info("policies of this kind act one by one (%s): %s", inference, error)
+            return None
+        if found is not None:
+            logger.info("policies of this kind act one by one: stacked, %s differ by %g", *found)
+            return None
+        return actor
+
+    def _stack_difference(
+        self, actor: stacked.StackedActor, single: Actor
+    ) -> tuple[str, float] | None:
+        """Compares stacked acting to acting one by one, with weights of their own each."""
+        rng, explorer = np.random.default_rng(0), self.functions.spec.explorer
+        states, rows = [self._new_state(seed) for seed in range(2)], 3
+        params = np.array([[0.25], [0.75]], np.float32).repeat(explorer.num_params, axis=1)
+        inputs = [self.random_inputs(rows, rng) for _ in states]
+        noise = np.stack([explorer.draw_noise(rng, rows, row) for row in params])
+        ours = actor.run(states, [np.stack(x) for x in zip(*inputs, strict=True)], noise, params)
+        for i, state in enumerate(states):
+            wanted = single.run(state, inputs[i], noise[i], params[i])
+            mine = self.layout.unflatten([x[i] for x in self.layout.flatten(ours)])
+            found = self.layout.first_difference(mine, wanted, _TOLERANCE)
+            if found is not None:
+                return found
+        return None
+
+    def random_inputs(self, rows: int, rng: np.random.Generator) -> list[np.ndarray]:
+        """Returns inputs of acting that fit the ports; masks allow everything."""
+        ports = self.ports
+        obs = [
+            np.ones((rows, *leaf.shape), leaf.dtype) if mask else _random_rows(leaf, rows, rng)
+            for leaf, mask in zip(ports.obs_leaves, ports.is_mask, strict=True)
+        ]
+        prev = [port.zeros(rows) for port in ports.prev]
+        states = [0.5 * rng.standard_normal((rows, *port.shape)) for port in ports.states]
+        return [*obs, *prev, *(x.astype(np.float32) for x in states)]
+
+    @functools.cached_property
+    def convolves_much(self) -> bool:
+        """Whether the network convolves large images, or with large kernels.
+
+        TensorFlow is the faster one there: with weights that are inputs, ONNX Runtime brings the
+        kernels into its own layout in each call (10 ns a number), and it has one thread.
+        """
+        slots = self.functions.layout.of(*ACTING)
+        kernels = [math.prod(slot.shape) for slot in slots if len(slot.shape) > 3]
+        images = [leaf.shape[:-1] for leaf in self.ports.obs_leaves if len(leaf.shape) > 2]
+        large_image = any(math.prod(image) >= _LARGE_IMAGE for image in images)
+        return sum(kernels) >= _LARGE_KERNELS or (bool(kernels) and large_image)
+
+
+def _onnx_fits(inference: Inference) -> bool:
+    """Leaves it where all code is to run untraced, and where it is the slower one."""
+    return inference.functions.spec.static["eager_tracing"] and not inference.convolves_much
+
+
+def _onnx(inference: Inference) -> Actor:
+    return onnx.actor(inference.functions, inference.layout, inference.runtime.signatures.act)
+
+
+def _onnx_stack(inference: Inference) -> stacked.StackedActor:
+    functions, act = inference.functions, inference.runtime.signatures.act
+    return stacked.onnx_actor(functions, inference.layout, act)
+
+
+def _tf_stack(inference: Inference) -> stacked.StackedActor | None:
+    if inference.runtime is not inference.eager or not inference.runtime.traced:
+        return None
+    functions, act = inference.functions, inference.runtime.signatures.act
+    return stacked.traced_actor(functions, inference.layout, act)
+
+
+RUNTIMES = {
+    "onnx": Way("ONNX Runtime", _onnx_fits, _onnx, _onnx_stack),
+    "tf": Way("TensorFlow", lambda inference: True, lambda inference: inference.runtime, _tf_stack),
+}
+"""What acts, by the value of `inference`; "auto" takes the first that fits and can be built."""
+
+
+def _extra_outputs(functions: ProgramFunctions) -> list[Port]:
+    """Returns what `extra_action_out_fn` adds, by running it once on zeros."""
+    spec, network = functions.spec, functions.network
+    if not spec.policy_class._overrides("extra_action_out_fn"):
+        return []
+    inputs = [tf.constant(port.zeros(2)) for port in network.ports.all]
+    noise = tf.zeros([2, spec.explorer.noise_size])
+    given = ActInputs(inputs, noise, tf.zeros([spec.explorer.num_params]))
+    weights = [tf.convert_to_tensor(variable) for variable in network.variables]
+    extras = functions.act(weights, given).extras
+    return [
+        Port(name, tuple(x.shape[1:]), np.dtype(x.dtype.as_numpy_dtype))
+        for name, x in sorted(extras.items())
+    ]
+
+
+def _random_rows(leaf: Any, rows: int, rng: np.random.Generator) -> np.ndarray:
+    if leaf.dtype == np.float32:
+        return rng.standard_normal((rows, *leaf.shape)).astype(np.float32)
+    space = copy.deepcopy(leaf.space)  # the environment's own generator stays where it is
+    space.seed(int(rng.integers(2**31)))
+    return np.stack([np.asarray(space.sample(), leaf.dtype) for _ in range(rows)])

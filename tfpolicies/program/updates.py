@@ -1,0 +1,486 @@
+"""Updates: all that learns.
+
+What the loss needs is discovered, what is compiled is decided, and every update is one `learn`,
+whether of one minibatch or of many epochs. The state that learns lies in the resident variables of
+the runtime. What an update leaves of them is an output of the compiled call, and becomes the
+state's only if all of it is finite; until then the state is what it was.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfpolicies.errors import ConfigError
+from tfpolicies.finite import all_finite, first_bad, is_finite
+from tfpolicies.models.ports import SEQ_LENS
+from tfpolicies.program.columns import BatchReader, LearnBatch, LearnerSignature
+from tfpolicies.program.devices import CPU
+from tfpolicies.program.failed_update import Met, Reason, first_term, last_sound
+from tfpolicies.program.functions import LOSS, no_totals
+from tfpolicies.program.minibatches import Minibatches, draw_minibatches, one_minibatch, padded_rows
+from tfpolicies.program.pace import Pace
+from tfpolicies.program.runtimes.function import FunctionRuntime
+from tfpolicies.program.runtimes.runtime import Runtime
+from tfpolicies.program.update_forms import Form, form_of, work_of
+from tfpolicies.program.view import LOSS_MASK
+from tfpolicies.state import PolicyState
+from tfpolicies.system.forks import require_tensorflow
+
+logger = logging.getLogger("tfpolicies")
+
+
+class Learned(NamedTuple):
+    """What an update gives."""
+
+    stats: dict[str, float]
+    fetches: dict[str, np.ndarray]  # where there was one minibatch; one entry per row of the batch
+
+
+class _Ran(NamedTuple):
+    """An update that ran and does not count yet."""
+
+    left: Mapping[str, Any]  # the segments that it changes
+    steps: int
+    loss: float  # mean over the minibatches; not finite if one was not
+    reason: Callable[[Mapping[str, Any]], Reason]  # of `left`; why it is not finite
+    learned: Learned
+
+
+class Updates:
+    """The updates of one Program.
+
+    Args:
+        runtime: runs them.
+        eager: the runtime that may run them untraced.
+        lock: of the Program; held while the resident variables are in use.
+
+    Attributes:
+        form: how an update is compiled; None until that is decided.
+        reader: makes batches ready; known as soon as the loss is discovered.
+    """
+
+    reader: BatchReader
+
+    def __init__(self, runtime: Runtime, eager: FunctionRuntime, lock: threading.RLock) -> None:
+        functions = eager.functions
+        self._functions, self._spec, self._layout = functions, functions.spec, functions.layout
+        self._is_recurrent = functions.network.ports.is_recurrent
+        self._runtime, self._eager, self._lock = runtime, eager, lock
+        self._signature: LearnerSignature | None = None
+        self._steps: dict[bool, Any] = {}  # traced, by whether for XLA
+        self._learners: dict[tuple[Form, bool], Any] = {}  # with fetches, too
+        self._capacity: dict[tuple[int, int], int] = {}
+        self._placed_piece = functools.lru_cache(64)(
+            lambda first, last: runtime.placed(np.array([first, last], np.int32))
+        )
+        self._pace = Pace()
+        self.form: Form | None = None
+        self._jit_works = False
+
+    # -- what the loss needs ------------------------------------------------------------------
+
+    @property
+    def signature(self) -> LearnerSignature:
+        """The columns and statistics of the loss; `discover` must have run."""
+        if self._signature is None:
+            raise ConfigError("the loss of this Program has not run yet; call `discover` first.")
+        return self._signature
+
+    @property
+    def is_discovered(self) -> bool:
+        """Whether the loss has run once, so that its columns are known."""
+        return self._signature is not None
+
+    def discover(self, columns: Mapping[str, Any]) -> None:
+        """Runs the loss once on a small batch, to see which columns and statistics it has.
+
+        Args:
+            columns: NumPy columns of every name that a batch may have after postprocessing.
+        """
+        with self._lock:
+            if self._signature is not None:
+                return
+            require_tensorflow()
+            self._eager.forget()  # layers may update themselves in training mode
+            tensors = tf.nest.map_structure(tf.constant, dict(columns))
+            rows = len(tf.nest.flatten(tensors)[0])
+            rows_of_loss = self._functions.loss_columns(tensors, tf.ones([rows], tf.float32))
+            hyper = tf.ones([len(self._spec.hyperparameters)], tf.float32)
+            found = self._functions.loss_and_gradients(hyper, rows_of_loss)
+            signature = LearnerSignature.of(found, tensors)
+            weighs = signature.masked or found.batch.reads_lengths
+            if self._is_recurrent and not weighs:
+                who = f"{self._spec.policy_class.__name__}.loss"
+                if found.batch.ignores_mask and LOSS_MASK in found.batch.accessed_keys:
+                    who = "custom_loss of the model"
+                raise ConfigError(
+                    f"{who} does not read train_batch[{LOSS_MASK!r}], which a model with a memory "
+                    f"needs: its sequences are padded. Use `tfpolicies.models.losses."
+                    f"masked_mean(x, train_batch[{LOSS_MASK!r}])` for its means."
+                )
+            ports = self._functions.network.ports
+            self.reader = BatchReader(self._spec, ports, signature)
+            self._signature = signature
+
+    def items_of(self, rows: int) -> int:
+        """Returns how many items of a batch have about so many rows: rows, or sequences."""
+        return max(1, rows // self._spec.time_steps) if self._is_recurrent else rows
+
+    # -- what is compiled ---------------------------------------------------------------------
+
+    def resolve_form(self) -> Form:
+        """Decides once how learning is compiled, by what its traced step does.
+
+        XLA compiles only if the loss reads the row mask, so that padded minibatches stay exact.
+
+        Raises:
+            ConfigError: if `jit_compile=True` and the loss cannot run on padded minibatches.
+        """
+        if self.form is None:
+            wanted, masked = self._spec.static["jit_compile"], self.signature.masked
+            if wanted is True and not masked:
+                owner, column = self._spec.policy_class.__name__, f"train_batch[{LOSS_MASK!r}]"
+                raise ConfigError(
+                    f"jit_compile=True needs a loss that weighs rows by {column}, and {owner}.loss "
+                    f"or custom_loss of the model does not read it. Use `masked_mean(x, {column})` "
+                    "for its means, or jit_compile=False."
+                )
+            if wanted is False or not masked or not self._runtime.traced:
+                self.form = Form.PLAIN
+            else:
+                automatic = wanted == "auto"
+                work = work_of(self._traced_step(for_xla=not automatic).graph)
+                on_cpu = self._functions.device == CPU
+                self.form = form_of(work, may_be_plain=automatic, on_cpu=on_cpu)
+                if automatic and not work.branches:  # then XLA takes the same trace
+                    self._steps[True] = self._steps[False]
+        return self.form
+
+    def _traced_step(self, *, for_xla: bool) -> Any:
+        """Returns the update by one minibatch, traced on first use."""
+        if for_xla not in self._steps:
+            functions, signature = self._runtime.functions, self.signature
+            name = "learn_step (XLA)" if for_xla else "learn_step"
+
+            def learn_step(*given: Any) -> Any:
+                functions.traces.note(name, *given)
+                return functions.learn_step(*given, stat_names=signature.stat_names)
+
+            weights = tf.TensorSpec([None], tf.float32)
+            takes = [self._runtime.signatures.hyper, signature.columns, weights]
+            self._steps[for_xla] = self._runtime.inner(learn_step, takes, for_xla=for_xla)
+        return self._steps[for_xla]
+
+    def _learner(self, form: Form, *, fetches: bool = False) -> Any:
+        """Returns the compiled `ProgramFunctions.learn`."""
+        if (form, fetches) not in self._learners:
+            step = self._traced_step(for_xla=form is not Form.PLAIN)
+            if form is Form.STEP:
+                step = tf.function(step, jit_compile=True, autograph=False)
+            functions, exact = self._runtime.functions, not self.signature.masked
+
+            def learn(*given: Any) -> Any:
+                return functions.learn(*given, step=step, exact_rows=exact, fetches=fetches)
+
+            s = self._runtime.signatures
+            takes = [self.signature.columns, s.index, s.mask, s.piece, s.totals]
+            self._learners[form, fetches] = self._runtime.compiled(learn, takes, form)
+        return self._learners[form, fetches]
+
+    @functools.cached_property
+    def _gradients(self) -> Any:
+        return self._runtime.compiled(self._runtime.functions.gradients, [self.signature.columns])
+
+    @functools.cached_property
+    def _apply(self) -> Any:
+        gradients = self._runtime.signatures.gradients
+        return self._runtime.compiled(self._runtime.functions.apply_gradients, [gradients])
+
+    # -- updates ------------------------------------------------------------------------------
+
+    def learn(
+        self,
+        state: PolicyState,
+        batch: LearnBatch,
+        met: Met,
+        *,
+        num_epochs: int = 1,
+        minibatch_size: int | None = None,
+        shuffle: bool = False,
+        items: np.ndarray | None = None,
+    ) -> Learned:
+        """Updates a state by every minibatch of every epoch, or by one minibatch.
+
+        Args:
+            state: of a policy of this kind.
+            batch: what `reader` read.
+            met: what is done if the loss or the weights are not finite.
+            num_epochs: passes over the batch.
+            minibatch_size: rows per update; None for one update of all.
+            shuffle: whether the state's generator shuffles the rows for each epoch.
+            items: int32, those of one update, where it is of a part of the batch: about as many
+                as `minibatch_size` says.
+        """
+        size = batch.items
+        if minibatch_size is not None and items is None:
+            size = self.items_of(minibatch_size)
+            if self.resolve_form() is Form.PLAIN:  # XLA would compile anew for each smaller size
+                size = min(size, batch.items)
+
+        def run() -> _Ran:
+            if items is None:
+                rng = state.rng if shuffle else None
+                minibatches = draw_minibatches(batch.items, num_epochs, size, rng)
+            else:
+                minibatches = one_minibatch(items, self._width(items, minibatch_size or 1))
+            is_single = minibatch_size is None or items is not None
+            fetches = is_single and bool(self.signature.fetches)
+            return self._run(state, batch, minibatches, fetches=fetches)
+
+        return self._counted(state, met, run, shuffle=shuffle)
+
+    def _width(self, items: np.ndarray, minibatch_size: int) -> int:
+        """Returns to how many items a part of a batch is filled up."""
+        if self.resolve_form() is Form.PLAIN:
+            return len(items)
+        known = max(self.items_of(minibatch_size), self._capacity.get((0, 0), 0))
+        width = self._capacity[0, 0] = padded_rows(len(items), 1, known)
+        return width
+
+    def _counted(
+        self, state: PolicyState, met: Met, run: Callable[[], _Ran], *, shuffle: bool = False
+    ) -> Learned:
+        """Runs an update on the resident state, which has what it leaves if that is finite.
+
+        Until then the state is what it was; an update that fails leaves it and its generator so.
+
+        Args:
+            state: of a policy of this kind.
+            met: what is done if the loss or the weights are not finite.
+            run: the update.
+            shuffle: whether it draws from the state's generator.
+        """
+        with state.changing(), self._lock:
+            drawn_before = state.rng.bit_generator.state if shuffle else None
+            try:
+                self._runtime.begin_update(state)
+                ran = run()
+                is_finite = math.isfinite(ran.loss) and _is_sound(ran.left)
+                if not is_finite:
+                    met(functools.partial(ran.reason, ran.left))
+            except BaseException:
+                if drawn_before is not None:
+                    state.rng.bit_generator.state = drawn_before
+                raise
+            state.leave(ran.left)
+            if is_finite:  # looking for a reason leaves other states in the variables
+                self._runtime.resident(state).note(state)
+            state.num_grad_updates += ran.steps
+            return ran.learned
+
+    def _run(
+        self,
+        state: PolicyState,
+        batch: LearnBatch,
+        minibatches: Minibatches,
+        meanwhile: Callable[[], None] | None = None,
+        *,
+        fetches: bool,
+    ) -> _Ran:
+        """Runs minibatches on the resident state; without XLA from here on if it cannot compile."""
+        form = self.resolve_form()
+        try:
+            totals, found, left = self._run_as(
+                form, state, batch, minibatches, meanwhile, fetches=fetches
+            )
+        except (tf.errors.OpError, TypeError, ValueError) as error:
+            is_wanted = self._spec.static["jit_compile"] is True
+            if form is Form.PLAIN or self._jit_works or is_wanted:
+                raise
+            reason = str(error).splitlines()[0]
+            logger.warning("learning runs without XLA, which cannot compile it: %s", reason)
+            self.form = Form.PLAIN
+            self._runtime.begin_update(state)  # afresh
+            return self._run(state, batch, minibatches, meanwhile, fetches=fetches)
+        self._jit_works = form is not Form.PLAIN
+        signature: Any = self._signature
+        values = totals[signature.kinds, range(len(signature.kinds))].tolist()
+        stats = dict(zip(signature.stat_names, values, strict=True))
+        why = functools.partial(self._reason_in_minibatches, state, batch, minibatches)
+        return _Ran(left, minibatches.steps, float(totals[0, -1]), why, Learned(stats, found))
+
+    def _run_as(
+        self,
+        form: Form,
+        state: PolicyState,
+        batch: LearnBatch,
+        minibatches: Minibatches,
+        meanwhile: Callable[[], None] | None,
+        *,
+        fetches: bool,
+    ) -> tuple[np.ndarray, Any, Any]:
+        """Runs minibatches in one call, or in several where one would take long.
+
+        Between two of them a signal is seen to, which may end the update.
+        """
+        capacity = batch.items
+        if form is not Form.PLAIN:
+            kind = (minibatches.epochs, 0 if minibatches.whole else minibatches.size)
+            capacity = padded_rows(capacity, minibatches.size, self._capacity.get(kind, 0))
+            self._capacity[kind] = capacity
+            minibatches = minibatches.padded_to(capacity)
+        learner, place = self._learner(form, fetches=fetches), self._runtime.placed
+        columns = batch.placed(capacity, place)
+        index, mask = place(minibatches.rows), place(minibatches.mask)
+        shapes = capacity, *minibatches.rows.shape
+        totals, first, steps = self._no_totals, 0, minibatches.steps
+        while True:
+            began = time.perf_counter()
+            last = min(first + self._pace.minibatches(shapes[2]), steps)
+            given = columns, index, mask, self._placed_piece(first, last), totals
+            totals, found, left = learner(state, *given, shapes=shapes, meanwhile=meanwhile)
+            array = np.asarray(totals)
+            if last > first:
+                self._pace.took(shapes[2], last - first, time.perf_counter() - began)
+            if last == steps:
+                found = self._of_rows(found, batch, minibatches) if found else {}
+                return array, found, left
+            first, meanwhile = last, None
+
+    @functools.cached_property
+    def _no_totals(self) -> Any:
+        return self._runtime.placed(no_totals(self.signature.stat_names))
+
+    def _of_rows(
+        self, fetches: Mapping[str, Any], batch: LearnBatch, minibatches: Minibatches
+    ) -> dict[str, np.ndarray]:
+        """Returns fetches; those of the loss's length with one entry per row of the batch."""
+        valid = minibatches.mask[0] > 0
+        if self._is_recurrent:
+            lengths = batch.columns[SEQ_LENS][minibatches.rows[0]] * valid
+            valid = (np.arange(self._spec.time_steps) < lengths[:, None]).reshape(-1)
+        arrays = {name: np.asarray(x) for name, x in fetches.items()}
+        return {name: x[valid] if x.shape[:1] == valid.shape else x for name, x in arrays.items()}
+
+    def warm_up(
+        self,
+        state: PolicyState,
+        rows: int,
+        num_epochs: int,
+        minibatch_size: int,
+        meanwhile: Callable[[], None] | None,
+    ) -> None:
+        """Traces and compiles the update for a batch of `rows`.
+
+        Args:
+            state: nobody's, as it may be changed.
+            rows: of the batch.
+            num_epochs: passes over it.
+            minibatch_size: rows per update.
+            meanwhile: called while XLA compiles, which needs no Python: on two cores it costs
+                nothing.
+        """
+        items = self.items_of(rows)
+        columns = {
+            name: tf.nest.map_structure(lambda s: np.zeros((items, *s.shape[1:]), s.dtype.name), x)
+            for name, x in self.signature.columns.items()
+        }
+        size = min(self.items_of(minibatch_size), items)
+        nothing = draw_minibatches(items, num_epochs, size, None)
+        require_tensorflow()
+        with self._lock:
+            # A compiled step is compiled when it runs; the state that it changes is nobody's.
+            nothing = nothing._replace(steps=int(self.resolve_form() is Form.STEP))
+            self._runtime.begin_update(state)
+            batch = LearnBatch(columns, is_recurrent=self._is_recurrent)
+            self._run(state, batch, nothing, meanwhile, fetches=False)
+
+    # -- gradients ----------------------------------------------------------------------------
+
+    def gradients(
+        self, state: PolicyState, batch: LearnBatch, met: Met
+    ) -> tuple[list[np.ndarray], dict[str, float]]:
+        """Returns the gradients of one batch, in the order of the trainable variables."""
+        with state.lock, self._lock:
+            self._runtime.begin_update(state)
+            columns = batch.placed(batch.items, self._runtime.placed)
+            found, named = self._gradients(state, columns)
+            gradients = [np.array(x) for x in found]
+            stats = {name: float(value) for name, value in named.items()}
+            if not (math.isfinite(stats.pop(LOSS)) and all_finite(gradients)):
+                met(functools.partial(self._reason, state, batch.columns, {}))
+        return gradients, stats
+
+    def apply_gradients(
+        self, state: PolicyState, gradients: Sequence[np.ndarray], met: Met
+    ) -> None:
+        """Updates a state with given gradients."""
+
+        def reason(left: Mapping[str, Any]) -> Reason:
+            given = {f"gradients[{i}]": x for i, x in enumerate(gradients)}
+            found = first_bad(given) or self._bad_of(left)
+            return Reason("{} ({})".format(*found))  # type: ignore[misc]
+
+        def run() -> _Ran:
+            left = self._apply(state, self._runtime.placed(list(gradients)))
+            return _Ran(left, 0, 0.0, reason, Learned({}, {}))
+
+        self._counted(state, met, run)
+
+    # -- what is not finite -------------------------------------------------------------------
+
+    def _reason_in_minibatches(
+        self,
+        state: PolicyState,
+        batch: LearnBatch,
+        minibatches: Minibatches,
+        left: Mapping[str, Any],
+    ) -> Reason:
+        """Returns why the minibatches of an update gave what is not finite."""
+
+        def anew(steps: int) -> tuple[PolicyState, bool]:
+            twin = state.copy()
+            self._runtime.begin_update(twin)
+            ran = self._run(twin, batch, minibatches._replace(steps=steps), fetches=False)
+            twin.leave(ran.left)
+            return twin, math.isfinite(ran.loss) and _is_sound(ran.left)
+
+        before, done = last_sound(state, minibatches.steps, anew)
+        chosen = minibatches.rows[done][minibatches.mask[done] > 0]
+        reason = self._reason(before, batch.taken(chosen), left)
+        if minibatches.steps > 1:
+            reason = reason._replace(where=f"minibatch {done + 1} of {minibatches.steps}")
+        return reason
+
+    def _reason(
+        self, state: PolicyState, columns: Mapping[str, Any], left: Mapping[str, Any]
+    ) -> Reason:
+        """Returns why one minibatch gave what is not finite.
+
+        Args:
+            state: before.
+            columns: of the minibatch.
+            left: what the update left, by segment.
+        """
+        self._eager.begin_update(state)
+        found = first_term(self._functions, state, columns) or self._bad_of(left)
+        return Reason("the loss, but only traced" if found is None else "{} ({})".format(*found))
+
+    def _bad_of(self, left: Mapping[str, Any]) -> tuple[str, float] | None:
+        """Returns what is not finite of that which an update left, where nothing was before."""
+        views = self._layout.views({name: np.asarray(x) for name, x in left.items()})
+        return first_bad({f"{key!r} behind the update": x for key, x in views.items()})
+
+
+def _is_sound(left: Mapping[str, Any]) -> bool:
+    """Whether weights and optimizer slots, all that an update changes, are finite."""
+    return all(map(is_finite, map(np.asarray, left.values())))
