@@ -95,6 +95,8 @@ class Policy(abc.ABC):
         "holding": by_methods.HoldingByMethods,
     }
     """Makes a part when somebody asks for it."""
+    _pageable: Any = None
+    """`holding.state`, for the map's shortest way to it."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

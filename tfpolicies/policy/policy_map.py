@@ -142,7 +142,7 @@ class PolicyMap(MutableMapping[str, Policy]):
 
     def _paged(self, policy: Policy) -> Any:
         """Returns the state of a policy if this map pages it; None for others."""
-        state = policy.holding.state
+        state = policy._pageable
         return state if state is not None and state in self._pager else None
 
     def _own_state(self, policy_id: str) -> Any:

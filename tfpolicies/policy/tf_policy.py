@@ -47,6 +47,7 @@ from tfpolicies.program.runtimes.session import session_creator
 from tfpolicies.program.spec import ProgramSpec, static_settings
 from tfpolicies.rules import is_number
 from tfpolicies.schedules import piecewise_linear
+from tfpolicies.state import PolicyState
 from tfpolicies.storage.keras_h5 import read_keras_weights
 from tfpolicies.system.forks import require_tensorflow
 
@@ -227,6 +228,10 @@ class TFPolicy(PolicyKind):
         return reduced(self)
 
     # -- facts --------------------------------------------------------------------------------
+
+    @property
+    def _pageable(self) -> PolicyState:
+        return self._state
 
     @property
     def global_timestep(self) -> int:
