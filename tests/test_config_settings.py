@@ -1,12 +1,16 @@
 """Every setting of RLlib's fluent methods: one that means something here, or a constant."""
 
+import dataclasses
 import logging
 
 import pytest
 
 from tfpolicies import AlgorithmConfig, PPOConfig
+from tfpolicies.algorithms.ppo import PPOTraining
 from tfpolicies.config.dialect import ALIASES, CONSTANTS, DICT_NAMES
+from tfpolicies.config.setting import Merge, setting
 from tfpolicies.errors import ConfigError
+from tfpolicies.rules import AMOUNT, DICT
 
 # The methods of RLlib's TF stack with their arguments and defaults (contract of the API).
 DEFAULTS = {
@@ -387,3 +391,34 @@ def test_a_custom_model_may_mask_by_another_key():
     assert config.multi_agent(policies=own).validate() is None
     config = PPOConfig().environment(action_mask_key="mask").training(model=model)
     assert config.validate() is None
+
+
+# -- a new setting ----------------------------------------------------------------------------
+
+
+@pytest.mark.core
+def test_a_setting_is_one_field_that_says_its_rule_and_how_dicts_merge():
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Training(PPOTraining):
+        lr: float = 0.5  # another default: the rule is that of the base
+        bonus: float = setting(0.0, AMOUNT)
+        whole: dict = setting({"a": {"x": 1}}, DICT)
+        keyed: dict = setting({"a": {"x": 1}}, DICT, merge=Merge.KEYS)
+        deep: dict = setting({"a": {"x": 1}}, DICT, merge=Merge.DEEP)
+        typed: dict = setting({"type": "A", "x": 1}, DICT, merge=Merge.TYPED)
+
+    class Config(PPOConfig):
+        training_section = Training
+
+    given = {"a": {"y": 2}, "b": 3}
+    config = Config().training(whole=given, keyed=given, deep=given, typed={"y": 2})
+    assert config.whole == config.keyed == given
+    assert config.deep == {"a": {"x": 1, "y": 2}, "b": 3}
+    assert config.typed == {"type": "A", "x": 1, "y": 2}
+    assert config.training(typed={"type": "B"}).typed == {"type": "B"}
+    assert config.training(keyed={"c": 4}).keyed == {**given, "c": 4}
+    assert Config().keyed == {"a": {"x": 1}}
+    assert (config.lr, config.to_dict()["bonus"]) == (0.5, 0.0)
+    for name, rule in (("lr", "a number >= 0"), ("bonus", "a number >= 0"), ("whole", "a dict")):
+        with pytest.raises(ConfigError, match=f"{name} must be {rule}.*, got -1"):
+            config.training(**{name: -1})

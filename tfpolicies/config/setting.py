@@ -54,6 +54,7 @@ def told_of(section: Any) -> Mapping[str, Mapping[str, Any]]:
             for each in vars(kind).get("__dataclass_fields__", {}).values():
                 found[each.name] = {**found.get(each.name, {}), **each.metadata}
         section._told = found
+        section._rules = [(name, told["rule"]) for name, told in found.items() if "rule" in told]
     return section._told
 
 
@@ -66,9 +67,12 @@ class Section:
     """
 
     def __post_init__(self) -> None:
-        for name, told in told_of(type(self)).items():
-            if "rule" in told:
-                require(name, told["rule"], getattr(self, name))
+        kind: Any = type(self)
+        told_of(kind)
+        for name, rule in kind._rules:
+            value = getattr(self, name)
+            if not rule.holds(value):  # asked first: a config is changed often
+                require(name, rule, value)
 
 
 def require(name: str, rule: Rule, value: Any) -> None:

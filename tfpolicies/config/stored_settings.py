@@ -103,6 +103,10 @@ _STRATEGY: dict[str, Places] = {"type": Place("exploration", plain=_strategy_of_
 _STRATEGY["*"] = _STRATEGY  # the strategy that another one works on
 
 
+_ROSTER = ("policy_mapping_fn", "policies_to_train")
+_FUNCTIONS = (*_ROSTER, "observation_fn", "env_task_fn", "custom_eval_function")
+
+
 def _settings(env: Place, **more: Place) -> dict[str, Places]:
     found: dict[str, Places] = {
         "env": env,
@@ -120,11 +124,7 @@ def _settings(env: Place, **more: Place) -> dict[str, Places]:
             "type": Place("optimizer", plain=_type_of_optimizer),
             "*": Place("optimizer", plain=_part_of_optimizer),
         },
-        "policy_mapping_fn": Place("policy_mapping_fn", functions=True),
-        "policies_to_train": Place("policies_to_train", functions=True),
-        "observation_fn": Place("observation_fn", functions=True),
-        "env_task_fn": Place("env_task_fn", functions=True),
-        "custom_eval_function": Place("custom_eval_function", functions=True),
+        **{name: Place(name, functions=True) for name in _FUNCTIONS},
         "replay_buffer_config": _numbers_of({"capacity": 1 << 30}),
         **_numbers_of(_LARGEST),
         **more,
@@ -146,7 +146,7 @@ ALGORITHM_SETTINGS = _settings(
 for _found in (POLICY_SETTINGS, ALGORITHM_SETTINGS):
     _found["policies"] = {"*": {0: POLICY_CLASS, 3: POLICY_SETTINGS}}
 
-ROSTER = {name: POLICY_SETTINGS[name] for name in ("policy_mapping_fn", "policies_to_train")}
+ROSTER = {name: POLICY_SETTINGS[name] for name in _ROSTER}
 """Who acts for whom, and who is trained."""
 
 

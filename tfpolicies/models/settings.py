@@ -9,7 +9,7 @@ from typing import Any
 from tfpolicies.errors import ModelSettingError, near_matches
 from tfpolicies.models.defaults import MODEL_DEFAULTS
 from tfpolicies.models.registry import MODELS
-from tfpolicies.rules import BOOL, COUNT, DICT, Rule, is_count
+from tfpolicies.rules import BOOL, COUNT, DICT, Rule, is_count, is_number
 
 _MOST_LAYERS, _MOST_BLOCKS = 256, 64  # blocks are attention's units and heads
 
@@ -85,16 +85,13 @@ def _is_filters(value: Any) -> bool:
     )
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def _only(value: Any, words: str) -> Rule:
     return Rule(lambda x: type(x) is type(value) and x == value, words)
 
 
 COUNTS = Rule(is_list_of_counts, f"a list of integers >= 1, at most {_MOST_LAYERS} of them")
 _BLOCKS = Rule(lambda x: is_count(x) and x <= _MOST_BLOCKS, f"an integer from 1 to {_MOST_BLOCKS}")
+_FINITE = Rule(lambda x: is_number(x) and math.isfinite(x), "a finite number")
 _ACTIVATION = Rule(lambda x: x is None or isinstance(x, str), "a Keras activation name")
 _ATARI = "frames are scaled to [0, 1] and otherwise left as the environment gives them; crop, "
 _ATARI += "resize and stack them there, with gymnasium.wrappers.AtariPreprocessing and others"
@@ -133,7 +130,9 @@ _RULES: dict[str, Rule] = {
     "attention_memory_inference": COUNT,
     "attention_memory_training": COUNT,
     "attention_position_wise_mlp_dim": COUNT,
-    "attention_init_gru_gate_bias": Rule(_is_number, "a finite number"),
+    "attention_init_gru_gate_bias": Rule(
+        lambda x: is_number(x) and math.isfinite(x), "a finite number"
+    ),
     "attention_use_n_prev_actions": _ONE_STEP,
     "attention_use_n_prev_rewards": _ONE_STEP,
     "framestack": _only(True, f"True: {_ATARI}"),
