@@ -124,6 +124,21 @@ class PPOTFPolicy(TFPolicy):
         return coefficient
 
 
+def value_statistics(
+    values: tf.Tensor, targets: tf.Tensor, mask: tf.Tensor, limit: tf.Tensor
+) -> dict[str, tf.Tensor]:
+    """Returns how well `values` `[B]` explain `targets`, and the share of rows that is clipped.
+
+    `vf_clipped` counts the rows in `mask` whose squared error is above `limit`.
+    """
+    values = tf.stop_gradient(values)
+    is_clipped = tf.cast(tf.square(values - targets) > limit, tf.float32)
+    return {
+        "vf_explained_var": explained_variance(targets, values, mask),
+        "vf_clipped": masked_mean(is_clipped, mask),
+    }
+
+
 class PPOTF2Policy(PPOTFPolicy):
     """PPO on traced TensorFlow functions.
 
@@ -168,21 +183,6 @@ class PPO(Algorithm):
         config = self.config
         rows = self.expected_train_batch_rows()
         self.warm_up_policies(rows, config.num_sgd_iter, config.sgd_minibatch_size)
-
-
-def value_statistics(
-    values: tf.Tensor, targets: tf.Tensor, mask: tf.Tensor, limit: tf.Tensor
-) -> dict[str, tf.Tensor]:
-    """Returns how well `values` `[B]` explain `targets`, and the share of rows that is clipped.
-
-    `vf_clipped` counts the rows in `mask` whose squared error is above `limit`.
-    """
-    values = tf.stop_gradient(values)
-    is_clipped = tf.cast(tf.square(values - targets) > limit, tf.float32)
-    return {
-        "vf_explained_var": explained_variance(targets, values, mask),
-        "vf_clipped": masked_mean(is_clipped, mask),
-    }
 
 
 @dataclass(frozen=True, kw_only=True)

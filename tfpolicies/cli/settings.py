@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import importlib
 import json
 from collections.abc import Mapping, Sequence
@@ -33,6 +34,9 @@ CODE = "code of yours, imported as `python -m` finds it"
 END, WAY, AFTER, RUN = "when it ends", "on the way", "afterwards", "the run folder"
 
 
+_N: dict[str, Any] = {"type": positive, "metavar": "N"}  # how numbers of something are told of
+
+
 class Word(NamedTuple):
     """A setting of a run as a word of the command line."""
 
@@ -50,7 +54,7 @@ class Word(NamedTuple):
 def _word(
     group: str,
     help: str,
-    default: Any,
+    default: Any = None,
     *,
     setting: str | None = None,
     goal: bool = False,
@@ -60,6 +64,9 @@ def _word(
     if default is False:
         how["action"] = "store_true"
     return field(default=default, metadata={"word": Word(group, help, how, setting, goal)})
+
+
+_goal = functools.partial(_word, goal=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,13 +84,9 @@ class TrainSettings:
         WHAT, "of everything (default: drawn and recorded)", 0, setting="seed", type=count
     )
     num_envs: int | None = _word(
-        WHAT,
-        "environments stepped together",
-        None,
-        setting="num_envs_per_worker",
-        type=positive,
+        WHAT, "environments stepped together", setting="num_envs_per_worker", type=positive
     )
-    lr: float | None = _word(WHAT, "step size of the optimizer", None, setting="lr", type=float)
+    lr: float | None = _word(WHAT, "step size of the optimizer", setting="lr", type=float)
     set: tuple[str, ...] = _word(
         WHAT,
         "any other setting, such as clip_param=0.1 or model.fcnet_hiddens=[64,64]; repeatable",
@@ -92,79 +95,53 @@ class TrainSettings:
         metavar="NAME=VALUE",
     )
     from_file: Mapping[str, Any] = field(default_factory=dict)
-    callbacks: str | None = _word(
-        CODE, "a subclass of DefaultCallbacks", None, metavar="MODULE:CLASS"
-    )
+    callbacks: str | None = _word(CODE, "a subclass of DefaultCallbacks", metavar="MODULE:CLASS")
     model: str | None = _word(
-        CODE,
-        "f(observation_space, num_outputs) -> keras.Model",
-        None,
-        metavar="MODULE:FACTORY",
+        CODE, "f(observation_space, num_outputs) -> keras.Model", metavar="MODULE:FACTORY"
     )
     policy_mapping: str | None = _word(
         CODE,
         "f(agent_id, episode, worker, **kwargs) -> the id of the policy that acts; the policies "
         'stand in --config: {"policies": ["left", "right"]}',
-        None,
         metavar="MODULE:FUNCTION",
     )
-    steps: int = _word(
+    steps: int = _goal(
         END,
         "environment steps at most (default 100,000, with --until 1,000,000)",
         100_000,
-        goal=True,
         type=positive,
     )
-    until: float | None = _word(
+    until: float | None = _goal(
         END,
         "stop when the mean return of the last 100 training episodes reaches this",
-        None,
-        goal=True,
         type=float,
         metavar="RETURN",
     )
     eval_every: int | None = _word(
         WAY,
         "play greedy episodes every N iterations (default: never)",
-        None,
         setting="evaluation_interval",
-        type=positive,
-        metavar="N",
+        **_N,
     )
     eval_episodes: int = _word(
-        WAY,
-        "episodes of an evaluation (default 10)",
-        10,
-        setting="evaluation_duration",
-        type=positive,
-        metavar="N",
+        WAY, "episodes of an evaluation (default 10)", 10, setting="evaluation_duration", **_N
     )
-    keep_best: bool = _word(
+    keep_best: bool = _goal(
         WAY,
         "keep apart a checkpoint of the weights with the best evaluation (or those that sampled "
         "the iteration with the best training mean)",
         False,
-        goal=True,
     )
-    checkpoint_every: int = _word(
-        WAY,
-        "iterations between checkpoints (default 20)",
-        20,
-        goal=True,
-        type=positive,
-        metavar="N",
-    )
-    export: bool = _word(AFTER, "write SavedModel and ONNX, verified", False, goal=True)
-    play: int = _word(
+    checkpoint_every: int = _goal(WAY, "iterations between checkpoints (default 20)", 20, **_N)
+    export: bool = _goal(AFTER, "write SavedModel and ONNX, verified", False)
+    play: int = _goal(
         AFTER,
         "play N episodes with the exported ONNX file in a process of its own",
         0,
-        goal=True,
-        type=count,
-        metavar="N",
+        **{**_N, "type": count},
     )
-    allow_other_spaces: bool = _word(
-        RUN, "go on though the environment's dtypes or action bounds have changed", False, goal=True
+    allow_other_spaces: bool = _goal(
+        RUN, "go on though the environment's dtypes or action bounds have changed", False
     )
 
     @property
