@@ -6,9 +6,7 @@ A way that converts the act function, or stacks it, is compared to TensorFlow be
 from __future__ import annotations
 
 import copy
-import functools
 import logging
-import math
 import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -24,7 +22,7 @@ from tfpolicies.program.runtimes import onnx, stacked
 from tfpolicies.program.runtimes.function import FunctionRuntime
 from tfpolicies.program.runtimes.runtime import Actor, Runtime
 from tfpolicies.program.runtimes.session import SessionRuntime
-from tfpolicies.state import ACTING, PolicyState
+from tfpolicies.state import PolicyState
 from tfpolicies.system.forks import require_tensorflow
 
 logger = logging.getLogger("tfpolicies")
@@ -32,14 +30,13 @@ logger = logging.getLogger("tfpolicies")
 _TOLERANCE = 1e-4
 """How far two ways of acting may be apart, as a share of an output's largest number, or of 1."""
 
-_LARGE_IMAGE, _LARGE_KERNELS = 64 * 64, 100_000  # pixels, numbers
-
 
 class Way(NamedTuple):
     """A runtime that acts.
 
-    `build` and `stack` may raise anything for what they cannot do; both are called at most once
-    for a Program.
+    What is converted takes its functions, their signatures and the outputs of acting from the
+    `eager` runtime of a Program's inference. `build` and `stack` may raise anything for what they
+    cannot do; both are called at most once for a Program.
     """
 
     name: str  # in messages
@@ -182,44 +179,20 @@ class Inference:
         states = [0.5 * rng.standard_normal((rows, *port.shape)) for port in ports.states]
         return [*obs, *prev, *(x.astype(np.float32) for x in states)]
 
-    @functools.cached_property
-    def convolves_much(self) -> bool:
-        """Whether the network convolves large images, or with large kernels.
-
-        TensorFlow is the faster one there: with weights that are inputs, ONNX Runtime brings the
-        kernels into its own layout in each call (10 ns a number), and it has one thread.
-        """
-        slots = self.functions.layout.of(*ACTING)
-        kernels = [math.prod(slot.shape) for slot in slots if len(slot.shape) > 3]
-        images = [leaf.shape[:-1] for leaf in self.ports.obs_leaves if len(leaf.shape) > 2]
-        large_image = any(math.prod(image) >= _LARGE_IMAGE for image in images)
-        return sum(kernels) >= _LARGE_KERNELS or (bool(kernels) and large_image)
-
-
-def _onnx_fits(inference: Inference) -> bool:
-    """Leaves it where all code is to run untraced, and where it is the slower one."""
-    return inference.functions.spec.static["eager_tracing"] and not inference.convolves_much
-
-
-def _onnx(inference: Inference) -> Actor:
-    return onnx.actor(inference.functions, inference.layout, inference.runtime.signatures.act)
-
-
-def _onnx_stack(inference: Inference) -> stacked.StackedActor:
-    functions, act = inference.functions, inference.runtime.signatures.act
-    return stacked.onnx_actor(functions, inference.layout, act)
-
-
-def _tf_stack(inference: Inference) -> stacked.StackedActor | None:
-    if inference.runtime is not inference.eager or not inference.runtime.traced:
-        return None
-    functions, act = inference.functions, inference.runtime.signatures.act
-    return stacked.traced_actor(functions, inference.layout, act)
-
 
 RUNTIMES = {
-    "onnx": Way("ONNX Runtime", _onnx_fits, _onnx, _onnx_stack),
-    "tf": Way("TensorFlow", lambda inference: True, lambda inference: inference.runtime, _tf_stack),
+    "onnx": Way(
+        "ONNX Runtime",
+        lambda it: onnx.fits(it.eager),
+        lambda it: onnx.actor(it.eager),
+        lambda it: stacked.onnx_actor(it.eager),
+    ),
+    "tf": Way(
+        "TensorFlow",
+        lambda it: True,
+        lambda it: it.runtime,
+        lambda it: stacked.traced_actor(it.runtime),
+    ),
 }
 """What acts, by the value of `inference`; "auto" takes the first that fits and can be built."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -11,13 +12,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfpolicies.program.functions import ActInputs, ActOutputs, ProgramFunctions
+from tfpolicies.program.functions import ActInputs, ActOutputs
 from tfpolicies.program.outputs import ActLayout
-from tfpolicies.program.runtimes.runtime import Actor
+from tfpolicies.program.runtimes.runtime import Actor, Runtime
 from tfpolicies.state import ACTING
 from tfpolicies.system.quiet import quiet_conversion
 
 OPSET = 18
+_LARGE_IMAGE, _LARGE_KERNELS = 64 * 64, 100_000  # pixels, numbers
 _MAX_BINDINGS = 16  # batch sizes kept bound at once
 
 
@@ -129,17 +131,29 @@ class OnnxActor(Actor):
         return bindings[size]
 
 
-def actor(functions: ProgramFunctions, layout: ActLayout, given: ActInputs) -> OnnxActor:
-    """Returns the converted act function of a Program.
+def fits(runtime: Runtime) -> bool:
+    """Whether ONNX Runtime is the faster one, and code need not run untraced.
 
-    Args:
-        functions: the Program's functions.
-        layout: the outputs of acting.
-        given: the signature of the act function.
+    TensorFlow is the faster one where the network convolves large images, or with large kernels:
+    with weights that are inputs, ONNX Runtime brings the kernels into its own layout in each call
+    (10 ns a number), and it has one thread.
+    """
+    functions = runtime.functions
+    kernels = [math.prod(x.shape) for x in functions.layout.of(*ACTING) if len(x.shape) > 3]
+    leaves = functions.network.ports.obs_leaves
+    images = [math.prod(leaf.shape[:-1]) for leaf in leaves if len(leaf.shape) > 2]
+    convolves_much = kernels and max(images, default=0) >= _LARGE_IMAGE
+    traced = functions.spec.static["eager_tracing"]
+    return traced and not (convolves_much or sum(kernels) >= _LARGE_KERNELS)
+
+
+def actor(runtime: Runtime) -> OnnxActor:
+    """Returns the converted act function of a Program.
 
     Raises:
         Exception: whatever tf2onnx, ONNX Runtime or TensorFlow raises for what they cannot do.
     """
+    functions, layout, given = runtime.functions, runtime.act_layout, runtime.signatures.act
     slots = functions.layout.of(*ACTING)
     weights = [
         tf.TensorSpec(slot.shape, slot.dtype, name=f"weights_{i}") for i, slot in enumerate(slots)

@@ -60,6 +60,9 @@ class Runtime(Actor):
         act: the outputs of acting.
 
     Attributes:
+        functions: the functions that it runs: in graph mode those of the graph.
+        act_layout: the outputs of acting.
+        signatures: what the functions take.
         traced: whether functions are traced, and so may be compiled by XLA.
         is_kept: whether the Program stays for a while when the last policy of its kind goes.
     """
@@ -73,7 +76,7 @@ class Runtime(Actor):
     def __init__(self, functions: ProgramFunctions, act: ActLayout) -> None:
         self.functions = functions
         self.signatures = Signatures(functions)
-        self._act_layout = act
+        self.act_layout = act
 
     # -- acting -------------------------------------------------------------------------------
 
@@ -89,10 +92,10 @@ class Runtime(Actor):
         given = ActInputs(inputs, noise, params)
         if len(noise) == 1 and self._act_one is not None:
             try:
-                return self._act_layout.unpack(self._acted(self._act_one, states, given))
+                return self.act_layout.unpack(self._acted(self._act_one, states, given))
             except tf.errors.OpError:  # XLA does not know one of the model's operations
                 self._act_one = None
-        return self._act_layout.unpack(self._acted(self._act, states, given))
+        return self.act_layout.unpack(self._acted(self._act, states, given))
 
     @abc.abstractmethod
     def _acted(self, function: Any, state: PolicyState, given: ActInputs) -> list[np.ndarray]:

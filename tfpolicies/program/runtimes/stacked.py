@@ -20,13 +20,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfpolicies.models.ports import Port
 from tfpolicies.program.devices import CPU, on_device, placed
-from tfpolicies.program.functions import ActInputs, ActOutputs, ProgramFunctions
-from tfpolicies.program.outputs import ActLayout
+from tfpolicies.program.functions import ActInputs, ActOutputs
+from tfpolicies.program.runtimes.function import FunctionRuntime
 from tfpolicies.program.runtimes.onnx import convert, cpu_session
-from tfpolicies.program.runtimes.runtime import Actor
-from tfpolicies.state import ACTING, PolicyState, Slot, StateLayout
+from tfpolicies.program.runtimes.runtime import Actor, Runtime
+from tfpolicies.state import ACTING, PolicyState, Slot
 from tfpolicies.system.forks import require_tensorflow
 from tfpolicies.system.quiet import quiet_conversion
 
@@ -99,13 +98,12 @@ class StackedActor(Actor):
     cost no copies.
 
     Args:
-        layout: the layout of the states.
-        act: the outputs.
+        runtime: of the Program.
     """
 
-    def __init__(self, layout: StateLayout, act: ActLayout) -> None:
-        self._slots = layout.of(*ACTING)
-        self._act = act
+    def __init__(self, runtime: Runtime) -> None:
+        self._slots = runtime.functions.layout.of(*ACTING)
+        self._act = runtime.act_layout
         self._lock = threading.Lock()
         self._stacks: OrderedDict[tuple[int, ...], Stack] = OrderedDict()
         one = sum(math.prod(s.shape) * np.dtype(s.dtype).itemsize for s in self._slots)
@@ -165,22 +163,15 @@ class TracedStackedActor(StackedActor):
     """Acts through one traced function, for any P and N.
 
     Args:
-        functions: the Program's functions.
-        act: the outputs.
-        signature: of the stacked act function.
+        runtime: of the Program.
     """
 
-    def __init__(
-        self,
-        functions: ProgramFunctions,
-        act: ActLayout,
-        signature: Sequence[tf.TensorSpec],
-    ) -> None:
-        super().__init__(functions.layout, act)
-        stacked = stacked_act(functions, len(self._slots), act.pack, _vectorized, "tf")
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__(runtime)
+        stacked = stacked_act(runtime, self._act.pack, _vectorized, "tf")
         function = tf.function(on_device(stacked, CPU), autograph=False)
         with quiet_conversion():
-            self._function = function.get_concrete_function(*signature)
+            self._function = function.get_concrete_function(*stacked_signature(runtime))
 
     def _call(self, stack: Stack, given: Sequence[np.ndarray]) -> ActOutputs:
         require_tensorflow()
@@ -197,17 +188,15 @@ class OnnxStackedActor(StackedActor):
 
     Args:
         model: the serialised ONNX model with the inputs of `stacked_signature`.
-        layout: the layout of the states.
-        act: the outputs.
-        num_ports: how many inputs there are besides weights, noise and parameters.
+        runtime: of the Program.
     """
 
-    def __init__(self, model: bytes, layout: StateLayout, act: ActLayout, num_ports: int) -> None:
-        super().__init__(layout, act)
+    def __init__(self, model: bytes, runtime: Runtime) -> None:
+        super().__init__(runtime)
         self._session = cpu_session(model)
         self._present = {node.name for node in self._session.get_inputs()}
-        self._ports = act.ports()
-        self._given = [f"input_{i}" for i in range(num_ports)] + ["noise", "params"]
+        self._ports = self._act.ports()
+        self._given = [x.name for x in stacked_signature(runtime)[len(self._slots) :]]
 
     def _call(self, stack: Stack, given: Sequence[np.ndarray]) -> ActOutputs:
         lead = given[0].shape[:2]
@@ -233,39 +222,31 @@ class OnnxStackedActor(StackedActor):
         return _Binding(io, lead, inputs, outputs)
 
 
-def traced_actor(functions: ProgramFunctions, act: ActLayout, given: ActInputs) -> StackedActor:
-    """Returns the stacked act function of a Program for the function runtime.
-
-    Args:
-        functions: the Program's functions.
-        act: the outputs.
-        given: the signature of the act function for one state.
+def traced_actor(runtime: Runtime) -> StackedActor | None:
+    """Returns the stacked act function of a Program for the function runtime, None for others.
 
     Raises:
         Exception: whatever TensorFlow raises for what it cannot trace.
     """
-    signature = stacked_signature(functions.network.ports.all, functions.layout, given)
-    return TracedStackedActor(functions, act, signature)
+    is_traced = isinstance(runtime, FunctionRuntime) and runtime.traced
+    return TracedStackedActor(runtime) if is_traced else None
 
 
-def onnx_actor(functions: ProgramFunctions, act: ActLayout, given: ActInputs) -> StackedActor:
-    """Does what `traced_actor` does for ONNX Runtime.
+def onnx_actor(runtime: Runtime) -> StackedActor:
+    """Returns the stacked act function of a Program for ONNX Runtime.
 
     Raises:
         Exception: whatever tf2onnx, ONNX Runtime or TensorFlow raises for what they cannot do.
     """
-    ports, layout = functions.network.ports.all, functions.layout
-    signature = stacked_signature(ports, layout, given)
-    names = [port.name for port in act.ports()]
-    count = len(layout.of(*ACTING))
+    signature, ports = stacked_signature(runtime), runtime.act_layout.ports()
 
     def build(mapped: Callable[..., Any]) -> OnnxStackedActor:
-        stacked = stacked_act(functions, count, act.flatten, mapped, "onnx")
+        stacked = stacked_act(runtime, runtime.act_layout.flatten, mapped, "onnx")
         function = tf.function(stacked, input_signature=signature, autograph=False)
-        model = without_gathers(convert(function, signature, names))
-        return OnnxStackedActor(model, layout, act, len(ports))
+        model = convert(function, signature, [port.name for port in ports])
+        return OnnxStackedActor(without_gathers(model), runtime)
 
-    specs = [tf.TensorSpec([None, *port.shape], port.dtype) for port in act.ports()]
+    specs = [tf.TensorSpec([None, *port.shape], port.dtype) for port in ports]
     try:
         with quiet_conversion():
             return build(_strictly_vectorized)
@@ -273,29 +254,17 @@ def onnx_actor(functions: ProgramFunctions, act: ActLayout, given: ActInputs) ->
         return build(lambda one, index: tf.map_fn(one, index, fn_output_signature=specs))
 
 
-def stacked_signature(
-    ports: Sequence[Port], layout: StateLayout, given: ActInputs
-) -> list[tf.TensorSpec]:
+def stacked_signature(runtime: Runtime) -> list[tf.TensorSpec]:
     """Returns the inputs of the stacked act function: weights, ports, noise and parameters."""
-    slots = layout.of(*ACTING)
-    weights = [
-        tf.TensorSpec([None, *slot.shape], slot.dtype, name=f"weights_{i}")
-        for i, slot in enumerate(slots)
-    ]
-    inputs = [
-        tf.TensorSpec([None, None, *port.shape], port.dtype, name=f"input_{i}")
-        for i, port in enumerate(ports)
-    ]
-    last = [
-        tf.TensorSpec([None, *spec.shape], spec.dtype, name=spec.name)
-        for spec in (given.noise, given.params)
-    ]
-    return [*weights, *inputs, *last]
+    given, slots = runtime.signatures.act, runtime.functions.layout.of(*ACTING)
+    stacks = [(f"weights_{i}", slot.shape, slot.dtype) for i, slot in enumerate(slots)]
+    stacks += [(f"input_{i}", x.shape, x.dtype) for i, x in enumerate(given.inputs)]
+    stacks += [(spec.name, spec.shape, spec.dtype) for spec in (given.noise, given.params)]
+    return [tf.TensorSpec([None, *shape], dtype, name) for name, shape, dtype in stacks]
 
 
 def stacked_act(
-    functions: ProgramFunctions,
-    count: int,
+    runtime: Runtime,
     flatten: Callable[[ActOutputs], list[Any]],
     mapped: Callable[..., Any],
     where: str,
@@ -303,12 +272,13 @@ def stacked_act(
     """Returns the act function over stacks, `f(*weights, *inputs, noise, params)`.
 
     Args:
-        functions: the Program's functions.
-        count: how many weights there are.
+        runtime: of the Program.
         flatten: makes a list of the outputs.
         mapped: `mapped(f, indices)` stacks what `f(i)` gives for each index.
-        where: the runtime, for the count of traces.
+        where: the runtime that acts, for the count of traces.
     """
+    functions = runtime.functions
+    count = len(functions.layout.of(*ACTING))
 
     def act(*tensors: tf.Tensor) -> list[tf.Tensor]:
         functions.traces.note(f"act (stacked, {where})", *tensors)
