@@ -25,6 +25,15 @@ if "benchmarks" not in sys.modules:
     found.loader.exec_module(module)
 
 
+gc.disable()  # what imports make stays
+
+
+def pytest_collection_finish():
+    """Spares the garbage collector the million objects of imported modules, for good."""
+    gc.freeze()
+    gc.enable()
+
+
 @pytest.fixture(autouse=True)
 def own_log_level():
     """Puts the log level back, which algorithms set for the whole process."""
@@ -47,8 +56,6 @@ def quick_collections():
     """Has the garbage collector pass over what other tests left."""
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from gymnasium import spaces
+from telling import telling
 from tiny import OBS, PLANE, TWO, assert_equal, make, rows_of, trajectory
 
 from tfpolicies import DQNConfig, DQNTF1Policy, DQNTF2Policy, SampleBatch
@@ -307,8 +308,7 @@ def test_online_and_target_network_see_observations_through_one_filter():
 # -- learning -------------------------------------------------------------------------------------
 
 
-@pytest.mark.core
-@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("jit", telling([False, True], False))
 def test_many_updates_in_one_call_are_the_updates_one_by_one(jit):
     together, apart = dqn(lr=0.01, jit_compile=jit), dqn(lr=0.01)
     batch = transitions(together, 20)

@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 from gymnasium import spaces
 from keras.src.backend.common import global_state
+from telling import telling
 from tiny import OBS, PLANE, TWO, assert_close, assert_equal, batch_for, make, rows_of
 
 from tfpolicies import (
@@ -60,8 +61,13 @@ def keras_state():
 # -- the same numbers -----------------------------------------------------------------------------
 
 
-@pytest.mark.core
-@pytest.mark.parametrize(("kind", "jit"), [*((kind, "auto") for kind in KINDS), ("flat", True)])
+@pytest.mark.parametrize(
+    ("kind", "jit"),
+    telling(
+        [*((kind, "auto") for kind in KINDS), ("flat", True)],
+        *((kind, "auto") for kind in ("box actions", "conv", "lstm")),
+    ),
+)
 def test_graph_mode_acts_and_learns_like_traced_functions(kind, jit):
     settings = {"lr": 0.01, "grad_clip": 0.5, "jit_compile": jit, **KINDS[kind]}
     ours, theirs = make(PPOTF1Policy, **settings), make(PPOTF2Policy, **settings)
@@ -241,7 +247,6 @@ def learn(policy, turn):
     policy.learn_epochs(batch_for(policy, 12, seed=turn), 2, 4)
 
 
-@pytest.mark.core
 @pytest.mark.usefixtures("quick_collections")
 def test_graph_and_eager_policies_in_any_order_leave_each_other_alone():
     classes = [PPOTF1Policy, PPOTF2Policy, PPOTF1Policy, PGTF1Policy, PGTF2Policy]

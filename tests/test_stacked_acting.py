@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tiny
 from gymnasium import spaces
+from telling import telling
 
 from tfpolicies import Policy, PolicyMap, PPOTF2Policy
 from tfpolicies.errors import ConfigError, ObservationError, UnknownPolicyError, UsageError
@@ -121,9 +122,17 @@ def is_stacked(policy):
 # -- the same numbers -----------------------------------------------------------------------------
 
 
-@pytest.mark.core
-@BOTH
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "inference"),
+    telling(
+        itertools.product(KINDS, ["tf", "onnx"]),
+        ("a small network", "onnx"),
+        ("a memory, and the previous action and reward", "tf"),
+        ("convolutions", "tf"),
+        ("a mask", "tf"),
+        ("nested spaces and a filter", "onnx"),
+    ),
+)
 def test_many_policies_act_as_one_by_one(kind, inference):
     policies, twins = (made(3, inference=inference, **KINDS[kind]) for _ in range(2))
     for seed, options in enumerate([{}, {"explore": False}, {"timestep": 20}, {"explore": True}]):

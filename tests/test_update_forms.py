@@ -1,5 +1,6 @@
 """How updates are compiled, in what pieces they run, and what an interruption leaves behind."""
 
+import itertools
 import signal
 import threading
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from gymnasium import spaces
+from telling import telling
 from tiny import OBS, assert_close, assert_equal, batch_for, make
 
 from tfpolicies import PPOConfig, PPOTF1Policy, PPOTF2Policy
@@ -54,8 +56,7 @@ KINDS = {
 }
 
 
-@pytest.mark.core
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", telling(KINDS, "dense", "large lstm", "keras lstm", "both"))
 def test_the_operations_of_an_update_decide_how_it_is_compiled(kind):
     model, expected = KINDS[kind]
     policy = make(model=model, jit_compile="auto")
@@ -109,9 +110,14 @@ def in_pieces(monkeypatch, policy, minibatches):
     monkeypatch.setattr(policy.program.updates._pace, "minibatches", lambda size: minibatches)
 
 
-@pytest.mark.core
-@pytest.mark.parametrize("policy_class", [PPOTF2Policy, PPOTF1Policy])
-@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize(
+    ("policy_class", "jit"),
+    telling(
+        itertools.product([PPOTF2Policy, PPOTF1Policy], [False, True]),
+        (PPOTF2Policy, True),
+        (PPOTF1Policy, False),
+    ),
+)
 def test_an_update_in_one_two_or_seven_pieces_gives_equal_bits(monkeypatch, policy_class, jit):
     policies = [make(policy_class, jit_compile=jit, lr=0.01) for _ in range(3)]
     program = policies[0].program
