@@ -80,7 +80,7 @@ def test_a_pickled_policy_is_equal_to_the_last_number(kind):
     assert twin is not policy
     assert_same(everything(twin), everything(policy))
     assert (twin.policy_id, twin._worker_index) == (policy.policy_id, policy._worker_index)
-    assert type(twin._callbacks) is type(policy._callbacks)
+    assert type(twin.callbacks) is type(policy.callbacks)
     if not policy.program.ports.is_recurrent:
         obs = rows_of(OBS, 6)
         assert travellers.acted(twin, obs) == travellers.acted(policy, obs)
@@ -234,7 +234,7 @@ def test_a_pickled_algorithm_goes_on_as_one_from_its_checkpoint_does():
     algorithm.train()
     twin = pickle.loads(pickle.dumps(algorithm))
 
-    assert type(twin._callbacks) is travellers.Callbacks
+    assert type(twin.callbacks) is travellers.Callbacks
     assert twin.worker.policy_mapping_fn is travellers.mapping
     ours, theirs = travellers.trained(algorithm), travellers.trained(twin)
     assert ours[:2] == theirs[:2] == (2, 64)

@@ -45,7 +45,7 @@ def test_a_new_policy_has_what_it_was_given_and_counters_at_zero():
     assert (policy.framework, policy.global_timestep, policy.num_grad_updates) == ("tf2", 0, 0)
     assert policy.config["lr"] == 5e-5  # a partial config is completed
     assert policy.dist_class.num_inputs == 2
-    assert policy._callbacks is None
+    assert policy.callbacks is None
     assert (policy.is_recurrent(), policy.num_state_tensors()) == (False, 0)
     assert (policy.get_initial_state(), policy.get_exploration_state()) == ([], {})
     assert policy.get_session() is None

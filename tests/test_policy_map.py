@@ -848,7 +848,7 @@ def test_a_callback_hears_nothing_of_a_refused_update():
         def on_learn_on_batch(self, **arguments):
             heard.append(arguments)
 
-    m["a"]._callbacks = Listening()
+    m["a"].callbacks = Listening()
     m.freeze("a")
     for change in ("learn_on_batch", "learn_epochs", "learn_on_loaded_batch"):
         with pytest.raises(FrozenPolicyError):

@@ -96,7 +96,7 @@ class Learning:
 
     def sees_minibatches(self) -> bool:
         """Whether a callback must see every minibatch."""
-        callbacks = self.policy._callbacks
+        callbacks = self.policy.callbacks
         return callbacks is not None and overrides(callbacks, "on_learn_on_batch")
 
     def minibatches(
@@ -172,8 +172,8 @@ class Learning:
         """Tells the callbacks of an update; returns the custom metrics they give."""
         custom: dict[str, Any] = {}
         policy = self._policy()
-        if policy._callbacks is not None:
-            policy._callbacks.on_learn_on_batch(policy=policy, train_batch=batch, result=custom)
+        if policy.callbacks is not None:
+            policy.callbacks.on_learn_on_batch(policy=policy, train_batch=batch, result=custom)
         return custom
 
     def _update(self, batch: LearnBatch, rows: int, **how: Any) -> dict[str, Any]:

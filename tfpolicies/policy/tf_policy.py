@@ -51,7 +51,7 @@ from tfpolicies.state import PolicyState
 from tfpolicies.storage.keras_h5 import read_keras_weights
 from tfpolicies.system.forks import require_tensorflow
 
-_MADE_ANEW = {"_state", "exploration", "filter", "reward_filter", "_callbacks", "_loaded"}
+_MADE_ANEW = {"_state", "exploration", "filter", "reward_filter", "callbacks", "_loaded"}
 _MADE_ANEW |= {"_acting", "acting", "_learning", "_owned", "_worker_index", "_create_session"}
 """Attributes that each copy of a policy gets by itself."""
 
@@ -172,7 +172,7 @@ class TFPolicy(PolicyKind):
         )
 
     @functools.cached_property
-    def _callbacks(self) -> Any:
+    def callbacks(self) -> Any:
         """The policy's own callbacks; None if its config names none.
 
         Raises:
