@@ -407,7 +407,8 @@ class VectorEnvironments(Environments):
     def _made_of(
         self, obs: Any, rewards: Any, terminateds: Any, truncateds: Any, infos: Any
     ) -> Step:
-        stops, cuts = as_flags(terminateds), as_flags(truncateds)
+        stops: Any = as_flags(terminateds)
+        cuts: Any = as_flags(truncateds)
         if stops is None or cuts is None or not (are_sound(rewards) and self._is_sound(obs)):
             self._explain(obs, rewards, terminateds, truncateds)
         self._repairs.stepped()
