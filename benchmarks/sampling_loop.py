@@ -1,13 +1,15 @@
 """What a sampler's step costs beside the environments and acting; prints one table.
 
-For each number of environments it measures, in turns and in one process, the µs of CPU of
+For each number of environments it measures, in one process by turns, the µs of CPU of
 
 * `bare`: one step of CartPole by Gymnasium alone,
 * `acting`: one answer of the policy to the same number of observations,
-* `step`: one step of a rollout worker, its part of a fragment's postprocessing included,
-* `back`: that part of it which is done once per fragment, behind the loop,
+* `both`: an answer and a step that takes it, one after the other, with nothing between them: more
+  than their sum, since each finds the caches as the other left them,
+* `step`: one step of a rollout worker, with its part of what is done once per fragment,
+* `back`: that part,
 
-and `between`, what is left of `step` without the other three. By hand:
+and what is `between`: `step - back - both`. By hand:
 `PYTHONPATH=. taskset -c 1 python benchmarks/sampling_loop.py`.
 """
 
@@ -25,44 +27,32 @@ import probe
 from tfpolicies import PPOTF2Policy, RolloutWorker
 
 CALLS = 200  # of a bare step and of acting in one stretch
-NAMES = ("bare", "acting", "back", "step")
+NAMES = ("bare", "acting", "both", "back", "step")
 
 
-def bare_step(num_envs: int) -> Callable[[], int]:
-    """Returns what steps CartPole by itself: as one vector environment, or as a single one."""
-    rng = np.random.default_rng(0)
-    actions = rng.integers(2, size=(CALLS, num_envs))
+def cartpole(num_envs: int) -> Callable[[np.ndarray], np.ndarray]:
+    """Returns what steps CartPole by itself, and gives the observations `[N, 4]`."""
     env: Any
     if num_envs > 1:
         env = gym.make_vec("CartPole-v1", num_envs, vectorization_mode="vector_entry_point")
         env.reset(seed=0)
-
-        def vector() -> int:
-            step = env.step
-            for row in actions:
-                step(row)
-            return CALLS
-
-        return vector
+        return lambda actions: env.step(actions)[0]
     env = gym.make("CartPole-v1")
     env.reset(seed=0)
 
-    def single() -> int:
-        step = env.step
-        for action in actions[:, 0].tolist():
-            _, _, terminated, truncated, _ = step(action)
-            if terminated or truncated:
-                env.reset()
-        return CALLS
+    def step(actions: np.ndarray) -> np.ndarray:
+        obs, _, terminated, truncated, _ = env.step(int(actions[0]))
+        return (env.reset()[0] if terminated or truncated else obs)[None]
 
-    return single
+    return step
 
 
 def figures(num_envs: int, seconds: float) -> dict[str, float]:
     """Returns the median µs of CPU of each part, measured in turns."""
     worker = RolloutWorker(config=ours.config_of(num_envs), default_policy_class=PPOTF2Policy)
     policy, sampler = worker.get_policy(), worker.sampler
-    obs = [probe.observations(num_envs)]
+    step, obs = cartpole(num_envs), probe.observations(num_envs)
+    actions = np.random.default_rng(0).integers(2, size=(CALLS, num_envs))
     in_loop = 0.0
     collect = sampler._collect
 
@@ -75,15 +65,26 @@ def figures(num_envs: int, seconds: float) -> dict[str, float]:
 
     sampler._collect = timed
 
-    def act() -> int:
+    def bare() -> int:
+        for row in actions:
+            step(row)
+        return CALLS
+
+    def acting() -> int:
         for _ in range(CALLS):
-            policy.act_columns(obs)
+            policy.act_columns([obs])
+        return CALLS
+
+    def both() -> int:
+        seen = obs
+        for _ in range(CALLS):
+            seen = step(policy.act_columns([seen])[0])
         return CALLS
 
     def sample() -> int:
         return len(worker.sample()) // num_envs
 
-    works = {"bare": bare_step(num_envs), "acting": act, "step": sample}
+    works = {"bare": bare, "acting": acting, "both": both, "step": sample}
     for work in works.values():
         work(), work()
     found: dict[str, list[float]] = {name: [] for name in NAMES}
@@ -106,7 +107,7 @@ def main() -> None:
     print(f"{'environments':>12}" + "".join(f"{name:>9}" for name in (*NAMES, "between")))
     for num_envs in probe.ENV_COUNTS:
         found = figures(num_envs, options.seconds)
-        between = found["step"] - found["bare"] - found["acting"] - found["back"]
+        between = found["step"] - found["back"] - found["both"]
         row = "".join(f"{found[name]:9.1f}" for name in NAMES)
         print(f"{num_envs:>12}{row}{between:9.1f}")
 

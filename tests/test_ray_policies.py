@@ -135,7 +135,7 @@ def test_policies_are_added_and_removed_everywhere_between_samples(league):
     assert played["episodes_this_iter"] == 3
     assert played["num_agent_steps_sampled_this_iter"] == 30
     assert played["num_healthy_workers"] == 1
-    for i in range(8):
+    for i in range(20):
         new = f"p{i}"
 
         def mapping(agent_id, episode, worker, new=new, **kwargs):
