@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 from gymnasium import spaces
-from telling import telling
+from marking import telling
 from tiny import OBS, PLANE, TWO, assert_equal, make, rows_of, trajectory
 
 from tfpolicies import DQNConfig, DQNTF1Policy, DQNTF2Policy, SampleBatch

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 from gymnasium import spaces
 from keras.src.backend.common import global_state
-from telling import telling
+from marking import telling
 from tiny import OBS, PLANE, TWO, assert_close, assert_equal, batch_for, make, rows_of
 
 from tfpolicies import (

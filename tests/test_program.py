@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from telling import telling
+from marking import telling
 from tiny import assert_close, assert_equal, batch_for, make
 
 from tfpolicies import PGConfig, PGTF2Policy, PPOTF1Policy, PPOTF2Policy, TFPolicy

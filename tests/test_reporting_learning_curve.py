@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from telling import telling
+from marking import telling
 
 from tfpolicies.errors import UsageError
 from tfpolicies.reporting.learning_curve import draw_learning_curve

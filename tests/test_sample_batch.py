@@ -338,7 +338,7 @@ def test_shuffle_leaves_the_global_generator_alone():
 
 
 def test_take_copies_the_chosen_rows():
-    batch = six_rows().take([4, 0, 4])
+    batch = six_rows()._take([4, 0, 4])
     assert batch["rewards"].tolist() == [4, 0, 4]
     assert [info["i"] for info in batch["infos"]] == [4, 0, 4]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tiny
 from gymnasium import spaces
-from telling import telling
+from marking import telling
 
 from tfpolicies import Policy, PolicyMap, PPOTF2Policy
 from tfpolicies.errors import ConfigError, ObservationError, UnknownPolicyError, UsageError

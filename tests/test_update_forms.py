@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from gymnasium import spaces
-from telling import telling
+from marking import telling
 from tiny import OBS, assert_close, assert_equal, batch_for, make
 
 from tfpolicies import PPOConfig, PPOTF1Policy, PPOTF2Policy

@@ -145,8 +145,8 @@ class PPOTF2Policy(PPOTFPolicy):
     >>> from gymnasium import spaces
     >>> space, actions = spaces.Box(-1, 1, (4,)), spaces.Discrete(2)
     >>> policy = PPOTF2Policy(space, actions, {"seed": 0, "inference": "tf"})
-    >>> policy.compute_actions(np.zeros((3, 4), np.float32)).actions.shape
-    (3,)
+    >>> policy.compute_actions([space.sample(), space.sample()]).actions.shape
+    (2,)
     """
 
 

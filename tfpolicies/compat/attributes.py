@@ -94,7 +94,7 @@ def statistics(view: Any, train_batch: Any) -> dict[str, Any]:
     """Returns the statistics in the attributes that a ported loss set; see `ported`."""
     kept = vars(view)
     found = {name: kept[spelled] for spelled, name in _names(view).items() if spelled in kept}
-    if _VALUES in kept and isinstance(view, PPOTFPolicy):
+    if _VALUES in kept and _names(view) is _NAMES[PPOTFPolicy]:
         targets, mask = train_batch["value_targets"], train_batch["loss_mask"]
         found |= value_statistics(kept[_VALUES], targets, mask, view.config["vf_clip_param"])
     return found
@@ -102,7 +102,7 @@ def statistics(view: Any, train_batch: Any) -> dict[str, Any]:
 
 def _recorded(view: Any, name: str) -> Any:
     """Returns what the loss of this package recorded, under RLlib's name."""
-    if name == _VALUES and isinstance(view, PPOTFPolicy) and "_loss_model" in vars(view):
+    if name == _VALUES and _names(view) is _NAMES[PPOTFPolicy] and "_loss_model" in vars(view):
         return view._loss_model.value_function()
     return view.recorded[_names(view)[name]]
 

@@ -91,6 +91,12 @@ class Memory:
         self._rewards = np.zeros(rows, np.float32)
         self.is_needed = bool(self._states) or self._reads_actions or self._reads_rewards
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: x for name, x in vars(self).items() if name != "acting"}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        vars(self).update(state, acting=state["policy"].acting)
+
     def _asked(self) -> list[np.ndarray]:
         found = memory_leaves(self.policy.get_initial_state())
         return [np.asarray(state, np.float32) for state in found]

@@ -61,19 +61,19 @@ def place_file(path: Path, content: bytes, *, scratch: Path | None = None) -> No
 
 @contextlib.contextmanager
 def replacing(
-    path: Path, scratch: Path | None = None, place: Callable[[Path, Path], None] = os.replace
+    path: Path, scratch: Path | None = None, place: Callable[[Path, Path], None] | None = None
 ) -> Iterator[Path]:
     """Gives a temporary name for what becomes `path` if all goes well, and is removed otherwise.
 
     Args:
         path: the file.
         scratch: as in `place_file`.
-        place: moves the temporary file to `path`.
+        place: moves the temporary file to `path`; `os.replace` by default.
     """
     temporary = temporary_beside(path, scratch)
     try:
         yield temporary
-        place(temporary, path)
+        (place or os.replace)(temporary, path)
     except BaseException:
         remove_file(temporary)
         raise
