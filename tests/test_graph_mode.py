@@ -98,7 +98,7 @@ def test_a_policy_of_ones_own_runs_in_graph_mode():
             return {"doubled": 2.0 * self.dist_inputs}
 
         def extra_learn_fetches_fn(self):
-            return {"loss_again": self.policy_loss}
+            return {"loss_again": self.recorded["policy_loss"]}
 
     policy = make(Fetching, lr=0.01)
     acted = policy.compute_actions(OBSERVED)

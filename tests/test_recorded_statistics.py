@@ -2,8 +2,8 @@
 
 import pytest
 import tensorflow as tf
+from tiny import make
 
-from tests.tiny import make
 from tfpolicies import PGTF2Policy, PPOTF2Policy, ported
 from tfpolicies.errors import ConfigError, PolicyOwnedError
 from tfpolicies.testing import random_batch
