@@ -17,18 +17,17 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfpolicies.algorithms.advantages import add_advantages
+from tfpolicies.algorithms.advantages import ENTROPY_SCHEDULE, add_advantages, check_gae
 from tfpolicies.algorithms.algorithm import Algorithm
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.later import later
-from tfpolicies.config.sections import SCHEDULE, Training
+from tfpolicies.config.sections import Training
 from tfpolicies.config.setting import setting
-from tfpolicies.errors import ConfigError
 from tfpolicies.models.losses import explained_variance, masked_mean
 from tfpolicies.policy.fragments import Fragments
 from tfpolicies.policy.tf_policy import TFPolicy
-from tfpolicies.rules import AMOUNT, BOOL, UNIT, Rule, is_count
+from tfpolicies.rules import AMOUNT, BOOL, UNIT
 
 
 class A2CTFPolicy(TFPolicy):
@@ -107,9 +106,7 @@ class A2CTraining(Training):
     use_critic: bool = setting(True, BOOL)
     vf_loss_coeff: float = setting(0.5, AMOUNT)  # c_v
     entropy_coeff: float = setting(0.01, AMOUNT)  # c_e
-    entropy_coeff_schedule: Any = setting(  # [[timestep, entropy_coeff], ...]; n: to 0 at step n
-        None, Rule(lambda x: is_count(x) or SCHEDULE.holds(x), SCHEDULE.words)
-    )
+    entropy_coeff_schedule: Any = setting(None, ENTROPY_SCHEDULE)
 
 
 class A2CConfig(AlgorithmConfig):
@@ -133,8 +130,4 @@ class A2CConfig(AlgorithmConfig):
             ConfigError: naming the contradiction.
         """
         super().validate()
-        if not self.use_gae and self.batch_mode == "truncate_episodes":
-            raise ConfigError(
-                "use_gae=False needs whole episodes: set batch_mode='complete_episodes', or "
-                "use_gae=True."
-            )
+        check_gae(self)

@@ -1,4 +1,4 @@
-"""The advantages that algorithms with a critic learn from."""
+"""What algorithms with a critic share: their advantages, and the checks of their settings."""
 
 from __future__ import annotations
 
@@ -7,7 +7,27 @@ from typing import Any
 import numpy as np
 
 from tfpolicies.batch.postprocessing import discounted_returns, generalized_advantages
+from tfpolicies.config.algorithm_config import AlgorithmConfig
+from tfpolicies.config.sections import SCHEDULE
+from tfpolicies.errors import ConfigError
 from tfpolicies.policy.fragments import Fragments
+from tfpolicies.rules import Rule, is_count
+
+ENTROPY_SCHEDULE = Rule(lambda x: is_count(x) or SCHEDULE.holds(x), SCHEDULE.words)
+"""`entropy_coeff_schedule`: [[timestep, entropy_coeff], ...], or n: to 0 at timestep n."""
+
+
+def check_gae(config: AlgorithmConfig) -> None:
+    """Checks that returns without GAE are those of whole episodes.
+
+    Raises:
+        ConfigError: naming the contradiction.
+    """
+    if not config.use_gae and config.batch_mode == "truncate_episodes":
+        raise ConfigError(
+            "use_gae=False needs whole episodes: set batch_mode='complete_episodes', or "
+            "use_gae=True."
+        )
 
 
 def add_advantages(policy: Any, fragments: Fragments) -> None:

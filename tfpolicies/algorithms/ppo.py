@@ -20,19 +20,19 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfpolicies.algorithms.advantages import add_advantages
+from tfpolicies.algorithms.advantages import ENTROPY_SCHEDULE, add_advantages, check_gae
 from tfpolicies.algorithms.algorithm import Algorithm
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.later import later
-from tfpolicies.config.sections import SCHEDULE, Training
+from tfpolicies.config.sections import Training
 from tfpolicies.config.setting import setting
 from tfpolicies.errors import ConfigError
 from tfpolicies.models.defaults import MODEL_DEFAULTS
 from tfpolicies.models.losses import explained_variance, masked_mean
 from tfpolicies.policy.fragments import Fragments
 from tfpolicies.policy.tf_policy import TFPolicy
-from tfpolicies.rules import AMOUNT, BOOL, COUNT, POSITIVE, UNIT, Rule, is_count
+from tfpolicies.rules import AMOUNT, BOOL, COUNT, POSITIVE, UNIT
 
 
 class PPOTFPolicy(TFPolicy):
@@ -204,9 +204,7 @@ class PPOTraining(Training):
     vf_clip_param: float = setting(10.0, POSITIVE)  # largest squared value error; inf: any
     vf_loss_coeff: float = setting(1.0, AMOUNT)  # c_v
     entropy_coeff: float = setting(0.0, AMOUNT)  # c_e
-    entropy_coeff_schedule: Any = setting(  # [[timestep, entropy_coeff], ...]; n: to 0 at step n
-        None, Rule(lambda x: is_count(x) or SCHEDULE.holds(x), SCHEDULE.words)
-    )
+    entropy_coeff_schedule: Any = setting(None, ENTROPY_SCHEDULE)
 
 
 class PPOConfig(AlgorithmConfig):
@@ -235,11 +233,7 @@ class PPOConfig(AlgorithmConfig):
                 f"sgd_minibatch_size={self.sgd_minibatch_size} must not be larger than "
                 f"train_batch_size={self.train_batch_size}."
             )
-        if not self.use_gae and self.batch_mode == "truncate_episodes":
-            raise ConfigError(
-                "use_gae=False needs whole episodes: set batch_mode='complete_episodes', or "
-                "use_gae=True."
-            )
+        check_gae(self)
         envs = self.num_envs_per_worker * max(1, self.num_rollout_workers)
         rows = envs * self.fragment_length()
         if self.batch_mode == "truncate_episodes" and self.rollout_fragment_length != "auto":

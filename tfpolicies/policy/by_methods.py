@@ -273,11 +273,6 @@ def _warn_of_range(policy: Any, leaves: Sequence[Leaf], actions: Sequence[np.nda
         )
 
 
-def all_columns(batch: Mapping[str, Any]) -> list[str]:
-    """Returns the columns of a batch that learning may read: all but infos."""
-    return [name for name in batch if name != SampleBatch.INFOS]
-
-
 class LearningByMethods:
     """Lets a policy learn by its `learn_on_batch`, and looks after its filters.
 
@@ -287,11 +282,18 @@ class LearningByMethods:
         policy: whose methods are called.
     """
 
-    finds_non_finite = False
-    compiled_as: str | None = None
-
     def __init__(self, policy: Any) -> None:
         self._policy = policy
+
+    @property
+    def finds_non_finite(self) -> bool:
+        """False: nobody knows what the methods find."""
+        return False
+
+    @property
+    def compiled_as(self) -> str | None:
+        """None: there is no Program."""
+        return None
 
     @property
     def learns(self) -> bool:
@@ -305,7 +307,7 @@ class LearningByMethods:
 
     def columns(self, batch: Mapping[str, Any]) -> list[str]:
         """Returns which columns of a batch are kept to learn from them later: all but infos."""
-        return all_columns(batch)
+        return [name for name in batch if name != SampleBatch.INFOS]
 
     def train(
         self,

@@ -48,20 +48,12 @@ class OverriddenActing(by_methods.ActingByMethods):
         self._policy._acting.next_episode()
 
 
-class ProgramLearning:
+class ProgramLearning(by_methods.LearningByMethods):
     """Lets a policy learn by its Program; see `parts.Learning`.
 
     Args:
         policy: whose state learns.
     """
-
-    def __init__(self, policy: Any) -> None:
-        self._policy = policy
-
-    @property
-    def learns(self) -> bool:
-        """Whether the class has a loss, or a `learn_on_batch` of its own."""
-        return bool(self._policy._learns())
 
     @property
     def finds_non_finite(self) -> bool:
@@ -73,17 +65,12 @@ class ProgramLearning:
         """How updates are compiled, in words; "tf.function" before that was decided."""
         return (self._policy.program.updates.form or Form.PLAIN).value
 
-    @property
-    def by_trajectory(self) -> bool:
-        """Whether a subclass overrides `postprocess_trajectory`."""
-        return bool(self._policy._has_own_postprocessing())
-
     def columns(self, batch: Mapping[str, Any]) -> list[str]:
         """Returns the columns that the loss reads; all but infos where methods of its own learn."""
         if self._policy._overridden.isdisjoint((*by_methods.UPDATING, *by_methods.LOADING)):
             self.prepare()
             return list(self._policy.program.updates.signature.columns)
-        return by_methods.all_columns(batch)
+        return super().columns(batch)
 
     def train(
         self,
@@ -108,10 +95,10 @@ class ProgramLearning:
         *,
         shuffle: bool = True,
         rng: np.random.Generator | None = None,
-    ) -> Mapping[str, Any]:
+    ) -> dict[str, Any]:
         """Calls `learn_epochs`; the policy's own generator shuffles."""
         del rng
-        result: Mapping[str, Any] = self._policy.learn_epochs(
+        result: dict[str, Any] = self._policy.learn_epochs(
             batch, num_epochs, minibatch_size, shuffle=shuffle
         )
         return result
@@ -119,11 +106,6 @@ class ProgramLearning:
     def adapt(self, result: Mapping[str, Any]) -> None:
         """Adapts the policy's coefficients as its class says."""
         self._policy._adapt(result)
-
-    def update_target(self) -> None:
-        """Moves the target network, if the class has one."""
-        if hasattr(self._policy, "update_target"):
-            self._policy.update_target()
 
     def observe(self, obs: Sequence[np.ndarray], columns: Mapping[str, np.ndarray]) -> None:
         """Takes the rows of a sample into the filters; a frozen policy takes in nothing."""
@@ -159,11 +141,6 @@ class ProgramLearning:
     def seen(self, obs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
         """Returns observation leaves as they are: the Program filters them."""
         return obs
-
-    def scaled(self, rewards: np.ndarray) -> np.ndarray:
-        """Returns rewards at the scale of the reward filter, if there is one."""
-        running = self._policy.reward_filter
-        return rewards if running is None else running(rewards)
 
     def prepare(self) -> None:
         """Runs the loss once on a small batch of zeros, if no policy of the kind did."""

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import gymnasium as gym
 import numpy as np
 
+from tfpolicies.batch.postprocessing import standardized
 from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.callbacks import DefaultCallbacks
@@ -385,8 +386,7 @@ class RolloutWorker(ParallelIteration):
         parts = self._trained_parts(batch)
         for rows in parts.values():
             for name in standardize_fields:
-                column = np.asarray(rows[name], np.float32)
-                rows[name] = (column - column.mean()) / max(1e-4, float(column.std()))
+                rows[name] = standardized(np.asarray(rows[name], np.float32))
         rng = self._require_sampler().rng
         results: dict[str, Any] = {}
         for policy_id, rows in parts.items():
