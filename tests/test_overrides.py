@@ -229,7 +229,7 @@ class TwoLosses(OwnModel):
 
 
 def test_each_loss_has_its_optimizer():
-    policy = make(TwoLosses, lr=0.1, _tf_policy_handles_more_than_one_loss=True)
+    policy = make(TwoLosses, lr=0.1)
     batch, weights = batch_for(policy, 4), list(policy.get_weights().values())
     speed = np.zeros(2)
     for _ in range(2):
@@ -244,21 +244,19 @@ def test_each_loss_has_its_optimizer():
     for got, right in zip(gradients, wanted, strict=True):
         np.testing.assert_allclose(got, right, rtol=1e-4, atol=1e-6)
     policy.apply_gradients(gradients)
-    twin = make(TwoLosses, seed=3, _tf_policy_handles_more_than_one_loss=True)
+    twin = make(TwoLosses, seed=3)
     twin.set_state(policy.get_state())
     for each in (policy, twin):
         each.learn_epochs(batch, 1, 2)
     assert_close(policy.get_weights(), twin.get_weights(), atol=0)
 
 
-def test_several_losses_must_be_allowed_and_have_as_many_optimizers():
+def test_several_losses_have_as_many_optimizers():
     class TooFew(TwoLosses):
         def optimizer(self):
             return [keras.optimizers.SGD()]
 
-    with pytest.raises(ConfigError, match="_tf_policy_handles_more_than_one_loss=True"):
-        make(TwoLosses)
-    few = make(TooFew, _tf_policy_handles_more_than_one_loss=True)
+    few = make(TooFew)
     with pytest.raises(ConfigError, match="returned a list of 2, but `optimizer` a list of 1"):
         few.learn_on_batch(batch_for(few, 4))
 

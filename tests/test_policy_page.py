@@ -30,6 +30,7 @@ from tfpolicies.errors import (
     UsageError,
     WeightsError,
 )
+from tfpolicies.program.networks import NetworkPlan
 from tfpolicies.replay.multi_agent import MultiAgentReplayBuffer
 
 SAVES_WITH_KERAS = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -39,8 +40,8 @@ class Aiming(PPOTF2Policy):
     """PPO that has a target network, which its loss looks at."""
 
     @classmethod
-    def _wants_target(cls, static):
-        return True
+    def _networks(cls, observation_space, dist_class, static):
+        return {"model": NetworkPlan(follower=True)}
 
 
 # -- states ---------------------------------------------------------------------------------------
@@ -250,8 +251,8 @@ def classifier(width=4):
 def test_weights_of_a_keras_file_are_taken_over_and_reported(tmp_path):
     class Aimed(PGTF2Policy):
         @classmethod
-        def _wants_target(cls, static):
-            return True
+        def _networks(cls, observation_space, dist_class, static):
+            return {"model": NetworkPlan(follower=True)}
 
     trained, policy = classifier(), make(Aimed, model={"custom_model": classifier()})
     trained.save_weights(tmp_path / "net.weights.h5")

@@ -1,6 +1,8 @@
 """What one policy owns, as plain NumPy with a fixed layout.
 
-All variables of one part (`model`, `filter`, `target`, `learner`) and dtype lie end to end in one
+A state holds the policy's networks: the one that acts (the part `model`) and any others by name. A
+network may have a *follower*, a copy that moves towards it (`target`, `critic_target`), and an
+optimizer (`learner`, `critic_learner`). All variables of one part and dtype lie end to end in one
 vector, a *segment*, and all segments lie in one piece of memory: loading, saving or stacking a
 state is a copy of a few segments, however many variables there are; paging it is one read or write.
 """
@@ -25,10 +27,7 @@ _ALIGNMENT = 64  # bytes
 _NOTHING = np.zeros(0, np.uint8)
 
 ACTING = ("model", "filter")
-"""The parts that acting needs; "target" and "learner" are for learning only."""
-
-UPDATED = ("model", "learner")
-"""The parts that an update changes."""
+"""The parts that acting needs; all others are for learning only."""
 
 
 class Slot(NamedTuple):
@@ -37,12 +36,25 @@ class Slot(NamedTuple):
     key: str  # canonical: position and role, never an auto-numbered name
     shape: tuple[int, ...]
     dtype: str
-    part: str  # "model", "filter", "target" or "learner"
+    part: str  # "model", "filter" or another network, a follower, an optimizer
 
     @property
     def segment(self) -> str:
         """The segment that holds this variable, for example `model/float32`."""
         return f"{self.part}/{self.dtype}"
+
+
+class NetworkParts(NamedTuple):
+    """The parts of a state that one network has."""
+
+    part: str = "model"  # its variables
+    follower: str = "target"  # the copy that follows it, if the layout has this part
+    learner: str = "learner"  # the optimizer's variables
+
+    @classmethod
+    def named(cls, name: str) -> NetworkParts:
+        """Returns the parts of the network of a name; "model" is the one that acts."""
+        return cls() if name == "model" else cls(name, f"{name}_target", f"{name}_learner")
 
 
 class StateLayout:
@@ -51,16 +63,36 @@ class StateLayout:
     Args:
         slots: the variables; their order within a segment is the order of the memory.
         idle: the keys of those that nothing reads, which are no weights.
+        networks: the names of the networks, the one that acts first.
 
     Attributes:
         slots: the same.
+        networks: the parts that are networks.
+        followers: the parts that follow one of them.
+        followed: the networks that they follow, in their order.
+        learners: the parts that are optimizers.
+        updated: the parts that an update changes.
         sizes: the number of elements of each segment, by name.
         num_bytes: the memory that one state takes; segments begin at multiples of 64 in it.
     """
 
-    def __init__(self, slots: Sequence[Slot], idle: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        slots: Sequence[Slot],
+        idle: Collection[str] = (),
+        networks: Sequence[str] = ("model",),
+    ) -> None:
         self.slots = tuple(slots)
         self._idle = frozenset(idle)
+        found, parts = (
+            [NetworkParts.named(name) for name in networks],
+            {slot.part for slot in slots},
+        )
+        self.networks = tuple(each.part for each in found)
+        self._follows = {each.follower: each.part for each in found if each.follower in parts}
+        self.followers, self.followed = tuple(self._follows), tuple(self._follows.values())
+        self.learners = tuple(each.learner for each in found)
+        self.updated = self.networks + self.followers + self.learners
         self.sizes: dict[str, int] = {}
         self._places: list[tuple[Slot, int, int]] = []
         for slot in self.slots:
@@ -80,9 +112,15 @@ class StateLayout:
         """Returns the slots of some parts, in order."""
         return tuple(slot for slot in self.slots if slot.part in parts)
 
-    def weights(self, part: str) -> tuple[Slot, ...]:
-        """Returns the slots of a part that are read, in order."""
-        return tuple(slot for slot in self.of(part) if slot.key not in self._idle)
+    def weights(self, *parts: str) -> tuple[Slot, ...]:
+        """Returns the slots of some parts that are read, in order."""
+        return tuple(slot for slot in self.of(*parts) if slot.key not in self._idle)
+
+    def followed_segments(self, follower: str) -> list[tuple[str, str]]:
+        """Returns the names of a follower's segments, each with that which it follows."""
+        source = self._follows[follower]
+        names = self.segments(follower)
+        return [(name, f"{source}/{name.partition('/')[2]}") for name in names]
 
     def segments(self, *parts: str) -> list[str]:
         """Returns the names of some parts' segments, in the order of their first slot."""
@@ -123,7 +161,9 @@ class PolicyState:
     Attributes:
         layout: where each variable lies.
         hyper: the real-valued hyper-parameters in force, float32 `[H]`, in the Program's order.
-        rng: draws action noise and shuffles minibatches.
+        rng: draws action noise.
+        learning_rng: draws the order of minibatches and the noise of learning; the same generator,
+            unless sampling may overlap learning.
         global_timestep: rows acted on.
         num_grad_updates: minibatch updates done.
         version: grows with every change of the variables, so that copies can tell if they are old.
@@ -141,6 +181,18 @@ class PolicyState:
         self._start(layout, layout.allocate(), rng)
         self.hyper = np.fromiter(hyper, np.float32)
 
+    def draw_apart(self) -> None:
+        """Gives learning a generator of its own, spawned from that of acting."""
+        self.learning_rng = self.rng.spawn(1)[0]
+
+    @property
+    def generators(self) -> dict[str, np.random.Generator]:
+        """The generators, by the keys that they have in a stored state."""
+        found = {"rng": self.rng}
+        return (
+            found if self.learning_rng is self.rng else found | {"learning_rng": self.learning_rng}
+        )
+
     def _start(self, layout: StateLayout, memory: np.ndarray, rng: np.random.Generator) -> None:
         self.layout = layout
         self.lock = threading.RLock()
@@ -149,6 +201,7 @@ class PolicyState:
         self.left: Mapping[str, Any] | None = None
         self.page_in(memory)
         self.rng = rng
+        self.learning_rng = rng
         self.global_timestep = 0
         self.num_grad_updates = 0
         self.version = 0
@@ -246,6 +299,10 @@ class PolicyState:
         twin = PolicyState.__new__(PolicyState)
         with self.lock:
             twin._start(self.layout, self.memory.copy(), self.rng if rng is None else rng)
+            if self.learning_rng is not self.rng:
+                twin.learning_rng = self.learning_rng
+                if rng is not None:
+                    twin.draw_apart()
             twin.hyper = self.hyper.copy()
             twin.global_timestep = self.global_timestep
             twin.num_grad_updates = self.num_grad_updates
@@ -269,23 +326,31 @@ class PolicyState:
                 self.segments[name][...] = values
             self.version += 1
 
-    def copy_part(self, source: str, target: str, tau: float) -> None:
-        """Moves one part towards another of the same variables: t <- tau s + (1 - tau) t.
+    def follow(self, tau: float, of: Collection[str] | None = None) -> None:
+        """Moves followers towards their networks: t <- tau s + (1 - tau) t.
 
-        Does nothing where the layout has no `target`. Integer variables are copied.
+        Integer variables are copied.
+
+        Args:
+            tau: in [0, 1].
+            of: the networks that are followed; None for all.
         """
         with self.changing():
-            for name in self.layout.segments(target):
-                kind = name.partition("/")[2]
-                new, old = self.segments[f"{source}/{kind}"], self.segments[name]
-                if tau == 1.0 or old.dtype.kind != "f":
-                    old[...] = new
-                else:
-                    old += np.float32(tau) * (new - old)
+            for follower in self.layout.followers:
+                for name, source in self.layout.followed_segments(follower):
+                    if of is None or source.partition("/")[0] in of:
+                        _move(self.segments[name], self.segments[source], tau)
             self.version += 1
 
-    def copy_of(self, part: str) -> dict[str, np.ndarray]:
-        """Returns copies of one part's variables that are read, by key, in order."""
+    def copy_of(self, *parts: str) -> dict[str, np.ndarray]:
+        """Returns copies of some parts' variables that are read, by key, in order."""
         with self.lock:
             arrays = self.arrays
-            return {slot.key: arrays[slot.key].copy() for slot in self.layout.weights(part)}
+            return {slot.key: arrays[slot.key].copy() for slot in self.layout.weights(*parts)}
+
+
+def _move(old: np.ndarray, new: np.ndarray, tau: float) -> None:
+    if tau == 1.0 or old.dtype.kind != "f":
+        old[...] = new
+    else:
+        old += np.float32(tau) * (new - old)

@@ -183,7 +183,8 @@ class DQNTFPolicy(OffPolicyTFPolicy):
     def _target_state(self) -> PolicyState:
         """Returns a state whose model is the target network, for acting."""
         state = self._state.copy()
-        state.copy_part("target", "model", 1.0)
+        for name, source in state.layout.followed_segments("target"):
+            state.segments[source][...] = state.segments[name]
         return state
 
     def _q_values(self, state: PolicyState, obs: Any) -> np.ndarray:

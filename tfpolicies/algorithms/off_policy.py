@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import tensorflow as tf
 
@@ -24,6 +25,7 @@ from tfpolicies.config.setting import Merge, check, require, setting
 from tfpolicies.errors import ConfigError, near_matches
 from tfpolicies.policy.fragments import Fragments
 from tfpolicies.policy.tf_policy import TFPolicy
+from tfpolicies.program.networks import NetworkPlan
 from tfpolicies.replay.multi_agent import MultiAgentReplayBuffer
 from tfpolicies.rules import BOOL, COUNT, POSITIVE, UNIT, count, one_of
 
@@ -42,10 +44,12 @@ class OffPolicyTFPolicy(TFPolicy):
     static_keys = (*TFPolicy.static_keys, "n_step")
 
     @classmethod
-    def _wants_target(cls, static: Mapping[str, Any]) -> bool:
-        """Whether there is a target network: always."""
-        del static
-        return True
+    def _networks(
+        cls, observation_space: gym.Space, dist_class: Any, static: Mapping[str, Any]
+    ) -> dict[str, NetworkPlan]:
+        """Returns the plan of one network that has a target network."""
+        del observation_space, dist_class, static
+        return {"model": NetworkPlan(follower=True)}
 
     def discounts(self, train_batch: Any) -> tf.Tensor:
         """Returns the factor `[B]` of what comes after each row, 0 where terminated."""
@@ -70,7 +74,7 @@ class OffPolicyTFPolicy(TFPolicy):
         fragments.reached = found.reached
 
     def update_target(self, tau: float | None = None) -> None:
-        """Moves the target network towards the online one: t <- tau q + (1 - tau) t.
+        """Moves target networks towards the online ones: t <- tau q + (1 - tau) t.
 
         Args:
             tau: in [0, 1]; None takes the policy's own. 0 changes nothing, 1 copies.
@@ -80,7 +84,9 @@ class OffPolicyTFPolicy(TFPolicy):
         """
         tau = self.hyper("tau") if tau is None else tau
         require("tau", UNIT, tau)
-        self._state.copy_part("model", "target", float(tau))
+        self._state.follow(float(tau))
+
+    _moves_target = update_target
 
 
 class OffPolicyAlgorithm(Algorithm):
@@ -88,8 +94,9 @@ class OffPolicyAlgorithm(Algorithm):
 
     Learning starts when the buffer was given `num_steps_sampled_before_learning_starts` rows. A
     training step then does one update, or as many as `training_intensity` asks for: rows sampled
-    times intensity is rows trained, fractions are carried over. The target network is updated
-    behind a training step, if `target_network_update_freq` environment steps have passed.
+    times intensity is rows trained, fractions are carried over. The target network moves behind
+    the update at which `target_network_update_freq` environment steps have passed since it moved
+    last, where the steps of a training step spread evenly over its updates.
 
     Attributes:
         replay_buffer: the newest rows of each policy, with the columns its loss reads.
@@ -110,15 +117,17 @@ class OffPolicyAlgorithm(Algorithm):
 
     def training_step(self) -> dict[str, Any]:
         """Samples a fragment of each environment, then updates on rows of the buffer."""
+        began = self.counters["num_env_steps_sampled"]
         batches = {pid: self._kept(pid, batch) for pid, batch in self.sample_rows(1).items()}
         rows = sum(batch.count for batch in batches.values())
         self.replay_buffer.add(MultiAgentBatch(batches, rows))
         if self.replay_buffer.num_added < self.config.num_steps_sampled_before_learning_starts:
             return {}
         updates = self._updates_due(rows)
-        results = {pid: self._learn(pid, updates) for pid in batches} if updates else {}
-        self._update_targets()
-        return results
+        if not updates:
+            return {}
+        follows = self._follows(updates, began)
+        return {pid: self._learn(pid, follows) for pid in batches}
 
     def _kept(self, policy_id: str, batch: SampleBatch) -> SampleBatch:
         """Returns the columns of a batch that learning reads."""
@@ -133,28 +142,35 @@ class OffPolicyAlgorithm(Algorithm):
         self._updates_owed -= due
         return due
 
-    def _learn(self, policy_id: str, updates: int) -> dict[str, Any]:
+    def _follows(self, updates: int, began: int) -> np.ndarray:
+        """Returns behind which updates of a training step target networks move, and counts them.
+
+        Args:
+            updates: of the training step.
+            began: the environment steps before it.
+        """
+        counters, freq = self.counters, self.config.target_network_update_freq
+        now, last = counters["num_env_steps_sampled"], counters["last_target_update_ts"]
+        follows = np.zeros(updates, bool)
+        for k in range(updates):
+            at = began + (now - began) * (k + 1) // updates
+            if at - last >= freq:
+                follows[k], last = True, at
+        counters["num_target_updates"] += int(follows.sum())
+        counters["last_target_update_ts"] = last
+        return follows
+
+    def _learn(self, policy_id: str, follows: np.ndarray) -> dict[str, Any]:
         size, policy = self.config.train_batch_size, self.get_policy(policy_id)
         stats = self.replay_buffer.buffers[policy_id].stats()
         bytes_per_update = size * stats["size_bytes"] // stats["capacity"]
         most = max(1, _BYTES_PER_CALL // max(1, bytes_per_update))
         result: Mapping[str, Any] = {}
-        for done in range(0, updates, most):
-            batch = self.replay_buffer.sample(size * min(most, updates - done), policy_id)
-            result = policy.learning.update(batch, 1, size, shuffle=False)
-        return {**result, "num_agent_steps_trained": updates * size}
-
-    def _update_targets(self) -> None:
-        counters, freq = self.counters, self.config.target_network_update_freq
-        now = counters["num_env_steps_sampled"]
-        if now - counters["last_target_update_ts"] < freq:
-            return
-        for policy_id in self.replay_buffer.buffers:
-            policy = self.worker.policy_map.get(policy_id)
-            if policy is not None:  # it may have been removed
-                policy.learning.update_target()
-        counters["num_target_updates"] += 1
-        counters["last_target_update_ts"] = now
+        for done in range(0, len(follows), most):
+            now = follows[done : done + most]
+            batch = self.replay_buffer.sample(size * len(now), policy_id)
+            result = policy.learning.replay(batch, size, now)
+        return {**result, "num_agent_steps_trained": len(follows) * size}
 
     def warm_up(self) -> None:
         """Compiles the updates of one training step."""

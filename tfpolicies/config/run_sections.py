@@ -143,6 +143,6 @@ class PythonEnvironment(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class Experimental(Section):
-    """What few policy classes need."""
+    """What RLlib asks for: here a class with several optimizers has several losses anyway."""
 
-    _tf_policy_handles_more_than_one_loss: bool = setting(False, BOOL)  # losses may be a list
+    _tf_policy_handles_more_than_one_loss: bool = setting(False, BOOL)

@@ -565,6 +565,12 @@ class Network:
         ]
         self.variables = [*model.variables, *self.filter_variables]
 
+    def like(self, model: keras.Model) -> Network:
+        """Returns a network of another model of this architecture, with the same filters."""
+        twin = copy.copy(self)
+        twin.model, twin.variables = model, [*model.variables, *self.filter_variables]
+        return twin
+
     def __call__(self, inputs: NetworkInputs, *, training: bool) -> NetworkOutputs:
         """Runs the model with its own variables."""
         return self._run(inputs, self.filter_variables, training=training)
@@ -677,7 +683,7 @@ class FreshWeights:
             for v, first in zip(model.variables, start, strict=True)
         ]
 
-    def draw(self, seed: int) -> list[np.ndarray]:
+    def draw(self, seed: int | Sequence[int]) -> list[np.ndarray]:
         """Returns an array per variable, in order."""
         seeds = np.random.SeedSequence(seed).generate_state(len(self._variables)).tolist()
         values = []

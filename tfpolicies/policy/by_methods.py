@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
+import itertools
 import logging
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -45,7 +46,7 @@ _warned: weakref.WeakSet[type] = weakref.WeakSet()
 
 def overridden(policy_class: type, base: type) -> frozenset[str]:
     """Returns which methods a class has of its own in the place of those that drive `base`."""
-    names = (*_SLOWER, *WEIGHTS, "get_initial_state")
+    names = (*_SLOWER, *WEIGHTS, "get_initial_state", "learn_epochs")
     return frozenset(x for x in names if getattr(policy_class, x) is not getattr(base, x))
 
 
@@ -357,10 +358,19 @@ class LearningByMethods:
     def adapt(self, result: Mapping[str, Any]) -> None:
         """Does nothing: what is written by hand adapts itself."""
 
-    def update_target(self) -> None:
-        """Calls the policy's `update_target`, if it has one."""
-        if hasattr(self._policy, "update_target"):
-            self._policy.update_target()
+    def replay(
+        self, batch: SampleBatch, minibatch_size: int, follows: np.ndarray
+    ) -> Mapping[str, Any]:
+        """Calls `update`, and the policy's `update_target` where that is due, if it has one."""
+        result: Mapping[str, Any] = {}
+        ends = [0, *(np.flatnonzero(follows) + 1).tolist(), len(follows)]
+        for start, stop in itertools.pairwise(ends):
+            if start < stop:
+                rows = batch.slice(start * minibatch_size, stop * minibatch_size)
+                result = self.update(rows, 1, minibatch_size, shuffle=False)
+                if follows[stop - 1] and hasattr(self._policy, "update_target"):
+                    self._policy.update_target()
+        return result
 
     def observe(self, obs: Sequence[np.ndarray], columns: Mapping[str, np.ndarray]) -> None:
         """Takes the rows of a sample into the filters, if there are any, until their next flush."""

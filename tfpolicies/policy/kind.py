@@ -19,6 +19,7 @@ from tfpolicies.models.network import ModelSource, model_source
 from tfpolicies.models.spaces import nest
 from tfpolicies.policy.policy import Policy
 from tfpolicies.program.acting_view import require_width
+from tfpolicies.program.networks import NetworkPlan
 from tfpolicies.program.spec import static_settings
 
 
@@ -33,6 +34,10 @@ class PolicyKind(Policy):
     config_class: type[AlgorithmConfig] = AlgorithmConfig
     _acting_only: ClassVar[frozenset[str]] = frozenset()
     """Outputs of `extra_action_out_fn` that are no columns of batches."""
+    _learns_beside_acting: ClassVar[bool] = False
+    """Whether sampling may overlap learning, which then draws from a generator of its own."""
+    _moves_target: ClassVar[Any] = None
+    """The `update_target` that does what compiled updates do in between."""
     _state_aliases: ClassVar[dict[str, str]] = {}
     """Keys of a state, and the hyper-parameters that stand under them instead of their names."""
     runtime: str = "function"  # traced functions; "session": graph mode
@@ -47,14 +52,13 @@ class PolicyKind(Policy):
         "eager_tracing",
         "eager_max_retraces",
         "num_gpus",
-        "_tf_policy_handles_more_than_one_loss",
         "jit_compile",
     )
 
     def loss(self, model: Any, dist_class: Any, train_batch: Any) -> tf.Tensor:
         """Returns the loss of one minibatch, a scalar tensor; traced for all policies of a kind.
 
-        A class with one optimizer per loss returns a list, see `optimizer`.
+        A class with several networks or optimizers returns a list, see `optimizer`.
 
         Args:
             model: call it on `train_batch` for `(dist_inputs, state)`, then `value_function()`.
@@ -142,8 +146,8 @@ class PolicyKind(Policy):
     def optimizer(self) -> Any:
         """Returns a new Keras optimizer; by default that of `_make_optimizer`.
 
-        A class whose `loss` returns a list returns a list of them, one for each loss. All of them
-        learn at `lr`. See `run_sections.Experimental` for the setting that allows it.
+        A class with several networks has one for each, so it is called as often. One network may
+        have several losses: `loss` returns a list, and this a list of as many optimizers.
         """
         return self._make_optimizer(self.config)
 
@@ -242,10 +246,27 @@ class PolicyKind(Policy):
         return False
 
     @classmethod
-    def _wants_target(cls, static: Mapping[str, Any]) -> bool:
-        """Whether the policy has a target network, `self.target_model` in `loss`."""
-        del static
-        return False
+    def _networks(
+        cls, observation_space: gym.Space, dist_class: Any, static: Mapping[str, Any]
+    ) -> dict[str, NetworkPlan]:
+        """Returns what is planned of each network, by name.
+
+        The first, "model", is the one that acts; a follower of it is `self.target_model` in `loss`.
+        The others are `self.networks[name]` there, and their followers `self.followers[name]`.
+        `loss` returns a list then, one loss for each network; it is differentiated by that network
+        alone.
+        """
+        del observation_space, dist_class, static
+        return {"model": NetworkPlan()}
+
+    @classmethod
+    def _learning_noise(cls, dist_class: Any, static: Mapping[str, Any]) -> int:
+        """Returns how many numbers of noise `loss` needs for each row: `self.learning_noise`.
+
+        They are standard normal, float32 `[B, k]`, and drawn anew for each update.
+        """
+        del dist_class, static
+        return 0
 
     @classmethod
     def _make_optimizer(cls, static: Mapping[str, Any]) -> Any:

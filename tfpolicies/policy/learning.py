@@ -82,14 +82,18 @@ class Learning:
         minibatch_size: int | None,  # None: all rows
         *,
         shuffle: bool,
+        follows: np.ndarray | None = None,
     ) -> dict[str, Any]:
-        """Updates by all minibatches of all epochs; see `TFPolicy.learn_epochs`."""
+        """Updates by all minibatches of all epochs; see `TFPolicy.learn_epochs`.
+
+        Followers move behind the updates for which `follows`, 0/1 `[K]`, says so.
+        """
         self.state.require_changeable()
         self.prepare()
         custom = self._announced(batch)
         ready = self._read(batch, minibatch_size)
         how = {"num_epochs": num_epochs, "minibatch_size": minibatch_size, "shuffle": shuffle}
-        result = self._update(ready, ready.rows, **how)
+        result = self._update(ready, ready.rows, **how, follows=follows)
         sampled_at = getattr(batch, "num_grad_updates", None) or 0
         result["diff_num_grad_updates_vs_sampler_policy"] -= sampled_at
         return {**result, "custom_metrics": custom}
@@ -111,8 +115,8 @@ class Learning:
         if SampleBatch.SEQ_LENS in whole:
             items, size = len(whole[SampleBatch.SEQ_LENS]), self.updates.items_of(size)
         size = min(size, items)
-        before, drawn_before = self.state.copy(), self.state.rng.bit_generator.state
-        rng = self.state.rng if shuffle else None
+        before, drawn_before = self.state.copy(), self.state.learning_rng.bit_generator.state
+        rng = self.state.learning_rng if shuffle else None
         drawn = draw_minibatches(items, num_epochs, size, rng)
         results: list[Mapping[str, Any]] = []
         try:
@@ -124,7 +128,7 @@ class Learning:
                 error.add(f"It was in minibatch {len(results) + 1} of {drawn.steps}.")
             self.state.write_segments(before.segments)
             self.state.num_grad_updates = before.num_grad_updates
-            self.state.rng.bit_generator.state = drawn_before
+            self.state.learning_rng.bit_generator.state = drawn_before
             raise
         return _joined(results, whole.count)
 
@@ -136,7 +140,7 @@ class Learning:
         Shuffled are the rows (those of sequences are not) once, and the minibatches in each epoch.
         """
         self.state.require_changeable()
-        policy, rng = self.policy, self.state.rng
+        policy, rng = self.policy, self.state.learning_rng
         whole = batch if isinstance(batch, SampleBatch) else SampleBatch(batch)
         if shuffle and SampleBatch.SEQ_LENS not in whole:
             whole = whole._take(rng.permutation(whole.count))

@@ -158,8 +158,14 @@ class Learning(Protocol):
     def adapt(self, result: Mapping[str, Any]) -> None:
         """Adapts the policy's coefficients to what `train` returned, as its class says."""
 
-    def update_target(self) -> None:
-        """Moves the target network, if there is one."""
+    def replay(self, batch: Any, minibatch_size: int, follows: np.ndarray) -> Mapping[str, Any]:
+        """Updates by replayed rows, one minibatch after the other; returns the result.
+
+        Args:
+            batch: `[K * minibatch_size]` rows.
+            minibatch_size: rows per update.
+            follows: bool `[K]`, whether target networks move behind each update.
+        """
 
     def observe(self, obs: Sequence[np.ndarray], columns: Mapping[str, np.ndarray]) -> None:
         """Takes the rows of a sample into the filters, if there are any, until their next flush.

@@ -103,6 +103,15 @@ class ProgramLearning(by_methods.LearningByMethods):
         )
         return result
 
+    def replay(self, batch: Any, minibatch_size: int, follows: np.ndarray) -> Mapping[str, Any]:
+        """Updates by replayed rows in one compiled call, in which target networks move, too."""
+        policy = self._policy
+        by_hand = policy._overridden & {*by_methods.UPDATING, *by_methods.LOADING, "learn_epochs"}
+        moves = getattr(type(policy), "update_target", None)
+        if by_hand or moves is not policy._moves_target or policy._learning.sees_minibatches():
+            return super().replay(batch, minibatch_size, follows)
+        return policy._learning.epochs(batch, 1, minibatch_size, shuffle=False, follows=follows)
+
     def adapt(self, result: Mapping[str, Any]) -> None:
         """Adapts the policy's coefficients as its class says."""
         self._policy._adapt(result)
@@ -262,11 +271,10 @@ class ProgramHolding:
         if theirs.program is None or not self._has_variables_like(theirs.program):
             raise UsageError(f"{policy!r} cannot act like {other!r}, which is of another kind.")
         with theirs.state.lock:
-            acting = [theirs.state.copy_of(part) for part in ACTING]
+            acting = theirs.state.copy_of(*ACTING)
         with self.state.changing():
-            for arrays in acting:
-                self.state.write(arrays)
-            self.state.copy_part("model", "target", 1.0)
+            self.state.write(acting)
+            self.state.follow(1.0, ACTING)
         self.state.global_timestep = other.global_timestep
         if not policy._overridden.isdisjoint(by_methods.WEIGHTS):
             policy.set_weights(other.get_weights())

@@ -20,15 +20,15 @@ from tfpolicies.state import PolicyState, Slot, StateLayout
 
 
 def matched(
-    layout: StateLayout, values: Any, part: str, argument: str, *, finite: bool
+    layout: StateLayout, values: Any, parts: Sequence[str], argument: str, *, finite: bool
 ) -> dict[str, np.ndarray]:
-    """Returns the arrays of one part of a state by key, in the layout's dtypes.
+    """Returns the arrays of some parts of a state by key, in the layout's dtypes.
 
     Args:
         layout: the layout of the state.
         values: a dict with the layout's keys; or, if its keys are others, and for a list, arrays in
             the layout's order. Variables that nothing reads may be among them.
-        part: "model", "filter", "target" or "learner".
+        parts: of the layout.
         argument: what `values` is called in messages.
         finite: whether NaN and infinity are refused.
 
@@ -39,7 +39,7 @@ def matched(
         raise WeightsError(
             f"{argument} must be a dict or a list of arrays, got {type(values).__name__}."
         )
-    slots, every = layout.weights(part), layout.of(part)
+    slots, every = layout.weights(*parts), layout.of(*parts)
     if len(slots) < len(every) == len(values):  # with those that nothing reads
         slots = every
     if isinstance(values, Mapping):
@@ -131,19 +131,19 @@ class Owned:
         state, layout = self.state, self.program.layout
         names = self.program.spec.hyperparameters
         hyper = {name: float(x) for name, x in zip(names, state.hyper, strict=True)}
-        found: dict[str, Any] = {"weights": state.copy_of("model")}
-        if layout.of("target"):
-            found["target_weights"] = state.copy_of("target")
+        found: dict[str, Any] = {"weights": state.copy_of(*layout.networks)}
+        if layout.followers:
+            found["target_weights"] = state.copy_of(*layout.followers)
         found |= {name: running.get_state() for name, running in self.filters.items()}
         found |= {key: hyper.pop(name) for key, name in self.aliases.items()}
         return {
             **found,
-            "_optimizer_variables": state.copy_of("learner"),
+            "_optimizer_variables": state.copy_of(*layout.learners),
             "_exploration_state": self.exploration.state(),
             "global_timestep": state.global_timestep,
             "num_grad_updates": state.num_grad_updates,
             "hyperparameters": hyper,
-            "rng": state.rng.bit_generator.state,
+            **{key: each.bit_generator.state for key, each in state.generators.items()},
         }
 
     def checked(self, given: Mapping[str, Any], *, finite: bool) -> Checked:
@@ -158,7 +158,8 @@ class Owned:
             WeightsError: if a part does not fit.
         """
         state = self.state
-        _check_form(given, [*self.filters, "hyperparameters", "_exploration_state", "rng"])
+        generators = state.generators
+        _check_form(given, [*self.filters, "hyperparameters", "_exploration_state", *generators])
         counters = [given["global_timestep"], given.get("num_grad_updates", state.num_grad_updates)]
         for name, value in zip(("global_timestep", "num_grad_updates"), counters, strict=True):
             if not isinstance(value, int | np.integer) or not 0 <= value < 2**63:
@@ -170,7 +171,8 @@ class Owned:
         for name, running in self.filters.items():
             if name in given:
                 running.snapshot().set_state(given[name])
-        _check_generator(state.rng, given.get("rng"))
+        for key, rng in generators.items():
+            _check_generator(rng, given.get(key), f"state[{key!r}]")
         timestep, updates = map(int, counters)
         arrays = self._arrays(given, finite=finite)
         return Checked(arrays, self._hyper(given), timestep, updates)
@@ -178,16 +180,17 @@ class Owned:
     def _arrays(self, given: Mapping[str, Any], *, finite: bool) -> dict[str, np.ndarray]:
         layout = self.program.layout
 
-        def part(key: str, name: str, values: Any) -> dict[str, np.ndarray]:
-            return matched(layout, values, name, f"state[{key!r}]", finite=finite)
+        def part(key: str, parts: Sequence[str], values: Any) -> dict[str, np.ndarray]:
+            return matched(layout, values, parts, f"state[{key!r}]", finite=finite)
 
-        arrays = part("weights", "model", given["weights"])
-        if layout.of("target"):
-            target = given.get("target_weights") or list(arrays.values())
-            arrays |= part("target_weights", "target", target)
+        arrays = part("weights", layout.networks, given["weights"])
+        if layout.followers:
+            followed = [arrays[slot.key] for slot in layout.weights(*layout.followed)]
+            target = given.get("target_weights") or followed
+            arrays |= part("target_weights", layout.followers, target)
         slots = given.get("_optimizer_variables")
         if slots is not None:
-            arrays |= part("_optimizer_variables", "learner", slots)
+            arrays |= part("_optimizer_variables", layout.learners, slots)
         return arrays
 
     def _hyper(self, given: Mapping[str, Any]) -> np.ndarray:
@@ -225,8 +228,9 @@ class Owned:
         for name, running in self.filters.items():
             if name in given:
                 running.set_state(given[name])
-        if given.get("rng") is not None:
-            state.rng.bit_generator.state = given["rng"]
+        for key, rng in state.generators.items():
+            if given.get(key) is not None:
+                rng.bit_generator.state = given[key]
         state.write(checked.arrays)
         observed = self.filters.get("filter")
         if isinstance(observed, MeanStdFilter):
@@ -244,12 +248,12 @@ class Owned:
         )
 
 
-def _check_generator(rng: np.random.Generator, given: Any) -> None:
+def _check_generator(rng: np.random.Generator, given: Any, argument: str) -> None:
     if given is None:
         return
     try:
         type(rng.bit_generator)().state = given
     except (TypeError, ValueError, KeyError, OverflowError) as error:
         raise WeightsError(
-            f"state['rng'] must be a state of a {type(rng.bit_generator).__name__}: {error}"
+            f"{argument} must be a state of a {type(rng.bit_generator).__name__}: {error}"
         ) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -451,7 +451,8 @@ class TFPolicy(PolicyKind):
 
     def _hyper_stats(self) -> dict[str, float]:
         """Returns hyper-parameters in force, by the names they have in `learner_stats`."""
-        return {"cur_lr": self.hyper("lr")}
+        rates = self.program.functions.optimizer.rate_names
+        return {f"cur_{name}": self.hyper(name) for name in rates}
 
     def compute_gradients(
         self, postprocessed_batch: Mapping[str, Any]
@@ -536,29 +537,33 @@ class TFPolicy(PolicyKind):
     # -- weights and state --------------------------------------------------------------------
 
     def get_weights(self) -> dict[str, np.ndarray]:
-        """Returns copies of the model's variables under canonical keys, in order.
+        """Returns copies of the networks' variables under canonical keys, in order.
 
-        The seeds of layers with dropout are among them; those of LSTM and GRU layers without, which
-        are never read, are not.
+        Followers, such as target networks, are not among them. The seeds of layers with dropout
+        are; those of LSTM and GRU layers without, which are never read, are not.
         """
-        return self._state.copy_of("model")
+        return self._state.copy_of(*self.program.layout.networks)
 
     def set_weights(self, weights: Mapping[str, Any] | Sequence[Any]) -> None:
-        """Overwrites the model's variables; a target network becomes equal to the model.
+        """Overwrites the networks' variables; a target network becomes equal to what it follows.
 
         Args:
             weights: a dict as `get_weights` returns it, matched by key; or, if its keys are others,
-                and for a list, by order and shape.
+                and for a list, by order and shape. Those of the network that acts are enough: then
+                the others stay.
 
         Raises:
             WeightsError: if number or shapes differ, or a number is not finite (except with
                 `on_nan="warn"`); nothing is changed then.
         """
         finite = not self._accepts_non_finite
-        found = matched(self.program.layout, weights, "model", "weights", finite=finite)
+        layout, parts = self.program.layout, self.program.layout.networks
+        if isinstance(weights, Sized) and len(weights) == len(layout.weights("model")):
+            parts = ("model",)
+        found = matched(layout, weights, parts, "weights", finite=finite)
         with self._state.changing():
             self._state.write(found)
-            self._state.copy_part("model", "target", 1.0)
+            self._state.follow(1.0, parts)
 
     def hyper(self, name: str) -> float:
         """Returns the value in force of a hyper-parameter.
@@ -589,10 +594,11 @@ class TFPolicy(PolicyKind):
     def get_state(self) -> dict[str, Any]:
         """Returns everything that `set_state` restores, as copies.
 
-        Keys: `weights`; `target_weights` with a target network; `filter`, the running statistics of
+        Keys: `weights`; `target_weights` with target networks; `filter`, the running statistics of
         observations, with a filter; `_optimizer_variables`; `_exploration_state`;
         `global_timestep`; `num_grad_updates`; `hyperparameters`, those of `_state_aliases` under
-        their aliases; `rng`, the generator's state; `connector_configs` with connectors; and
+        their aliases; `rng`, the generator's state, and `learning_rng` if learning has one of its
+        own; `connector_configs` with connectors; and
         `policy_spec`.
         """
         with self._state.lock:
@@ -680,7 +686,7 @@ class TFPolicy(PolicyKind):
         )
         with self._state.changing():
             self._state.write(found.arrays)
-            self._state.copy_part("model", "target", 1.0)
+            self._state.follow(1.0, ["model"])
         return found.report
 
     def on_global_var_update(self, global_vars: Mapping[str, Any]) -> None:

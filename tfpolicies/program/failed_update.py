@@ -55,7 +55,10 @@ def last_sound(
 
 
 def first_term(
-    functions: ProgramFunctions, state: PolicyState, columns: Mapping[str, Any]
+    functions: ProgramFunctions,
+    state: PolicyState,
+    columns: Mapping[str, Any],
+    along: Mapping[str, Any],
 ) -> tuple[str, float] | None:
     """Runs the loss of one minibatch untraced; returns what of it is the first not to be finite.
 
@@ -63,26 +66,34 @@ def first_term(
         functions: their resident variables hold the state, and are changed in training mode.
         state: before the update.
         columns: of the minibatch.
+        along: with it, `[1, ...]`; see `Minibatches.along`.
 
     Returns:
         The name and the value; None if all that leads to the update is finite.
     """
-    return next(filter(None, map(first_bad, _parts(functions, state, columns))), None)
+    return next(filter(None, map(first_bad, _parts(functions, state, columns, along))), None)
 
 
 def _parts(
-    functions: ProgramFunctions, state: PolicyState, columns: Mapping[str, Any]
+    functions: ProgramFunctions,
+    state: PolicyState,
+    columns: Mapping[str, Any],
+    along: Mapping[str, Any],
 ) -> Iterator[dict[str, Any]]:
     """Yields what makes up an update, by name, in the order in which one follows from another."""
     for name, column in columns.items():
         yield from ({f"train_batch[{name!r}]": leaf} for leaf in tf.nest.flatten(column))
-    yield {"lr": state.hyper[functions.spec.hyperparameters.index("lr")]}
-    weights = {slot.key: state.arrays[slot.key] for slot in state.layout.of("model", "learner")}
+    names = functions.spec.hyperparameters
+    yield {name: state.hyper[names.index(name)] for name in functions.optimizer.rate_names}
+    weights = {slot.key: state.arrays[slot.key] for slot in state.layout.of(*state.layout.updated)}
     yield {f"weights[{key!r}]": x for key, x in weights.items()}
     tensors = tf.nest.map_structure(tf.constant, dict(columns))
     rows = len(tf.nest.flatten(tensors)[0])
     minibatch = functions.loss_columns(tensors, tf.ones([rows]))
-    found = functions.loss_and_gradients(tf.constant(state.hyper), minibatch)
+    view = functions.loss_view(
+        tf.constant(state.hyper), {name: tf.constant(x[0]) for name, x in along.items()}
+    )
+    found = functions.loss_and_gradients(view, minibatch)
     totals = {name: x for name, x in found.stats.items() if name in _TOTALS}
     yield {name: x for name, x in found.stats.items() if name not in totals}
     yield totals

@@ -1,7 +1,7 @@
 """The functions of a Program: pure tensor code that every runtime runs.
 
-Acting takes the weights as inputs. Learning uses the *resident* variables of one network and one
-Keras optimizer, which a runtime loads before and reads back after. Nothing here knows files,
+Acting takes the weights as inputs. Learning uses the *resident* variables of the networks and their
+Keras optimizers, which a runtime loads before and reads back after. Nothing here knows files,
 sessions or policies; a function body runs once per runtime, when it is traced.
 """
 
@@ -15,18 +15,25 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies.errors import ConfigError
-from tfpolicies.models.layer_tree import idle_seeds
-from tfpolicies.models.network import Network, ports_of, variable_keys
+from tfpolicies.models.network import Network, ports_of
 from tfpolicies.models.ports import SEQ_LENS
 from tfpolicies.models.spaces import nest
 from tfpolicies.program.acting_view import ActingView
 from tfpolicies.program.devices import CPU, learner_device, placed
-from tfpolicies.program.optimizers import FLAG, Optimizers, gradients_of
+from tfpolicies.program.networks import (
+    NetworkPlan,
+    NetworkView,
+    ResidentNetwork,
+    follow,
+    layout_of,
+    resident_slots,
+)
+from tfpolicies.program.optimizers import Optimizers, gradients_of
 from tfpolicies.program.own_loss import own_stats, with_own_loss
 from tfpolicies.program.spec import ProgramSpec
 from tfpolicies.program.traces import Traces
 from tfpolicies.program.view import LOSS_MASK, ModelView, TrainBatch
-from tfpolicies.state import UPDATED, Slot, StateLayout
+from tfpolicies.state import Slot
 
 LOSS = "__loss"
 """Among the statistics of an update: the loss, added up where there are several."""
@@ -68,13 +75,13 @@ class Differentiated(NamedTuple):
 
 
 class ProgramFunctions:
-    """The tensor functions of one Program over one resident network.
+    """The tensor functions of one Program over its resident networks.
 
     Args:
         spec: what the policies of the kind share.
-        network: the resident network.
-        optimizer: of the network's trainable variables.
-        target: the resident target network, of classes that have one.
+        network: the network that acts.
+        networks: the variables of all networks, by name, that of `network` first.
+        optimizer: of the trainable variables.
         device: where learning runs.
 
     Attributes:
@@ -87,18 +94,18 @@ class ProgramFunctions:
         self,
         spec: ProgramSpec,
         network: Network,
+        networks: Mapping[str, ResidentNetwork],
         optimizer: Optimizers,
-        target: Network | None = None,
         device: str = CPU,
     ) -> None:
         self.spec = spec
         self.device = device
         self.network = network
+        self.networks = networks
         self.optimizer = optimizer
-        self.target = target
-        slots = _slots(network, target, optimizer)
+        slots = resident_slots(networks, network.filter_variables, optimizer.variables)
         self.resident = list(slots.values())
-        self.layout = StateLayout(list(slots), _idle_keys(network))
+        self.layout = layout_of(networks, list(slots))
         limit = spec.static["eager_max_retraces"] if spec.static["eager_tracing"] else None
         self.traces = Traces(limit)
 
@@ -108,13 +115,14 @@ class ProgramFunctions:
         device = learner_device(spec.static["num_gpus"])
         with placed(device):
             network = _network(spec)
-            target = _network(spec) if spec.policy_class._wants_target(spec.static) else None
-            if target is not None:
-                target.filter_variables = network.filter_variables  # what normalises is one
-            variables = network.model.trainable_variables
-            allowed = spec.static[FLAG]
-            optimizer = Optimizers(spec.view().optimizer(), variables, allowed=allowed)
-        return cls(spec, network, optimizer, target, device)
+            networks = {
+                name: ResidentNetwork.of(plan)
+                if plan.make is not None
+                else ResidentNetwork(plan, network.model, _follower(spec, plan))
+                for name, plan in spec.networks.items()
+            }
+            optimizer = Optimizers(spec.view().optimizer, networks)
+        return cls(spec, network, networks, optimizer, device)
 
     # -- acting -------------------------------------------------------------------------------
 
@@ -140,7 +148,7 @@ class ProgramFunctions:
         """
         spec = self.spec
         acting = ActingView(spec, self.network, weights, given.inputs, seq_lens, time_steps)
-        view = self._view(None)
+        view = spec.view()
         chosen = acting.choose(
             view,
             noise=given.noise,
@@ -173,31 +181,37 @@ class ProgramFunctions:
         """
         self.traces.note("log_likelihoods", inputs, actions)
         acting = ActingView(self.spec, self.network, weights, inputs)
-        return acting.distribution(self._view(None)).logp(nest(self.spec.action_space, actions))
+        return acting.distribution(self.spec.view()).logp(nest(self.spec.action_space, actions))
 
     # -- learning -----------------------------------------------------------------------------
 
-    def loss_and_gradients(self, hyper: tf.Tensor, columns: Mapping[str, Any]) -> Differentiated:
-        """Runs the policy class's loss on one minibatch and differentiates it."""
-        view = self._view(hyper)
+    def loss_and_gradients(
+        self, view: Any, columns: Mapping[str, Any], takes: Any = None
+    ) -> Differentiated:
+        """Runs the policy class's loss on one minibatch and differentiates it.
+
+        Args:
+            view: what the class's code sees as `self`; see `loss_view`.
+            columns: the minibatch as rows.
+            takes: for each optimizer, whether it takes the update; None: all do.
+        """
         batch = TrainBatch(columns)
-        model = self._model_view(self.network)
+        model = ModelView(self.network, self.spec.time_steps, training=True)
         view.__dict__["_loss_model"] = model
         with tf.GradientTape(persistent=self.optimizer.are_several) as tape:
-            loss = self._loss(view, model, batch)
-            self.optimizer.check(loss)
-            loss = with_own_loss(self.network, loss, batch)
+            found = with_own_loss(self.network, self._loss(view, model, batch), batch)
             batch.is_weighed = LOSS_MASK in batch.accessed_keys and not batch.ignores_mask
-            if self.network.model.losses:  # the layers' own regularizers
-                own = tf.add_n(self.network.model.losses)
-                loss = [loss[0] + own, *loss[1:]] if self.optimizer.are_several else loss + own
-        optimizer = self.optimizer.on_tape(tape)
-        pairs = view.compute_gradients_fn(optimizer, loss)
+            losses = self.optimizer.losses(found)
+            losses = self._regularized(losses)
+        summed = losses if isinstance(found, list | tuple) else losses[:1]
+        whole = tf.add_n([tf.cast(tf.reduce_sum(each), tf.float32) for each in summed])
+        optimizer = self.optimizer.on_tape(tape, takes)
+        pairs = view.compute_gradients_fn(
+            optimizer, losses if self.optimizer.are_several else losses[0]
+        )
         stats = {**view.stats_fn(batch), **view.grad_stats_fn(batch, gradients_of(pairs))}
         stats = {name: tf.cast(value, tf.float32) for name, value in stats.items()}
         stats |= own_stats(self.network)
-        losses = loss if self.optimizer.are_several else [loss]
-        whole = tf.add_n([tf.cast(tf.reduce_sum(each), tf.float32) for each in losses])
         fetches = view.extra_learn_fetches_fn()
         return Differentiated(pairs, whole, stats, fetches, batch, optimizer)
 
@@ -212,13 +226,32 @@ class ProgramFunctions:
                 "times a coefficient that may be 0; or use tf.where."
             ) from error
 
-    def _model_view(self, network: Network, *, training: bool = True) -> ModelView:
-        return ModelView(network, self.spec.time_steps, training=training)
+    def _regularized(self, losses: Sequence[Any]) -> list[Any]:
+        """Adds what the layers of each network lose by themselves to its first loss."""
+        own = {name: list(each.model.losses) for name, each in self.networks.items()}
+        names = self.optimizer.network_names
+        found = [own.pop(name, []) for name in names]
+        return [loss + tf.add_n(x) if x else loss for loss, x in zip(losses, found, strict=True)]
 
-    def _view(self, hyper: tf.Tensor | None) -> Any:
-        more = {}
-        if self.target is not None:
-            more["target_model"] = self._model_view(self.target, training=False)
+    def loss_view(self, hyper: tf.Tensor, along: Mapping[str, tf.Tensor]) -> Any:
+        """Returns what the class's code sees as `self` in one update.
+
+        Args:
+            hyper: the hyper-parameters `[H]`.
+            along: what comes with the minibatch; see `Minibatches.along`.
+        """
+        more: dict[str, Any] = {"networks": {}, "followers": {}}
+        for name, each in self.networks.items():
+            if each.plan.make is not None:
+                more["networks"][name] = NetworkView(each.model, self.network, training=True)
+                if each.follower is not None:
+                    view = NetworkView(each.follower, self.network, training=False)
+                    more["followers"][name] = view
+            elif each.follower is not None:
+                target = self.network.like(each.follower)
+                more["target_model"] = ModelView(target, self.spec.time_steps, training=False)
+        if "noise" in along:
+            more["learning_noise"] = tf.reshape(along["noise"], [-1, self.spec.noise_size])
         return self.spec.view(hyper, **more)
 
     def learn_step(
@@ -226,6 +259,7 @@ class ProgramFunctions:
         hyper: tf.Tensor,
         columns: Mapping[str, Any],
         weights: tf.Tensor,
+        along: Mapping[str, tf.Tensor],
         *,
         stat_names: Sequence[str],
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
@@ -235,16 +269,29 @@ class ProgramFunctions:
             hyper: the hyper-parameters `[H]`.
             columns: the minibatch, `[mb, ...]` each.
             weights: float32 `[mb]`, 0 for items that only fill up.
+            along: what comes with the minibatch; see `Minibatches.along`.
             stat_names: names of the statistics, in the order of the result.
 
         Returns:
             The statistics and, behind them, the loss: float32 `[S + 1]`; and the fetches.
         """
-        self.optimizer.set_learning_rate(hyper[self.spec.hyperparameters.index("lr")])
-        found = self.loss_and_gradients(hyper, self.loss_columns(columns, weights))
-        self._view(hyper).apply_gradients_fn(found.optimizer, found.pairs)
+        view = self._begun(hyper, along)
+        rows = self.loss_columns(columns, weights)
+        found = self.loss_and_gradients(view, rows, self._takes(along))
+        view.apply_gradients_fn(found.optimizer, found.pairs)
+        if "follows" in along:
+            follow(self.networks, along["follows"] * view.config["tau"])
         stats = [*(found.stats[name] for name in stat_names), found.loss]
         return tf.stack(stats), dict(found.fetches)
+
+    def _takes(self, along: Mapping[str, tf.Tensor]) -> list[tf.Tensor] | None:
+        return tf.unstack(along["takes"], len(self.optimizer)) if "takes" in along else None
+
+    def _begun(self, hyper: tf.Tensor, along: Mapping[str, tf.Tensor]) -> Any:
+        """Returns the view of an update, with the learning rates in place."""
+        view = self.loss_view(hyper, along)
+        self.optimizer.set_learning_rates(view.config)
+        return view
 
     def learn(
         self,
@@ -252,6 +299,7 @@ class ProgramFunctions:
         columns: Mapping[str, Any],
         index: tf.Tensor,
         mask: tf.Tensor,
+        along: Mapping[str, tf.Tensor],
         piece: tf.Tensor,
         totals: tf.Tensor,
         *,
@@ -267,6 +315,7 @@ class ProgramFunctions:
                 its items are sequences, `[S, T, ...]` each, and `[S, ...]` for the memory.
             index: int32 `[K, mb]`, the items of each minibatch of the whole update.
             mask: float32 `[K, mb]`, 0 where a minibatch is shorter than `mb`.
+            along: what comes with each minibatch, `[K, ...]`; see `Minibatches.along`.
             piece: int32 `[2]`, the first minibatch and the one behind the last, at most K.
             totals: mean, minimum and maximum of each statistic over the minibatches before the
                 first, float32 `[3, S + 1]`; see `no_totals`.
@@ -282,12 +331,14 @@ class ProgramFunctions:
         self.traces.note("learn_once" if fetches else "learn_epochs", hyper, columns, index, mask)
 
         def at(i: Any) -> Any:
-            rows, weights = index[i], mask[i]
+            rows, weights, given = index[i], mask[i], _item(along, i)
             if exact_rows:
+                if "noise" in given:
+                    given["noise"] = tf.boolean_mask(given["noise"], weights > 0)
                 rows = tf.boolean_mask(rows, weights > 0)
                 weights = tf.ones_like(rows, tf.float32)
             minibatch = tf.nest.map_structure(lambda column: tf.gather(column, rows), columns)
-            return step(hyper, minibatch, weights)
+            return step(hyper, minibatch, weights, given)
 
         if fetches:
             now, found = at(0)
@@ -309,15 +360,16 @@ class ProgramFunctions:
         return tf.stack(done), {}, self.left()
 
     def gradients(
-        self, hyper: tf.Tensor, columns: Mapping[str, Any]
+        self, hyper: tf.Tensor, columns: Mapping[str, Any], along: Mapping[str, tf.Tensor]
     ) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
         """Returns the gradients by trainable variable, loss by loss, and the statistics.
 
-        `LOSS` is among the statistics.
+        `LOSS` is among the statistics. What is `along` is that of one minibatch, `[1, ...]`.
         """
         self.traces.note("gradients", hyper, columns)
         weights = tf.ones([tf.shape(tf.nest.flatten(dict(columns))[0])[0]])
-        result = self.loss_and_gradients(hyper, self.loss_columns(columns, weights))
+        rows = self.loss_columns(columns, weights)
+        result = self.loss_and_gradients(self.loss_view(hyper, _item(along, 0)), rows)
         return self.optimizer.by_variable(result.pairs), {**result.stats, LOSS: result.loss}
 
     def loss_columns(self, columns: Mapping[str, Any], weights: tf.Tensor) -> dict[str, Any]:
@@ -343,12 +395,13 @@ class ProgramFunctions:
         return found
 
     def apply_gradients(
-        self, hyper: tf.Tensor, gradients: Sequence[tf.Tensor]
+        self, hyper: tf.Tensor, gradients: Sequence[tf.Tensor], along: Mapping[str, tf.Tensor]
     ) -> dict[str, tf.Tensor]:
         """Updates the trainable variables with given gradients; returns what is `left`."""
         self.traces.note("apply_gradients", hyper, gradients)
-        self.optimizer.set_learning_rate(hyper[self.spec.hyperparameters.index("lr")])
-        self._view(hyper).apply_gradients_fn(*self.optimizer.with_pairs(gradients))
+        now = _item(along, 0)
+        given = self.optimizer.with_pairs(gradients, self._takes(now))
+        self._begun(hyper, now).apply_gradients_fn(*given)
         return self.left()
 
     # -- moving a state in and out ------------------------------------------------------------
@@ -362,11 +415,16 @@ class ProgramFunctions:
 
     def left(self) -> dict[str, tf.Tensor]:
         """Returns the segments that an update changes, as the resident variables are now."""
-        found: dict[str, list[tf.Tensor]] = {name: [] for name in self.layout.segments(*UPDATED)}
+        updated = self.layout.updated
+        found: dict[str, list[tf.Tensor]] = {name: [] for name in self.layout.segments(*updated)}
         for slot, variable in zip(self.layout.slots, self.resident, strict=True):
-            if slot.part in UPDATED:
+            if slot.part in updated:
                 found[slot.segment].append(tf.reshape(tf.convert_to_tensor(variable), [-1]))
         return {name: tf.concat(parts, axis=0) for name, parts in found.items()}
+
+
+def _item(along: Mapping[str, tf.Tensor], i: Any) -> dict[str, tf.Tensor]:
+    return {name: x[i] for name, x in along.items()}
 
 
 def no_totals(stat_names: Sequence[str]) -> np.ndarray:
@@ -381,6 +439,10 @@ def _network(spec: ProgramSpec) -> Network:
     return Network(model, ports, spec.dist_class, spec.filtered)
 
 
+def _follower(spec: ProgramSpec, plan: NetworkPlan) -> Any:
+    return spec.source.make(0) if plan.follower else None
+
+
 def is_per_sequence(name: str) -> bool:
     """Whether a column has one row per sequence: the memory and the lengths."""
     return name == SEQ_LENS or name.startswith("state_in_")
@@ -393,31 +455,3 @@ def unpack(segments: Mapping[str, tf.Tensor], slots: Sequence[Slot]) -> list[tf.
         sizes = [math.prod(slot.shape) for slot in slots if slot.segment == name]
         parts[name] = iter(tf.split(segment, sizes) if len(sizes) > 1 else [segment])
     return [tf.reshape(next(parts[slot.segment]), slot.shape) for slot in slots]
-
-
-def _slots(network: Network, target: Network | None, optimizer: Optimizers) -> dict[Slot, Any]:
-    """Returns all variables by what they are in a state, in its order."""
-    keys = variable_keys(network.model.variables)
-    named = [(key, v, "model") for key, v in zip(keys, network.model.variables, strict=True)]
-    for v in network.filter_variables:
-        named.append((f"filter/{v.name.partition(':')[0]}", v, "filter"))
-    targets = [] if target is None else zip(keys, target.model.variables, strict=True)
-    named += [(f"target/{key}", v, "target") for key, v in targets]
-    for i, v in enumerate(optimizer.variables):
-        role = v.path.rpartition("/")[2]
-        if i >= 2:  # a slot of a weight: its name repeats the weight's auto-numbered one
-            role = role.rpartition("_")[2]
-        named.append((f"optimizer/{i:03d}_{role}", v, "learner"))
-    return {Slot(key, tuple(v.shape), _dtype(v), part): v for key, v, part in named}
-
-
-def _idle_keys(network: Network) -> set[str]:
-    """Returns the keys of variables that no layer reads."""
-    variables, idle = network.model.variables, idle_seeds(network.model)
-    pairs = zip(variable_keys(variables), variables, strict=True)
-    keys = [key for key, v in pairs if id(v) in idle]
-    return {f"{prefix}{key}" for key in keys for prefix in ("", "target/")}
-
-
-def _dtype(variable: Any) -> str:
-    return str(tf.as_dtype(variable.dtype).name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,12 @@ class Minibatches(NamedTuple):
     steps: int  # minibatches to do; the rest of K is padding
     epochs: int  # 0 for one minibatch of a part of the batch
     whole: bool  # each epoch is one minibatch of exactly all rows
+    along: Mapping[str, np.ndarray] = {}
+    """What comes with each minibatch, `[K, ...]` float32, as far as a kind has use for it.
+
+    `follows`: 1 where followers move behind it; `takes` `[K, O]`: 0 for optimizers that do not take
+    it; `noise` `[K, size, ...]`: standard normal, for the loss.
+    """
 
     @property
     def size(self) -> int:
@@ -28,11 +35,16 @@ class Minibatches(NamedTuple):
     def padded_to(self, capacity: int) -> Minibatches:
         """Returns the same minibatches in arrays large enough for batches of `capacity` rows."""
         if self.whole:
-            fill = ((0, 0), (0, capacity - self.size))
+            fill = [(0, 0), (0, capacity - self.size)]
         else:
             most = self.epochs * -(-capacity // self.size)
-            fill = ((0, max(0, most - len(self.rows))), (0, 0))
-        return self._replace(rows=np.pad(self.rows, fill), mask=np.pad(self.mask, fill))
+            fill = [(0, max(0, most - len(self.rows))), (0, 0)]
+
+        def filled(array: np.ndarray, axes: int = 2) -> np.ndarray:
+            return np.pad(array, fill[:axes] + [(0, 0)] * (array.ndim - axes))
+
+        along = {name: filled(x, 1 + (name == "noise")) for name, x in self.along.items()}
+        return self._replace(rows=filled(self.rows), mask=filled(self.mask), along=along)
 
 
 def draw_minibatches(

@@ -1,74 +1,125 @@
-"""One Keras optimizer, or one for each of several losses, behind one object."""
+"""The Keras optimizers of one Program: one for each network, or for each of several losses."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from tfpolicies.errors import ConfigError
+from tfpolicies.program.networks import NetworkPlan, ResidentNetwork
 from tfpolicies.program.view import TapeOptimizer
 
-FLAG = "_tf_policy_handles_more_than_one_loss"
+
+class Learner(NamedTuple):
+    """One optimizer and what it updates."""
+
+    network: str
+    plan: NetworkPlan
+    optimizer: Any
+    variables: list[Any]  # those that it was built for, all of one network
 
 
 class Optimizers:
-    """The optimizers of one Program, built for all trainable variables.
+    """The optimizers of one Program, each built for the trainable variables of its network.
 
     Args:
-        made: what `optimizer()` of the policy class returned: an optimizer, or a list of them.
-        variables: the trainable variables.
-        allowed: whether the config allows more than one loss.
+        make: returns a new optimizer; it is called once for each network. Where there is one
+            network, it may return a list of them, one for each of several losses.
+        networks: by name.
 
     Attributes:
-        are_several: whether there is a list of them, and so of losses.
+        are_several: whether `loss` returns a list.
+        skip: whether some take not every update.
 
     Raises:
-        ConfigError: for a list that the config does not allow.
+        ConfigError: for a list where there are several networks.
     """
 
-    def __init__(self, made: Any, variables: Sequence[Any], *, allowed: bool) -> None:
-        self.are_several = isinstance(made, list | tuple)
-        if self.are_several and not allowed:
-            raise ConfigError(
-                f"`optimizer` returned {len(made)} optimizers; set "
-                f"`config.experimental({FLAG}=True)` for a class with several losses."
-            )
-        self._all = list(made) if self.are_several else [made]
-        self._trained = list(variables)
-        for optimizer in self._all:
-            optimizer.build(self._trained)
+    def __init__(self, make: Callable[[], Any], networks: Mapping[str, ResidentNetwork]) -> None:
+        self._all: list[Learner] = []
+        self.are_several = len(networks) > 1
+        for name, (plan, model, _) in networks.items():
+            made, variables = make(), list(model.trainable_variables)
+            listed = isinstance(made, list | tuple)
+            if listed and len(networks) > 1:
+                raise ConfigError(
+                    f"`optimizer` returned a list of {len(made)}, but it is called for each of the "
+                    f"{len(networks)} networks. Return one optimizer."
+                )
+            self.are_several |= listed
+            for optimizer in made if listed else [made]:
+                optimizer.build(variables)
+                self._all.append(Learner(name, plan, optimizer, variables))
+        self.skip = any(each.plan.every != 1 for each in self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
 
     @property
-    def variables(self) -> list[Any]:
-        """The variables of all optimizers, in order."""
-        return [variable for optimizer in self._all for variable in optimizer.variables]
+    def variables(self) -> dict[str, list[Any]]:
+        """The variables of the optimizers, in order, by the name of their network."""
+        found: dict[str, list[Any]] = {}
+        for each in self._all:
+            found.setdefault(each.network, []).extend(each.optimizer.variables)
+        return found
+
+    @property
+    def network_names(self) -> list[str]:
+        """The network of each optimizer."""
+        return [each.network for each in self._all]
 
     @property
     def differentiated(self) -> list[Any]:
-        """The variable of each gradient: the trainable ones, once for each loss."""
-        return self._trained * len(self._all)
+        """The variable of each gradient: the trainable ones of each loss's network."""
+        return [variable for each in self._all for variable in each.variables]
 
-    def set_learning_rate(self, value: tf.Tensor) -> None:
-        """Sets the learning rate of all of them."""
-        for optimizer in self._all:
-            optimizer.learning_rate.assign(value)
+    def taken(self, update: int) -> list[bool]:
+        """Returns which optimizers take an update, counted from 0."""
+        return [update % each.plan.every == 0 for each in self._all]
 
-    def check(self, loss: Any) -> None:
-        """Raises a `ConfigError` unless there is one optimizer for each loss."""
+    @property
+    def rate_names(self) -> list[str]:
+        """The hyper-parameters that are learning rates, each once."""
+        return list(dict.fromkeys(each.plan.lr for each in self._all))
+
+    def set_learning_rates(self, rates: Mapping[str, tf.Tensor]) -> None:
+        """Sets the learning rate of all of them, by the name that each has for it."""
+        for each in self._all:
+            each.optimizer.learning_rate.assign(rates[each.plan.lr])
+
+    def losses(self, loss: Any) -> list[Any]:
+        """Returns the loss of each optimizer; one loss of several networks is that of all.
+
+        Raises:
+            ConfigError: unless there is one for each.
+        """
         listed = isinstance(loss, list | tuple)
-        if listed != self.are_several or (listed and len(loss) != len(self._all)):
+        found = list(loss) if listed else [loss]
+        if not listed and len(set(self.network_names)) == len(self._all):
+            found *= len(self._all)
+        if len(found) != len(self._all) or listed != (listed and self.are_several):
             given = f"a list of {len(loss)}" if listed else "one loss"
             wanted = f"a list of {len(self._all)}" if self.are_several else "one"
             raise ConfigError(
                 f"`loss` returned {given}, but `optimizer` {wanted}. Return one optimizer for each "
                 "loss, both as lists or neither."
             )
+        return found
 
-    def on_tape(self, tape: tf.GradientTape) -> Any:
-        """Returns what hooks get as `optimizer`: a `TapeOptimizer`, or a list of them."""
-        found = [TapeOptimizer(tape, optimizer, self._trained) for optimizer in self._all]
+    def on_tape(self, tape: tf.GradientTape | None, takes: Sequence[Any] | None = None) -> Any:
+        """Returns what hooks get as `optimizer`: a `TapeOptimizer`, or a list of them.
+
+        Args:
+            tape: on which the loss was computed; None where gradients are given.
+            takes: for each, 0/1, whether it takes the update; None: they do.
+        """
+        flags = [None] * len(self._all) if takes is None else takes
+        found = [
+            TapeOptimizer(tape, each.optimizer, each.variables, flag)
+            for each, flag in zip(self._all, flags, strict=True)
+        ]
         return found if self.are_several else found[0]
 
     def by_variable(self, pairs: Any) -> list[tf.Tensor]:
@@ -78,9 +129,10 @@ class Optimizers:
             pairs: a list of them; for several losses, a list of lists. Missing ones become zeros.
         """
         gradients = []
-        for part in pairs if self.are_several else [pairs]:
+        parts = pairs if self.are_several else [pairs]
+        for part, each in zip(parts, self._all, strict=True):
             known = {id(variable): gradient for gradient, variable in part}
-            for variable in self._trained:
+            for variable in each.variables:
                 gradient = known.get(id(variable))
                 zeros = gradient is None
                 gradients.append(
@@ -88,17 +140,16 @@ class Optimizers:
                 )
         return gradients
 
-    def with_pairs(self, gradients: Sequence[tf.Tensor]) -> tuple[Any, Any]:
+    def with_pairs(self, gradients: Sequence[tf.Tensor], takes: Any = None) -> tuple[Any, Any]:
         """Returns `apply_gradients_fn`'s arguments for gradients in the order of `differentiated`.
 
         That is what hooks get as `optimizer`, without a tape, and the `(gradient, variable)` pairs;
         for several losses both are lists.
         """
-        count, trained = len(self._trained), self._trained
-        optimizers = [TapeOptimizer(None, optimizer, trained) for optimizer in self._all]
-        starts = (i * count for i in range(len(self._all)))
-        pairs = [list(zip(gradients[i : i + count], trained, strict=True)) for i in starts]
-        return (optimizers, pairs) if self.are_several else (optimizers[0], pairs[0])
+        given, pairs = iter(gradients), []
+        for each in self._all:
+            pairs.append([(next(given), variable) for variable in each.variables])
+        return self.on_tape(None, takes), pairs if self.are_several else pairs[0]
 
 
 def gradients_of(pairs: Any) -> list[Any]:

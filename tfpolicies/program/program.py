@@ -1,9 +1,9 @@
 """The Program: what policies of one kind share, made once and used by all of them.
 
-Programs live in a weak registry under their spec's key. A Program holds one network with one
-optimizer (the *resident* variables) and the tensor functions over them; `inference` is all that
-acts, `updates` all that learns. Policies hand it their state with every call. One lock is held
-while the resident variables are in use.
+Programs live in a weak registry under their spec's key. A Program holds the networks of a policy
+with their optimizers (the *resident* variables) and the tensor functions over them; `inference` is
+all that acts, `updates` all that learns. Policies hand it their state with every call. One lock is
+held while the resident variables are in use.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tfpolicies.program.inference import Inference
 from tfpolicies.program.runtimes.runtime import Runtime
 from tfpolicies.program.spec import ProgramSpec
 from tfpolicies.program.updates import Updates
-from tfpolicies.state import ACTING, PolicyState
+from tfpolicies.state import PolicyState
 from tfpolicies.system.forks import require_tensorflow
 
 _registry: weakref.WeakValueDictionary[tuple, Program] = weakref.WeakValueDictionary()
@@ -122,30 +122,37 @@ class _States:
 
     def __init__(self, functions: ProgramFunctions) -> None:
         self._layout, self._spec = functions.layout, functions.spec
-        self._model = functions.network.model
-        self._model_start = [np.array(v.numpy()) for v in functions.network.variables]
-        self._optimizer_start = [np.array(v.numpy()) for v in functions.optimizer.variables]
+        self._networks = functions.networks
+        self._start = [np.array(v.numpy()) for v in functions.resident]
         self._templates_taken: weakref.WeakSet[Any] = weakref.WeakSet()
 
     @functools.cached_property
-    def _fresh(self) -> FreshWeights:
-        return FreshWeights(self._model, self._model_start[: len(self._model.variables)])
+    def _fresh(self) -> dict[str, FreshWeights]:
+        start = dict(zip(self._layout.slots, self._start, strict=True))
+        return {
+            part: FreshWeights(each.model, [start[slot] for slot in self._layout.of(part)])
+            for part, each in self._networks.items()
+        }
 
     def new(
         self, hyper: Sequence[float], weight_seed: int, rng_seed: int, template: Any
     ) -> PolicyState:
         """Returns a new state; see `Program.new_state`."""
         state = PolicyState(self._layout, hyper, np.random.default_rng(rng_seed))
-        values = self._fresh.draw(weight_seed)
-        if template is not None and template not in self._templates_taken:
-            self._templates_taken.add(template)
-            for i, variable in enumerate(template.variables):
-                values[i] = np.array(variable.numpy())
-        values += self._model_start[len(values) :]  # the filters
-        for part, found in ((ACTING, values), (("learner",), self._optimizer_start)):
-            keys = [slot.key for slot in self._layout.of(*part)]
-            state.write(dict(zip(keys, found, strict=True)))
-        state.copy_part("model", "target", 1.0)
+        if self._spec.policy_class._learns_beside_acting:
+            state.draw_apart()
+        keys = [slot.key for slot in self._layout.slots]
+        arrays = dict(zip(keys, self._start, strict=True))
+        for i, (part, fresh) in enumerate(self._fresh.items()):
+            values = fresh.draw([weight_seed, i] if i else weight_seed)
+            if part == "model" and template is not None and template not in self._templates_taken:
+                self._templates_taken.add(template)
+                given = [np.array(variable.numpy()) for variable in template.variables]
+                values[: len(given)] = given
+            slots = self._layout.of(part)
+            arrays |= {slot.key: x for slot, x in zip(slots, values, strict=True)}
+        state.write(arrays)
+        state.follow(1.0)
         return state
 
     def for_checks(self, weight_seed: int) -> PolicyState:

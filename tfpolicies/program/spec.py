@@ -19,6 +19,7 @@ from tfpolicies.models.learning_rates import changing_rate
 from tfpolicies.models.network import ModelSource, fingerprint
 from tfpolicies.models.settings import model_settings
 from tfpolicies.models.spaces import MASK, Leaf, has_mask, leaves, space_key
+from tfpolicies.program.networks import NetworkPlan
 from tfpolicies.program.surroundings import require_usual_tensorflow
 from tfpolicies.program.view import ConfigView
 
@@ -123,6 +124,17 @@ class ProgramSpec:
             self.explorer.key,
             self.source.key,
         )
+
+    @cached_property
+    def networks(self) -> dict[str, NetworkPlan]:
+        """What is planned of each network, by name; the one that acts, "model", is the first."""
+        found = self.policy_class._networks(self.observation_space, self.dist_class, self.static)
+        return dict(found)
+
+    @property
+    def noise_size(self) -> int:
+        """The numbers of noise that learning takes for each row."""
+        return int(self.policy_class._learning_noise(self.dist_class, self.static))
 
     @cached_property
     def obs_leaves(self) -> tuple[Leaf, ...]:

@@ -115,7 +115,9 @@ class Updates:
             rows = len(tf.nest.flatten(tensors)[0])
             rows_of_loss = self._functions.loss_columns(tensors, tf.ones([rows], tf.float32))
             hyper = tf.ones([len(self._spec.hyperparameters)], tf.float32)
-            found = self._functions.loss_and_gradients(hyper, rows_of_loss)
+            along = {name: x[0] for name, x in self._along(None, 1, rows).items()}
+            view = self._functions.loss_view(hyper, tf.nest.map_structure(tf.constant, along))
+            found = self._functions.loss_and_gradients(view, rows_of_loss)
             signature = LearnerSignature.of(found, tensors)
             weighs = signature.masked or found.batch.reads_lengths
             if self._is_recurrent and not weighs:
@@ -175,8 +177,9 @@ class Updates:
                 functions.traces.note(name, *given)
                 return functions.learn_step(*given, stat_names=signature.stat_names)
 
-            weights = tf.TensorSpec([None], tf.float32)
-            takes = [self._runtime.signatures.hyper, signature.columns, weights]
+            weights, s = tf.TensorSpec([None], tf.float32), self._runtime.signatures
+            one = {name: tf.TensorSpec(x.shape[1:], x.dtype) for name, x in s.along.items()}
+            takes = [s.hyper, signature.columns, weights, one]
             self._steps[for_xla] = self._runtime.inner(learn_step, takes, for_xla=for_xla)
         return self._steps[for_xla]
 
@@ -192,18 +195,20 @@ class Updates:
                 return functions.learn(*given, step=step, exact_rows=exact, fetches=fetches)
 
             s = self._runtime.signatures
-            takes = [self.signature.columns, s.index, s.mask, s.piece, s.totals]
+            takes = [self.signature.columns, s.index, s.mask, s.along, s.piece, s.totals]
             self._learners[form, fetches] = self._runtime.compiled(learn, takes, form)
         return self._learners[form, fetches]
 
     @functools.cached_property
     def _gradients(self) -> Any:
-        return self._runtime.compiled(self._runtime.functions.gradients, [self.signature.columns])
+        takes = [self.signature.columns, self._runtime.signatures.along]
+        return self._runtime.compiled(self._runtime.functions.gradients, takes)
 
     @functools.cached_property
     def _apply(self) -> Any:
-        gradients = self._runtime.signatures.gradients
-        return self._runtime.compiled(self._runtime.functions.apply_gradients, [gradients])
+        s = self._runtime.signatures
+        takes = [s.gradients, s.along]
+        return self._runtime.compiled(self._runtime.functions.apply_gradients, takes)
 
     # -- updates ------------------------------------------------------------------------------
 
@@ -217,6 +222,7 @@ class Updates:
         minibatch_size: int | None = None,
         shuffle: bool = False,
         items: np.ndarray | None = None,
+        follows: np.ndarray | None = None,
     ) -> Learned:
         """Updates a state by every minibatch of every epoch, or by one minibatch.
 
@@ -227,6 +233,8 @@ class Updates:
             num_epochs: passes over the batch.
             minibatch_size: rows per update; None for one update of all.
             shuffle: whether the state's generator shuffles the rows for each epoch.
+            follows: 0/1 `[K]`, whether followers move behind each of the K updates; None: behind
+                none.
             items: int32, those of one update, where it is of a part of the batch: about as many
                 as `minibatch_size` says.
         """
@@ -238,15 +246,43 @@ class Updates:
 
         def run() -> _Ran:
             if items is None:
-                rng = state.rng if shuffle else None
+                rng = state.learning_rng if shuffle else None
                 minibatches = draw_minibatches(batch.items, num_epochs, size, rng)
             else:
                 minibatches = one_minibatch(items, self._width(items, minibatch_size or 1))
+            along = self._along(state, *minibatches.rows.shape, follows=follows)
+            minibatches = minibatches._replace(along=along)
             is_single = minibatch_size is None or items is not None
             fetches = is_single and bool(self.signature.fetches)
             return self._run(state, batch, minibatches, fetches=fetches)
 
-        return self._counted(state, met, run, shuffle=shuffle)
+        return self._counted(state, met, run)
+
+    def _along(
+        self, state: PolicyState | None, steps: int, size: int, *, follows: Any = None
+    ) -> dict[str, np.ndarray]:
+        """Returns what comes with minibatches; see `Minibatches.along`.
+
+        Args:
+            state: of a policy of this kind; its generator draws noise, which is zeros without one.
+            steps: K.
+            size: of a minibatch.
+            follows: 0/1 `[K]`; None for zeros.
+        """
+        found = {}
+        for name, spec in self._runtime.signatures.along.items():
+            if name == "follows":
+                array = np.zeros(steps) if follows is None else np.asarray(follows)
+            elif name == "takes":
+                done = 0 if state is None else state.num_grad_updates
+                taken = self._functions.optimizer.taken
+                array = np.array([taken(done + k) for k in range(steps)])
+            else:
+                shape = (steps, size, *spec.shape[2:])
+                rng = None if state is None else state.learning_rng
+                array = np.zeros(shape) if rng is None else rng.standard_normal(shape, np.float32)
+            found[name] = array.astype(np.float32, copy=False)
+        return found
 
     def _width(self, items: np.ndarray, minibatch_size: int) -> int:
         """Returns to how many items a part of a batch is filled up."""
@@ -256,9 +292,7 @@ class Updates:
         width = self._capacity[0, 0] = padded_rows(len(items), 1, known)
         return width
 
-    def _counted(
-        self, state: PolicyState, met: Met, run: Callable[[], _Ran], *, shuffle: bool = False
-    ) -> Learned:
+    def _counted(self, state: PolicyState, met: Met, run: Callable[[], _Ran]) -> Learned:
         """Runs an update on the resident state, which has what it leaves if that is finite.
 
         Until then the state is what it was; an update that fails leaves it and its generator so.
@@ -267,10 +301,9 @@ class Updates:
             state: of a policy of this kind.
             met: what is done if the loss or the weights are not finite.
             run: the update.
-            shuffle: whether it draws from the state's generator.
         """
         with state.changing(), self._lock:
-            drawn_before = state.rng.bit_generator.state if shuffle else None
+            drawn_before = state.learning_rng.bit_generator.state
             try:
                 self._runtime.begin_update(state)
                 ran = run()
@@ -278,8 +311,7 @@ class Updates:
                 if not is_finite:
                     met(functools.partial(ran.reason, ran.left))
             except BaseException:
-                if drawn_before is not None:
-                    state.rng.bit_generator.state = drawn_before
+                state.learning_rng.bit_generator.state = drawn_before
                 raise
             state.leave(ran.left)
             if is_finite:  # looking for a reason leaves other states in the variables
@@ -340,13 +372,13 @@ class Updates:
             minibatches = minibatches.padded_to(capacity)
         learner, place = self._learner(form, fetches=fetches), self._runtime.placed
         columns = batch.placed(capacity, place)
-        index, mask = place(minibatches.rows), place(minibatches.mask)
+        index, mask, along = map(place, (minibatches.rows, minibatches.mask, minibatches.along))
         shapes = capacity, *minibatches.rows.shape
         totals, first, steps = self._no_totals, 0, minibatches.steps
         while True:
             began = time.perf_counter()
             last = min(first + self._pace.minibatches(shapes[2]), steps)
-            given = columns, index, mask, self._placed_piece(first, last), totals
+            given = columns, index, mask, along, self._placed_piece(first, last), totals
             totals, found, left = learner(state, *given, shapes=shapes, meanwhile=meanwhile)
             array = np.asarray(totals)
             if last > first:
@@ -396,6 +428,7 @@ class Updates:
         }
         size = min(self.items_of(minibatch_size), items)
         nothing = draw_minibatches(items, num_epochs, size, None)
+        nothing = nothing._replace(along=self._along(None, *nothing.rows.shape))
         require_tensorflow()
         with self._lock:
             # A compiled step is compiled when it runs; the state that it changes is nobody's.
@@ -413,11 +446,12 @@ class Updates:
         with state.lock, self._lock:
             self._runtime.begin_update(state)
             columns = batch.placed(batch.items, self._runtime.placed)
-            found, named = self._gradients(state, columns)
+            along = self._along(state, 1, batch.items)
+            found, named = self._gradients(state, columns, self._runtime.placed(along))
             gradients = [np.array(x) for x in found]
             stats = {name: float(value) for name, value in named.items()}
             if not (math.isfinite(stats.pop(LOSS)) and all_finite(gradients)):
-                met(functools.partial(self._reason, state, batch.columns, {}))
+                met(functools.partial(self._reason, state, batch.columns, along, {}))
         return gradients, stats
 
     def apply_gradients(
@@ -431,7 +465,8 @@ class Updates:
             return Reason("{} ({})".format(*found))  # type: ignore[misc]
 
         def run() -> _Ran:
-            left = self._apply(state, self._runtime.placed(list(gradients)))
+            place = self._runtime.placed
+            left = self._apply(state, place(list(gradients)), place(self._along(state, 1, 1)))
             return _Ran(left, 0, 0.0, reason, Learned({}, {}))
 
         self._counted(state, met, run)
@@ -455,24 +490,33 @@ class Updates:
             return twin, math.isfinite(ran.loss) and _is_sound(ran.left)
 
         before, done = last_sound(state, minibatches.steps, anew)
-        chosen = minibatches.rows[done][minibatches.mask[done] > 0]
-        reason = self._reason(before, batch.taken(chosen), left)
+        valid = minibatches.mask[done] > 0
+        along = {name: x[done : done + 1] for name, x in minibatches.along.items()}
+        if "noise" in along:
+            along["noise"] = along["noise"][:, valid]
+        chosen = batch.taken(minibatches.rows[done][valid])
+        reason = self._reason(before, chosen, along, left)
         if minibatches.steps > 1:
             reason = reason._replace(where=f"minibatch {done + 1} of {minibatches.steps}")
         return reason
 
     def _reason(
-        self, state: PolicyState, columns: Mapping[str, Any], left: Mapping[str, Any]
+        self,
+        state: PolicyState,
+        columns: Mapping[str, Any],
+        along: Mapping[str, np.ndarray],
+        left: Mapping[str, Any],
     ) -> Reason:
         """Returns why one minibatch gave what is not finite.
 
         Args:
             state: before.
             columns: of the minibatch.
+            along: with it, `[1, ...]`.
             left: what the update left, by segment.
         """
         self._eager.begin_update(state)
-        found = first_term(self._functions, state, columns) or self._bad_of(left)
+        found = first_term(self._functions, state, columns, along) or self._bad_of(left)
         return Reason("the loss, but only traced" if found is None else "{} ({})".format(*found))
 
     def _bad_of(self, left: Mapping[str, Any]) -> tuple[str, float] | None:

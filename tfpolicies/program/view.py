@@ -179,14 +179,26 @@ class ModelView:
 
 
 class TapeOptimizer:
-    """The `optimizer` argument of `compute_gradients_fn` and `apply_gradients_fn`."""
+    """The `optimizer` argument of `compute_gradients_fn` and `apply_gradients_fn`.
+
+    Args:
+        tape: on which the loss was computed; None where gradients are given.
+        optimizer: a Keras optimizer.
+        variables: those that it was built for.
+        takes: float32 scalar, 0 if it does not take this update; None: it does.
+    """
 
     def __init__(
-        self, tape: tf.GradientTape | None, optimizer: Any, variables: Sequence[Any]
+        self,
+        tape: tf.GradientTape | None,
+        optimizer: Any,
+        variables: Sequence[Any],
+        takes: tf.Tensor | None = None,
     ) -> None:
         self._tape = tape
         self._optimizer = optimizer
         self._variables = list(variables)
+        self._takes = takes
 
     def compute_gradients(
         self, loss: tf.Tensor, variables: Sequence[Any] | None = None
@@ -205,13 +217,21 @@ class TapeOptimizer:
         return list(zip(self._tape.gradient(loss, variables), variables, strict=True))
 
     def apply_gradients(self, pairs: Sequence[tuple[tf.Tensor | None, Any]]) -> None:
-        """Updates the variables."""
+        """Updates the variables; one that does not take this update stays as it is."""
         by_variable = {id(variable): gradient for gradient, variable in pairs}
         gradients = [
             tf.zeros_like(v) if by_variable.get(id(v)) is None else by_variable[id(v)]
             for v in self._variables
         ]
-        update(self._optimizer, gradients, self._variables)
+
+        def updated() -> tf.Tensor:
+            update(self._optimizer, gradients, self._variables)
+            return tf.constant(0)
+
+        if self._takes is None:
+            updated()
+        else:
+            tf.cond(self._takes > 0.0, updated, lambda: tf.constant(0))
 
 
 def update(optimizer: Any, gradients: Sequence[tf.Tensor], variables: Sequence[Any]) -> None:

@@ -289,6 +289,7 @@ class Signatures:
         self.gradients = [tf.TensorSpec(v.shape, v.dtype) for v in differentiated]
         self.index = tf.TensorSpec([None, None], tf.int32)
         self.mask = tf.TensorSpec([None, None], tf.float32)
+        self.along = _along(functions)
         self.piece = tf.TensorSpec([2], tf.int32)
         self.totals = tf.TensorSpec([3, None], tf.float32)
 
@@ -332,6 +333,19 @@ class FlatActing:
     ) -> tf.Tensor:
         """Returns the log-probability of normalised actions, `[N]`."""
         return self.functions.log_likelihoods(self.weights(flat), inputs, actions)
+
+
+def _along(functions: ProgramFunctions) -> dict[str, tf.TensorSpec]:
+    """Returns what comes with minibatches; see `Minibatches.along`."""
+    spec, found = functions.spec, {}
+    if functions.layout.followers and "tau" in spec.hyperparameters:
+        found["follows"] = tf.TensorSpec([None], tf.float32)
+    if functions.optimizer.skip:
+        found["takes"] = tf.TensorSpec([None, len(functions.optimizer)], tf.float32)
+    if spec.noise_size:
+        steps = [spec.time_steps] if functions.network.ports.is_recurrent else []
+        found["noise"] = tf.TensorSpec([None, None, *steps, spec.noise_size], tf.float32)
+    return found
 
 
 def _one_row(spec: tf.TensorSpec) -> tf.TensorSpec:

@@ -1,0 +1,149 @@
+"""The networks of a kind of policies: what a class plans of each, and their resident variables.
+
+The first network, "model", is the one that acts; it is a `models.network.Network`. Others are Keras
+models or layers that only learning uses: critics, a temperature. Each may have a follower, a copy
+that moves towards it, and has an optimizer for its own variables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tfpolicies.models.calling import call_model
+from tfpolicies.models.layer_tree import idle_seeds
+from tfpolicies.models.network import Network, variable_keys
+from tfpolicies.state import NetworkParts, Slot, StateLayout
+
+
+class NetworkPlan(NamedTuple):
+    """What a policy class says about one of its networks."""
+
+    make: Callable[[], Any] | None = None
+    """Returns a new Keras model or layer with its variables; None for the network that acts."""
+    follower: bool = (
+        False  # whether a copy follows it: at the hyper-parameter `tau`, if there is one
+    )
+    lr: str = "lr"  # the hyper-parameter that is the learning rate of its optimizer
+    every: int = 1  # its optimizer takes each n-th update, the first one included
+
+
+class ResidentNetwork(NamedTuple):
+    """The variables of one network."""
+
+    plan: NetworkPlan
+    model: Any  # a Keras model, or a layer
+    follower: Any  # another one; None if nothing follows it
+
+    @classmethod
+    def of(cls, plan: NetworkPlan) -> ResidentNetwork:
+        """Makes the variables of a network that does not act."""
+        make: Any = plan.make
+        return cls(plan, make(), make() if plan.follower else None)
+
+
+def resident_slots(
+    networks: Mapping[str, ResidentNetwork],
+    filters: Sequence[Any],
+    learners: Mapping[str, Sequence[Any]],
+) -> dict[Slot, Any]:
+    """Returns all variables by what they are in a state, in its order.
+
+    Args:
+        networks: by name, the one that acts first.
+        filters: the variables that normalise observations.
+        learners: the variables of each network's optimizers, by the name of the network.
+    """
+    found: dict[Slot, Any] = {}
+
+    def add(part: str, keys: Sequence[str], variables: Sequence[Any]) -> None:
+        for key, variable in zip(keys, variables, strict=True):
+            found[Slot(key, tuple(variable.shape), _dtype(variable), part)] = variable
+
+    def keys_of(name: str, prefix: str) -> list[str]:
+        return [prefix + key for key in variable_keys(networks[name].model.variables)]
+
+    add("model", keys_of("model", ""), networks["model"].model.variables)
+    add("filter", [f"filter/{v.name.partition(':')[0]}" for v in filters], filters)
+    for name, each in networks.items():
+        if name != "model":
+            add(name, keys_of(name, f"{name}/"), each.model.variables)
+    for name, each in networks.items():
+        if each.follower is not None:
+            part = NetworkParts.named(name).follower
+            add(part, keys_of(name, f"{part}/"), each.follower.variables)
+    for name, variables in learners.items():
+        prefix = "optimizer" if name == "model" else f"{name}_optimizer"
+        add(NetworkParts.named(name).learner, _optimizer_keys(prefix, variables), variables)
+    return found
+
+
+def _optimizer_keys(prefix: str, variables: Sequence[Any]) -> list[str]:
+    keys = []
+    for i, variable in enumerate(variables):
+        role = variable.path.rpartition("/")[2]
+        if i >= 2:  # a slot of a weight: its name repeats the weight's auto-numbered one
+            role = role.rpartition("_")[2]
+        keys.append(f"{prefix}/{i:03d}_{role}")
+    return keys
+
+
+def layout_of(networks: Mapping[str, ResidentNetwork], slots: Sequence[Slot]) -> StateLayout:
+    """Returns the layout of the states that have these slots."""
+    idle: set[str] = set()
+    for name, each in networks.items():
+        variables, unread = each.model.variables, idle_seeds(each.model)
+        parts = NetworkParts.named(name)
+        for key, variable in zip(variable_keys(variables), variables, strict=True):
+            if id(variable) in unread:
+                idle |= {key if name == "model" else f"{name}/{key}", f"{parts.follower}/{key}"}
+    return StateLayout(slots, idle, tuple(networks))
+
+
+def follow(networks: Mapping[str, ResidentNetwork], rate: tf.Tensor) -> None:
+    """Moves all followers in place: t <- rate s + (1 - rate) t; integer variables are copied.
+
+    Args:
+        networks: by name.
+        rate: float32, in [0, 1]; 0 leaves everything as it is.
+    """
+    for each in networks.values():
+        if each.follower is None:
+            continue
+        for old, new in zip(each.follower.variables, each.model.variables, strict=True):
+            if tf.as_dtype(old.dtype).is_floating:
+                old.assign(rate * new + (1.0 - rate) * old)
+            else:
+                old.assign(tf.where(rate > 0.0, tf.convert_to_tensor(new), old))
+
+
+class NetworkView:
+    """A network that does not act, in `loss`: call it on observations and what else it takes.
+
+    `self.networks["critic"](train_batch["obs"], actions=a)` gives what the model gives for the
+    encoded, normalised observations and the actions `a`; without observations a model takes the
+    named inputs alone, and a layer that takes nothing is called by its `call()`.
+
+    Args:
+        model: a Keras model or layer.
+        encoder: encodes observations as the network that acts sees them.
+        training: whether layers such as Dropout are in training mode.
+    """
+
+    def __init__(self, model: Any, encoder: Network, *, training: bool) -> None:
+        self._model = model
+        self._encoder = encoder
+        self._training = training
+
+    def __call__(self, obs: Any = None, **inputs: Any) -> Any:
+        seen = {} if obs is None else self._encoder.encoded(obs)
+        named = {**seen, **inputs}
+        if not named:
+            return self._model.call()
+        return call_model(self._model, named, training=self._training)
+
+
+def _dtype(variable: Any) -> str:
+    return str(tf.as_dtype(variable.dtype).name)
