@@ -3,15 +3,17 @@
 import copy
 from dataclasses import dataclass
 
+import gymnasium as gym
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from tiny import OBS, TWO, assert_close, assert_equal, rows_of
 
-from tfpolicies import AlgorithmConfig, SampleBatch, TFPolicy
+from tfpolicies import AlgorithmConfig, SampleBatch, TFPolicy, WorkerSet
 from tfpolicies.config.sections import Training
 from tfpolicies.config.setting import setting
+from tfpolicies.distributed import messages
 from tfpolicies.errors import ConfigError, NonFiniteError, WeightsError
 from tfpolicies.models.losses import masked_mean
 from tfpolicies.program.networks import NetworkPlan
@@ -269,3 +271,38 @@ def test_copies_of_a_policy_learn_apart():
     assert_equal(policy.get_weights(), make_three().get_weights())
     assert twin.get_state()["target_weights"].keys() == policy.get_state()["target_weights"].keys()
     assert twin.holding.state.learning_rng is not policy.holding.state.learning_rng
+
+
+class Steps(gym.Env):
+    """Episodes of five steps."""
+
+    observation_space, action_space = OBS, TWO
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.now = 0
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        self.now += 1
+        return np.full(3, self.now / 10, np.float32), float(action), self.now == 5, False, {}
+
+
+def test_workers_that_sample_have_what_acts_and_the_rest_when_they_are_asked_for_more(ray_cluster):
+    config = ThreeConfig().rollouts(num_rollout_workers=1, rollout_fragment_length=10)
+    config.debugging(seed=0)
+    workers = WorkerSet(
+        config=config, default_policy_class=Three, env_creator=lambda context: Steps()
+    )
+    try:
+        local = workers.local_worker()
+        local.policy_map["default_policy"].learn_on_batch(batch_of(8))
+        told = messages.news_of(local, ["default_policy"], to_sample=True)
+        assert told.partial == {"default_policy"}
+        assert list(told.weights["default_policy"]) == ["layer_0/kernel"]
+        workers.sync_weights()
+        assert workers.sample()[0].count == 10
+        mine, theirs = workers.foreach_worker(lambda worker: worker.get_weights())
+        assert_equal(mine["default_policy"], theirs["default_policy"])
+    finally:
+        workers.stop()
