@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -28,6 +29,11 @@ class Rule(NamedTuple):
 def is_number(value: Any) -> bool:
     """Whether `value` is a real number (and not a bool or NaN)."""
     return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+
+
+def is_finite(value: Any) -> bool:
+    """Whether `value` is a finite real number, Python's or NumPy's (and not a bool)."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def is_count(value: Any, least: int = 1) -> bool:

@@ -32,6 +32,7 @@ from tfpolicies.rules import (
     is_number,
     one_of,
 )
+from tfpolicies.schedules import is_schedule
 
 _SPACE = Rule(lambda x: isinstance(x, gym.Space), "a gymnasium space").or_none()
 _ENV = Rule(
@@ -146,16 +147,6 @@ def _as_model(given: Any) -> Any:
     """Returns a model, or a factory of one, as a dict of settings."""
     is_own = callable(given) and not isinstance(given, Mapping)
     return {"custom_model": given} if is_own else given
-
-
-def is_schedule(value: Any) -> bool:
-    """Whether a value is `[[timestep, number], ...]` with increasing timesteps."""
-    if not isinstance(value, list | tuple) or not value:
-        return False
-    if not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in value):
-        return False
-    times = [pair[0] for pair in value]
-    return all(is_number(x) for pair in value for x in pair) and times == sorted(set(times))
 
 
 SCHEDULE = Rule(is_schedule, "a list [[timestep, value], ...] with increasing timesteps").or_none()

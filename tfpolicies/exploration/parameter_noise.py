@@ -13,7 +13,6 @@ from tfpolicies.errors import ConfigError, WeightsError
 from tfpolicies.exploration.exploration import (
     Exploration,
     Setting,
-    is_number,
     require_number,
     require_state,
     require_steps,
@@ -25,6 +24,7 @@ from tfpolicies.exploration.strategies import (
     OrnsteinUhlenbeckNoise,
 )
 from tfpolicies.exploration.transform import parts_of
+from tfpolicies.rules import is_finite
 
 ADAPTATION = 1.01
 """The paper's alpha, by which sigma grows or shrinks (appendix C)."""
@@ -178,7 +178,7 @@ class ParameterNoise(Exploration):
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         require_state(self, state, "cur_stddev", "sub_exploration")
-        if not is_number(state["cur_stddev"]):
+        if not is_finite(state["cur_stddev"]):
             raise WeightsError(f"`cur_stddev` must be a number, got {state['cur_stddev']!r}.")
         self.sub_exploration.set_state(state["sub_exploration"])
         self.stddev = float(state["cur_stddev"])

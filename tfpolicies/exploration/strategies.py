@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,9 +20,6 @@ from tfpolicies.exploration.exploration import (
 )
 from tfpolicies.exploration.picking import ActionLeaf, Choices, Continuous
 from tfpolicies.exploration.transform import MIN_TEMPERATURE, Disturb, Greedy, Sample, Transform
-from tfpolicies.schedules import piecewise_linear
-
-_INF = float("inf")
 
 
 class StochasticSampling(Exploration):
@@ -125,9 +122,7 @@ class EpsilonGreedy(Scheduled):
         require_steps("epsilon_timesteps", epsilon_timesteps)
         stop = warmup_timesteps + epsilon_timesteps
         line = (warmup_timesteps, initial_epsilon), (stop, final_epsilon)
-        schedule: Callable[[int], float] = functools.partial(piecewise_linear, line)
-        if epsilon_schedule is not None:
-            schedule = as_schedule("epsilon_schedule", epsilon_schedule, 0.0, 1.0)
+        schedule = as_schedule("epsilon_schedule", epsilon_schedule, 1.0, line)
         super().__init__(Transform(Greedy(), setting.leaves, mixed=True), schedule)
 
     def params(self, timestep: int, explore: bool) -> np.ndarray:
@@ -192,9 +187,7 @@ class GaussianNoise(Scheduled):
         require_steps("scale_timesteps", scale_timesteps)
         stop = random_timesteps + scale_timesteps
         line = (random_timesteps, initial_scale), (stop, final_scale)
-        schedule: Callable[[int], float] = functools.partial(piecewise_linear, line)
-        if scale_schedule is not None:
-            schedule = as_schedule("scale_schedule", scale_schedule, 0.0, _INF)
+        schedule = as_schedule("scale_schedule", scale_schedule, math.inf, line)
         self.stddev = float(stddev)
         self._random_timesteps = int(random_timesteps)
         super().__init__(Transform(Disturb(boxes), leaves, mixed=True), schedule)
