@@ -36,6 +36,21 @@ def is_finite(value: Any) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
+def is_schedule(value: Any, is_one: Callable[[Any], bool] = is_number) -> bool:
+    """Whether a value is `[[timestep, number], ...]` with increasing timesteps.
+
+    Args:
+        value: anything.
+        is_one: what counts as a number.
+    """
+    if not isinstance(value, list | tuple) or not value:
+        return False
+    if not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in value):
+        return False
+    times = [pair[0] for pair in value]
+    return all(is_one(x) for pair in value for x in pair) and times == sorted(set(times))
+
+
 def is_count(value: Any, least: int = 1) -> bool:
     """Whether `value` is an integer of at least `least` (and not a bool)."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least

@@ -2,26 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
-
-from tfpolicies.rules import is_number
-
-
-def is_schedule(value: Any, is_one: Callable[[Any], bool] = is_number) -> bool:
-    """Whether a value is `[[timestep, number], ...]` with increasing timesteps.
-
-    Args:
-        value: anything.
-        is_one: what counts as a number.
-    """
-    if not isinstance(value, list | tuple) or not value:
-        return False
-    if not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in value):
-        return False
-    times = [pair[0] for pair in value]
-    return all(is_one(x) for pair in value for x in pair) and times == sorted(set(times))
 
 
 def piecewise_linear(points: Sequence[Sequence[float]], timestep: float) -> float:

@@ -180,11 +180,7 @@ def generalized_advantages(
     """
     _require_unit_interval(gamma=gamma, lambda_=lambda_)
     _require_one_shape(
-        rewards=rewards,
-        values=values,
-        next_values=next_values,
-        terminateds=terminateds,
-        ends=ends,
+        rewards=rewards, values=values, next_values=next_values, terminateds=terminateds, ends=ends
     )
     value = _time_major(values)
     has_next = ~_time_major(terminateds, bool)
@@ -222,12 +218,9 @@ def discounted_returns(
     array([[2.5, 3. , 3. ]], dtype=float32)
     """
     _require_unit_interval(gamma=gamma)
-    shape = np.shape(rewards)
-    last = (
-        np.broadcast_to(np.float32(last_values), shape)
-        if np.ndim(last_values) == 0
-        else last_values
-    )
+    last: Any = last_values
+    if np.ndim(last) == 0:
+        last = np.full(np.shape(rewards), last, np.float32)
     _require_one_shape(rewards=rewards, ends=ends, last_values=last)
     returns = _time_major(rewards).copy()
     is_end = _time_major(ends, bool).copy()

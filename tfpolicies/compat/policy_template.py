@@ -82,18 +82,7 @@ def build_tf_policy(
         ConfigError: if the default config is neither a dict nor an `AlgorithmConfig`.
     """
     given = {key: value for key, value in locals().items() if key != "name"}
-    direct = {
-        "loss": loss_fn,
-        "stats_fn": stats_fn,
-        "grad_stats_fn": grad_stats_fn,
-        "compute_gradients_fn": compute_gradients_fn,
-        "apply_gradients_fn": apply_gradients_fn,
-        "extra_learn_fetches_fn": extra_learn_fetches_fn,
-        "validate_spaces": validate_spaces,
-        "action_sampler_fn": action_sampler_fn,
-        "action_distribution_fn": action_distribution_fn,
-        "get_batch_divisibility_req": get_batch_divisibility_req,
-    }
+    direct = {"loss": loss_fn, **{method: given[method] for method in _DIRECT}}
     members: dict[str, Any] = {
         method: _method(method, function)
         for method, function in direct.items()
@@ -119,6 +108,14 @@ def build_tf_policy(
     if get_default_config is not None:
         members |= _settings(name, get_default_config())
     return type(name, (*(mixins or ()), TFPolicy), members)
+
+
+_DIRECT = (
+    *("stats_fn", "grad_stats_fn", "compute_gradients_fn", "apply_gradients_fn"),
+    *("extra_learn_fetches_fn", "validate_spaces", "action_sampler_fn"),
+    *("action_distribution_fn", "get_batch_divisibility_req"),
+)
+"""The functions that are methods under their own names."""
 
 
 def _method(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -338,10 +338,9 @@ def add_time_dimension(
 
 def flat(obs: Any) -> tf.Tensor:
     """Returns an observation, nested or not, as one tensor `[N, F]`, in its own order."""
-    if isinstance(obs, Mapping):
-        return tf.concat([flat(part) for part in obs.values()], axis=-1)
-    if isinstance(obs, tuple | list):
-        return tf.concat([flat(part) for part in obs], axis=-1)
+    if isinstance(obs, Mapping | tuple | list):
+        parts = obs.values() if isinstance(obs, Mapping) else obs
+        return tf.concat([flat(part) for part in parts], axis=-1)
     rows = tf.cast(obs, tf.float32)
     return tf.reshape(rows, [tf.shape(rows)[0], math.prod(rows.shape[1:])])
 
@@ -362,11 +361,8 @@ def parts_of(value: Any) -> list[Any]:
             found.append(value)
         elif isinstance(value, TFModelV2):
             walk(vars(value))
-        elif isinstance(value, Mapping):
-            for part in value.values():
-                walk(part)
-        elif isinstance(value, list | tuple):
-            for part in value:
+        elif isinstance(value, Mapping | list | tuple):
+            for part in value.values() if isinstance(value, Mapping) else value:
                 walk(part)
 
     walk(value)

@@ -16,6 +16,7 @@ from tfpolicies.config.setting import Merge, Section, check, setting
 from tfpolicies.connectors import ActionConnector, AgentConnector, restore
 from tfpolicies.errors import ConfigError
 from tfpolicies.models.defaults import MODEL_DEFAULTS
+from tfpolicies.models.running_filter import FILTER
 from tfpolicies.models.settings import model_settings
 from tfpolicies.models.spaces import MASK
 from tfpolicies.rules import (
@@ -30,9 +31,9 @@ from tfpolicies.rules import (
     count,
     function,
     is_number,
+    is_schedule,
     one_of,
 )
-from tfpolicies.schedules import is_schedule
 
 _SPACE = Rule(lambda x: isinstance(x, gym.Space), "a gymnasium space").or_none()
 _ENV = Rule(
@@ -94,10 +95,6 @@ def connector_states(name: str, kind: Any, listed: Any) -> list[list[Any]]:
     return [connector_state(name, kind, given) for given in listed]
 
 
-MEAN_STD_FILTERS = ("MeanStdFilter", "ConcurrentMeanStdFilter")
-"""Two names of one filter: workers' statistics are always merged."""
-
-_FILTER = one_of("NoFilter", *MEAN_STD_FILTERS)
 _BATCH_MODE = one_of("truncate_episodes", "complete_episodes")
 _COMPRESSION = Rule(lambda x: x in (True, False, "bulk"), "a bool, 'bulk'")
 _COEF = Rule(lambda x: is_number(x) and 0 < x <= 1, "a number in (0, 1]").or_none()
@@ -112,10 +109,10 @@ class Rollouts(Section):
     rollout_fragment_length: int | str = setting(200, COUNT_OR_AUTO)  # rows per env and sample()
     batch_mode: str = setting("truncate_episodes", _BATCH_MODE)
     compress_observations: bool | str = setting(False, _COMPRESSION)  # True: rows; "bulk": columns
-    observation_filter: str = setting("NoFilter", _FILTER)  # normalised by running statistics
+    observation_filter: str = setting("NoFilter", FILTER)  # normalised by running statistics
     agent_connectors: Sequence[Any] = ()  # connectors, or their states; each policy gets its own
     action_connectors: Sequence[Any] = ()  # the same for actions; policies may override both
-    reward_filter: str = setting("NoFilter", _FILTER)  # learned from at a running scale
+    reward_filter: str = setting("NoFilter", FILTER)  # learned from at a running scale
     update_worker_filter_stats: bool = setting(True, BOOL)  # workers get the statistics of all
     use_worker_filter_stats: bool = setting(True, BOOL)  # theirs are merged into those of all
     enable_connectors: bool = setting(True, BOOL)  # False: the lists of connectors must be empty

@@ -15,8 +15,8 @@ from tfpolicies.exploration.picking import ActionLeaf, pickable_leaves
 from tfpolicies.exploration.transform import Transform
 from tfpolicies.marks import for_place
 from tfpolicies.models.distributions.noise import NoiseKind
-from tfpolicies.rules import is_finite
-from tfpolicies.schedules import is_schedule, piecewise_linear
+from tfpolicies.rules import is_finite, is_schedule
+from tfpolicies.schedules import piecewise_linear
 
 
 class Setting(NamedTuple):

@@ -18,11 +18,7 @@ from tfpolicies.exploration.exploration import (
     require_steps,
 )
 from tfpolicies.exploration.picking import MASKED, Choices
-from tfpolicies.exploration.strategies import (
-    EpsilonGreedy,
-    GaussianNoise,
-    OrnsteinUhlenbeckNoise,
-)
+from tfpolicies.exploration.strategies import EpsilonGreedy, GaussianNoise, OrnsteinUhlenbeckNoise
 from tfpolicies.exploration.transform import parts_of
 from tfpolicies.rules import is_finite
 

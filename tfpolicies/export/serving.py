@@ -39,11 +39,7 @@ _PYTHON_OPERATIONS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
 GREEDY, SAMPLE = "serving_default", "sample"
 NOISE = "noise"
 
-_NAMES = {
-    "logp": "action_logp",
-    "dist_inputs": "action_dist_inputs",
-    "values": "vf_preds",
-}
+_NAMES = {"logp": "action_logp", "dist_inputs": "action_dist_inputs", "values": "vf_preds"}
 """What outputs of acting are called in an export, where it is something else."""
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tfpolicies.errors import ExportError, FolderInUseError
-from tfpolicies.system.atomic import is_temporary, sync_folder, temporary_beside
+from tfpolicies.system.atomic import is_temporary, remove_if_empty, sync_folder, temporary_beside
 from tfpolicies.system.folder_lock import FolderLock, alone_in
 
 
@@ -24,7 +24,7 @@ def staging_folder(target: Path) -> Iterator[Path]:
     target.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as closing:
         for made in reversed(missing):
-            closing.callback(_remove_if_empty, made)
+            closing.callback(remove_if_empty, made)
         _remove_leftovers(target)
         folder, lock = _new_folder(target)
         closing.callback(lock.release)
@@ -52,11 +52,6 @@ def _remove_leftovers(target: Path) -> None:
             lock = FolderLock(leftover)
             shutil.rmtree(leftover, ignore_errors=True)
             lock.release()
-
-
-def _remove_if_empty(folder: Path) -> None:
-    with contextlib.suppress(OSError):
-        folder.rmdir()
 
 
 def place_version(staged: Path, target: Path) -> Path:
