@@ -34,6 +34,7 @@ from tfpolicies.rules import (
     is_schedule,
     one_of,
 )
+from tfpolicies.ways import WAYS
 
 _SPACE = Rule(lambda x: isinstance(x, gym.Space), "a gymnasium space").or_none()
 _ENV = Rule(
@@ -195,7 +196,7 @@ class Training(Section):
 
 
 _SESSION = Rule(DICT.holds, "a dict of ConfigProto's fields")
-_FRAMEWORK, _INFERENCE = one_of("tf", "tf2"), one_of("auto", "tf", "onnx")
+_FRAMEWORK, _INFERENCE = one_of("tf", "tf2"), one_of("auto", *WAYS)
 _JIT = Rule(lambda x: x in (True, False, "auto"), "True, False or 'auto'")
 
 
