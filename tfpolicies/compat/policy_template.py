@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
 import keras
-import tensorflow as tf
 
 from tfpolicies.compat.adapter import adapted, preprocessed_space
 from tfpolicies.compat.tf_model import TFModelV2
@@ -135,22 +135,11 @@ def _postprocessing(function: Callable[..., Any]) -> Callable[..., Any]:
     return postprocess_trajectory
 
 
-class _ActedModel:
-    """What a ported `extra_action_out_fn` asks a policy's model for."""
-
-    def __init__(self, dist_inputs: tf.Tensor, values: tf.Tensor) -> None:
-        self._dist_inputs, self._values = dist_inputs, values
-
-    def value_function(self) -> tf.Tensor:
-        return self._values
-
-    def last_output(self) -> tf.Tensor:
-        return self._dist_inputs
-
-
 def _action_out(function: Callable[..., Any]) -> Callable[..., Any]:
     def extra_action_out_fn(self: Any) -> dict[str, Any]:
-        self.__dict__["_acted"] = _ActedModel(self.dist_inputs, self.values)
+        dist_inputs, values = self.dist_inputs, self.values
+        acted = SimpleNamespace(value_function=lambda: values, last_output=lambda: dist_inputs)
+        self.__dict__["_acted"] = acted  # what ported functions ask a policy's model for
         found = dict(function(self))
         found.pop("vf_preds", None)  # every policy that estimates values gives them
         return found

@@ -223,13 +223,15 @@ def as_schedule(
     return functools.partial(piecewise_linear, points)
 
 
-def require_number(name: str, value: Any, low: float = 0.0, high: float = float("inf")) -> None:
-    """Raises a `ConfigError` unless `value` is a number in [low, high]."""
-    if not is_finite(value) or not low <= value <= high:
-        raise ConfigError(f"`{name}` must be a number from {low} to {high}, but got {value!r}.")
+def require_numbers(low: float = 0.0, high: float = float("inf"), **named: Any) -> None:
+    """Raises a `ConfigError` unless all of some settings are numbers in [low, high]."""
+    for name, value in named.items():
+        if not is_finite(value) or not low <= value <= high:
+            raise ConfigError(f"`{name}` must be a number from {low} to {high}, but got {value!r}.")
 
 
-def require_steps(name: str, value: Any) -> None:
-    """Raises a `ConfigError` unless `value` is a whole number of time steps, from 0."""
-    if not is_finite(value) or value != int(value) or value < 0:
-        raise ConfigError(f"`{name}` must be a whole number from 0, but got {value!r}.")
+def require_steps(**named: Any) -> None:
+    """Raises a `ConfigError` unless all of some settings are whole numbers of steps, from 0."""
+    for name, value in named.items():
+        if not is_finite(value) or value != int(value) or value < 0:
+            raise ConfigError(f"`{name}` must be a whole number from 0, but got {value!r}.")

@@ -13,7 +13,7 @@ from tfpolicies.errors import ConfigError, WeightsError
 from tfpolicies.exploration.exploration import (
     Exploration,
     Setting,
-    require_number,
+    require_numbers,
     require_state,
     require_steps,
 )
@@ -70,8 +70,8 @@ class ParameterNoise(Exploration):
         random_timesteps: int = 10_000,
         sub_exploration: Mapping[str, Any] | None = None,
     ) -> None:
-        require_number("initial_stddev", initial_stddev)
-        require_steps("random_timesteps", random_timesteps)
+        require_numbers(initial_stddev=initial_stddev)
+        require_steps(random_timesteps=random_timesteps)
         leaves = setting.leaves
         self._sizes = [n for leaf in leaves if isinstance(leaf, Choices) for n in leaf.sizes]
         discrete = all(isinstance(leaf, Choices) for leaf in leaves)

@@ -79,32 +79,29 @@ def place_files(staged: Path, target: Path, names: Sequence[str]) -> None:
 
     Two exports to one folder do not mix their files: one waits for the other.
     """
-    with alone_in(target):
-        _place_files(staged, target, names)
-
-
-def _place_files(staged: Path, target: Path, names: Sequence[str]) -> None:
-    for name in names:
-        if (target / name).is_dir():
-            raise ExportError(f"{str(target / name)!r} is a folder, where a file is to be written.")
-    backup = staged / "before"
-    backup.mkdir()
-    sync_tree(staged)
     placed: list[str] = []
-    try:
+    with alone_in(target):
         for name in names:
-            if (target / name).exists():
-                shutil.copy2(target / name, backup / name)
-            os.replace(staged / name, target / name)
-            placed.append(name)
-        sync_folder(target)
-    except BaseException:
-        for name in placed:
-            if (backup / name).exists():
-                os.replace(backup / name, target / name)
-            else:
-                (target / name).unlink()
-        raise
+            if (target / name).is_dir():
+                path = str(target / name)
+                raise ExportError(f"{path!r} is a folder, where a file is to be written.")
+        backup = staged / "before"
+        backup.mkdir()
+        sync_tree(staged)
+        try:
+            for name in names:
+                if (target / name).exists():
+                    shutil.copy2(target / name, backup / name)
+                os.replace(staged / name, target / name)
+                placed.append(name)
+            sync_folder(target)
+        except BaseException:
+            for name in placed:
+                if (backup / name).exists():
+                    os.replace(backup / name, target / name)
+                else:
+                    (target / name).unlink()
+            raise
 
 
 def sync_tree(folder: Path) -> None:
