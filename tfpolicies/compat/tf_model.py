@@ -309,11 +309,7 @@ def restore_original_dimensions(obs: Any, obs_space: Any, tensorlib: Any = None)
 
 
 def add_time_dimension(
-    padded_inputs: tf.Tensor,
-    *,
-    seq_lens: Any,
-    framework: str = "tf",
-    time_major: bool = False,
+    padded_inputs: tf.Tensor, *, seq_lens: Any, framework: str = "tf", time_major: bool = False
 ) -> tf.Tensor:
     """Makes sequences `[S, T, ...]` of rows `[S * T, ...]`.
 

@@ -35,10 +35,7 @@ class VectorEnv(gym.vector.VectorEnv):
         self.num_envs = num_envs
 
     def vector_reset(
-        self,
-        *,
-        seeds: list[int] | None = None,
-        options: list[dict[str, Any]] | None = None,
+        self, *, seeds: list[int] | None = None, options: list[dict[str, Any]] | None = None
     ) -> tuple[list[Any], list[dict[str, Any]]]:
         """Starts new episodes everywhere; returns N observations and N infos.
 

@@ -28,10 +28,7 @@ _PLAYER = Path(__file__).with_name("player.py")  # copied, not imported: it stan
 
 
 def export_onnx(
-    program: Program,
-    state: PolicyState,
-    export_dir: str | os.PathLike[str],
-    opset: int = OPSET,
+    program: Program, state: PolicyState, export_dir: str | os.PathLike[str], opset: int = OPSET
 ) -> ExportResult:
     """Writes `model.onnx` (greedy) and `model_sample.onnx` (with `noise`), verified.
 

@@ -5,11 +5,10 @@ Knows no Keras, so that configs can use it.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from tfpolicies.models.registry import MODELS
-from tfpolicies.rules import BOOL, COUNT, DICT, Rule, is_count, is_number
+from tfpolicies.rules import BOOL, COUNT, DICT, FINITE, Rule, is_count
 
 _MOST_LAYERS, _MOST_BLOCKS = 256, 64  # blocks are attention's units and heads
 
@@ -44,7 +43,6 @@ _FILTERS = Rule(
     "None, [] or a list of [channels, kernel, stride] such as [[16, 4, 2], [32, [3, 3], 1]]",
 )
 _BLOCKS = Rule(lambda x: is_count(x) and x <= _MOST_BLOCKS, f"an integer from 1 to {_MOST_BLOCKS}")
-_FINITE = Rule(lambda x: is_number(x) and math.isfinite(x), "a finite number")
 _ACTIVATION = Rule(lambda x: x is None or isinstance(x, str), "a Keras activation name")
 _ATARI = "frames are scaled to [0, 1] and otherwise left as the environment gives them; crop, "
 _ATARI += "resize and stack them there, with gymnasium.wrappers.AtariPreprocessing and others"
@@ -103,7 +101,7 @@ SETTINGS: dict[str, tuple[Any, Rule]] = {
     "attention_memory_training": (50, COUNT),
     "attention_position_wise_mlp_dim": (32, COUNT),  # hidden units behind each attention
     # the larger, the more a new unit passes its input on
-    "attention_init_gru_gate_bias": (2.0, _FINITE),
+    "attention_init_gru_gate_bias": (2.0, FINITE),
     "attention_use_n_prev_actions": (0, _ONE_STEP),
     "attention_use_n_prev_rewards": (0, _ONE_STEP),
     # Atari frames are prepared by environment wrappers: only these values are taken, and any `dim`.
