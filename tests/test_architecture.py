@@ -22,6 +22,7 @@ FLOORS = {
     "schedules": 0,
     "state": 0,
     "system": 0,
+    "ways": 0,
     "batch": 1,
     "envs": 1,
     "models": 1,

@@ -96,8 +96,6 @@ def test_a_batch_that_does_not_fit_changes_nothing():
     for wrong in (np.nan, np.inf, 1e300):
         with pytest.raises(ObservationError, match="finite"):
             stat.push_batch([[0.0, wrong], [0.0, -wrong]])
-    with pytest.raises(ObservationError, match="one shape"):
-        stat.merge(RunningStat((3,)))
     stat.push_batch(np.zeros((0, 2)))
     assert stat.count == 1
     assert stat.mean.tolist() == [1, 2]
@@ -155,7 +153,6 @@ def test_fewer_than_two_observations_change_nothing():
 def test_values_are_clipped_and_a_constant_component_becomes_zero():
     assert applied(seen(-1, 1), 999, -999) == [10, -10]
     assert applied(seen(*[0.1] * 7), 0.1) == [0]
-    assert normalize(tf.constant([[50.0]]), 0.0, 1.0, None).numpy().tolist() == [[50]]
 
 
 @pytest.mark.core
@@ -329,20 +326,11 @@ def test_rewards_are_scaled_but_keep_their_sign():
     assert rewards([1]).dtype == np.float32
 
 
-def test_the_mean_of_rewards_is_subtracted_on_demand():
-    rewards = RewardFilter(demean=True, clip=None)
-    rewards.observe([98, 100, 102])
-    rewards.flush()
-    assert rewards([100, 200]).tolist() == [0, 50]
-
-
 def test_rewards_that_do_not_vary_are_left_alone():
     rewards = RewardFilter()
     rewards.observe(np.full(50, 0.1))
     rewards.flush()
     np.testing.assert_array_equal(rewards([0.1]), np.float32([0.1]))
-    with pytest.raises(ConfigError, match="`clip`"):
-        RewardFilter(clip=0)
 
 
 def test_a_reward_filter_has_a_state_and_merges():

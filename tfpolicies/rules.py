@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -28,6 +29,26 @@ class Rule(NamedTuple):
 def is_number(value: Any) -> bool:
     """Whether `value` is a real number (and not a bool or NaN)."""
     return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+
+
+def is_finite(value: Any) -> bool:
+    """Whether `value` is a finite real number, Python's or NumPy's (and not a bool)."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_schedule(value: Any, is_one: Callable[[Any], bool] = is_number) -> bool:
+    """Whether a value is `[[timestep, number], ...]` with increasing timesteps.
+
+    Args:
+        value: anything.
+        is_one: what counts as a number.
+    """
+    if not isinstance(value, list | tuple) or not value:
+        return False
+    if not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in value):
+        return False
+    times = [pair[0] for pair in value]
+    return all(is_one(x) for pair in value for x in pair) and times == sorted(set(times))
 
 
 def is_count(value: Any, least: int = 1) -> bool:
@@ -56,4 +77,5 @@ AMOUNT = Rule(lambda x: is_number(x) and x >= 0, "a number >= 0")
 POSITIVE = Rule(lambda x: is_number(x) and x > 0, "a number > 0")
 UNIT = Rule(lambda x: is_number(x) and 0 <= x <= 1, "a number in [0, 1]")
 DICT = Rule(lambda x: isinstance(x, Mapping), "a dict")
+FINITE = Rule(lambda x: is_number(x) and math.isfinite(x), "a finite number")
 COUNT_OR_AUTO = Rule(lambda x: x == "auto" or COUNT.holds(x), "an integer >= 1 or 'auto'")

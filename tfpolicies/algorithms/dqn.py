@@ -38,12 +38,12 @@ from tfpolicies.config.later import later
 from tfpolicies.config.setting import setting
 from tfpolicies.errors import ConfigError, ModelError, UnsupportedSpaceError
 from tfpolicies.models.catalog import extra_inputs, memory_of
+from tfpolicies.models.defaults import COUNTS
 from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.distributions.dueling import DuelingValues
 from tfpolicies.models.losses import huber, masked_mean
 from tfpolicies.models.network import ModelSource, q_model_source
 from tfpolicies.models.q_learning import chosen_values, td_errors, td_targets
-from tfpolicies.models.settings import COUNTS
 from tfpolicies.rules import BOOL, POSITIVE, Rule, one_of
 from tfpolicies.state import PolicyState
 

@@ -55,6 +55,11 @@ def exported_names() -> dict[str, str]:
     return dict(_EXPORTED)
 
 
+def registered_names() -> list[str]:
+    """Returns the names of the algorithms that were registered in this process."""
+    return list(_MODULES)
+
+
 def algorithm_names() -> list[str]:
     """Returns the names of all algorithms, those of other packages last."""
     return [*_MODULES, *(name for name in _entry_points() if name not in _MODULES)]

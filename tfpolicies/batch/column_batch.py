@@ -259,11 +259,7 @@ class ColumnBatch(dict):
         return self._derived(slice_sequences(dict(self), self.layout, first, max(first, last)))
 
     def slice(
-        self,
-        start: int,
-        end: int,
-        state_start: int | None = None,
-        state_end: int | None = None,
+        self, start: int, end: int, state_start: int | None = None, state_end: int | None = None
     ) -> Self:
         """Returns the rows `start` to `end - 1`, as views where nothing is padded.
 

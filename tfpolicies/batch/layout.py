@@ -185,9 +185,7 @@ def by_axis(columns: Mapping[str, Any]) -> Iterator[tuple[str, Any, bool]]:
 
 
 def map_columns(
-    on_rows: Callable[[Any], Any],
-    on_sequences: Callable[[Any], Any],
-    columns: Mapping[str, Any],
+    on_rows: Callable[[Any], Any], on_sequences: Callable[[Any], Any], columns: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Applies one function to the leaves with an entry per row, another to those per sequence.
 

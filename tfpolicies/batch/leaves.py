@@ -8,6 +8,7 @@ nor lists (tensors) are handed through untouched where that is possible.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,16 @@ def map_leaves(function: Callable[[Any], Any], column: Any) -> Any:
     return function(column)
 
 
+def unbatched(column: Any) -> list[Any]:
+    """Returns the rows of a column, each nested alike.
+
+    >>> unbatched({"a": np.array([1, 2])})
+    [{'a': np.int64(1)}, {'a': np.int64(2)}]
+    """
+    rows = count_rows(next(iterate_leaves(column))) or 0
+    return [map_leaves(itemgetter(i), column) for i in range(rows)]
+
+
 def with_batch_axis(value: Any) -> Any:
     """Returns one observation or action as a batch of one row, whatever its nesting.
 
@@ -48,11 +59,7 @@ def first_row(value: Any) -> Any:
     >>> first_row(([7, 8], {"a": [9, 10]}))
     (7, {'a': 9})
     """
-    if isinstance(value, Mapping):
-        return {key: first_row(part) for key, part in value.items()}
-    if isinstance(value, tuple):
-        return tuple(first_row(part) for part in value)
-    return value[0]
+    return map_leaves(itemgetter(0), value)
 
 
 def iterate_leaves(column: Any) -> Iterator[Any]:

@@ -68,11 +68,6 @@ def pack(array: np.ndarray) -> str:
     return f"{_MARK};{array.dtype.str};{shape};{data}"
 
 
-def is_packed(value: object) -> bool:
-    """Whether `value` is a text made by `pack`."""
-    return isinstance(value, str) and value.startswith(f"{_MARK};")
-
-
 def unpack(text: str) -> np.ndarray:
     """Returns the array that `pack` made `text` of; it is writable and owns its memory.
 
@@ -119,4 +114,5 @@ def unpack_leaf(leaf: Any) -> Any:
 
 def _has_packed_rows(leaf: Any) -> bool:
     is_object_array = isinstance(leaf, np.ndarray) and leaf.dtype == object and leaf.ndim == 1
-    return is_object_array and len(leaf) > 0 and is_packed(leaf[0])
+    first = leaf[0] if is_object_array and len(leaf) else None
+    return isinstance(first, str) and first.startswith(f"{_MARK};")

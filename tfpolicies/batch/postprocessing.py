@@ -72,11 +72,9 @@ def compute_advantages(
             f"{list(rollout)}. Pass `vf_preds`, or set `use_critic=False`."
         )
     _require_single_trajectory(rollout, "compute_advantages")
-    reward = _as_vector("rewards", rollout["rewards"] if rewards is None else rewards, rollout)
+    reward = _as_vector("rewards", rewards, rollout)
     if use_critic:
-        value = _as_vector(
-            "vf_preds", rollout["vf_preds"] if vf_preds is None else vf_preds, rollout
-        )
+        value = _as_vector("vf_preds", vf_preds, rollout)
     if use_gae:
         next_value = np.append(value[1:], last_r)
         advantages = discount_cumsum(reward + gamma * next_value - value, gamma * lambda_)
@@ -180,11 +178,7 @@ def generalized_advantages(
     """
     _require_unit_interval(gamma=gamma, lambda_=lambda_)
     _require_one_shape(
-        rewards=rewards,
-        values=values,
-        next_values=next_values,
-        terminateds=terminateds,
-        ends=ends,
+        rewards=rewards, values=values, next_values=next_values, terminateds=terminateds, ends=ends
     )
     value = _time_major(values)
     has_next = ~_time_major(terminateds, bool)
@@ -222,12 +216,9 @@ def discounted_returns(
     array([[2.5, 3. , 3. ]], dtype=float32)
     """
     _require_unit_interval(gamma=gamma)
-    shape = np.shape(rewards)
-    last = (
-        np.broadcast_to(np.float32(last_values), shape)
-        if np.ndim(last_values) == 0
-        else last_values
-    )
+    last: Any = last_values
+    if np.ndim(last) == 0:
+        last = np.full(np.shape(rewards), last, np.float32)
     _require_one_shape(rewards=rewards, ends=ends, last_values=last)
     returns = _time_major(rewards).copy()
     is_end = _time_major(ends, bool).copy()
@@ -304,7 +295,8 @@ def _time_major(array: Any, dtype: Any = np.float32) -> np.ndarray:
 
 
 def _as_vector(name: str, column: Any, rollout: SampleBatch) -> np.ndarray:
-    vector = np.asarray(column, dtype=np.float64)
+    """Returns a column, or what is given for it, as one number per row."""
+    vector = np.asarray(rollout[name] if column is None else column, dtype=np.float64)
     if vector.shape != (rollout.count,):
         raise BatchUsageError(
             f"`{name}` must have the shape ({rollout.count},), one number per row, but has "

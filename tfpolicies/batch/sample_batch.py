@@ -12,11 +12,7 @@ from tfpolicies.batch import layout as _layout
 from tfpolicies.batch.column_batch import ColumnBatch
 from tfpolicies.batch.joining import join_columns
 from tfpolicies.batch.layout import Layout
-from tfpolicies.batch.leaves import (
-    map_leaves,
-    spread_rows,
-    take_rows,
-)
+from tfpolicies.batch.leaves import map_leaves, spread_rows, take_rows
 from tfpolicies.batch.packing import pack_leaf, unpack_leaf
 from tfpolicies.errors import (
     BatchError,
@@ -441,16 +437,12 @@ class MultiAgentBatch:
         """Returns the memory of all columns of all policies in bytes."""
         return sum(batch.size_bytes() for batch in self.policy_batches.values())
 
-    def compress(
-        self, bulk: bool = False, columns: Collection[str] = frozenset({"obs", "new_obs"})
-    ) -> None:
+    def compress(self, bulk: bool = False, columns: Collection[str] = _OBSERVATIONS) -> None:
         """Compresses columns of each batch in place; see `SampleBatch.compress`."""
         for batch in self.policy_batches.values():
             batch.compress(bulk, columns)
 
-    def decompress_if_needed(
-        self, columns: Collection[str] = frozenset({"obs", "new_obs"})
-    ) -> MultiAgentBatch:
+    def decompress_if_needed(self, columns: Collection[str] = _OBSERVATIONS) -> MultiAgentBatch:
         """Undoes `compress` in place and returns itself."""
         for batch in self.policy_batches.values():
             batch.decompress_if_needed(columns)

@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 from tfpolicies import ported
+from tfpolicies.algorithms.registry import registered_names
 from tfpolicies.lazy import lazily
 
 _NAMES = {
-    "tfpolicies.compat.agents": "DQNTrainer PGTrainer PPOTrainer",
+    "tfpolicies.compat.agents": " ".join(f"{name}Trainer" for name in registered_names()),
     "tfpolicies.compat.annotations": (
         "AlgorithmConfigDict Deprecated EnvActionType EnvObsType EnvType ModelConfigDict "
         "ModelWeights MultiAgentDict PartialAlgorithmConfigDict ResultDict TensorStructType "

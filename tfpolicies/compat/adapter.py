@@ -262,7 +262,10 @@ def preprocessed_space(space: gym.Space) -> gym.Space:
 
 def _require_own_layers(kind: type[TFModelV2], first: TFModelV2, second: TFModelV2) -> None:
     """Raises a `ModelError` if two models of a class have a layer in common."""
-    held = [{id(x): x for part in parts_of(m) for x in _layers(part)} for m in (first, second)]
+    held = [
+        {id(x): x for part in parts_of(m) for x in getattr(part, "_flatten_layers", list)()}
+        for m in (first, second)
+    ]
     common = [layer.name for key, layer in held[0].items() if key in held[1]]
     if common:
         raise ModelError(
@@ -293,10 +296,6 @@ def _keywords(code: CodeType) -> set[str]:
     """Returns the names of keyword arguments in the calls that a function makes."""
     groups = [x for x in code.co_consts if isinstance(x, tuple)]
     return {name for group in groups for name in group if isinstance(name, str)}
-
-
-def _layers(part: Any) -> list[Any]:
-    return part._flatten_layers() if isinstance(part, keras.layers.Layer) else []
 
 
 def _takes(kind: type, arguments: Sequence[Any], extra: Mapping[str, Any]) -> bool:

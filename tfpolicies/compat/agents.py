@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfpolicies.algorithms.algorithm import Algorithm
-from tfpolicies.algorithms.dqn import DQN
-from tfpolicies.algorithms.pg import PG
-from tfpolicies.algorithms.ppo import PPO
+from tfpolicies.algorithms.registry import find_algorithm, registered_names
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.errors import ConfigError
 
@@ -47,13 +45,12 @@ class _Trainer(Algorithm):
         return cls.config_class().to_dict()
 
 
-class PPOTrainer(_Trainer, PPO):
-    """PPO; see `_Trainer` for the arguments."""
-
-
-class PGTrainer(_Trainer, PG):
-    """The policy gradient; see `_Trainer` for the arguments."""
-
-
-class DQNTrainer(_Trainer, DQN):
-    """DQN; see `_Trainer` for the arguments."""
+def __getattr__(name: str) -> Any:
+    """Returns `<algorithm>Trainer`, made of a registered algorithm when it is first asked for."""
+    algorithm = name.removesuffix("Trainer")
+    if algorithm == name or algorithm not in registered_names():
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    text = f"{algorithm}; see `_Trainer` for the arguments."
+    members = {"__module__": __name__, "__doc__": text}
+    globals()[name] = type(name, (_Trainer, find_algorithm(algorithm)), members)
+    return globals()[name]

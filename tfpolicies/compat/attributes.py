@@ -18,11 +18,6 @@ def _nothing() -> None:
     """Does nothing: what ported constructors ask for is made on demand here."""
 
 
-def _loss_initialized(policy: Any) -> Any:
-    """Returns a function that is False while postprocessing is given zeros to learn its columns."""
-    return lambda: not policy._sees_zeros
-
-
 def _in_batches(name: str) -> Any:
     def refuse(episode: Any) -> NoReturn:
         raise AttributeError(
@@ -48,7 +43,8 @@ _OF_EPISODES = {
 _LOOKUPS: dict[type, dict[str, Callable[[Any], Any]]] = {
     Policy: {"_create_exploration": lambda policy: _nothing},
     PolicyKind: {
-        "loss_initialized": _loss_initialized,
+        # False while postprocessing is given zeros to learn its columns
+        "loss_initialized": lambda policy: lambda: not policy._sees_zeros,
         "maybe_initialize_optimizer_and_loss": lambda policy: _nothing,
     },
     PPOTFPolicy: {

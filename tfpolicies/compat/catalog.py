@@ -142,10 +142,7 @@ def with_common_config(extra_config: Mapping[str, Any]) -> dict[str, Any]:
     (0.5, 0.99, 2.0)
     """
     known = AlgorithmConfig()
-    own = {key: value for key, value in extra_config.items() if not _is_known(known, key)}
+    names = [key for key in extra_config if key not in known and key != "multiagent"]
+    own = {key: extra_config[key] for key in names}
     common = {key: value for key, value in extra_config.items() if key not in own}
     return {**known.update_from_dict(common).to_dict(), **own}
-
-
-def _is_known(config: AlgorithmConfig, key: str) -> bool:
-    return key in config or key == "multiagent"

@@ -7,11 +7,11 @@ from typing import Any
 
 import gymnasium as gym
 
+from tfpolicies.compat.utils import unset
 from tfpolicies.envs.multi_agent_env import MultiAgentEnv, make_multi_agent
 from tfpolicies.envs.pettingzoo import pettingzoo_env
 from tfpolicies.envs.registry import register_environment
 from tfpolicies.envs.vector import Environments
-from tfpolicies.errors import NotOfferedError
 from tfpolicies.rollout.episode import Episode
 
 ENV_STATE = "state"
@@ -42,29 +42,23 @@ class TaskSettableEnv(gym.Env):
 
     def sample_tasks(self, n_tasks: int) -> list[Any]:
         """Returns tasks drawn at random."""
-        raise _unset(self, "sample_tasks(self, n_tasks)")
+        raise unset(self, "sample_tasks(self, n_tasks)")
 
     def set_task(self, task: Any) -> None:
         """Goes on with a task, from the next episode on."""
-        raise _unset(self, "set_task(self, task)")
+        raise unset(self, "set_task(self, task)")
 
     def get_task(self) -> Any:
         """Returns the present task."""
-        raise _unset(self, "get_task(self)")
-
-
-def _unset(env: Any, method: str) -> NotOfferedError:
-    return NotOfferedError(f"{type(env).__name__} has no `{method}`; override it.")
+        raise unset(self, "get_task(self)")
 
 
 def PettingZooEnv(env: Any) -> MultiAgentEnv:
-    """Returns a turn-based environment of PettingZoo as a `MultiAgentEnv`.
+    """Returns an environment of PettingZoo, turn-based or parallel, as a `MultiAgentEnv`.
 
     `config.environment` takes environments of PettingZoo as they are, too.
     """
     return pettingzoo_env(env)
 
 
-def ParallelPettingZooEnv(env: Any) -> MultiAgentEnv:
-    """Returns a parallel environment of PettingZoo as a `MultiAgentEnv`."""
-    return pettingzoo_env(env)
+ParallelPettingZooEnv = PettingZooEnv

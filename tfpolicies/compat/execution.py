@@ -95,11 +95,8 @@ def train_one_step(
     return results
 
 
-def multi_gpu_train_one_step(
-    algorithm: Any, train_batch: SampleBatch | MultiAgentBatch
-) -> dict[str, Any]:
-    """Is `train_one_step`: whichever device learns, the batch is moved to it once."""
-    return train_one_step(algorithm, train_batch)
+multi_gpu_train_one_step = train_one_step
+"""Whichever device learns, the batch is moved to it once."""
 
 
 def _trained(policy: Any, batch: SampleBatch) -> dict[str, Any]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
 import keras
-import tensorflow as tf
 
 from tfpolicies.compat.adapter import adapted, preprocessed_space
 from tfpolicies.compat.tf_model import TFModelV2
@@ -82,18 +82,7 @@ def build_tf_policy(
         ConfigError: if the default config is neither a dict nor an `AlgorithmConfig`.
     """
     given = {key: value for key, value in locals().items() if key != "name"}
-    direct = {
-        "loss": loss_fn,
-        "stats_fn": stats_fn,
-        "grad_stats_fn": grad_stats_fn,
-        "compute_gradients_fn": compute_gradients_fn,
-        "apply_gradients_fn": apply_gradients_fn,
-        "extra_learn_fetches_fn": extra_learn_fetches_fn,
-        "validate_spaces": validate_spaces,
-        "action_sampler_fn": action_sampler_fn,
-        "action_distribution_fn": action_distribution_fn,
-        "get_batch_divisibility_req": get_batch_divisibility_req,
-    }
+    direct = {"loss": loss_fn, **{method: given[method] for method in _DIRECT}}
     members: dict[str, Any] = {
         method: _method(method, function)
         for method, function in direct.items()
@@ -121,6 +110,14 @@ def build_tf_policy(
     return type(name, (*(mixins or ()), TFPolicy), members)
 
 
+_DIRECT = (
+    *("stats_fn", "grad_stats_fn", "compute_gradients_fn", "apply_gradients_fn"),
+    *("extra_learn_fetches_fn", "validate_spaces", "action_sampler_fn"),
+    *("action_distribution_fn", "get_batch_divisibility_req"),
+)
+"""The functions that are methods under their own names."""
+
+
 def _method(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         return function(self, *args, **kwargs)
@@ -138,22 +135,11 @@ def _postprocessing(function: Callable[..., Any]) -> Callable[..., Any]:
     return postprocess_trajectory
 
 
-class _ActedModel:
-    """What a ported `extra_action_out_fn` asks a policy's model for."""
-
-    def __init__(self, dist_inputs: tf.Tensor, values: tf.Tensor) -> None:
-        self._dist_inputs, self._values = dist_inputs, values
-
-    def value_function(self) -> tf.Tensor:
-        return self._values
-
-    def last_output(self) -> tf.Tensor:
-        return self._dist_inputs
-
-
 def _action_out(function: Callable[..., Any]) -> Callable[..., Any]:
     def extra_action_out_fn(self: Any) -> dict[str, Any]:
-        self.__dict__["_acted"] = _ActedModel(self.dist_inputs, self.values)
+        dist_inputs, values = self.dist_inputs, self.values
+        acted = SimpleNamespace(value_function=lambda: values, last_output=lambda: dist_inputs)
+        self.__dict__["_acted"] = acted  # what ported functions ask a policy's model for
         found = dict(function(self))
         found.pop("vf_preds", None)  # every policy that estimates values gives them
         return found

@@ -309,11 +309,7 @@ def restore_original_dimensions(obs: Any, obs_space: Any, tensorlib: Any = None)
 
 
 def add_time_dimension(
-    padded_inputs: tf.Tensor,
-    *,
-    seq_lens: Any,
-    framework: str = "tf",
-    time_major: bool = False,
+    padded_inputs: tf.Tensor, *, seq_lens: Any, framework: str = "tf", time_major: bool = False
 ) -> tf.Tensor:
     """Makes sequences `[S, T, ...]` of rows `[S * T, ...]`.
 
@@ -338,10 +334,9 @@ def add_time_dimension(
 
 def flat(obs: Any) -> tf.Tensor:
     """Returns an observation, nested or not, as one tensor `[N, F]`, in its own order."""
-    if isinstance(obs, Mapping):
-        return tf.concat([flat(part) for part in obs.values()], axis=-1)
-    if isinstance(obs, tuple | list):
-        return tf.concat([flat(part) for part in obs], axis=-1)
+    if isinstance(obs, Mapping | tuple | list):
+        parts = obs.values() if isinstance(obs, Mapping) else obs
+        return tf.concat([flat(part) for part in parts], axis=-1)
     rows = tf.cast(obs, tf.float32)
     return tf.reshape(rows, [tf.shape(rows)[0], math.prod(rows.shape[1:])])
 
@@ -362,11 +357,8 @@ def parts_of(value: Any) -> list[Any]:
             found.append(value)
         elif isinstance(value, TFModelV2):
             walk(vars(value))
-        elif isinstance(value, Mapping):
-            for part in value.values():
-                walk(part)
-        elif isinstance(value, list | tuple):
-            for part in value:
+        elif isinstance(value, Mapping | list | tuple):
+            for part in value.values() if isinstance(value, Mapping) else value:
                 walk(part)
 
     walk(value)

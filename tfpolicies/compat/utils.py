@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from types import ModuleType, SimpleNamespace
 from typing import Any, TypeVar
 
@@ -12,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 import tensorflow as tf
 
-from tfpolicies.batch.leaves import count_rows, iterate_leaves, map_leaves
+from tfpolicies.batch.leaves import unbatched
 from tfpolicies.errors import NotOfferedError
 from tfpolicies.errors import UnsupportedSpaceError as UnsupportedSpaceException
 from tfpolicies.models import losses
@@ -21,6 +20,7 @@ from tfpolicies.models.spaces import leaves
 FLOAT_MAX = 3.4e38
 FLOAT_MIN = -3.4e38
 SMALL_NUMBER = 1e-6
+unbatch = unbatched
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -154,16 +154,6 @@ def batch(list_of_structs: Sequence[Any]) -> Any:
     return np.stack(list_of_structs)
 
 
-def unbatch(batches_struct: Any) -> list[Any]:
-    """Returns the rows of a structure of arrays `[N, ...]`, each nested alike.
-
-    >>> unbatch({"a": np.array([1, 2])})
-    [{'a': np.int64(1)}, {'a': np.int64(2)}]
-    """
-    rows = count_rows(next(iterate_leaves(batches_struct))) or 0
-    return [map_leaves(itemgetter(i), batches_struct) for i in range(rows)]
-
-
 def warn_if_infinite_kl_divergence(policy: Any, kl_divergence: Any) -> None:
     """Does nothing: KL divergences of the distributions here are finite, with masks too."""
 
@@ -171,6 +161,11 @@ def warn_if_infinite_kl_divergence(policy: Any, kl_divergence: Any) -> None:
 def explained_variance(y: tf.Tensor, pred: tf.Tensor) -> tf.Tensor:
     """Returns the share of the variance of `y` `[N]` that `pred` `[N]` explains, at least -1."""
     return losses.explained_variance(y, pred, tf.ones_like(y))
+
+
+def unset(owner: Any, method: str) -> NotOfferedError:
+    """Returns the error of a method that a subclass has to override, given how it is written."""
+    return NotOfferedError(f"{type(owner).__name__} has no `{method}`; override it.")
 
 
 def override(parent: type) -> Callable[[Method], Method]:

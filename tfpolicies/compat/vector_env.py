@@ -9,9 +9,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from tfpolicies.compat.utils import batch
+from tfpolicies.compat.utils import batch, unset
 from tfpolicies.envs.vector import single_rows
-from tfpolicies.errors import NotOfferedError
 
 
 class VectorEnv(gym.vector.VectorEnv):
@@ -36,10 +35,7 @@ class VectorEnv(gym.vector.VectorEnv):
         self.num_envs = num_envs
 
     def vector_reset(
-        self,
-        *,
-        seeds: list[int] | None = None,
-        options: list[dict[str, Any]] | None = None,
+        self, *, seeds: list[int] | None = None, options: list[dict[str, Any]] | None = None
     ) -> tuple[list[Any], list[dict[str, Any]]]:
         """Starts new episodes everywhere; returns N observations and N infos.
 
@@ -47,13 +43,13 @@ class VectorEnv(gym.vector.VectorEnv):
             seeds: one for each environment, or None.
             options: likewise.
         """
-        raise _unset(self, "vector_reset(self, *, seeds=None, options=None)")
+        raise unset(self, "vector_reset(self, *, seeds=None, options=None)")
 
     def reset_at(
         self, index: int, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Starts a new episode of one environment; returns its observation and info."""
-        raise _unset(self, "reset_at(self, index, *, seed=None, options=None)")
+        raise unset(self, "reset_at(self, index, *, seed=None, options=None)")
 
     def vector_step(
         self, actions: list[Any]
@@ -67,7 +63,7 @@ class VectorEnv(gym.vector.VectorEnv):
             N observations, rewards, whether episodes terminated, whether they were truncated, and
             infos.
         """
-        raise _unset(self, "vector_step(self, actions)")
+        raise unset(self, "vector_step(self, actions)")
 
     def get_sub_environments(self) -> list[Any]:
         """Returns the N environments, for those who want to talk to them; [] if there are none."""
@@ -108,7 +104,3 @@ class VectorEnv(gym.vector.VectorEnv):
         for index, info in enumerate(infos):
             joined = self._add_info(joined, dict(info), index)
         return joined
-
-
-def _unset(env: VectorEnv, method: str) -> NotOfferedError:
-    return NotOfferedError(f"{type(env).__name__} has no `{method}`; override it.")

@@ -143,7 +143,6 @@ def _calling_all(
     kinds: Sequence[type[DefaultCallbacks]], make_parts: Callable[[], list[DefaultCallbacks]]
 ) -> type[DefaultCallbacks]:
     """Returns a class whose methods call those of its parts; it has those that a kind overrides."""
-    used = [name for name in vars(DefaultCallbacks) if name.startswith("on_")]
 
     def calls_all(name: str) -> Any:
         def method(self: Any, **arguments: Any) -> None:
@@ -157,7 +156,7 @@ def _calling_all(
 
     methods = {
         name: calls_all(name)
-        for name in used
-        if any(getattr(kind, name) is not getattr(DefaultCallbacks, name) for kind in kinds)
+        for name, own in vars(DefaultCallbacks).items()
+        if name.startswith("on_") and any(getattr(kind, name) is not own for kind in kinds)
     }
     return type("MultiCallbacks", (DefaultCallbacks,), {"__init__": init, **methods})

@@ -39,10 +39,7 @@ def multi_agent_setup(
 
 
 def policy_config(
-    config: SectionedConfig,
-    policy_id: str,
-    policy_class: type | None,
-    overrides: Mapping[str, Any],
+    config: SectionedConfig, policy_id: str, policy_class: type | None, overrides: Mapping[str, Any]
 ) -> SectionedConfig:
     """Returns the whole config of one policy: a copy of `config` with the overrides.
 

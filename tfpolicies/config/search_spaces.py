@@ -41,8 +41,4 @@ def has_search_space(value: Any) -> bool:
     """
     if isinstance(value, Mapping):
         return set(value) == {"grid_search"} or any(map(has_search_space, value.values()))
-    return _is_of_tune(value)
-
-
-def _is_of_tune(value: Any) -> bool:
     return any(kind.__module__.startswith("ray.tune.search") for kind in type(value).__mro__)

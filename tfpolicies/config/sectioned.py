@@ -40,13 +40,8 @@ class SectionedConfig:
 
     def __init__(self, kinds: Mapping[str, type]) -> None:
         parts, homes = _new_sections(tuple(kinds.items()))
-        set_ = object.__setattr__
-        set_(self, "_frozen", False)
-        set_(self, "_sections", dict(parts))
-        set_(self, "_homes", homes)
-        set_(self, "_foreign", {})
-        set_(self, "_searched", {})
-        set_(self, "_automatic", {})
+        vars(self).update(_frozen=False, _sections=dict(parts), _homes=homes)
+        vars(self).update(_foreign={}, _searched={}, _automatic={})
 
     # -- changes ------------------------------------------------------------------------------
 
@@ -296,14 +291,11 @@ class SectionedConfig:
     def copy(self: Config, copy_frozen: bool | None = None) -> Config:
         """Returns a copy, as frozen as this one, or as `copy_frozen` says."""
         twin = type(self).__new__(type(self))
-        for name, value in vars(self).items():
-            object.__setattr__(twin, name, value)
-        object.__setattr__(twin, "_sections", dict(self._sections))
-        object.__setattr__(twin, "_foreign", copied(self._foreign))
-        object.__setattr__(twin, "_searched", dict(self._searched))
-        object.__setattr__(twin, "_automatic", dict(self._automatic))
+        found = vars(twin)
+        found.update(vars(self), _sections=dict(self._sections), _foreign=copied(self._foreign))
+        found.update(_searched=dict(self._searched), _automatic=dict(self._automatic))
         if copy_frozen is not None:
-            object.__setattr__(twin, "_frozen", copy_frozen)
+            found["_frozen"] = copy_frozen
         return twin
 
     def record_resolved(self, **values: Any) -> None:

@@ -16,6 +16,7 @@ from tfpolicies.config.setting import Merge, Section, check, setting
 from tfpolicies.connectors import ActionConnector, AgentConnector, restore
 from tfpolicies.errors import ConfigError
 from tfpolicies.models.defaults import MODEL_DEFAULTS
+from tfpolicies.models.running_filter import FILTER
 from tfpolicies.models.settings import model_settings
 from tfpolicies.models.spaces import MASK
 from tfpolicies.rules import (
@@ -30,8 +31,10 @@ from tfpolicies.rules import (
     count,
     function,
     is_number,
+    is_schedule,
     one_of,
 )
+from tfpolicies.ways import WAYS
 
 _SPACE = Rule(lambda x: isinstance(x, gym.Space), "a gymnasium space").or_none()
 _ENV = Rule(
@@ -93,10 +96,6 @@ def connector_states(name: str, kind: Any, listed: Any) -> list[list[Any]]:
     return [connector_state(name, kind, given) for given in listed]
 
 
-MEAN_STD_FILTERS = ("MeanStdFilter", "ConcurrentMeanStdFilter")
-"""Two names of one filter: workers' statistics are always merged."""
-
-_FILTER = one_of("NoFilter", *MEAN_STD_FILTERS)
 _BATCH_MODE = one_of("truncate_episodes", "complete_episodes")
 _COMPRESSION = Rule(lambda x: x in (True, False, "bulk"), "a bool, 'bulk'")
 _COEF = Rule(lambda x: is_number(x) and 0 < x <= 1, "a number in (0, 1]").or_none()
@@ -111,10 +110,10 @@ class Rollouts(Section):
     rollout_fragment_length: int | str = setting(200, COUNT_OR_AUTO)  # rows per env and sample()
     batch_mode: str = setting("truncate_episodes", _BATCH_MODE)
     compress_observations: bool | str = setting(False, _COMPRESSION)  # True: rows; "bulk": columns
-    observation_filter: str = setting("NoFilter", _FILTER)  # normalised by running statistics
+    observation_filter: str = setting("NoFilter", FILTER)  # normalised by running statistics
     agent_connectors: Sequence[Any] = ()  # connectors, or their states; each policy gets its own
     action_connectors: Sequence[Any] = ()  # the same for actions; policies may override both
-    reward_filter: str = setting("NoFilter", _FILTER)  # learned from at a running scale
+    reward_filter: str = setting("NoFilter", FILTER)  # learned from at a running scale
     update_worker_filter_stats: bool = setting(True, BOOL)  # workers get the statistics of all
     use_worker_filter_stats: bool = setting(True, BOOL)  # theirs are merged into those of all
     enable_connectors: bool = setting(True, BOOL)  # False: the lists of connectors must be empty
@@ -146,16 +145,6 @@ def _as_model(given: Any) -> Any:
     """Returns a model, or a factory of one, as a dict of settings."""
     is_own = callable(given) and not isinstance(given, Mapping)
     return {"custom_model": given} if is_own else given
-
-
-def is_schedule(value: Any) -> bool:
-    """Whether a value is `[[timestep, number], ...]` with increasing timesteps."""
-    if not isinstance(value, list | tuple) or not value:
-        return False
-    if not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in value):
-        return False
-    times = [pair[0] for pair in value]
-    return all(is_number(x) for pair in value for x in pair) and times == sorted(set(times))
 
 
 SCHEDULE = Rule(is_schedule, "a list [[timestep, value], ...] with increasing timesteps").or_none()
@@ -207,7 +196,7 @@ class Training(Section):
 
 
 _SESSION = Rule(DICT.holds, "a dict of ConfigProto's fields")
-_FRAMEWORK, _INFERENCE = one_of("tf", "tf2"), one_of("auto", "tf", "onnx")
+_FRAMEWORK, _INFERENCE = one_of("tf", "tf2"), one_of("auto", *WAYS)
 _JIT = Rule(lambda x: x in (True, False, "auto"), "True, False or 'auto'")
 
 

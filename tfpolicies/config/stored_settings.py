@@ -69,12 +69,9 @@ def _at_most(limit: int) -> Callable[[Any], Any]:
     """Returns what gives a number, or a `Missing` for one that nobody means."""
 
     def checked(value: Any) -> Any:
-        is_larger = isinstance(value, int | float) and value > limit
-        return (
-            Missing(f"{value}, more than the {limit} that a file may choose")
-            if is_larger
-            else value
-        )
+        if isinstance(value, int | float) and value > limit:
+            return Missing(f"{value}, more than the {limit} that a file may choose")
+        return value
 
     return checked
 

@@ -9,14 +9,7 @@ from gymnasium import spaces
 
 from tfpolicies.connectors.connector import ActionConnector, ActionStep, register_connector
 from tfpolicies.errors import UsageError
-from tfpolicies.models.spaces import (
-    Leaf,
-    half_width_and_middle,
-    is_float_box,
-    leaves,
-    nest,
-    pick,
-)
+from tfpolicies.models.spaces import Leaf, half_width_and_middle, is_float_box, leaves, nest, pick
 
 
 class _LeafwiseActions(ActionConnector):

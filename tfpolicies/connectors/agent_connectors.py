@@ -12,6 +12,7 @@ from gymnasium import spaces
 from tfpolicies.connectors.connector import AgentConnector, AgentStep, register_connector
 from tfpolicies.errors import ConfigError, ObservationError
 from tfpolicies.models.spaces import Leaf, batch_leaves, has_mask, leaves, nest
+from tfpolicies.rules import FINITE
 
 
 class ObservationConnector(AgentConnector):
@@ -74,7 +75,7 @@ class ClipReward(AgentConnector):
     """
 
     def __init__(self, sign: bool = False, limit: float | None = None) -> None:
-        if not isinstance(sign, bool) or not (limit is None or _is_number(limit)):
+        if not isinstance(sign, bool) or not (limit is None or FINITE.holds(limit)):
             raise ConfigError(
                 f"ClipReward takes a bool and a number, but got sign={sign!r}, limit={limit!r}."
             )
@@ -110,7 +111,7 @@ class ClipObservations(ObservationConnector):
     """
 
     def __init__(self, low: float, high: float) -> None:
-        if not (_is_number(low) and _is_number(high) and low < high):
+        if not (FINITE.holds(low) and FINITE.holds(high) and low < high):
             raise ConfigError(
                 "ClipObservations needs finite numbers `low` < `high`, but got "
                 f"low={low!r}, high={high!r}."
@@ -189,7 +190,3 @@ def _flat(leaf: Leaf, batch: np.ndarray) -> np.ndarray:
     flat = np.zeros((rows, counts.sum()), np.float32)
     np.put_along_axis(flat, values + np.cumsum(counts) - counts, 1.0, axis=1)
     return flat
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -197,10 +197,10 @@ def restore(name: Any, state: Any, kind: type[Connector] = Connector) -> Connect
             class.
     """
     if not isinstance(name, str) or name not in _REGISTRY:
-        hint = near_matches(name, _REGISTRY) if isinstance(name, str) else ""
         raise ConfigError(
-            f"There is no connector {name!r}; known are {sorted(_REGISTRY)}.{hint} Import the "
-            "module that defines it, decorated with `@register_connector`."
+            f"There is no connector {name!r}; known are {sorted(_REGISTRY)}."
+            f"{near_matches(name, _REGISTRY)} Import the module that defines it, decorated with "
+            "`@register_connector`."
         )
     found = _REGISTRY[name]
     if not issubclass(found, kind):

@@ -248,9 +248,6 @@ class AgentConnectorPipeline(ConnectorPipeline):
             raise ConfigError(f"The state of {cls.__name__} cannot be used: {error}") from error
         return made
 
-    def __call__(self, step: AgentStep) -> AgentStep:
-        return super().__call__(step)
-
     def seen(self, observation: Any) -> Any:
         """Returns what a policy sees of one observation, without a batch axis both.
 
@@ -266,9 +263,6 @@ class ActionConnectorPipeline(ConnectorPipeline):
     """What is done to a policy's actions before the environment gets them."""
 
     kind = ActionConnector
-
-    def __call__(self, step: ActionStep) -> ActionStep:
-        return super().__call__(step)
 
     def done(self, action: Any) -> Any:
         """Returns what the environment gets of one action, without a batch axis both.

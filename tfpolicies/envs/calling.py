@@ -55,7 +55,13 @@ def called(create: Callable[..., Any], context: Mapping[str, Any]) -> Any:
         names = [p.name for p in parameters]
         if required == [first] and not set(names) & set(context):
             return create(context)
-        raise EnvError(_mismatch(create, signature, names, context, error)) from error
+        unknown = next((key for key in context if key not in names), None)
+        hint = "" if unknown is None else near_matches(str(unknown), names)
+        raise EnvError(
+            f"{getattr(create, '__name__', create)}{signature} cannot be called with env_config="
+            f"{dict(context)!r}: {error}.{hint} Give the names of its parameters as keys; or name "
+            "its first parameter `env_config`, which then gets the whole dict."
+        ) from error
     return create(**context)
 
 
@@ -65,19 +71,3 @@ def _is_for_all(parameter: inspect.Parameter) -> bool:
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
     of_kind = any(_ANNOTATION.match(part.strip()) for part in text.split("|"))
     return parameter.name in _NAMES or of_kind
-
-
-def _mismatch(
-    create: Any,
-    signature: inspect.Signature,
-    names: list[str],
-    context: Mapping[str, Any],
-    error: TypeError,
-) -> str:
-    unknown = next((key for key in context if key not in names), None)
-    hint = "" if unknown is None else near_matches(str(unknown), names)
-    return (
-        f"{getattr(create, '__name__', create)}{signature} cannot be called with env_config="
-        f"{dict(context)!r}: {error}.{hint} Give the names of its parameters as keys; or name its "
-        "first parameter `env_config`, which then gets the whole dict."
-    )

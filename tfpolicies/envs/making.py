@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import functools
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import gymnasium as gym
 from gymnasium.vector import VectorEnv
@@ -55,14 +57,9 @@ class EnvContext(dict[str, Any]):
 
     def copy_with(self, vector_index: int) -> EnvContext:
         """Returns the context of another environment of the same worker."""
-        return EnvContext(
-            self,
-            self.worker_index,
-            vector_index,
-            self.remote,
-            self.num_workers,
-            self.recreated_worker,
-        )
+        twin = copy.copy(self)
+        twin.vector_index = vector_index
+        return twin
 
 
 def make_any_environments(
@@ -229,24 +226,28 @@ def _registered(
 ) -> Environments:
     spec = gym_spec(name)
     if spec.vector_entry_point is not None and num_envs > 1:
-        try:
-            vector = gym.make_vec(
-                name, num_envs, vectorization_mode="vector_entry_point", **arguments
-            )
-        except TypeError:
-            pass  # the vector implementation knows fewer arguments than the plain one
-        else:
-            made: Environments = VectorEnvironments(vector)
-            made.maker = lambda index: gym.make_vec(
-                name, num_envs, vectorization_mode="vector_entry_point", **arguments
-            )
-            return made
+
+        def make_vector(index: int) -> VectorEnv:
+            del index
+            mode = "vector_entry_point"
+            return gym.make_vec(name, num_envs, vectorization_mode=mode, **arguments)
+
+        # the vector implementation may know fewer arguments than the plain one
+        with contextlib.suppress(TypeError):
+            return _made_by(make_vector, VectorEnvironments(make_vector(0)))
 
     def make(index: int) -> gym.Env:
         del index
         return gym.make(name, disable_env_checker=not checked, **arguments)
 
-    made = PlainEnvironments([make(i) for i in range(num_envs)])
+    return _made_by(make, PlainEnvironments([make(i) for i in range(num_envs)]))
+
+
+_Made = TypeVar("_Made", Environments, MultiAgentEnvironments)
+
+
+def _made_by(make: Callable[[int], Any], made: _Made) -> _Made:
+    """Returns environments that know what makes one of them anew."""
     made.maker = make
     return made
 
@@ -317,8 +318,6 @@ def _instance(
 def _by_creator(
     create: Callable[[EnvContext], Any], source: Any, num_envs: int, context: EnvContext
 ) -> Environments | MultiAgentEnvironments | None:
-    made: Environments | MultiAgentEnvironments
-
     def make(index: int) -> Any:
         return create(context.copy_with(index))
 
@@ -326,9 +325,7 @@ def _by_creator(
     if first is None:
         return None
     if isinstance(first, VectorEnv):
-        made = VectorEnvironments(first)
-        made.maker = make
-        return made
+        return _made_by(make, VectorEnvironments(first))
     several = isinstance(first, MultiAgentEnv) or is_pettingzoo(first)
     if not several and not isinstance(first, gym.Env):
         raise _unusable(source, first)
@@ -339,12 +336,9 @@ def _by_creator(
             "together. Give a creator that makes a new one at each call."
         )
     if not several:
-        made = PlainEnvironments(envs)
-        made.maker = make
-        return made
+        return _made_by(make, PlainEnvironments(envs))
     made = MultiAgentEnvironments([_multi_agent(env) for env in envs])
-    made.maker = lambda index: _multi_agent(make(index))
-    return made
+    return _made_by(lambda index: _multi_agent(make(index)), made)
 
 
 def _unusable(source: Any, made: Any) -> EnvError:

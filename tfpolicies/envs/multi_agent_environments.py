@@ -79,8 +79,7 @@ class MultiAgentEnvironments:
             )
         _require_dicts(index, "reset", ("observations", "infos"), found)
         obs, infos = found
-        if infos.keys() - obs.keys() - {COMMON}:
-            raise EnvError(_strange_infos(index, "reset", infos, obs))
+        _require_known_infos(index, "reset", infos, obs)
         return obs, infos
 
     def step(self, index: int, actions: Mapping[Any, Any]) -> MultiAgentStep:
@@ -152,8 +151,7 @@ def _explain(index: int, found: Any) -> None:
             )
         for agent, flag in flags.items():
             check_flag(flag, f"{name}[{agent!r}]", f"`step` of environment {index}")
-    if infos.keys() - obs.keys() - {COMMON}:
-        raise EnvError(_strange_infos(index, "step", infos, obs))
+    _require_known_infos(index, "step", infos, obs)
 
 
 def _require_dicts(index: int, call: str, names: Sequence[str], found: Sequence[Any]) -> None:
@@ -165,9 +163,13 @@ def _require_dicts(index: int, call: str, names: Sequence[str], found: Sequence[
             )
 
 
-def _strange_infos(index: int, call: str, infos: Mapping[Any, Any], obs: Mapping[Any, Any]) -> str:
+def _require_known_infos(
+    index: int, call: str, infos: Mapping[Any, Any], obs: Mapping[Any, Any]
+) -> None:
     strange = [agent for agent in infos if agent not in obs and agent != COMMON]
-    return (
-        f"`{call}` of environment {index} gave infos of agents without an observation: {strange}; "
-        f"observations are of {list(obs)}. Put them under '__common__', or leave them out."
-    )
+    if strange:
+        raise EnvError(
+            f"`{call}` of environment {index} gave infos of agents without an observation: "
+            f"{strange}; observations are of {list(obs)}. Put them under '__common__', or leave "
+            "them out."
+        )

@@ -218,11 +218,8 @@ class TurnBasedPettingZoo(_PettingZoo):
 
     def _next_turn(self) -> MultiAgentStep:
         """Takes out agents that are done, and returns who is next."""
-        obs: dict[Any, Any] = {}
-        rewards: dict[Any, float] = {}
-        terminateds: dict[Any, bool] = {}
-        truncateds: dict[Any, bool] = {}
-        infos: dict[Any, Any] = {}
+        found: list[dict[Any, Any]] = [{} for _ in MultiAgentStep._fields]
+        obs, rewards, terminateds, truncateds, infos = found
         while self.env.agents:
             agent = self.env.agent_selection
             obs[agent], rewards[agent], ended, cut, infos[agent] = self.env.last()

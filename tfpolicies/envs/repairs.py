@@ -162,13 +162,12 @@ class Repairs:
             EnvError: if it broke too often without finishing an episode, or completing a step.
         """
         if not isinstance(error, Exception):
-            try:
-                raise EnvError(
-                    f"`{call}` of {self.name(index).lower()} was to end the process: {error!r}. "
-                    "Let it end the episode (`terminated`, `truncated`), or raise an error."
-                ) from error
-            except EnvError as explained:
-                error = explained
+            explained = EnvError(
+                f"`{call}` of {self.name(index).lower()} was to end the process: {error!r}. "
+                "Let it end the episode (`terminated`, `truncated`), or raise an error."
+            )
+            explained.__cause__ = error
+            error = explained
         name, reason = self.name(index), f"broke in {call}: {type(error).__name__}: {error}"
         if self.make is None:
             if hasattr(error, "add_note"):

@@ -15,6 +15,7 @@ from tfpolicies.exploration.picking import ActionLeaf, pickable_leaves
 from tfpolicies.exploration.transform import Transform
 from tfpolicies.marks import for_place
 from tfpolicies.models.distributions.noise import NoiseKind
+from tfpolicies.rules import is_finite, is_schedule
 from tfpolicies.schedules import piecewise_linear
 
 
@@ -174,7 +175,7 @@ class Scheduled(Exploration):
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         require_state(self, state, "last_timestep")
-        if not is_number(state["last_timestep"]):
+        if not is_finite(state["last_timestep"]):
             raise WeightsError(f"`last_timestep` must be a number, got {state['last_timestep']!r}.")
         self.last_timestep = int(state["last_timestep"])
 
@@ -189,58 +190,48 @@ def require_state(exploration: Exploration, state: Mapping[str, Any], *keys: str
         )
 
 
-def as_schedule(name: str, value: Any, low: float, high: float) -> Callable[[int], float]:
-    """Returns a function from the time step to a number in [low, high].
+def as_schedule(
+    name: str, value: Any, high: float, line: Sequence[Sequence[float]] = ()
+) -> Callable[[int], float]:
+    """Returns a function from the time step to a number in [0, high].
 
     Args:
         name: the setting's name, for errors.
         value: a number; a list `[[timestep, number], ...]` with increasing time steps, between
             which the number changes linearly; or a function of the time step, whose results are
-            clipped to the range.
-        low: the least number allowed.
-        high: the largest one.
+            clipped to the range; or None for `line`.
+        high: the largest number allowed.
+        line: points as in such a list, which are not checked.
 
     Raises:
         ConfigError: if `value` is none of these, or out of range.
 
-    >>> as_schedule("epsilon_schedule", [[0, 1.0], [100, 0.0]], 0.0, 1.0)(25)
+    >>> as_schedule("epsilon_schedule", [[0, 1.0], [100, 0.0]], 1.0)(25)
     0.75
     """
+    if value is None:
+        return functools.partial(piecewise_linear, line)
     if callable(value):
-        return lambda timestep: min(max(float(value(timestep)), low), high)
-    points = [[0, value]] if is_number(value) else value
-    if not _are_points(points) or not all(low <= number <= high for _, number in points):
+        return lambda timestep: min(max(float(value(timestep)), 0.0), high)
+    points = [[0, value]] if is_finite(value) else value
+    if not is_schedule(points, is_finite) or not all(0.0 <= number <= high for _, number in points):
         raise ConfigError(
-            f"`{name}` must be numbers from {low} to {high}: one, a list "
+            f"`{name}` must be numbers from 0.0 to {high}: one, a list "
             f"[[timestep, number], ...] with increasing timesteps, or a function of the timestep; "
             f"got {value!r}."
         )
     return functools.partial(piecewise_linear, points)
 
 
-def is_number(value: Any) -> bool:
-    """Whether `value` is a finite real number (and no bool)."""
-    is_real = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-    return is_real and bool(np.isfinite(value))
+def require_numbers(low: float = 0.0, high: float = float("inf"), **named: Any) -> None:
+    """Raises a `ConfigError` unless all of some settings are numbers in [low, high]."""
+    for name, value in named.items():
+        if not is_finite(value) or not low <= value <= high:
+            raise ConfigError(f"`{name}` must be a number from {low} to {high}, but got {value!r}.")
 
 
-def require_number(name: str, value: Any, low: float = 0.0, high: float = float("inf")) -> None:
-    """Raises a `ConfigError` unless `value` is a number in [low, high]."""
-    if not is_number(value) or not low <= value <= high:
-        raise ConfigError(f"`{name}` must be a number from {low} to {high}, but got {value!r}.")
-
-
-def require_steps(name: str, value: Any) -> None:
-    """Raises a `ConfigError` unless `value` is a whole number of time steps, from 0."""
-    if not is_number(value) or value != int(value) or value < 0:
-        raise ConfigError(f"`{name}` must be a whole number from 0, but got {value!r}.")
-
-
-def _are_points(points: Any) -> bool:
-    if not isinstance(points, Sequence) or isinstance(points, str) or not points:
-        return False
-    pairs = all(isinstance(point, Sequence) and len(point) == 2 for point in points)
-    if not pairs or not all(is_number(number) for point in points for number in point):
-        return False
-    times = [point[0] for point in points]
-    return times == sorted(set(times))
+def require_steps(**named: Any) -> None:
+    """Raises a `ConfigError` unless all of some settings are whole numbers of steps, from 0."""
+    for name, value in named.items():
+        if not is_finite(value) or value != int(value) or value < 0:
+            raise ConfigError(f"`{name}` must be a whole number from 0, but got {value!r}.")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
+import pkgutil
 from collections.abc import Mapping
 from typing import Any
 
@@ -116,10 +116,7 @@ def _strategy(kind: Any) -> type[Exploration]:
 
 
 def _imported(path: str) -> Any:
-    module, _, name = path.replace(":", ".").rpartition(".")
-    if not module:
-        return None
     try:
-        return getattr(importlib.import_module(module), name, None)
-    except ImportError:
+        return pkgutil.resolve_name(path)
+    except (ImportError, AttributeError, ValueError):
         return None

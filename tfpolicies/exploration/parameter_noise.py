@@ -13,18 +13,14 @@ from tfpolicies.errors import ConfigError, WeightsError
 from tfpolicies.exploration.exploration import (
     Exploration,
     Setting,
-    is_number,
-    require_number,
+    require_numbers,
     require_state,
     require_steps,
 )
 from tfpolicies.exploration.picking import MASKED, Choices
-from tfpolicies.exploration.strategies import (
-    EpsilonGreedy,
-    GaussianNoise,
-    OrnsteinUhlenbeckNoise,
-)
+from tfpolicies.exploration.strategies import EpsilonGreedy, GaussianNoise, OrnsteinUhlenbeckNoise
 from tfpolicies.exploration.transform import parts_of
+from tfpolicies.rules import is_finite
 
 ADAPTATION = 1.01
 """The paper's alpha, by which sigma grows or shrinks (appendix C)."""
@@ -74,8 +70,8 @@ class ParameterNoise(Exploration):
         random_timesteps: int = 10_000,
         sub_exploration: Mapping[str, Any] | None = None,
     ) -> None:
-        require_number("initial_stddev", initial_stddev)
-        require_steps("random_timesteps", random_timesteps)
+        require_numbers(initial_stddev=initial_stddev)
+        require_steps(random_timesteps=random_timesteps)
         leaves = setting.leaves
         self._sizes = [n for leaf in leaves if isinstance(leaf, Choices) for n in leaf.sizes]
         discrete = all(isinstance(leaf, Choices) for leaf in leaves)
@@ -178,7 +174,7 @@ class ParameterNoise(Exploration):
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         require_state(self, state, "cur_stddev", "sub_exploration")
-        if not is_number(state["cur_stddev"]):
+        if not is_finite(state["cur_stddev"]):
             raise WeightsError(f"`cur_stddev` must be a number, got {state['cur_stddev']!r}.")
         self.sub_exploration.set_state(state["sub_exploration"])
         self.stddev = float(state["cur_stddev"])

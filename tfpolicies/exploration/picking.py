@@ -55,7 +55,7 @@ class Choices(ActionLeaf):
     is_discrete = True
 
     def __init__(self, space: Any) -> None:
-        self.sizes = (int(space.n),) if isinstance(space, spaces.Discrete) else cell_sizes(space)
+        self.sizes = cell_sizes(space)
         super().__init__(tuple(space.shape), len(self.sizes))
 
     @cached_property  # only where it is picked from: a space may be too large for any model

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,15 +14,12 @@ from tfpolicies.exploration.exploration import (
     Scheduled,
     Setting,
     as_schedule,
-    require_number,
+    require_numbers,
     require_state,
     require_steps,
 )
 from tfpolicies.exploration.picking import ActionLeaf, Choices, Continuous
 from tfpolicies.exploration.transform import MIN_TEMPERATURE, Disturb, Greedy, Sample, Transform
-from tfpolicies.schedules import piecewise_linear
-
-_INF = float("inf")
 
 
 class StochasticSampling(Exploration):
@@ -40,7 +37,7 @@ class StochasticSampling(Exploration):
     _temperature: float | None = None  # a subclass may divide the logits
 
     def __init__(self, setting: Setting, *, random_timesteps: int = 0) -> None:
-        require_steps("random_timesteps", random_timesteps)
+        require_steps(random_timesteps=random_timesteps)
         self._random_timesteps = int(random_timesteps)
         base = Sample(setting.dist_class, tempered=self._temperature is not None)
         super().__init__(Transform(base, setting.leaves, mixed=random_timesteps > 0))
@@ -73,7 +70,7 @@ class SoftQ(StochasticSampling):
         self, setting: Setting, *, temperature: float = 1.0, random_timesteps: int = 0
     ) -> None:
         _require_leaves(self, setting, lambda leaf: isinstance(leaf, Choices), _CHOICES)
-        require_number("temperature", temperature, MIN_TEMPERATURE)
+        require_numbers(MIN_TEMPERATURE, temperature=temperature)
         self._temperature = float(temperature)
         super().__init__(setting, random_timesteps=random_timesteps)
 
@@ -119,15 +116,11 @@ class EpsilonGreedy(Scheduled):
         epsilon_schedule: Any = None,
     ) -> None:
         _require_leaves(self, setting, lambda leaf: leaf.is_discrete, _DISCRETE)
-        require_number("initial_epsilon", initial_epsilon, 0.0, 1.0)
-        require_number("final_epsilon", final_epsilon, 0.0, 1.0)
-        require_steps("warmup_timesteps", warmup_timesteps)
-        require_steps("epsilon_timesteps", epsilon_timesteps)
+        require_numbers(0.0, 1.0, initial_epsilon=initial_epsilon, final_epsilon=final_epsilon)
+        require_steps(warmup_timesteps=warmup_timesteps, epsilon_timesteps=epsilon_timesteps)
         stop = warmup_timesteps + epsilon_timesteps
         line = (warmup_timesteps, initial_epsilon), (stop, final_epsilon)
-        schedule: Callable[[int], float] = functools.partial(piecewise_linear, line)
-        if epsilon_schedule is not None:
-            schedule = as_schedule("epsilon_schedule", epsilon_schedule, 0.0, 1.0)
+        schedule = as_schedule("epsilon_schedule", epsilon_schedule, 1.0, line)
         super().__init__(Transform(Greedy(), setting.leaves, mixed=True), schedule)
 
     def params(self, timestep: int, explore: bool) -> np.ndarray:
@@ -185,16 +178,11 @@ class GaussianNoise(Scheduled):
         leaves = setting.leaves
         boxes = [leaf for leaf in leaves if isinstance(leaf, Continuous)]
         _require_leaves(self, setting, lambda leaf: not leaf.is_discrete, "Boxes of floats")
-        require_steps("random_timesteps", random_timesteps)
-        require_number("stddev", stddev)
-        require_number("initial_scale", initial_scale)
-        require_number("final_scale", final_scale)
-        require_steps("scale_timesteps", scale_timesteps)
+        require_steps(random_timesteps=random_timesteps, scale_timesteps=scale_timesteps)
+        require_numbers(stddev=stddev, initial_scale=initial_scale, final_scale=final_scale)
         stop = random_timesteps + scale_timesteps
         line = (random_timesteps, initial_scale), (stop, final_scale)
-        schedule: Callable[[int], float] = functools.partial(piecewise_linear, line)
-        if scale_schedule is not None:
-            schedule = as_schedule("scale_schedule", scale_schedule, 0.0, _INF)
+        schedule = as_schedule("scale_schedule", scale_schedule, math.inf, line)
         self.stddev = float(stddev)
         self._random_timesteps = int(random_timesteps)
         super().__init__(Transform(Disturb(boxes), leaves, mixed=True), schedule)
@@ -237,9 +225,8 @@ class OrnsteinUhlenbeckNoise(GaussianNoise):
         scale_timesteps: int = 10_000,
         scale_schedule: Any = None,
     ) -> None:
-        require_number("ou_theta", ou_theta, 0.0, 1.0)
-        require_number("ou_sigma", ou_sigma)
-        require_number("ou_base_scale", ou_base_scale)
+        require_numbers(0.0, 1.0, ou_theta=ou_theta)
+        require_numbers(ou_sigma=ou_sigma, ou_base_scale=ou_base_scale)
         super().__init__(
             setting,
             random_timesteps=random_timesteps,

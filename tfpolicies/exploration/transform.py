@@ -36,17 +36,12 @@ MIN_TEMPERATURE = 1e-6
 class Base(Protocol):
     """How actions are chosen in rows that take no random one."""
 
-    @property
-    def key(self) -> Hashable:
-        """Equal for equal code, given the same action distribution."""
-
-    @property
-    def noise_size(self) -> int:
-        """How many columns of noise it takes."""
-
-    @property
-    def num_params(self) -> int:
-        """How many parameters it takes."""
+    key: Hashable
+    """Equal for equal code, given the same action distribution."""
+    noise_size: int
+    """How many columns of noise it takes."""
+    num_params: int
+    """How many parameters it takes."""
 
     def draw(self, rng: np.random.Generator, rows: int) -> np.ndarray:
         """Draws its noise, float32 `[B, noise_size]`."""
@@ -66,7 +61,7 @@ class Sample:
     def __init__(self, dist_class: Any, tempered: bool = False) -> None:
         self._dist_class = dist_class
         self._tempered = tempered
-        self.key = ("sample", tempered)
+        self.key: Hashable = ("sample", tempered)
         self.noise_size: int = dist_class.noise_size
         self.num_params = int(tempered)
 
@@ -95,7 +90,7 @@ class Sample:
 class Greedy:
     """The mode of the distribution."""
 
-    key = ("greedy",)
+    key: Hashable = ("greedy",)
     noise_size = 0
     num_params = 0
 
@@ -125,7 +120,7 @@ class Disturb:
         self._leaves = leaves
         self._sizes = [math.prod(leaf.shape) for leaf in leaves]
         bounds = tuple((leaf.low.tobytes(), leaf.high.tobytes()) for leaf in leaves)
-        self.key = ("disturb", bounds)
+        self.key: Hashable = ("disturb", bounds)
         self.noise_size = 1 + sum(self._sizes)
 
     def draw(self, rng: np.random.Generator, rows: int) -> np.ndarray:

@@ -13,12 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfpolicies.errors import ExportError, MissingPackageError
-from tfpolicies.export.result import (
-    SPEC_FILE,
-    ExportResult,
-    export_errors,
-    write_spec,
-)
+from tfpolicies.export.result import SPEC_FILE, ExportResult, export_errors, write_spec
 from tfpolicies.export.serving import GREEDY, Serving, ServingPort
 from tfpolicies.export.staging import place_files, staging_folder
 from tfpolicies.export.verify import ONNX_FILES, verify_onnx
@@ -33,10 +28,7 @@ _PLAYER = Path(__file__).with_name("player.py")  # copied, not imported: it stan
 
 
 def export_onnx(
-    program: Program,
-    state: PolicyState,
-    export_dir: str | os.PathLike[str],
-    opset: int = OPSET,
+    program: Program, state: PolicyState, export_dir: str | os.PathLike[str], opset: int = OPSET
 ) -> ExportResult:
     """Writes `model.onnx` (greedy) and `model_sample.onnx` (with `noise`), verified.
 

@@ -52,12 +52,7 @@ class OnnxPolicy:
     """
 
     def __init__(
-        self,
-        path: str | Path,
-        *,
-        sample: bool = False,
-        seed: int | None = None,
-        threads: int = 1,
+        self, path: str | Path, *, sample: bool = False, seed: int | None = None, threads: int = 1
     ) -> None:
         folder = Path(path) if Path(path).is_dir() else Path(path).parent
         self.spec = _read_spec(folder / "policy_spec.json")

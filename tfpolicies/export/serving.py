@@ -21,7 +21,7 @@ gives `state_out_<i>` `[B, *shape]`, the memory after them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,11 +39,7 @@ _PYTHON_OPERATIONS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
 GREEDY, SAMPLE = "serving_default", "sample"
 NOISE = "noise"
 
-_NAMES = {
-    "logp": "action_logp",
-    "dist_inputs": "action_dist_inputs",
-    "values": "vf_preds",
-}
+_NAMES = {"logp": "action_logp", "dist_inputs": "action_dist_inputs", "values": "vf_preds"}
 """What outputs of acting are called in an export, where it is something else."""
 
 
@@ -231,16 +227,12 @@ def _plain(key: str) -> str:
 
 
 def _refuse_python(signature: str, graph: Any) -> None:
-    found = _PYTHON_OPERATIONS & set(_operation_types(graph))
+    definition = graph.as_graph_def()
+    functions = definition.library.function
+    nodes = [*definition.node, *(node for each in functions for node in each.node_def)]
+    found = _PYTHON_OPERATIONS & {node.op for node in nodes}
     if found:
         raise ExportError(
             f"The signature {signature!r} runs Python code ({', '.join(sorted(found))}), which no "
             "export can hold. Write the model without tf.py_function and tf.numpy_function."
         )
-
-
-def _operation_types(graph: Any) -> Iterator[str]:
-    definition = graph.as_graph_def()
-    yield from (node.op for node in definition.node)
-    for function in definition.library.function:
-        yield from (node.op for node in function.node_def)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tfpolicies.errors import ExportError, FolderInUseError
-from tfpolicies.system.atomic import is_temporary, sync_folder, temporary_beside
+from tfpolicies.system.atomic import is_temporary, remove_if_empty, sync_folder, temporary_beside
 from tfpolicies.system.folder_lock import FolderLock, alone_in
 
 
@@ -24,7 +24,7 @@ def staging_folder(target: Path) -> Iterator[Path]:
     target.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as closing:
         for made in reversed(missing):
-            closing.callback(_remove_if_empty, made)
+            closing.callback(remove_if_empty, made)
         _remove_leftovers(target)
         folder, lock = _new_folder(target)
         closing.callback(lock.release)
@@ -54,11 +54,6 @@ def _remove_leftovers(target: Path) -> None:
             lock.release()
 
 
-def _remove_if_empty(folder: Path) -> None:
-    with contextlib.suppress(OSError):
-        folder.rmdir()
-
-
 def place_version(staged: Path, target: Path) -> Path:
     """Moves a folder to `target/<n>`, where n is one more than the highest there, from 1.
 
@@ -84,32 +79,29 @@ def place_files(staged: Path, target: Path, names: Sequence[str]) -> None:
 
     Two exports to one folder do not mix their files: one waits for the other.
     """
-    with alone_in(target):
-        _place_files(staged, target, names)
-
-
-def _place_files(staged: Path, target: Path, names: Sequence[str]) -> None:
-    for name in names:
-        if (target / name).is_dir():
-            raise ExportError(f"{str(target / name)!r} is a folder, where a file is to be written.")
-    backup = staged / "before"
-    backup.mkdir()
-    sync_tree(staged)
     placed: list[str] = []
-    try:
+    with alone_in(target):
         for name in names:
-            if (target / name).exists():
-                shutil.copy2(target / name, backup / name)
-            os.replace(staged / name, target / name)
-            placed.append(name)
-        sync_folder(target)
-    except BaseException:
-        for name in placed:
-            if (backup / name).exists():
-                os.replace(backup / name, target / name)
-            else:
-                (target / name).unlink()
-        raise
+            if (target / name).is_dir():
+                path = str(target / name)
+                raise ExportError(f"{path!r} is a folder, where a file is to be written.")
+        backup = staged / "before"
+        backup.mkdir()
+        sync_tree(staged)
+        try:
+            for name in names:
+                if (target / name).exists():
+                    shutil.copy2(target / name, backup / name)
+                os.replace(staged / name, target / name)
+                placed.append(name)
+            sync_folder(target)
+        except BaseException:
+            for name in placed:
+                if (backup / name).exists():
+                    os.replace(backup / name, target / name)
+                else:
+                    (target / name).unlink()
+            raise
 
 
 def sync_tree(folder: Path) -> None:

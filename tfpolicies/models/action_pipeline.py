@@ -22,12 +22,7 @@ import numpy as np
 import tensorflow as tf
 from gymnasium import spaces
 
-from tfpolicies.models.spaces import (
-    Leaf,
-    action_leaves,
-    half_width_and_middle,
-    is_float_box,
-)
+from tfpolicies.models.spaces import Leaf, action_leaves, half_width_and_middle, is_float_box
 
 
 @dataclass(frozen=True)

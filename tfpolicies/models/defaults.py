@@ -1,53 +1,123 @@
-"""The keys of the `model` config and their defaults."""
+"""The settings of the `model` config: what each is by default, and what it must be.
+
+Knows no Keras, so that configs can use it.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-MODEL_DEFAULTS: dict[str, Any] = {
+from tfpolicies.models.registry import MODELS
+from tfpolicies.rules import BOOL, COUNT, DICT, FINITE, Rule, is_count
+
+_MOST_LAYERS, _MOST_BLOCKS = 256, 64  # blocks are attention's units and heads
+
+
+def is_list_of_counts(value: Any) -> bool:
+    """Whether `value` is a list or tuple of at most 256 integers of at least 1."""
+    return is_short(value) and all(is_count(entry) for entry in value)
+
+
+def is_short(value: Any) -> bool:
+    """Whether `value` is a list or tuple for not more layers than Keras can put on each other."""
+    return isinstance(value, list | tuple) and len(value) <= _MOST_LAYERS
+
+
+def _is_extent(value: Any) -> bool:
+    return is_count(value) or (is_list_of_counts(value) and len(value) == 2)
+
+
+def _is_convolution(layer: Any) -> bool:
+    if not isinstance(layer, list | tuple) or len(layer) != 3:
+        return False
+    return is_count(layer[0]) and all(map(_is_extent, layer[1:]))
+
+
+def _only(value: Any, words: str) -> Rule:
+    return Rule(lambda x: type(x) is type(value) and x == value, words)
+
+
+COUNTS = Rule(is_list_of_counts, f"a list of integers >= 1, at most {_MOST_LAYERS} of them")
+_FILTERS = Rule(
+    lambda x: x is None or (is_short(x) and all(map(_is_convolution, x))),
+    "None, [] or a list of [channels, kernel, stride] such as [[16, 4, 2], [32, [3, 3], 1]]",
+)
+_BLOCKS = Rule(lambda x: is_count(x) and x <= _MOST_BLOCKS, f"an integer from 1 to {_MOST_BLOCKS}")
+_ACTIVATION = Rule(lambda x: x is None or isinstance(x, str), "a Keras activation name")
+_ATARI = "frames are scaled to [0, 1] and otherwise left as the environment gives them; crop, "
+_ATARI += "resize and stack them there, with gymnasium.wrappers.AtariPreprocessing and others"
+_ONE_STEP = Rule(
+    lambda x: is_count(x, 0) and x <= 1,
+    "0 or 1: only the last step is handed over, earlier ones are in the memory",
+)
+_MODEL = Rule(
+    lambda x: x is None or callable(x) or MODELS.find(x) is not None,
+    "None, a keras.Model, a factory or the name of a registered model",
+)
+_DISTRIBUTION = Rule(
+    lambda x: x is None or isinstance(x, str | type),
+    "None, the name of a distribution or a subclass of models.distributions.Distribution",
+)
+_NO_PREPROCESSOR = Rule(
+    lambda x: x is None,
+    "None: change observations with a gymnasium.ObservationWrapper, or inside your model",
+)
+
+SETTINGS: dict[str, tuple[Any, Rule]] = {
     # Fully connected layers.
-    "fcnet_hiddens": [256, 256],  # units of each hidden layer
-    "fcnet_activation": "tanh",  # any Keras activation name
-    "post_fcnet_hiddens": [],  # units of the layers behind them, or behind an image's convolutions
-    "post_fcnet_activation": "relu",  # any Keras activation name
-    "vf_share_layers": True,  # whether the value reads the actor's last hidden layer
-    "free_log_std": False,  # Gaussians: one trained log standard deviation for all rows
-    "no_final_linear": False,  # whether the output layer is the last hidden one, activated
-    "ortho_init": False,  # orthogonal kernels, gains sqrt(2), 0.01 and 1; else normalised columns
+    "fcnet_hiddens": ([256, 256], COUNTS),  # units of each hidden layer
+    "fcnet_activation": ("tanh", _ACTIVATION),  # any Keras activation name
+    # units of the layers behind them, or behind an image's convolutions
+    "post_fcnet_hiddens": ([], COUNTS),
+    "post_fcnet_activation": ("relu", _ACTIVATION),  # any Keras activation name
+    "vf_share_layers": (True, BOOL),  # whether the value reads the actor's last hidden layer
+    "free_log_std": (False, BOOL),  # Gaussians: one trained log standard deviation for all rows
+    "no_final_linear": (False, BOOL),  # whether the output layer is the last hidden one, activated
+    # orthogonal kernels, gains sqrt(2), 0.01 and 1; else normalised columns
+    "ortho_init": (False, BOOL),
     # Images.
-    "conv_filters": None,  # [[channels, kernel, stride], ...]; None: by size; []: flatten images
-    "conv_activation": "relu",  # any Keras activation name
-    "channels_first": None,  # whether images are [channels, height, width]; None: by their shape
+    "conv_filters": (None, _FILTERS),  # None: by size; []: flatten images
+    "conv_activation": ("relu", _ACTIVATION),  # any Keras activation name
+    # whether images are [channels, height, width]; None: by their shape
+    "channels_first": (
+        None,
+        Rule(lambda x: x is None or isinstance(x, bool), "None, True or False"),
+    ),
     # Memory: at most one of the three.
-    "use_lstm": False,
-    "use_gru": False,
-    "use_attention": False,
-    "max_seq_len": 20,  # steps of one sequence of a train batch
-    "lstm_cell_size": 256,  # units of the LSTM or GRU
-    "lstm_use_prev_action": False,  # whether the LSTM or GRU also reads the previous action
-    "lstm_use_prev_reward": False,  # and the previous reward
-    "_time_major": False,  # sequences are [B, T, ...]
-    "attention_num_transformer_units": 1,
-    "attention_dim": 64,  # units of the residual stream
-    "attention_num_heads": 1,
-    "attention_head_dim": 32,  # units of each head
-    "attention_memory_inference": 50,  # earlier steps that can be attended to
-    "attention_memory_training": 50,  # training reads the memory that acting had: always as above
-    "attention_position_wise_mlp_dim": 32,  # hidden units behind each attention
-    "attention_init_gru_gate_bias": 2.0,  # the larger, the more a new unit passes its input on
-    "attention_use_n_prev_actions": 0,  # 0 or 1
-    "attention_use_n_prev_rewards": 0,  # 0 or 1
+    "use_lstm": (False, BOOL),
+    "use_gru": (False, BOOL),
+    "use_attention": (False, BOOL),
+    "max_seq_len": (20, COUNT),  # steps of one sequence of a train batch
+    "lstm_cell_size": (256, COUNT),  # units of the LSTM or GRU
+    "lstm_use_prev_action": (False, BOOL),  # whether the LSTM or GRU also reads the last action
+    "lstm_use_prev_reward": (False, BOOL),  # and the previous reward
+    "_time_major": (False, _only(False, "False: sequences are [B, T, ...] here; transpose yours")),
+    "attention_num_transformer_units": (1, _BLOCKS),
+    "attention_dim": (64, COUNT),  # units of the residual stream
+    "attention_num_heads": (1, _BLOCKS),
+    "attention_head_dim": (32, COUNT),  # units of each head
+    "attention_memory_inference": (50, COUNT),  # earlier steps that can be attended to
+    # training reads the memory that acting had: always as above
+    "attention_memory_training": (50, COUNT),
+    "attention_position_wise_mlp_dim": (32, COUNT),  # hidden units behind each attention
+    # the larger, the more a new unit passes its input on
+    "attention_init_gru_gate_bias": (2.0, FINITE),
+    "attention_use_n_prev_actions": (0, _ONE_STEP),
+    "attention_use_n_prev_rewards": (0, _ONE_STEP),
     # Atari frames are prepared by environment wrappers: only these values are taken, and any `dim`.
-    "framestack": True,
-    "dim": 84,  # of no effect: images have the size that the environment gives them
-    "grayscale": False,
-    "zero_mean": True,
+    "framestack": (True, _only(True, f"True: {_ATARI}")),
+    "dim": (84, COUNT),  # of no effect: images have the size that the environment gives them
+    "grayscale": (False, _only(False, f"False: {_ATARI}")),
+    "zero_mean": (True, _only(True, f"True: {_ATARI}")),
     # A model of the user's own.
     # a keras.Model, a factory f(observation_space, num_outputs, **config), or a registered name
-    "custom_model": None,
-    "custom_model_config": {},  # keyword arguments of the factory
+    "custom_model": (None, _MODEL),
+    "custom_model_config": ({}, DICT),  # keyword arguments of the factory
     # what a Box of floats in the action space gets: None for "diag_gaussian", or
     # "squashed_gaussian", "deterministic", or a subclass of models.distributions.Distribution
-    "custom_action_dist": None,
-    "custom_preprocessor": None,  # only None: wrap the environment, or let the model do it
+    "custom_action_dist": (None, _DISTRIBUTION),
+    "custom_preprocessor": (None, _NO_PREPROCESSOR),
 }
+"""By name: the default, and the rule."""
+
+MODEL_DEFAULTS: dict[str, Any] = {name: default for name, (default, _) in SETTINGS.items()}

@@ -48,15 +48,12 @@ def outside_of_range(leaves: Sequence[Leaf], actions: Sequence[np.ndarray]) -> f
 
 def _mapped(space: spaces.Space, actions: np.ndarray, normalize: bool, clip: bool) -> np.ndarray:
     if isinstance(space, spaces.Box) and (normalize or clip):
-        if is_float_box(space):
-            if normalize:
-                half_width, middle = half_width_and_middle(space.low, space.high)
-                actions = actions * half_width + middle
-            actions = np.clip(actions, space.low, space.high)
-        elif normalize:
-            actions = actions + space.low
-        else:
-            actions = np.clip(actions, space.low, space.high)
+        if normalize and not is_float_box(space):
+            return (actions + space.low).astype(space.dtype)
+        if normalize:
+            half_width, middle = half_width_and_middle(space.low, space.high)
+            actions = actions * half_width + middle
+        actions = np.clip(actions, space.low, space.high)
     return actions.astype(space.dtype)
 
 

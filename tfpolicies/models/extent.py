@@ -26,9 +26,8 @@ _LARGEST_OUTPUT = 1 << 24  # numbers per row that a layer may give by a file's w
 class Extent(NamedTuple):
     """What a model would take."""
 
-    weights: list[
-        Shape
-    ]  # of its variables, seeds excepted: those that nothing reads are not stored
+    # of its variables, seeds excepted: those that nothing reads are not stored
+    weights: list[Shape]
     outputs: list[Shape]  # of the tensors between its layers, without the rows
 
 
@@ -81,17 +80,13 @@ def require_room(make: Callable[[], Any], what: str, *, may_fail: bool = False) 
         CheckpointError: if a file describes the model (`built_from`) and holds other weights.
         ModelError: if it takes more memory than there is.
     """
-    stored, room = _stored.get(), available_memory()
     try:
         extent = extent_of(make)
     except Exception:
-        if may_fail and stored is None:
+        if may_fail and not is_built_from_file():
             return
         raise
-    if stored is not None:
-        _compare(extent, stored)
-    if room is not None:
-        _require_memory(extent, room, what)
+    _require_size(extent, what)
 
 
 def require_room_for_rows(shapes: Sequence[Shape], what: str) -> None:
@@ -101,18 +96,17 @@ def require_room_for_rows(shapes: Sequence[Shape], what: str) -> None:
         CheckpointError: if a file describes them, and they are larger than what can be meant.
         ModelError: if they take more memory than there is.
     """
-    extent, stored, room = Extent([], list(shapes)), _stored.get(), available_memory()
+    _require_size(Extent([], list(shapes)), what)
+
+
+def _require_size(extent: Extent, what: str) -> None:
+    stored, room = _stored.get(), available_memory()
     if stored is not None:
         _compare(extent, stored)
-    if room is not None:
-        _require_memory(extent, room, what)
-
-
-def _require_memory(extent: Extent, room: int, what: str) -> None:
     numbers = sum(map(math.prod, extent.weights))
     weight, output = (max(x, key=math.prod, default=()) for x in extent)
     needed = 4 * max(_COPIES * numbers, _ROWS * math.prod(output))
-    if needed > room:
+    if room is not None and needed > room:
         raise ModelError(
             f"{what} would have {numbers:,} weights, the largest array of them of shape {weight}, "
             f"and a layer that gives {output} numbers for each row. That takes about "

@@ -10,26 +10,22 @@ import tensorflow as tf
 from gymnasium import spaces
 
 from tfpolicies.errors import ConfigError, ObservationError, near_matches
-from tfpolicies.models.running_filter import CLIP, RunningFilter, Scaling
+from tfpolicies.models.running_filter import CLIP, FILTER, FILTERS, RunningFilter, Scaling
 from tfpolicies.models.running_stat import RunningStat
 from tfpolicies.models.spaces import MASK, batch_leaves, has_mask, leaves, nest, pick
-
-FILTERS = ("NoFilter", "MeanStdFilter", "ConcurrentMeanStdFilter")
 
 _EPSILON = 1e-8
 
 
-def normalize(x: tf.Tensor, mean: Any, scale: Any, clip: float | None = CLIP) -> tf.Tensor:
-    """Returns `(x - mean) * scale`, clipped to `[-clip, clip]` unless `clip` is None.
+def normalize(x: tf.Tensor, mean: Any, scale: Any) -> tf.Tensor:
+    """Returns `(x - mean) * scale`, clipped to `[-10, 10]`.
 
     Args:
         x: float32 `[B, *shape]`.
         mean: float32 `[*shape]`.
         scale: float32 `[*shape]`.
-        clip: the largest magnitude of a result.
     """
-    scaled = (x - mean) * scale
-    return scaled if clip is None else tf.clip_by_value(scaled, -clip, clip)
+    return tf.clip_by_value((x - mean) * scale, -CLIP, CLIP)
 
 
 def filtered_leaves(observation_space: spaces.Space) -> tuple[int, ...]:
@@ -60,28 +56,12 @@ def make_filter(name: Any, observation_space: spaces.Space) -> MeanStdFilter:
     Raises:
         ConfigError: for any other name, or a callable.
     """
-    require_filter_name(name)
-    return MeanStdFilter(observation_space, () if name == "NoFilter" else None)
-
-
-def require_filter_name(name: Any) -> None:
-    """Checks a value of the setting `observation_filter`.
-
-    Raises:
-        ConfigError: if it is none of `FILTERS`.
-    """
-    if isinstance(name, str) and name in FILTERS:
-        return
-    if callable(name):
+    if not FILTER.holds(name):
         raise ConfigError(
-            f"`observation_filter` must be one of {list(FILTERS)}, but got the callable {name!r}: "
-            "Python code cannot be exported with the policy. Put it into a layer of the "
-            "model, an agent connector or a gymnasium.ObservationWrapper."
+            f"`observation_filter` must be {FILTER.words}{FILTER.hint(name)}, got {name!r}."
+            f"{near_matches(name, FILTERS)}"
         )
-    hint = near_matches(name, FILTERS) if isinstance(name, str) else ""
-    raise ConfigError(
-        f"`observation_filter` must be one of {list(FILTERS)}, but got {name!r}.{hint}"
-    )
+    return MeanStdFilter(observation_space, () if name == "NoFilter" else None)
 
 
 class MeanStdFilter(RunningFilter):
@@ -181,16 +161,9 @@ class MeanStdFilter(RunningFilter):
 class RewardFilter(RunningFilter):
     """Rewards with standard deviation 1, for learning.
 
-    They keep their sign: no mean is subtracted unless `demean`, which would change what is best
-    where episodes differ in length. Rewards that do not vary (a std below a millionth of their
-    mean) are not scaled.
-
-    Args:
-        demean: whether to subtract the running mean, too.
-        clip: the largest magnitude of a scaled reward, above 0; None for no limit.
-
-    Raises:
-        ConfigError: if `clip` is not above 0.
+    They keep their sign: no mean is subtracted, which would change what is best where episodes
+    differ in length. Rewards that do not vary (a std below a millionth of their mean) are not
+    scaled. Scaled ones are clipped to `[-10, 10]`.
 
     >>> rewards = RewardFilter()
     >>> rewards.observe([-2.0, 0.0, 2.0])
@@ -199,13 +172,7 @@ class RewardFilter(RunningFilter):
     array([-1. ,  0.5, 10. ], dtype=float32)
     """
 
-    def __init__(self, *, demean: bool = False, clip: float | None = CLIP) -> None:
-        if clip is not None and not clip > 0:
-            raise ConfigError(
-                f"`clip` of a RewardFilter must be above 0, but got {clip!r}. Use None for none."
-            )
-        self.demean = demean
-        self.clip = clip
+    def __init__(self) -> None:
         super().__init__([()])
 
     def observe(self, rewards: Any) -> None:
@@ -225,14 +192,13 @@ class RewardFilter(RunningFilter):
         """
         if update:
             self.observe(rewards)
-        ((mean, scale),) = self._scalings
-        scaled = (np.asarray(rewards, np.float32) - mean) * scale
-        return scaled if self.clip is None else np.clip(scaled, -self.clip, self.clip)
+        ((_, scale),) = self._scalings
+        return np.clip(np.asarray(rewards, np.float32) * scale, -CLIP, CLIP)
 
     def _scaling(self, stat: RunningStat) -> Scaling:
         varies = stat.count >= 2 and bool(stat.std > 1e-6 * abs(stat.mean))
         scale = 1.0 / (stat.std + _EPSILON) if varies else np.ones(())
-        return Scaling.of(stat.mean if self.demean else np.zeros(()), scale)
+        return Scaling.of(np.zeros(()), scale)
 
     def _label(self, index: int) -> str:
         return "rewards"

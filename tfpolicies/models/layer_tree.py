@@ -61,42 +61,24 @@ def owners_of(model: keras.Model) -> list[Owner]:
     Each variable is in one of them. The model must be built.
     """
     positions = {id(variable): i for i, variable in enumerate(model.variables)}
-    owners = []
-    for visit in _visits(model):
-        layer = visit.layer
-        own = [
-            v
-            for v in layer._trainable_variables + layer._non_trainable_variables
-            if id(v) in positions
-        ]
+    owners: list[Owner] = []
+
+    def add(name: str, path: str | None, made_up: tuple[bool, ...], own: list[Any]) -> None:
+        taken = tuple(positions.pop(id(variable)) for variable in own)
+        roles = tuple(variable.name for variable in own)
+        shapes = tuple(tuple(variable.shape) for variable in own)
+        owners.append(Owner(name, path, made_up, taken, roles, shapes))
+
+    for layer, path, names, made_up in _visits(model):
+        variables = layer._trainable_variables + layer._non_trainable_variables
+        own = [variable for variable in variables if id(variable) in positions]
         if own:
-            taken = tuple(positions.pop(id(v)) for v in own)
-            name = "/".join(visit.names)
-            owners.append(_owner(name, visit.path, visit.made_up, taken, own))
+            add("/".join(names), path, made_up, own)
     for variable in model.variables:  # kept where Keras's saving does not look either
         if id(variable) in positions and variable.name != _SEED:
             name = variable.path.rpartition("/")[0]
-            owners.append(
-                _owner(
-                    name,
-                    None,
-                    (True,) * name.count("/") + (True,),
-                    (positions[id(variable)],),
-                    [variable],
-                )
-            )
+            add(name, None, (True,) * (name.count("/") + 1), [variable])
     return sorted(owners, key=lambda owner: min(owner.positions))
-
-
-def _owner(
-    name: str,
-    path: str | None,
-    made_up: tuple[bool, ...],
-    positions: tuple[int, ...],
-    variables: list[Any],
-) -> Owner:
-    roles = tuple(variable.name for variable in variables)
-    return Owner(name, path, made_up, positions, roles, tuple(tuple(v.shape) for v in variables))
 
 
 def _visits(model: keras.Model) -> Iterator[_Visit]:
@@ -109,17 +91,16 @@ def _visits(model: keras.Model) -> Iterator[_Visit]:
             continue
         seen.add(id(visit.layer))
         yield visit
-        children = []
-        for key, child in _children(visit.layer):
-            made_up = isinstance(visit.layer, keras.Model) and _is_made_up(child)
-            children.append(
-                _Visit(
-                    child,
-                    f"{visit.path}/{key}".lstrip("/"),
-                    (*visit.names, child.name),
-                    (*visit.made_up, made_up),
-                )
+        counts = isinstance(visit.layer, keras.Model)
+        children = [
+            _Visit(
+                child,
+                f"{visit.path}/{key}".lstrip("/"),
+                (*visit.names, child.name),
+                (*visit.made_up, counts and _is_made_up(child)),
             )
+            for key, child in _children(visit.layer)
+        ]
         pending += reversed(children)
 
 

@@ -26,8 +26,24 @@ import numpy as np
 
 from tfpolicies.errors import ObservationError, WeightsError
 from tfpolicies.models.running_stat import RunningStat
+from tfpolicies.rules import Rule
 
 CLIP = 10.0  # normalised values are clipped to +-CLIP
+
+FILTERS = ("NoFilter", "MeanStdFilter", "ConcurrentMeanStdFilter")
+"""What `observation_filter` can be; the last two are one: workers' statistics are merged."""
+
+FILTER = Rule(
+    lambda x: isinstance(x, str) and x in FILTERS,
+    f"one of {FILTERS}",
+    lambda x: (
+        (
+            " (a callable cannot be exported with the policy: put it into a layer of the model, an "
+            "agent connector or a gymnasium.ObservationWrapper)"
+        )
+        * callable(x)
+    ),
+)
 
 _FIELDS = ("count", "mean", "m2")
 _Filter = TypeVar("_Filter", bound="RunningFilter")

@@ -84,16 +84,7 @@ class RunningStat:
         self._join(count, mean + rest / count, np.maximum(m2, 0.0))
 
     def merge(self, other: RunningStat) -> None:
-        """Adds all elements that `other` has seen; `other` stays as it is.
-
-        Raises:
-            ObservationError: if the shapes differ.
-        """
-        if other.shape != self.shape:
-            raise ObservationError(
-                f"Only running means of one shape can be merged, but got {other.shape} for "
-                f"{self.shape}. Build both for the same space."
-            )
+        """Adds all elements that `other` has seen, of the same shape; `other` stays as it is."""
         self._join(other.count, other.mean, other.m2)
 
     def copy(self) -> RunningStat:

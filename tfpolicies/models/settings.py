@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from tfpolicies.errors import ModelSettingError, near_matches
-from tfpolicies.models.defaults import MODEL_DEFAULTS
-from tfpolicies.models.registry import MODELS
-from tfpolicies.rules import BOOL, COUNT, DICT, Rule, is_count, is_number
-
-_MOST_LAYERS, _MOST_BLOCKS = 256, 64  # blocks are attention's units and heads
+from tfpolicies.models.defaults import MODEL_DEFAULTS, SETTINGS
 
 
 def model_settings(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -39,21 +34,11 @@ def model_settings(config: Mapping[str, Any]) -> dict[str, Any]:
                 "model={'custom_model': your_model}."
             )
     settings = {**MODEL_DEFAULTS, **config}
-    for key, rule in _RULES.items():
+    for key, (_, rule) in SETTINGS.items():
         if not rule.holds(settings[key]):
             raise ModelSettingError(f"model[{key!r}] must be {rule.words}, got {settings[key]!r}.")
     _check_together(settings)
     return settings
-
-
-def is_list_of_counts(value: Any) -> bool:
-    """Whether `value` is a list or tuple of at most 256 integers of at least 1."""
-    return is_short(value) and all(is_count(entry) for entry in value)
-
-
-def is_short(value: Any) -> bool:
-    """Whether `value` is a list or tuple for not more layers than Keras can put on each other."""
-    return isinstance(value, list | tuple) and len(value) <= _MOST_LAYERS
 
 
 def pair(value: int | tuple[int, int] | list[int]) -> tuple[int, int]:
@@ -66,93 +51,6 @@ def pair(value: int | tuple[int, int] | list[int]) -> tuple[int, int]:
         return value, value
     return int(value[0]), int(value[1])
 
-
-def _is_extent(value: Any) -> bool:
-    return is_count(value) or (is_list_of_counts(value) and len(value) == 2)
-
-
-def _is_filters(value: Any) -> bool:
-    return value is None or (
-        is_short(value)
-        and all(
-            isinstance(layer, list | tuple)
-            and len(layer) == 3
-            and is_count(layer[0])
-            and _is_extent(layer[1])
-            and _is_extent(layer[2])
-            for layer in value
-        )
-    )
-
-
-def _only(value: Any, words: str) -> Rule:
-    return Rule(lambda x: type(x) is type(value) and x == value, words)
-
-
-COUNTS = Rule(is_list_of_counts, f"a list of integers >= 1, at most {_MOST_LAYERS} of them")
-_BLOCKS = Rule(lambda x: is_count(x) and x <= _MOST_BLOCKS, f"an integer from 1 to {_MOST_BLOCKS}")
-_FINITE = Rule(lambda x: is_number(x) and math.isfinite(x), "a finite number")
-_ACTIVATION = Rule(lambda x: x is None or isinstance(x, str), "a Keras activation name")
-_ATARI = "frames are scaled to [0, 1] and otherwise left as the environment gives them; crop, "
-_ATARI += "resize and stack them there, with gymnasium.wrappers.AtariPreprocessing and others"
-_ONE_STEP = Rule(
-    lambda x: is_count(x, 0) and x <= 1,
-    "0 or 1: only the last step is handed over, earlier ones are in the memory",
-)
-
-_RULES: dict[str, Rule] = {
-    "fcnet_hiddens": COUNTS,
-    "fcnet_activation": _ACTIVATION,
-    "post_fcnet_hiddens": COUNTS,
-    "post_fcnet_activation": _ACTIVATION,
-    "vf_share_layers": BOOL,
-    "free_log_std": BOOL,
-    "no_final_linear": BOOL,
-    "ortho_init": BOOL,
-    "conv_filters": Rule(
-        _is_filters,
-        "None, [] or a list of [channels, kernel, stride] such as [[16, 4, 2], [32, [3, 3], 1]]",
-    ),
-    "conv_activation": _ACTIVATION,
-    "channels_first": Rule(lambda x: x is None or isinstance(x, bool), "None, True or False"),
-    "use_lstm": BOOL,
-    "use_gru": BOOL,
-    "use_attention": BOOL,
-    "max_seq_len": COUNT,
-    "lstm_cell_size": COUNT,
-    "lstm_use_prev_action": BOOL,
-    "lstm_use_prev_reward": BOOL,
-    "_time_major": _only(False, "False: sequences are [B, T, ...] here; transpose yours"),
-    "attention_num_transformer_units": _BLOCKS,
-    "attention_dim": COUNT,
-    "attention_num_heads": _BLOCKS,
-    "attention_head_dim": COUNT,
-    "attention_memory_inference": COUNT,
-    "attention_memory_training": COUNT,
-    "attention_position_wise_mlp_dim": COUNT,
-    "attention_init_gru_gate_bias": Rule(
-        lambda x: is_number(x) and math.isfinite(x), "a finite number"
-    ),
-    "attention_use_n_prev_actions": _ONE_STEP,
-    "attention_use_n_prev_rewards": _ONE_STEP,
-    "framestack": _only(True, f"True: {_ATARI}"),
-    "dim": COUNT,
-    "grayscale": _only(False, f"False: {_ATARI}"),
-    "zero_mean": _only(True, f"True: {_ATARI}"),
-    "custom_model": Rule(
-        lambda x: x is None or callable(x) or MODELS.find(x) is not None,
-        "None, a keras.Model, a factory or the name of a registered model",
-    ),
-    "custom_model_config": DICT,
-    "custom_action_dist": Rule(
-        lambda x: x is None or isinstance(x, str | type),
-        "None, the name of a distribution or a subclass of models.distributions.Distribution",
-    ),
-    "custom_preprocessor": Rule(
-        lambda x: x is None,
-        "None: change observations with a gymnasium.ObservationWrapper, or inside your model",
-    ),
-}
 
 _MEMORIES = ("use_lstm", "use_gru", "use_attention")
 

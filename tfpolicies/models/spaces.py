@@ -6,8 +6,9 @@ and runtimes see flat lists of arrays instead, one per leaf, in the order of `le
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -67,49 +68,44 @@ def require_values(space: spaces.Space, argument: str) -> None:
         SpaceError: for a Dict or Tuple without parts, a space whose shape holds a 0, one of more
             than 1000 parts, or a Dict with keys that are no strings.
     """
-    empty = _empty_part(space, argument)
-    if empty is not None:
-        raise SpaceError(f"{empty}. Leave it out, or give it at least one number.")
-    others = [key for key in _keys(space) if not isinstance(key, str)]
-    if others:
-        raise UnsupportedSpaceError(
-            f"{argument} has a Dict with the key {others[0]!r}, but keys name inputs and must be "
-            "strings. Give the part a name."
+    count = 0
+    for place, part in _nodes(space, argument):
+        empty = None
+        if not isinstance(part, spaces.Dict | spaces.Tuple):
+            count += 1
+            if 0 in (part.shape or ()):
+                empty = f"= {part} has the shape {part.shape}, which holds no number"
+        elif not part.spaces:
+            empty = f"is a {type(part).__name__} without parts"
+        if empty is not None:
+            raise SpaceError(f"{place} {empty}. Leave it out, or give it at least one number.")
+        others = (
+            [x for x in part if not isinstance(x, str)] if isinstance(part, spaces.Dict) else []
         )
-    parts = _count_parts(space)
-    if parts > _MOST_PARTS:
+        if others:
+            raise UnsupportedSpaceError(
+                f"{argument} has a Dict with the key {others[0]!r}, but keys name inputs and must "
+                "be strings. Give the part a name."
+            )
+    if count > _MOST_PARTS:
         raise SpaceError(
-            f"{argument} has {parts} parts, and {_MOST_PARTS} are the limit: each is an input or "
+            f"{argument} has {count} parts, and {_MOST_PARTS} are the limit: each is an input or "
             "an output of its own. Join parts to one Box or MultiDiscrete."
         )
 
 
-def _count_parts(space: spaces.Space) -> int:
+def _nodes(space: spaces.Space, place: str) -> Iterator[tuple[str, spaces.Space]]:
+    """Yields a space and all that are in it, each with where it is, in words."""
+    yield place, space
+    for key, part in _parts(space):
+        yield from _nodes(part, f"{place}[{key!r}]")
+
+
+def _parts(space: spaces.Space) -> Iterable[tuple[Any, spaces.Space]]:
+    """Returns keys and parts of a Dict or Tuple; nothing of other spaces."""
     if isinstance(space, spaces.Dict):
-        return sum(map(_count_parts, space.values()))
-    return sum(map(_count_parts, space)) if isinstance(space, spaces.Tuple) else 1
-
-
-def _keys(space: spaces.Space) -> Iterator[Any]:
-    """Yields the keys of all Dicts in a space."""
-    if isinstance(space, spaces.Dict):
-        yield from space.spaces
-    if isinstance(space, spaces.Dict | spaces.Tuple):
-        for part in space.values() if isinstance(space, spaces.Dict) else space:
-            yield from _keys(part)
-
-
-def _empty_part(space: spaces.Space, place: str) -> str | None:
-    """Returns which part of a space is empty, in words; None if none is."""
-    if isinstance(space, spaces.Dict | spaces.Tuple):
-        if not len(space.spaces):
-            return f"{place} is a {type(space).__name__} without parts"
-        parts = space.items() if isinstance(space, spaces.Dict) else enumerate(space)
-        found = (_empty_part(part, f"{place}[{key!r}]") for key, part in parts)
-        return next(filter(None, found), None)
-    if 0 in (getattr(space, "shape", None) or ()):
-        return f"{place} = {space} has the shape {space.shape}, which holds no number"
-    return None
+        return space.items()
+    return enumerate(space) if isinstance(space, spaces.Tuple) else ()
 
 
 def is_float_box(space: spaces.Space) -> bool:
@@ -118,7 +114,11 @@ def is_float_box(space: spaces.Space) -> bool:
 
 
 def cell_sizes(space: Any) -> tuple[int, ...]:
-    """Returns the number of actions in each cell of a MultiDiscrete or integer Box, in C order."""
+    """Returns how many choices each cell of a space of integers has, in C order; a bit has two."""
+    if isinstance(space, spaces.Discrete):
+        return (int(space.n),)
+    if isinstance(space, spaces.MultiBinary):
+        return (2,) * math.prod(space.shape)
     if isinstance(space, spaces.MultiDiscrete):
         return tuple(int(n) for n in space.nvec.reshape(-1))
     # Python's integers: the width of a Box of int64 does not fit into int64.
@@ -145,9 +145,10 @@ def _walk(
     space: spaces.Space, path: tuple[str, ...], dtype: Callable[[Any], Any], wrapper: str
 ) -> list[Leaf]:
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        parts = space.items() if isinstance(space, spaces.Dict) else enumerate(space)
         return [
-            leaf for key, sub in parts for leaf in _walk(sub, (*path, str(key)), dtype, wrapper)
+            leaf
+            for key, sub in _parts(space)
+            for leaf in _walk(sub, (*path, str(key)), dtype, wrapper)
         ]
     if not isinstance(space, LEAF_SPACES):
         where = f" at {'/'.join(path)!r}" if path else ""

@@ -6,6 +6,7 @@ order of layers. Whatever is not unambiguous is an error: a policy with a wrong 
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import PurePath
@@ -200,7 +201,7 @@ class _Matcher:
     def _same_names(self) -> list[_Pair]:
         """Returns layers of the same name: all of it, or else its end, if that fits only one."""
         found: list[_Pair] = []
-        for same in (_is_equal, _is_end_of_either):
+        for same in (operator.eq, _is_end_of_either):
             sources = _without(self._sources, [pair.source for pair in found])
             targets = _without(self._targets, [pair.target for pair in found])
             named = [layer for layer in sources if layer.is_named]
@@ -314,9 +315,10 @@ class _Matcher:
     # Errors
 
     def _mismatch(self, layer: LayerWeights, owner: Owner) -> ModelImportError:
+        why = "has the same name" if _is_same(layer, owner) else "is the next in order"
         return self._error(
             f"its layer {_called(layer.name)} has weights of shapes {_list(layer.shapes)}, but the "
-            f"model's layer {_called(owner.name)}, which {_reason(layer, owner)}, takes "
+            f"model's layer {_called(owner.name)}, which {why}, takes "
             f"{_list(owner.shapes)}",
             layer,
             owner,
@@ -328,15 +330,13 @@ class _Matcher:
             f"its layer {_called(layer.name)} with weights of shapes {_list(layer.shapes)} fits no "
             f"layer of the model that is left (left: {_layers(self._targets[: 2 * _NEAR])}).{hint}",
             layer,
-            None,
         )
 
     def _no_weights(self, owner: Owner) -> ModelImportError:
         return self._error(
             f"it has no weights of shapes {_list(owner.shapes)} for the model's layer "
             f"{_called(owner.name)} (`allow_missing=True` would leave such layers as they are)",
-            None,
-            owner,
+            owner=owner,
         )
 
     def _ambiguous(self, layer: LayerWeights) -> ModelImportError:
@@ -345,11 +345,10 @@ class _Matcher:
             "more than one layer of the model, and neither names nor order tell which. Give the "
             "layers names of your own, or save a .keras file",
             layer,
-            None,
         )
 
     def _error(
-        self, problem: str, layer: LayerWeights | None, owner: Owner | None
+        self, problem: str, layer: LayerWeights | None = None, owner: Owner | None = None
     ) -> ModelImportError:
         sources, targets = self._all_sources, self._all_targets
         return ModelImportError(
@@ -395,10 +394,6 @@ def _is_given(pair: _Pair) -> bool:
     return not any(pair.target.made_up[len(pair.target.made_up) - parts :])
 
 
-def _is_equal(one: str, other: str) -> bool:
-    return one == other
-
-
 def _is_end(short: str, long: str) -> bool:
     return short == long or (short != "" and long.endswith(f"/{short}"))
 
@@ -418,10 +413,6 @@ def _without(items: Sequence[_Item], taken: Sequence[_Item]) -> list[_Item]:
 def _around(items: Sequence[_Item], item: _Item | None) -> Sequence[_Item]:
     at = next((i for i, other in enumerate(items) if other is item), 0)
     return items[max(0, at - _NEAR) : at + _NEAR + 1]
-
-
-def _reason(layer: LayerWeights, owner: Owner) -> str:
-    return "has the same name" if _is_same(layer, owner) else "is the next in order"
 
 
 def _is_same(layer: LayerWeights, owner: Owner) -> bool:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import copy
 import logging
+import pkgutil
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -20,29 +21,16 @@ from tfpolicies.program.functions import ActInputs, ProgramFunctions
 from tfpolicies.program.outputs import ActLayout
 from tfpolicies.program.runtimes import onnx, stacked
 from tfpolicies.program.runtimes.function import FunctionRuntime
-from tfpolicies.program.runtimes.runtime import Actor, Runtime
+from tfpolicies.program.runtimes.runtime import Actor, Runtime, Way
 from tfpolicies.program.runtimes.session import SessionRuntime
 from tfpolicies.state import PolicyState
 from tfpolicies.system.forks import require_tensorflow
+from tfpolicies.ways import WAYS
 
 logger = logging.getLogger("tfpolicies")
 
 _TOLERANCE = 1e-4
 """How far two ways of acting may be apart, as a share of an output's largest number, or of 1."""
-
-
-class Way(NamedTuple):
-    """A runtime that acts.
-
-    What is converted takes its functions, their signatures and the outputs of acting from the
-    `eager` runtime of a Program's inference. `build` and `stack` may raise anything for what they
-    cannot do; both are called at most once for a Program.
-    """
-
-    name: str  # in messages
-    fits: Callable[[Inference], bool]  # whether "auto" takes it, if it can be built
-    build: Callable[[Inference], Actor]
-    stack: Callable[[Inference], stacked.StackedActor | None]  # None: states act one by one
 
 
 class Inference:
@@ -180,21 +168,22 @@ class Inference:
         return [*obs, *prev, *(x.astype(np.float32) for x in states)]
 
 
-RUNTIMES = {
-    "onnx": Way(
-        "ONNX Runtime",
-        lambda it: onnx.fits(it.eager),
-        lambda it: onnx.actor(it.eager),
-        lambda it: stacked.onnx_actor(it.eager),
-    ),
-    "tf": Way(
-        "TensorFlow",
-        lambda it: True,
-        lambda it: it.runtime,
-        lambda it: stacked.traced_actor(it.runtime),
-    ),
-}
-"""What acts, by the value of `inference`; "auto" takes the first that fits and can be built."""
+ONNX = Way(
+    "ONNX Runtime",
+    lambda it: onnx.fits(it.eager),
+    lambda it: onnx.actor(it.eager),
+    lambda it: stacked.onnx_actor(it.eager),
+)
+TENSORFLOW = Way(
+    "TensorFlow",
+    lambda it: True,
+    lambda it: it.runtime,
+    lambda it: stacked.traced_actor(it.runtime),
+)
+
+
+RUNTIMES: dict[str, Way] = {name: pkgutil.resolve_name(path) for name, path in WAYS.items()}
+"""What acts, by the value of `inference`."""
 
 
 def _extra_outputs(functions: ProgramFunctions) -> list[Port]:

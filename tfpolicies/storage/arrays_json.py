@@ -29,8 +29,7 @@ def encode_number(value: bool | int | float) -> Any:
     """
     if not isinstance(value, float) or math.isfinite(value):
         return value
-    name = "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
-    return {"$float": name}
+    return {"$float": str(value)}
 
 
 def decode_number(record: Any) -> bool | int | float:

@@ -47,6 +47,7 @@ from tfpolicies.system.atomic import (
     make_folder,
     place_file,
     remove_file,
+    remove_if_empty,
     sync_folder,
 )
 from tfpolicies.system.regular_files import content_of, open_regular, read_regular, size_of
@@ -196,8 +197,8 @@ def _remove_unlisted(folder: Path) -> None:
         if f"{POLICIES}/{path.name}" not in folders:
             _remove_manifest(path)
         _remove_unlisted(path)
-        _remove_if_empty(path)
-    _remove_if_empty(folder / POLICIES)
+        remove_if_empty(path)
+    remove_if_empty(folder / POLICIES)
 
 
 def _listed(folder: Path) -> tuple[set[str], set[str]]:
@@ -222,11 +223,6 @@ def _remove_manifest(folder: Path) -> None:
             with contextlib.suppress(OSError):
                 if sha256(read_regular(path, LARGEST))[:16] == named[1]:
                     remove_file(path)
-
-
-def _remove_if_empty(folder: Path) -> None:
-    with contextlib.suppress(OSError):
-        folder.rmdir()
 
 
 def _entries(folder: Path) -> list[Path]:

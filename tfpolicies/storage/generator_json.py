@@ -10,16 +10,8 @@ from tfpolicies.errors import CheckpointError
 from tfpolicies.storage.json_values import decode_value, encode_value
 
 _LARGEST_POOL = 1024  # words of a SeedSequence, which has 4 by default
-_BIT_GENERATORS: dict[str, type[Any]] = {
-    kind.__name__: kind
-    for kind in (
-        np.random.PCG64,
-        np.random.PCG64DXSM,
-        np.random.MT19937,
-        np.random.Philox,
-        np.random.SFC64,
-    )
-}
+_NAMES = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
+_BIT_GENERATORS: dict[str, type[Any]] = {name: getattr(np.random, name) for name in _NAMES}
 
 
 def encode_generator(generator: np.random.Generator) -> dict[str, Any]:

@@ -113,9 +113,7 @@ def _is_plain(dtype: np.dtype) -> bool:
 
 def _quote(name: str) -> str:
     """Returns the link name: HDF5 gives a meaning to `/`, `.` and NUL."""
-    if name == ".":
-        return "%2E"
-    return re.sub("[%/\0]", lambda match: f"%{ord(match[0]):02X}", name)
+    return re.sub(r"[%/\0]|\A\.\Z", lambda match: f"%{ord(match[0]):02X}", name)
 
 
 def _is_unicode(name: str) -> bool:

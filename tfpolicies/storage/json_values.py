@@ -171,17 +171,14 @@ def _encode(value: Any) -> Any:
 def _encode_dict(value: dict[Any, Any]) -> dict[str, Any]:
     if all(type(key) is str and not key.startswith("$") for key in value):
         return {key: _encode(element) for key, element in value.items()}
-    pairs = value.items()
-    return {"$dict": [[_encode(key), _encode(x)] for key, x in pairs]}
+    return {"$dict": [[_encode(key), _encode(x)] for key, x in value.items()]}
 
 
 def _encode_object(value: Any) -> dict[str, str]:
     if isinstance(value, Missing):
         return {"$import" if value.importable else "$unavailable": value.name}
     path = import_path(value)
-    if path is not None:
-        return {"$import": path}
-    return {"$unavailable": describe(value)}
+    return {"$unavailable": describe(value)} if path is None else {"$import": path}
 
 
 def _ordered(elements: Collection[Any]) -> list[Any]:
@@ -201,8 +198,7 @@ def _decode(record: Any) -> Any:
         return {key: _decode(element) for key, element in record.items()}
     if len(record) != 1:
         raise CheckpointError(f"The record with the keys {list(record)} is malformed.")
-    tag = tags[0]
-    return _decode_tagged(tag, record[tag])
+    return _decode_tagged(tags[0], record[tags[0]])
 
 
 def _decode_tagged(tag: str, content: Any) -> Any:

@@ -248,7 +248,8 @@ def _walk(
             _array(tree.child(own, key), f"{where}/vars/{key}") for key in sorted(inner, key=_vars)
         ]
         if weights:
-            yield _keras3_owner("/".join(path), "/".join(names), weights, named=named)
+            place, name = place_of(where), "/".join(names) if named else where
+            yield LayerWeights(name, place.class_name, weights, where, named, place.sequence)
     for key in sorted(members, key=split_number):
         child = tree.child(group, key) if key != "vars" else None
         if child is None or (not path and key in _NO_WEIGHTS) or _SEED.fullmatch(key):
@@ -264,18 +265,6 @@ def _walk(
 
 def _vars(key: str) -> tuple[int, str]:
     return (int(key), "") if re.fullmatch(r"\d{1,9}", key) else (1 << 32, key)
-
-
-def _keras3_owner(path: str, name: str, weights: list[NamedArray], *, named: bool) -> LayerWeights:
-    place = place_of(path)
-    return LayerWeights(
-        name=name if named else path,
-        class_name=place.class_name,
-        weights=weights,
-        path=path,
-        is_named=named,
-        sequence=place.sequence,
-    )
 
 
 # .keras archives ----------------------------------------------------------------------------------

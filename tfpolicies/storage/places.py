@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from tfpolicies.errors import CheckpointError
 from tfpolicies.storage.import_paths import TRUSTED, Missing, resolve
@@ -55,41 +55,34 @@ def admitted(
     >>> admitted({"callbacks": watching, "more": watching}, {"callbacks": Place("callbacks")})
     {'callbacks': <class '...DefaultCallbacks'>, 'more': Missing(name='...', importable=True)}
     """
-    try:
-        return _Admission(known or {}, trusted).of(value, places)
-    except RecursionError:
-        raise CheckpointError("The record of a value is nested too deeply.") from None
+    given = known or {}
 
+    def looked_up(missing: Missing, place: Places) -> Any:
+        if missing.name in given:
+            return given[missing.name]
+        if not missing.importable or not isinstance(place, Place):
+            return missing
+        return resolve(missing.name, place.kind, functions=place.functions, trusted=trusted)
 
-class _Admission(NamedTuple):
-    """On whose word objects are taken."""
-
-    known: Mapping[str, Any]
-    trusted: Collection[str]
-
-    def of(self, value: Any, places: Places) -> Any:
+    def walk(value: Any, places: Places) -> Any:
         if isinstance(places, Place) and not isinstance(value, Missing):
             value = value if places.plain is None else places.plain(value)
         if isinstance(value, Missing):
-            return self._looked_up(value, places)
+            return looked_up(value, places)
         if isinstance(value, dict):  # a space is a Mapping, too
-            return {
-                self.of(key, None): self.of(each, _place_of(places, key))
-                for key, each in value.items()
-            }
+            pairs = value.items()
+            return {walk(key, None): walk(each, _place_of(places, key)) for key, each in pairs}
         if isinstance(value, list | tuple):
-            found = [self.of(each, _place_of(places, i)) for i, each in enumerate(value)]
+            found = [walk(each, _place_of(places, i)) for i, each in enumerate(value)]
             return found if isinstance(value, list) else tuple(found)
         if isinstance(value, set | frozenset):
-            return type(value)(self.of(each, None) for each in value)
+            return type(value)(walk(each, None) for each in value)
         return value
 
-    def _looked_up(self, missing: Missing, place: Places) -> Any:
-        if missing.name in self.known:
-            return self.known[missing.name]
-        if not missing.importable or not isinstance(place, Place):
-            return missing
-        return resolve(missing.name, place.kind, functions=place.functions, trusted=self.trusted)
+    try:
+        return walk(value, places)
+    except RecursionError:
+        raise CheckpointError("The record of a value is nested too deeply.") from None
 
 
 def _place_of(places: Places, key: Any) -> Places:

@@ -207,12 +207,8 @@ def _encode_many(space: spaces.Tuple | spaces.OneOf) -> Record:
     return {"spaces": [encode_space(inner) for inner in space.spaces]}
 
 
-def _decode_tuple(record: Record) -> spaces.Tuple:
-    return spaces.Tuple([decode_space(inner) for inner in record["spaces"]])
-
-
-def _decode_one_of(record: Record) -> spaces.OneOf:
-    return spaces.OneOf([decode_space(inner) for inner in record["spaces"]])
+def _decode_many(kind: Any) -> Callable[[Record], Space]:
+    return lambda record: kind([decode_space(inner) for inner in record["spaces"]])
 
 
 def _encode_text(space: spaces.Text) -> Record:
@@ -282,8 +278,8 @@ _CODECS: dict[str, _Codec] = {
     "MultiDiscrete": (spaces.MultiDiscrete, _encode_multi_discrete, _decode_multi_discrete),
     "MultiBinary": (spaces.MultiBinary, _encode_multi_binary, _decode_multi_binary),
     "Dict": (spaces.Dict, _encode_dict, _decode_dict),
-    "Tuple": (spaces.Tuple, _encode_many, _decode_tuple),
-    "OneOf": (spaces.OneOf, _encode_many, _decode_one_of),
+    "Tuple": (spaces.Tuple, _encode_many, _decode_many(spaces.Tuple)),
+    "OneOf": (spaces.OneOf, _encode_many, _decode_many(spaces.OneOf)),
     "Text": (spaces.Text, _encode_text, _decode_text),
     "Sequence": (spaces.Sequence, _encode_sequence, _decode_sequence),
     "Graph": (spaces.Graph, _encode_graph, _decode_graph),

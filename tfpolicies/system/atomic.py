@@ -99,6 +99,12 @@ def remove_file(path: Path) -> None:
         path.unlink()
 
 
+def remove_if_empty(folder: Path) -> None:
+    """Removes `folder` if nothing is in it, and where that is possible."""
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
 def is_temporary(name: str) -> bool:
     """Says whether a file of this name is the leftover of a write that was killed.
 

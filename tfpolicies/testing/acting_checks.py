@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from tfpolicies.batch.leaves import unbatched
 from tfpolicies.exploration.strategies import StochasticSampling
 from tfpolicies.models.distributions import SquashedGaussian
 from tfpolicies.models.spaces import batch_leaves, is_float_box, nest
 from tfpolicies.testing.report import Broken, NotApplicable
-from tfpolicies.testing.subject import ROWS, Subject, act, all_same, env_actions, flat, row_of, same
+from tfpolicies.testing.subject import ROWS, Subject, act, all_same, env_actions, flat, same
 
 FLOATS = ("action_logp", "action_prob", "vf_preds", "action_dist_inputs")
 
@@ -80,18 +81,14 @@ def action_space(subject: Subject) -> str:
         for explore in (True, False):
             acted = act(policy, subject.ports, inputs, explore)
             found = batch_leaves(subject.leaves, acted.actions, "actions")
-            for row in range(len(inputs[0])):
-                own = nest(policy.action_space, [leaf[row] for leaf in found])
-                arguments = {} if clip is None else {"clip": clip}
+            arguments = {} if clip is None else {"clip": clip}
+            for own in unbatched(nest(policy.action_space, found)):
                 _check_member(policy, policy.env_action(own, **arguments), "env_action", explore)
                 count += 1
             if clip is None:
-                per_row = len(subject.ports.all) - len(subject.ports.states)
-                obs = inputs[: len(subject.ports.obs)]
-                previous, states = inputs[len(obs) : per_row], inputs[per_row:]
+                obs, previous, states = subject.ports.split(inputs)
                 for_env, _ = policy.acting.columns(obs, previous, states, explore=explore)
-                for row in range(len(inputs[0])):
-                    member = row_of(for_env, row)
+                for member in unbatched(for_env):
                     _check_member(policy, member, "acting.columns", explore)
     return f"{count} actions"
 
@@ -120,25 +117,21 @@ def batch_invariance(subject: Subject) -> str:
     """A row's greedy result does not depend on the rows beside it, nor on its place."""
     policy, rng = subject.twin(), subject.rng()
     inputs = subject.inputs(ROWS, rng)
-    whole = _greedy(subject, policy, inputs)
+    whole = subject.acted(policy, inputs, explore=False)
     advice = (
         "Compute each row from that row alone: no means over the batch, no BatchNormalization in "
         "training mode, no state kept on the policy between rows."
     )
     order = rng.permutation(ROWS)
-    permuted = _greedy(subject, policy, [x[order] for x in inputs])
+    permuted = subject.acted(policy, [x[order] for x in inputs], explore=False)
     wanted = {name: x[order] for name, x in whole.items()}
     worst = all_same(permuted, wanted, "the same results for rows in another order", advice)
     for row in range(0, ROWS, 3):
-        alone = _greedy(subject, policy, [x[row : row + 1] for x in inputs])
+        alone = subject.acted(policy, [x[row : row + 1] for x in inputs], explore=False)
         wanted = {name: x[row : row + 1] for name, x in whole.items()}
         expected = f"row {row} of {ROWS} to give the same alone as in the batch, to 1e-05"
         worst = max(worst, all_same(alone, wanted, expected, advice))
     return f"largest difference {worst:.1e}"
-
-
-def _greedy(subject: Subject, policy: Any, inputs: list[np.ndarray]) -> dict[str, np.ndarray]:
-    return flat(policy, subject.leaves, act(policy, subject.ports, inputs, explore=False))
 
 
 def determinism(subject: Subject) -> str:
@@ -149,17 +142,16 @@ def determinism(subject: Subject) -> str:
         "Draw all noise from a generator that is part of the policy's state, never from global "
         "ones such as `np.random` or `random`."
     )
-    once, again = (_greedy(subject, first, inputs) for _ in range(2))
+    once, again = (subject.acted(first, inputs, explore=False) for _ in range(2))
     all_same(again, once, "explore=False to give the same twice", advice, tolerance=0.0)
     first, second = subject.twin(), subject.twin()
     for _ in range(3):
-        ours, theirs = (
-            flat(policy, subject.leaves, act(policy, subject.ports, inputs, explore=True))
-            for policy in (first, second)
-        )
+        ours, theirs = (subject.acted(each, inputs, explore=True) for each in (first, second))
         expected = "two policies in the same state to explore alike"
         all_same(ours, theirs, expected, advice, tolerance=0.0)
-    if subject.is_tf and first.config.get("seed") is not None and not _has_template(first):
+    # of a model instance, with whose weights the first policy of the kind starts
+    is_copied = subject.is_tf and first.program.spec.source.template is not None
+    if subject.is_tf and first.config.get("seed") is not None and not is_copied:
         spaces_of = (first.observation_space, first.action_space)
         config = subject.state["policy_spec"]["config"]
         ours, theirs = (type(first)(*spaces_of, config).get_weights() for _ in range(2))
@@ -172,11 +164,6 @@ def determinism(subject: Subject) -> str:
             tolerance=0.0,
         )
     return ""
-
-
-def _has_template(policy: Any) -> bool:
-    """Whether the first policy of the kind starts with the weights of a model instance."""
-    return policy.program.spec.source.template is not None
 
 
 def log_likelihoods(subject: Subject) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
+from tfpolicies.batch.leaves import map_leaves
 from tfpolicies.batch.sample_batch import SampleBatch, concat_samples
 from tfpolicies.errors import UsageError
 from tfpolicies.export.verify import random_inputs
@@ -13,7 +15,7 @@ from tfpolicies.models.ports import action_ports
 from tfpolicies.models.spaces import action_leaves, nest
 from tfpolicies.policy.policy import Policy
 from tfpolicies.policy.session import Memory
-from tfpolicies.testing.subject import ports_of, random_masks
+from tfpolicies.testing.subject import ports_of, random_masks, with_masks
 
 
 def random_batch(policy: Policy, rows: int, *, length: int = 25, seed: int = 0) -> SampleBatch:
@@ -54,7 +56,7 @@ def random_batch(policy: Policy, rows: int, *, length: int = 25, seed: int = 0) 
         steps = min(length, left)
         left -= steps
         ends = np.arange(steps) == steps - 1
-        piece = SampleBatch(_rows(columns, i, steps))
+        piece = SampleBatch(map_leaves(itemgetter((i, slice(steps))), columns)).copy()
         piece["terminateds"] = ends & (i % 2 == 0)
         piece["truncateds"] = ends & (i % 2 == 1)
         piece["t"] = np.arange(steps)
@@ -69,13 +71,7 @@ def _acted(policy: Policy, rewards: np.ndarray, rng: np.random.Generator) -> dic
     count, length = rewards.shape
     ports, found = ports_of(policy), action_leaves(policy.action_space)
     shown = random_inputs(ports, count, length + 1, rng)[: len(ports.obs)]
-    masks = random_masks(ports, found, count * (length + 1), rng)
-    start = 0
-    for i, is_mask in enumerate(ports.is_mask):
-        if is_mask:
-            width = int(np.prod(shown[i].shape[2:]))
-            part = masks[:, start : start + width]
-            shown[i], start = part.reshape(shown[i].shape).astype(shown[i].dtype), start + width
+    shown = with_masks(ports, shown, random_masks(ports, found, count * (length + 1), rng))
     memory, steps = Memory(policy, count), []
     for t in range(length):
         _, columns = memory.act([leaf[:, t] for leaf in shown], explore=True)
@@ -90,12 +86,3 @@ def _acted(policy: Policy, rewards: np.ndarray, rng: np.random.Generator) -> dic
     stacked["obs"] = nest(policy.observation_space, [leaf[:, :-1] for leaf in shown])
     stacked["new_obs"] = nest(policy.observation_space, [leaf[:, 1:] for leaf in shown])
     return stacked
-
-
-def _rows(column: Any, i: int, steps: int) -> Any:
-    """Returns the first steps of environment `i`, of nested columns `[N, T, ...]`."""
-    if isinstance(column, dict):
-        return {key: _rows(part, i, steps) for key, part in column.items()}
-    if isinstance(column, tuple):
-        return tuple(_rows(part, i, steps) for part in column)
-    return column[i, :steps].copy()

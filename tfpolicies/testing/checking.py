@@ -128,8 +128,6 @@ def _unexpected(error: Any) -> str:
     where = f"{code.co_filename}:{trace.tb_lineno} in {code.co_name}"
     return str(
         Broken(
-            "no error",
-            f"{type(error).__name__}: {error}",
-            f"Look at {where}, where it was raised.",
+            "no error", f"{type(error).__name__}: {error}", f"Look at {where}, where it was raised."
         )
     )

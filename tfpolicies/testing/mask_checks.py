@@ -13,7 +13,7 @@ from tfpolicies.errors import ConfigError
 from tfpolicies.models.spaces import Leaf, is_float_box
 from tfpolicies.testing.acting_checks import FLOATS
 from tfpolicies.testing.report import Broken, NotApplicable
-from tfpolicies.testing.subject import Subject, act, choices, flat, random_masks
+from tfpolicies.testing.subject import Subject, choices, random_masks, with_masks
 
 _DRAWS, _AT_ONCE = 10_000, 500
 
@@ -26,8 +26,8 @@ def masks(subject: Subject) -> str:
     for start in range(0, _DRAWS, _AT_ONCE):
         inputs = subject.inputs(_AT_ONCE, rng)
         mask = random_masks(subject.ports, subject.leaves, _AT_ONCE, rng)
-        acted = act(policy, subject.ports, subject.with_masks(inputs, mask), start % 2 == 0)
-        found = flat(policy, subject.leaves, acted)
+        shown = with_masks(subject.ports, inputs, mask)
+        found = subject.acted(policy, shown, explore=start % 2 == 0)
         _check_allowed(subject, found, mask, explore=start % 2 == 0)
         _check_finite(subject, policy, found)
     return f"{_DRAWS} draws"

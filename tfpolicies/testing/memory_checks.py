@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfpolicies.models.spaces import Leaf, nest
 from tfpolicies.program.functions import ActInputs
 from tfpolicies.testing.report import Broken, NotApplicable
-from tfpolicies.testing.subject import Subject, act, all_same, by_leaf, env_actions, flat
+from tfpolicies.testing.subject import Subject, all_same, by_leaf, env_actions
 
 _STEPS = 6
 
@@ -76,8 +76,7 @@ def _carried(
     states = [np.stack([np.asarray(part)] * count) for part in policy.get_initial_state()]
     previous = [port.zeros(count) for port in ports.prev]
     for obs in steps:
-        acted = act(policy, ports, [*obs, *previous, *states], explore=False)
-        found.append(flat(policy, subject.leaves, acted))
+        found.append(subject.acted(policy, [*obs, *previous, *states], explore=False))
         states = [found[-1][f"state_out_{i}"] for i in range(len(states))]
         if ports.reads_actions:
             for i, leaf in enumerate(subject.leaves):

@@ -13,7 +13,7 @@ from tfpolicies.errors import ConfigError
 from tfpolicies.models.spaces import nest
 from tfpolicies.testing.batches import random_batch
 from tfpolicies.testing.report import Broken, NotApplicable
-from tfpolicies.testing.subject import ROWS, Subject, act, all_same, flat, leaves_of
+from tfpolicies.testing.subject import ROWS, Subject, act, all_same, leaves_of
 
 _STEPS = 5
 
@@ -127,10 +127,7 @@ def _compare_twins(subject: Subject, policy: Any, twin: Any) -> float:
     advice = "Give both classes one implementation; they may differ in their runtime alone."
     for when in ("at once", "after an update"):
         for explore in (False, True):
-            ours, wanted = (
-                flat(each, subject.leaves, act(each, subject.ports, inputs, explore))
-                for each in (twin, policy)
-            )
+            ours, wanted = (subject.acted(each, inputs, explore) for each in (twin, policy))
             expected = f"{type(twin).__name__} to act as {type(policy).__name__} does {when}"
             worst = max(worst, all_same(ours, wanted, expected, advice, tolerance=1e-4))
         if when == "at once" and subject.learns:
@@ -162,13 +159,13 @@ def _check_player(subject: Subject, policy: Any, path: Path) -> None:
     for _ in range(_STEPS):
         inputs = subject.inputs(3, rng)[: len(subject.ports.obs)]
         obs = nest(policy.observation_space, inputs)
+        acted = player.act(obs, reward), session.act(obs, reward, explore=False)
         ours, wanted = (
-            dict(enumerate(leaves_of(acted)))
-            for acted in (player.act(obs, reward), session.act(obs, reward, explore=False))
+            {f"actions[{i}]": x for i, x in enumerate(leaves_of(each))} for each in acted
         )
         all_same(
-            {f"actions[{i}]": x for i, x in ours.items()},
-            {f"actions[{i}]": x for i, x in wanted.items()},
+            ours,
+            wanted,
             "the exported player to act as the policy's Session does",
             "Report it: the export passed its own verification.",
         )

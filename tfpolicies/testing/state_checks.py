@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tfpolicies.testing.batches import random_batch
-from tfpolicies.testing.subject import ROWS, Subject, act, all_same, arrays_in, flat
+from tfpolicies.testing.subject import ROWS, Subject, act, all_same, arrays_in
 
 _ALIASING = "Copy arrays where they enter and leave the policy: `np.array(x)`."
 
@@ -20,8 +20,7 @@ def aliasing(subject: Subject) -> str:
     policy, rng = subject.twin(), subject.rng()
     inputs, others = subject.inputs(ROWS, rng), subject.inputs(ROWS, rng)
     given = copy.deepcopy(inputs)
-    acted = act(policy, subject.ports, inputs, explore=False)
-    named = flat(policy, subject.leaves, acted)
+    named = subject.acted(policy, inputs, explore=False)
     wanted = copy.deepcopy(named)
     act(policy, subject.ports, others, explore=True)
     _unchanged(named, wanted, "what compute_actions returned to stay as it is at the next call")
@@ -30,7 +29,7 @@ def aliasing(subject: Subject) -> str:
     _unchanged(shown, kept, "compute_actions to leave its arguments alone")
 
     def acts_as_before(what: str) -> None:
-        again = flat(policy, subject.leaves, act(policy, subject.ports, given, explore=False))
+        again = subject.acted(policy, given, explore=False)
         expected = f"the same actions after {what} overwritten with other numbers"
         all_same(again, wanted, expected, _ALIASING, tolerance=0.0)
 
@@ -132,10 +131,7 @@ def _go_on_alike(subject: Subject, policy: Any, twin: Any, who: str, advice: str
     inputs = subject.inputs(ROWS, subject.rng())
 
     def compare(when: str) -> None:
-        wanted, ours = (
-            flat(each, subject.leaves, act(each, subject.ports, inputs, explore=True))
-            for each in (policy, twin)
-        )
+        wanted, ours = (subject.acted(each, inputs, explore=True) for each in (policy, twin))
         all_same(ours, wanted, f"{who} to explore as the original {when}", advice)
 
     compare("at once")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
+from tfpolicies.batch.leaves import iterate_leaves, unbatched
 from tfpolicies.export.verify import random_inputs
 from tfpolicies.models.ports import InputPorts
 from tfpolicies.models.spaces import (
@@ -65,17 +67,11 @@ class Subject:
         drawn = random_inputs(self.ports, rows, 1, rng)
         per_row = len(self.ports.all) - len(self.ports.states)
         found = [x[:, 0] for x in drawn[:per_row]] + drawn[per_row:]
-        return self.with_masks(found, random_masks(self.ports, self.leaves, rows, rng))
+        return with_masks(self.ports, found, random_masks(self.ports, self.leaves, rows, rng))
 
-    def with_masks(self, inputs: Sequence[np.ndarray], mask: np.ndarray) -> list[np.ndarray]:
-        """Returns inputs with other masks, given as one array `[rows, choices]`."""
-        found, start = list(inputs), 0
-        for i, is_mask in enumerate(self.ports.is_mask):
-            if is_mask:
-                stop = start + int(np.prod(found[i].shape[1:]))
-                part = mask[:, start:stop].reshape(found[i].shape)
-                found[i], start = part.astype(found[i].dtype), stop
-        return found
+    def acted(self, policy: Any, inputs: Sequence[np.ndarray], explore: bool) -> dict[str, Any]:
+        """Returns everything that acting on one array per port gives, as arrays by name."""
+        return flat(policy, self.leaves, act(policy, self.ports, inputs, explore))
 
     def needs_tf(self, what: str) -> None:
         """Ends a check that only policies with a Program can be held to."""
@@ -147,29 +143,16 @@ def by_leaf(leaves: Sequence[Leaf], actions: Any) -> dict[str, np.ndarray]:
     return {leaf.name("actions"): array for leaf, array in found}
 
 
-def row_of(batch: Any, row: int) -> Any:
-    """Returns one row of a nested batch."""
-    if isinstance(batch, dict):
-        return {key: row_of(part, row) for key, part in batch.items()}
-    if isinstance(batch, tuple):
-        return tuple(row_of(part, row) for part in batch)
-    return batch[row]
-
-
 def env_actions(policy: Any, own: Sequence[np.ndarray]) -> Any:
     """Returns a nested batch of what `env_action` makes of each row of a policy's own actions."""
     batch = nest(policy.action_space, own)
-    rows = [leaves_of(policy.env_action(row_of(batch, row))) for row in range(len(own[0]))]
+    rows = [leaves_of(policy.env_action(row)) for row in unbatched(batch)]
     return nest(policy.action_space, [np.stack(parts) for parts in zip(*rows, strict=True)])
 
 
 def leaves_of(value: Any) -> list[np.ndarray]:
     """Returns the arrays of nested dicts and tuples, in order."""
-    if isinstance(value, dict):
-        return [x for part in value.values() for x in leaves_of(part)]
-    if isinstance(value, tuple):
-        return [x for part in value for x in leaves_of(part)]
-    return [np.asarray(value)]
+    return [np.asarray(x) for x in iterate_leaves(value)]
 
 
 def random_masks(
@@ -192,12 +175,23 @@ def random_masks(
     return np.concatenate(parts, axis=1)
 
 
+def with_masks(
+    ports: InputPorts, inputs: Sequence[np.ndarray], mask: np.ndarray
+) -> list[np.ndarray]:
+    """Returns inputs `[..., *shape]` with other masks, given as one array `[rows, choices]`."""
+    found, start = list(inputs), 0
+    for i, (port, is_mask) in enumerate(zip(ports.obs, ports.is_mask, strict=True)):
+        if is_mask:
+            stop = start + math.prod(port.shape)
+            part = mask[:, start:stop].reshape(found[i].shape)
+            found[i], start = part.astype(found[i].dtype), stop
+    return found
+
+
 def choices(leaves: Sequence[Leaf]) -> Iterator[int]:
     """Yields how many choices a mask has for each cell of an action space; a bit counts as one."""
     for leaf in leaves:
-        if isinstance(leaf.space, spaces.Discrete):
-            yield int(leaf.space.n)
-        elif isinstance(leaf.space, spaces.MultiBinary):
+        if isinstance(leaf.space, spaces.MultiBinary):
             yield from [1] * int(np.prod(leaf.shape))
         elif not is_float_box(leaf.space):
             yield from cell_sizes(leaf.space)

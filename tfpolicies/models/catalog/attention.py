@@ -20,6 +20,7 @@ from keras import ops
 
 from tfpolicies.models.catalog.initializers import Kernels
 from tfpolicies.models.catalog.inspection import STATE_IN
+from tfpolicies.models.catalog.layers import rows_of, sequences_of
 
 
 def attention_core(
@@ -61,15 +62,6 @@ def attention_core(
         after.append(LastSteps(name=f"memory_{i}")([memory, x, seq_lens]))
         x = unit([memory, x, seen])
     return x, states, [*after, after_filled]
-
-
-def _rows(x: Any) -> Any:
-    return ops.reshape(x, (-1, x.shape[-1]))
-
-
-def _unfold(rows: Any, like: Any) -> Any:
-    batch, time = ops.shape(like)[:2]
-    return ops.reshape(rows, (batch, time, rows.shape[-1]))
 
 
 def _distances(steps: int, time: Any) -> Any:
@@ -189,11 +181,11 @@ class GatedTransformerUnit(keras.layers.Layer):
         # Dense layers work on rows: on three axes each of them would fold and unfold for itself.
         memory, x, seen = inputs
         both = self.norm_1(ops.concatenate([ops.stop_gradient(memory), x], axis=1))
-        rows = _rows(x)
+        rows = rows_of(x)
         attended = self._attend(both, memory.shape[1], seen)
-        y = self.gate_1([rows, ops.relu(self.project(_rows(attended)))])
+        y = self.gate_1([rows, ops.relu(self.project(rows_of(attended)))])
         hidden = ops.relu(self.expand(self.norm_2(y)))
-        return _unfold(self.gate_2([y, ops.relu(self.contract(hidden))]), x)
+        return sequences_of(self.gate_2([y, ops.relu(self.contract(hidden))]), x)
 
     def _attend(self, steps: Any, remembered: int, seen: Any) -> Any:
         """Lets the current ones of all steps `[B, N + T, F]` look at what is seen."""
@@ -208,7 +200,7 @@ class GatedTransformerUnit(keras.layers.Layer):
 
     def _heads(self, layer: keras.layers.Layer, steps: Any) -> Any:
         """Projects `[B, S, F]` to `[B, heads, S, head_dim]`."""
-        projected = _unfold(layer(_rows(steps)), steps)
+        projected = sequences_of(layer(rows_of(steps)), steps)
         return ops.stack(ops.split(projected, self.heads, axis=-1), axis=1)
 
     def get_config(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import keras
 
 from tfpolicies.errors import ModelError
 from tfpolicies.models.catalog.attention import attention_core
-from tfpolicies.models.catalog.encoders import Encoder
+from tfpolicies.models.catalog.encoders import Encoder, flattened
 from tfpolicies.models.catalog.initializers import Kernels
 from tfpolicies.models.catalog.inspection import PREV_ACTIONS, PREV_REWARDS, SEQ_LENS, STATE_IN
 from tfpolicies.models.catalog.layers import FoldTime, FreeLogStd, UnfoldTime
@@ -62,17 +62,9 @@ def build_model(
     if settings["use_lstm"] or settings["use_gru"] or settings["use_attention"]:
         inputs = _sequence_inputs(space_leaves, names, settings, action_leaves)
         return _memory_model(encoder, kernels, inputs, names, num_outputs, settings, with_value)
-    inputs = _row_inputs(space_leaves, names)
+    inputs = encoder.inputs()
     outputs = _feedforward(encoder, inputs, num_outputs, settings, with_value=with_value)
-    is_nested = len(space_leaves) > 1 or bool(space_leaves[0].path)
-    return keras.Model(inputs if is_nested else inputs["obs"], outputs, name="policy")
-
-
-def _row_inputs(space_leaves: Sequence[Leaf], names: Sequence[str]) -> Named:
-    return {
-        name: keras.Input(encoded_shape(leaf), name=name, dtype="float32")
-        for leaf, name in zip(space_leaves, names, strict=True)
-    }
+    return encoder.model(inputs, outputs, "policy")
 
 
 def _feedforward(
@@ -153,7 +145,7 @@ def _memory_model(
 ) -> keras.Model:
     rows = {name: FoldTime(name=f"{name}_rows")(x) for name, x in inputs.items()}
     features = encoder.fully_connected(encoder.joined(rows), encoder.hidden_layers, "fc")
-    extras = [_flat(x) for name, x in rows.items() if name not in names]
+    extras = [flattened(x) for name, x in rows.items() if name not in names]
     if extras:
         features = keras.layers.Concatenate(name="with_previous")([features, *extras])
     x = UnfoldTime(name="sequences")([features, inputs[names[0]]])
@@ -166,7 +158,3 @@ def _memory_model(
     outputs |= {f"state_out_{i}": state for i, state in enumerate(states_out)}
     inputs = {**inputs, **{f"{STATE_IN}{i}": s for i, s in enumerate(states_in)}}
     return keras.Model({**inputs, SEQ_LENS: seq_lens}, outputs, name="policy")
-
-
-def _flat(x: Any) -> Any:
-    return x if len(x.shape) == 2 else keras.layers.Flatten()(x)

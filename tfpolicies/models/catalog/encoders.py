@@ -13,6 +13,7 @@ from gymnasium import spaces
 
 from tfpolicies.errors import ModelError
 from tfpolicies.models.catalog.initializers import Kernels
+from tfpolicies.models.preprocessing import encoded_shape
 from tfpolicies.models.settings import pair
 from tfpolicies.models.spaces import Leaf
 
@@ -83,6 +84,18 @@ class Encoder:
             return post
         return [(n, self._config["fcnet_activation"]) for n in _ints(self._config, "")] + post
 
+    def inputs(self) -> dict[str, Any]:
+        """Returns a model's input for each leaf, by name."""
+        return {
+            name: keras.Input(encoded_shape(leaf), name=name, dtype="float32")
+            for leaf, name in self._leaves
+        }
+
+    def model(self, inputs: dict[str, Any], outputs: Any, name: str) -> keras.Model:
+        """Returns a model, which takes the only leaf of a space that is not nested as it is."""
+        is_nested = len(self._leaves) > 1 or bool(self._leaves[0][0].path)
+        return keras.Model(inputs if is_nested else inputs["obs"], outputs, name=name)
+
     def joined(self, rows: Mapping[str, Any], tower: str = "") -> Any:
         """Encodes each leaf `[B, ...]` by itself and joins the parts to `[B, F]`.
 
@@ -116,7 +129,7 @@ class Encoder:
                     self._channels_last[name] = layer(x)
                 x = self._channels_last[name]
             x = self._convolutions(x, self._filters[name], f"{where}conv_{tower}")
-        return x if len(x.shape) == 2 else keras.layers.Flatten()(x)
+        return flattened(x)
 
     def _convolutions(self, x: Any, filters: Sequence[Any], prefix: str) -> Any:
         for i, (channels, kernel, stride) in enumerate(filters, start=1):
@@ -132,6 +145,11 @@ class Encoder:
             )
             x = layer(x)
         return x
+
+
+def flattened(x: Any) -> Any:
+    """Returns rows `[B, ...]` as `[B, F]`."""
+    return x if len(x.shape) == 2 else keras.layers.Flatten()(x)
 
 
 def check_activation(key: str, activation: Any) -> None:

@@ -122,13 +122,10 @@ def initializer_of(layer: keras.layers.Layer, variable: Any) -> Any:
     except NotImplementedError:  # a class of the user's own
         config = {}
     found = None
-    for name in (f"{variable.name}_initializer", _short_name(variable.name)):
+    # `recurrent_kernel`, `depthwise_kernel` and the like are shortened
+    for name in (variable.name, variable.name.removesuffix("_kernel")):
+        name = f"{name}_initializer"
         found = found or getattr(layer, name, None) or config.get(name)
     if variable.name == "bias" and getattr(layer, "unit_forget_bias", False):
         return UnitForgetBias(keras.initializers.get(found))
     return found
-
-
-def _short_name(variable_name: str) -> str:
-    """Returns Keras's name for the initializer of `recurrent_kernel`, `depthwise_kernel`, ..."""
-    return f"{variable_name.removesuffix('_kernel')}_initializer"

@@ -8,6 +8,17 @@ import keras
 from keras import ops
 
 
+def rows_of(sequences: Any) -> Any:
+    """Returns sequences `[B, T, ...]` as rows `[B * T, ...]`."""
+    return ops.reshape(sequences, (-1, *sequences.shape[2:]))
+
+
+def sequences_of(rows: Any, like: Any) -> Any:
+    """Returns rows `[B * T, F]` as sequences `[B, T, F]`, given anything `[B, T, ...]`."""
+    batch, time = ops.shape(like)[:2]
+    return ops.reshape(rows, (batch, time, rows.shape[-1]))
+
+
 @keras.saving.register_keras_serializable(package="tfpolicies")
 class FreeLogStd(keras.layers.Layer):
     """Puts a trained vector, the same for every row, behind the means of a Gaussian."""
@@ -34,7 +45,7 @@ class FoldTime(keras.layers.Layer):
     """Makes rows `[B * T, ...]` of sequences `[B, T, ...]`."""
 
     def call(self, sequences: Any) -> Any:
-        return ops.reshape(sequences, (-1, *sequences.shape[2:]))
+        return rows_of(sequences)
 
 
 @keras.saving.register_keras_serializable(package="tfpolicies")
@@ -42,9 +53,7 @@ class UnfoldTime(keras.layers.Layer):
     """Makes sequences `[B, T, F]` of rows `[B * T, F]`, given anything `[B, T, ...]`."""
 
     def call(self, inputs: Any) -> Any:
-        rows, like = inputs
-        batch, time = ops.shape(like)[:2]
-        return ops.reshape(rows, (batch, time, rows.shape[-1]))
+        return sequences_of(*inputs)
 
 
 @keras.saving.register_keras_serializable(package="tfpolicies")

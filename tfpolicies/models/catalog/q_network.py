@@ -9,7 +9,6 @@ import keras
 
 from tfpolicies.models.catalog.encoders import Encoder
 from tfpolicies.models.catalog.initializers import Kernels
-from tfpolicies.models.preprocessing import encoded_shape
 from tfpolicies.models.spaces import Leaf, port_names
 
 _ACTIVATION = "relu"  # of the heads' hidden layers
@@ -40,12 +39,8 @@ def build_q_model(
         seed: seeds the initial weights.
     """
     kernels = Kernels(ortho_init=settings["ortho_init"], seed=seed)
-    names = port_names(space_leaves, "obs")
-    encoder = Encoder(space_leaves, names, settings, kernels)
-    inputs = {
-        name: keras.Input(encoded_shape(leaf), name=name, dtype="float32")
-        for leaf, name in zip(space_leaves, names, strict=True)
-    }
+    encoder = Encoder(space_leaves, port_names(space_leaves, "obs"), settings, kernels)
+    inputs = encoder.inputs()
     features = encoder.fully_connected(encoder.joined(inputs), encoder.hidden_layers, "fc")
     layers = [(units, _ACTIVATION) for units in hiddens]
 
@@ -58,5 +53,4 @@ def build_q_model(
         outputs = value + (advantage - keras.ops.mean(advantage, axis=-1, keepdims=True))
     else:
         outputs = head("q", num_actions, "action")
-    is_nested = len(space_leaves) > 1 or bool(space_leaves[0].path)
-    return keras.Model(inputs if is_nested else inputs["obs"], outputs, name="q_network")
+    return encoder.model(inputs, outputs, "q_network")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 import tensorflow as tf
@@ -20,10 +20,10 @@ from tfpolicies.system.interruptible import BackgroundCall
 class Actor(abc.ABC):
     """Acts for states of one Program: the act function, made ready for one way of running it.
 
-    An actor is made once for a Program, by its line in `RUNTIMES` of `program/inference.py`, which
-    compares what it gives to what TensorFlow does before anybody uses it. It keeps no state: the
-    weights are read from the state in each call, so it must see to it that they are those of the
-    state's present `version`. The lock of the state is held by the caller.
+    An actor is made once for a Program, by its line in `ways.py`; what it gives is compared to what
+    TensorFlow does before anybody uses it. It keeps no state: the weights are read from the state
+    in each call, so it must see to it that they are those of the state's present `version`. The
+    lock of the state is held by the caller.
     """
 
     @abc.abstractmethod
@@ -47,6 +47,20 @@ class Actor(abc.ABC):
         Returns:
             NumPy arrays; see `ActOutputs`. Valid until the thread's next call.
         """
+
+
+class Way(NamedTuple):
+    """A runtime that acts, for `ways.py`; its functions take the `Inference` of a Program.
+
+    What is converted takes its functions, their signatures and the outputs of acting from the
+    `eager` runtime of a Program's inference. `build` and `stack` may raise anything for what they
+    cannot do; both are called at most once for a Program.
+    """
+
+    name: str  # in messages
+    fits: Callable[[Any], bool]  # whether "auto" takes it, if it can be built
+    build: Callable[[Any], Actor]
+    stack: Callable[[Any], Any]  # a `StackedActor`, or None: states act one by one
 
 
 class Runtime(Actor):

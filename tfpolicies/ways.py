@@ -1,0 +1,10 @@
+"""The ways of acting that the setting `inference` names, known without TensorFlow.
+
+Each is a `Way` of `program/runtimes/runtime.py`, by where it is. A new one is a file that makes its
+`Way`, and a line here; "auto" takes the first that fits and can be built.
+"""
+
+WAYS = {
+    "onnx": "tfpolicies.program.inference:ONNX",
+    "tf": "tfpolicies.program.inference:TENSORFLOW",
+}
