@@ -661,6 +661,7 @@ def resident_megabytes():
         return int(file.read().split()[1]) * 4096 / 2**20
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("kind", "iterations"), [(PPOConfig, 100), (PGConfig, 50)])
 def test_many_iterations_leave_no_memory_behind(kind, iterations):
     algorithm = tiny("CartPole-v1", kind).build()

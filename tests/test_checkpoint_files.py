@@ -728,6 +728,7 @@ while True:
 """
 
 
+@pytest.mark.soak
 def test_a_writer_killed_at_any_instant_leaves_a_whole_checkpoint(tmp_path):
     rng, seen, folder = np.random.default_rng(0), set(), tmp_path / "run"
     write_algorithm(folder, 0.0)

@@ -323,6 +323,7 @@ def test_what_is_trained_cannot_change_with_a_resume(
     assert "--lr, --eval-every cannot be given with --resume" in capsys.readouterr().err
 
 
+@pytest.mark.soak
 def test_ctrl_c_saves_and_prints_the_command_that_goes_on(here: Path) -> None:
     process, run = start_training(here, "--checkpoint-every", "1000000")
     process.send_signal(signal.SIGINT)
@@ -341,6 +342,7 @@ def test_ctrl_c_saves_and_prints_the_command_that_goes_on(here: Path) -> None:
     assert iterations(run) == [*done, len(done) + 1, len(done) + 2]
 
 
+@pytest.mark.soak
 def test_a_killed_run_goes_on_from_its_last_checkpoint_without_doubles(here: Path) -> None:
     process, run = start_training(here, "--checkpoint-every", "8")
     process.kill()

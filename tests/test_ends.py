@@ -240,6 +240,7 @@ def test_a_signal_lets_the_iteration_end_and_saves_it(
     goes_on(run, errors, 3)
 
 
+@pytest.mark.soak
 def test_an_environment_that_swallows_interruptions_is_named_and_left(here: Path) -> None:
     code = "import sys; from tfpolicies.cli import main; sys.exit(main())"
     environment = {"HAPPENS": "swallow", "AT": str(2 * BATCH + 3)}
@@ -403,6 +404,7 @@ with Signals():
 # -- standard files -------------------------------------------------------------------------------
 
 
+@pytest.mark.soak
 def test_output_that_nobody_reads_ends_the_training_with_a_checkpoint(here: Path) -> None:
     code = "import sys; from tfpolicies.cli import main; sys.exit(main())"
     with program(code, *TRAIN, "--steps", "100000000", "--checkpoint-every", "1000000") as process:

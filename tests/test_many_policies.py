@@ -450,6 +450,7 @@ def test_agents_steps_are_counted_where_asked_for():
     assert result["timesteps_total"] == result["num_agent_steps_sampled"]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("kind", [PPOConfig, DQNConfig])
 def test_policies_come_and_go_while_training(kind):
     config = config_of(kind)

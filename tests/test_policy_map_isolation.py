@@ -28,6 +28,7 @@ def test_policies_of_all_kinds_in_one_map_are_as_if_apart():
     assert statistics.hits > 30
 
 
+@pytest.mark.soak
 def test_graph_policies_come_and_go_two_hundred_times_and_the_memory_stays():
     """In a process of its own, whose memory nobody else changes."""
     code = f"import {__name__} as tests; tests.two_hundred_evictions()"

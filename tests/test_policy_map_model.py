@@ -12,5 +12,6 @@ def test_the_map_equals_a_plain_dict_of_policies():
     assert {"add", "act", "learn", "copy", "freeze", "pin", "evict"} <= set(done)
 
 
+@pytest.mark.soak
 def test_threads_lose_no_update_and_do_not_wait_for_each_other_for_ever():
     assert run_threads(8, 40, seconds=120).total() > 100

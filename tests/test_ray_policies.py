@@ -222,6 +222,7 @@ def test_sampling_goes_on_while_an_off_policy_algorithm_learns(ray_cluster):
     algorithm.stop()
 
 
+@pytest.mark.soak
 def test_a_worker_that_hangs_is_replaced(ray_cluster, caplog):
     algorithm = (
         ppo(Hanging)
@@ -254,6 +255,7 @@ def test_a_worker_that_hangs_is_replaced(ray_cluster, caplog):
     algorithm.stop()
 
 
+@pytest.mark.soak
 def test_the_environment_of_a_worker_may_break_and_is_named(ray_cluster):
     class Broken(SeededEnv):
         def __init__(self, config):

@@ -121,6 +121,7 @@ def test_what_a_function_raises_in_a_worker_is_raised_here(algorithm):
     assert algorithm.workers.healthy_worker_ids() == [1, 2]
 
 
+@pytest.mark.soak
 def test_a_killed_worker_is_made_anew_and_the_run_goes_on(algorithm, caplog):
     algorithm.train()
     steps = algorithm.counters["num_env_steps_sampled"]
@@ -162,6 +163,7 @@ def test_checkpoints_are_restored_with_another_number_of_workers(algorithm, tmp_
         other.stop()
 
 
+@pytest.mark.soak
 def test_a_worker_that_dies_ends_a_run_that_does_not_tolerate_it():
     workers = config(1).build().workers
     os.kill(workers.foreach_worker(process_of, local_worker=False)[0], signal.SIGKILL)

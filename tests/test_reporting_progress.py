@@ -86,6 +86,17 @@ def test_a_result_without_its_counters_is_refused() -> None:
         progress_row({"training_iteration": 1})
 
 
+def test_further_numbers_about_episodes_have_columns_of_their_own() -> None:
+    told = {"episode_reward_mean": 2.0, "episode_reward_std": 0.5, "episode_media": {"a": 1.0}}
+    result = {"training_iteration": 1, "num_env_steps_sampled": 8, **told, "evaluation": told}
+    found = progress_row(result)
+    assert {name: value for name, value in found.items() if "/" in name} == {
+        "episode/reward_std": 0.5,
+        "evaluation/episode_reward_mean": 2.0,
+        "evaluation/episode_reward_std": 0.5,
+    }
+
+
 @pytest.mark.core
 def test_rows_are_read_back_as_they_were_written(tmp_path: Path) -> None:
     path = tmp_path / "progress.csv"
@@ -218,6 +229,7 @@ for iteration in range(start + 1, start + 1_000_000):
 """
 
 
+@pytest.mark.soak
 @pytest.mark.core
 def test_a_writer_killed_at_any_moment_leaves_a_curve_without_gaps_or_doubles(
     tmp_path: Path,

@@ -15,7 +15,7 @@ from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.errors import ConfigError, ModelError
 from tfpolicies.models.catalog import NormalizedColumns
 from tfpolicies.models.distributions import ActionDistribution, Distribution
-from tfpolicies.models.distributions.action_distribution import register_box_distribution
+from tfpolicies.models.distributions.base import register_box_distribution
 from tfpolicies.models.network import model_source
 from tfpolicies.models.registry import register_model
 from tfpolicies.models.settings import model_settings

@@ -10,7 +10,7 @@ from ray import cloudpickle
 
 from tfpolicies import ported
 from tfpolicies.envs.registry import ENVIRONMENTS
-from tfpolicies.models.distributions.action_distribution import BOX_DISTRIBUTIONS
+from tfpolicies.models.distributions.base import BOX_DISTRIBUTIONS
 from tfpolicies.models.registry import MODELS
 
 logger = logging.getLogger("tfpolicies")

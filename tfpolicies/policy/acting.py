@@ -105,7 +105,7 @@ class ProgramActing:
         wanted = self.config["inference"]
         if wanted != "auto":
             return [wanted]
-        return [name for name, way in RUNTIMES.items() if way.fits(self.program.inference)]
+        return self.program.inference.fitting()
 
     def _resolved(self) -> Actor:
         *others, last = self._candidates()

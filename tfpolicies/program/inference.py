@@ -78,9 +78,16 @@ class Inference:
                 self._actors[inference] = self._made(RUNTIMES[inference])
             return self._actors[inference]
 
+    def fitting(self) -> list[str]:
+        """Returns the `RUNTIMES` that "auto" takes, the first that can be made before others."""
+        return [name for name, way in RUNTIMES.items() if way.fits(self._source(way))]
+
+    def _source(self, way: Way) -> Runtime:
+        return self.eager if way.converts else self.runtime
+
     def _made(self, way: Way) -> Actor:
         try:
-            actor = way.build(self)
+            actor = way.build(self._source(way))
         except Exception as error:
             raise ConfigError(
                 f"the model cannot run in {way.name}; use inference='tf' for it. Reason: "
@@ -126,7 +133,8 @@ class Inference:
 
     def _stack_up(self, inference: str) -> stacked.StackedActor | None:
         try:
-            actor = RUNTIMES[inference].stack(self)
+            way = RUNTIMES[inference]
+            actor = way.stack(self._source(way))
             if actor is None:
                 return None
             found = self._stack_difference(actor, self.actor(inference))
@@ -168,19 +176,8 @@ class Inference:
         return [*obs, *prev, *(x.astype(np.float32) for x in states)]
 
 
-ONNX = Way(
-    "ONNX Runtime",
-    lambda it: onnx.fits(it.eager),
-    lambda it: onnx.actor(it.eager),
-    lambda it: stacked.onnx_actor(it.eager),
-)
-TENSORFLOW = Way(
-    "TensorFlow",
-    lambda it: True,
-    lambda it: it.runtime,
-    lambda it: stacked.traced_actor(it.runtime),
-)
-
+ONNX = Way("ONNX Runtime", onnx.fits, onnx.actor, stacked.onnx_actor)
+TENSORFLOW = Way("TensorFlow", lambda it: True, lambda it: it, stacked.traced_actor, converts=False)
 
 RUNTIMES: dict[str, Way] = {name: pkgutil.resolve_name(path) for name, path in WAYS.items()}
 """What acts, by the value of `inference`."""

@@ -22,21 +22,15 @@ FIXED_COLUMNS = (
 )
 EVALUATION_MEAN = "evaluation/episode_reward_mean"  # there in iterations that evaluated
 
-_EVALUATION_KEYS = (
-    "episode_reward_mean",
-    "episode_reward_min",
-    "episode_reward_max",
-    "episode_len_mean",
-)
-
 
 def progress_row(result: Mapping[str, Any]) -> dict[str, float]:
     """Flattens the result of `Algorithm.train()` into one row of numbers.
 
-    The row has every name of `FIXED_COLUMNS` in their order, then `evaluation/<key>` if the
-    iteration evaluated, `custom/<name>` for what callbacks put into `custom_metrics` (and
-    `evaluation/custom/<name>`), and `learner/<policy id>/<statistic>`, sorted. A number that the
-    result does not hold is NaN; learner statistics that are not single numbers are left out.
+    The row has every name of `FIXED_COLUMNS` in their order, then `episode/<name>` for each further
+    number `episode_<name>`, `evaluation/episode_<name>` if the iteration evaluated,
+    `custom/<name>` for what callbacks put into `custom_metrics` (and `evaluation/custom/<name>`),
+    and `learner/<policy id>/<statistic>`, sorted. A number that the result does not hold is NaN;
+    learner statistics that are not single numbers are left out.
 
     Raises:
         UsageError: if `result` lacks `training_iteration` or `num_env_steps_sampled`.
@@ -64,8 +58,9 @@ def progress_row(result: Mapping[str, Any]) -> dict[str, float]:
         result.get("episodes_total"),
     )
     row = {name: _or_nan(value) for name, value in zip(FIXED_COLUMNS, fixed, strict=True)}
+    further = {f"episode/{x}": n for x, n in _of_episodes(result) if f"episode_{x}" not in row}
     more = [*_custom(result, ""), *_evaluation(result), *_learner_statistics(result)]
-    return row | dict(sorted(more))
+    return row | dict(sorted([*further.items(), *more]))
 
 
 def as_number(value: object) -> float | None:
@@ -96,12 +91,18 @@ def _steps_per_second(result: Mapping[str, Any]) -> float:
     return steps / seconds
 
 
+def _of_episodes(summary: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yields the single numbers of a summary of episodes: `reward_mean` and the like."""
+    for key, value in summary.items():
+        number = as_number(value)
+        if number is not None and key.startswith("episode_"):
+            yield key.removeprefix("episode_"), number
+
+
 def _evaluation(result: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     evaluation = result.get("evaluation") or {}
-    for key in _EVALUATION_KEYS:
-        number = as_number(evaluation.get(key))
-        if number is not None:
-            yield f"evaluation/{key}", number
+    for name, number in _of_episodes(evaluation):
+        yield f"evaluation/episode_{name}", number
     yield from _custom(evaluation, "evaluation/")
 
 

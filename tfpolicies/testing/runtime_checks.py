@@ -11,6 +11,7 @@ import numpy as np
 
 from tfpolicies.errors import ConfigError
 from tfpolicies.models.spaces import nest
+from tfpolicies.program.inference import RUNTIMES
 from tfpolicies.testing.batches import random_batch
 from tfpolicies.testing.report import Broken, NotApplicable
 from tfpolicies.testing.subject import ROWS, Subject, act, all_same, leaves_of
@@ -65,10 +66,12 @@ def runtimes(subject: Subject) -> str:
         "Use operations that convert exactly (see docs/models.md); or set inference='tf' where "
         "only acting through TensorFlow will do."
     )
-    if policy.config["inference"] == "tf":
+    name = policy.config["inference"]
+    if name == "tf":
         notes.append("onnx not compared: inference='tf'")
     else:
-        worst, actor = 0.0, _onnx_actor(program)
+        name = "onnx" if name == "auto" else name
+        what, worst, actor = RUNTIMES[name].name, 0.0, _actor(program, name)
         names = [port.name for port in program.act_layout.ports()]
         own = policy.holding.generator
         for rows in (1, ROWS):
@@ -80,21 +83,21 @@ def runtimes(subject: Subject) -> str:
                 acted = runner.run(policy.holding.state, inputs, noise, params)
                 arrays = [np.array(x) for x in program.act_layout.flatten(acted)]
                 found.append(dict(zip(names, arrays, strict=True)))
-            expected = f"ONNX Runtime to act as TensorFlow does on {rows} rows"
+            expected = f"{what} to act as TensorFlow does on {rows} rows"
             worst = max(worst, all_same(found[0], found[1], expected, advice))
-        notes.append(f"onnx: {worst:.1e}")
+        notes.append(f"{name}: {worst:.1e}")
     graph = graph_twin(policy)
     if graph is not None:
         notes.append(f"{type(graph).__name__}: {_compare_twins(subject, policy, graph):.1e}")
     return ", ".join(notes)
 
 
-def _onnx_actor(program: Any) -> Any:
+def _actor(program: Any, name: str) -> Any:
     try:
-        return program.inference.actor("onnx")
+        return program.inference.actor(name)
     except ConfigError as error:
         raise Broken(
-            "the policy to act in ONNX Runtime",
+            f"the policy to act in {RUNTIMES[name].name}",
             str(error),
             "Change the operations that it names, or set inference='tf' in the config.",
         ) from error

@@ -7,22 +7,15 @@ the distribution runs. Zero noise gives the mode, which is how greedy actions ar
 Only operations of the Exp/Log/Abs class are used, so that every distribution converts to ONNX.
 """
 
-from tfpolicies.models.distributions.action_distribution import ActionDistribution
-from tfpolicies.models.distributions.base import MASKED_LOGIT, Distribution
-from tfpolicies.models.distributions.bernoulli import Bernoulli
-from tfpolicies.models.distributions.categorical import Categorical, MultiCategorical
-from tfpolicies.models.distributions.gaussian import Deterministic, DiagGaussian, SquashedGaussian
-from tfpolicies.models.distributions.product import Product
-
-__all__ = [
-    "MASKED_LOGIT",
-    "ActionDistribution",
-    "Bernoulli",
-    "Categorical",
-    "Deterministic",
-    "DiagGaussian",
-    "Distribution",
-    "MultiCategorical",
-    "Product",
-    "SquashedGaussian",
-]
+from tfpolicies.models.distributions.action_distribution import (
+    ActionDistribution as ActionDistribution,
+)
+from tfpolicies.models.distributions.base import MASKED_LOGIT as MASKED_LOGIT
+from tfpolicies.models.distributions.base import Distribution as Distribution
+from tfpolicies.models.distributions.bernoulli import Bernoulli as Bernoulli
+from tfpolicies.models.distributions.categorical import Categorical as Categorical
+from tfpolicies.models.distributions.categorical import MultiCategorical as MultiCategorical
+from tfpolicies.models.distributions.gaussian import Deterministic as Deterministic
+from tfpolicies.models.distributions.gaussian import DiagGaussian as DiagGaussian
+from tfpolicies.models.distributions.gaussian import SquashedGaussian as SquashedGaussian
+from tfpolicies.models.distributions.product import Product as Product

@@ -11,25 +11,21 @@ import numpy as np
 import tensorflow as tf
 from gymnasium import spaces
 
-from tfpolicies.errors import ConfigError, SpaceError, UnsupportedSpaceError, near_matches
+from tfpolicies.errors import SpaceError, UnsupportedSpaceError
 from tfpolicies.models.distributions import noise
-from tfpolicies.models.distributions.base import MASKED_LOGIT, Distribution
+from tfpolicies.models.distributions.base import (
+    BOX_DISTRIBUTIONS,
+    MASKED_LOGIT,
+    Distribution,
+    checked_kind,
+)
 from tfpolicies.models.distributions.bernoulli import Bernoulli
 from tfpolicies.models.distributions.categorical import Categorical, MultiCategorical
-from tfpolicies.models.distributions.gaussian import Deterministic, DiagGaussian, SquashedGaussian
+from tfpolicies.models.distributions.gaussian import DiagGaussian
 from tfpolicies.models.distributions.product import Product, split_columns
 from tfpolicies.models.spaces import Leaf, action_leaves, cell_sizes, is_float_box
-from tfpolicies.registers import Register
 
 MAX_BOX_LOGITS = 10_000
-BOX_DISTRIBUTIONS = Register(
-    "A distribution",
-    ConfigError,
-    diag_gaussian=DiagGaussian,
-    squashed_gaussian=SquashedGaussian,
-    deterministic=Deterministic,
-)
-"""What a Box of floats can be given by name."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +54,8 @@ class ActionDistribution:
             space: the action space. Discrete gets Categorical, MultiDiscrete and a Box of integers
                 MultiCategorical, MultiBinary Bernoulli, a Box of floats DiagGaussian.
             custom: what a Box of floats gets instead, wherever one is in `space`:
-                "squashed_gaussian", "deterministic", "diag_gaussian" or a subclass of
-                `Distribution`. Other leaves take no notice.
+                a name of `BOX_DISTRIBUTIONS` or a subclass of `Distribution`. Other leaves take no
+                notice.
 
         Raises:
             UnsupportedSpaceError: if a leaf has none, or is a Box of too many integers.
@@ -166,31 +162,10 @@ class ActionDistribution:
         return [kind.mask_size(leaf.space) for kind, leaf in self._pairs]
 
 
-def register_box_distribution(name: str, kind: type[Distribution]) -> None:
-    """Gives a distribution for Boxes of floats a name, for `model={"custom_action_dist": name}`.
-
-    Raises:
-        ConfigError: if the name is no text or the class is no `Distribution`.
-    """
-    BOX_DISTRIBUTIONS.add(name, _box_kind(kind))
-
-
 def _box_kind(custom: Any) -> type[Distribution]:
     if custom is None:
         return DiagGaussian
-    custom = BOX_DISTRIBUTIONS.find(custom) or custom
-    if not (isinstance(custom, type) and issubclass(custom, Distribution)):
-        hint = near_matches(custom, BOX_DISTRIBUTIONS) if isinstance(custom, str) else ""
-        raise ConfigError(
-            f"model['custom_action_dist'] must be None, one of {sorted(BOX_DISTRIBUTIONS)} or a "
-            f"subclass of tfpolicies.models.distributions.Distribution; got {custom!r}.{hint}"
-        )
-    if custom.noise_kind not in noise.NOISE_KINDS:
-        raise ConfigError(
-            f"{custom.__name__}.noise_kind must be one of {sorted(noise.NOISE_KINDS)}; got "
-            f"{custom.noise_kind!r}."
-        )
-    return custom
+    return checked_kind(BOX_DISTRIBUTIONS.find(custom) or custom)
 
 
 def _kind(leaf: Leaf, box_kind: type[Distribution]) -> type[Distribution]:

@@ -10,7 +10,10 @@ import numpy as np
 import tensorflow as tf
 from gymnasium import spaces
 
+from tfpolicies.errors import ConfigError, near_matches
 from tfpolicies.marks import for_place
+from tfpolicies.models.distributions.noise import NOISE_KINDS
+from tfpolicies.registers import Register
 
 MASKED_LOGIT = float(np.finfo(np.float32).min)
 """What a mask writes over the logit of a forbidden action: finite, so that no NaN can arise."""
@@ -31,7 +34,7 @@ class Distribution(abc.ABC):
         space: the action space.
 
     Attributes:
-        noise_kind: the name of the noise's distribution, "gumbel", "normal" or "logistic".
+        noise_kind: the name of the noise's distribution, one of `NOISE_KINDS`.
     """
 
     noise_kind: ClassVar[str] = "normal"
@@ -96,6 +99,39 @@ class Distribution(abc.ABC):
         """Does what `logp` does, for actions with one tensor per leaf of the space."""
         (action,) = actions
         return self.logp(action)
+
+
+BOX_DISTRIBUTIONS = Register("A distribution", ConfigError)
+"""What a Box of floats can be given by name."""
+
+
+def register_box_distribution(name: str, kind: type[Distribution]) -> None:
+    """Gives a distribution for Boxes of floats a name, for `model={"custom_action_dist": name}`.
+
+    Raises:
+        ConfigError: if the name is no text or the class is no `Distribution`.
+    """
+    BOX_DISTRIBUTIONS.add(name, checked_kind(kind))
+
+
+def checked_kind(kind: Any) -> type[Distribution]:
+    """Returns what is given if it is a class of distributions.
+
+    Raises:
+        ConfigError: if it is none, or of a kind of noise that there is not.
+    """
+    if not (isinstance(kind, type) and issubclass(kind, Distribution)):
+        hint = near_matches(kind, BOX_DISTRIBUTIONS) if isinstance(kind, str) else ""
+        raise ConfigError(
+            f"model['custom_action_dist'] must be None, one of {sorted(BOX_DISTRIBUTIONS)} or a "
+            f"subclass of tfpolicies.models.distributions.Distribution; got {kind!r}.{hint}"
+        )
+    if kind.noise_kind not in NOISE_KINDS:
+        raise ConfigError(
+            f"{kind.__name__}.noise_kind must be one of {sorted(NOISE_KINDS)}; got "
+            f"{kind.noise_kind!r}."
+        )
+    return kind
 
 
 def softplus(x: tf.Tensor) -> tf.Tensor:

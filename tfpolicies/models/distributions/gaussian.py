@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfpolicies.errors import ConfigError
-from tfpolicies.models.distributions.base import Distribution
+from tfpolicies.models.distributions.base import Distribution, register_box_distribution
 
 LOG_STD_RANGE = (-5.0, 2.0)  # of SquashedGaussian
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
@@ -151,3 +151,8 @@ def _no_closed_form(quantity: str) -> ConfigError:
         f"SquashedGaussian has no {quantity} in closed form. Estimate it from samples with "
         "`sampled_logp(noise)`, or use 'diag_gaussian' as model['custom_action_dist']."
     )
+
+
+register_box_distribution("diag_gaussian", DiagGaussian)
+register_box_distribution("squashed_gaussian", SquashedGaussian)
+register_box_distribution("deterministic", Deterministic)

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from tfpolicies.program.functions import ActInputs, ActOutputs
 from tfpolicies.program.outputs import ActLayout
-from tfpolicies.program.runtimes.runtime import Actor, Runtime
+from tfpolicies.program.runtimes.runtime import Actor, Runtime, act_with_weights
 from tfpolicies.state import ACTING
 from tfpolicies.system.quiet import quiet_conversion
 
@@ -153,23 +152,10 @@ def actor(runtime: Runtime) -> OnnxActor:
     Raises:
         Exception: whatever tf2onnx, ONNX Runtime or TensorFlow raises for what they cannot do.
     """
-    functions, layout, given = runtime.functions, runtime.act_layout, runtime.signatures.act
-    slots = functions.layout.of(*ACTING)
-    weights = [
-        tf.TensorSpec(slot.shape, slot.dtype, name=f"weights_{i}") for i, slot in enumerate(slots)
-    ]
-    named = [tf.TensorSpec(x.shape, x.dtype, f"input_{i}") for i, x in enumerate(given.inputs)]
-    signature = [*weights, *named, given.noise, given.params]
-
-    def act(*tensors: tf.Tensor) -> list[tf.Tensor]:
-        functions.traces.note("act (onnx)", *tensors)
-        *inputs, noise, params = tensors[len(weights) :]
-        outputs = functions.act(tensors[: len(weights)], ActInputs(inputs, noise, params))
-        return [tf.identity(x) for x in layout.flatten(outputs)]
-
-    function = tf.function(act, input_signature=signature, autograph=False)
-    model = convert(function, signature, [port.name for port in layout.ports()])
-    return OnnxActor(model, [slot.key for slot in slots], given, layout)
+    layout, slots = runtime.act_layout, runtime.functions.layout.of(*ACTING)
+    function = act_with_weights(runtime, "onnx")
+    model = convert(function, function.input_signature, [port.name for port in layout.ports()])
+    return OnnxActor(model, [slot.key for slot in slots], runtime.signatures.act, layout)
 
 
 def cpu_session(model: bytes) -> Any:

@@ -50,17 +50,17 @@ class Actor(abc.ABC):
 
 
 class Way(NamedTuple):
-    """A runtime that acts, for `ways.py`; its functions take the `Inference` of a Program.
+    """A runtime that acts, for `ways.py`, by functions of a Program's runtime.
 
-    What is converted takes its functions, their signatures and the outputs of acting from the
-    `eager` runtime of a Program's inference. `build` and `stack` may raise anything for what they
-    cannot do; both are called at most once for a Program.
+    `build` and `stack` may raise anything for what they cannot do; both are called at most once for
+    a Program.
     """
 
     name: str  # in messages
-    fits: Callable[[Any], bool]  # whether "auto" takes it, if it can be built
-    build: Callable[[Any], Actor]
-    stack: Callable[[Any], Any]  # a `StackedActor`, or None: states act one by one
+    fits: Callable[[Runtime], bool]  # whether "auto" takes it, if it can be built
+    build: Callable[[Runtime], Actor]
+    stack: Callable[[Runtime], Any] = lambda runtime: None  # a `StackedActor`, or one by one
+    converts: bool = True  # the functions over eager variables, in graph mode, too
 
 
 class Runtime(Actor):
@@ -364,3 +364,30 @@ def _along(functions: ProgramFunctions) -> dict[str, tf.TensorSpec]:
 
 def _one_row(spec: tf.TensorSpec) -> tf.TensorSpec:
     return tf.TensorSpec([1, *spec.shape[1:]], spec.dtype)
+
+
+def act_with_weights(runtime: Runtime, where: str) -> Any:
+    """Returns the act function of a Program as a traced one for converters: the weights are inputs.
+
+    It takes `weights_<i>`, one per slot of the acting part, `input_<i>`, one per port, `noise` and
+    `params`, and gives a list of outputs, as `runtime.act_layout` has them.
+
+    Args:
+        runtime: of the Program.
+        where: the runtime that is to act, for the count of traces.
+    """
+    functions, given = runtime.functions, runtime.signatures.act
+    slots = functions.layout.of(*ACTING)
+    weights = [
+        tf.TensorSpec(slot.shape, slot.dtype, f"weights_{i}") for i, slot in enumerate(slots)
+    ]
+    inputs = [tf.TensorSpec(x.shape, x.dtype, f"input_{i}") for i, x in enumerate(given.inputs)]
+
+    def act(*tensors: tf.Tensor) -> list[tf.Tensor]:
+        functions.traces.note(f"act ({where})", *tensors)
+        *inputs, noise, params = tensors[len(slots) :]
+        outputs = functions.act(tensors[: len(slots)], ActInputs(inputs, noise, params))
+        return [tf.identity(x) for x in runtime.act_layout.flatten(outputs)]
+
+    signature = [*weights, *inputs, given.noise, given.params]
+    return tf.function(act, input_signature=signature, autograph=False)
