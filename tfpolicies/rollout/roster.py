@@ -32,7 +32,7 @@ class Roster:
         config: of the worker.
         worker_index: of the worker.
         num_workers: of the run.
-        on_create_policy: called with the id and each policy that is made here.
+        on_create_policy: the callback, called with each policy that is made here.
 
     Attributes:
         policy_map: the policies.
@@ -46,7 +46,7 @@ class Roster:
         config: AlgorithmConfig,
         worker_index: int,
         num_workers: int,
-        on_create_policy: Callable[[str, Policy], None],
+        on_create_policy: Callable[..., None],
     ) -> None:
         self.config = config
         self.specs: dict[str, PolicySpec] = {}
@@ -105,7 +105,7 @@ class Roster:
         if connectors is not None:
             policy.agent_connectors, policy.action_connectors = connectors
         try:
-            self._on_create_policy(policy_id, policy)
+            self._on_create_policy(policy_id=policy_id, policy=policy)
         except BaseException:
             self.remove(policy_id)
             raise
