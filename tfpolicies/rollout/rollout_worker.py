@@ -498,7 +498,7 @@ class RolloutWorker(ParallelIteration):
             ConfigError: if it is no function; nothing is changed then.
         """
         require_mapping_fn(policy_mapping_fn)
-        self.roster.change(policy_mapping_fn, None, None)
+        self.roster.change(policy_mapping_fn, None)
         self._tell_sampler()
 
     def _tell_sampler(self) -> None:
@@ -516,8 +516,7 @@ class RolloutWorker(ParallelIteration):
                 "is_policy_to_train must be a list, set or tuple of ids, or a function; got None. "
                 "To train all: `lambda policy_id, batch=None: True`."
             )
-        predicate = as_predicate(is_policy_to_train)
-        self.roster.change(None, is_policy_to_train, predicate)
+        self.roster.change(None, as_predicate(is_policy_to_train))
 
     def get_policies_to_train(self, batch: Any = None) -> set[str]:
         """Returns the ids of the policies that are trained on a batch."""
@@ -678,7 +677,7 @@ class RolloutWorker(ParallelIteration):
                 self.add_policy(policy_id, policy=added[policy_id], policy_state=each)
             else:
                 self.policy_map[policy_id].set_state(each)
-        self.roster.change(mapping_fn, None, None)
+        self.roster.change(mapping_fn, None)
         if "is_policy_to_train" in state:
             self.roster.is_policy_to_train = to_train  # None, too: all are
         self._tell_sampler()

@@ -139,7 +139,7 @@ class Roster:
         except Exception:
             self.remove(policy_id)
             raise
-        self.change(policy_mapping_fn, policies_to_train, predicate)
+        self.change(policy_mapping_fn, predicate)
         return policy
 
     def _take_over(self, policy_id: str, policy: Policy) -> None:
@@ -156,13 +156,11 @@ class Roster:
         spec = PolicySpec(type(policy), observed, policy.action_space, policy.config)
         self.specs[policy_id] = spec
 
-    def change(
-        self, policy_mapping_fn: Any, policies_to_train: Any, predicate: ToTrain | None
-    ) -> None:
+    def change(self, policy_mapping_fn: Any, predicate: ToTrain) -> None:
         """Takes over what is given, which was checked; None keeps what there is."""
         if policy_mapping_fn is not None:
             self.policy_mapping_fn = policy_mapping_fn
-        if policies_to_train is not None:
+        if predicate is not None:
             self.is_policy_to_train = predicate
 
     def require_new(self, policy_id: str, policy_cls: Any, policy: Any, module_spec: Any) -> None:
@@ -204,7 +202,7 @@ class Roster:
             )
         del self.policy_map[policy_id]
         self.specs.pop(policy_id, None)
-        self.change(policy_mapping_fn, to_train, predicate)
+        self.change(policy_mapping_fn, predicate)
 
     def trains(self, policy_id: str, batch: Any = None) -> bool:
         """Whether a policy is trained on a batch."""

@@ -108,18 +108,30 @@ class _Buffer:
     def moved(self, start: int, width: int) -> _Buffer:
         """Returns a buffer of another width with the rows from step `start` on."""
         new = _Buffer(self.num_envs, width, self.obs_leaves)
-        new.add_columns({n: c[:, 0] for n, c in self.columns.items() if n not in new.columns})
-        count = new.used = self.used - start
-        for old_leaf, leaf in zip(self.obs, new.obs, strict=True):
-            leaf[:, : count + 1] = old_leaf[:, start : self.used + 1]
-        for name, column in self.columns.items():
-            new.columns[name][:, :count] = column[:, start : self.used]
-        new.alive[:, :count] = self.alive[:, start : self.used]
+        new.fill(
+            {name: column[:, start : self.used] for name, column in self.columns.items()},
+            [leaf[:, start : self.used + 1] for leaf in self.obs],
+            self.alive[:, start : self.used],
+        )
         new.finals = [(t - start, i, x) for t, i, x in self.finals if t >= start]
         if self.infos is not None:
             new.infos = np.empty((self.num_envs, width), object)
-            new.infos[:, :count] = self.infos[:, start : self.used]
+            new.infos[:, : new.used] = self.infos[:, start : self.used]
         return new
+
+    def fill(
+        self, columns: Mapping[str, np.ndarray], obs: Sequence[np.ndarray], alive: np.ndarray
+    ) -> None:
+        """Writes the first steps: columns `[N, t, ...]`, and observations `[N, t + 1, ...]`."""
+        used = self.used = alive.shape[1]
+        for name, column in columns.items():
+            if name not in self.columns:
+                shape = (self.num_envs, self.width, *column.shape[2:])
+                self.columns[name] = np.empty(shape, column.dtype)
+            self.columns[name][:, :used] = column
+        for leaf, given in zip(self.obs, obs, strict=True):
+            leaf[:, : used + 1] = given
+        self.alive[:, :used] = alive
 
     def reached(self) -> list[np.ndarray]:
         """Returns per leaf the observation each step reached, `[N, used, ...]`, as copies.
@@ -573,14 +585,7 @@ class SingleAgentSampler(Sampler):
         """Continues where `get_state` was called."""
         used = state["alive"].shape[1]
         buffer = _Buffer(self.envs.num_envs, self._length + used, self._leaves)
-        buffer.used = used
-        present = state["columns"] if used else {}
-        buffer.add_columns({n: np.empty((1, *c.shape[2:]), c.dtype) for n, c in present.items()})
-        for name, column in present.items():
-            buffer.columns[name][:, :used] = column
-        for leaf, saved in zip(buffer.obs, state["obs"], strict=True):
-            leaf[:, : used + 1] = saved
-        buffer.alive[:, :used] = state["alive"]
+        buffer.fill(state["columns"] if used else {}, state["obs"], state["alive"])
         buffer.finals = list(state["finals"])
         self.envs.set_state(state["envs"])
         self._buffer = buffer
