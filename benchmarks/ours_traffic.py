@@ -25,7 +25,7 @@ from traffic_grid import (  # noqa: E402
 
 from tfpolicies import PPOTF2Policy  # noqa: E402
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments  # noqa: E402
-from tfpolicies.rollout.multi_agent_sampler import make_multi_agent_sampler  # noqa: E402
+from tfpolicies.rollout.multi_agent_sampler import MultiAgentSampler  # noqa: E402
 
 
 def sampling(request: probe.Request) -> probe.Figures:
@@ -44,12 +44,12 @@ def sampling(request: probe.Request) -> probe.Figures:
     def mapping(agent_id: str, episode: Any, **kwargs: Any) -> str:
         return f"car_policy{rng.integers(1, 3)}" if agent_id.startswith("car_") else "lights"
 
-    sampler = make_multi_agent_sampler(
+    sampler = MultiAgentSampler(
         MultiAgentEnvironments(envs),
         {**cars, "lights": lights},
         mapping,
-        rollout_fragment_length=settings["fragment"],
-        seed=request.seed,
+        fragment_length=settings["fragment"],
+        rng=np.random.default_rng(request.seed),
     )
     sampler.reset([request.seed + i for i in range(len(envs))])
     return {"steps": probe.rate(lambda: sampler.sample().env_steps(), request.seconds)}

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -61,7 +62,7 @@ def measure(name: str, copies: int, seconds: float) -> tuple[float, float, float
     from tfpolicies import PPOTF2Policy
     from tfpolicies.envs import check_env
     from tfpolicies.envs.making import EnvContext, make_any_environments
-    from tfpolicies.rollout.multi_agent_sampler import make_multi_agent_sampler
+    from tfpolicies.rollout.multi_agent_sampler import MultiAgentSampler
 
     envs: Any = make_any_environments(name, copies, EnvContext({}))
     check_env(envs.envs[0], steps=100)
@@ -78,12 +79,12 @@ def measure(name: str, copies: int, seconds: float) -> tuple[float, float, float
         f"policy_{i}": PPOTF2Policy(*pair, {"model": _model_for(pair[0]), "seed": 0})
         for i, pair in enumerate(kinds)
     }
-    sampler = make_multi_agent_sampler(
+    sampler = MultiAgentSampler(
         envs,
         policies,
         lambda agent, episode, **kwargs: f"policy_{kinds.index(spaces[agent])}",
-        rollout_fragment_length=50,
-        seed=0,
+        fragment_length=50,
+        rng=np.random.default_rng(0),
     )
     sampler.reset(list(range(copies)))
     fresh = _rate(lambda: sampler.sample().env_steps(), seconds)

@@ -16,7 +16,7 @@ from traffic_grid import CAR_SPACE, KEEP_OR_SWITCH, LIGHT_SPACE, STAY_OR_GO, Tra
 
 from tfpolicies import MultiAgentBatch, MultiAgentEnv, PGTF2Policy
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
-from tfpolicies.rollout.multi_agent_sampler import MultiAgentSampler, make_multi_agent_sampler
+from tfpolicies.rollout.multi_agent_sampler import MultiAgentSampler
 
 
 class MultiAgentTrafficGrid(MultiAgentEnv):
@@ -57,8 +57,8 @@ def make_sampler(copies: int = 8, fragment: int = 50, seed: int = 0) -> MultiAge
         return f"car_policy{rng.integers(1, 3)}"
 
     envs = MultiAgentEnvironments([MultiAgentTrafficGrid() for _ in range(copies)])
-    sampler = make_multi_agent_sampler(
-        envs, policies, mapping, rollout_fragment_length=fragment, seed=seed
+    sampler = MultiAgentSampler(
+        envs, policies, mapping, fragment_length=fragment, rng=np.random.default_rng(seed)
     )
     sampler.reset([seed + i for i in range(copies)])
     return sampler

@@ -12,7 +12,7 @@ from tfpolicies import MultiAgentEnv, Policy
 from tfpolicies.batch.postprocessing import generalized_advantages
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
 from tfpolicies.policy.policy import ActionBatch
-from tfpolicies.rollout.multi_agent_sampler import MultiAgentSampler, make_multi_agent_sampler
+from tfpolicies.rollout.multi_agent_sampler import MultiAgentSampler
 
 SPACE = spaces.Box(-1.0, 1e6, (3,), np.float32)
 THREE = spaces.Discrete(3)
@@ -201,11 +201,25 @@ def own_policy(agent_id: str, episode: Any, **kwargs: Any) -> str:
 
 
 def sampler_of(
-    *envs: MultiAgentEnv, policies: Any = None, mapping: Any = own_policy, **settings: Any
+    *envs: MultiAgentEnv,
+    policies: Any = None,
+    mapping: Any = own_policy,
+    rollout_fragment_length: int = 200,
+    batch_mode: str = "truncate_episodes",
+    count_steps_by: str = "env_steps",
+    seed: int = 0,
+    **settings: Any,
 ) -> MultiAgentSampler:
-    """Returns a sampler whose episodes have begun."""
-    found = {"p": Walker(), "q": Walker(seed=1)} if policies is None else policies
-    settings.setdefault("seed", 0)
-    sampler = make_multi_agent_sampler(MultiAgentEnvironments(envs), found, mapping, **settings)
+    """Returns a sampler whose episodes have begun; settings are named as in a config."""
+    sampler = MultiAgentSampler(
+        MultiAgentEnvironments(envs),
+        {"p": Walker(), "q": Walker(seed=1)} if policies is None else policies,
+        mapping,
+        fragment_length=rollout_fragment_length,
+        complete_episodes=batch_mode == "complete_episodes",
+        count_agent_steps=count_steps_by == "agent_steps",
+        rng=np.random.default_rng(seed),
+        **settings,
+    )
     sampler.reset(None)
     return sampler

@@ -24,9 +24,9 @@ from multi_agent_worlds import (
 from tfpolicies import DefaultCallbacks, SampleBatch, compute_advantages
 from tfpolicies.config.multi_agent import default_policy_mapping
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
-from tfpolicies.errors import ConfigError, EnvError, UnknownPolicyError, UsageError
+from tfpolicies.errors import EnvError, UnknownPolicyError, UsageError
 from tfpolicies.rollout.metrics import summarize_episodes
-from tfpolicies.rollout.multi_agent_sampler import make_multi_agent_sampler
+from tfpolicies.rollout.multi_agent_sampler import MultiAgentSampler
 from tfpolicies.storage.array_places import put_arrays, take_arrays
 from tfpolicies.storage.json_values import decode_value, encode_value
 
@@ -485,18 +485,11 @@ def test_an_observation_fn_that_gives_no_dict_is_named(found):
         sampler_of(Staggered(), observation_fn=lambda **kwargs: found)
 
 
-def test_settings_that_are_none_are_refused():
+def test_sampling_needs_running_episodes():
     envs = MultiAgentEnvironments([Staggered()])
-    with pytest.raises(ConfigError, match="batch_mode must be one of"):
-        make_multi_agent_sampler(envs, {}, own_policy, batch_mode="whole")
-    with pytest.raises(ConfigError, match="count_steps_by must be one of"):
-        make_multi_agent_sampler(envs, {}, own_policy, count_steps_by="steps")
-    with pytest.raises(ConfigError, match="policy_mapping_fn must be a function"):
-        make_multi_agent_sampler(envs, {}, "p")
-    with pytest.raises(ConfigError, match="rollout_fragment_length must be"):
-        make_multi_agent_sampler(envs, {}, own_policy, rollout_fragment_length=0)
+    rng = np.random.default_rng(0)
     with pytest.raises(UsageError, match="call reset"):
-        make_multi_agent_sampler(envs, {}, own_policy).sample()
+        MultiAgentSampler(envs, {}, own_policy, fragment_length=8, rng=rng).sample()
 
 
 @pytest.mark.parametrize("mode", ["truncate_episodes", "complete_episodes"])

@@ -15,7 +15,7 @@ import numpy as np
 
 from tfpolicies import ported
 from tfpolicies.algorithms import checkpoints
-from tfpolicies.algorithms.checkpoints import SavedCheckpoint, SaveResult, StoredRoster
+from tfpolicies.algorithms.checkpoints import SavedCheckpoint, SaveResult
 from tfpolicies.algorithms.diagnosis import Diagnosis, Sampled, Trained
 from tfpolicies.algorithms.evaluator import Evaluator, as_metrics
 from tfpolicies.algorithms.learn import Learned, goals_of, learn
@@ -490,18 +490,15 @@ class Algorithm:
     def _diagnose(self, result: Mapping[str, Any], learner: Mapping[str, Any]) -> None:
         """Says what an iteration shows to be wrong with the run."""
         episodes, policies = [*self._results.episodes], self.worker.policy_map
+        num_envs = self.workers.num_envs() * max(1, self.config.num_rollout_workers)
         self._diagnosis.look(
-            Sampled(result, self.config, episodes, self._num_envs()),
+            Sampled(result, self.config, episodes, num_envs),
             (
                 Trained(pid, each.get("learner_stats") or {}, of.config, of.action_space, result)
                 for pid, each in learner.items()
                 for of in [policies.handle(pid)]
             ),
         )
-
-    def _num_envs(self) -> int:
-        """Returns the number of environments that all workers step."""
-        return self.workers.num_envs() * max(1, self.config.num_rollout_workers)
 
     # -- evaluation ---------------------------------------------------------------------------
 
@@ -658,13 +655,9 @@ class Algorithm:
         self.workers.remove_policy(
             policy_id, policy_mapping_fn=policy_mapping_fn, policies_to_train=policies_to_train
         )
-        others = self.evaluation_workers
-        if evaluation_workers and others is not None and policy_id in self._evaluation_ids():
+        others = self.evaluation_workers if evaluation_workers else None
+        if others is not None and policy_id in others.local_worker().policy_map:
             others.remove_policy(policy_id, policy_mapping_fn=policy_mapping_fn)
-
-    def _evaluation_ids(self) -> Collection[str]:
-        worker = self.evaluation_worker
-        return () if worker is None else worker.policy_map
 
     def set_roster(self, policy_mapping_fn: Callable[..., str], policies_to_train: Any) -> None:
         """Sets in all workers which policy acts for which agent, and which are trained.
@@ -895,9 +888,11 @@ class Algorithm:
             CheckpointError: if it cannot be written.
         """
         folder = Path(checkpoint_dir or f"checkpoint_{self.iteration:06d}")
-        unheld, is_finite = checkpoints.write_algorithm(self, folder, policy_states or {})
-        if is_finite and not policy_states:
+        record = checkpoints.record_of(self, policy_states)
+        record.write(folder)
+        if record.manifest["finite"] and not policy_states:
             self._last_good = str(folder)
+        unheld = checkpoints.unheld(record.manifest, repr(str(folder)), messages.Roster(), None)
         if unheld is not None and not self._told_of_unheld:
             self._told_of_unheld = True
             logger.warning(
@@ -932,8 +927,8 @@ class Algorithm:
         """
         folder = path_of(checkpoint_path)
         found, source = checkpoints.read_algorithm(folder), repr(str(folder))
-        own = StoredRoster(self.worker.policy_mapping_fn, self.worker.is_policy_to_train)
-        roster = checkpoints.roster_of(found, StoredRoster(), own)
+        own = messages.roster_of(self.worker)
+        roster = checkpoints.stored_roster(found, messages.Roster(), own)
         checkpoints.require_all_finite(found, source, allow=allow_non_finite)
         checkpoints.restore_algorithm(
             self, found, source, roster, allow_other_spaces=allow_other_spaces
@@ -988,7 +983,7 @@ class Algorithm:
             cls,
             checkpoints.read_algorithm(folder, policy_ids),
             repr(str(folder)),
-            StoredRoster(policy_mapping_fn, policies_to_train),
+            messages.Roster(policy_mapping_fn, policies_to_train),
             config,
             allow_other_spaces=allow_other_spaces,
             allow_non_finite=allow_non_finite,

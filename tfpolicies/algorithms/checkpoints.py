@@ -22,6 +22,7 @@ from tfpolicies.config.stored_settings import (
     ROSTER,
     decode_settings,
 )
+from tfpolicies.distributed.messages import Roster, roster_of
 from tfpolicies.envs.making import EnvContext, make_any_environments
 from tfpolicies.envs.vector import Environments
 from tfpolicies.errors import CheckpointError, ConfigError, UnpicklableError
@@ -91,27 +92,6 @@ class AlgorithmRecord(NamedTuple):
         )
 
 
-def write_algorithm(
-    algorithm: Any,
-    folder: str | os.PathLike[str],
-    policy_states: Mapping[str, Mapping[str, Any]],
-) -> tuple[Unheld | None, bool]:
-    """Writes an algorithm with its policies into a folder, replacing the checkpoint there.
-
-    Args:
-        algorithm: what is written.
-        folder: where to.
-        policy_states: by policy id, states to write instead of the present ones.
-
-    Returns:
-        What loading will ask for, None if nothing; and whether all weights are finite.
-    """
-    record = record_of(algorithm, policy_states)
-    record.write(folder)
-    lacking = unheld(record.manifest, repr(str(folder)), StoredRoster(), None)
-    return lacking, record.manifest["finite"]
-
-
 def record_of(
     algorithm: Any, policy_states: Mapping[str, Mapping[str, Any]] | None = None
 ) -> AlgorithmRecord:
@@ -162,12 +142,12 @@ def reduced(algorithm: Any) -> tuple[Any, tuple[Any, ...]]:
             policy was added of a class that its config does not name.
     """
     manifest, arrays, policies = record_of(algorithm)
-    missing = _missing_settings(manifest, repr(algorithm), dict.fromkeys(_ROSTER), {})
+    missing = _missing_settings(manifest, repr(algorithm), dict.fromkeys(Roster._fields), {})
     settings = algorithm.config.to_dict()
     given = travelling({name: settings[name] for name in missing})
     roster = {
-        name: getattr(algorithm.worker, attribute)
-        for name, attribute in _ROSTER.items()
+        name: value
+        for name, value in roster_of(algorithm.worker)._asdict().items()
         if isinstance(_of_roster(manifest, name), Missing)
     }
     kind = type(algorithm)
@@ -177,10 +157,6 @@ def reduced(algorithm: Any) -> tuple[Any, tuple[Any, ...]]:
     frozen = {pid: frozen_part(part) for pid, part in policies.items()}
     whole = frozen_part(PolicyPart(ALGORITHM_MANIFEST, manifest, arrays))
     return _unpickled, (kind, whole, frozen, given, roster)
-
-
-_ROSTER = {"policy_mapping_fn": "policy_mapping_fn", "policies_to_train": "is_policy_to_train"}
-"""What is stored of a roster, and the attributes of the worker."""
 
 
 def _require_known_class(policy_id: str, part: PolicyPart) -> None:
@@ -195,7 +171,7 @@ def _require_known_class(policy_id: str, part: PolicyPart) -> None:
 
 def _unpickled(kind: Any, whole: Any, policies: Any, given: Any, roster: Any) -> Any:
     checkpoint = checkpoint_of(whole, policies)
-    source, functions = f"A pickled {kind.__name__}", StoredRoster(**roster)
+    source, functions = f"A pickled {kind.__name__}", Roster(**roster)
     return build_algorithm(
         kind, checkpoint, source, functions, arrived(given), allow_non_finite=True
     )
@@ -253,13 +229,6 @@ def require_all_finite(checkpoint: Checkpoint, source: str, *, allow: bool) -> N
         require_finite(part, f"policy {pid!r} of {source}", allow=allow)
 
 
-class StoredRoster(NamedTuple):
-    """Who acts and who is trained, of a checkpoint."""
-
-    policy_mapping_fn: Any = None
-    policies_to_train: Any = None
-
-
 class Unheld(NamedTuple):
     """What a file cannot hold safely, so that loading asks for it."""
 
@@ -270,7 +239,7 @@ class Unheld(NamedTuple):
 def unheld(
     manifest: Mapping[str, Any],
     source: str,
-    given: StoredRoster,
+    given: Roster,
     overrides: Mapping[str, Any] | None,
 ) -> Unheld | None:
     """Returns what loading an algorithm asks for, all at once; None if nothing.
@@ -330,7 +299,7 @@ def _missing_settings(
 
 
 def require_unheld(
-    checkpoint: Checkpoint, source: str, given: StoredRoster, overrides: Mapping[str, Any] | None
+    checkpoint: Checkpoint, source: str, given: Roster, overrides: Mapping[str, Any] | None
 ) -> None:
     """Checks that everything is given again that a checkpoint cannot hold.
 
@@ -345,9 +314,7 @@ def require_unheld(
         )
 
 
-def roster_of(
-    checkpoint: Checkpoint, given: StoredRoster, otherwise: StoredRoster | None = None
-) -> StoredRoster:
+def stored_roster(checkpoint: Checkpoint, given: Roster, otherwise: Roster | None = None) -> Roster:
     """Returns what a checkpoint says of mapping and training.
 
     Args:
@@ -365,14 +332,14 @@ def roster_of(
     ids = found["policies_to_train"]
     if isinstance(ids, list) and given.policies_to_train is None:
         found["policies_to_train"] = [pid for pid in ids if pid in checkpoint.policies]
-    return StoredRoster(**found)
+    return Roster(**found)
 
 
 def build_algorithm(
     kind: Any,
     checkpoint: Checkpoint,
     source: str,
-    given: StoredRoster,
+    given: Roster,
     overrides: Mapping[str, Any] | None,
     *,
     allow_other_spaces: bool = False,
@@ -394,7 +361,7 @@ def build_algorithm(
     kind = algorithm_class_of(checkpoint, source, kind)
     require_all_finite(checkpoint, source, allow=allow_non_finite)
     require_unheld(checkpoint, source, given, overrides)
-    roster = roster_of(checkpoint, given)
+    roster = stored_roster(checkpoint, given)
     settings = {**roster._asdict(), "policies_to_train": None, **(overrides or {})}
     with building(checkpoint, source, custom_objects):
         config = config_of(checkpoint, source, kind.config_class, settings)
@@ -420,7 +387,7 @@ def restore_algorithm(
     algorithm: Any,
     checkpoint: Checkpoint,
     source: str,
-    roster: StoredRoster,
+    roster: Roster,
     *,
     allow_other_spaces: bool = False,
 ) -> None:

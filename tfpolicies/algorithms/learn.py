@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from tfpolicies.algorithms.run_records import Goals, NoRecords, RunRecords, Trainable
+from tfpolicies.algorithms.run_records import Goals, NoRecords, RunRecords
 from tfpolicies.algorithms.training_run import TrainingRun
 from tfpolicies.config.callbacks import DefaultCallbacks, joined_callbacks, overrides
 from tfpolicies.config.idioms import keras_callback_hint
@@ -58,7 +58,7 @@ class Learned(NamedTuple):
 
 
 def learn(
-    algorithm: Trainable,
+    algorithm: Any,
     goals: Goals,
     *,
     run_dir: str | PathLike[str] | None,
@@ -96,7 +96,7 @@ def learn(
 
 
 def goals_of(
-    algorithm: Trainable,
+    algorithm: Any,
     total_timesteps: float,
     *,
     until: float | None,
@@ -142,7 +142,7 @@ def _rescue(records: RunRecords | NoRecords, run: RunFolder | None) -> None:
 # -- the folder -------------------------------------------------------------------------------
 
 
-def _held(algorithm: Trainable, run_dir: str | PathLike[str]) -> RunFolder:
+def _held(algorithm: Any, run_dir: str | PathLike[str]) -> RunFolder:
     """Returns the run folder, held, with the algorithm in a state that the run can go on from.
 
     Raises:
@@ -164,7 +164,7 @@ def _held(algorithm: Trainable, run_dir: str | PathLike[str]) -> RunFolder:
     return run
 
 
-def _go_on(algorithm: Trainable, run: RunFolder) -> None:
+def _go_on(algorithm: Any, run: RunFolder) -> None:
     """Puts a new algorithm into the state of a run; one that has trained must be of that run."""
     if not run.has_checkpoint:
         return
@@ -186,9 +186,7 @@ def _go_on(algorithm: Trainable, run: RunFolder) -> None:
         )
 
 
-def _require_same_settings(
-    algorithm: Trainable, manifest: Mapping[str, Any], run: RunFolder
-) -> None:
+def _require_same_settings(algorithm: Any, manifest: Mapping[str, Any], run: RunFolder) -> None:
     """Checks that a new algorithm has the class and the settings of the one that a run is of.
 
     Settings that an earlier version did not have are those of a default config.
@@ -262,7 +260,7 @@ def _require_told_by_algorithm(callbacks: DefaultCallbacks) -> None:
 
 
 @contextlib.contextmanager
-def _telling(algorithm: Trainable, told: Sequence[DefaultCallbacks]) -> Iterator[None]:
+def _telling(algorithm: Any, told: Sequence[DefaultCallbacks]) -> Iterator[None]:
     """While entered, the algorithm tells these callbacks, too."""
     own = algorithm.callbacks
     if told:

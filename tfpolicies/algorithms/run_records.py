@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from tfpolicies.reporting.learning_curve import draw_learning_curve
 from tfpolicies.reporting.progress_csv import ProgressCsv, read_progress
@@ -22,8 +22,6 @@ from tfpolicies.system.signals import interruptions
 if TYPE_CHECKING:
     from tfpolicies.algorithms.checkpoints import AlgorithmRecord
     from tfpolicies.config.algorithm_config import AlgorithmConfig
-    from tfpolicies.config.callbacks import DefaultCallbacks
-    from tfpolicies.rollout.rollout_worker import RolloutWorker
 
 _SECONDS_BETWEEN_CURVES = 15.0
 _QUICK = 0.02  # seconds that a record may take to be made in each iteration
@@ -74,41 +72,6 @@ class Progress:
         return cls(int(row["env_steps"]), row["episode_reward_mean"], row["time_s"])
 
 
-class Trainable(Protocol):
-    """What a training needs of an `Algorithm`, which says more about each name."""
-
-    config: AlgorithmConfig
-    callbacks: DefaultCallbacks
-    counters: dict[str, int]
-    iteration: int
-    run_dir: Path | None
-
-    @property
-    def worker(self) -> RolloutWorker:
-        """The worker whose policies learn."""
-
-    @classmethod
-    def get_default_config(cls) -> AlgorithmConfig:
-        """Returns a config with the defaults."""
-
-    def get_policy(self, policy_id: str = ...) -> Any:
-        """Returns a policy."""
-
-    def train(self) -> dict[str, Any]:
-        """Trains one iteration, and returns what it was like."""
-
-    def progress(self) -> dict[str, Any]:
-        """Returns how far it is, as checkpoints hold it."""
-
-    def save(
-        self, checkpoint_dir: Path | None = None, *, policy_states: Mapping[str, Any] | None = None
-    ) -> Any:
-        """Writes a checkpoint."""
-
-    def restore(self, checkpoint_path: Any, *, allow_non_finite: bool = False) -> None:
-        """Goes back to a checkpoint."""
-
-
 class NoRecords:
     """Keeps nothing, for a training without a folder.
 
@@ -116,7 +79,7 @@ class NoRecords:
         algorithm: what is trained.
     """
 
-    def __init__(self, algorithm: Trainable) -> None:
+    def __init__(self, algorithm: Any) -> None:
         self._algorithm = algorithm
 
     def last_progress(self) -> Progress:
@@ -138,7 +101,7 @@ class RunRecords:
         goals: of the training.
     """
 
-    def __init__(self, run: RunFolder, algorithm: Trainable, goals: Goals) -> None:
+    def __init__(self, run: RunFolder, algorithm: Any, goals: Goals) -> None:
         self.run = run
         self._algorithm = algorithm
         self._goals = goals

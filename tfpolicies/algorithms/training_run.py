@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tfpolicies.algorithms.run_records import Goals, NoRecords, Progress, RunRecords, Trainable
+from tfpolicies.algorithms.run_records import Goals, NoRecords, Progress, RunRecords
 from tfpolicies.reporting.console import TrainingProgress
 from tfpolicies.reporting.progress_row import progress_row
 from tfpolicies.system.signals import interruptions
@@ -38,7 +38,7 @@ class TrainingRun:
 
     def __init__(
         self,
-        algorithm: Trainable,
+        algorithm: Any,
         goals: Goals,
         records: RunRecords | NoRecords,
         console: Console | None = None,

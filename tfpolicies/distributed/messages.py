@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -206,8 +206,8 @@ def take_news(worker: RolloutWorker, news: News) -> None:
 class Roster(NamedTuple):
     """Which policy acts for whom, and which are trained (None: all)."""
 
-    policy_mapping_fn: Callable[..., str]
-    is_policy_to_train: Callable[..., bool] | None
+    policy_mapping_fn: Any = None
+    policies_to_train: Any = None
 
 
 def roster_of(worker: RolloutWorker) -> Roster:
@@ -218,7 +218,7 @@ def roster_of(worker: RolloutWorker) -> Roster:
 def set_roster(worker: RolloutWorker, roster: Roster) -> None:
     """Gives a worker another roster."""
     worker.set_policy_mapping_fn(roster.policy_mapping_fn)
-    worker.roster.is_policy_to_train = roster.is_policy_to_train
+    worker.roster.is_policy_to_train = roster.policies_to_train
 
 
 def acting_state(policy: Any) -> dict[str, Any]:

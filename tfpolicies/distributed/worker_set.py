@@ -193,20 +193,13 @@ class WorkerSet:
         self,
         func: Callable[[int, RolloutWorker], Any],
         local_worker: bool = True,
-        *,
-        timeout_seconds: float | None = None,
-        remote_worker_ids: Collection[int] | None = None,
+        **options: Any,
     ) -> list[Any]:
         """Returns `func(index, worker)` for each worker; the local one has the index 0.
 
         The arguments are those of `foreach_worker`.
         """
-        return self.foreach_worker(
-            functools.partial(_with_id, func),
-            local_worker,
-            timeout_seconds=timeout_seconds,
-            remote_worker_ids=remote_worker_ids,
-        )
+        return self.foreach_worker(functools.partial(_with_id, func), local_worker, **options)
 
     def foreach_policy(self, func: Callable[..., Any], local_worker: bool = True) -> list[Any]:
         """Returns `func(policy, policy_id)` for each policy of each worker, in one flat list.

@@ -9,17 +9,18 @@ from typing import Any
 
 from tfpolicies.errors import UsageError
 
-FIXED_COLUMNS = (
-    "iteration",  # training iterations so far, from 1
-    "env_steps",  # environment steps so far, over all environments
-    "time_s",  # seconds of training so far
-    "steps_per_s",  # environment steps per second in this iteration
-    "episode_reward_mean",  # of the last 100 episodes or more; NaN before the first has ended
-    "episode_reward_min",
-    "episode_reward_max",
-    "episode_len_mean",  # environment steps per episode
-    "episodes",  # episodes ended so far
-)
+_KEYS = {  # in the result of an iteration
+    "iteration": "training_iteration",  # training iterations so far, from 1
+    "env_steps": "num_env_steps_sampled",  # environment steps so far, over all environments
+    "time_s": "time_total_s",  # seconds of training so far
+    "steps_per_s": "num_env_steps_sampled_throughput_per_sec",  # in this iteration
+    "episode_reward_mean": "episode_reward_mean",  # of the last 100 episodes or more; NaN for none
+    "episode_reward_min": "episode_reward_min",
+    "episode_reward_max": "episode_reward_max",
+    "episode_len_mean": "episode_len_mean",  # environment steps per episode
+    "episodes": "episodes_total",  # episodes ended so far
+}
+FIXED_COLUMNS = tuple(_KEYS)
 EVALUATION_MEAN = "evaluation/episode_reward_mean"  # there in iterations that evaluated
 
 
@@ -46,18 +47,11 @@ def progress_row(result: Mapping[str, Any]) -> dict[str, float]:
                 f"`result` must hold the number {key!r}, got {result.get(key)!r}. "
                 "Pass what `Algorithm.train()` returned."
             )
-    fixed = (
-        result["training_iteration"],
-        result["num_env_steps_sampled"],
-        result.get("time_total_s"),
-        _steps_per_second(result),
-        result.get("episode_reward_mean"),
-        result.get("episode_reward_min"),
-        result.get("episode_reward_max"),
-        result.get("episode_len_mean"),
-        result.get("episodes_total"),
-    )
-    row = {name: _or_nan(value) for name, value in zip(FIXED_COLUMNS, fixed, strict=True)}
+    row = {name: _or_nan(result.get(key)) for name, key in _KEYS.items()}
+    steps = as_number(result.get("num_env_steps_sampled_this_iter"))
+    seconds = as_number(result.get("time_this_iter_s"))
+    if steps is not None and seconds:
+        row["steps_per_s"] = steps / seconds
     further = {f"episode/{x}": n for x, n in _of_episodes(result) if f"episode_{x}" not in row}
     more = [*_custom(result, ""), *_evaluation(result), *_learner_statistics(result)]
     return row | dict(sorted([*further.items(), *more]))
@@ -81,14 +75,6 @@ def as_number(value: object) -> float | None:
 def _or_nan(value: object) -> float:
     number = as_number(value)
     return math.nan if number is None else number
-
-
-def _steps_per_second(result: Mapping[str, Any]) -> float:
-    steps = as_number(result.get("num_env_steps_sampled_this_iter"))
-    seconds = as_number(result.get("time_this_iter_s"))
-    if steps is None or not seconds:
-        return _or_nan(result.get("num_env_steps_sampled_throughput_per_sec"))
-    return steps / seconds
 
 
 def _of_episodes(summary: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

@@ -43,10 +43,30 @@ class RunFolder:
 
     Args:
         path: the folder, which need not be there.
+
+    Attributes:
+        path: as given; the others lie in it, and need not be there.
+        run_json: the file with the command's settings, which makes the folder a run.
+        progress_csv: one row per training iteration.
+        error_txt: the traceback of the last error that ended the training.
+        events: the folder to give to TensorBoard.
+        learning_curve: the picture of the learning curve.
+        checkpoints: the folder of the checkpoints.
+        latest: the newest checkpoint.
+        best: the best checkpoint.
+        export: the folder of the exported policy.
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self.path = Path(path)
+        self.run_json = self.path / "run.json"
+        self.progress_csv = self.path / "progress.csv"
+        self.error_txt = self.path / "error.txt"
+        self.events = self.path / "events"
+        self.learning_curve = self.path / "learning_curve.png"
+        self.checkpoints = self.path / "checkpoints"
+        self.latest, self.best = self.checkpoints / "latest", self.checkpoints / "best"
+        self.export = self.path / "export"
         self._lock: FolderLock | None = None
 
     def __repr__(self) -> str:
@@ -186,54 +206,9 @@ class RunFolder:
         self.release()
 
     @property
-    def run_json(self) -> Path:
-        """The file with the command's settings, which makes the folder a run."""
-        return self.path / "run.json"
-
-    @property
-    def progress_csv(self) -> Path:
-        """One row per training iteration."""
-        return self.path / "progress.csv"
-
-    @property
-    def events(self) -> Path:
-        """The folder to give to TensorBoard."""
-        return self.path / "events"
-
-    @property
-    def learning_curve(self) -> Path:
-        """The picture of the learning curve."""
-        return self.path / "learning_curve.png"
-
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of the checkpoints."""
-        return self.path / "checkpoints"
-
-    @property
-    def latest(self) -> Path:
-        """The folder of the newest checkpoint, which may not be there yet."""
-        return self.checkpoints / "latest"
-
-    @property
     def has_checkpoint(self) -> bool:
         """Whether the newest checkpoint is there, whole: its manifest is written last."""
         return any(self.latest.glob("*.json"))
-
-    @property
-    def best(self) -> Path:
-        """The folder of the best checkpoint, which may not be there."""
-        return self.checkpoints / "best"
-
-    @property
-    def error_txt(self) -> Path:
-        """The traceback of the last error that ended the training; mostly not there."""
-        return self.path / "error.txt"
-
-    @property
-    def export(self) -> Path:
-        """The folder of the exported policy."""
-        return self.path / "export"
 
     @property
     def settings(self) -> dict[str, Any]:

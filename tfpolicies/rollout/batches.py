@@ -17,7 +17,6 @@ from tfpolicies.policy.learning_batches import in_sequences
 from tfpolicies.rollout.columns import (
     clipped_rewards,
     nested_actions,
-    original,
     postprocessed,
     remembered,
 )
@@ -165,15 +164,17 @@ class Postprocessor:
         return found
 
     def _originals(self, samples: Sequence[Collected], who: Who) -> _Originals:
-        """Returns what `original` makes of the rows as collected."""
+        """Returns the rows as collected: `(policy_id, policy, batch)` for each trajectory.
+
+        The id is left out for code that was written for `enable_connectors=False`.
+        """
         found: _Originals = {}
         for sample in samples:
-            batch, policy_id, policy = sample.batch(), sample.policy_id, sample.policy
+            batch = sample.batch()
+            head = (sample.policy_id, sample.policy) if self._with_ids else (sample.policy,)
             for unroll, rows in sample.pieces():
                 episode, agent = who[unroll]
-                found.setdefault(episode.episode_id, {})[agent] = original(
-                    policy_id, policy, batch[rows], with_id=self._with_ids
-                )
+                found.setdefault(episode.episode_id, {})[agent] = (*head, batch[rows])
         return found
 
     def _by_trajectory(self, sample: Collected, originals: _Originals, who: Who) -> SampleBatch:

@@ -43,19 +43,6 @@ def require_same_columns(policy: Any, kept: Collection[str], given: Collection[s
         )
 
 
-def original(policy_id: str, policy: Any, batch: SampleBatch, *, with_id: bool) -> tuple[Any, ...]:
-    """Returns what postprocessing is told of a trajectory as it was collected.
-
-    Args:
-        policy_id: whose it is.
-        policy: the policy of that id.
-        batch: the rows.
-        with_id: whether to return `(policy_id, policy, batch)` or `(policy, batch)`, which code
-            written for `enable_connectors=False` expects.
-    """
-    return (policy_id, policy, batch) if with_id else (policy, batch)
-
-
 def postprocessed(
     policy: Any, rows: SampleBatch, others: Mapping[Any, Any], episode: Any
 ) -> SampleBatch:

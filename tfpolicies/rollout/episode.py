@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,10 +10,11 @@ import numpy as np
 
 from tfpolicies import ported
 from tfpolicies.batch.leaves import map_leaves
-from tfpolicies.config.callbacks import DefaultCallbacks
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 
 SINGLE_AGENT = "agent0"
+
+Tell = Callable[[str, Any, int], None]
 
 
 @dataclass
@@ -118,38 +119,33 @@ class EpisodeFollower:
 
     It exists only where a callback about single episodes is overridden, or a policy asks for the
     episodes that it acts in: it works row by row.
+
+    Args:
+        tell: calls the callback of a name about an episode, or the error that ended it, of the
+            environment of an index.
+        worker: that samples.
+        num_envs: N.
+        rng: draws episode ids.
     """
 
-    def __init__(
-        self, callbacks: DefaultCallbacks, worker: Any, envs: Any, rng: np.random.Generator
-    ) -> None:
-        self._callbacks = callbacks
+    def __init__(self, tell: Tell, worker: Any, num_envs: int, rng: np.random.Generator) -> None:
+        self._tell = tell
         self._worker = worker
-        self._envs = envs
         self._rng = rng
         self._episodes: list[Episode] = []
-        self._finished: list[list[Episode]] = [[] for _ in range(envs.num_envs)]
+        self._finished: list[list[Episode]] = [[] for _ in range(num_envs)]
 
     def start_all(self, obs: Any) -> None:
         """Begins a new episode in every environment, whose first observations are `obs`."""
-        self._finished = [[] for _ in range(self._envs.num_envs)]
-        self._episodes = [self._begin(i, obs) for i in range(self._envs.num_envs)]
+        self._finished = [[] for _ in self._finished]
+        self._episodes = [self._begin(i, obs) for i in range(len(self._finished))]
 
     def _begin(self, index: int, obs: Any = None) -> Episode:
         episode = Episode(int(self._rng.integers(10**18)), index, self._worker)
-        self._call("on_episode_created", episode)
+        self._tell("on_episode_created", episode, index)
         episode.last_obs = None if obs is None else _row(obs, index)
-        self._call("on_episode_start", episode)
+        self._tell("on_episode_start", episode, index)
         return episode
-
-    def _call(self, name: str, episode: Episode) -> None:
-        getattr(self._callbacks, name)(
-            worker=self._worker,
-            base_env=self._envs,
-            policies=getattr(self._worker, "policy_map", None),
-            episode=episode,
-            env_index=episode.env_index,
-        )
 
     def step(self, step: Any, actions: Any) -> None:
         """Takes over one step of all environments, by `actions` `[N, ...]`."""
@@ -164,9 +160,9 @@ class EpisodeFollower:
             episode.last_reward = float(step.rewards[i])
             episode.total_reward += episode.last_reward
             episode.last_info = last_info_of(step.infos, i)
-            self._call("on_episode_step", episode)
+            self._tell("on_episode_step", episode, i)
             if step.terminateds[i] or step.truncateds[i]:
-                self._call("on_episode_end", episode)
+                self._tell("on_episode_end", episode, i)
                 self._finished[i].append(episode)
                 self._episodes[i] = self._begin(i, step.obs if i in last else None)
 
@@ -181,13 +177,7 @@ class EpisodeFollower:
 
     def broke(self, env_index: int, error: Exception) -> None:
         """Ends the episode of an environment that broke: `on_episode_end` gets the error."""
-        self._callbacks.on_episode_end(
-            worker=self._worker,
-            base_env=self._envs,
-            policies=self._worker.policy_map,
-            episode=error,
-            env_index=env_index,
-        )
+        self._tell("on_episode_end", error, env_index)
         self._episodes[env_index] = self._begin(env_index)
 
     def take_finished(self, env_index: int) -> Episode:

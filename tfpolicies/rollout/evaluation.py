@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from tfpolicies.config.callbacks import DefaultCallbacks
 from tfpolicies.envs.vector import Environments
 from tfpolicies.errors import UsageError
 from tfpolicies.models.spaces import batch_leaves, leaves
@@ -79,7 +78,7 @@ def play_episodes(
     played: list[RolloutMetrics] = []
     memory, follower = Memory(policy, count), None
     if memory.acting.asks_for_episodes:
-        follower = EpisodeFollower(DefaultCallbacks(), worker, envs, np.random.default_rng())
+        follower = EpisodeFollower(lambda *told: None, worker, count, np.random.default_rng())
         follower.start_all(first)
         memory.around = follower.around
     done = np.zeros(count, np.int64)  # episodes or steps, as the shares count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -38,6 +39,7 @@ def summarize_episodes(
     lengths = [episode.episode_length for episode in sound]
     of_policies = _policy_rewards(sound)
     gathered = _gathered(episode.custom_metrics for episode in sound)
+    hist_data = _gathered(episode.hist_data for episode in sound)
     custom = {name: list(map(float, values)) for name, values in gathered.items()}
     return {
         "episode_reward_max": max(rewards, default=_NAN),
@@ -54,7 +56,7 @@ def summarize_episodes(
             "episode_reward": rewards,
             "episode_lengths": lengths,
             **{f"policy_{pid}_reward": values for pid, values in of_policies.items()},
-            **_joined_hist_data(sound),
+            **{name: [*itertools.chain(*lists)] for name, lists in hist_data.items()},
         },
         "sampler_perf": _means(episode.perf_stats for episode in sound),
         "connector_metrics": _means(_connector_times(sound)),
@@ -76,15 +78,6 @@ def _policy_rewards(episodes: Sequence[RolloutMetrics]) -> dict[str, list[float]
         for (_, policy_id), reward in episode.agent_rewards.items():
             if policy_id != DEFAULT_POLICY_ID:
                 found.setdefault(policy_id, []).append(reward)
-    return found
-
-
-def _joined_hist_data(episodes: Sequence[RolloutMetrics]) -> dict[str, list[float]]:
-    """Returns the lists that callbacks kept, those of all episodes joined."""
-    found: dict[str, list[float]] = {}
-    for episode in episodes:
-        for name, values in episode.hist_data.items():
-            found.setdefault(name, []).extend(values)
     return found
 
 

@@ -172,10 +172,14 @@ class Stacker:
         Raises:
             ValueError, TypeError, KeyError, IndexError: see `write`.
         """
-        found = [np.empty((len(observed), *leaf.shape), leaf.dtype) for leaf in self.leaves]
+        found = self.empty(len(observed))
         for leaf, target in zip(self.leaves, found, strict=True):
             self.write(leaf, observed, target)
         return found
+
+    def empty(self, count: int) -> list[np.ndarray]:
+        """Returns leaves `[count, ...]` to write into."""
+        return [np.empty((count, *leaf.shape), leaf.dtype) for leaf in self.leaves]
 
     def write(self, leaf: Leaf, observed: Sequence[Any], target: np.ndarray) -> None:
         """Writes one leaf of single observations into `target` `[K, ...]`.
@@ -244,12 +248,7 @@ class PolicyRows:
         """Appends a row for each of those who act next; returns the observation leaves."""
         where = self.table.append(len(seats))
         observed = [x for _, _, values in self.waiting for x in values]
-        found = []
-        for name, leaf in zip(self.obs_names, self.leaves, strict=True):
-            target = self.table.columns[name][where]
-            self._stack(leaf, observed, target)
-            found.append(target)
-        return found
+        return self.write(observed, [self.table.columns[name][where] for name in self.obs_names])
 
     def write_columns(self, columns: Mapping[str, np.ndarray], first_record: int) -> None:
         """Writes the columns of acting into the rows appended last."""
@@ -270,17 +269,17 @@ class PolicyRows:
         Raises:
             EnvError: if one is not of the policy's space, or not finite.
         """
-        found = [np.empty((len(observed), *leaf.shape), leaf.dtype) for leaf in self.leaves]
-        for leaf, target in zip(self.leaves, found, strict=True):
-            self._stack(leaf, observed, target)
-        return found
+        return self.write(observed, self.stacker.empty(len(observed)))
 
-    def _stack(self, leaf: Leaf, observed: Sequence[Any], target: np.ndarray) -> None:
-        try:
-            self.stacker.write(leaf, observed, target)
-        except (ValueError, TypeError, KeyError, IndexError):
-            self._explain(leaf, observed)
-            raise
+    def write(self, observed: Sequence[Any], targets: list[np.ndarray]) -> list[np.ndarray]:
+        """Writes single observations into leaves `[K, ...]`, and returns these; see `stacked`."""
+        for leaf, target in zip(self.leaves, targets, strict=True):
+            try:
+                self.stacker.write(leaf, observed, target)
+            except (ValueError, TypeError, KeyError, IndexError):
+                self._explain(leaf, observed)
+                raise
+        return targets
 
     def _explain(self, leaf: Leaf, observed: Sequence[Any]) -> None:
         """Raises an `EnvError` about the first observation that is not of the policy's space."""

@@ -15,12 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfpolicies.batch.sample_batch import MultiAgentBatch
-from tfpolicies.config.callbacks import (
-    DefaultCallbacks,
-    follows_episodes,
-    gets_batches,
-    overrides,
-)
+from tfpolicies.config.callbacks import follows_episodes, gets_batches, overrides
 from tfpolicies.envs.multi_agent_env import ALL, MultiAgentStep
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
 from tfpolicies.envs.repairs import BREAKS, check_reward
@@ -28,7 +23,6 @@ from tfpolicies.envs.vector import single_rows
 from tfpolicies.errors import ConfigError, EnvError, SpaceError, UnknownPolicyError, UsageError
 from tfpolicies.policy.stacked_acting import ColumnsCall, act_columns
 from tfpolicies.rollout import multi_agent_state
-from tfpolicies.rollout.batches import Postprocessor
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.fitting_spaces import AgentSpaces
 from tfpolicies.rollout.long_episodes import LONG, report_long_evaluation, report_long_sample
@@ -58,22 +52,15 @@ class MultiAgentSampler(Sampler):
 
     Args:
         envs: the copies.
-        policies: by id; what is in it may change between samples. Running episodes in which a
-            policy played that is no longer there are dropped.
+        policies: by id. Running episodes in which a policy played that is no longer there are
+            dropped.
         policy_mapping_fn: `f(agent_id, episode, worker=..., **kwargs)`, the id of the policy that
             acts for an agent; asked once for each agent and episode, at its first observation.
-        fragment_length: steps that each copy yields per sample.
-        complete_episodes: yield whole episodes, at least `fragment_length * N` steps of them.
         count_agent_steps: count the steps of agents (transitions), not those of environments.
-        clip_rewards: None, True (the sign) or a bound; learning sees clipped rewards, metrics raw.
-        enable_connectors: see `Postprocessor`.
         observation_fn: `f(agent_obs=..., worker=..., base_env=..., policies=..., episode=...)`,
             gives the observations that the policies see instead; called with each dict of them,
             before connectors.
-        rng: draws episode ids.
-        callbacks: the user's.
-        worker: passed to callbacks and to the mapping function.
-        perf_stats_ema_coef: see `StepTimes`.
+        settings: see `Sampler`.
 
     Attributes:
         policy_mapping_fn: may be set anew; running episodes keep the one they began with.
@@ -86,35 +73,19 @@ class MultiAgentSampler(Sampler):
         policies: Mapping[str, Any],
         policy_mapping_fn: Callable[..., str],
         *,
-        fragment_length: int,
-        complete_episodes: bool,
         count_agent_steps: bool = False,
-        clip_rewards: bool | float | None = None,
-        enable_connectors: bool = True,
         observation_fn: Callable[..., Mapping[Any, Any]] | None = None,
-        rng: np.random.Generator,
-        callbacks: DefaultCallbacks,
-        worker: Any = None,
-        perf_stats_ema_coef: float | None = None,
+        **settings: Any,
     ) -> None:
-        super().__init__(rng, perf_stats_ema_coef)
-        self.envs = envs
-        self.policies = policies
+        super().__init__(envs, policies, **settings)
         self.policy_mapping_fn = policy_mapping_fn
         self._agent_steps_ended = 0  # of all episodes that ended since `play` was called
         self._waited = 0  # ns for environments in the present step
         self._connecting = 0  # ns for connectors of actions in it
-        self._length = fragment_length
-        self._complete = complete_episodes
         self._by_agent_steps = count_agent_steps
         self._observation_fn = observation_fn
-        self._callbacks = callbacks
-        self._calls_steps = overrides(callbacks, "on_episode_step")
-        self._notes = follows_episodes(callbacks)  # what agents saw, did and got last
-        self._worker = worker
-        self._postprocessor = Postprocessor(
-            clip_rewards, callbacks, worker, policies, enable_connectors
-        )
+        self._calls_steps = overrides(self._callbacks, "on_episode_step")
+        self._notes = follows_episodes(self._callbacks)  # what agents saw, did and got last
         self._copies: list[Copy] = []
         self._spaces = AgentSpaces(observed=observation_fn is None)
         self._broken: dict[int, Exception] = {}  # by copy, in the present step
@@ -171,7 +142,7 @@ class MultiAgentSampler(Sampler):
         self, copy: Copy, seed: int | None = None, *, in_new_copy: bool = False
     ) -> None:
         episode, index = self._new_episode(copy.index, int(self.rng.integers(10**18))), copy.index
-        self._call("on_episode_created", episode)
+        self._call("on_episode_created", episode, index)
         started = now()
         obs, infos = self.envs.renew(index) if in_new_copy else self.envs.reset(index, seed)
         self._waited += now() - started
@@ -186,7 +157,7 @@ class MultiAgentSampler(Sampler):
             episode.note(obs, {}, {})
         self._episode_agent_steps[index] = 0
         copy.wait(copy.cast(tuple(obs)), obs)
-        self._call("on_episode_start", episode)
+        self._call("on_episode_start", episode, index)
 
     def _wrong(self, obs: Mapping[Any, Any], episode: MultiAgentEpisode) -> EnvError | None:
         """Returns what is wrong with first observations, where copies that break are replaced."""
@@ -230,17 +201,9 @@ class MultiAgentSampler(Sampler):
             )
         return found
 
-    def _call(self, name: str, episode: MultiAgentEpisode) -> None:
-        call = getattr(self._callbacks, name)
-        does_nothing = getattr(call, "__func__", None) is getattr(DefaultCallbacks, name)
-        self._own_code_ran |= not does_nothing
-        call(
-            worker=self._worker,
-            base_env=self.envs,
-            policies=self.policies,
-            episode=episode,
-            env_index=episode.env_index,
-        )
+    def _call(self, moment: str, episode: Any, env_index: int) -> None:
+        self._own_code_ran |= overrides(self._callbacks, moment)
+        self._tell(moment, episode, env_index)
 
     def _end_episode(self, copy: Copy) -> None:
         episode, index = copy.episode, copy.index
@@ -253,7 +216,7 @@ class MultiAgentSampler(Sampler):
         self._agent_steps_ended += agent_steps
         episode.close()
         self.envs.repairs.worked(index)
-        self._call("on_episode_end", episode)
+        self._call("on_episode_end", episode, index)
         metrics = self._metrics_of(episode)
         if self._complete:
             done = _Finished(episode.episode_id, episode.length, agent_steps, [metrics])
@@ -371,7 +334,7 @@ class MultiAgentSampler(Sampler):
         if self._calls_steps:
             for copy in copies:
                 if copy.index not in self._broken:
-                    self._call("on_episode_step", copy.episode)
+                    self._call("on_episode_step", copy.episode, copy.index)
         for copy in over:
             self._end_episode(copy)
             self._begin_episode(copy)
@@ -428,13 +391,7 @@ class MultiAgentSampler(Sampler):
         self._drop_episode(copy)
         self.metrics.append(RolloutMetrics(episode_faulty=True))
         self._own_code_ran = True
-        self._callbacks.on_episode_end(
-            worker=self._worker,
-            base_env=self.envs,
-            policies=self.policies,
-            episode=error,
-            env_index=index,
-        )
+        self._tell("on_episode_end", error, index)
         self._begin_episode(copy, in_new_copy=True)
 
     def _act(self, copies: list[Copy]) -> int:
@@ -733,73 +690,3 @@ def _give(rows: PolicyRows, actions: Any) -> None:
         moves.update(zip(part.agents, single[start:stop], strict=True))
         start = stop
     rows.waiting = []
-
-
-def make_multi_agent_sampler(
-    envs: MultiAgentEnvironments,
-    policies: Mapping[str, Any],
-    policy_mapping_fn: Callable[..., str],
-    *,
-    rollout_fragment_length: int = 200,
-    batch_mode: str = "truncate_episodes",
-    count_steps_by: str = "env_steps",
-    clip_rewards: bool | float | None = None,
-    enable_connectors: bool = True,
-    observation_fn: Callable[..., Mapping[Any, Any]] | None = None,
-    callbacks: DefaultCallbacks | None = None,
-    seed: Any = None,
-    worker: Any = None,
-    perf_stats_ema_coef: float | None = None,
-) -> MultiAgentSampler:
-    """Returns a sampler from settings as a config names them; `reset` starts its episodes.
-
-    Args:
-        envs: copies of the environment.
-        policies: by id.
-        policy_mapping_fn: `f(agent_id, episode, worker=..., **kwargs)`, the id of a policy.
-        rollout_fragment_length: steps that each copy yields per sample.
-        batch_mode: `"truncate_episodes"` or `"complete_episodes"`.
-        count_steps_by: `"env_steps"` or `"agent_steps"`.
-        clip_rewards: None, True (the sign) or a bound.
-        enable_connectors: see `Postprocessor`.
-        observation_fn: changes each dict of observations; see `MultiAgentSampler`.
-        callbacks: the user's.
-        seed: of episode ids.
-        worker: passed to callbacks and to the mapping function.
-        perf_stats_ema_coef: see `StepTimes`.
-
-    Raises:
-        ConfigError: if a setting is none of these.
-    """
-    choices = {
-        "batch_mode": (batch_mode, ("truncate_episodes", "complete_episodes")),
-        "count_steps_by": (count_steps_by, ("env_steps", "agent_steps")),
-    }
-    for name, (given, known) in choices.items():
-        if given not in known:
-            raise ConfigError(f"{name} must be one of {known}, got {given!r}.")
-    for name, function in (
-        ("policy_mapping_fn", policy_mapping_fn),
-        ("observation_fn", observation_fn or callable),
-    ):
-        if not callable(function):
-            raise ConfigError(f"{name} must be a function, got {function!r}.")
-    if rollout_fragment_length < 1:
-        raise ConfigError(
-            f"rollout_fragment_length must be an integer >= 1, got {rollout_fragment_length!r}."
-        )
-    return MultiAgentSampler(
-        envs,
-        policies,
-        policy_mapping_fn,
-        fragment_length=rollout_fragment_length,
-        complete_episodes=batch_mode == "complete_episodes",
-        count_agent_steps=count_steps_by == "agent_steps",
-        clip_rewards=clip_rewards,
-        enable_connectors=enable_connectors,
-        observation_fn=observation_fn,
-        rng=np.random.default_rng(seed),
-        callbacks=DefaultCallbacks() if callbacks is None else callbacks,
-        worker=worker,
-        perf_stats_ema_coef=perf_stats_ema_coef,
-    )

@@ -110,7 +110,7 @@ class Connection:
             self._action.connect(policy.action_space)
         if self._stacker is None:
             self._stacker = Stacker(pipeline.space)
-            self._last = [np.empty((0, *x.shape), x.dtype) for x in self._stacker.leaves]
+            self._last = self._stacker.empty(0)
 
     def env_ids(self, seats: np.ndarray) -> np.ndarray:
         """Returns the environments of seats, int64 `[K]` both."""

@@ -101,19 +101,7 @@ class RolloutWorker(ParallelIteration):
         dataset_shards: list[Any] | None = None,
         tf_session_creator: Any = -1,
     ) -> None:
-        self._creation_args = {
-            "env_creator": env_creator,
-            "validate_env": validate_env,
-            "config": config,
-            "worker_index": worker_index,
-            "num_workers": num_workers,
-            "recreated_worker": recreated_worker,
-            "log_dir": log_dir,
-            "spaces": spaces,
-            "default_policy_class": default_policy_class,
-            "dataset_shards": dataset_shards,
-            "tf_session_creator": tf_session_creator,
-        }
+        self._creation_args = {name: x for name, x in locals().items() if name != "self"}
         if tf_session_creator != -1:
             raise ConfigError(
                 "tf_session_creator is no longer an argument of a worker; give a session_creator "
@@ -157,7 +145,7 @@ class RolloutWorker(ParallelIteration):
             self.config,
             self.worker_index,
             self.num_workers,
-            self._on_create_policy,
+            self.callbacks.on_create_policy,
         )
         try:
             for policy_id, spec in self.complete_specs(None).items():
@@ -225,9 +213,6 @@ class RolloutWorker(ParallelIteration):
         )
         return specs
 
-    def _on_create_policy(self, policy_id: str, policy: Policy) -> None:
-        self.callbacks.on_create_policy(policy_id=policy_id, policy=policy)
-
     def _seed(self, purpose: str) -> Any:
         if self.config.seed is None:
             return None
@@ -238,8 +223,7 @@ class RolloutWorker(ParallelIteration):
     @property
     def env(self) -> Any:
         """The first environment, or None."""
-        found = [] if self.environments is None else self.environments.get_sub_environments()
-        return found[0] if found else None
+        return next(iter(self._sub_environments()), None)
 
     @property
     def async_env(self) -> Environments | MultiAgentEnvironments | None:
@@ -514,7 +498,7 @@ class RolloutWorker(ParallelIteration):
             ConfigError: if it is no function; nothing is changed then.
         """
         require_mapping_fn(policy_mapping_fn)
-        self.roster.change(policy_mapping_fn, None, None)
+        self.roster.change(policy_mapping_fn, None)
         self._tell_sampler()
 
     def _tell_sampler(self) -> None:
@@ -532,8 +516,7 @@ class RolloutWorker(ParallelIteration):
                 "is_policy_to_train must be a list, set or tuple of ids, or a function; got None. "
                 "To train all: `lambda policy_id, batch=None: True`."
             )
-        predicate = as_predicate(is_policy_to_train)
-        self.roster.change(None, is_policy_to_train, predicate)
+        self.roster.change(None, as_predicate(is_policy_to_train))
 
     def get_policies_to_train(self, batch: Any = None) -> set[str]:
         """Returns the ids of the policies that are trained on a batch."""
@@ -694,7 +677,7 @@ class RolloutWorker(ParallelIteration):
                 self.add_policy(policy_id, policy=added[policy_id], policy_state=each)
             else:
                 self.policy_map[policy_id].set_state(each)
-        self.roster.change(mapping_fn, None, None)
+        self.roster.change(mapping_fn, None)
         if "is_policy_to_train" in state:
             self.roster.is_policy_to_train = to_train  # None, too: all are
         self._tell_sampler()
@@ -840,14 +823,15 @@ class RolloutWorker(ParallelIteration):
 
     def foreach_env(self, func: Callable[[Any], Any]) -> list[Any]:
         """Returns `func(env)` for each environment; `[]` without any."""
-        envs = [] if self.environments is None else self.environments.get_sub_environments()
-        return [func(env) for env in envs]
+        return [func(env) for env in self._sub_environments()]
 
     def foreach_env_with_context(self, func: Callable[[Any, EnvContext], Any]) -> list[Any]:
         """Returns `func(env, env_context)` for each environment; `[]` without any."""
-        context = self._context()
-        envs = [] if self.environments is None else self.environments.get_sub_environments()
+        context, envs = self._context(), self._sub_environments()
         return [func(env, context.copy_with(i)) for i, env in enumerate(envs)]
+
+    def _sub_environments(self) -> list[Any]:
+        return [] if self.environments is None else self.environments.get_sub_environments()
 
     def apply(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Returns `func(self, *args, **kwargs)`."""

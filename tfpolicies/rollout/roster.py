@@ -32,7 +32,7 @@ class Roster:
         config: of the worker.
         worker_index: of the worker.
         num_workers: of the run.
-        on_create_policy: called with the id and each policy that is made here.
+        on_create_policy: the callback, called with each policy that is made here.
 
     Attributes:
         policy_map: the policies.
@@ -46,7 +46,7 @@ class Roster:
         config: AlgorithmConfig,
         worker_index: int,
         num_workers: int,
-        on_create_policy: Callable[[str, Policy], None],
+        on_create_policy: Callable[..., None],
     ) -> None:
         self.config = config
         self.specs: dict[str, PolicySpec] = {}
@@ -105,7 +105,7 @@ class Roster:
         if connectors is not None:
             policy.agent_connectors, policy.action_connectors = connectors
         try:
-            self._on_create_policy(policy_id, policy)
+            self._on_create_policy(policy_id=policy_id, policy=policy)
         except BaseException:
             self.remove(policy_id)
             raise
@@ -139,7 +139,7 @@ class Roster:
         except Exception:
             self.remove(policy_id)
             raise
-        self.change(policy_mapping_fn, policies_to_train, predicate)
+        self.change(policy_mapping_fn, predicate)
         return policy
 
     def _take_over(self, policy_id: str, policy: Policy) -> None:
@@ -156,13 +156,11 @@ class Roster:
         spec = PolicySpec(type(policy), observed, policy.action_space, policy.config)
         self.specs[policy_id] = spec
 
-    def change(
-        self, policy_mapping_fn: Any, policies_to_train: Any, predicate: ToTrain | None
-    ) -> None:
+    def change(self, policy_mapping_fn: Any, predicate: ToTrain) -> None:
         """Takes over what is given, which was checked; None keeps what there is."""
         if policy_mapping_fn is not None:
             self.policy_mapping_fn = policy_mapping_fn
-        if policies_to_train is not None:
+        if predicate is not None:
             self.is_policy_to_train = predicate
 
     def require_new(self, policy_id: str, policy_cls: Any, policy: Any, module_spec: Any) -> None:
@@ -204,7 +202,7 @@ class Roster:
             )
         del self.policy_map[policy_id]
         self.specs.pop(policy_id, None)
-        self.change(policy_mapping_fn, to_train, predicate)
+        self.change(policy_mapping_fn, predicate)
 
     def trains(self, policy_id: str, batch: Any = None) -> bool:
         """Whether a policy is trained on a batch."""

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
+from tfpolicies.config.callbacks import DefaultCallbacks
+from tfpolicies.rollout.batches import Postprocessor
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.timing import StepTimes
 
@@ -36,10 +38,20 @@ class Sampler(abc.ABC):
     """Steps environments by policies, and hands out what happened.
 
     Args:
+        envs: step together.
+        policies: by id; what is in it may change between samples.
+        fragment_length: steps that each environment yields per sample.
+        complete_episodes: yield whole episodes, at least `fragment_length * N` steps of them.
+        clip_rewards: None, True (the sign) or a bound; learning sees clipped rewards, metrics raw.
+        enable_connectors: see `Postprocessor`.
         rng: draws episode ids.
+        callbacks: the user's; None for none.
+        worker: passed to callbacks.
         perf_stats_ema_coef: see `StepTimes`.
 
     Attributes:
+        envs: as given, or behind connectors.
+        policies: as given.
         rng: as given; may be set anew.
         metrics: of the episodes that ended, until somebody takes them.
         times: of the parts of a step.
@@ -49,10 +61,42 @@ class Sampler(abc.ABC):
 
     policy_mapping_fn: Any = None
 
-    def __init__(self, rng: np.random.Generator, perf_stats_ema_coef: float | None) -> None:
+    def __init__(
+        self,
+        envs: Any,
+        policies: Mapping[str, Any],
+        *,
+        fragment_length: int,
+        rng: np.random.Generator,
+        complete_episodes: bool = False,
+        clip_rewards: bool | float | None = None,
+        enable_connectors: bool = True,
+        callbacks: DefaultCallbacks | None = None,
+        worker: Any = None,
+        perf_stats_ema_coef: float | None = None,
+    ) -> None:
+        self.envs = self._environments = envs
+        self.policies = policies
         self.rng = rng
         self.metrics: list[RolloutMetrics] = []
         self.times = StepTimes(perf_stats_ema_coef)
+        self._length = fragment_length
+        self._complete = complete_episodes
+        self._callbacks = DefaultCallbacks() if callbacks is None else callbacks
+        self._worker = worker
+        self._postprocessor = Postprocessor(
+            clip_rewards, self._callbacks, worker, policies, enable_connectors
+        )
+
+    def _tell(self, moment: str, episode: Any, env_index: int) -> None:
+        """Calls the callback for a moment of an episode, or of the error that ended one."""
+        getattr(self._callbacks, moment)(
+            worker=self._worker,
+            base_env=self._environments,
+            policies=self.policies,
+            episode=episode,
+            env_index=env_index,
+        )
 
     @abc.abstractmethod
     def reset(self, seeds: Sequence[int] | None) -> None:

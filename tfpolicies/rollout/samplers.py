@@ -33,7 +33,7 @@ def make_sampler(worker: Any, seed: Any) -> Sampler | None:
         "perf_stats_ema_coef": config.sampler_perf_stats_ema_coef,
     }
     if not isinstance(envs, MultiAgentEnvironments):
-        return SingleAgentSampler(envs, worker.get_policy, **settings)
+        return SingleAgentSampler(envs, worker.policy_map, **settings)
     return MultiAgentSampler(
         envs,
         worker.policy_map,

@@ -9,25 +9,21 @@ returns, postprocessing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tfpolicies.batch.sample_batch import SampleBatch
-from tfpolicies.config.callbacks import (
-    DefaultCallbacks,
-    follows_episodes,
-    gets_batches,
-)
+from tfpolicies.config.callbacks import follows_episodes, gets_batches
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 from tfpolicies.envs.vector import Environments, Step
 from tfpolicies.errors import ConfigError, UsageError
 from tfpolicies.models.ports import action_ports
 from tfpolicies.models.spaces import Leaf, action_leaves, batch_leaves, leaves, nest
 from tfpolicies.policy.session import Memory
-from tfpolicies.rollout.batches import Collected, Postprocessor, Who
+from tfpolicies.rollout.batches import Collected, Who
 from tfpolicies.rollout.columns import require_same_columns
 from tfpolicies.rollout.connected import connected, connector_metrics_of
 from tfpolicies.rollout.episode import (
@@ -112,18 +108,30 @@ class _Buffer:
     def moved(self, start: int, width: int) -> _Buffer:
         """Returns a buffer of another width with the rows from step `start` on."""
         new = _Buffer(self.num_envs, width, self.obs_leaves)
-        new.add_columns({n: c[:, 0] for n, c in self.columns.items() if n not in new.columns})
-        count = new.used = self.used - start
-        for old_leaf, leaf in zip(self.obs, new.obs, strict=True):
-            leaf[:, : count + 1] = old_leaf[:, start : self.used + 1]
-        for name, column in self.columns.items():
-            new.columns[name][:, :count] = column[:, start : self.used]
-        new.alive[:, :count] = self.alive[:, start : self.used]
+        new.fill(
+            {name: column[:, start : self.used] for name, column in self.columns.items()},
+            [leaf[:, start : self.used + 1] for leaf in self.obs],
+            self.alive[:, start : self.used],
+        )
         new.finals = [(t - start, i, x) for t, i, x in self.finals if t >= start]
         if self.infos is not None:
             new.infos = np.empty((self.num_envs, width), object)
-            new.infos[:, :count] = self.infos[:, start : self.used]
+            new.infos[:, : new.used] = self.infos[:, start : self.used]
         return new
+
+    def fill(
+        self, columns: Mapping[str, np.ndarray], obs: Sequence[np.ndarray], alive: np.ndarray
+    ) -> None:
+        """Writes the first steps: columns `[N, t, ...]`, and observations `[N, t + 1, ...]`."""
+        used = self.used = alive.shape[1]
+        for name, column in columns.items():
+            if name not in self.columns:
+                shape = (self.num_envs, self.width, *column.shape[2:])
+                self.columns[name] = np.empty(shape, column.dtype)
+            self.columns[name][:, :used] = column
+        for leaf, given in zip(self.obs, obs, strict=True):
+            leaf[:, : used + 1] = given
+        self.alive[:, :used] = alive
 
     def reached(self) -> list[np.ndarray]:
         """Returns per leaf the observation each step reached, `[N, used, ...]`, as copies.
@@ -160,57 +168,27 @@ class SingleAgentSampler(Sampler):
 
     Args:
         envs: the environments.
-        get_policy: returns the policy that acts.
-        fragment_length: rows that each environment yields per sample.
-        complete_episodes: yield whole episodes, at least `fragment_length * N` rows of them.
-        clip_rewards: None, True (the sign) or a bound; learning sees clipped rewards, metrics raw.
-        enable_connectors: whether original batches are `(policy_id, policy, batch)` or, if False,
-            `(policy, batch)`.
-        rng: draws episode ids.
-        callbacks: the user's.
-        worker: passed to callbacks.
-        perf_stats_ema_coef: see `StepTimes`.
-
-    Attributes:
-        envs: behind connectors, if there are any.
+        policies: the one called `DEFAULT_POLICY_ID` acts.
+        settings: see `Sampler`.
 
     Raises:
         SpaceError: if the spaces of the policy do not fit those of the environments.
     """
 
-    def __init__(
-        self,
-        envs: Environments,
-        get_policy: Callable[[], Any],
-        *,
-        fragment_length: int,
-        complete_episodes: bool,
-        clip_rewards: bool | float | None,
-        enable_connectors: bool = True,
-        rng: np.random.Generator,
-        callbacks: DefaultCallbacks,
-        worker: Any,
-        perf_stats_ema_coef: float | None = None,
-    ) -> None:
-        super().__init__(rng, perf_stats_ema_coef)
-        self._environments = envs
-        self._get_policy = get_policy
-        self._length = fragment_length
-        self._complete = complete_episodes
-        self._callbacks = callbacks
-        self._worker = worker
+    def __init__(self, envs: Environments, policies: Mapping[str, Any], **settings: Any) -> None:
+        super().__init__(envs, policies, **settings)
         self._follower: EpisodeFollower | None = None
-        self._gives_batches = gets_batches(callbacks)
-        self._postprocessor = Postprocessor(
-            clip_rewards, callbacks, worker, worker.policy_map, enable_connectors
-        )
+        self._gives_batches = gets_batches(self._callbacks)
         self._running_episodes: dict[int, Episode] = {}  # by id, where nobody follows them
         self._episodes_taken: list[Episode] = []  # one of each trajectory of the present batch
         self._buffer: _Buffer | None = None
         self._memory: Memory | None = None
-        self._running = _Running.start(envs.num_envs, rng)
+        self._running = _Running.start(envs.num_envs, self.rng)
         self._next_unroll = 0
-        self._connect(get_policy())
+        self._connect(self._policy())
+
+    def _policy(self) -> Any:
+        return self.policies.get(DEFAULT_POLICY_ID)
 
     def _connect(self, policy: Any) -> None:
         """Puts the connectors of a policy between it and the environments."""
@@ -229,9 +207,8 @@ class SingleAgentSampler(Sampler):
         self._running = _Running.start(self.envs.num_envs, self.rng)
         self._memory = None
         self._running_episodes = {}
-        if self._follower is None and self._wants_episodes(self._get_policy()):
-            given = self._callbacks, self._worker, self._environments, self.rng
-            self._follower = EpisodeFollower(*given)
+        if self._follower is None and self._wants_episodes(self._policy()):
+            self._follower = EpisodeFollower(self._tell, self._worker, self.envs.num_envs, self.rng)
         if self._follower is not None:
             self._follower.start_all(obs)
 
@@ -247,7 +224,7 @@ class SingleAgentSampler(Sampler):
         """
         if self._buffer is None:
             raise UsageError("sample() needs running episodes; call reset() first.")
-        policy = self._get_policy()
+        policy = self._policy()
         self._check_exploration(policy)
         is_outdated = has_others(policy, self._pipelines)
         if is_outdated:
@@ -398,7 +375,7 @@ class SingleAgentSampler(Sampler):
     ) -> Played:
         """Plays whole episodes without handing out rows; see `Sampler.play`."""
         episodes = play_episodes(
-            self._get_policy(),
+            self._policy(),
             self.envs,
             seeds=seeds,
             episodes=amount if by_episodes else None,
@@ -553,7 +530,7 @@ class SingleAgentSampler(Sampler):
         rewards = [{_AGENT_AND_POLICY: value} for value in values]
         rest = repeat(_NO_METRICS), repeat(self.times.means())
         metrics = list(map(RolloutMetrics, lengths.tolist(), values, rewards, *rest))
-        if connectors := connector_metrics_of(self._get_policy()):
+        if connectors := connector_metrics_of(self._policy()):
             metrics = [each._replace(connector_metrics=connectors) for each in metrics]
         if self._follower is not None:
             metrics = list(map(with_notes, metrics, ended))
@@ -601,26 +578,19 @@ class SingleAgentSampler(Sampler):
             "next_unroll": self._next_unroll,
             "pending": metrics_state(self.metrics),
             "rng": self.rng.bit_generator.state,
-            "memory": self._memory_of(self._get_policy()).get_state(),
+            "memory": self._memory_of(self._policy()).get_state(),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continues where `get_state` was called."""
         used = state["alive"].shape[1]
         buffer = _Buffer(self.envs.num_envs, self._length + used, self._leaves)
-        buffer.used = used
-        present = state["columns"] if used else {}
-        buffer.add_columns({n: np.empty((1, *c.shape[2:]), c.dtype) for n, c in present.items()})
-        for name, column in present.items():
-            buffer.columns[name][:, :used] = column
-        for leaf, saved in zip(buffer.obs, state["obs"], strict=True):
-            leaf[:, : used + 1] = saved
-        buffer.alive[:, :used] = state["alive"]
+        buffer.fill(state["columns"] if used else {}, state["obs"], state["alive"])
         buffer.finals = list(state["finals"])
         self.envs.set_state(state["envs"])
         self._buffer = buffer
         self._memory = None
-        self._memory_of(self._get_policy()).set_state(state["memory"])
+        self._memory_of(self._policy()).set_state(state["memory"])
         self._running = _Running(*state["running"])
         self._next_unroll = state["next_unroll"]
         self.metrics = restored_metrics(state["pending"])
