@@ -30,10 +30,10 @@ import numpy as np
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.policy_spec import PolicySpec, validate_policy_id
 from tfpolicies.errors import ConfigError, StashError, UnknownPolicyError, UsageError
+from tfpolicies.policy import stacked_acting
 from tfpolicies.policy.archive import Archive, Entry
 from tfpolicies.policy.paging import Pager, PagingStatistics
-from tfpolicies.policy.policy import ActionBatch, Policy
-from tfpolicies.policy.stacked_acting import compute_actions
+from tfpolicies.policy.policy import Policy
 from tfpolicies.storage.pickling import refuse_pickling
 
 logger = logging.getLogger("tfpolicies")
@@ -450,56 +450,7 @@ class PolicyMap(MutableMapping[str, Policy]):
 
     # -- acting -------------------------------------------------------------------------------
 
-    def compute_actions(
-        self,
-        obs_batches: Mapping[str, Any],
-        state_batches: Mapping[str, Sequence[Any]] | None = None,
-        prev_action_batches: Mapping[str, Any] | None = None,
-        prev_reward_batches: Mapping[str, Any] | None = None,
-        *,
-        explore: bool | None = None,
-        timestep: int | None = None,
-    ) -> dict[str, ActionBatch]:
-        """Chooses actions for the observations of many policies; equal to asking one by one.
-
-        Policies of one kind act in one call, however many they are and however many observations
-        each of them has.
-
-        Args:
-            obs_batches: by id, observations `[N, ...]`; N may differ.
-            state_batches: by id, the memory, for policies that have one: arrays `[N, size]`.
-            prev_action_batches: by id, the previous actions, for models that read them.
-            prev_reward_batches: by id, the previous rewards `[N]`, likewise.
-            explore: sample or be greedy; None takes the config of each policy.
-            timestep: for schedules of exploration; None takes each policy's own.
-
-        Returns:
-            By id, in the order of `obs_batches`, what `Policy.compute_actions` returns.
-
-        Raises:
-            UnknownPolicyError: if there is no policy of an id.
-            UsageError: if an argument is no dict, or has ids without observations.
-            ObservationError: if observations do not fit their policy, which is named.
-
-        >>> import gymnasium as gym
-        >>> from tfpolicies import PGTF2Policy
-        >>> spaces = gym.spaces.Box(-1, 1, (3,)), gym.spaces.Discrete(2)
-        >>> with PolicyMap() as m:
-        ...     for name in ("a", "b"):
-        ...         m[name] = PGTF2Policy(*spaces, {"model": {"fcnet_hiddens": [8]}})
-        ...     found = m.compute_actions({"a": np.zeros((2, 3)), "b": np.zeros((5, 3))})
-        >>> found["b"].actions.shape
-        (5,)
-        """
-        return compute_actions(
-            self,
-            obs_batches,
-            state_batches,
-            prev_action_batches,
-            prev_reward_batches,
-            explore=explore,
-            timestep=timestep,
-        )
+    compute_actions = stacked_acting.compute_actions
 
     # -- memory -------------------------------------------------------------------------------
 

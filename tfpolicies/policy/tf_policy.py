@@ -37,9 +37,9 @@ from tfpolicies.policy.checkpoints import reduced
 from tfpolicies.policy.fragments import Fragments
 from tfpolicies.policy.identity import AUTOMATIC, complete_config, derived_seed
 from tfpolicies.policy.kind import PolicyKind
-from tfpolicies.policy.learning import Learning
+from tfpolicies.policy.learning import Notes, ProgramLearning
 from tfpolicies.policy.policy import ActionBatch
-from tfpolicies.policy.program_parts import OverriddenActing, ProgramHolding, ProgramLearning
+from tfpolicies.policy.program_parts import OverriddenActing, ProgramHolding
 from tfpolicies.policy.states import Owned, matched
 from tfpolicies.policy.views import read_views
 from tfpolicies.program.program import Program
@@ -52,7 +52,7 @@ from tfpolicies.storage.keras_h5 import read_keras_weights
 from tfpolicies.system.forks import require_tensorflow
 
 _MADE_ANEW = {"_state", "exploration", "filter", "reward_filter", "callbacks", "_loaded"}
-_MADE_ANEW |= {"_acting", "acting", "_learning", "_owned", "_worker_index", "_create_session"}
+_MADE_ANEW |= {"_acting", "acting", "_notes", "_owned", "_worker_index", "_create_session"}
 """Attributes that each copy of a policy gets by itself."""
 
 
@@ -94,6 +94,7 @@ class TFPolicy(PolicyKind):
         ModelError: for a model that does not fit.
     """
 
+    learning: ProgramLearning
     _sees_zeros = False  # whether postprocessing is run on a batch that nobody sampled
     _overridden: ClassVar[frozenset[str]] = frozenset()
     """The methods that a subclass has of its own in place of those here, which are what runs."""
@@ -161,7 +162,7 @@ class TFPolicy(PolicyKind):
         )
         if self._overridden.isdisjoint(by_methods.ACTING):
             self.acting = self._acting
-        self._learning = Learning(self, self.program, self._state)
+        self._loaded, self._notes = {}, Notes()
         filters = {"filter": self.filter, "reward_filter": self.reward_filter}
         self._owned = Owned(
             self.program,
@@ -428,11 +429,14 @@ class TFPolicy(PolicyKind):
                 f"num_epochs and minibatch_size must be at least 1, got {num_epochs} and "
                 f"{minibatch_size}."
             )
+        learning = self.learning
         if not self._overridden.isdisjoint(by_methods.LOADING):
-            return self._learning.loaded_epochs(batch, num_epochs, minibatch_size, shuffle=shuffle)
-        if self._updates_by_methods() or self._learning.sees_minibatches():
-            return self._learning.minibatches(batch, num_epochs, minibatch_size, shuffle=shuffle)
-        return self._learning.epochs(batch, num_epochs, minibatch_size, shuffle=shuffle)
+            learn = learning.loaded_epochs
+        elif self._updates_by_methods() or learning.sees_minibatches():
+            learn = learning.minibatches
+        else:
+            learn = learning.epochs
+        return learn(batch, num_epochs, minibatch_size, shuffle=shuffle)
 
     def learn_on_batch(self, samples: Mapping[str, Any]) -> dict[str, Any]:
         """Does one update on all rows of a batch; see `learn_epochs` for the result.
@@ -442,8 +446,8 @@ class TFPolicy(PolicyKind):
             BatchError: if it is empty.
         """
         if self._overridden.isdisjoint(by_methods.GRADIENTS):
-            return self._learning.epochs(samples, 1, None, shuffle=False)
-        return self._learning.by_gradients(samples)
+            return self.learning.epochs(samples, 1, None, shuffle=False)
+        return self.learning.by_gradients(samples)
 
     def _updates_by_methods(self) -> bool:
         """Whether a subclass has methods of its own that each update has to call."""
@@ -460,7 +464,7 @@ class TFPolicy(PolicyKind):
 
         Neither weights nor counters change. The info has `learner_stats`.
         """
-        return self._learning.gradients(postprocessed_batch)
+        return self.learning.gradients(postprocessed_batch)
 
     def apply_gradients(self, gradients: Sequence[np.ndarray | None]) -> None:
         """Applies gradients as `compute_gradients` returns them; None counts as zeros.
@@ -468,32 +472,20 @@ class TFPolicy(PolicyKind):
         Raises:
             WeightsError: if their number or shapes are wrong; nothing is changed then.
         """
-        self._learning.apply(gradients)
+        self.learning.apply(gradients)
 
     def load_batch_into_buffer(self, batch: Mapping[str, Any], buffer_index: int = 0) -> int:
         """Keeps a batch for `learn_on_loaded_batch`; returns its number of rows."""
         if self._updates_by_methods():
             return super().load_batch_into_buffer(batch, buffer_index)
-        return self._learning.load(batch, buffer_index)
+        self.learning.prepare()
+        self._loaded[buffer_index] = self.learning.read(batch)
+        return self.get_num_samples_loaded_into_buffer(buffer_index)
 
-    def get_num_samples_loaded_into_buffer(self, buffer_index: int = 0) -> int:
-        """Returns the rows of a loaded batch, 0 before loading."""
+    def _learn_on_rows(self, batch: Any, offset: int, size: int) -> dict[str, Any]:
         if self._updates_by_methods():
-            return super().get_num_samples_loaded_into_buffer(buffer_index)
-        return self._learning.rows_loaded(buffer_index)
-
-    def learn_on_loaded_batch(self, offset: int = 0, buffer_index: int = 0) -> dict[str, Any]:
-        """Does one update on rows `[offset, offset + minibatch size)` of a loaded batch.
-
-        The minibatch size is `config["sgd_minibatch_size"]`, or `train_batch_size` where there is
-        none; all rows are used if it is not smaller than the batch.
-
-        Raises:
-            BatchError: if no batch is loaded, or `offset` lies behind its end.
-        """
-        if self._updates_by_methods():
-            return super().learn_on_loaded_batch(offset, buffer_index)
-        return self._learning.loaded(offset, buffer_index, self._minibatch_size())
+            return super()._learn_on_rows(batch, offset, size)
+        return self.learning.loaded(batch, offset, size)
 
     def init_view_requirements(self) -> None:
         """Makes requirements for the columns that this policy reads, if there are none yet.

@@ -54,7 +54,7 @@ class LearnBatch:
     Attributes:
         columns: the same.
         items: N.
-        rows: how many rows the items have, without those that only fill up sequences.
+        count: how many rows the items have, without those that only fill up sequences.
 
     Raises:
         BatchError: if there are no rows, or the columns have different numbers of them.
@@ -63,7 +63,7 @@ class LearnBatch:
     def __init__(self, columns: dict[str, Any], *, is_recurrent: bool) -> None:
         self.columns = columns
         self.items = _count_items(columns)
-        self.rows = int(columns[SEQ_LENS].sum()) if is_recurrent else self.items
+        self.count = int(columns[SEQ_LENS].sum()) if is_recurrent else self.items
         self._is_recurrent = is_recurrent
         self._placed: tuple[int, Any] | None = None
 
