@@ -173,13 +173,6 @@ class ProgramActing:
         self.exploration.on_episode_end()
         self.exploration.on_episode_start()
 
-    def act(
-        self, inputs: Sequence[np.ndarray], explore: bool, timestep: int | None = None
-    ) -> ActionBatch:
-        """Does what `run` does; returns arrays that the caller may keep."""
-        out = self.run(inputs, explore, timestep)
-        return self.batch(self.arrays(out, explore=explore, own=False))
-
     def arrays(self, outputs: ActOutputs, *, explore: bool, own: bool) -> list[np.ndarray]:
         """Returns the arrays that belong into an `ActionBatch`, `[..., N, *shape]` each.
 

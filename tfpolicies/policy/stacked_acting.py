@@ -92,10 +92,10 @@ def compute_actions(
         )
     for actor, calls, explores in _runs(groups):
         if actor is None:
-            found |= {
-                policy_id: acting.act(inputs, explores, timestep)
-                for policy_id, acting, inputs, _ in calls
-            }
+            for policy_id, acting, inputs, _ in calls:
+                outputs = acting.run(inputs, explores, timestep)
+                arrays = acting.arrays(outputs, explore=explores, own=False)
+                found[policy_id] = acting.batch(arrays)
             continue
         longest = max(rows for *_, rows in calls)
         outputs = _outputs_together(actor, calls, explores, timestep)

@@ -342,11 +342,13 @@ class TFPolicy(PolicyKind):
             ObservationError: if `obs_batch` does not fit the observation space, has NaN or
                 infinity, or a mask that allows no action (see `debugging(check_inputs=...)`).
         """
-        inputs = self._acting.inputs_to_act_on(
+        acting = self._acting
+        inputs = acting.inputs_to_act_on(
             obs_batch, state_batches, prev_action_batch, prev_reward_batch
         )
         explore = self.config["explore"] if explore is None else explore
-        return self._acting.act(inputs, explore, timestep)
+        outputs = acting.run(inputs, explore, timestep)
+        return acting.batch(acting.arrays(outputs, explore=explore, own=False))
 
     def _own_filters(self) -> tuple[Any, Any]:
         return None, None  # the Program filters: see `__init__`
@@ -558,13 +560,10 @@ class TFPolicy(PolicyKind):
         Raises:
             ConfigError: if this class has no such hyper-parameter.
         """
-        return float(self._state.hyper[self._hyper_index(name)])
-
-    def _hyper_index(self, name: str) -> int:
         names = self.program.spec.hyperparameters
         if name not in names:
             raise ConfigError(f"{name!r} is no hyper-parameter; those are {', '.join(names)}.")
-        return names.index(name)
+        return float(self._state.hyper[names.index(name)])
 
     def set_hyper(self, name: str, value: float | None) -> None:
         """Sets a hyper-parameter of this policy alone, from the next update on.
@@ -573,9 +572,10 @@ class TFPolicy(PolicyKind):
             ConfigError: if this class has no such hyper-parameter, or the value is no number.
         """
         self._state.require_changeable()
-        index = self._hyper_index(name)
+        _ = self.hyper(name)  # there is one
         if not (value is None or is_number(value)):
             raise ConfigError(f"{name} must be a number or None (no limit), got {value!r}.")
+        index = self.program.spec.hyperparameters.index(name)
         self._state.hyper[index] = float("inf") if value is None else value
 
     def get_state(self) -> dict[str, Any]:
