@@ -16,6 +16,14 @@ from tfpolicies.algorithms.run_state import run_state
 from tfpolicies.config.multi_agent_setup import policy_config
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID, PolicySpec
 from tfpolicies.config.read_only import is_equal
+from tfpolicies.config.stored_config import (
+    arrived,
+    automatic_of,
+    decode_config,
+    encode_config,
+    overridden_config,
+    travelling,
+)
 from tfpolicies.config.stored_settings import (
     ALGORITHM_SETTINGS,
     POLICY_CLASS,
@@ -29,17 +37,11 @@ from tfpolicies.models.extent import built_from
 from tfpolicies.policy.checkpoints import (
     ALGORITHM_MANIFEST,
     StoredPolicy,
-    arrived,
-    automatic_of,
     check_stored_state,
     custom_object_scope,
-    decode_config,
-    encode_config,
-    overridden_config,
     policies_in,
     policy_part,
     set_stored_state,
-    travelling,
 )
 from tfpolicies.rollout.fitting_spaces import require_trained_spaces
 from tfpolicies.storage.array_places import take_arrays

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -55,7 +56,6 @@ class ProgramActing:
         self.state = state
         self.exploration = exploration
         self.config = config
-        self._runner: Actor | None = None
         self._no_params = np.zeros(0, np.float32)
         # What is asked in every step is looked up once.
         ports = program.ports
@@ -87,18 +87,22 @@ class ProgramActing:
         """What can act in one call with others of its kind: this."""
         return self
 
-    @property
+    @functools.cached_property
     def runner(self) -> Actor:
         """The runtime that acts."""
-        if self._runner is None:
-            self._runner = self._resolved()
-        return self._runner
+        *others, last = self._candidates()
+        for name in others:
+            try:
+                return self._taken(name)
+            except ConfigError as reason:
+                what = RUNTIMES[name].name
+                logger.warning("acting through TensorFlow instead of %s: %s", what, reason)
+        return self._taken(last)
 
     @property
     def inference(self) -> str:
         """The runtime that acts, "onnx" or "tf", with "auto" resolved."""
-        if self._runner is None:
-            self._runner = self._resolved()
+        _ = self.runner
         return self.config["inference"]
 
     @property
@@ -111,16 +115,6 @@ class ProgramActing:
         if wanted != "auto":
             return [wanted]
         return [name for name, way in RUNTIMES.items() if way.fits(self.program.inference)]
-
-    def _resolved(self) -> Actor:
-        *others, last = self._candidates()
-        for name in others:
-            try:
-                return self._taken(name)
-            except ConfigError as reason:
-                what = RUNTIMES[name].name
-                logger.warning("acting through TensorFlow instead of %s: %s", what, reason)
-        return self._taken(last)
 
     def _taken(self, name: str) -> Actor:
         actor = self.program.inference.actor(name)
@@ -135,7 +129,7 @@ class ProgramActing:
         Returns:
             Arrays that are valid until the next call.
         """
-        runner = self._runner or self.runner
+        runner = self.runner
         with self.state.lock:
             state, noise, params = self.drawn(len(inputs[0]), explore, timestep)
             return runner.run(state, inputs, noise, params)

@@ -159,9 +159,7 @@ class ActingByMethods(parts.Acting):
             return {}
         if self._memory_form is None:
             self._memory_form = self._policy.get_initial_state()
-        memory = formed(self._memory_form, states)
-        named = isinstance(memory, Mapping)
-        return {"state_in": memory} if named else _numbered("state_in", memory)
+        return named_memory(formed(self._memory_form, states))
 
     def to_env(
         self,
@@ -217,6 +215,12 @@ def updated(policy: Any, method: str, result: Any) -> Mapping[str, Any]:
 
 def _numbered(name: str, parts: Sequence[Any]) -> dict[str, Any]:
     return {f"{name}_{i}": part for i, part in enumerate(parts)}
+
+
+def named_memory(memory: Any) -> dict[str, Any]:
+    """Returns a memory by the names that it has in an input dict."""
+    named = isinstance(memory, Mapping)
+    return {"state_in": memory} if named else _numbered("state_in", memory)
 
 
 def memory_leaves(memory: Any) -> list[np.ndarray]:
@@ -293,17 +297,9 @@ class LearningByMethods(parts.Learning):
         """Returns which columns of a batch are kept to learn from them later: all but infos."""
         return [name for name in batch if name != SampleBatch.INFOS]
 
-    def train(
-        self,
-        batch: Any,
-        num_epochs: int,
-        minibatch_size: int,
-        *,
-        shuffle: bool = True,
-        standardize: Collection[str] = (),
-    ) -> Mapping[str, Any]:
+    def train(self, batch: Any, *how: Any, **more: Any) -> Mapping[str, Any]:
         """Calls `learn_on_batch` with the whole batch: epochs are the policy's own affair."""
-        del num_epochs, minibatch_size, shuffle, standardize
+        del how, more
         result: Mapping[str, Any] = self._policy.learn_on_batch(batch)
         return result
 

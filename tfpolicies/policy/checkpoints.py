@@ -7,22 +7,25 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tfpolicies.config.policy_spec import PolicySpec
-from tfpolicies.config.stored_settings import POLICY_CLASS, POLICY_SETTINGS, decode_settings
+from tfpolicies.config.stored_config import (
+    arrived,
+    automatic_of,
+    decode_config,
+    encode_config,
+    travelling,
+)
+from tfpolicies.config.stored_settings import POLICY_CLASS, decode_settings
 from tfpolicies.connectors.pipelines import pipelines_from_state
-from tfpolicies.errors import CheckpointError, ConfigError, UnpicklableError
+from tfpolicies.errors import CheckpointError, ConfigError
 from tfpolicies.finite import first_bad
 from tfpolicies.marks import fits
 from tfpolicies.models.extent import built_from
-from tfpolicies.models.keras_json import model_from_json, model_to_json
-from tfpolicies.models.network import Architecture
-from tfpolicies.models.registry import MODELS
 from tfpolicies.program.spec import program_fingerprint
 from tfpolicies.storage.checkpoint import (
     Checkpoint,
@@ -40,7 +43,7 @@ from tfpolicies.storage.json_values import (
     warn_of_unavailable,
 )
 from tfpolicies.storage.pickling import checkpoint_of, frozen_part, require_named
-from tfpolicies.storage.places import Places, admitted
+from tfpolicies.storage.places import admitted
 from tfpolicies.storage.spaces_json import decode_space, encode_space
 
 custom_object_scope = keras.saving.custom_object_scope
@@ -183,128 +186,11 @@ def policy_of_record(
     return policy
 
 
-_USUALLY = {"inference": "onnx", "jit_compile": True}
-"""What "auto" became for most policies that are not in graph mode."""
-
-
-def automatic_of(
-    manifest: Mapping[str, Any], config: Mapping[str, Any], overrides: Mapping[str, Any] | None
-) -> dict[str, Any]:
-    """Returns the settings of a checkpoint that were "auto", and what they became.
-
-    They are "auto" again, so that today's rule decides. Older checkpoints do not say which these
-    are; there those count that have what "auto" became for most policies.
-
-    Args:
-        manifest: of a policy or an algorithm.
-        config: its settings.
-        overrides: settings that are given again.
-    """
-    known = manifest.get("automatic")
-    if not isinstance(known, list):
-        eager = config.get("framework") != "tf"
-        known = [name for name, usual in _USUALLY.items() if eager and config.get(name) == usual]
-    return {x: config.get(x) for x in _USUALLY if x in known and x not in (overrides or {})}
-
-
 def _built_model(policy: Any) -> keras.Model | None:
     """Returns the model that a factory made for a policy; None where no factory did."""
     custom = policy.config.get("model", {}).get("custom_model")
     program = policy.holding.program
     return None if custom is None or program is None else program.functions.network.model
-
-
-def encode_config(config: Mapping[str, Any], built: keras.Model | None = None) -> Any:
-    """Returns a config as JSON values; a model of Keras's own layers by its architecture.
-
-    Args:
-        config: of a policy or of an algorithm.
-        built: what a factory in it has made. Its architecture stands beside the factory's name,
-            so that loading can do without the factory.
-    """
-    model = dict(config.get("model", {}))
-    custom = model.get("custom_model")
-    if isinstance(custom, keras.Model):
-        architecture = _architecture(custom)
-        if architecture is not None:
-            model["custom_model"] = None
-            return {"settings": encode_value({**config, "model": model}), "keras": architecture}
-        built = None
-    architecture = None if built is None else _architecture(built)
-    return {"settings": encode_value(config), "keras": architecture}
-
-
-_ARCHITECTURES: WeakKeyDictionary[keras.Model, dict[str, Any]] = WeakKeyDictionary()
-
-
-def _architecture(model: keras.Model) -> dict[str, Any] | None:
-    """Returns what `model_to_json` does, which is asked again and again while training goes on."""
-    found = _ARCHITECTURES.get(model) or model_to_json(model)
-    if found is not None:
-        _ARCHITECTURES[model] = found
-    return found
-
-
-def decode_config(
-    record: Mapping[str, Any],
-    overrides: Mapping[str, Any] | None,
-    source: str,
-    places: Places = POLICY_SETTINGS,
-    *,
-    unneeded: Collection[str] = (),
-) -> dict[str, Any]:
-    """Inverse of `encode_config`.
-
-    Args:
-        record: what `encode_config` returned.
-        overrides: settings that replace stored ones; `model` is merged.
-        source: the checkpoint, for messages.
-        places: where the record may name objects.
-        unneeded: settings in which a `Missing` may stay.
-
-    Raises:
-        CheckpointError: if settings that could not be stored are not among the overrides.
-    """
-    config = overridden_config(record, overrides, source, places)
-    missing = find_missing({name: x for name, x in config.items() if name not in unneeded})
-    if missing:
-        names = ", ".join(f"config{place} ({found.name})" for place, found in missing.items())
-        raise CheckpointError(
-            f"{source} was saved with objects that a file cannot hold safely: {names}. Give them "
-            "again: from_checkpoint(path, config={...})."
-        )
-    return config
-
-
-def overridden_config(
-    record: Mapping[str, Any],
-    overrides: Mapping[str, Any] | None,
-    source: str,
-    places: Places = POLICY_SETTINGS,
-) -> dict[str, Any]:
-    """Returns what `decode_config` does; a `Missing` where something was not given again."""
-    given = (overrides or {}).get("env")  # where it is named again the file means it, too
-    known = {given: given} if isinstance(given, str) else None
-    config = decode_settings(record["settings"], places, known=known)
-    if not isinstance(config, dict) or not isinstance(config.get("model", {}), Mapping):
-        raise CheckpointError(f"{source} holds {config!r:.80} for a config.")
-    if "model" in config:  # those of before there was a choice have their channels last
-        config["model"] = {"channels_first": False, **config["model"]}
-    if record["keras"] is not None and not _gives_model(overrides or {}):
-        model = config["model"]
-        if MODELS.find(model.get("custom_model")) is None:
-            model["custom_model"] = model_from_json(record["keras"])
-    for name, value in (overrides or {}).items():
-        if name == "model" and not isinstance(value, Mapping):
-            value = {"custom_model": value}
-        config[name] = {**config["model"], **value} if name == "model" else value
-    return config
-
-
-def _gives_model(overrides: Mapping[str, Any]) -> bool:
-    """Whether settings name a model of their own, so that the stored one is not needed."""
-    model = overrides.get("model", {})
-    return not isinstance(model, Mapping) or "custom_model" in model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -483,35 +369,6 @@ def _unpickled(policy_class: type, frozen: Any, given: Mapping[str, Any]) -> Any
     source = f"A pickled {policy_class.__name__}"
     stored = StoredPolicy(checkpoint_of(frozen), source, [policy_class], arrived(given))
     return stored.policy()
-
-
-def travelling(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns settings for pickle: with the architecture of a model instead of the model.
-
-    Raises:
-        UnpicklableError: if Keras cannot rebuild the model.
-    """
-    model = settings.get("model", {})
-    custom = model.get("custom_model")
-    if not isinstance(custom, keras.Model):
-        return dict(settings)
-    architecture = Architecture.of(custom)
-    if architecture is None:
-        raise UnpicklableError(
-            f"The model {custom.name!r} cannot be pickled, because Keras cannot rebuild it from "
-            "its config; give it as a factory f(observation_space, num_outputs) at the top level "
-            "of a module instead."
-        )
-    return {**settings, "model": {**model, "custom_model": architecture}}
-
-
-def arrived(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Inverse of `travelling`; the model has weights of its own."""
-    model = settings.get("model", {})
-    custom = model.get("custom_model")
-    if not isinstance(custom, Architecture):
-        return dict(settings)
-    return {**settings, "model": {**model, "custom_model": custom.build()}}
 
 
 def path_of(checkpoint: Any) -> Path:

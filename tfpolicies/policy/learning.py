@@ -60,34 +60,18 @@ class ProgramLearning(by_methods.LearningByMethods):
         return super().columns(batch)
 
     def train(
-        self,
-        batch: Any,
-        num_epochs: int,
-        minibatch_size: int,
-        *,
-        shuffle: bool = True,
-        standardize: Collection[str] = (),
+        self, batch: Any, *how: Any, standardize: Collection[str] = (), **more: Any
     ) -> Mapping[str, Any]:
         """Standardizes columns as far as the batch has them, then calls `learn_epochs`."""
         for name in standardize:
             if name in batch:
                 batch[name] = standardized(batch[name])
-        return self.update(batch, num_epochs, minibatch_size, shuffle=shuffle)
+        return self.update(batch, *how, **more)
 
-    def update(
-        self,
-        batch: Any,
-        num_epochs: int,
-        minibatch_size: int,
-        *,
-        shuffle: bool = True,
-        rng: np.random.Generator | None = None,
-    ) -> dict[str, Any]:
+    def update(self, batch: Any, *how: Any, rng: Any = None, **more: Any) -> dict[str, Any]:
         """Calls `learn_epochs`; the policy's own generator shuffles."""
         del rng
-        result: dict[str, Any] = self._policy.learn_epochs(
-            batch, num_epochs, minibatch_size, shuffle=shuffle
-        )
+        result: dict[str, Any] = self._policy.learn_epochs(batch, *how, **more)
         return result
 
     def adapt(self, result: Mapping[str, Any]) -> None:

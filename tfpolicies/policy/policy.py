@@ -245,11 +245,7 @@ class Policy(abc.ABC):
                 "infos": info,
             }
             input_dict = {key: value for key, value in given.items() if value is not None}
-            memory: Any = [] if state is None else state
-            if isinstance(memory, Mapping):
-                input_dict["state_in"] = memory
-            else:
-                input_dict.update({f"state_in_{i}": part for i, part in enumerate(memory)})
+            input_dict |= by_methods.named_memory([] if state is None else state)
         batch = {
             key: value if key == "seq_lens" else with_batch_axis(value)
             for key, value in input_dict.items()

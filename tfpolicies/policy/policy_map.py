@@ -101,7 +101,13 @@ class PolicyMap(MutableMapping[str, Policy]):
         capacity_bytes: int | None = None,
         policy_classes: Sequence[type[Policy]] = (),
     ) -> None:
-        _check(worker_index, num_workers, capacity, capacity_bytes, seed, session_creator)
+        _check_counts(0, worker_index=worker_index, num_workers=num_workers, seed=seed)
+        _check_counts(1, capacity=capacity, capacity_bytes=capacity_bytes)
+        if session_creator is not None and not callable(session_creator):
+            raise ConfigError(
+                "session_creator must be a function without arguments that returns a "
+                f"tf.compat.v1.Session, or None; got {session_creator!r}."
+            )
         if not isinstance(policy_states_are_swappable, bool):
             raise ConfigError(
                 "policy_states_are_swappable must be True or False, got "
@@ -471,18 +477,11 @@ class PolicyMap(MutableMapping[str, Policy]):
 
     def pin(self, policy_id: str) -> None:
         """Keeps a policy in memory, whatever the capacity, until `unpin`."""
-        with self._lock:
-            state = self._own_state(policy_id)
-            if state is not None:
-                self._pager.touch(state)
-                self._pager.pin(state)
+        self._page(policy_id, self._pager.pin)
 
     def unpin(self, policy_id: str) -> None:
         """Lets a policy go to the stash again."""
-        with self._lock:
-            state = self._own_state(policy_id)
-            if state is not None:
-                self._pager.unpin(state)
+        self._page(policy_id, self._pager.unpin)
 
     def evict(self, policy_id: str) -> None:
         """Sends a policy to the stash now; a pinned one stays.
@@ -490,10 +489,14 @@ class PolicyMap(MutableMapping[str, Policy]):
         Raises:
             StashError: if it cannot be written; it stays in memory then.
         """
+        self._page(policy_id, self._pager.evict)
+
+    def _page(self, policy_id: str, do: Callable[[Any], None]) -> None:
+        """Has the pager do something with a policy's state, if there is one to be paged."""
         with self._lock:
             state = self._own_state(policy_id)
             if state is not None:
-                self._pager.evict(state)
+                do(state)
 
     def freeze(self, policy_id: str) -> Policy:
         """Makes a policy read-only: it acts, but neither learns nor takes other weights.
@@ -631,23 +634,8 @@ def _takes_states_of(policy: Policy | None, other: Policy) -> bool:
     return mine.program is theirs.program and not mine.is_frozen
 
 
-def _check(
-    worker_index: Any,
-    num_workers: Any,
-    capacity: Any,
-    capacity_bytes: Any,
-    seed: Any,
-    session_creator: Any,
-) -> None:
-    least = {"worker_index": 0, "num_workers": 0, "capacity": 1, "capacity_bytes": 1, "seed": 0}
-    given = (worker_index, num_workers, capacity, capacity_bytes, seed)
-    for (name, low), value in zip(least.items(), given, strict=True):
-        if value is not None and (
-            isinstance(value, bool) or not isinstance(value, int | np.integer) or value < low
-        ):
-            raise ConfigError(f"{name} must be an integer from {low}, or None; got {value!r}.")
-    if session_creator is not None and not callable(session_creator):
-        raise ConfigError(
-            "session_creator must be a function without arguments that returns a "
-            f"tf.compat.v1.Session, or None; got {session_creator!r}."
-        )
+def _check_counts(least: int, **given: Any) -> None:
+    for name, value in given.items():
+        is_integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
+        if value is not None and not (is_integer and value >= least):
+            raise ConfigError(f"{name} must be an integer from {least}, or None; got {value!r}.")

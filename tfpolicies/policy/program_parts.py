@@ -27,15 +27,9 @@ class OverriddenActing(by_methods.ActingByMethods):
         """The runtime that acts where the methods call those of `TFPolicy`."""
         return self._policy._acting.inference
 
-    def to_env(
-        self,
-        actions: Sequence[np.ndarray],
-        *,
-        unsquash: bool | None = None,
-        clip: bool | None = None,
-    ) -> list[np.ndarray]:
+    def to_env(self, actions: Sequence[np.ndarray], **how: Any) -> list[np.ndarray]:
         """Returns leaves of normalised actions as the environment takes them."""
-        return self._policy._acting.to_env(actions, unsquash=unsquash, clip=clip)
+        return list(self._policy._acting.to_env(actions, **how))
 
     def next_episode(self) -> None:
         """Tells the exploration that an episode ended and the next one begins."""

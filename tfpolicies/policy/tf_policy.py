@@ -16,10 +16,7 @@ from tfpolicies.batch.leaves import map_leaves
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.batch.view_requirement import ReadOnlyViews
 from tfpolicies.config.read_only import copied
-from tfpolicies.errors import (
-    BatchError,
-    ConfigError,
-)
+from tfpolicies.errors import BatchError, ConfigError
 from tfpolicies.exploration.making import make_exploration
 from tfpolicies.export.onnx_file import export_onnx
 from tfpolicies.export.result import ExportResult
@@ -163,13 +160,9 @@ class TFPolicy(PolicyKind):
         if self._overridden.isdisjoint(by_methods.ACTING):
             self.acting = self._acting
         self._loaded, self._notes = {}, Notes()
-        filters = {"filter": self.filter, "reward_filter": self.reward_filter}
+        filters = self.holding.filters
         self._owned = Owned(
-            self.program,
-            self._state,
-            self.exploration,
-            {name: found for name, found in filters.items() if found is not None},
-            self._state_aliases,
+            self.program, self._state, self.exploration, filters, self._state_aliases
         )
 
     @functools.cached_property
@@ -193,15 +186,12 @@ class TFPolicy(PolicyKind):
             policy_id: of the copy; None for the same. Together with `seed` it seeds the generator.
         """
         twin = object.__new__(type(self))
-        rest = {name: x for name, x in vars(self).items() if name not in _MADE_ANEW}
         shared = (self.program, self.dist_class, self.observation_space, self.action_space)
-        memo = {id(x): x for x in shared} | {id(self): twin}
-        kept = {"observation_space", "action_space", "program", "dist_class"}
-        vars(twin).update({name: rest.pop(name) for name in kept})
-        twin.config = copied(self.config)
-        twin.policy_id = self.policy_id if policy_id is None else policy_id
-        del rest["config"], rest["policy_id"]
+        memo = {id(x): x for x in shared}
+        memo |= {id(self): twin, id(self.config): copied(self.config)}
+        rest = {name: x for name, x in vars(self).items() if name not in _MADE_ANEW}
         vars(twin).update(copy.deepcopy(rest, memo))
+        twin.policy_id = self.policy_id if policy_id is None else policy_id
         with self._state.lock:
             transform = self.exploration.transform
             twin.exploration = copy.deepcopy(self.exploration, {id(transform): transform})
