@@ -163,7 +163,7 @@ def test_an_update_that_fails_half_way_leaves_the_policy_as_it_was():
     updates = policy.program.updates
     ready = updates.reader.read(bad)
     with pytest.raises(tf.errors.InvalidArgumentError):
-        updates.learn(policy._state, ready, policy._learning._met, minibatch_size=2)
+        updates.learn(policy._state, ready, policy.learning._met, minibatch_size=2)
     assert policy.num_grad_updates == 0
     for each in (policy, twin):
         each.learn_on_batch(batch)

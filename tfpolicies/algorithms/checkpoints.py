@@ -16,6 +16,14 @@ from tfpolicies.algorithms.run_state import run_state
 from tfpolicies.config.multi_agent_setup import policy_config
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID, PolicySpec
 from tfpolicies.config.read_only import is_equal
+from tfpolicies.config.stored_config import (
+    arrived,
+    automatic_of,
+    decode_config,
+    encode_config,
+    overridden_config,
+    travelling,
+)
 from tfpolicies.config.stored_settings import (
     ALGORITHM_SETTINGS,
     POLICY_CLASS,
@@ -29,22 +37,12 @@ from tfpolicies.errors import CheckpointError, ConfigError, UnpicklableError
 from tfpolicies.models.extent import built_from
 from tfpolicies.policy.checkpoints import (
     ALGORITHM_MANIFEST,
-    arrived,
-    automatic_of,
+    StoredPolicy,
     check_stored_state,
     custom_object_scope,
-    decode_config,
-    encode_config,
-    overridden_config,
-    policy_of,
+    policies_in,
     policy_part,
-    require_finite,
     set_stored_state,
-    spaces_of,
-    spec_of,
-    state_of,
-    travelling,
-    weight_shapes,
 )
 from tfpolicies.rollout.fitting_spaces import require_trained_spaces
 from tfpolicies.storage.array_places import take_arrays
@@ -225,8 +223,8 @@ def read_algorithm(folder: Path, policy_ids: Collection[str] | None = None) -> C
 
 def require_all_finite(checkpoint: Checkpoint, source: str, *, allow: bool) -> None:
     """Raises a `CheckpointError` if weights of a policy have NaN or infinity, unless allowed."""
-    for pid, part in checkpoint.policies.items():
-        require_finite(part, f"policy {pid!r} of {source}", allow=allow)
+    for stored in policies_in(checkpoint, source).values():
+        stored.require_finite(allow=allow)
 
 
 class Unheld(NamedTuple):
@@ -403,21 +401,17 @@ def restore_algorithm(
     worker = algorithm.worker
     classes = [type(policy) for policy in worker.policy_map.values()]
     config = algorithm.config
+    stored = policies_in(checkpoint, source, classes)
     new = {
-        pid: policy_of(
-            part,
-            f"policy {pid!r} of {source}",
-            classes,
-            _given_again(checkpoint, part, config),
-            allow_non_finite=True,
-            unneeded=(),
-        )
-        for pid, part in checkpoint.policies.items()
+        pid: dataclasses.replace(
+            each, overrides=_given_again(checkpoint, each.checkpoint, config), unneeded=()
+        ).policy(allow_non_finite=True)
+        for pid, each in stored.items()
         if pid not in worker.policy_map
     }
     try:
-        states = {pid: state_of(part) for pid, part in checkpoint.policies.items()}
-        trained = {pid: spaces_of(part) for pid, part in checkpoint.policies.items()}
+        states = {pid: each.state for pid, each in stored.items()}
+        trained = {pid: each.spaces for pid, each in stored.items()}
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{source}: its manifest lacks or garbles {error}.") from error
     run = run_state(checkpoint, source)
@@ -464,7 +458,8 @@ def require_trained_environment(checkpoint: Checkpoint, config: Any) -> None:
     try:
         if part is not None and not connected and isinstance(made, Environments):
             given = (made.observation_space, made.action_space)
-            require_trained_spaces(DEFAULT_POLICY_ID, spaces_of(part), given, allow_other=True)
+            trained = StoredPolicy(part, "the checkpoint").spaces
+            require_trained_spaces(DEFAULT_POLICY_ID, trained, given, allow_other=True)
     finally:
         made.close()
 
@@ -481,8 +476,8 @@ def building(
         custom_objects: what Keras models may be made of beside what is registered.
     """
     shapes: Counter[tuple[int, ...]] = Counter()
-    for part in checkpoint.policies.values():
-        shapes |= Counter(weight_shapes(part))
+    for stored in policies_in(checkpoint, source).values():
+        shapes |= Counter(stored.weight_shapes)
     with custom_object_scope(custom_objects or {}), built_from(source, shapes.elements()):
         yield
 
@@ -496,11 +491,11 @@ def specs_of(checkpoint: Checkpoint, source: str, config: Any) -> dict[str, Poli
     known = config.policies
     classes = [spec.policy_class for spec in known.values() if spec.policy_class is not None]
 
-    def spec(pid: str, part: Checkpoint) -> PolicySpec:
+    def spec(pid: str, stored: StoredPolicy) -> PolicySpec:
         if pid in known:
             return known[pid]
-        given = _given_again(checkpoint, part, config)
-        found = spec_of(part, f"policy {pid!r} of {source}", classes, given)
+        given = _given_again(checkpoint, stored.checkpoint, config)
+        found = dataclasses.replace(stored, overrides=given, unneeded=()).spec()
         common = policy_config(config, pid, found.policy_class, {}).to_dict()
         own = {  # what it has in common may differ in evaluation
             name: value
@@ -509,7 +504,8 @@ def specs_of(checkpoint: Checkpoint, source: str, config: Any) -> dict[str, Poli
         }
         return dataclasses.replace(found, config=own)
 
-    return {pid: spec(pid, part) for pid, part in checkpoint.policies.items()}
+    stored = policies_in(checkpoint, source, classes)
+    return {pid: spec(pid, each) for pid, each in stored.items()}
 
 
 def _given_again(checkpoint: Checkpoint, part: Checkpoint, config: Any) -> dict[str, Any]:

@@ -17,8 +17,9 @@ from tfpolicies.algorithms.run_records import Goals, NoRecords, RunRecords
 from tfpolicies.algorithms.training_run import TrainingRun
 from tfpolicies.config.callbacks import DefaultCallbacks, joined_callbacks, overrides
 from tfpolicies.config.idioms import keras_callback_hint
+from tfpolicies.config.stored_config import encode_config
 from tfpolicies.errors import CheckpointError, NonFiniteError, UsageError
-from tfpolicies.policy.checkpoints import ALGORITHM_MANIFEST, encode_config
+from tfpolicies.policy.checkpoints import ALGORITHM_MANIFEST
 from tfpolicies.reporting.progress_row import as_number
 from tfpolicies.reporting.run_folder import RunFolder
 from tfpolicies.storage.checkpoint import read_manifest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -16,12 +17,13 @@ from tfpolicies.models.distributions.noise import NoiseKind
 from tfpolicies.models.spaces import batch_leaves, nest, numbers
 from tfpolicies.policy.input_check import InputCheck
 from tfpolicies.policy.policy import ActionBatch
-from tfpolicies.policy.results import Results
 from tfpolicies.program.functions import ActOutputs
 from tfpolicies.program.inference import RUNTIMES
 from tfpolicies.program.program import Program
 from tfpolicies.program.runtimes.runtime import Actor
 from tfpolicies.state import PolicyState, tick
+
+_ALWAYS_GIVEN = ("action_logp", "action_prob", "action_dist_inputs")
 
 logger = logging.getLogger("tfpolicies")
 
@@ -54,8 +56,6 @@ class ProgramActing:
         self.state = state
         self.exploration = exploration
         self.config = config
-        self.results = Results(program.act_layout, program.spec.action_space)
-        self._runner: Actor | None = None
         self._no_params = np.zeros(0, np.float32)
         # What is asked in every step is looked up once.
         ports = program.ports
@@ -72,6 +72,11 @@ class ProgramActing:
         self._action_names = [port.name for port in layout.actions]
         self._state_names = [port.name for port in layout.states]
         self._extra_names = [x.name for x in layout.extras if x.name not in left_out]
+        self._action_space = program.spec.action_space
+        self._is_flat = len(layout.actions) == 1 and not layout.actions[0].path
+        self._first_extra = len(layout.actions) + len(layout.states)
+        self._result_names = [*_ALWAYS_GIVEN, *layout.extra_names]
+        self._result_names += ["vf_preds"] if layout.with_value else []
         spec = program.spec
         further = (*ports.prev, *ports.states)
         self._check = InputCheck(spec.observation_space, spec.action_space, further).check
@@ -82,18 +87,22 @@ class ProgramActing:
         """What can act in one call with others of its kind: this."""
         return self
 
-    @property
+    @functools.cached_property
     def runner(self) -> Actor:
         """The runtime that acts."""
-        if self._runner is None:
-            self._runner = self._resolved()
-        return self._runner
+        *others, last = self._candidates()
+        for name in others:
+            try:
+                return self._taken(name)
+            except ConfigError as reason:
+                what = RUNTIMES[name].name
+                logger.warning("acting through TensorFlow instead of %s: %s", what, reason)
+        return self._taken(last)
 
     @property
     def inference(self) -> str:
         """The runtime that acts, "onnx" or "tf", with "auto" resolved."""
-        if self._runner is None:
-            self._runner = self._resolved()
+        _ = self.runner
         return self.config["inference"]
 
     @property
@@ -106,16 +115,6 @@ class ProgramActing:
         if wanted != "auto":
             return [wanted]
         return self.program.inference.fitting()
-
-    def _resolved(self) -> Actor:
-        *others, last = self._candidates()
-        for name in others:
-            try:
-                return self._taken(name)
-            except ConfigError as reason:
-                what = RUNTIMES[name].name
-                logger.warning("acting through TensorFlow instead of %s: %s", what, reason)
-        return self._taken(last)
 
     def _taken(self, name: str) -> Actor:
         actor = self.program.inference.actor(name)
@@ -130,7 +129,7 @@ class ProgramActing:
         Returns:
             Arrays that are valid until the next call.
         """
-        runner = self._runner or self.runner
+        runner = self.runner
         with self.state.lock:
             state, noise, params = self.drawn(len(inputs[0]), explore, timestep)
             return runner.run(state, inputs, noise, params)
@@ -161,19 +160,41 @@ class ProgramActing:
             columns.update(zip(self._state_names, out.states, strict=True))
         for name in self._extra_names:
             columns[name] = out.extras[name]
-        return nest(self.program.spec.action_space, out.env_actions), columns
+        return nest(self._action_space, out.env_actions), columns
 
     def next_episode(self) -> None:
         """Tells the exploration that an episode ended and the next one begins."""
         self.exploration.on_episode_end()
         self.exploration.on_episode_start()
 
-    def act(
-        self, inputs: Sequence[np.ndarray], explore: bool, timestep: int | None = None
-    ) -> ActionBatch:
-        """Does what `run` does; returns arrays that the caller may keep."""
-        out = self.run(inputs, explore, timestep)
-        return self.results.batch(self.results.arrays(out, explore=explore, own=False))
+    def arrays(self, outputs: ActOutputs, *, explore: bool, own: bool) -> list[np.ndarray]:
+        """Returns the arrays that belong into an `ActionBatch`, `[..., N, *shape]` each.
+
+        Args:
+            outputs: NumPy arrays.
+            explore: whether the actions were sampled; else their log-probabilities are 0.
+            own: whether the outputs are the caller's own; else they are copied.
+        """
+        found = [*outputs.actions, *outputs.states]
+        found += [outputs.logp, outputs.prob, outputs.dist_inputs, *outputs.extras.values()]
+        if outputs.values is not None:
+            found.append(outputs.values)
+        if not own:
+            found = [*map(np.ndarray.copy, found)]
+        if not explore:
+            found[self._first_extra][...], found[self._first_extra + 1][...] = 0.0, 1.0
+        return found
+
+    def batch(self, arrays: Sequence[np.ndarray]) -> ActionBatch:
+        """Returns the `ActionBatch` of N rows.
+
+        Args:
+            arrays: `[N, *shape]` each, in the order of `arrays`.
+        """
+        count, first = len(self._action_names), self._first_extra
+        actions = arrays[0] if self._is_flat else nest(self._action_space, arrays[:count])
+        extras = dict(zip(self._result_names, arrays[first:], strict=True))
+        return ActionBatch(actions, [*arrays[count:first]], extras)
 
     def drawn(
         self,

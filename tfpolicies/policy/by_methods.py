@@ -13,7 +13,7 @@ import inspect
 import itertools
 import logging
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +24,7 @@ from tfpolicies.errors import UsageError
 from tfpolicies.models.env_actions import outside_of_range, to_env
 from tfpolicies.models.ports import action_ports
 from tfpolicies.models.spaces import Leaf, action_leaves, batch_leaves, nest
+from tfpolicies.policy import parts
 
 logger = logging.getLogger("tfpolicies")
 
@@ -85,7 +86,7 @@ def asked_by(acts: Callable[..., Any], acts_on_dict: Callable[..., Any] | None) 
     return Asked(frozenset(parameters), takes_all, bool(named & {"info_batch", "episodes"}))
 
 
-class ActingByMethods:
+class ActingByMethods(parts.Acting):
     """Acts for samplers by a policy's `compute_actions_from_input_dict`, and so `compute_actions`.
 
     It is a view: it is made when somebody asks for it. See `parts.Acting` for its methods.
@@ -132,11 +133,11 @@ class ActingByMethods:
         """
         policy = self._policy
         ports = action_ports("actions", found := action_leaves(policy.action_space))
-        batch = nest(policy.observation_space, self._seen(obs))
+        batch = nest(policy.observation_space, policy.learning.seen(obs))
         asked: dict[str, Any] = {"obs": batch}
         if len(previous) > len(found):
-            *actions, rewards = previous
-            asked["prev_actions"] = nest(policy.action_space, actions)
+            *before, rewards = previous
+            asked["prev_actions"] = nest(policy.action_space, before)
             asked["prev_rewards"] = rewards
         if infos is not None:
             asked["infos"] = list(infos)
@@ -146,17 +147,12 @@ class ActingByMethods:
         )
         here = f"{type(policy).__name__}.compute_actions"
         chosen, after, extras = _three(given, here)
-        parts = batch_leaves(found, chosen, "actions")
-        columns = {port.name: part for port, part in zip(ports, parts, strict=True)}
+        actions = batch_leaves(found, chosen, "actions")
+        columns = {port.name: x for port, x in zip(ports, actions, strict=True)}
         columns |= _numbered("state_out", memory_leaves(after))
         columns |= {name: np.asarray(extra) for name, extra in extras.items()}
         _require_rows(columns, len(next(iterate_leaves(batch))), here)
-        return nest(policy.action_space, self.to_env(parts)), columns
-
-    def _seen(self, obs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
-        """Returns observation leaves as `compute_actions` is to see them: filtered."""
-        running = self._policy.holding.filters.get("filter")
-        return obs if running is None else running.scaled(obs)
+        return nest(policy.action_space, self.to_env(actions)), columns
 
     def _memory(self, states: Sequence[np.ndarray]) -> dict[str, Any]:
         """Returns a memory by the names that it has in an input dict."""
@@ -164,9 +160,7 @@ class ActingByMethods:
             return {}
         if self._memory_form is None:
             self._memory_form = self._policy.get_initial_state()
-        memory = formed(self._memory_form, states)
-        named = isinstance(memory, Mapping)
-        return {"state_in": memory} if named else _numbered("state_in", memory)
+        return named_memory(formed(self._memory_form, states))
 
     def to_env(
         self,
@@ -184,9 +178,6 @@ class ActingByMethods:
         if normalize:
             _warn_of_range(policy, found, actions)
         return to_env(found, actions, normalize=normalize, clip=clip)
-
-    def next_episode(self) -> None:
-        """Does nothing: what is written by hand hears of episodes where it asks for them."""
 
 
 def _require_rows(columns: Mapping[str, np.ndarray], rows: int, here: str) -> None:
@@ -227,21 +218,21 @@ def _numbered(name: str, parts: Sequence[Any]) -> dict[str, Any]:
     return {f"{name}_{i}": part for i, part in enumerate(parts)}
 
 
+def named_memory(memory: Any) -> dict[str, Any]:
+    """Returns a memory by the names that it has in an input dict."""
+    named = isinstance(memory, Mapping)
+    return {"state_in": memory} if named else _numbered("state_in", memory)
+
+
 def memory_leaves(memory: Any) -> list[np.ndarray]:
     """Returns the arrays of a memory in order: that of a dict, at any depth, is by its keys.
 
     >>> memory_leaves([np.zeros(1), {"b": np.ones(2), "a": np.zeros(3)}])
     [array([0.]), array([0., 0., 0.]), array([1., 1.])]
     """
-    return [np.asarray(leaf) for leaf in _walk(memory)]
-
-
-def _walk(memory: Any) -> Iterator[Any]:
-    for part in [memory[key] for key in sorted(memory)] if isinstance(memory, Mapping) else memory:
-        if isinstance(part, Mapping):
-            yield from _walk(part)
-        else:
-            yield part
+    each = [memory[key] for key in sorted(memory)] if isinstance(memory, Mapping) else memory
+    found = [memory_leaves(x) if isinstance(x, Mapping) else [np.asarray(x)] for x in each]
+    return [leaf for leaves in found for leaf in leaves]
 
 
 def formed(form: Any, arrays: Sequence[np.ndarray]) -> Any:
@@ -274,7 +265,7 @@ def _warn_of_range(policy: Any, leaves: Sequence[Leaf], actions: Sequence[np.nda
         )
 
 
-class LearningByMethods:
+class LearningByMethods(parts.Learning):
     """Lets a policy learn by its `learn_on_batch`, and looks after its filters.
 
     It is a view: it is made when somebody asks for it. See `parts.Learning` for its methods.
@@ -283,13 +274,10 @@ class LearningByMethods:
         policy: whose methods are called.
     """
 
+    finds_non_finite = False
+
     def __init__(self, policy: Any) -> None:
         self._policy = policy
-
-    @property
-    def finds_non_finite(self) -> bool:
-        """False: nobody knows what the methods find."""
-        return False
 
     @property
     def compiled_as(self) -> str | None:
@@ -310,17 +298,9 @@ class LearningByMethods:
         """Returns which columns of a batch are kept to learn from them later: all but infos."""
         return [name for name in batch if name != SampleBatch.INFOS]
 
-    def train(
-        self,
-        batch: Any,
-        num_epochs: int,
-        minibatch_size: int,
-        *,
-        shuffle: bool = True,
-        standardize: Collection[str] = (),
-    ) -> Mapping[str, Any]:
+    def train(self, batch: Any, *how: Any, **more: Any) -> Mapping[str, Any]:
         """Calls `learn_on_batch` with the whole batch: epochs are the policy's own affair."""
-        del num_epochs, minibatch_size, shuffle, standardize
+        del how, more
         result: Mapping[str, Any] = self._policy.learn_on_batch(batch)
         return result
 
@@ -354,9 +334,6 @@ class LearningByMethods:
                 learned = self._policy.learn_on_batch(minibatch)
                 result = updated(self._policy, "learn_on_batch", learned)
         return {**result}
-
-    def adapt(self, result: Mapping[str, Any]) -> None:
-        """Does nothing: what is written by hand adapts itself."""
 
     def replay(
         self, batch: SampleBatch, minibatch_size: int, follows: np.ndarray
@@ -395,21 +372,12 @@ class LearningByMethods:
         running = self._policy.holding.filters.get("reward_filter")
         return rewards if running is None else running(rewards)
 
-    def prepare(self) -> None:
-        """Does nothing: there is nothing to be made ready."""
-
-    def warm_up(self, rows: int, num_epochs: int, minibatch_size: int) -> None:
-        """Does nothing: there is nothing to compile."""
-
-    def resolve(self) -> None:
-        """Does nothing: no setting is "auto"."""
-
     def take_seconds_loading(self) -> float:
         """Returns 0: nothing is loaded."""
         return 0.0
 
 
-class HoldingByMethods:
+class HoldingByMethods(parts.Holding):
     """Takes care of what a policy owns by the methods of its page.
 
     It is a view: it is made when somebody asks for it. See `parts.Holding` for its methods.
@@ -420,9 +388,7 @@ class HoldingByMethods:
 
     state: Any = None
     program: Any = None
-    version: Any = None
     automatic: Collection[str] = ()
-    is_frozen = False
 
     def __init__(self, policy: Any) -> None:
         self._policy = policy
@@ -433,6 +399,16 @@ class HoldingByMethods:
         names = "observation_space", "action_space"
         observed, acted = (getattr(self._policy, name, None) for name in names)
         return observed, acted
+
+    @property
+    def version(self) -> Any:
+        """None: nobody knows."""
+        return None
+
+    @property
+    def is_frozen(self) -> bool:
+        """False: there is nothing to be frozen."""
+        return False
 
     @property
     def generator(self) -> np.random.Generator | None:
@@ -446,11 +422,9 @@ class HoldingByMethods:
         own = vars(self._policy)
         return {name: own[name] for name in FILTERS if own.get(name) is not None}
 
-    def acting_weights(self) -> None:
+    def acting_weights(self) -> Mapping[str, np.ndarray] | None:
         """Returns None: nobody knows what the methods need."""
-
-    def apply_filters(self) -> None:
-        """Does nothing: the filters themselves are what acts."""
+        return None
 
     def accepting_non_finite(self) -> contextlib.AbstractContextManager[None]:
         """Does nothing: nobody refuses such numbers."""
@@ -478,10 +452,12 @@ class HoldingByMethods:
     def take_over(self, other: Any) -> None:
         """Takes over from a policy of the same kind all that acting depends on."""
         self._policy.set_weights(other.get_weights())
-        theirs = other.holding.filters
+        self._take_over_filters(other.holding)
+
+    def _take_over_filters(self, theirs: parts.Holding) -> None:
         for name, mine in self.filters.items():
-            if name in theirs:
-                mine.sync(theirs[name])
+            if name in theirs.filters:
+                mine.sync(theirs.filters[name])
 
     def twin(self, state: Any) -> Any:
         """Returns a deep copy of the policy, with a state; a class refines it by `__deepcopy__`."""

@@ -7,22 +7,25 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tfpolicies.config.policy_spec import PolicySpec
-from tfpolicies.config.stored_settings import POLICY_CLASS, POLICY_SETTINGS, decode_settings
+from tfpolicies.config.stored_config import (
+    arrived,
+    automatic_of,
+    decode_config,
+    encode_config,
+    travelling,
+)
+from tfpolicies.config.stored_settings import POLICY_CLASS, decode_settings
 from tfpolicies.connectors.pipelines import pipelines_from_state
-from tfpolicies.errors import CheckpointError, ConfigError, UnpicklableError
+from tfpolicies.errors import CheckpointError, ConfigError
 from tfpolicies.finite import first_bad
 from tfpolicies.marks import fits
 from tfpolicies.models.extent import built_from
-from tfpolicies.models.keras_json import model_from_json, model_to_json
-from tfpolicies.models.network import Architecture
-from tfpolicies.models.registry import MODELS
 from tfpolicies.program.spec import program_fingerprint
 from tfpolicies.storage.checkpoint import (
     Checkpoint,
@@ -40,7 +43,7 @@ from tfpolicies.storage.json_values import (
     warn_of_unavailable,
 )
 from tfpolicies.storage.pickling import checkpoint_of, frozen_part, require_named
-from tfpolicies.storage.places import Places, admitted
+from tfpolicies.storage.places import admitted
 from tfpolicies.storage.spaces_json import decode_space, encode_space
 
 custom_object_scope = keras.saving.custom_object_scope
@@ -81,7 +84,7 @@ def policy_part(policy: Any, state: Mapping[str, Any] | None = None) -> PolicyPa
         state: what `get_state` returned, to be written instead of the present state.
     """
     state = policy.get_state() if state is None else state
-    arrays = {group: state[key] for key, group in _GROUPS.items() if _has_arrays(state.get(key))}
+    arrays = _arrays_in(state)
     in_files = {key for key, group in _GROUPS.items() if group in arrays}
     manifest = {
         "type": "Policy",
@@ -120,19 +123,7 @@ def _first_bad(arrays: Mapping[str, Mapping[str, np.ndarray]]) -> tuple[str, flo
 
 def is_finite_state(state: Mapping[str, Any]) -> bool:
     """Whether the weights in a state of `get_state` have neither NaN nor infinity."""
-    arrays = {group: state[key] for key, group in _GROUPS.items() if _has_arrays(state.get(key))}
-    return _first_bad(arrays) is None
-
-
-def require_finite(checkpoint: Checkpoint, source: str, *, allow: bool) -> None:
-    """Raises a `CheckpointError` if a policy's weights have NaN or infinity, unless allowed."""
-    found = None if allow else _first_bad(checkpoint.arrays)
-    if found is not None:
-        raise CheckpointError(
-            f"{source} is not finite: {found[0]} is {found[1]}. It was saved while training went "
-            "on with such numbers (on_nan='warn'). Load an older checkpoint; or give "
-            "allow_non_finite=True to look into this one."
-        )
+    return _first_bad(_arrays_in(state)) is None
 
 
 def set_stored_state(policy: Any, state: Mapping[str, Any]) -> None:
@@ -153,8 +144,10 @@ def _without_environment(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, "env": env if isinstance(env, str) else None}
 
 
-def _has_arrays(value: Any) -> bool:
-    return isinstance(value, Mapping) and bool(value)
+def _arrays_in(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arrays of a state by their groups; empty groups are not among them."""
+    found = {group: state.get(key) for key, group in _GROUPS.items()}
+    return {group: x for group, x in found.items() if isinstance(x, Mapping) and x}
 
 
 def _fingerprint(policy: Any) -> str | None:
@@ -186,34 +179,11 @@ def policy_of_record(
     Raises:
         CheckpointError: if it is damaged, or names an unknown class.
     """
+    stored = StoredPolicy(Checkpoint(dict(record), {}, {}), source, classes)
     with built_from(source, num_weights):
-        policy = _built(record, source, classes, None)
-    policy.set_state({**policy.get_state(), **_stored_state(record)})
+        policy = stored.built()
+    policy.set_state({**policy.get_state(), **stored.state})
     return policy
-
-
-_USUALLY = {"inference": "onnx", "jit_compile": True}
-"""What "auto" became for most policies that are not in graph mode."""
-
-
-def automatic_of(
-    manifest: Mapping[str, Any], config: Mapping[str, Any], overrides: Mapping[str, Any] | None
-) -> dict[str, Any]:
-    """Returns the settings of a checkpoint that were "auto", and what they became.
-
-    They are "auto" again, so that today's rule decides. Older checkpoints do not say which these
-    are; there those count that have what "auto" became for most policies.
-
-    Args:
-        manifest: of a policy or an algorithm.
-        config: its settings.
-        overrides: settings that are given again.
-    """
-    known = manifest.get("automatic")
-    if not isinstance(known, list):
-        eager = config.get("framework") != "tf"
-        known = [name for name, usual in _USUALLY.items() if eager and config.get(name) == usual]
-    return {x: config.get(x) for x in _USUALLY if x in known and x not in (overrides or {})}
 
 
 def _built_model(policy: Any) -> keras.Model | None:
@@ -223,244 +193,152 @@ def _built_model(policy: Any) -> keras.Model | None:
     return None if custom is None or program is None else program.functions.network.model
 
 
-def encode_config(config: Mapping[str, Any], built: keras.Model | None = None) -> Any:
-    """Returns a config as JSON values; a model of Keras's own layers by its architecture.
+@dataclasses.dataclass(frozen=True)
+class StoredPolicy:
+    """A policy as a checkpoint has it.
 
-    Args:
-        config: of a policy or of an algorithm.
-        built: what a factory in it has made. Its architecture stands beside the factory's name,
-            so that loading can do without the factory.
-    """
-    model = dict(config.get("model", {}))
-    custom = model.get("custom_model")
-    if isinstance(custom, keras.Model):
-        architecture = _architecture(custom)
-        if architecture is not None:
-            model["custom_model"] = None
-            return {"settings": encode_value({**config, "model": model}), "keras": architecture}
-        built = None
-    architecture = None if built is None else _architecture(built)
-    return {"settings": encode_value(config), "keras": architecture}
-
-
-_ARCHITECTURES: WeakKeyDictionary[keras.Model, dict[str, Any]] = WeakKeyDictionary()
-
-
-def _architecture(model: keras.Model) -> dict[str, Any] | None:
-    """Returns what `model_to_json` does, which is asked again and again while training goes on."""
-    found = _ARCHITECTURES.get(model) or model_to_json(model)
-    if found is not None:
-        _ARCHITECTURES[model] = found
-    return found
-
-
-def decode_config(
-    record: Mapping[str, Any],
-    overrides: Mapping[str, Any] | None,
-    source: str,
-    places: Places = POLICY_SETTINGS,
-    *,
-    unneeded: Collection[str] = (),
-) -> dict[str, Any]:
-    """Inverse of `encode_config`.
-
-    Args:
-        record: what `encode_config` returned.
-        overrides: settings that replace stored ones; `model` is merged.
-        source: the checkpoint, for messages.
-        places: where the record may name objects.
-        unneeded: settings in which a `Missing` may stay.
-
-    Raises:
-        CheckpointError: if settings that could not be stored are not among the overrides.
-    """
-    config = overridden_config(record, overrides, source, places)
-    missing = find_missing({name: x for name, x in config.items() if name not in unneeded})
-    if missing:
-        names = ", ".join(f"config{place} ({found.name})" for place, found in missing.items())
-        raise CheckpointError(
-            f"{source} was saved with objects that a file cannot hold safely: {names}. Give them "
-            "again: from_checkpoint(path, config={...})."
-        )
-    return config
-
-
-def overridden_config(
-    record: Mapping[str, Any],
-    overrides: Mapping[str, Any] | None,
-    source: str,
-    places: Places = POLICY_SETTINGS,
-) -> dict[str, Any]:
-    """Returns what `decode_config` does; a `Missing` where something was not given again."""
-    given = (overrides or {}).get("env")  # where it is named again the file means it, too
-    known = {given: given} if isinstance(given, str) else None
-    config = decode_settings(record["settings"], places, known=known)
-    if not isinstance(config, dict) or not isinstance(config.get("model", {}), Mapping):
-        raise CheckpointError(f"{source} holds {config!r:.80} for a config.")
-    if "model" in config:  # those of before there was a choice have their channels last
-        config["model"] = {"channels_first": False, **config["model"]}
-    if record["keras"] is not None and not _gives_model(overrides or {}):
-        model = config["model"]
-        if MODELS.find(model.get("custom_model")) is None:
-            model["custom_model"] = model_from_json(record["keras"])
-    for name, value in (overrides or {}).items():
-        if name == "model" and not isinstance(value, Mapping):
-            value = {"custom_model": value}
-        config[name] = {**config["model"], **value} if name == "model" else value
-    return config
-
-
-def _gives_model(overrides: Mapping[str, Any]) -> bool:
-    """Whether settings name a model of their own, so that the stored one is not needed."""
-    model = overrides.get("model", {})
-    return not isinstance(model, Mapping) or "custom_model" in model
-
-
-def state_of(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Returns the state, as `set_state` takes it, that a policy's checkpoint holds."""
-    state, arrays = _stored_state(checkpoint.manifest), checkpoint.arrays
-    return state | {key: arrays[group] for key, group in _GROUPS.items() if group in arrays}
-
-
-def spaces_of(checkpoint: Checkpoint) -> tuple[Any, Any]:
-    """Returns the observation and the action space that a policy's checkpoint holds."""
-    stored = checkpoint.manifest
-    return decode_space(stored["observation_space"]), decode_space(stored["action_space"])
-
-
-def _stored_state(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the part of a state, as `set_state` takes it, that a manifest holds."""
-    stored = manifest["state"]
-    if not isinstance(stored, Mapping):
-        raise CheckpointError(f"A checkpoint's state must be a dict, got {stored!r:.80}.")
-    return {key: decode_value(value) for key, value in stored.items()}
-
-
-def policy_of(
-    checkpoint: Checkpoint,
-    source: str,
-    classes: Sequence[type],
-    overrides: Mapping[str, Any] | None = None,
-    *,
-    allow_non_finite: bool = False,
-    unneeded: Collection[str] = FOR_TRAINING,
-) -> Any:
-    """Returns a new policy with the class, spaces, config and state of a checkpoint.
-
-    Args:
+    Attributes:
         checkpoint: of the policy.
         source: where it is from, for messages.
         classes: classes outside this package that it may name.
         overrides: settings that replace stored ones.
-        allow_non_finite: take weights with NaN or infinity, too.
-        unneeded: settings that are not asked for.
+        unneeded: settings that are not asked for where the file could not hold them.
     """
-    require_finite(checkpoint, source, allow=allow_non_finite)
-    with built_from(source, weight_shapes(checkpoint)):
-        policy = _built(checkpoint.manifest, source, classes, overrides, unneeded)
-    set_stored_state(policy, state_of(checkpoint))
-    return policy
+
+    checkpoint: Checkpoint
+    source: str
+    classes: Sequence[type] = ()
+    overrides: Mapping[str, Any] | None = None
+    unneeded: Collection[str] = FOR_TRAINING
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """The state, as `set_state` takes it."""
+        stored, arrays = self.checkpoint.manifest["state"], self.checkpoint.arrays
+        if not isinstance(stored, Mapping):
+            raise CheckpointError(f"A checkpoint's state must be a dict, got {stored!r:.80}.")
+        state = {key: decode_value(value) for key, value in stored.items()}
+        return state | {key: arrays[group] for key, group in _GROUPS.items() if group in arrays}
+
+    @property
+    def spaces(self) -> tuple[Any, Any]:
+        """The observation and the action space."""
+        stored = self.checkpoint.manifest
+        return decode_space(stored["observation_space"]), decode_space(stored["action_space"])
+
+    @property
+    def weight_shapes(self) -> list[tuple[int, ...]]:
+        """The shapes of the weights."""
+        return [np.shape(array) for array in self.checkpoint.arrays.get("weights", {}).values()]
+
+    def require_finite(self, *, allow: bool) -> None:
+        """Raises a `CheckpointError` if the weights have NaN or infinity, unless allowed."""
+        found = None if allow else _first_bad(self.checkpoint.arrays)
+        if found is not None:
+            raise CheckpointError(
+                f"{self.source} is not finite: {found[0]} is {found[1]}. It was saved while "
+                "training went on with such numbers (on_nan='warn'). Load an older checkpoint; or "
+                "give allow_non_finite=True to look into this one."
+            )
+
+    def policy(self, *, allow_non_finite: bool = False) -> Any:
+        """Returns a new policy with the stored class, spaces, config and state.
+
+        Args:
+            allow_non_finite: take weights with NaN or infinity, too.
+        """
+        self.require_finite(allow=allow_non_finite)
+        with built_from(self.source, self.weight_shapes):
+            policy = self.built()
+        set_stored_state(policy, self.state)
+        return policy
+
+    def built(self) -> Any:
+        """Returns a new policy of the stored class, spaces and config."""
+        spec, manifest = self._stored_spec(), self.checkpoint.manifest
+        found: Any = spec.policy_class
+        program, policy_id = manifest.get("program"), manifest.get("policy_id")
+        named = {"__policy_id": policy_id} if program is not None else {}
+        policy = found(spec.observation_space, spec.action_space, {**spec.config, **named})
+        if program is not None:
+            stored = manifest["config"]["settings"]
+            policy.automatic = {name: stored.get(name) for name in policy.automatic}
+        if _fingerprint(policy) != program:
+            raise CheckpointError(
+                f"{self.source} does not fit {found.__name__}: its variables or hyper-parameters "
+                "are others than when it was saved. Load it with the class and model it was saved "
+                "with."
+            )
+        return policy
+
+    def spec(self) -> PolicySpec:
+        """Returns how a worker makes the policy: its class, spaces and whole config.
+
+        The observation space is the environment's, before connectors; None if they do not tell it.
+
+        Raises:
+            CheckpointError: if the manifest lacks it, or names an unknown class.
+        """
+        with built_from(self.source, self.weight_shapes):
+            spec = self._stored_spec()
+        try:
+            agent, _ = pipelines_from_state(self.state.get("connector_configs") or {})
+        except ConfigError as error:
+            raise CheckpointError(f"{self.source}: {error}") from error
+        if agent is None:
+            return spec
+        observed = agent.space if agent.is_connected else None
+        return dataclasses.replace(spec, observation_space=observed)
+
+    def _stored_spec(self) -> PolicySpec:
+        manifest = self.checkpoint.manifest
+        try:
+            found, spaces = self.policy_class(), self.spaces
+            record = manifest["config"]
+            config = decode_config(record, self.overrides, self.source, unneeded=self.unneeded)
+            config |= dict.fromkeys(automatic_of(manifest, config, self.overrides), "auto")
+            _ = manifest["state"]
+        except (KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"{self.source}: its manifest lacks or garbles {error}."
+            ) from error
+        return PolicySpec(found, *spaces, config)
+
+    def policy_class(self) -> Any:
+        """Returns the stored class.
+
+        Raises:
+            CheckpointError: if the manifest names none, or one that is not known.
+        """
+        stored: Any = self.checkpoint.manifest.get("policy_class")
+        named = stored if isinstance(stored, Mapping) else {}
+        name = named.get("$import") or named.get("$unavailable")
+        if not isinstance(name, str):
+            raise CheckpointError(f"{self.source} names no policy class, but {stored!r:.80}.")
+        known = {describe(each): each for each in self.classes}
+        found = admitted(decode_value(stored), POLICY_CLASS, known=known)
+        if isinstance(found, Missing) and not (found.importable and name.startswith("tfpolicies.")):
+            raise CheckpointError(
+                f"{self.source} holds a policy of the class {name}, which is not one of this "
+                f"package's. Call `{name.rpartition(':')[2]}.from_checkpoint(path)` on your class."
+            )
+        if not fits(found, POLICY_CLASS.kind):
+            raise CheckpointError(f"{self.source}: {name} is no policy class that can be made.")
+        return found
 
 
-def _built(
-    manifest: Mapping[str, Any],
-    source: str,
-    classes: Sequence[type],
-    overrides: Mapping[str, Any] | None,
-    unneeded: Collection[str] = FOR_TRAINING,
-) -> Any:
-    """Returns a new policy of the class, spaces and config of a manifest."""
-    spec = _spec(manifest, source, classes, overrides, unneeded)
-    found: Any = spec.policy_class
-    spaces, config = (spec.observation_space, spec.action_space), spec.config
-    program, policy_id = manifest.get("program"), manifest.get("policy_id")
-    named = {"__policy_id": policy_id} if program is not None else {}
-    policy = found(*spaces, {**config, **named})
-    if program is not None:
-        stored = manifest["config"]["settings"]
-        policy.automatic = {name: stored.get(name) for name in policy.automatic}
-    if _fingerprint(policy) != program:
-        raise CheckpointError(
-            f"{source} does not fit {found.__name__}: its variables or hyper-parameters are "
-            "others than when it was saved. Load it with the class and model it was saved with."
-        )
-    return policy
-
-
-def spec_of(
-    checkpoint: Checkpoint,
-    source: str,
-    classes: Sequence[type],
-    overrides: Mapping[str, Any] | None = None,
-) -> PolicySpec:
-    """Returns how a worker makes the policy of a checkpoint: its class, spaces and whole config.
-
-    The observation space is the environment's, before connectors; None if they do not tell it.
+def policies_in(whole: Checkpoint, source: str, *more: Any) -> dict[str, StoredPolicy]:
+    """Returns the policies of an algorithm's checkpoint, by id.
 
     Args:
-        checkpoint: of the policy.
+        whole: the checkpoint.
         source: where it is from, for messages.
-        classes: classes outside this package that it may name.
-        overrides: settings that replace stored ones.
-
-    Raises:
-        CheckpointError: if the manifest lacks it, or names an unknown class.
+        *more: further attributes of each `StoredPolicy`.
     """
-    with built_from(source, weight_shapes(checkpoint)):
-        spec = _spec(checkpoint.manifest, source, classes, overrides)
-    try:
-        configs = _stored_state(checkpoint.manifest).get("connector_configs")
-        agent, _ = pipelines_from_state(configs or {})
-    except ConfigError as error:
-        raise CheckpointError(f"{source}: {error}") from error
-    if agent is None:
-        return spec
-    observed = agent.space if agent.is_connected else None
-    return dataclasses.replace(spec, observation_space=observed)
-
-
-def weight_shapes(checkpoint: Checkpoint) -> list[tuple[int, ...]]:
-    """Returns the shapes of the weights that a policy's checkpoint holds."""
-    return [np.shape(array) for array in checkpoint.arrays.get("weights", {}).values()]
-
-
-def _spec(
-    manifest: Mapping[str, Any],
-    source: str,
-    classes: Sequence[type],
-    overrides: Mapping[str, Any] | None,
-    unneeded: Collection[str] = (),
-) -> PolicySpec:
-    try:
-        found: Any = _class_of(manifest, source, classes)
-        spaces = [decode_space(manifest[f"{kind}_space"]) for kind in ("observation", "action")]
-        config = decode_config(manifest["config"], overrides, source, unneeded=unneeded)
-        config |= dict.fromkeys(automatic_of(manifest, config, overrides), "auto")
-        _ = manifest["state"]
-    except (KeyError, TypeError) as error:
-        raise CheckpointError(f"{source}: its manifest lacks or garbles {error}.") from error
-    return PolicySpec(found, spaces[0], spaces[1], config)
-
-
-def _class_of(manifest: Mapping[str, Any], source: str, classes: Sequence[type]) -> type:
-    stored: Any = manifest.get("policy_class")
-    name = (
-        (stored.get("$import") or stored.get("$unavailable"))
-        if isinstance(stored, Mapping)
-        else None
-    )
-    if not isinstance(name, str):
-        raise CheckpointError(f"{source} names no policy class, but {stored!r:.80}.")
-    known = {describe(each): each for each in classes}
-    found = admitted(decode_value(stored), POLICY_CLASS, known=known)
-    if isinstance(found, Missing) and not (found.importable and name.startswith("tfpolicies.")):
-        raise CheckpointError(
-            f"{source} holds a policy of the class {name}, which is not one of this package's. "
-            f"Call `{name.rpartition(':')[2]}.from_checkpoint(path)` on your class."
-        )
-    if not fits(found, POLICY_CLASS.kind):
-        raise CheckpointError(f"{source}: {name} is no policy class that can be made.")
-    return found
+    return {
+        pid: StoredPolicy(part, f"policy {pid!r} of {source}", *more)
+        for pid, part in whole.policies.items()
+    }
 
 
 def write_policy_checkpoint(
@@ -489,36 +367,8 @@ def reduced(policy: Any) -> tuple[Any, tuple[Any, ...]]:
 
 def _unpickled(policy_class: type, frozen: Any, given: Mapping[str, Any]) -> Any:
     source = f"A pickled {policy_class.__name__}"
-    return policy_of(checkpoint_of(frozen), source, [policy_class], arrived(given))
-
-
-def travelling(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns settings for pickle: with the architecture of a model instead of the model.
-
-    Raises:
-        UnpicklableError: if Keras cannot rebuild the model.
-    """
-    model = settings.get("model", {})
-    custom = model.get("custom_model")
-    if not isinstance(custom, keras.Model):
-        return dict(settings)
-    architecture = Architecture.of(custom)
-    if architecture is None:
-        raise UnpicklableError(
-            f"The model {custom.name!r} cannot be pickled, because Keras cannot rebuild it from "
-            "its config; give it as a factory f(observation_space, num_outputs) at the top level "
-            "of a module instead."
-        )
-    return {**settings, "model": {**model, "custom_model": architecture}}
-
-
-def arrived(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Inverse of `travelling`; the model has weights of its own."""
-    model = settings.get("model", {})
-    custom = model.get("custom_model")
-    if not isinstance(custom, Architecture):
-        return dict(settings)
-    return {**settings, "model": {**model, "custom_model": custom.build()}}
+    stored = StoredPolicy(checkpoint_of(frozen), source, [policy_class], arrived(given))
+    return stored.policy()
 
 
 def path_of(checkpoint: Any) -> Path:
@@ -552,6 +402,7 @@ def load_policies(
         UnknownPolicyError: if one of `policy_ids` is not in it.
     """
     folder, classes = Path(path), [policy_class, *known]
+    source = repr(str(folder))
     parent, name = folder.parent.parent, folder.name
     is_part = folder.parent.name == "policies" and (parent / ALGORITHM_MANIFEST).exists()
     if is_part and policy_ids is None and not folder.exists():  # named by its id alone
@@ -563,51 +414,33 @@ def load_policies(
         if policy_ids is not None:
             read_manifest(folder, POLICY_MANIFEST, kind="Policy")
             raise CheckpointError(
-                f"{str(folder)!r} is the checkpoint of one policy; leave policy_ids out."
+                f"{source} is the checkpoint of one policy; leave policy_ids out."
             )
         checkpoint = read_checkpoint(folder, POLICY_MANIFEST, kind="Policy")
-        _require_class({None: checkpoint}, repr(str(folder)), classes)
-        return policy_of(
-            checkpoint, repr(str(folder)), classes, overrides, allow_non_finite=allow_non_finite
-        )
+        single = StoredPolicy(checkpoint, source, classes, overrides)
+        _require_class({None: single}, source, policy_class)
+        return single.policy(allow_non_finite=allow_non_finite)
+    chosen = None if policy_ids is None else list(policy_ids)
     whole = read_checkpoint(
-        folder,
-        ALGORITHM_MANIFEST,
-        kind="Algorithm",
-        groups=[],
-        policies=None if policy_ids is None else list(policy_ids),
+        folder, ALGORITHM_MANIFEST, kind="Algorithm", groups=[], policies=chosen
     )
-    _require_class(whole.policies, repr(str(folder)), classes)
-    return {
-        pid: policy_of(
-            part,
-            f"policy {pid!r} of {str(folder)!r}",
-            classes,
-            overrides,
-            allow_non_finite=allow_non_finite,
-        )
-        for pid, part in whole.policies.items()
-    }
+    stored = policies_in(whole, source, classes, overrides)
+    _require_class(stored, source, policy_class)
+    return {pid: each.policy(allow_non_finite=allow_non_finite) for pid, each in stored.items()}
 
 
-def _require_class(found: Mapping[Any, Checkpoint], source: str, known: Sequence[type]) -> None:
+def _require_class(found: Mapping[Any, StoredPolicy], source: str, wanted: type) -> None:
     """Checks that policies are of a class or of subclasses of it.
 
     Args:
         found: by id; a single one by None.
         source: where they are from, for messages.
-        known: the class, and others that the file may name.
+        wanted: the class.
 
     Raises:
         CheckpointError: naming all that are not, and the call that takes them.
     """
-    wanted = known[0]
-    classes = {
-        pid: _class_of(
-            part.manifest, source if pid is None else f"policy {pid!r} of {source}", known
-        )
-        for pid, part in found.items()
-    }
+    classes = {pid: stored.policy_class() for pid, stored in found.items()}
     others = {pid: kind for pid, kind in classes.items() if not issubclass(kind, wanted)}
     if not others:
         return

@@ -2,73 +2,169 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
-import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
 
+from tfpolicies.batch.postprocessing import standardized
 from tfpolicies.batch.sample_batch import SampleBatch, concat_samples
 from tfpolicies.config.callbacks import overrides
+from tfpolicies.config.sectioned import tell_if_resolved_anew
 from tfpolicies.errors import BatchError, NonFiniteError, WeightsError
 from tfpolicies.finite import NO_NUMBERS
 from tfpolicies.policy import by_methods
 from tfpolicies.policy.learning_batches import dummy_batch
-from tfpolicies.policy.policy import require_loaded
 from tfpolicies.program.columns import LearnBatch, kind_of, travelling_columns
 from tfpolicies.program.failed_update import Reason
 from tfpolicies.program.minibatches import draw_minibatches
-from tfpolicies.program.program import Program
-from tfpolicies.state import PolicyState
+from tfpolicies.program.update_forms import Form
 
 logger = logging.getLogger("tfpolicies")
 
 
-class Learning:
-    """Runs the learn functions of a Program for one policy, and keeps its loaded batches.
+@dataclasses.dataclass
+class Notes:
+    """What a policy remembers of its updates, for itself alone."""
+
+    seconds_loading: float = 0.0  # spent on making columns of batches, not told yet
+    has_warned: bool = False  # that an update was not finite
+
+
+class ProgramLearning(by_methods.LearningByMethods):
+    """Lets a policy learn by its Program; see `parts.Learning`.
 
     Args:
-        policy: whose callbacks and postprocessing are used; referred to weakly, as it owns this.
-        program: what the policy shares with its kind.
-        state: what it owns.
+        policy: whose state learns, and whose methods, callbacks and postprocessing are used.
     """
 
-    def __init__(self, policy: Any, program: Program, state: PolicyState) -> None:
-        self._policy: Callable[[], Any] = weakref.ref(policy)
-        self.program = program
-        self.updates = program.updates
-        self.state = state
-        self._buffers: dict[int, LearnBatch] = {}
-        self._seconds_loading = 0.0
-        self._has_warned = False
+    def __init__(self, policy: Any) -> None:
+        super().__init__(policy)
+        self.finds_non_finite = "learn_on_batch" not in policy._overridden
+        self.state = policy._state
+        self.updates = policy.program.updates
 
     @property
-    def policy(self) -> Any:
-        """The policy that learns."""
-        return self._policy()
+    def compiled_as(self) -> str:
+        """How updates are compiled, in words; "tf.function" before that was decided."""
+        return (self.updates.form or Form.PLAIN).value
+
+    def columns(self, batch: Mapping[str, Any]) -> list[str]:
+        """Returns the columns that the loss reads; all but infos where methods of its own learn."""
+        if self._policy._overridden.isdisjoint((*by_methods.UPDATING, *by_methods.LOADING)):
+            self.prepare()
+            return list(self.updates.signature.columns)
+        return super().columns(batch)
+
+    def train(
+        self, batch: Any, *how: Any, standardize: Collection[str] = (), **more: Any
+    ) -> Mapping[str, Any]:
+        """Standardizes columns as far as the batch has them, then calls `learn_epochs`."""
+        for name in standardize:
+            if name in batch:
+                batch[name] = standardized(batch[name])
+        return self.update(batch, *how, **more)
+
+    def update(self, batch: Any, *how: Any, rng: Any = None, **more: Any) -> dict[str, Any]:
+        """Calls `learn_epochs`; the policy's own generator shuffles."""
+        del rng
+        result: dict[str, Any] = self._policy.learn_epochs(batch, *how, **more)
+        return result
+
+    def replay(self, batch: Any, minibatch_size: int, follows: np.ndarray) -> Mapping[str, Any]:
+        """Updates by replayed rows in one compiled call, in which target networks move, too."""
+        policy = self._policy
+        by_hand = policy._overridden & {*by_methods.UPDATING, *by_methods.LOADING, "learn_epochs"}
+        moves = getattr(type(policy), "update_target", None)
+        if by_hand or moves is not policy._moves_target or self.sees_minibatches():
+            return super().replay(batch, minibatch_size, follows)
+        return self.epochs(batch, 1, minibatch_size, shuffle=False, follows=follows)
+
+    def adapt(self, result: Mapping[str, Any]) -> None:
+        """Adapts the policy's coefficients as its class says."""
+        self._policy._adapt(result)
+
+    # -- filters ------------------------------------------------------------------------------
+
+    def observe(self, obs: Sequence[np.ndarray], columns: Mapping[str, np.ndarray]) -> None:
+        """Takes the rows of a sample into the filters; a frozen policy takes in nothing."""
+        if self.state.frozen_as is not None:
+            return
+        super().observe(obs, columns)
+        policy, acting = self._policy, self._policy._acting
+        if acting.follows_episodes:
+            ports = policy.program.ports
+            more = [columns[port.name] for port in (*ports.prev, *ports.states)]
+            inputs = [*obs, *more, columns["action_dist_inputs"]]
+            *rows, disturbed = (x.reshape(-1, *x.shape[2:]) for x in inputs)
+            policy.exploration.adapt(acting.dist_inputs(rows), disturbed)
+
+    def flush_filters(self) -> None:
+        """Lets what was observed take effect: in acting, in learning, in exports.
+
+        A frozen policy stays as it is.
+        """
+        if self.state.frozen_as is not None:
+            return
+        observed = self._policy.filter
+        has_changed = observed is not None and observed.pending_count
+        super().flush_filters()
+        if has_changed:
+            self._policy.holding.apply_filters()
+
+    def seen(self, obs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        """Returns observation leaves as they are: the Program filters them."""
+        return obs
+
+    # -- getting ready ------------------------------------------------------------------------
 
     def prepare(self) -> None:
         """Runs the loss once on a small batch of zeros, if no policy of the kind did."""
         if not self.updates.is_discovered:
-            batch = dummy_batch(self.policy)
-            self.updates.discover(travelling_columns(self.program.spec, self.program.ports, batch))
+            program, batch = self._policy.program, dummy_batch(self._policy)
+            self.updates.discover(travelling_columns(program.spec, program.ports, batch))
+
+    def resolve(self) -> None:
+        """Decides in the config what every "auto" becomes, as the first use would."""
+        policy = self._policy
+        self.prepare()
+        policy.config["jit_compile"] = self.updates.resolve_form() is not Form.PLAIN
+        _ = policy._acting.inference
+        for name, before in policy.automatic.items():
+            tell_if_resolved_anew(name, before, policy.config[name])
+            policy.automatic[name] = policy.config[name]
+
+    def warm_up(self, rows: int, num_epochs: int, minibatch_size: int) -> None:
+        """Traces and compiles acting and learning for batches of `rows`; changes no numbers."""
+        self.prepare()
+        acting = self._policy._acting.tries_onnx
+        self._policy.program.warm_up(rows, num_epochs, minibatch_size, acting=acting)
+        self.resolve()
 
     def take_seconds_loading(self) -> float:
-        """Returns the seconds spent on making columns of batches since this was called last."""
-        seconds, self._seconds_loading = self._seconds_loading, 0.0
-        return seconds
+        """Returns the seconds spent on making columns of batches since the last call."""
+        notes = self._policy._notes
+        seconds, notes.seconds_loading = notes.seconds_loading, 0.0
+        return float(seconds)
 
-    def _read(self, batch: Mapping[str, Any], minibatch_size: int | None = None) -> LearnBatch:
+    def read(self, batch: Mapping[str, Any], minibatch_size: int | None = None) -> LearnBatch:
+        """Returns what the loss takes of a batch.
+
+        Raises:
+            MissingColumnError: if the batch lacks a column that the loss reads.
+            BatchError: if it is empty, or has rows that no update can be made of.
+        """
         started = time.perf_counter()
-        ready = self.updates.reader.read(batch)
-        self._seconds_loading += time.perf_counter() - started
-        unit = self._policy().get_batch_divisibility_req()
-        for size in (ready.rows, minibatch_size or 0):
+        ready: LearnBatch = self.updates.reader.read(batch)
+        self._policy._notes.seconds_loading += time.perf_counter() - started
+        unit = self._policy.get_batch_divisibility_req()
+        for size in (ready.count, minibatch_size or 0):
             if size % unit:
                 raise BatchError(
-                    f"The rows of each update of {self.policy!r} must be a multiple of {unit} "
+                    f"The rows of each update of {self._policy!r} must be a multiple of {unit} "
                     f"(get_batch_divisibility_req), got {size}."
                 )
         return ready
@@ -91,16 +187,16 @@ class Learning:
         self.state.require_changeable()
         self.prepare()
         custom = self._announced(batch)
-        ready = self._read(batch, minibatch_size)
+        ready = self.read(batch, minibatch_size)
         how = {"num_epochs": num_epochs, "minibatch_size": minibatch_size, "shuffle": shuffle}
-        result = self._update(ready, ready.rows, **how, follows=follows)
+        result = self._update(ready, ready.count, **how, follows=follows)
         sampled_at = getattr(batch, "num_grad_updates", None) or 0
         result["diff_num_grad_updates_vs_sampler_policy"] -= sampled_at
         return {**result, "custom_metrics": custom}
 
     def sees_minibatches(self) -> bool:
         """Whether a callback must see every minibatch."""
-        callbacks = self.policy.callbacks
+        callbacks = self._policy.callbacks
         return callbacks is not None and overrides(callbacks, "on_learn_on_batch")
 
     def minibatches(
@@ -121,8 +217,8 @@ class Learning:
         results: list[Mapping[str, Any]] = []
         try:
             for rows, mask in zip(drawn.rows, drawn.mask, strict=True):
-                result = self.policy.learn_on_batch(_taken(whole, rows[mask > 0]))
-                results.append(by_methods.updated(self.policy, "learn_on_batch", result))
+                result = self._policy.learn_on_batch(_taken(whole, rows[mask > 0]))
+                results.append(by_methods.updated(self._policy, "learn_on_batch", result))
         except BaseException as error:
             if isinstance(error, NonFiniteError):
                 error.add(f"It was in minibatch {len(results) + 1} of {drawn.steps}.")
@@ -140,7 +236,7 @@ class Learning:
         Shuffled are the rows (those of sequences are not) once, and the minibatches in each epoch.
         """
         self.state.require_changeable()
-        policy, rng = self.policy, self.state.learning_rng
+        policy, rng = self._policy, self.state.learning_rng
         whole = batch if isinstance(batch, SampleBatch) else SampleBatch(batch)
         if shuffle and SampleBatch.SEQ_LENS not in whole:
             whole = whole._take(rng.permutation(whole.count))
@@ -160,7 +256,7 @@ class Learning:
     def by_gradients(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Updates by `compute_gradients` and `apply_gradients`; see `TFPolicy.learn_on_batch`."""
         self.state.require_changeable()
-        custom, before, policy = self._announced(batch), self.state.num_grad_updates, self.policy
+        custom, before, policy = self._announced(batch), self.state.num_grad_updates, self._policy
         gradients, info = policy.compute_gradients(batch)
         policy.apply_gradients(gradients)
         self.state.num_grad_updates += 1
@@ -175,7 +271,7 @@ class Learning:
     def _announced(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Tells the callbacks of an update; returns the custom metrics they give."""
         custom: dict[str, Any] = {}
-        policy = self._policy()
+        policy = self._policy
         if policy.callbacks is not None:
             policy.callbacks.on_learn_on_batch(policy=policy, train_batch=batch, result=custom)
         return custom
@@ -183,7 +279,7 @@ class Learning:
     def _update(self, batch: LearnBatch, rows: int, **how: Any) -> dict[str, Any]:
         """Updates by `rows` rows of a batch; see `Updates.learn` for how."""
         state = self.state
-        policy = self._policy()
+        policy = self._policy
         policy._follow_updates()
         before = state.num_grad_updates
         stats, fetches = self.updates.learn(state, batch, self._met, **how)
@@ -201,17 +297,18 @@ class Learning:
         Raises:
             NonFiniteError: naming the policy and what was the first not to be finite.
         """
-        stops = self.policy.config["on_nan"] == "stop"
-        if self._has_warned and not stops:
+        stops = self._policy.config["on_nan"] == "stop"
+        notes = self._policy._notes
+        if notes.has_warned and not stops:
             return
-        reason, policy_id = find(), self.policy.policy_id
+        reason, policy_id = find(), self._policy.policy_id
         where = reason.where and f" in {reason.where}"
         what = (
             f"The update of policy {policy_id!r} is not finite: the first term to fail was "
             f"{reason.term}{where}."
         )
         if not stops:
-            self._has_warned = True
+            notes.has_warned = True
             logger.warning("%s Training goes on, as on_nan='warn' says.", what)
             return
         error = NonFiniteError(
@@ -223,32 +320,15 @@ class Learning:
 
     # -- loaded batches -----------------------------------------------------------------------
 
-    def load(self, batch: Mapping[str, Any], buffer_index: int) -> int:
-        """Keeps a batch; returns its number of rows."""
-        self.prepare()
-        self._buffers[buffer_index] = self._read(batch)
-        return self.rows_loaded(buffer_index)
-
-    def rows_loaded(self, buffer_index: int) -> int:
-        """Returns the rows of a loaded batch, 0 before loading."""
-        batch = self._buffers.get(buffer_index)
-        return 0 if batch is None else batch.rows
-
-    def loaded(self, offset: int, buffer_index: int, size: int) -> dict[str, Any]:
-        """Updates by `size` rows from `offset` of a loaded batch; by all if it has no more.
-
-        Raises:
-            BatchError: if no batch is loaded, or `offset` lies behind its end.
-        """
+    def loaded(self, batch: LearnBatch, offset: int, size: int) -> dict[str, Any]:
+        """Updates by `size` rows from `offset` of a loaded batch; by all if it has no more."""
         self.state.require_changeable()
-        rows = self.rows_loaded(buffer_index)
-        require_loaded(rows, offset if size < rows else 0, buffer_index)
-        batch, items = self._buffers[buffer_index], None
+        rows, items = batch.count, None
         if size < rows:
             items = batch.between(offset, offset + size)
             rows = batch.rows_of(items)
         custom: dict[str, Any] = {}
-        if self._policy().callbacks is not None:
+        if self._policy.callbacks is not None:
             custom = self._announced(batch.columns if items is None else batch.taken(items))
         part = {} if items is None else {"items": items, "minibatch_size": size}
         return {**self._update(batch, rows, **part), "custom_metrics": custom}
@@ -258,8 +338,8 @@ class Learning:
     def gradients(self, batch: Mapping[str, Any]) -> tuple[list[np.ndarray], dict[str, Any]]:
         """Returns the gradients of one batch and their info; changes nothing."""
         self.prepare()
-        gradients, stats = self.updates.gradients(self.state, self._read(batch), self._met)
-        return gradients, {"learner_stats": {**stats, **self.policy._hyper_stats()}}
+        gradients, stats = self.updates.gradients(self.state, self.read(batch), self._met)
+        return gradients, {"learner_stats": {**stats, **self._policy._hyper_stats()}}
 
     def apply(self, gradients: Sequence[np.ndarray | None]) -> None:
         """Updates the weights with gradients in the order of the trainable variables, loss by loss.
@@ -268,7 +348,7 @@ class Learning:
             WeightsError: if number or shapes differ; nothing is changed then.
             NonFiniteError: if the weights would not be finite; likewise.
         """
-        variables = self.program.functions.optimizer.differentiated
+        variables = self._policy.program.functions.optimizer.differentiated
         if len(gradients) != len(variables):
             raise WeightsError(
                 f"Unexpected number of gradients: {len(gradients)} for {len(variables)} variables."
@@ -282,7 +362,7 @@ class Learning:
             if array.dtype.kind in NO_NUMBERS:
                 raise WeightsError(f"gradients[{i}] must be real numbers, got {array.dtype}.")
             arrays.append(array.astype(np.float32, copy=False))
-        self.policy._follow_updates()
+        self._policy._follow_updates()
         self.updates.apply_gradients(self.state, arrays, self._met)
 
 

@@ -11,7 +11,7 @@ import heapq
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -133,7 +133,7 @@ class Pager:
         state: PolicyState,
         on_eviction: Callable[[], None],
         leaving: PolicyState | None = None,
-    ) -> Page:
+    ) -> None:
         """Takes a state that is in memory under paging, as the most recently used one.
 
         Args:
@@ -147,25 +147,18 @@ class Pager:
         """
         with self._lock:
             page = Page(self, name, state, on_eviction)
-            with self._without(leaving):
+            going = None if leaving is None else self._pages.get(leaving)
+            is_in = going in self._in_memory
+            if going is not None and is_in:
+                self._let_go(going)
+            try:
                 self._make_room(page)
                 self._pages[state] = page
                 state.pager = page
                 self._take_in(page)
-            return page
-
-    @contextlib.contextmanager
-    def _without(self, leaving: PolicyState | None) -> Iterator[None]:
-        """Does not count a state for a while."""
-        page = None if leaving is None else self._pages.get(leaving)
-        if page is None or page not in self._in_memory:
-            yield
-            return
-        self._let_go(page)
-        try:
-            yield
-        finally:
-            self._count_in(page)
+            finally:
+                if going is not None and is_in:
+                    self._count_in(going)
 
     def adopt(
         self,
@@ -175,7 +168,7 @@ class Pager:
         stash: Stash,
         *,
         is_own: bool,
-    ) -> Page:
+    ) -> None:
         """Takes a state under paging that lies in a stash; what it has in memory is let go.
 
         Args:
@@ -191,7 +184,6 @@ class Pager:
             self._pages[state] = page
             state.pager = page
             state.page_out()
-            return page
 
     def remove(self, state: PolicyState) -> None:
         """Takes a state out of paging; it stays in, or comes back into, memory for good.
@@ -199,26 +191,23 @@ class Pager:
         One that cannot be read back is taken out all the same, and still says so when it is used.
         """
         with state.lock, self._lock:
-            page = self._let_stay(state)
+            page = self.leave(state)
             if not page.is_frozen or page.stash is self.stash:
                 page.stash.remove(page.name)
 
-    def leave(self, state: PolicyState) -> None:
+    def leave(self, state: PolicyState) -> Page:
         """Takes a state out of paging like `remove`, but leaves what is in the stash."""
         with state.lock, self._lock:
-            self._let_stay(state)
-
-    def _let_stay(self, state: PolicyState) -> Page:
-        page = self._pages.pop(state)
-        if page in self._in_memory:
-            self._let_go(page)
-        elif not state.is_in_memory:
-            with contextlib.suppress(StashError):
-                state.page_in(page.read())
-        if state.is_in_memory:
-            state.pager = None
-        self._drop_old_notes()  # they would keep the state
-        return page
+            page = self._pages.pop(state)
+            if page in self._in_memory:
+                self._let_go(page)
+            elif not state.is_in_memory:
+                with contextlib.suppress(StashError):
+                    state.page_in(page.read())
+            if state.is_in_memory:
+                state.pager = None
+            self._drop_old_notes()  # they would keep the state
+            return page
 
     def touch(self, state: PolicyState) -> None:
         """Makes a state the most recently used one, and brings it back if it is not in memory."""
@@ -276,26 +265,22 @@ class Pager:
 
     def _make_room(self, page: Page | None) -> None:
         """Evicts the least recently used states until one more fits; None: those that are in."""
-        while self._is_full(page):
-            victim = self._victim()
+        while True:
+            if self._is_full(page):
+                victim = self._victim()
+            elif page is not None and page.is_frozen and self._mapped >= _MOST_MAPPED:
+                victim = self._mapped_victim()
+            else:
+                return
             if victim is None:  # all others are pinned or in use at this moment
                 return
-            self._evict_locked(victim)
-        while page is not None and page.is_frozen and self._mapped >= _MOST_MAPPED:
-            victim = self._mapped_victim()
-            if victim is None:
-                return
-            self._evict_locked(victim)
-
-    def _evict_locked(self, victim: Page) -> None:
-        """Evicts a page whose state's lock was taken for it."""
-        try:
-            self._evict(victim)
-        except BaseException:
-            self._note(victim)
-            raise
-        finally:
-            victim.state.lock.release()
+            try:
+                self._evict(victim)
+            except BaseException:
+                self._note(victim)
+                raise
+            finally:
+                victim.state.lock.release()
 
     def _is_full(self, page: Page | None) -> bool:
         count = len(self._in_memory) + (page is not None)
@@ -359,10 +344,10 @@ class Pager:
     # -- what is asked of single states --------------------------------------------------------
 
     def pin(self, state: PolicyState) -> None:
-        """Keeps a state in memory, whatever the capacity; brings it back if it is not there."""
+        """Keeps a state in memory, whatever the capacity, as the most recently used one."""
         with state.lock, self._lock:
             self._pages[state].is_pinned = True
-            _ = state.segments
+            self.touch(state)
 
     def unpin(self, state: PolicyState) -> None:
         """Lets a state be evicted again, at once if there are too many.

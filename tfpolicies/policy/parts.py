@@ -184,9 +184,6 @@ class Learning(Protocol):
     def scaled(self, rewards: np.ndarray) -> np.ndarray:
         """Returns rewards as batches are to have them: at the scale of a reward filter, if any."""
 
-    def prepare(self) -> None:
-        """Finds out what the loss reads, if no policy of the kind did."""
-
     def resolve(self) -> None:
         """Decides in the config what every "auto" becomes, as the first use would."""
 

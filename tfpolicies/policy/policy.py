@@ -114,7 +114,7 @@ class Policy(abc.ABC):
         self.agent_connectors: AgentConnectorPipeline | None = None
         self.action_connectors: ActionConnectorPipeline | None = None
         self._views: ReadOnlyViews | None = None
-        self._loaded: dict[int, SampleBatch] = {}
+        self._loaded: dict[int, Any] = {}
         self.filter, self.reward_filter = self._own_filters()
 
     def _own_filters(self) -> tuple[Any, Any]:
@@ -245,11 +245,7 @@ class Policy(abc.ABC):
                 "infos": info,
             }
             input_dict = {key: value for key, value in given.items() if value is not None}
-            memory: Any = [] if state is None else state
-            if isinstance(memory, Mapping):
-                input_dict["state_in"] = memory
-            else:
-                input_dict.update({f"state_in_{i}": part for i, part in enumerate(memory)})
+            input_dict |= by_methods.named_memory([] if state is None else state)
         batch = {
             key: value if key == "seq_lens" else with_batch_axis(value)
             for key, value in input_dict.items()
@@ -369,7 +365,7 @@ class Policy(abc.ABC):
     def load_batch_into_buffer(self, batch: Mapping[str, Any], buffer_index: int = 0) -> int:
         """Keeps a batch for `learn_on_loaded_batch`; returns its number of rows."""
         self._loaded[buffer_index] = batch if isinstance(batch, SampleBatch) else SampleBatch(batch)
-        return self._loaded[buffer_index].count
+        return self.get_num_samples_loaded_into_buffer(buffer_index)
 
     def get_num_samples_loaded_into_buffer(self, buffer_index: int = 0) -> int:
         """Returns the rows of a loaded batch, 0 before loading."""
@@ -386,9 +382,19 @@ class Policy(abc.ABC):
         """
         rows = self.get_num_samples_loaded_into_buffer(buffer_index)
         size = self._minibatch_size() or rows
-        require_loaded(rows, offset if size < rows else 0, buffer_index)
-        batch = self._loaded[buffer_index]
-        return self.learn_on_batch(batch.slice(offset, offset + size) if size < rows else batch)
+        if not rows:
+            raise BatchError(
+                f"Buffer {buffer_index} is empty: you must call load_batch_into_buffer before "
+                "learn_on_loaded_batch."
+            )
+        if size < rows and not 0 <= offset < rows:
+            raise BatchError(f"offset must be in [0, {rows}), got {offset}.")
+        return self._learn_on_rows(self._loaded[buffer_index], offset, size)
+
+    def _learn_on_rows(self, batch: Any, offset: int, size: int) -> dict[str, Any]:
+        """Does one update on `size` rows of a loaded batch; on all if it has no more."""
+        whole = size >= batch.count
+        return self.learn_on_batch(batch if whole else batch.slice(offset, offset + size))
 
     def _minibatch_size(self) -> int:
         return self.config.get("sgd_minibatch_size") or self.config.get("train_batch_size") or 0
@@ -759,14 +765,3 @@ class Policy(abc.ABC):
 
     def __repr__(self) -> str:
         return type(self).__name__
-
-
-def require_loaded(rows: int, offset: int, buffer_index: int) -> None:
-    """Raises a `BatchError` unless `offset` is a row of a loaded batch."""
-    if not rows:
-        raise BatchError(
-            f"Buffer {buffer_index} is empty: you must call load_batch_into_buffer before "
-            "learn_on_loaded_batch."
-        )
-    if not 0 <= offset < rows:
-        raise BatchError(f"offset must be in [0, {rows}), got {offset}.")

@@ -30,10 +30,10 @@ import numpy as np
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.policy_spec import PolicySpec, validate_policy_id
 from tfpolicies.errors import ConfigError, StashError, UnknownPolicyError, UsageError
+from tfpolicies.policy import stacked_acting
 from tfpolicies.policy.archive import Archive, Entry
 from tfpolicies.policy.paging import Pager, PagingStatistics
-from tfpolicies.policy.policy import ActionBatch, Policy
-from tfpolicies.policy.stacked_acting import compute_actions
+from tfpolicies.policy.policy import Policy
 from tfpolicies.storage.pickling import refuse_pickling
 
 logger = logging.getLogger("tfpolicies")
@@ -101,7 +101,13 @@ class PolicyMap(MutableMapping[str, Policy]):
         capacity_bytes: int | None = None,
         policy_classes: Sequence[type[Policy]] = (),
     ) -> None:
-        _check(worker_index, num_workers, capacity, capacity_bytes, seed, session_creator)
+        _check_counts(0, worker_index=worker_index, num_workers=num_workers, seed=seed)
+        _check_counts(1, capacity=capacity, capacity_bytes=capacity_bytes)
+        if session_creator is not None and not callable(session_creator):
+            raise ConfigError(
+                "session_creator must be a function without arguments that returns a "
+                f"tf.compat.v1.Session, or None; got {session_creator!r}."
+            )
         if not isinstance(policy_states_are_swappable, bool):
             raise ConfigError(
                 "policy_states_are_swappable must be True or False, got "
@@ -452,56 +458,7 @@ class PolicyMap(MutableMapping[str, Policy]):
 
     # -- acting -------------------------------------------------------------------------------
 
-    def compute_actions(
-        self,
-        obs_batches: Mapping[str, Any],
-        state_batches: Mapping[str, Sequence[Any]] | None = None,
-        prev_action_batches: Mapping[str, Any] | None = None,
-        prev_reward_batches: Mapping[str, Any] | None = None,
-        *,
-        explore: bool | None = None,
-        timestep: int | None = None,
-    ) -> dict[str, ActionBatch]:
-        """Chooses actions for the observations of many policies; equal to asking one by one.
-
-        Policies of one kind act in one call, however many they are and however many observations
-        each of them has.
-
-        Args:
-            obs_batches: by id, observations `[N, ...]`; N may differ.
-            state_batches: by id, the memory, for policies that have one: arrays `[N, size]`.
-            prev_action_batches: by id, the previous actions, for models that read them.
-            prev_reward_batches: by id, the previous rewards `[N]`, likewise.
-            explore: sample or be greedy; None takes the config of each policy.
-            timestep: for schedules of exploration; None takes each policy's own.
-
-        Returns:
-            By id, in the order of `obs_batches`, what `Policy.compute_actions` returns.
-
-        Raises:
-            UnknownPolicyError: if there is no policy of an id.
-            UsageError: if an argument is no dict, or has ids without observations.
-            ObservationError: if observations do not fit their policy, which is named.
-
-        >>> import gymnasium as gym
-        >>> from tfpolicies import PGTF2Policy
-        >>> spaces = gym.spaces.Box(-1, 1, (3,)), gym.spaces.Discrete(2)
-        >>> with PolicyMap() as m:
-        ...     for name in ("a", "b"):
-        ...         m[name] = PGTF2Policy(*spaces, {"model": {"fcnet_hiddens": [8]}})
-        ...     found = m.compute_actions({"a": np.zeros((2, 3)), "b": np.zeros((5, 3))})
-        >>> found["b"].actions.shape
-        (5,)
-        """
-        return compute_actions(
-            self,
-            obs_batches,
-            state_batches,
-            prev_action_batches,
-            prev_reward_batches,
-            explore=explore,
-            timestep=timestep,
-        )
+    compute_actions = stacked_acting.compute_actions
 
     # -- memory -------------------------------------------------------------------------------
 
@@ -522,18 +479,11 @@ class PolicyMap(MutableMapping[str, Policy]):
 
     def pin(self, policy_id: str) -> None:
         """Keeps a policy in memory, whatever the capacity, until `unpin`."""
-        with self._lock:
-            state = self._own_state(policy_id)
-            if state is not None:
-                self._pager.touch(state)
-                self._pager.pin(state)
+        self._page(policy_id, self._pager.pin)
 
     def unpin(self, policy_id: str) -> None:
         """Lets a policy go to the stash again."""
-        with self._lock:
-            state = self._own_state(policy_id)
-            if state is not None:
-                self._pager.unpin(state)
+        self._page(policy_id, self._pager.unpin)
 
     def evict(self, policy_id: str) -> None:
         """Sends a policy to the stash now; a pinned one stays.
@@ -541,10 +491,14 @@ class PolicyMap(MutableMapping[str, Policy]):
         Raises:
             StashError: if it cannot be written; it stays in memory then.
         """
+        self._page(policy_id, self._pager.evict)
+
+    def _page(self, policy_id: str, do: Callable[[Any], None]) -> None:
+        """Has the pager do something with a policy's state, if there is one to be paged."""
         with self._lock:
             state = self._own_state(policy_id)
             if state is not None:
-                self._pager.evict(state)
+                do(state)
 
     def freeze(self, policy_id: str) -> Policy:
         """Makes a policy read-only: it acts, but neither learns nor takes other weights.
@@ -682,23 +636,8 @@ def _takes_states_of(policy: Policy | None, other: Policy) -> bool:
     return mine.program is theirs.program and not mine.is_frozen
 
 
-def _check(
-    worker_index: Any,
-    num_workers: Any,
-    capacity: Any,
-    capacity_bytes: Any,
-    seed: Any,
-    session_creator: Any,
-) -> None:
-    least = {"worker_index": 0, "num_workers": 0, "capacity": 1, "capacity_bytes": 1, "seed": 0}
-    given = (worker_index, num_workers, capacity, capacity_bytes, seed)
-    for (name, low), value in zip(least.items(), given, strict=True):
-        if value is not None and (
-            isinstance(value, bool) or not isinstance(value, int | np.integer) or value < low
-        ):
-            raise ConfigError(f"{name} must be an integer from {low}, or None; got {value!r}.")
-    if session_creator is not None and not callable(session_creator):
-        raise ConfigError(
-            "session_creator must be a function without arguments that returns a "
-            f"tf.compat.v1.Session, or None; got {session_creator!r}."
-        )
+def _check_counts(least: int, **given: Any) -> None:
+    for name, value in given.items():
+        is_integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
+        if value is not None and not (is_integer and value >= least):
+            raise ConfigError(f"{name} must be an integer from {least}, or None; got {value!r}.")

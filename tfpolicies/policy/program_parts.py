@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from tfpolicies.batch.postprocessing import standardized
-from tfpolicies.config.sectioned import tell_if_resolved_anew
 from tfpolicies.errors import UsageError
 from tfpolicies.policy import by_methods
-from tfpolicies.program.update_forms import Form
 from tfpolicies.state import ACTING
 
 
@@ -30,159 +27,19 @@ class OverriddenActing(by_methods.ActingByMethods):
         """The runtime that acts where the methods call those of `TFPolicy`."""
         return self._policy._acting.inference
 
-    def _seen(self, obs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
-        return obs
-
-    def to_env(
-        self,
-        actions: Sequence[np.ndarray],
-        *,
-        unsquash: bool | None = None,
-        clip: bool | None = None,
-    ) -> list[np.ndarray]:
+    def to_env(self, actions: Sequence[np.ndarray], **how: Any) -> list[np.ndarray]:
         """Returns leaves of normalised actions as the environment takes them."""
-        return self._policy._acting.to_env(actions, unsquash=unsquash, clip=clip)
+        return list(self._policy._acting.to_env(actions, **how))
 
     def next_episode(self) -> None:
         """Tells the exploration that an episode ended and the next one begins."""
         self._policy._acting.next_episode()
 
 
-class ProgramLearning(by_methods.LearningByMethods):
-    """Lets a policy learn by its Program; see `parts.Learning`.
-
-    Args:
-        policy: whose state learns.
-    """
-
-    @property
-    def finds_non_finite(self) -> bool:
-        """Whether the Program does all updates of `learn_on_batch`."""
-        return "learn_on_batch" not in self._policy._overridden
-
-    @property
-    def compiled_as(self) -> str:
-        """How updates are compiled, in words; "tf.function" before that was decided."""
-        return (self._policy.program.updates.form or Form.PLAIN).value
-
-    def columns(self, batch: Mapping[str, Any]) -> list[str]:
-        """Returns the columns that the loss reads; all but infos where methods of its own learn."""
-        if self._policy._overridden.isdisjoint((*by_methods.UPDATING, *by_methods.LOADING)):
-            self.prepare()
-            return list(self._policy.program.updates.signature.columns)
-        return super().columns(batch)
-
-    def train(
-        self,
-        batch: Any,
-        num_epochs: int,
-        minibatch_size: int,
-        *,
-        shuffle: bool = True,
-        standardize: Collection[str] = (),
-    ) -> Mapping[str, Any]:
-        """Standardizes columns as far as the batch has them, then calls `learn_epochs`."""
-        for name in standardize:
-            if name in batch:
-                batch[name] = standardized(batch[name])
-        return self.update(batch, num_epochs, minibatch_size, shuffle=shuffle)
-
-    def update(
-        self,
-        batch: Any,
-        num_epochs: int,
-        minibatch_size: int,
-        *,
-        shuffle: bool = True,
-        rng: np.random.Generator | None = None,
-    ) -> dict[str, Any]:
-        """Calls `learn_epochs`; the policy's own generator shuffles."""
-        del rng
-        result: dict[str, Any] = self._policy.learn_epochs(
-            batch, num_epochs, minibatch_size, shuffle=shuffle
-        )
-        return result
-
-    def replay(self, batch: Any, minibatch_size: int, follows: np.ndarray) -> Mapping[str, Any]:
-        """Updates by replayed rows in one compiled call, in which target networks move, too."""
-        policy = self._policy
-        by_hand = policy._overridden & {*by_methods.UPDATING, *by_methods.LOADING, "learn_epochs"}
-        moves = getattr(type(policy), "update_target", None)
-        if by_hand or moves is not policy._moves_target or policy._learning.sees_minibatches():
-            return super().replay(batch, minibatch_size, follows)
-        return policy._learning.epochs(batch, 1, minibatch_size, shuffle=False, follows=follows)
-
-    def adapt(self, result: Mapping[str, Any]) -> None:
-        """Adapts the policy's coefficients as its class says."""
-        self._policy._adapt(result)
-
-    def observe(self, obs: Sequence[np.ndarray], columns: Mapping[str, np.ndarray]) -> None:
-        """Takes the rows of a sample into the filters; a frozen policy takes in nothing."""
-        policy, acting = self._policy, self._policy._acting
-        if policy._state.frozen_as is not None:
-            return
-        rows = [leaf.reshape(-1, *leaf.shape[2:]) for leaf in obs]
-        if policy.filter is not None:
-            policy.filter.observe(rows)
-        if policy.reward_filter is not None:
-            policy.reward_filter.observe(columns["rewards"])
-        if acting.follows_episodes:
-            ports = policy.program.ports
-            more = [columns[port.name] for port in (*ports.prev, *ports.states)]
-            more.append(columns["action_dist_inputs"])
-            *others, disturbed = (x.reshape(-1, *x.shape[2:]) for x in more)
-            policy.exploration.adapt(acting.dist_inputs([*rows, *others]), disturbed)
-
-    def flush_filters(self) -> None:
-        """Lets what was observed take effect: in acting, in learning, in exports.
-
-        A frozen policy stays as it is.
-        """
-        policy = self._policy
-        if policy._state.frozen_as is not None:
-            return
-        if policy.reward_filter is not None:
-            policy.reward_filter.flush()
-        if policy.filter is not None and policy.filter.pending_count:
-            policy.filter.flush()
-            policy.holding.apply_filters()
-
-    def seen(self, obs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
-        """Returns observation leaves as they are: the Program filters them."""
-        return obs
-
-    def prepare(self) -> None:
-        """Runs the loss once on a small batch of zeros, if no policy of the kind did."""
-        self._policy._learning.prepare()
-
-    def resolve(self) -> None:
-        """Decides in the config what every "auto" becomes, as the first use would."""
-        policy = self._policy
-        self.prepare()
-        policy.config["jit_compile"] = policy.program.updates.resolve_form() is not Form.PLAIN
-        _ = policy._acting.inference
-        for name, before in policy.automatic.items():
-            tell_if_resolved_anew(name, before, policy.config[name])
-            policy.automatic[name] = policy.config[name]
-
-    def warm_up(self, rows: int, num_epochs: int, minibatch_size: int) -> None:
-        """Traces and compiles acting and learning for batches of `rows`; changes no numbers."""
-        self.prepare()
-        policy = self._policy
-        acting = policy._acting.tries_onnx
-        policy.program.warm_up(rows, num_epochs, minibatch_size, acting=acting)
-        self.resolve()
-
-    def take_seconds_loading(self) -> float:
-        """Returns the seconds spent on making columns of batches since the last call."""
-        seconds: float = self._policy._learning.take_seconds_loading()
-        return seconds
-
-
 _CONNECTORS = ("agent_connectors", "action_connectors")
 
 
-class ProgramHolding:
+class ProgramHolding(by_methods.HoldingByMethods):
     """Takes care of a policy's state; see `parts.Holding`.
 
     Args:
@@ -190,20 +47,10 @@ class ProgramHolding:
     """
 
     def __init__(self, policy: Any) -> None:
-        self._policy = policy
+        super().__init__(policy)
         self.state = policy._state
         self.program = policy.program
-
-    @property
-    def spaces(self) -> tuple[Any, Any]:
-        """The spaces of observations and of actions."""
-        return self._policy.observation_space, self._policy.action_space
-
-    @property
-    def automatic(self) -> Collection[str]:
-        """The settings that were "auto"."""
-        names: Collection[str] = self._policy.automatic
-        return names
+        self.automatic = policy.automatic
 
     @property
     def version(self) -> Any:
@@ -223,12 +70,6 @@ class ProgramHolding:
         generator: np.random.Generator = self.state.rng
         return generator
 
-    @property
-    def filters(self) -> Mapping[str, Any]:
-        """The running statistics of observations and of rewards, as far as there are any."""
-        filters: Mapping[str, Any] = self._policy._owned.filters
-        return filters
-
     def acting_weights(self) -> Mapping[str, np.ndarray] | None:
         """Returns the weights of the network that acts, if there are more and sampling is ours."""
         policy = self._policy
@@ -244,10 +85,6 @@ class ProgramHolding:
         observed = self._policy.filter
         if observed is not None:
             self._policy._owned.apply_filter(observed)
-
-    def check(self, state: Mapping[str, Any]) -> None:
-        """Checks that a state fits, and changes nothing; see `TFPolicy.set_state`."""
-        self._policy._check_state(state)
 
     @contextlib.contextmanager
     def accepting_non_finite(self) -> Iterator[None]:
@@ -288,9 +125,7 @@ class ProgramHolding:
         self.state.global_timestep = other.global_timestep
         if not policy._overridden.isdisjoint(by_methods.WEIGHTS):
             policy.set_weights(other.get_weights())
-        for name, mine in self.filters.items():
-            if name in theirs.filters:
-                mine.sync(theirs.filters[name])
+        self._take_over_filters(theirs)
 
     def _has_variables_like(self, other: Any) -> bool:
         mine = self.program
@@ -302,14 +137,12 @@ class ProgramHolding:
 
     def changed_copy(self, policy_id: str, changes: Mapping[str, Any], *, anew: bool) -> Any:
         """Returns a copy with other settings; see `parts.Holding.changed_copy`."""
-        policy = self._policy
-        twin = policy.copy(policy_id)
+        twin = super().changed_copy(policy_id, changes, anew=anew)
         if not anew:
-            twin.config.update(changes)
             return twin
-        spaces = policy.observation_space, policy.action_space
+        policy = self._policy
         config = {**policy.config, **changes, "__policy_id": policy_id}
-        made = type(policy)(*spaces, config)
+        made = type(policy)(*self.spaces, config)
         made.holding.take_over(policy)
         for name, value in vars(twin).items():
             if name in _CONNECTORS or not hasattr(made, name):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -64,6 +65,14 @@ def compute_actions(
 
     All inputs are checked before anything is drawn or counted, except those of hand-written
     policies: they check for themselves, and act first.
+
+    >>> import gymnasium as gym
+    >>> from tfpolicies import PGTF2Policy
+    >>> spaces = gym.spaces.Box(-1, 1, (3,)), gym.spaces.Discrete(2)
+    >>> policies = {name: PGTF2Policy(*spaces, {"model": {"fcnet_hiddens": [8]}}) for name in "ab"}
+    >>> found = compute_actions(policies, {"a": np.zeros((2, 3)), "b": np.zeros((5, 3))})
+    >>> found["b"].actions.shape
+    (5,)
     """
     given = _Given(
         obs_batches, state_batches or {}, prev_action_batches or {}, prev_reward_batches or {}
@@ -81,13 +90,20 @@ def compute_actions(
             explore=explore,
             timestep=timestep,
         )
-    for (program, inference, explores), calls in groups.items():
-        actor = program.inference.stacked_actor(inference) if len(calls) > 1 else None
-        for part in _parts(calls, 1 if actor is None else actor.max_states):
-            if actor is None or len(part) == 1:
-                _act_one_by_one(part, explores, timestep, found)
-            else:
-                _act_together(actor, part, explores, timestep, found)
+    for actor, calls, explores in _runs(groups):
+        if actor is None:
+            for policy_id, acting, inputs, _ in calls:
+                outputs = acting.run(inputs, explores, timestep)
+                arrays = acting.arrays(outputs, explore=explores, own=False)
+                found[policy_id] = acting.batch(arrays)
+            continue
+        longest = max(rows for *_, rows in calls)
+        outputs = _outputs_together(actor, calls, explores, timestep)
+        arrays = calls[0][1].arrays(outputs, explore=explores, own=True)
+        for (policy_id, acting, _, rows), *parts in zip(calls, *arrays, strict=True):
+            if rows < longest:
+                parts = [part[:rows] for part in parts]
+            found[policy_id] = acting.batch(parts)
     return {policy_id: found[policy_id] for policy_id in obs_batches}
 
 
@@ -129,17 +145,17 @@ def act_columns(
         key = acting.program, acting.inference, bool(acting.config["explore"])
         inputs = [*call.obs, *call.previous, *call.states]
         groups.setdefault(key, []).append((number, acting, inputs, len(inputs[0])))
-    for (program, inference, explores), group in groups.items():
-        few = sum(rows for *_, rows in group) <= _FEW_ROWS * len(group)
-        actor = program.inference.stacked_actor(inference) if few and len(group) > 1 else None
-        for part in _parts(group, 1 if actor is None else actor.max_states):
-            if actor is None or len(part) == 1:
-                for number, *_ in part:
-                    yield number, *calls[number].alone()
-                continue
-            outputs = _outputs_together(actor, part, explores)
-            for i, (number, acting, _, rows) in enumerate(part):
+    for actor, group, explores in _runs(groups, most_rows=_FEW_ROWS):
+        outputs = None if actor is None else _outputs_together(actor, group, explores)
+        for i, (number, acting, _, rows) in enumerate(group):
+            if outputs is None:
+                yield number, *calls[number].alone()
+            else:
                 yield number, *acting.columns_of(one_of(outputs, i, rows))
+
+
+_Groups = dict[tuple[Any, str, bool], list[_Call]]
+"""Calls by Program, runtime and whether they explore."""
 
 
 class _Given(NamedTuple):
@@ -172,9 +188,6 @@ class _Given(NamedTuple):
                 )
 
 
-_Groups = dict[tuple[Any, str, bool], list[_Call]]
-
-
 def _grouped(
     policies: Mapping[str, Policy], given: _Given, explore: bool | None
 ) -> tuple[_Groups, list[tuple[str, Policy]]]:
@@ -197,11 +210,7 @@ def _grouped(
             raise type(error)(f"Policy {policy_id!r}: {error}") from error
         explores = acting.config["explore"] if explore is None else explore
         key = acting.program, inference, bool(explores)
-        call = policy_id, acting, inputs, len(inputs[0])
-        if key in groups:
-            groups[key].append(call)
-        else:
-            groups[key] = [call]
+        groups.setdefault(key, []).append((policy_id, acting, inputs, len(inputs[0])))
     return groups, others
 
 
@@ -217,6 +226,22 @@ def _policy_of(policies: Mapping[str, Policy], policy_id: str) -> Policy:
             f"obs_batches has {policy_id!r}, but there is no such policy; there are "
             f"{sorted(map(str, policies))}.{near_matches(policy_id, policies)}"
         ) from None
+
+
+def _runs(
+    groups: _Groups, most_rows: float = math.inf
+) -> Iterator[tuple[StackedActor | None, list[_Call], bool]]:
+    """Yields what acts for calls in one stack, the calls, and whether they explore.
+
+    Calls that act one by one have None. These are groups with more than `most_rows` rows per call,
+    too.
+    """
+    for (program, inference, explores), calls in groups.items():
+        are_few = sum(rows for *_, rows in calls) <= most_rows * len(calls)
+        stacks = len(calls) > 1 and are_few
+        actor = program.inference.stacked_actor(inference) if stacks else None
+        for part in [calls] if actor is None else _parts(calls, actor.max_states):
+            yield actor if len(part) > 1 else None, part, explores
 
 
 def _parts(calls: list[_Call], most: int) -> list[list[_Call]]:
@@ -240,31 +265,6 @@ def _parts(calls: list[_Call], most: int) -> list[list[_Call]]:
         parts[-1].append(i)
         total += rows
     return [[calls[i] for i in sorted(part)] for part in parts]
-
-
-def _act_one_by_one(
-    calls: Sequence[_Call], explore: bool, timestep: int | None, found: dict[str, ActionBatch]
-) -> None:
-    for policy_id, acting, inputs, _ in calls:
-        found[policy_id] = acting.act(inputs, explore, timestep)
-
-
-def _act_together(
-    actor: StackedActor,
-    calls: Sequence[_Call],
-    explore: bool,
-    timestep: int | None,
-    found: dict[str, ActionBatch],
-) -> None:
-    """Runs the calls as one stack, whose rows are filled up to those of the longest one."""
-    longest = max(rows for *_, rows in calls)
-    outputs = _outputs_together(actor, calls, explore, timestep)
-    results = calls[0][1].results
-    arrays = results.arrays(outputs, explore=explore, own=True)
-    for (policy_id, _, _, rows), parts in zip(calls, zip(*arrays, strict=True), strict=True):
-        if rows < longest:
-            parts = tuple(part[:rows] for part in parts)
-        found[policy_id] = results.batch(parts)
 
 
 def _outputs_together(

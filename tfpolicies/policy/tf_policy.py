@@ -16,10 +16,7 @@ from tfpolicies.batch.leaves import map_leaves
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.batch.view_requirement import ReadOnlyViews
 from tfpolicies.config.read_only import copied
-from tfpolicies.errors import (
-    BatchError,
-    ConfigError,
-)
+from tfpolicies.errors import BatchError, ConfigError
 from tfpolicies.exploration.making import make_exploration
 from tfpolicies.export.onnx_file import export_onnx
 from tfpolicies.export.result import ExportResult
@@ -37,9 +34,9 @@ from tfpolicies.policy.checkpoints import reduced
 from tfpolicies.policy.fragments import Fragments
 from tfpolicies.policy.identity import AUTOMATIC, complete_config, derived_seed
 from tfpolicies.policy.kind import PolicyKind
-from tfpolicies.policy.learning import Learning
+from tfpolicies.policy.learning import Notes, ProgramLearning
 from tfpolicies.policy.policy import ActionBatch
-from tfpolicies.policy.program_parts import OverriddenActing, ProgramHolding, ProgramLearning
+from tfpolicies.policy.program_parts import OverriddenActing, ProgramHolding
 from tfpolicies.policy.states import Owned, matched
 from tfpolicies.policy.views import read_views
 from tfpolicies.program.program import Program
@@ -52,7 +49,7 @@ from tfpolicies.storage.keras_h5 import read_keras_weights
 from tfpolicies.system.forks import require_tensorflow
 
 _MADE_ANEW = {"_state", "exploration", "filter", "reward_filter", "callbacks", "_loaded"}
-_MADE_ANEW |= {"_acting", "acting", "_learning", "_owned", "_worker_index", "_create_session"}
+_MADE_ANEW |= {"_acting", "acting", "_notes", "_owned", "_worker_index", "_create_session"}
 """Attributes that each copy of a policy gets by itself."""
 
 
@@ -94,6 +91,7 @@ class TFPolicy(PolicyKind):
         ModelError: for a model that does not fit.
     """
 
+    learning: ProgramLearning
     _sees_zeros = False  # whether postprocessing is run on a batch that nobody sampled
     _overridden: ClassVar[frozenset[str]] = frozenset()
     """The methods that a subclass has of its own in place of those here, which are what runs."""
@@ -161,14 +159,10 @@ class TFPolicy(PolicyKind):
         )
         if self._overridden.isdisjoint(by_methods.ACTING):
             self.acting = self._acting
-        self._learning = Learning(self, self.program, self._state)
-        filters = {"filter": self.filter, "reward_filter": self.reward_filter}
+        self._loaded, self._notes = {}, Notes()
+        filters = self.holding.filters
         self._owned = Owned(
-            self.program,
-            self._state,
-            self.exploration,
-            {name: found for name, found in filters.items() if found is not None},
-            self._state_aliases,
+            self.program, self._state, self.exploration, filters, self._state_aliases
         )
 
     @functools.cached_property
@@ -192,15 +186,12 @@ class TFPolicy(PolicyKind):
             policy_id: of the copy; None for the same. Together with `seed` it seeds the generator.
         """
         twin = object.__new__(type(self))
-        rest = {name: x for name, x in vars(self).items() if name not in _MADE_ANEW}
         shared = (self.program, self.dist_class, self.observation_space, self.action_space)
-        memo = {id(x): x for x in shared} | {id(self): twin}
-        kept = {"observation_space", "action_space", "program", "dist_class"}
-        vars(twin).update({name: rest.pop(name) for name in kept})
-        twin.config = copied(self.config)
-        twin.policy_id = self.policy_id if policy_id is None else policy_id
-        del rest["config"], rest["policy_id"]
+        memo = {id(x): x for x in shared}
+        memo |= {id(self): twin, id(self.config): copied(self.config)}
+        rest = {name: x for name, x in vars(self).items() if name not in _MADE_ANEW}
         vars(twin).update(copy.deepcopy(rest, memo))
+        twin.policy_id = self.policy_id if policy_id is None else policy_id
         with self._state.lock:
             transform = self.exploration.transform
             twin.exploration = copy.deepcopy(self.exploration, {id(transform): transform})
@@ -341,11 +332,13 @@ class TFPolicy(PolicyKind):
             ObservationError: if `obs_batch` does not fit the observation space, has NaN or
                 infinity, or a mask that allows no action (see `debugging(check_inputs=...)`).
         """
-        inputs = self._acting.inputs_to_act_on(
+        acting = self._acting
+        inputs = acting.inputs_to_act_on(
             obs_batch, state_batches, prev_action_batch, prev_reward_batch
         )
         explore = self.config["explore"] if explore is None else explore
-        return self._acting.act(inputs, explore, timestep)
+        outputs = acting.run(inputs, explore, timestep)
+        return acting.batch(acting.arrays(outputs, explore=explore, own=False))
 
     def _own_filters(self) -> tuple[Any, Any]:
         return None, None  # the Program filters: see `__init__`
@@ -428,11 +421,14 @@ class TFPolicy(PolicyKind):
                 f"num_epochs and minibatch_size must be at least 1, got {num_epochs} and "
                 f"{minibatch_size}."
             )
+        learning = self.learning
         if not self._overridden.isdisjoint(by_methods.LOADING):
-            return self._learning.loaded_epochs(batch, num_epochs, minibatch_size, shuffle=shuffle)
-        if self._updates_by_methods() or self._learning.sees_minibatches():
-            return self._learning.minibatches(batch, num_epochs, minibatch_size, shuffle=shuffle)
-        return self._learning.epochs(batch, num_epochs, minibatch_size, shuffle=shuffle)
+            learn = learning.loaded_epochs
+        elif self._updates_by_methods() or learning.sees_minibatches():
+            learn = learning.minibatches
+        else:
+            learn = learning.epochs
+        return learn(batch, num_epochs, minibatch_size, shuffle=shuffle)
 
     def learn_on_batch(self, samples: Mapping[str, Any]) -> dict[str, Any]:
         """Does one update on all rows of a batch; see `learn_epochs` for the result.
@@ -442,8 +438,8 @@ class TFPolicy(PolicyKind):
             BatchError: if it is empty.
         """
         if self._overridden.isdisjoint(by_methods.GRADIENTS):
-            return self._learning.epochs(samples, 1, None, shuffle=False)
-        return self._learning.by_gradients(samples)
+            return self.learning.epochs(samples, 1, None, shuffle=False)
+        return self.learning.by_gradients(samples)
 
     def _updates_by_methods(self) -> bool:
         """Whether a subclass has methods of its own that each update has to call."""
@@ -461,7 +457,7 @@ class TFPolicy(PolicyKind):
 
         Neither weights nor counters change. The info has `learner_stats`.
         """
-        return self._learning.gradients(postprocessed_batch)
+        return self.learning.gradients(postprocessed_batch)
 
     def apply_gradients(self, gradients: Sequence[np.ndarray | None]) -> None:
         """Applies gradients as `compute_gradients` returns them; None counts as zeros.
@@ -469,32 +465,20 @@ class TFPolicy(PolicyKind):
         Raises:
             WeightsError: if their number or shapes are wrong; nothing is changed then.
         """
-        self._learning.apply(gradients)
+        self.learning.apply(gradients)
 
     def load_batch_into_buffer(self, batch: Mapping[str, Any], buffer_index: int = 0) -> int:
         """Keeps a batch for `learn_on_loaded_batch`; returns its number of rows."""
         if self._updates_by_methods():
             return super().load_batch_into_buffer(batch, buffer_index)
-        return self._learning.load(batch, buffer_index)
+        self.learning.prepare()
+        self._loaded[buffer_index] = self.learning.read(batch)
+        return self.get_num_samples_loaded_into_buffer(buffer_index)
 
-    def get_num_samples_loaded_into_buffer(self, buffer_index: int = 0) -> int:
-        """Returns the rows of a loaded batch, 0 before loading."""
+    def _learn_on_rows(self, batch: Any, offset: int, size: int) -> dict[str, Any]:
         if self._updates_by_methods():
-            return super().get_num_samples_loaded_into_buffer(buffer_index)
-        return self._learning.rows_loaded(buffer_index)
-
-    def learn_on_loaded_batch(self, offset: int = 0, buffer_index: int = 0) -> dict[str, Any]:
-        """Does one update on rows `[offset, offset + minibatch size)` of a loaded batch.
-
-        The minibatch size is `config["sgd_minibatch_size"]`, or `train_batch_size` where there is
-        none; all rows are used if it is not smaller than the batch.
-
-        Raises:
-            BatchError: if no batch is loaded, or `offset` lies behind its end.
-        """
-        if self._updates_by_methods():
-            return super().learn_on_loaded_batch(offset, buffer_index)
-        return self._learning.loaded(offset, buffer_index, self._minibatch_size())
+            return super()._learn_on_rows(batch, offset, size)
+        return self.learning.loaded(batch, offset, size)
 
     def init_view_requirements(self) -> None:
         """Makes requirements for the columns that this policy reads, if there are none yet.
@@ -571,13 +555,10 @@ class TFPolicy(PolicyKind):
         Raises:
             ConfigError: if this class has no such hyper-parameter.
         """
-        return float(self._state.hyper[self._hyper_index(name)])
-
-    def _hyper_index(self, name: str) -> int:
         names = self.program.spec.hyperparameters
         if name not in names:
             raise ConfigError(f"{name!r} is no hyper-parameter; those are {', '.join(names)}.")
-        return names.index(name)
+        return float(self._state.hyper[names.index(name)])
 
     def set_hyper(self, name: str, value: float | None) -> None:
         """Sets a hyper-parameter of this policy alone, from the next update on.
@@ -586,9 +567,10 @@ class TFPolicy(PolicyKind):
             ConfigError: if this class has no such hyper-parameter, or the value is no number.
         """
         self._state.require_changeable()
-        index = self._hyper_index(name)
+        _ = self.hyper(name)  # there is one
         if not (value is None or is_number(value)):
             raise ConfigError(f"{name} must be a number or None (no limit), got {value!r}.")
+        index = self.program.spec.hyperparameters.index(name)
         self._state.hyper[index] = float("inf") if value is None else value
 
     def get_state(self) -> dict[str, Any]:

@@ -54,7 +54,7 @@ class LearnBatch:
     Attributes:
         columns: the same.
         items: N.
-        rows: how many rows the items have, without those that only fill up sequences.
+        count: how many rows the items have, without those that only fill up sequences.
 
     Raises:
         BatchError: if there are no rows, or the columns have different numbers of them.
@@ -63,7 +63,7 @@ class LearnBatch:
     def __init__(self, columns: dict[str, Any], *, is_recurrent: bool) -> None:
         self.columns = columns
         self.items = _count_items(columns)
-        self.rows = int(columns[SEQ_LENS].sum()) if is_recurrent else self.items
+        self.count = int(columns[SEQ_LENS].sum()) if is_recurrent else self.items
         self._is_recurrent = is_recurrent
         self._placed: tuple[int, Any] | None = None
 
@@ -107,6 +107,7 @@ class BatchReader:
     def __init__(self, spec: ProgramSpec, ports: InputPorts, signature: LearnerSignature) -> None:
         self._spec = spec
         self._ports = ports
+        self._is_recurrent = ports.is_recurrent
         self._wanted = signature.columns
         self._ready = {  # dtypes and shapes of what is taken as it is
             name: (x.dtype.as_numpy_dtype, tuple(x.shape[1:]))
@@ -121,9 +122,10 @@ class BatchReader:
             MissingColumnError: if the batch lacks one of them.
             BatchError: if a column does not fit what the loss was traced with; it is named.
         """
-        is_recurrent = self._ports.is_recurrent
-        if is_recurrent:
+        if self._is_recurrent:
             batch = travelling_columns(self._spec, self._ports, batch)
+        elif getattr(batch, "get_interceptor", None) is None:
+            batch = dict(batch)  # reads of a `SampleBatch` are slower: it takes them down
         columns = {}
         for name, wanted in self._wanted.items():
             if name not in batch:
@@ -137,10 +139,10 @@ class BatchReader:
             if is_array and self._ready.get(name) == (column.dtype, column.shape[1:]):
                 continue
             leaves = _leaves_of(self._spec, name)
-            if leaves is not None and not is_recurrent:
+            if leaves is not None and not self._is_recurrent:
                 column = nested_rows(leaves, column, name)
             columns[name] = _fit(name, wanted, column)
-        return LearnBatch(columns, is_recurrent=is_recurrent)
+        return LearnBatch(columns, is_recurrent=self._is_recurrent)
 
 
 def travelling_columns(
@@ -204,7 +206,7 @@ def _sequences(spec: ProgramSpec, ports: InputPorts, columns: dict[str, Any]) ->
 
 
 def _count_items(columns: Mapping[str, Any]) -> int:
-    counts = {len(leaf) for leaf in tf.nest.flatten(columns)}
+    counts = set(map(len, tf.nest.flatten(columns)))
     if len(counts) > 1:
         by_name = {
             name: sorted({len(x) for x in tf.nest.flatten(c)}) for name, c in columns.items()

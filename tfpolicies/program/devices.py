@@ -32,12 +32,13 @@ def learner_device(num_gpus: float, present: int | None = None) -> str:
     return "/gpu:0"
 
 
-def placed(device: str) -> Any:
-    """Returns a context in which variables and operations are put on a device.
+@functools.cache
+def contexts() -> Callable[[str], Any]:
+    """Returns what makes a context in which variables and operations are put on a device.
 
     Without a GPU everything is on the CPU anyway, so that nothing needs to be said.
     """
-    return tf.device(device) if _has_gpu() else contextlib.nullcontext()
+    return tf.device if tf.config.list_physical_devices("GPU") else contextlib.nullcontext
 
 
 def on_device(function: Callable[..., Any], device: str) -> Callable[..., Any]:
@@ -45,12 +46,7 @@ def on_device(function: Callable[..., Any], device: str) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def run(*inputs: Any) -> Any:
-        with placed(device):
+        with contexts()(device):
             return function(*inputs)
 
     return run
-
-
-@functools.cache
-def _has_gpu() -> bool:
-    return bool(tf.config.list_physical_devices("GPU"))

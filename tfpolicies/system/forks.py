@@ -11,7 +11,8 @@ import sys
 
 from tfpolicies.errors import ForkError
 
-_forked_from: int | None = None  # in a child that lacks TensorFlow's threads, its parent's id
+forked_from: int | None = None
+"""In a child that lacks TensorFlow's threads, its parent's id."""
 
 
 def require_tensorflow() -> None:
@@ -20,9 +21,9 @@ def require_tensorflow() -> None:
     Raises:
         ForkError: if the process was forked from one in which TensorFlow ran.
     """
-    if _forked_from is not None:
+    if forked_from is not None:
         raise ForkError(
-            f"TensorFlow cannot run here: this process was forked from process {_forked_from} "
+            f"TensorFlow cannot run here: this process was forked from process {forked_from} "
             "after TensorFlow had started there, and its threads do not survive a fork. Start the "
             'process with multiprocessing.get_context("spawn") instead, or use Ray workers '
             "(config.rollouts(num_rollout_workers=...)). What needs no TensorFlow works here: "
@@ -31,9 +32,9 @@ def require_tensorflow() -> None:
 
 
 def _note_fork() -> None:
-    global _forked_from
+    global forked_from
     if _tensorflow_has_run():
-        _forked_from = os.getppid()
+        forked_from = os.getppid()
 
 
 def _tensorflow_has_run() -> bool:

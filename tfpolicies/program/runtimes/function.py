@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfpolicies.program.devices import CPU, on_device, placed
+from tfpolicies.program.devices import CPU, contexts, on_device
 from tfpolicies.program.functions import ActInputs, ProgramFunctions
 from tfpolicies.program.outputs import ActLayout
 from tfpolicies.program.runtimes.runtime import FirstCalls, FlatActing, Resident, Runtime, concrete
 from tfpolicies.program.update_forms import Form
 from tfpolicies.state import ACTING, PolicyState
-from tfpolicies.system.forks import require_tensorflow
+from tfpolicies.system import forks
 from tfpolicies.system.interruptible import BackgroundCall
 
 
@@ -120,12 +120,14 @@ class FunctionRuntime(Runtime):
 
     # -- acting -------------------------------------------------------------------------------
 
-    def _acted(self, function: Any, state: PolicyState, given: ActInputs) -> list[np.ndarray]:
-        require_tensorflow()
-        inputs, noise, params = given
-        with placed(CPU):
-            tensors = [*map(tf.constant, inputs)]
-            given = ActInputs(tensors, tf.constant(noise), tf.constant(params))
+    def _called(
+        self, function: Any, state: PolicyState, arrays: Sequence[np.ndarray]
+    ) -> list[np.ndarray]:
+        if forks.forked_from is not None:
+            forks.require_tensorflow()
+        with contexts()(CPU):
+            *inputs, noise, params = map(tf.constant, arrays)
+            given = ActInputs(inputs, noise, params)
             return [*map(np.array, function(self._flat_weights(state), given))]
 
     def log_likelihoods(
@@ -135,7 +137,7 @@ class FunctionRuntime(Runtime):
         actions: Sequence[np.ndarray],
     ) -> np.ndarray:
         """Returns the log-probability of normalised actions, one leaf each, float32 `[N]`."""
-        require_tensorflow()
+        forks.require_tensorflow()
         flat = self._flat_weights(state)
         tensors = [[tf.constant(x) for x in part] for part in (inputs, actions)]
         return self._log_likelihoods(flat, *tensors).numpy()
@@ -168,7 +170,7 @@ class FunctionRuntime(Runtime):
 
     def load(self, state: PolicyState) -> None:
         """Copies a state into the resident variables, unless it is there."""
-        require_tensorflow()
+        forks.require_tensorflow()
         if not self._resident.is_there(state):  # nor is it while a call is left behind
             self._first_calls.settle()
             self._load({name: tf.constant(array) for name, array in state.segments.items()})

@@ -103,17 +103,25 @@ class Runtime(Actor):
         params: np.ndarray,
     ) -> ActOutputs:
         """Acts for one state; see `Actor.run`."""
-        given = ActInputs(inputs, noise, params)
+        given = [*inputs, noise, params]
         if len(noise) == 1 and self._act_one is not None:
             try:
-                return self.act_layout.unpack(self._acted(self._act_one, states, given))
+                return self.act_layout.unpack(self._called(self._act_one, states, given))
             except tf.errors.OpError:  # XLA does not know one of the model's operations
                 self._act_one = None
-        return self.act_layout.unpack(self._acted(self._act, states, given))
+        return self.act_layout.unpack(self._called(self._act, states, given))
 
     @abc.abstractmethod
-    def _acted(self, function: Any, state: PolicyState, given: ActInputs) -> list[np.ndarray]:
-        """Returns what a form of the act function gives for one state, packed."""
+    def _called(
+        self, function: Any, state: PolicyState, arrays: Sequence[np.ndarray]
+    ) -> list[np.ndarray]:
+        """Returns what a form of the act function gives for one state, packed.
+
+        Args:
+            function: the form.
+            state: whose weights it takes.
+            arrays: the inputs, the noise and the parameters.
+        """
 
     @abc.abstractmethod
     def log_likelihoods(

@@ -25,7 +25,7 @@ from tfpolicies.program.outputs import ActLayout
 from tfpolicies.program.runtimes.runtime import FirstCalls, FlatActing, Resident, Runtime, concrete
 from tfpolicies.program.update_forms import Form
 from tfpolicies.state import PolicyState
-from tfpolicies.system.forks import require_tensorflow
+from tfpolicies.system import forks
 
 
 def session_creator(session_args: Mapping[str, Any]) -> Callable[[], Any]:
@@ -79,7 +79,7 @@ class _GraphFunction:
         """Puts the function into the graph if it is not there yet."""
         if self.options is not None:
             return
-        require_tensorflow()
+        forks.require_tensorflow()
         with self._graph.as_default():
             given = tf.nest.map_structure(
                 lambda spec: tf.compat.v1.placeholder(spec.dtype, spec.shape), self._signature
@@ -125,7 +125,8 @@ class _OpenSession:
 
     def run(self, function: _GraphFunction, arrays: Sequence[Any]) -> list[np.ndarray]:
         """Runs a function that was traced on flat inputs; returns its flat results."""
-        require_tensorflow()
+        if forks.forked_from is not None:
+            forks.require_tensorflow()
         call = self._callables.get(function)
         if call is None:
             # `make_callable` takes ten times as long per call as this, which is under it.
@@ -185,13 +186,16 @@ class _PolicySession:
         graph: of the Program.
         create: makes a session on the default graph.
         idle: where to look first.
+
+    Attributes:
+        open: the session; None while it is not open.
     """
 
     def __init__(self, graph: tf.Graph, create: Callable[[], Any], idle: _IdleSessions) -> None:
         self._graph = graph
         self.create = create
         self._idle = idle
-        self._open: _OpenSession | None = None
+        self.open: _OpenSession | None = None
 
     def opened(self) -> _OpenSession:
         """Returns the session, opening it if it is not open.
@@ -199,13 +203,13 @@ class _PolicySession:
         Raises:
             ConfigError: if the creator gives no session on the default graph.
         """
-        if self._open is None:
-            self._open = self._idle.take(self.create) or self.create_one()
-        return self._open
+        if self.open is None:
+            self.open = self._idle.take(self.create) or self.create_one()
+        return self.open
 
     def create_one(self) -> _OpenSession:
         """Opens the session by the creator, not one that is idle."""
-        require_tensorflow()
+        forks.require_tensorflow()
         with self._graph.as_default():
             made = self.create()
         if getattr(made, "graph", None) is not self._graph:
@@ -213,22 +217,18 @@ class _PolicySession:
                 "the session_creator must return a tf.compat.v1.Session on the default graph, "
                 f"got {made!r}. For example: `lambda: tf.compat.v1.Session(config=...)`."
             )
-        self._open = _OpenSession(made)
-        return self._open
-
-    def is_loaded(self, state: PolicyState) -> bool:
-        """Whether the session is open and has a state in it as it is now."""
-        return self._open is not None and self._open.resident.is_there(state)
+        self.open = _OpenSession(made)
+        return self.open
 
     def give_up(self) -> None:
         """Leaves the session to whoever needs one next."""
-        opened, self._open = self._open, None
+        opened, self.open = self.open, None
         if opened is not None:
             self._idle.put(self.create, opened)
 
     def close(self) -> None:
         """Closes the session if it is open."""
-        opened, self._open = self._open, None
+        opened, self.open = self.open, None
         if opened is not None:
             opened.close()
 
@@ -294,7 +294,8 @@ class SessionRuntime(Runtime):
     def session(self, state: PolicyState) -> Any:
         """Returns the session of a state, with the state in it."""
         with state.lock:
-            return self._loaded(state).opened().session
+            self.load(state)
+            return self._held(state).opened().session
 
     def open_sessions_with(self, state: PolicyState, create: Any) -> None:
         """Says what makes the session of a state; called with the graph as default."""
@@ -326,17 +327,7 @@ class SessionRuntime(Runtime):
             self.open_sessions_with(state, session_creator({}))
         return self._sessions[state]
 
-    def _loaded(self, state: PolicyState) -> _PolicySession:
-        held = self._held(state)
-        if not held.is_loaded(state):
-            self.load(state)
-        return held
-
     # -- acting -------------------------------------------------------------------------------
-
-    def _acted(self, function: Any, state: PolicyState, given: ActInputs) -> list[np.ndarray]:
-        inputs, noise, params = given
-        return self._called(function, state, [*inputs, noise, params])
 
     def log_likelihoods(
         self,
@@ -349,12 +340,14 @@ class SessionRuntime(Runtime):
 
     def _called(self, function: Any, state: PolicyState, arrays: Sequence[Any]) -> list[np.ndarray]:
         held = self._sessions.get(state)
-        if held is None or not held.is_loaded(state):
-            held = self._loaded(state)
+        opened = None if held is None else held.open
+        if opened is None or not opened.resident.is_there(state):
+            self.load(state)
+            opened = self._held(state).opened()
         if function.options is None:
             with self._lock:
                 function.trace()
-        return held.opened().run(function, arrays)
+        return opened.run(function, arrays)
 
     # -- learning -----------------------------------------------------------------------------
 
@@ -366,7 +359,7 @@ class SessionRuntime(Runtime):
 
     def inner(self, function: Any, signature: Sequence[Any], *, for_xla: bool) -> Any:
         """Returns a function for other functions to call; see `Runtime.inner`."""
-        require_tensorflow()
+        forks.require_tensorflow()
         with self._graph.as_default():
             return concrete(on_device(function, self._device), signature, for_xla=for_xla)
 
@@ -388,10 +381,9 @@ class SessionRuntime(Runtime):
     def load(self, state: PolicyState) -> None:
         """Copies a state into its session, unless it is there."""
         with self._lock:
-            held = self._held(state)
-            if not held.is_loaded(state):
+            opened = self._held(state).opened()
+            if not opened.resident.is_there(state):
                 self._load.trace()
-                opened = held.opened()
                 opened.first_calls.settle()
                 opened.run(self._load, tf.nest.flatten(state.segments))
                 opened.resident.note(state)
