@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 from gymnasium import spaces
-
 from tfpolicies.batch.acting_views import ActingViews
+
 from tfpolicies.batch.sequences import chop_into_sequences
 from tfpolicies.batch.view_builder import training_views, trajectory_views
 from tfpolicies.batch.view_defaults import default_view_requirements, with_memory

@@ -457,6 +457,7 @@ class PolicyMap(MutableMapping[str, Policy]):
         prev_action_batches: Mapping[str, Any] | None = None,
         prev_reward_batches: Mapping[str, Any] | None = None,
         *,
+        view_batches: Mapping[str, Mapping[str, Any]] | None = None,
         explore: bool | None = None,
         timestep: int | None = None,
     ) -> dict[str, ActionBatch]:
@@ -470,6 +471,7 @@ class PolicyMap(MutableMapping[str, Policy]):
             state_batches: by id, the memory, for policies that have one: arrays `[N, size]`.
             prev_action_batches: by id, the previous actions, for models that read them.
             prev_reward_batches: by id, the previous rewards `[N]`, likewise.
+            view_batches: by id, the other views that its model reads, by name.
             explore: sample or be greedy; None takes the config of each policy.
             timestep: for schedules of exploration; None takes each policy's own.
 
@@ -497,6 +499,7 @@ class PolicyMap(MutableMapping[str, Policy]):
             state_batches,
             prev_action_batches,
             prev_reward_batches,
+            view_batches=view_batches,
             explore=explore,
             timestep=timestep,
         )

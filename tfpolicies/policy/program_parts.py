@@ -22,7 +22,7 @@ class OverriddenActing(by_methods.ActingByMethods):
     def __init__(self, policy: Any) -> None:
         super().__init__(policy)
         inner = policy._acting
-        self.reads, self.starts_alike = inner.reads, inner.starts_alike
+        self.views, self.starts_alike = inner.views, inner.starts_alike
         self.follows_episodes = inner.follows_episodes
 
     @property
@@ -119,7 +119,7 @@ class ProgramLearning(by_methods.LearningByMethods):
             policy.reward_filter.observe(columns["rewards"])
         if acting.follows_episodes:
             ports = policy.program.ports
-            more = [columns[port.name] for port in (*ports.prev, *ports.states)]
+            more = [columns[port.name] for port in (*ports.seen, *ports.states)]
             more.append(columns["action_dist_inputs"])
             *others, disturbed = (x.reshape(-1, *x.shape[2:]) for x in more)
             policy.exploration.adapt(acting.dist_inputs([*rows, *others]), disturbed)

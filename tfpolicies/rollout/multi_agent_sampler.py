@@ -113,7 +113,12 @@ class MultiAgentSampler(Sampler):
         self._notes = follows_episodes(callbacks)  # what agents saw, did and got last
         self._worker = worker
         self._postprocessor = Postprocessor(
-            clip_rewards, callbacks, worker, policies, enable_connectors
+            clip_rewards,
+            callbacks,
+            worker,
+            policies,
+            lambda: [copy.episode.episode_id for copy in self._copies],
+            enable_connectors,
         )
         self._copies: list[Copy] = []
         self._spaces = AgentSpaces(observed=observation_fn is None)
@@ -454,8 +459,8 @@ class MultiAgentSampler(Sampler):
         calls = [
             ColumnsCall(
                 rows.memory.acting,
-                self._observed(rows, own),
-                *rows.memory.inputs(own),
+                obs := self._observed(rows, own),
+                *rows.memory.inputs(obs, own),
                 self._around(rows) if rows.asks_for_episodes else _NOTHING,
             )
             for rows, own in zip(acting, seats, strict=True)
@@ -464,7 +469,7 @@ class MultiAgentSampler(Sampler):
         for i, actions, columns in act_columns(calls):
             rows, call = acting[i], calls[i]
             if rows.memory.is_needed:
-                columns = rows.memory.remember(columns, call.previous, call.states, seats[i])
+                columns = rows.memory.remember(columns, call.obs, call.seen, call.states, seats[i])
             rows.write_columns(columns, int(firsts[i]))
             if rows.connection is not None:
                 asked = now()
@@ -667,6 +672,7 @@ class MultiAgentSampler(Sampler):
             "episode_agent_steps": self._episode_agent_steps.copy(),
             "pending": metrics_state(self.metrics),
             "rng": self.rng.bit_generator.state,
+            "views": self._postprocessor.get_state(),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -707,6 +713,7 @@ class MultiAgentSampler(Sampler):
         ]
         self._env_steps, self._agent_steps = (np.array(x) for x in state["steps"])
         self._episode_agent_steps = np.array(state["episode_agent_steps"])
+        self._postprocessor.set_state(state.get("views", ()))
 
 
 def _total(rewards: Mapping[Any, Any]) -> float:

@@ -24,7 +24,7 @@ from tfpolicies.config.callbacks import (
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 from tfpolicies.envs.vector import Environments, Step
 from tfpolicies.errors import ConfigError, UsageError
-from tfpolicies.models.ports import action_ports
+from tfpolicies.models.ports import leaf_ports
 from tfpolicies.models.spaces import Leaf, action_leaves, batch_leaves, leaves, nest
 from tfpolicies.policy.session import Memory
 from tfpolicies.rollout.batches import Collected, Postprocessor, Who
@@ -202,7 +202,12 @@ class SingleAgentSampler(Sampler):
         self._follower: EpisodeFollower | None = None
         self._gives_batches = gets_batches(callbacks)
         self._postprocessor = Postprocessor(
-            clip_rewards, callbacks, worker, worker.policy_map, enable_connectors
+            clip_rewards,
+            callbacks,
+            worker,
+            worker.policy_map,
+            lambda: self._running.ids.tolist(),
+            enable_connectors,
         )
         self._running_episodes: dict[int, Episode] = {}  # by id, where nobody follows them
         self._episodes_taken: list[Episode] = []  # one of each trajectory of the present batch
@@ -219,7 +224,7 @@ class SingleAgentSampler(Sampler):
         spaces = self.envs.observation_space, self.envs.action_space
         require_fitting_spaces(DEFAULT_POLICY_ID, policy, "the environment", *spaces)
         self._leaves = leaves(self.envs.observation_space)
-        self._actions = action_ports("actions", action_leaves(self.envs.action_space))
+        self._actions = leaf_ports("actions", action_leaves(self.envs.action_space))
 
     def reset(self, seeds: Sequence[int] | None) -> None:
         """Starts new episodes everywhere; rows that were not handed out are dropped."""
@@ -602,6 +607,7 @@ class SingleAgentSampler(Sampler):
             "pending": metrics_state(self.metrics),
             "rng": self.rng.bit_generator.state,
             "memory": self._memory_of(self._get_policy()).get_state(),
+            "views": self._postprocessor.get_state(),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -621,6 +627,7 @@ class SingleAgentSampler(Sampler):
         self._buffer = buffer
         self._memory = None
         self._memory_of(self._get_policy()).set_state(state["memory"])
+        self._postprocessor.set_state(state.get("views", ()))
         self._running = _Running(*state["running"])
         self._next_unroll = state["next_unroll"]
         self.metrics = restored_metrics(state["pending"])
