@@ -279,11 +279,19 @@ def ports_of(
     model: keras.Model, observation_space: gym.Space, dist_class: ActionDistribution
 ) -> InputPorts:
     """Returns the inputs of a policy with this model: it decides about memory and the rest."""
-    return InputPorts(
+    ports = InputPorts(
         observation_space,
         views_of(model, observation_space, dist_class.space),
         tuple(tuple(shape) for shape in memory_of(model)),
     )
+    names = [port.name for port in ports.all]
+    twice = [port.name for port in ports.seen if names.count(port.name) > 1]
+    if twice:
+        raise ModelError(
+            f"The model {model.name!r} has a view {twice[0]!r}, but that is what a part of the "
+            "observation is called. Give the view another name."
+        )
+    return ports
 
 
 def _require_room(architecture: Architecture, ports: InputPorts, name: str) -> None:

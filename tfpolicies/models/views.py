@@ -17,6 +17,10 @@ from tfpolicies.errors import ModelError
 from tfpolicies.models.catalog.inspection import extra_inputs, named_inputs
 from tfpolicies.models.ports import ACTIONS, NUMBER, OBS, PREVIOUS, REWARDS, View, model_space
 
+_COLLECTED = (
+    *("actions", "rewards", "new_obs", "terminateds", "truncateds", "infos", "eps_id", "unroll_id"),
+    *("agent_index", "t", "seq_lens", "vf_preds", "action_logp", "action_dist_inputs", "noise"),
+)
 _LAST_N = {"prev_n_obs": OBS, "prev_n_actions": ACTIONS, "prev_n_rewards": REWARDS}
 
 
@@ -92,6 +96,11 @@ def _requested(
         ModelError: if it cannot be had.
     """
     requirement.require_causal(name)
+    if name in _COLLECTED or not name.isidentifier():
+        raise ModelError(
+            f"The model {model.name!r} requires a view {name!r}, but a collected column has that "
+            "name, or it is none for an input. Give the view a name of letters, digits and '_'."
+        )
     source = requirement.data_col or name
     shifts = tuple(requirement.shift_arr.tolist())
     here = f"view_requirements[{name!r}] of the model {model.name!r}"

@@ -56,7 +56,7 @@ class PolicyViews(MutableMapping[str, ViewRequirement]):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_owner": None, "is_settled": False}
+        return {**vars(self), "_owner": None, "_defaults": None, "is_settled": False}
 
     @property
     def _policy(self) -> Any:

@@ -170,7 +170,7 @@ class ProgramLearning(by_methods.LearningByMethods):
         return seconds
 
 
-_CONNECTORS = ("agent_connectors", "action_connectors")
+_KEPT = ("agent_connectors", "action_connectors", "_views")
 
 
 class ProgramHolding:
@@ -294,6 +294,6 @@ class ProgramHolding:
         made = type(policy)(*spaces, config)
         made.holding.take_over(policy)
         for name, value in vars(twin).items():
-            if name in _CONNECTORS or not hasattr(made, name):
+            if name in _KEPT or not hasattr(made, name):
                 setattr(made, name, value)
         return made

@@ -99,10 +99,10 @@ class Collected:
         packing = Packing.of(self.ends) if self.shape is None else Packing(self.shape)
         open_rows = np.flatnonzero(self.ends & ~columns["terminateds"])
         after = [leaf[open_rows] for leaf in self.new_obs]
-        if policy.acting.views or policy.is_recurrent():
+        if views := policy.acting.views:
             plain = plain_leaves(policy.observation_space)
             after += seen_after(
-                policy.acting.views,
+                views,
                 columns,
                 open_rows,
                 obs=[self.obs[i] for i in plain],
@@ -110,6 +110,7 @@ class Collected:
                 actions=[columns[port.name] for port in self.actions],
                 rewards=[self.earned],
             )
+        after += [x[open_rows] for name, x in columns.items() if name.startswith("state_out_")]
         ends = packing.pack(self.ends)
         ends[:, -1] = True
         fragments = Fragments(

@@ -89,10 +89,10 @@ def nested_columns(
 def seen_after(
     views: Sequence[View], columns: Mapping[str, np.ndarray], rows: np.ndarray, **sources: Any
 ) -> list[np.ndarray]:
-    """Returns what acting reads one step after some rows, besides the observation.
+    """Returns the leaves of views as they are one step after some rows, `[K, ...]` each.
 
     Args:
-        views: what it reads.
+        views: what acting reads.
         columns: those of acting.
         rows: int `[K]`.
         **sources: the leaves of `obs`, `actions`, `rewards`, and of `new_obs`, `[R, ...]` each.
@@ -102,5 +102,4 @@ def seen_after(
     for view in views:
         seen = [columns[port.name][rows] for port in (view.following or view).ports]
         found += view.reached(seen, taken[view.source], taken["new_obs"])
-    states = [column[rows] for name, column in columns.items() if name.startswith("state_out_")]
-    return found + states
+    return found
