@@ -255,6 +255,49 @@ def test_previous_actions_and_rewards_come_as_numbers(inference):
     assert extras["action_dist_inputs"].tolist() == [[0.5, 0.5], [12.0, 12.0]]
 
 
+class ReadsFrames(TFModelV2):
+    """Looks back as RLlib's examples of the trajectory view API do."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        box, two, n = args[0], args[1], 3
+        views = {
+            "prev_n_obs": ViewRequirement("obs", shift=f"-{n - 1}:0", space=box),
+            "prev_n_rewards": ViewRequirement("rewards", shift=f"-{n}:-1"),
+            "prev_n_actions": ViewRequirement("actions", shift=f"-{n}:-1", space=two),
+        }
+        self.view_requirements.update(views)
+        self.out = keras.layers.Dense(self.num_outputs, use_bias=False, kernel_initializer="ones")
+
+    def forward(self, input_dict, state, seq_lens):
+        frames = tf.reshape(input_dict["prev_n_obs"], [-1, 3 * self.obs_space.shape[0]])
+        actions = tf.one_hot(input_dict["prev_n_actions"], self.action_space.n)
+        second = 100.0 * tf.reduce_sum(actions[:, :, 1], axis=-1, keepdims=True)
+        last = 1000.0 * input_dict["prev_n_rewards"][:, -1:]
+        self.value = frames[:, 0]
+        return self.out(tf.concat([frames, second, last], axis=-1)), state
+
+    def value_function(self):
+        return self.value
+
+
+@pytest.mark.parametrize("inference", ["tf", "onnx", "session"])
+def test_frames_and_earlier_actions_come_as_numbers(inference):
+    ModelCatalog.register_custom_model("frames", ReadsFrames)
+    policy = with_model("frames", inference=inference)
+    given = {
+        "obs": FIVE[:2],
+        "prev_n_obs": np.arange(18.0).reshape(2, 3, 3),
+        "prev_n_actions": np.array([[0, 1, 1], [0, 0, 1]]),
+        "prev_n_rewards": np.array([[9.0, 9.0, 1.0], [9.0, 9.0, 2.0]]),
+    }
+    extras = policy.compute_actions_from_input_dict(given, explore=False).extras
+    assert extras["action_dist_inputs"][:, 0].tolist() == [36 + 200 + 1000, 117 + 100 + 2000]
+    assert extras["vf_preds"].tolist() == [0, 9]
+    assert policy.view_requirements["prev_n_obs"].shift_arr.tolist() == [-2, -1, 0]
+    assert policy.view_requirements["prev_n_obs"].used_for_compute_actions
+
+
 def test_networks_of_the_catalog_are_parts_of_others():
     box = spaces.Box(-1, 1, (2, 3), np.float32)
     settings = {"fcnet_hiddens": [5, 4], "vf_share_layers": True}
@@ -340,7 +383,7 @@ def functional_with_tf(self, *args):
 
 def frames(self, *args):
     build(self, *args)
-    self.view_requirements["prev_n_obs"] = ViewRequirement("obs", shift="-3:0")
+    self.view_requirements["prev_n_infos"] = ViewRequirement("infos", shift="-3:0")
 
 
 @pytest.mark.parametrize(
@@ -352,7 +395,7 @@ def frames(self, *args):
         ({"forward": lambda self, d, s, n: (d["nothing"], s)}, r"with obs \[2, 3\]: 'nothing'"),
         ({"__init__": with_tf_variable}, r"tf.Variable 'log_std:0'.*keras.Variable\("),
         ({"__init__": functional_with_tf}, "write keras.ops.reshape for tf.reshape"),
-        ({"__init__": frames}, r"view_requirements\['prev_n_obs'\].*FrameStack"),
+        ({"__init__": frames}, r"view_requirements\['prev_n_infos'\].*Keep"),
         ({"__init__": lambda self: None}, "Refused could not be made"),
         ({"get_initial_state": lambda self: [np.ones(2)]}, r"get_initial_state\(\)\[0\] must be z"),
         ({"get_initial_state": lambda self: [np.zeros(2)]}, "has to estimate the values itself"),

@@ -68,10 +68,10 @@ def given(policies, rows, seed=0):
         if policy.is_recurrent():
             shapes = [state.shape for state in policy.get_initial_state()]
             found[1][name] = [rng.normal(size=(n, *shape)) for shape in shapes]
-        reads_action, reads_reward = policy.acting.reads
-        if reads_action:
+        read = {view.name for view in policy.acting.views}
+        if "prev_actions" in read:
             found[2][name] = tiny.rows_of(policy.action_space, n, seed)
-        if reads_reward:
+        if "prev_rewards" in read:
             found[3][name] = rng.normal(size=n)
     return found
 

@@ -44,6 +44,7 @@ from tfpolicies.models.distributions.dueling import DuelingValues
 from tfpolicies.models.losses import huber, masked_mean
 from tfpolicies.models.network import ModelSource, q_model_source
 from tfpolicies.models.q_learning import chosen_values, td_errors, td_targets
+from tfpolicies.models.views import acting_requirements
 from tfpolicies.rules import BOOL, POSITIVE, Rule, one_of
 from tfpolicies.state import PolicyState
 
@@ -210,7 +211,8 @@ def _check_model(config: Mapping[str, Any], owner: str) -> None:
 
 
 def _without_memory(model: keras.Model) -> keras.Model:
-    found = [*extra_inputs(model), *("state_in" for _ in memory_of(model))]
+    found = [*extra_inputs(model), *acting_requirements(model)]
+    found += ["state_in" for _ in memory_of(model)]
     if found:
         raise ModelError(
             f"The model {model.name!r} takes {found[0]!r}, but replayed rows are single "

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import gymnasium
 import numpy as np
 
-from tfpolicies.errors import BatchError, BatchUsageError, NotOfferedError, SpaceError
+from tfpolicies.errors import BatchError, BatchUsageError, SpaceError
 
 _RANGE = re.compile(r"(-?\d+):(-?\d+)(?::(\d+))?")
 
@@ -29,11 +29,13 @@ class ViewRequirement:
         index: an absolute position in the trajectory to be seen instead, if given.
         batch_repeat_value: how many time steps share one value (`max_seq_len` for the states of
             a recurrent model).
-        used_for_compute_actions: whether acting reads the column.
+        used_for_compute_actions: whether acting reads the column; by default a model's does, and
+            what is set on a policy does not.
         used_for_training: whether the loss reads the column.
 
     Attributes:
         shift_arr: the shifts as int64 [num_shifts].
+        asks_to_act: whether `used_for_compute_actions` was written out as True.
 
     Raises:
         BatchUsageError: if an argument other than `space` is malformed.
@@ -48,9 +50,10 @@ class ViewRequirement:
     shift: int | str | Sequence[int] = 0
     index: int | None = None
     batch_repeat_value: int = 1
-    used_for_compute_actions: bool = True
+    used_for_compute_actions: bool = None  # type: ignore[assignment]  # becomes True
     used_for_training: bool = True
     shift_arr: np.ndarray = field(init=False, repr=False, compare=False)
+    asks_to_act: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.space is None:
@@ -67,6 +70,9 @@ class ViewRequirement:
             _refuse("index", "a whole number or None", self.index)
         if not _is_whole(self.batch_repeat_value) or self.batch_repeat_value < 1:
             _refuse("batch_repeat_value", "a whole number from 1", self.batch_repeat_value)
+        object.__setattr__(self, "asks_to_act", self.used_for_compute_actions is True)
+        if self.used_for_compute_actions is None:
+            object.__setattr__(self, "used_for_compute_actions", True)
         for name in ("used_for_compute_actions", "used_for_training"):
             if not isinstance(getattr(self, name), bool):
                 _refuse(name, "True or False", getattr(self, name))
@@ -88,45 +94,6 @@ class ViewRequirement:
                 f"A column used for acting cannot look ahead, but {column!r} has the shift "
                 f"{self.shift!r}. Set `used_for_compute_actions=False`, or a shift up to 0."
             )
-
-
-class ReadOnlyViews(dict[str, ViewRequirement]):
-    """The view requirements of a policy, by column: what it reads, to be looked at.
-
-    Whatever would change them raises a `NotOfferedError`. What is so in any case may be said: that
-    the memory before a step (`state_in_0`) is the one after the step before (`state_out_0`).
-    """
-
-    def __setitem__(self, column: str, requirement: ViewRequirement) -> None:
-        self.update({column: requirement})
-
-    def update(self, *args: Any, **kwargs: Any) -> None:
-        if not all(_is_memory(*item) for item in dict(*args, **kwargs).items()):
-            self.refuse()
-
-    def _refuse(self, *args: object, **kwargs: object) -> NoReturn:
-        raise NotOfferedError(
-            "The view requirements of a policy cannot be changed: nothing would follow from it. A "
-            "model's own work, set in its constructor before the policy is made "
-            '(self.view_requirements["prev_actions"] = ViewRequirement("actions", shift=-1)). What '
-            "postprocessing and learning need can be added as a column in "
-            "`postprocess_trajectory`; a history of observations is `FrameStack`'s, an agent "
-            "connector. To work on a copy: dict(policy.view_requirements)."
-        )
-
-    refuse = __delitem__ = _refuse
-    clear = pop = popitem = setdefault = _refuse
-    __ior__ = _refuse
-
-    def __reduce__(self) -> tuple[type, tuple[dict[str, ViewRequirement]]]:
-        return ReadOnlyViews, (dict(self),)
-
-
-def _is_memory(column: str, requirement: ViewRequirement) -> bool:
-    """Whether a column is a part of the memory as every policy is given it."""
-    after = column.replace("state_in_", "state_out_", 1)
-    is_memory = column != after and requirement.data_col == after
-    return is_memory and requirement.shift_arr.tolist() == [-1]
 
 
 def _parse_shift(shift: object) -> np.ndarray:

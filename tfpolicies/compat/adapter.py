@@ -20,9 +20,10 @@ from tfpolicies.errors import ModelError
 from tfpolicies.models.calling import call_with_zeros, zeros
 from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.network import ports_of
-from tfpolicies.models.ports import SEQ_LENS, InputPorts
+from tfpolicies.models.ports import ACTIONS, OBS, SEQ_LENS, InputPorts, View
 from tfpolicies.models.preprocessing import encoded_shape, is_image
 from tfpolicies.models.spaces import Leaf, leaves, nest
+from tfpolicies.models.views import views_of
 
 _CHECKED: weakref.WeakSet[type] = weakref.WeakSet()
 """Classes of models that are known to make their own layers."""
@@ -83,8 +84,8 @@ def adapted(
     Raises:
         ModelError: if it has a form that cannot work here.
     """
-    leaves_ = tuple(ActionDistribution.of(action_space).leaves)
-    model = TFModelAdapter(inner, InputPorts(observation_space, leaves_))
+    model = TFModelAdapter(inner, InputPorts(observation_space))
+    model.views = views_of(model, observation_space, action_space)
     _build(model, observation_space, action_space)
     return model
 
@@ -94,18 +95,20 @@ class TFModelAdapter(keras.Model):
 
     Args:
         inner: the model.
-        ports: the inputs, of which those of the observation and the action's leaves are read.
+        ports: the inputs, of which those of the observation are read.
 
     Attributes:
         state_shapes: the shapes of the memory.
-        extra_inputs: which of `prev_actions` and `prev_rewards` it reads.
+        view_requirements: those of the inner model.
+        views: what it reads besides the observation and its memory.
     """
 
     def __init__(self, inner: TFModelV2, ports: InputPorts) -> None:
         super().__init__(name=type(inner).__name__)
         self.inner = inner
         self.state_shapes = _state_shapes(inner)
-        self.extra_inputs = _extra_inputs(inner)
+        self.view_requirements = dict(inner.view_requirements)
+        self.views: tuple[View, ...] = ()
         self._ports = ports
         self._has_value = type(inner).value_function is not TFModelV2.value_function
 
@@ -200,16 +203,11 @@ class TFModelAdapter(keras.Model):
 
     def _input_dict(self, rows: Mapping[str, tf.Tensor], training: bool) -> InputDict:
         found = InputDict({"obs": self._nested(rows)}, is_training=training)
-        if "prev_actions" in self.extra_inputs:
-            found["prev_actions"] = self._previous_actions(rows)
-        if "prev_rewards" in self.extra_inputs:
-            found["prev_rewards"] = tf.reshape(rows["prev_rewards"], [-1])
+        for view in self.views:
+            encoded = [rows[port.name] for port in view.ports]
+            pairs = zip(view.source_leaves, view.leaves, encoded, strict=True)
+            found[view.name] = view.nested([_decoded(view, *each) for each in pairs])
         return found
-
-    def _previous_actions(self, rows: Mapping[str, tf.Tensor]) -> Any:
-        names = [name for name in rows if name.startswith("prev_actions")]
-        pairs = zip(self._ports.action_leaves, names, strict=True)
-        return nest(self.inner.action_space, [_decoded(leaf, rows[name]) for leaf, name in pairs])
 
 
 @dataclass(frozen=True)
@@ -327,31 +325,27 @@ def _state_shapes(inner: TFModelV2) -> list[tuple[int, ...]]:
     return [tuple(int(n) for n in np.shape(part)) for part in start]
 
 
-def _extra_inputs(inner: TFModelV2) -> list[str]:
-    found = []
-    for name, view in inner.view_requirements.items():
-        if name == "obs" or name.startswith("state_in_") or not view.used_for_compute_actions:
-            continue
-        if name not in ("prev_actions", "prev_rewards") or view.shift != -1:
-            raise ModelError(
-                f"{type(inner).__name__}.view_requirements[{name!r}] (shift {view.shift!r}) cannot "
-                "be had: a model reads obs and, with shift=-1, prev_actions and prev_rewards. "
-                "Frames are stacked by `agent_connectors=[FrameStack(n)]`, older steps kept in a "
-                "memory."
-            )
-        found.append(name)
-    return found
+def _decoded(view: View, step: Leaf, row: Leaf, x: tf.Tensor) -> tf.Tensor:
+    """Returns a leaf of a view as `forward` sees such columns.
 
+    Actions are numbers, and not one-hot, rewards have no axis of their own, and images are not
+    divided by 255.
 
-def _decoded(leaf: Leaf, rows: tf.Tensor) -> tf.Tensor:
-    """Returns encoded actions as they travel: numbers for one-hot rows."""
-    space: Any = leaf.space
-    if isinstance(space, spaces.Discrete):
-        return tf.argmax(rows, -1)
+    Args:
+        view: what it is a leaf of.
+        step: the leaf of one step.
+        row: the leaf of a row.
+        x: `[N, ...]`, encoded.
+    """
+    if view.source == OBS:
+        return x * 255.0 if is_image(step.space) else x
+    space: Any = step.space
+    if isinstance(space, spaces.Discrete) and view.source == ACTIONS:
+        return tf.argmax(x, -1)
     if isinstance(space, spaces.MultiDiscrete):
-        parts = tf.split(rows, space.nvec.reshape(-1).tolist(), axis=-1)
-        return tf.reshape(tf.stack([tf.argmax(x, -1) for x in parts], -1), [-1, *leaf.shape])
-    return rows
+        parts = tf.split(x, space.nvec.reshape(-1).tolist(), axis=-1)
+        x = tf.stack([tf.argmax(part, -1) for part in parts], -1)
+    return tf.reshape(x, [-1, *row.shape])
 
 
 def _build(model: TFModelAdapter, observation_space: gym.Space, action_space: gym.Space) -> None:

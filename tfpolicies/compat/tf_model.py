@@ -26,9 +26,10 @@ class InputDict(dict[str, Any]):
     """What `forward` is given, by column name.
 
     `obs` is encoded (float32; discrete parts one-hot) and nested as the observation space is,
-    `obs_flat` `[N, F]` the same in one tensor. `prev_actions` and `prev_rewards` `[N]` come to
-    models that ask for them. Of an action mask all entries are 1: forbidden actions are taken out
-    of what `forward` returns.
+    `obs_flat` `[N, F]` the same in one tensor. The views that a model requires are columns, too, such
+    as `prev_actions` and `prev_rewards` `[N]`, or `prev_n_obs` `[N, n, ...]`: observations as in
+    `obs`, actions as numbers. Of an action mask all entries are 1: forbidden actions are
+    taken out of what `forward` returns.
 
     Attributes:
         is_training: whether layers such as Dropout are in training mode; also an item.
@@ -56,7 +57,9 @@ class TFModelV2:
         name: a name.
 
     Attributes:
-        view_requirements: add `prev_actions` or `prev_rewards` (shift -1) to read them.
+        view_requirements: what else the model reads while it acts, by name: `obs` up to shift 0,
+            `actions` and `rewards` up to -1. With `used_for_compute_actions=False` only the loss
+            gets it.
     """
 
     def __init__(

@@ -34,6 +34,7 @@ import onnxruntime
 
 _OBSERVED = ("obs", "action_mask")
 _NORMALIZED = "actions_normalized"
+_REWARDS = "rewards"
 NOT_NEEDED = ("tensorflow", "keras", "tfpolicies")
 
 
@@ -74,9 +75,18 @@ class OnnxPolicy:
         _check_ports([*ports["inputs"], *ports["outputs"]], self.spec["noise"]["blocks"])
         self._inputs = [port for port in ports["inputs"] if port["name"] != "noise"]
         self._outputs = [port["name"] for port in ports["outputs"]]
-        self._observed = [port for port in self._inputs if port["name"].startswith(_OBSERVED)]
-        self._memory = [port for port in self._inputs if port["name"].startswith("state_in_")]
-        self._previous = [port for port in self._inputs if port["name"].startswith("prev_")]
+        views = self.spec.get("views") or _previous_of(self._inputs)
+        seen = {name for view in views for name in view["inputs"]}
+        rest = [port for port in self._inputs if port["name"] not in seen]
+        self._observed = [port for port in rest if port["name"].startswith(_OBSERVED)]
+        self._memory = [port for port in rest if port["name"].startswith("state_in_")]
+        plain = [x["name"] for x in self._observed if not x["name"].startswith("action_mask")]
+        ports = {port["name"]: port for port in self._inputs}
+        self._seen = [
+            _Seen.of(ports[name], view, plain[i] if view["column"] == "obs" else "")
+            for view in views
+            for i, name in enumerate(view["inputs"])
+        ]
         self._actions = [
             port
             for port in ports["outputs"]
@@ -104,30 +114,54 @@ class OnnxPolicy:
         rows = len(leaves[0])
         noise = self.draw_noise(self._rng, rows) if self.sample else None
         carried = self._carried or self.fresh(rows)
-        if "prev_rewards" in carried:
-            carried["prev_rewards"] = np.broadcast_to(np.float32(reward), (rows,)).copy()
+        if _REWARDS in carried:
+            carried[_REWARDS][:, -1] = reward
         outputs = self.run(leaves, noise, carried)
-        self._carried = self.after(outputs)
+        self._carried = self.after(outputs, leaves, carried)
         actions = self.env_actions(outputs)
         return _nested(
             self.spec["action_space"], iter([x[0] for x in actions] if single else actions)
         )
 
     def fresh(self, rows: int) -> dict[str, np.ndarray]:
-        """Returns what is carried into the first steps of episodes: zeros, by input name."""
-        ports = [*self._memory, *self._previous]
-        return {port["name"]: np.zeros((rows, *_row_shape(port)), port["dtype"]) for port in ports}
+        """Returns what is carried into the first steps of episodes: zeros, by name.
 
-    def after(self, outputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Returns what is carried into the next steps, given what `run` returned."""
-        carried = {
+        That is the memory, and the last steps of what the policy looks back on, `[rows, steps,
+        ...]` each, the newest one last.
+        """
+        found = {x["name"]: np.zeros((rows, *_row_shape(x)), x["dtype"]) for x in self._memory}
+        depths: dict[str, int] = {}
+        for seen in self._seen:
+            depths[seen.source] = max(depths.get(seen.source, 0), -min(seen.shifts))
+        for seen in self._seen:
+            shape = (rows, depths[seen.source], *seen.shape)
+            found[seen.source] = np.zeros(shape, seen.dtype)
+        return found
+
+    def after(
+        self,
+        outputs: Mapping[str, np.ndarray],
+        leaves: Sequence[np.ndarray],
+        carried: Mapping[str, np.ndarray],
+    ) -> dict[str, np.ndarray]:
+        """Returns what is carried into the next steps; what this one earns is 0 until it is told.
+
+        Args:
+            outputs: what `run` returned.
+            leaves: what it was given.
+            carried: likewise.
+        """
+        observed = {port["name"]: x for port, x in zip(self._observed, leaves, strict=True)}
+        found = {
             port["name"]: outputs[port["name"].replace("_in_", "_out_")] for port in self._memory
         }
-        for port in self._previous:
-            name = port["name"].replace("prev_actions", "actions_normalized")
-            rows = len(outputs[self._outputs[0]])
-            carried[port["name"]] = outputs[name] if name in outputs else np.zeros(rows, np.float32)
-        return carried
+        for name in {seen.source for seen in self._seen}:
+            past = carried[name]
+            if past.shape[1]:
+                newest = np.zeros(len(past)) if name == _REWARDS else {**outputs, **observed}[name]
+                past = np.concatenate([past[:, 1:], newest[:, None]], axis=1, dtype=past.dtype)
+            found[name] = past
+        return found
 
     def env_actions(self, outputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """Returns the actions for the environment, one array `[B, ...]` per leaf."""
@@ -157,7 +191,11 @@ class OnnxPolicy:
         """
         rows = len(leaves[0])
         feed = {port["name"]: x for port, x in zip(self._observed, leaves, strict=True)}
-        feed |= self.fresh(rows) if carried is None else carried
+        carried = self.fresh(rows) if carried is None else carried
+        feed |= {port["name"]: carried[port["name"]] for port in self._memory} | {
+            seen.name: seen.steps(carried[seen.source], feed.get(seen.source))
+            for seen in self._seen
+        }
         if noise is not None:
             feed["noise"] = noise
         if self._memory:  # one step of each sequence
@@ -202,6 +240,51 @@ class OnnxPolicy:
         if len(set(single)) > 1 or len({len(leaf) for leaf in leaves}) > 1:
             raise ValueError("All parts of an observation need the same batch size.")
         return leaves, single[0]
+
+
+class _Seen(NamedTuple):
+    """An input that shows steps of the past, relative to the present one."""
+
+    name: str
+    source: str  # the observation, normalised action or "rewards" that it shows
+    shifts: tuple[int, ...]
+    is_window: bool  # whether it has an axis of steps
+    shape: tuple[int, ...]  # of one step
+    dtype: str
+
+    @classmethod
+    def of(cls, port: Mapping[str, Any], view: Mapping[str, Any], observed: str) -> _Seen:
+        """Returns what an input shows, as the spec says; `observed` is the leaf of its number."""
+        source = view["column"]
+        if source == "obs":
+            source = observed
+        elif source == "actions":
+            source = _NORMALIZED + port["name"].removeprefix(view["name"])
+        shape = _row_shape(port)
+        shifts, is_window = tuple(map(int, view["shifts"])), bool(view["window"])
+        if not shifts or max(shifts) > 0 or -min(shifts) * math.prod(shape) > _MOST:
+            raise ValueError(f"The policy_spec.json has a view of the steps {list(shifts)[:9]}.")
+        return cls(port["name"], source, shifts, is_window, shape[is_window:], port["dtype"])
+
+    def steps(self, past: np.ndarray, now: np.ndarray | None) -> np.ndarray:
+        """Returns the input `[B, ...]`, given the last steps `[B, steps, ...]` and the present."""
+        present = past.shape[1]
+        if 0 in self.shifts and now is not None:
+            past = np.concatenate([past, now[:, None]], axis=1, dtype=past.dtype)
+        found = past.take([shift + present for shift in self.shifts], axis=1)
+        return found if self.is_window else found[:, 0]
+
+
+def _previous_of(ports: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the views that an export reads whose spec does not list them."""
+    found = []
+    for column in ("actions", "rewards"):
+        name = f"prev_{column}"
+        inputs = [port["name"] for port in ports if port["name"].startswith(name)]
+        if inputs:
+            view = {"name": name, "column": column, "shifts": [-1], "window": False}
+            found.append({**view, "inputs": inputs})
+    return found
 
 
 def _row_shape(port: Mapping[str, Any]) -> tuple[int, ...]:
@@ -379,8 +462,8 @@ class _Seat:
     def step(self, action: Any, carried: dict[str, Any]) -> bool:
         """Does one step; returns whether there is more to play."""
         self.obs, reward, terminated, truncated, _ = self.env.step(action)
-        if "prev_rewards" in carried:
-            carried["prev_rewards"] = np.float32(reward)
+        if _REWARDS in carried:
+            carried[_REWARDS][-1] = reward
         self.carried = carried
         self._return += float(reward)
         self._length += 1
@@ -498,8 +581,9 @@ def _play_to_the_end(policy: OnnxPolicy, seats: Sequence[_Seat]) -> None:
         carried = {
             name: np.stack([seat.carried[name] for seat in active]) for name in active[0].carried
         }
-        outputs = policy.run(policy.batch([seat.obs for seat in active]), noise, carried)
-        leaves, after = policy.env_actions(outputs), policy.after(outputs)
+        observed = policy.batch([seat.obs for seat in active])
+        outputs = policy.run(observed, noise, carried)
+        leaves, after = policy.env_actions(outputs), policy.after(outputs, observed, carried)
         active = [
             seat
             for i, seat in enumerate(active)

@@ -77,6 +77,16 @@ def write_spec(
             name: {"inputs": [_port_json(port) for port in ports], "outputs": outputs}
             for name, ports in serving.inputs.items()
         },
+        "views": [
+            {
+                "name": view.name,
+                "column": view.source,
+                "shifts": list(view.shifts),
+                "window": view.is_window,
+                "inputs": [port.name for port in view.ports],
+            }
+            for view in program.ports.views
+        ],
         "noise": {
             "input": NOISE,
             "blocks": [list(block) for block in spec.dist_class.noise_blocks],

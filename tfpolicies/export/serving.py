@@ -2,7 +2,7 @@
 
 An export has two signatures. `serving_default` is greedy; `sample` also takes `noise`
 `[B, noise_size]` and turns it into actions of the policy's distribution. Inputs are the ports of
-the policy: `obs` or `obs_<path>`, `action_mask`, `prev_actions`, `prev_rewards`. Both give:
+the policy: `obs` or `obs_<path>`, `action_mask`, views such as `prev_actions`. Both give:
 
 * `actions` `[B, *shape]`: ready for the environment (`actions_<path>` per leaf of a nested space);
 * `actions_normalized` `[B, *shape]`: as `compute_actions` gives them;
@@ -180,7 +180,7 @@ def input_ports(program: Program) -> list[ServingPort]:
     ports = program.ports
     if not ports.is_recurrent:
         return [ServingPort(port, 1) for port in ports.all]
-    rows = [ServingPort(port, 2) for port in (*ports.obs, *ports.prev)]
+    rows = [ServingPort(port, 2) for port in (*ports.obs, *ports.seen)]
     lengths = ServingPort(Port(SEQ_LENS, (), np.dtype(np.int32)), 1)
     return [*rows, *(ServingPort(port, 1) for port in ports.states), lengths]
 

@@ -36,7 +36,7 @@ from tfpolicies.export.serving import (
     serving_explorer,
 )
 from tfpolicies.models.distributions import MASKED_LOGIT
-from tfpolicies.models.ports import SEQ_LENS, InputPorts
+from tfpolicies.models.ports import ACTIONS, OBS, SEQ_LENS, InputPorts, View
 from tfpolicies.models.spaces import Leaf, cell_sizes, is_float_box
 from tfpolicies.program.program import Program
 from tfpolicies.state import ACTING, PolicyState
@@ -233,13 +233,13 @@ def _reference(
     program: Program, state: PolicyState, inputs: Sequence[np.ndarray], lengths: np.ndarray
 ) -> Arrays:
     """Returns what the policy computes greedily, `[B, T, ...]`; `[B, ...]` without a memory."""
-    obs, prev, memory = program.ports.split(inputs)
+    obs, seen, memory = program.ports.split(inputs)
     explorer = program.spec.explorer
     noise = np.zeros((len(lengths), explorer.noise_size), np.float32)
     params = np.zeros(explorer.num_params, np.float32)
     found = []
     for t in range(inputs[0].shape[1]):
-        rows = [x[:, t] for x in (*obs, *prev)]
+        rows = [x[:, t] for x in (*obs, *seen)]
         acted = program.runtime.run(state, [*rows, *memory], noise, params)
         outputs = program.act_layout.flatten(acted)
         found.append(served_outputs(program, [np.array(x) for x in outputs]))
@@ -389,13 +389,23 @@ def random_inputs(
     for i, mask in enumerate(ports.is_mask):
         if mask:
             drawn[i] = (rng.random(drawn[i].shape) < 0.67).astype(drawn[i].dtype)
-    if ports.reads_actions:
-        drawn += [_random_action(leaf, rows, rng) for leaf in ports.action_leaves]
-    if ports.reads_rewards:
-        drawn.append(rng.standard_normal(rows).astype(np.float32))
+    for view in ports.views:
+        drawn += _random_view(view, rows, rng)
     found = [x.reshape(count, steps, *x.shape[1:]) for x in drawn]
     memory = [0.5 * rng.standard_normal((count, *port.shape)) for port in ports.states]
     return [*found, *(x.astype(np.float32) for x in memory)]
+
+
+def _random_view(view: View, rows: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Draws a view of rows that were collected, one array per leaf."""
+    count = rows * len(view.shifts) if view.is_window else rows
+    if view.source == OBS:
+        drawn = random_observations(view.source_leaves, count, rng)
+    elif view.source == ACTIONS:
+        drawn = [_random_action(leaf, count, rng) for leaf in view.source_leaves]
+    else:
+        drawn = [rng.standard_normal(count).astype(np.float32)]
+    return [x.reshape(rows, *port.shape) for x, port in zip(drawn, view.ports, strict=True)]
 
 
 def _random_action(leaf: Leaf, rows: int, rng: np.random.Generator) -> np.ndarray:

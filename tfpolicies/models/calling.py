@@ -24,9 +24,10 @@ def zeros(ports: InputPorts) -> dict[str, np.ndarray]:
         for port, leaf, mask in zip(ports.obs, ports.obs_leaves, ports.is_mask, strict=True)
         if not mask
     }
-    for i, port in enumerate(ports.prev):
-        known = i < len(ports.prev) - ports.reads_rewards
-        shapes[port.name] = encoded_shape(ports.action_leaves[i]) if known else (1,)
+    for view in ports.views:
+        shapes |= {
+            port.name: shape for port, shape in zip(view.ports, view.encoded_shapes(), strict=True)
+        }
     require_room_for_rows(list(shapes.values()), "A model of such observations")
     found = {name: np.zeros((*rows, *shape), np.float32) for name, shape in shapes.items()}
     if ports.is_recurrent:

@@ -11,7 +11,7 @@ from tfpolicies.models.calling import call_model, structured, zeros
 from tfpolicies.models.catalog import NormalizedColumns
 from tfpolicies.models.filters import CLIP
 from tfpolicies.models.network import ActorCritic, call_actor
-from tfpolicies.models.ports import SEQ_LENS, InputPorts
+from tfpolicies.models.ports import OBS, SEQ_LENS, InputPorts
 from tfpolicies.models.running_filter import Scaling
 
 
@@ -36,8 +36,10 @@ def kept_model(
         return model
     inputs = _inputs(ports)
     seen = dict(inputs)
-    for name, scaling in scalings.items():
-        seen[name] = _normalization(name, inputs[name].shape[1:], scaling)(inputs[name])
+    for name, of in _normalized_inputs(ports).items():
+        if of in scalings:
+            layer = _normalization(name, inputs[name].shape[1:], scalings[of])
+            seen[name] = layer(inputs[name])
     if isinstance(model, ActorCritic):
         outputs = (call_actor(model.actor, seen), call_model(model.critic, seen))
     else:
@@ -61,6 +63,16 @@ def _inputs(ports: InputPorts) -> dict[str, keras.KerasTensor]:
         if ports.is_recurrent and name != SEQ_LENS and not name.startswith("state_in_"):
             shape = (None, *shape[1:])
         found[name] = keras.Input(shape, name=name, dtype=array.dtype.name)
+    return found
+
+
+def _normalized_inputs(ports: InputPorts) -> dict[str, str]:
+    """Returns, by input, the part of the observation whose filter it goes through."""
+    plain = [port.name for port, mask in zip(ports.obs, ports.is_mask, strict=True) if not mask]
+    found = {name: name for name in plain}
+    for view in ports.views:
+        if view.source == OBS:
+            found |= {port.name: of for port, of in zip(view.ports, plain, strict=True)}
     return found
 
 

@@ -22,17 +22,17 @@ from tfpolicies.models.calling import ZERO_ROWS, all_layers, call_model, call_wi
 from tfpolicies.models.catalog import (
     build_model,
     build_q_model,
-    extra_inputs,
     initializer_of,
     memory_of,
 )
 from tfpolicies.models.distributions import ActionDistribution, Categorical
 from tfpolicies.models.extent import require_room
 from tfpolicies.models.filters import normalize
-from tfpolicies.models.ports import SEQ_LENS, InputPorts, Port, model_leaves
-from tfpolicies.models.preprocessing import encode, encode_action, encoded_shape, is_image
+from tfpolicies.models.ports import SEQ_LENS, InputPorts, model_leaves, plain_leaves
+from tfpolicies.models.preprocessing import encode, encoded_shape, is_image
 from tfpolicies.models.registry import MODELS
-from tfpolicies.models.spaces import Leaf, pick
+from tfpolicies.models.spaces import pick
+from tfpolicies.models.views import views_of
 
 logger = logging.getLogger("tfpolicies")
 
@@ -41,7 +41,7 @@ class NetworkInputs(NamedTuple):
     """What a network is called with; see `InputPorts` for the order."""
 
     obs: Sequence[tf.Tensor]  # each [N, *shape]
-    prev: Sequence[tf.Tensor] = ()  # each [N, *shape]
+    seen: Sequence[tf.Tensor] = ()  # the leaves of the views, each [N, *shape]
     states: Sequence[tf.Tensor] = ()  # each [S, *shape]
     seq_lens: tf.Tensor | None = None  # int32 [S]; None: all sequences have T steps
     time_steps: Any = 1  # T, with N = S * T
@@ -279,14 +279,19 @@ def ports_of(
     model: keras.Model, observation_space: gym.Space, dist_class: ActionDistribution
 ) -> InputPorts:
     """Returns the inputs of a policy with this model: it decides about memory and the rest."""
-    extra = extra_inputs(model)
-    return InputPorts(
+    ports = InputPorts(
         observation_space,
-        tuple(dist_class.leaves),
-        reads_actions=any(name.startswith("prev_actions") for name in extra),
-        reads_rewards="prev_rewards" in extra,
-        memory=tuple(tuple(shape) for shape in memory_of(model)),
+        views_of(model, observation_space, dist_class.space),
+        tuple(tuple(shape) for shape in memory_of(model)),
     )
+    names = [port.name for port in ports.all]
+    twice = [port.name for port in ports.seen if names.count(port.name) > 1]
+    if twice:
+        raise ModelError(
+            f"The model {model.name!r} has a view {twice[0]!r}, but that is what a part of the "
+            "observation is called. Give the view another name."
+        )
+    return ports
 
 
 def _require_room(architecture: Architecture, ports: InputPorts, name: str) -> None:
@@ -390,9 +395,9 @@ def _complete(
     outputs = call_with_zeros(model, ports)
     check_outputs(model, outputs, dist_class.num_inputs, ports)
     if with_value and _value_of(outputs) is None:
-        if ports.memory or ports.prev:
+        if ports.memory or ports.views:
             raise ModelError(
-                f"The model {model.name!r} has a memory or reads previous actions, so it has to "
+                f"The model {model.name!r} has a memory or reads previous steps, so it has to "
                 "estimate the values itself: let it return them as 'vf_preds', of shape "
                 f"{'[B, T, 1]' if ports.memory else '[B, 1]'}."
             )
@@ -556,6 +561,7 @@ class Network:
         self._dist_class = dist_class
         self._leaves = ports.obs_leaves
         self._names = [port.name for port in ports.obs]
+        self._plain = plain_leaves(ports.space)
         self._filtered = tuple(filtered)
         self.filtered_names = tuple(self._names[i] for i in filtered)
         self.filter_variables = [
@@ -588,9 +594,10 @@ class Network:
     ) -> NetworkOutputs:
         seen = self._encoded(inputs.obs, filters)
         recurrent = self.ports.is_recurrent
-        if recurrent or self.ports.prev:
-            for port, leaf, x in self._previous(inputs.prev):
-                seen[port.name] = encode_action(leaf, x) if leaf is not None else x[:, None]
+        arrays = iter(inputs.seen)
+        for view in self.ports.views:
+            steps = [next(arrays) for _ in view.ports]
+            seen |= view.encoded(steps, lambda i, x: self._normalized(self._plain[i], x, filters))
         if recurrent:
             seen = {name: _fold(x, inputs.time_steps) for name, x in seen.items()}
             for port, state in zip(self.ports.states, inputs.states, strict=True):
@@ -629,14 +636,20 @@ class Network:
             )
             if not mask
         }
-        for i, mean, scale in zip(self._filtered, filters[::2], filters[1::2], strict=True):
-            encoded[i] = normalize(encoded[i], mean, scale)
-        return {self._names[i]: x for i, x in encoded.items()}
+        return {self._names[i]: self._normalized(i, x, filters) for i, x in encoded.items()}
 
-    def _previous(self, prev: Sequence[tf.Tensor]) -> list[tuple[Port, Leaf | None, tf.Tensor]]:
-        count = len(self.ports.prev) - self.ports.reads_rewards
-        found = [*self.ports.action_leaves[:count], *[None] * self.ports.reads_rewards]
-        return list(zip(self.ports.prev, found, prev, strict=True))
+    def _normalized(self, leaf: int, encoded: tf.Tensor, filters: Sequence[Any]) -> tf.Tensor:
+        """Returns rows of an encoded leaf at the scale that the filter gives them, if there is one.
+
+        Args:
+            leaf: its number.
+            encoded: `[N, ...]`.
+            filters: mean and scale of each filtered leaf.
+        """
+        if leaf not in self._filtered:
+            return encoded
+        at = 2 * self._filtered.index(leaf)
+        return normalize(encoded, filters[at], filters[at + 1])
 
 
 def _fold(rows: tf.Tensor, time_steps: Any) -> tf.Tensor:

@@ -1,13 +1,13 @@
 """The inputs of a policy as named ports, in one fixed order.
 
 First come the leaves of the observation space (`obs`, `obs_<path>`, and `action_mask` for a mask),
-then the previous action and reward of models that read them, then the memory `state_in_<i>`.
-Runtimes, samplers and exports all use these names and this order.
+then the views that the model reads, such as the previous action and reward, then the memory
+`state_in_<i>`. Runtimes, samplers and exports all use these names and this order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -16,9 +16,25 @@ import numpy as np
 import tensorflow as tf
 from gymnasium import spaces
 
-from tfpolicies.models.spaces import MASK, OBSERVATIONS, Leaf, has_mask, leaves, port_names
+from tfpolicies.models.preprocessing import encode, encode_action, encoded_shape
+from tfpolicies.models.spaces import (
+    MASK,
+    OBSERVATIONS,
+    Leaf,
+    action_leaves,
+    has_mask,
+    leaves,
+    nest,
+    pick,
+    port_names,
+)
 
 SEQ_LENS = "seq_lens"
+OBS, ACTIONS, REWARDS = "obs", "actions", "rewards"
+PREVIOUS = {"prev_actions": ACTIONS, "prev_rewards": REWARDS}
+"""The views of one step back, which are arguments of `compute_actions`."""
+NUMBER = spaces.Box(-np.inf, np.inf, (), np.float32)
+"""The space of a reward."""
 
 
 class Port(NamedTuple):
@@ -39,6 +55,135 @@ class Port(NamedTuple):
         return np.zeros((rows, *self.shape), self.dtype)
 
 
+@dataclass(frozen=True)
+class View:
+    """Steps of a collected column, relative to the present one; zeros before an episode's start.
+
+    Attributes:
+        name: of the view, and of its column in a batch.
+        source: the collected column: `obs`, `actions` or `rewards`.
+        space: of one step of it, without an action mask.
+        shifts: which steps: 0 is the present one, which only `obs` has.
+        is_window: whether rows have an axis of steps, `[N, shifts, ...]`; else there is one step.
+    """
+
+    name: str
+    source: str
+    space: spaces.Space
+    shifts: tuple[int, ...] = (-1,)
+    is_window: bool = False
+
+    @cached_property
+    def source_leaves(self) -> tuple[Leaf, ...]:
+        """The leaves of one step."""
+        return action_leaves(self.space) if self.source == ACTIONS else leaves(self.space)
+
+    @cached_property
+    def leaves(self) -> tuple[Leaf, ...]:
+        """The leaves of a row: those of a step, with the axis of steps if there is one."""
+        lead = (len(self.shifts),) if self.is_window else ()
+        return tuple(leaf._replace(shape=(*lead, *leaf.shape)) for leaf in self.source_leaves)
+
+    @cached_property
+    def ports(self) -> tuple[Port, ...]:
+        """One input per leaf."""
+        return leaf_ports(self.name, self.leaves)
+
+    @property
+    def depth(self) -> int:
+        """How many steps before the present one are seen, at most."""
+        return -min(self.shifts)
+
+    @cached_property
+    def following(self) -> View | None:
+        """What has to be kept so that the next step's view can be told; None where the view has it.
+
+        The next step sees at -3 what this one sees at -2: a range tells it, `[-3, -1]` does not.
+        """
+        wanted = [shift + 1 for shift in self.shifts if shift < -1]
+        if set(wanted) <= set(self.shifts):
+            return None
+        shifts = tuple(min(shift + 1, -1) for shift in self.shifts)
+        return View(f"new_{self.name}", self.source, self.space, shifts, self.is_window)
+
+    def picked(self, column: Any) -> list[Any]:
+        """Returns the leaves of a nested column."""
+        return [pick(column, leaf.path) for leaf in self.leaves]
+
+    def nested(self, arrays: Sequence[Any]) -> Any:
+        """Inverts `picked`."""
+        return nest(self.space, arrays)
+
+    def reached(
+        self, seen: Sequence[np.ndarray], present: Sequence[np.ndarray], later: Sequence[np.ndarray]
+    ) -> list[np.ndarray]:
+        """Returns what is seen one step after rows, a leaf `[R, ...]` each.
+
+        Args:
+            seen: leaves `[R, ...]` of the rows' own view, or of `following` if there is that.
+            present: leaves of the source at the rows.
+            later: leaves of the observation that the rows reached.
+        """
+        at = {shift: i for i, shift in enumerate(self.shifts)}
+
+        def step(i: int, place: int, shift: int) -> np.ndarray:
+            if shift >= -1:
+                return present[i] if shift else later[i]
+            place = place if self.following else at[shift + 1]
+            return seen[i][:, place] if self.is_window else seen[i]
+
+        found = []
+        for i in range(len(self.leaves)):
+            steps = [step(i, place, shift) for place, shift in enumerate(self.shifts)]
+            found.append(np.stack(steps, axis=1) if self.is_window else steps[0])
+        return found
+
+    def encoded_shapes(self) -> list[tuple[int, ...]]:
+        """Returns the shape of a row of each leaf as the model sees it."""
+        if self.source == REWARDS:
+            return [self.leaves[0].shape or (1,)]
+        lead = (len(self.shifts),) if self.is_window else ()
+        return [(*lead, *encoded_shape(leaf)) for leaf in self.source_leaves]
+
+    def encoded(
+        self, arrays: Sequence[tf.Tensor], normal: Callable[[int, tf.Tensor], tf.Tensor]
+    ) -> dict[str, tf.Tensor]:
+        """Returns rows of each leaf as the model sees them, by port.
+
+        Args:
+            arrays: a leaf `[N, ...]` each.
+            normal: normalises an encoded leaf of the observation, given its number.
+        """
+        found = {}
+        for i, (port, shape) in enumerate(zip(self.ports, self.encoded_shapes(), strict=True)):
+            steps, leaf = arrays[i], self.source_leaves[i]
+            if self.is_window and self.source != REWARDS:
+                steps = tf.reshape(steps, [-1, *leaf.shape])
+            if self.source == OBS:
+                steps = normal(i, encode(leaf, steps))
+            elif self.source == ACTIONS:
+                steps = encode_action(leaf, steps)
+            found[port.name] = tf.ensure_shape(tf.reshape(steps, [-1, *shape]), [None, *shape])
+        return found
+
+
+def previous(space: spaces.Space) -> tuple[View, View]:
+    """Returns the views of the previous action, of this space, and of the previous reward."""
+    actions, rewards = PREVIOUS
+    return View(actions, ACTIONS, space), View(rewards, REWARDS, NUMBER)
+
+
+def model_space(space: spaces.Space) -> spaces.Space:
+    """Returns what a model sees of an observation space: all but an action mask."""
+    return space[OBSERVATIONS] if has_mask(space) else space  # type: ignore[index]
+
+
+def plain_leaves(space: spaces.Space) -> list[int]:
+    """Returns the numbers of the leaves of an observation space that are no action mask."""
+    masked = has_mask(space)
+    return [i for i, leaf in enumerate(leaves(space)) if not (masked and leaf.path[0] == MASK)]
+
+
 def model_leaves(space: spaces.Space) -> tuple[Leaf, ...]:
     """Returns the leaves that a model sees: all but the mask, with their paths below it.
 
@@ -46,9 +191,7 @@ def model_leaves(space: spaces.Space) -> tuple[Leaf, ...]:
     >>> [leaf.path for leaf in model_leaves(spaces.Dict(observations=box, action_mask=mask))]
     [()]
     """
-    if has_mask(space):
-        space = space[OBSERVATIONS]  # type: ignore[index]
-    return leaves(space)
+    return leaves(model_space(space))
 
 
 @dataclass(frozen=True)
@@ -57,16 +200,12 @@ class InputPorts:
 
     Attributes:
         space: the observation space.
-        action_leaves: the leaves of the action space.
-        reads_actions: whether the model reads the previous action.
-        reads_rewards: whether it reads the previous reward.
+        views: what the model reads besides the present observation and its memory.
         memory: the shapes of its state tensors.
     """
 
     space: spaces.Space
-    action_leaves: tuple[Leaf, ...]
-    reads_actions: bool = False
-    reads_rewards: bool = False
+    views: tuple[View, ...] = ()
     memory: tuple[tuple[int, ...], ...] = ()
 
     @cached_property
@@ -96,14 +235,9 @@ class InputPorts:
         )
 
     @cached_property
-    def prev(self) -> tuple[Port, ...]:
-        """The previous action's leaves and the previous reward, where the model reads them."""
-        ports: tuple[Port, ...] = ()
-        if self.reads_actions:
-            ports = action_ports("prev_actions", self.action_leaves)
-        if self.reads_rewards:
-            ports += (Port("prev_rewards", (), np.dtype(np.float32)),)
-        return ports
+    def seen(self) -> tuple[Port, ...]:
+        """The leaves of the views, in order."""
+        return tuple(port for view in self.views for port in view.ports)
 
     @cached_property
     def states(self) -> tuple[Port, ...]:
@@ -114,7 +248,7 @@ class InputPorts:
     @cached_property
     def all(self) -> tuple[Port, ...]:
         """All inputs of acting, in order."""
-        return (*self.obs, *self.prev, *self.states)
+        return (*self.obs, *self.seen, *self.states)
 
     @property
     def is_recurrent(self) -> bool:
@@ -122,15 +256,15 @@ class InputPorts:
         return bool(self.memory)
 
     def split(self, inputs: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-        """Splits inputs in the order of `all` into observations, previous ones and memory."""
-        first, second = len(self.obs), len(self.obs) + len(self.prev)
+        """Splits inputs in the order of `all` into observations, views and memory."""
+        first, second = len(self.obs), len(self.obs) + len(self.seen)
         return list(inputs[:first]), list(inputs[first:second]), list(inputs[second:])
 
 
-def action_ports(prefix: str, action_leaves: Sequence[Leaf]) -> tuple[Port, ...]:
-    """Returns one port per action leaf: `prefix`, or `prefix_<path>`."""
-    names = port_names(action_leaves, prefix)
+def leaf_ports(prefix: str, space_leaves: Sequence[Leaf]) -> tuple[Port, ...]:
+    """Returns one port per leaf: `prefix`, or `prefix_<path>`."""
+    names = port_names(space_leaves, prefix)
     return tuple(
         Port(name, leaf.shape, leaf.dtype, leaf.path)
-        for name, leaf in zip(names, action_leaves, strict=True)
+        for name, leaf in zip(names, space_leaves, strict=True)
     )

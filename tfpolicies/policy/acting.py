@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tfpolicies.errors import BatchError, ConfigError, ObservationError, UsageError
 from tfpolicies.models.distributions.noise import NoiseKind
+from tfpolicies.models.ports import PREVIOUS
 from tfpolicies.models.spaces import batch_leaves, nest, numbers
 from tfpolicies.policy.input_check import InputCheck
 from tfpolicies.policy.policy import ActionBatch
@@ -60,14 +61,13 @@ class ProgramActing:
         # What is asked in every step is looked up once.
         ports = program.ports
         self._obs_leaves = ports.obs_leaves
-        self._reads_obs_only = not ports.prev and not ports.is_recurrent
+        self._reads_obs_only = not ports.views and not ports.is_recurrent
         self._num_params: int = exploration.num_params
         self._noise_size: int = exploration.noise_size
         self.only_kind: NoiseKind | None = exploration.only_kind
         self.follows_episodes: bool = exploration.needs_complete_episodes
         self.starts_alike = starts_alike
-        self.reads: tuple[bool, bool] = (ports.reads_actions, ports.reads_rewards)
-        self.given = self.reads
+        self.views = self.given = ports.views
         layout = program.act_layout
         self._action_names = [port.name for port in layout.actions]
         self._state_names = [port.name for port in layout.states]
@@ -78,7 +78,7 @@ class ProgramActing:
         self._result_names = [*_ALWAYS_GIVEN, *layout.extra_names]
         self._result_names += ["vf_preds"] if layout.with_value else []
         spec = program.spec
-        further = (*ports.prev, *ports.states)
+        further = (*ports.seen, *ports.states)
         self._check = InputCheck(spec.observation_space, spec.action_space, further).check
         self._disturbed: tuple[int, PolicyState] | None = None
 
@@ -137,7 +137,7 @@ class ProgramActing:
     def columns(
         self,
         obs: Sequence[np.ndarray],
-        previous: Sequence[np.ndarray] = (),
+        seen: Sequence[np.ndarray] = (),
         states: Sequence[np.ndarray] = (),
         *,
         explore: bool | None = None,
@@ -146,7 +146,7 @@ class ProgramActing:
     ) -> tuple[Any, dict[str, np.ndarray]]:
         """Acts for a sampler; see `parts.Acting.columns`. Infos and episodes are not read."""
         explore = self.config["explore"] if explore is None else explore
-        inputs = [*obs, *previous, *states] if previous or states else obs
+        inputs = [*obs, *seen, *states] if seen or states else obs
         return self.columns_of(self.run(inputs, explore))
 
     def columns_of(self, out: ActOutputs) -> tuple[Any, dict[str, np.ndarray]]:
@@ -274,6 +274,7 @@ class ProgramActing:
         state_batches: Sequence[Any] | None = None,
         prev_action_batch: Any = None,
         prev_reward_batch: Any = None,
+        views: Mapping[str, Any] | None = None,
     ) -> list[np.ndarray]:
         """Returns what `checked_inputs` does, if actions can be chosen for it.
 
@@ -285,7 +286,7 @@ class ProgramActing:
             inputs = batch_leaves(self._obs_leaves, obs_batch, "obs_batch")
         else:
             inputs = self.checked_inputs(
-                obs_batch, state_batches, prev_action_batch, prev_reward_batch
+                obs_batch, state_batches, prev_action_batch, prev_reward_batch, views
             )
         if self.config["check_inputs"]:
             self._check(inputs)
@@ -297,18 +298,19 @@ class ProgramActing:
         state_batches: Sequence[Any] | None = None,
         prev_action_batch: Any = None,
         prev_reward_batch: Any = None,
+        views: Mapping[str, Any] | None = None,
     ) -> list[np.ndarray]:
         """Returns one array per input port.
 
         Raises:
             ObservationError: if the observations do not fit their space.
-            UsageError: if the memory, or the previous actions or rewards that the model reads,
-                are missing or do not fit.
+            UsageError: if the memory, or a view that the model reads, is missing or does not fit.
         """
         ports = self.program.ports
         inputs = batch_leaves(self._obs_leaves, obs_batch, "obs_batch")
-        if ports.prev:
-            inputs = inputs + self._previous(prev_action_batch, prev_reward_batch)
+        if ports.views:
+            arguments = dict(zip(PREVIOUS, (prev_action_batch, prev_reward_batch), strict=True))
+            inputs = inputs + self._seen({**(views or {}), **arguments})
         if ports.is_recurrent:
             inputs = inputs + self._memory(state_batches, len(inputs[0]))
         elif state_batches is not None and len(state_batches):
@@ -319,21 +321,23 @@ class ProgramActing:
         sizes = sorted({len(array) for array in inputs})
         if len(sizes) > 1:
             raise UsageError(
-                f"Observations, memory and previous actions and rewards need the same number of "
-                f"rows, but have {sizes}."
+                f"Observations, memory, previous actions and rewards and other views need the same "
+                f"number of rows, but have {sizes}."
             )
         return inputs
 
-    def _previous(self, actions: Any, rewards: Any) -> list[np.ndarray]:
-        ports, found = self.program.ports, []
-        if ports.reads_actions:
-            if actions is None:
-                raise UsageError(_missing("prev_action_batch", "the previous actions", "action"))
-            found += batch_leaves(ports.action_leaves, actions, "prev_action_batch")
-        if ports.reads_rewards:
-            if rewards is None:
-                raise UsageError(_missing("prev_reward_batch", "the previous rewards", "reward"))
-            found.append(numbers(rewards, "prev_reward_batch").reshape(-1))
+    def _seen(self, given: Mapping[str, Any]) -> list[np.ndarray]:
+        """Returns the leaves of the views that the model reads, checked."""
+        found: list[np.ndarray] = []
+        for view in self.program.ports.views:
+            batch = given.get(view.name)
+            if batch is None:
+                raise UsageError(_missing(view.name))
+            if view.name == "prev_rewards":
+                found.append(numbers(batch, "prev_reward_batch").reshape(-1))
+            else:
+                name = "prev_action_batch" if view.name in PREVIOUS else f"views[{view.name!r}]"
+                found += batch_leaves(view.leaves, batch, name)
         return found
 
     def _memory(self, states: Sequence[Any] | None, rows: int) -> list[np.ndarray]:
@@ -421,9 +425,14 @@ class ProgramActing:
         return [x.numpy() for x in pipeline.to_env([tf.constant(leaf) for leaf in actions])]
 
 
-def _missing(argument: str, what: str, name: str) -> str:
+def _missing(view: str) -> str:
+    ways = {
+        "prev_actions": ("prev_action_batch", "`prev_action=...` to compute_single_action"),
+        "prev_rewards": ("prev_reward_batch", "`prev_reward=...` to compute_single_action"),
+    }
+    by_hand = f"`input_dict={{'obs': ..., {view!r}: ...}}` to compute_single_action"
+    argument, how = ways.get(view, (f"views[{view!r}]", by_hand))
     return (
-        f"The model reads {what}, but {argument} is missing. Let `session = policy.session()` keep "
-        f"them; or pass `prev_{name}=...` to compute_single_action, with zeros at the start of an "
-        "episode."
+        f"The model reads {view}, but {argument} is missing. Let `session = policy.session()` keep "
+        f"it; or pass {how}, with zeros for the steps before an episode."
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import inspect
 import itertools
 import logging
@@ -20,9 +21,10 @@ import numpy as np
 
 from tfpolicies.batch.leaves import iterate_leaves
 from tfpolicies.batch.sample_batch import SampleBatch
+from tfpolicies.batch.view_requirement import ViewRequirement
 from tfpolicies.errors import UsageError
 from tfpolicies.models.env_actions import outside_of_range, to_env
-from tfpolicies.models.ports import action_ports
+from tfpolicies.models.ports import PREVIOUS, View, leaf_ports, previous
 from tfpolicies.models.spaces import Leaf, action_leaves, batch_leaves, nest
 from tfpolicies.policy import parts
 
@@ -95,8 +97,7 @@ class ActingByMethods(parts.Acting):
         policy: whose methods are called.
     """
 
-    reads: tuple[bool, bool] = (False, False)
-    given: tuple[bool, bool] = (True, True)
+    views: tuple[View, ...] = ()
     starts_alike = False
     follows_episodes = False
     shared: Any = None
@@ -104,6 +105,12 @@ class ActingByMethods(parts.Acting):
     def __init__(self, policy: Any) -> None:
         self._policy = policy
         self._memory_form: Any = None  # a memory as `get_initial_state` gave it
+
+    @functools.cached_property
+    def given(self) -> tuple[View, ...]:
+        """The previous action and reward, and what else the model reads."""
+        own = previous(self._policy.action_space)
+        return (*own, *(view for view in self.views if view.name not in PREVIOUS))
 
     @property
     def inference(self) -> str | None:
@@ -118,7 +125,7 @@ class ActingByMethods(parts.Acting):
     def columns(
         self,
         obs: Sequence[np.ndarray],
-        previous: Sequence[np.ndarray] = (),
+        seen: Sequence[np.ndarray] = (),
         states: Sequence[np.ndarray] = (),
         *,
         explore: bool | None = None,
@@ -132,13 +139,12 @@ class ActingByMethods(parts.Acting):
             ObservationError: if actions are not of the action space's shape.
         """
         policy = self._policy
-        ports = action_ports("actions", found := action_leaves(policy.action_space))
+        ports = leaf_ports("actions", found := action_leaves(policy.action_space))
         batch = nest(policy.observation_space, policy.learning.seen(obs))
         asked: dict[str, Any] = {"obs": batch}
-        if len(previous) > len(found):
-            *before, rewards = previous
-            asked["prev_actions"] = nest(policy.action_space, before)
-            asked["prev_rewards"] = rewards
+        arrays = iter(seen)
+        for view in self.given if seen else ():
+            asked[view.name] = view.nested([next(arrays) for _ in view.ports])
         if infos is not None:
             asked["infos"] = list(infos)
         asked |= self._memory(states)
@@ -371,6 +377,13 @@ class LearningByMethods(parts.Learning):
         """Returns rewards as learning is to see them: at the scale of a reward filter, if any."""
         running = self._policy.holding.filters.get("reward_filter")
         return rewards if running is None else running(rewards)
+
+    def settled_views(self) -> Mapping[str, ViewRequirement]:
+        """Returns which views batches are to have; from now on that cannot be changed."""
+        views = self._policy.view_requirements
+        views.is_settled = True
+        found: Mapping[str, ViewRequirement] = views.added
+        return found
 
     def take_seconds_loading(self) -> float:
         """Returns 0: nothing is loaded."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tfpolicies.models.ports import OBS, plain_leaves
 from tfpolicies.models.spaces import batch_leaves
 
 
@@ -21,8 +22,8 @@ class Fragments:
             the end of the fragment).
         policy: whose trajectories these are.
         open_ends: the places `(n, t)` of ends that are not terminated: two int arrays `[K]`.
-        open_inputs: what acting reads after these steps: the observation leaves reached, the
-            actions and rewards of the steps, the memory; `[K, ...]` each.
+        open_inputs: what acting reads after these steps: the observation leaves reached, the views
+            there, the memory; `[K, ...]` each.
         added: what postprocessing adds, `[N, T, ...]` arrays by name; it may replace columns.
         reached: int `[N, T]`, set by postprocessing: the step whose `new_obs` each row takes; None
             where each keeps its own.
@@ -49,12 +50,17 @@ class Fragments:
         }
         ports = policy.program.ports
         reached = batch_leaves(ports.obs_leaves, batch["new_obs"], "new_obs")
-        if ports.reads_actions:
-            reached += batch_leaves(ports.action_leaves, batch["actions"], "actions")
-        if ports.reads_rewards:
-            reached.append(np.asarray(batch["rewards"], np.float32))
-        reached += [np.asarray(batch[f"state_out_{i}"]) for i in range(len(ports.states))]
-        last = [array[-1:] for array in reached]
+        last = [leaf[-1:] for leaf in reached]
+        plain = [last[i] for i in plain_leaves(ports.space)]
+        for view in ports.views:
+            kept = view.following or view
+            seen = batch_leaves(kept.leaves, batch[kept.name], kept.name)
+            present = batch[view.source]
+            if view.source == OBS:
+                present = present["observations"] if any(ports.is_mask) else present
+            now = batch_leaves(view.source_leaves, present, view.source)
+            last += view.reached([x[-1:] for x in seen], [x[-1:] for x in now], plain)
+        last += [np.asarray(batch[f"state_out_{i}"])[-1:] for i in range(len(ports.states))]
         if batch["terminateds"][-1]:
             nowhere = np.zeros(0, int)
             return cls(columns, ends, policy, (nowhere, nowhere), [leaf[:0] for leaf in last])

@@ -97,7 +97,7 @@ class ProgramLearning(by_methods.LearningByMethods):
         policy, acting = self._policy, self._policy._acting
         if acting.follows_episodes:
             ports = policy.program.ports
-            more = [columns[port.name] for port in (*ports.prev, *ports.states)]
+            more = [columns[port.name] for port in (*ports.seen, *ports.states)]
             inputs = [*obs, *more, columns["action_dist_inputs"]]
             *rows, disturbed = (x.reshape(-1, *x.shape[2:]) for x in inputs)
             policy.exploration.adapt(acting.dist_inputs(rows), disturbed)

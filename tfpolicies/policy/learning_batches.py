@@ -8,8 +8,9 @@ import numpy as np
 
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.batch.sequences import sequence_lengths
+from tfpolicies.batch.view_builder import Trajectories
 from tfpolicies.models.defaults import MODEL_DEFAULTS
-from tfpolicies.models.ports import SEQ_LENS
+from tfpolicies.models.ports import SEQ_LENS, previous
 from tfpolicies.models.spaces import nest
 
 _DUMMY_ROWS = 4
@@ -42,14 +43,16 @@ def dummy_batch(policy: Any) -> SampleBatch:
             columns[_RENAMED.get(port.name, port.name)] = port.zeros(rows)
     columns |= {port.name: port.zeros(rows) for port in program.ports.states}
     columns["rewards"] = np.zeros(rows, np.float32)
-    columns["prev_actions"] = actions()
-    columns["prev_rewards"] = columns["rewards"]
+    for view in {v.name: v for v in (*previous(spec.action_space), *program.ports.views)}.values():
+        for each in filter(None, (view, view.following)):
+            columns[each.name] = each.nested([port.zeros(rows) for port in each.ports])
     columns["terminateds"] = np.arange(rows) == rows - 1  # so that nothing is bootstrapped
     columns["truncateds"] = np.zeros(rows, bool)
     columns["weights"] = np.ones(rows, np.float32)
     for name in ("eps_id", "unroll_id", "agent_index", "t"):
         columns[name] = np.zeros(rows, np.int64)
     columns[SampleBatch.INFOS] = np.array([{} for _ in range(rows)], object)
+    columns |= Trajectories(columns["terminateds"]).views(columns, policy.view_requirements.added)
     policy._sees_zeros = True
     try:
         return policy.postprocess_trajectory(SampleBatch(columns), {}, None)

@@ -14,6 +14,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from tfpolicies.batch.view_requirement import ViewRequirement
+from tfpolicies.models.ports import View
+
 
 class Acting(Protocol):
     """Acts for those who step environments: samplers, sessions, evaluation, stacked acting.
@@ -22,12 +25,12 @@ class Acting(Protocol):
     """
 
     @property
-    def reads(self) -> tuple[bool, bool]:
-        """Whether values and the model read the previous action, and the previous reward."""
+    def views(self) -> Sequence[View]:
+        """What values and the model read besides the observation and the memory."""
 
     @property
-    def given(self) -> tuple[bool, bool]:
-        """Whether `columns` is to be given the previous action, and the previous reward."""
+    def given(self) -> Sequence[View]:
+        """What `columns` is to be given of that."""
 
     @property
     def starts_alike(self) -> bool:
@@ -52,7 +55,7 @@ class Acting(Protocol):
     def columns(
         self,
         obs: Sequence[np.ndarray],
-        previous: Sequence[np.ndarray] = (),
+        seen: Sequence[np.ndarray] = (),
         states: Sequence[np.ndarray] = (),
         *,
         explore: bool | None = None,
@@ -63,8 +66,7 @@ class Acting(Protocol):
 
         Args:
             obs: observation leaves `[N, ...]`.
-            previous: leaves of the previous actions and the previous rewards, as far as `given`
-                says.
+            seen: the leaves of the views that `given` names.
             states: the memory, `[N, ...]` each.
             explore: sample or be greedy; None takes `config["explore"]`.
             infos: the last info of each row, where `asks_for_episodes`.
@@ -113,6 +115,9 @@ class Learning(Protocol):
     @property
     def by_trajectory(self) -> bool:
         """Whether `postprocess_trajectory` must be called for each trajectory."""
+
+    def settled_views(self) -> Mapping[str, ViewRequirement]:
+        """Returns which views batches are to have; from now on that cannot be changed."""
 
     def columns(self, batch: Mapping[str, Any]) -> list[str]:
         """Returns which columns of a batch are kept to learn from them later."""

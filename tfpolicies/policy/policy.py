@@ -17,7 +17,7 @@ from tfpolicies import ported
 from tfpolicies.batch.leaves import first_row, with_batch_axis
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.batch.view_defaults import default_view_requirements, with_memory
-from tfpolicies.batch.view_requirement import ReadOnlyViews, ViewRequirement
+from tfpolicies.batch.view_requirement import ViewRequirement
 from tfpolicies.config.idioms import missing_attribute
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 from tfpolicies.config.read_only import copied
@@ -35,6 +35,7 @@ from tfpolicies.models.defaults import MODEL_DEFAULTS
 from tfpolicies.models.spaces import action_leaves, batch_leaves, nest, space_key, space_struct
 from tfpolicies.policy import by_methods, parts
 from tfpolicies.policy.fragments import Fragments
+from tfpolicies.policy.policy_views import PolicyViews
 from tfpolicies.policy.session import Session
 
 logger = logging.getLogger("tfpolicies")
@@ -113,7 +114,7 @@ class Policy(abc.ABC):
         self.policy_id = DEFAULT_POLICY_ID
         self.agent_connectors: AgentConnectorPipeline | None = None
         self.action_connectors: ActionConnectorPipeline | None = None
-        self._views: ReadOnlyViews | None = None
+        self._views: PolicyViews | None = None
         self._loaded: dict[int, Any] = {}
         self.filter, self.reward_filter = self._own_filters()
 
@@ -200,9 +201,15 @@ class Policy(abc.ABC):
             "timestep": timestep,
             "episodes": episodes,
         }
+        if views := self._views_in(input_dict):
+            given["views"] = views
         if not self._asked.takes_all:
             given = {name: x for name, x in given.items() if name in self._asked.names}
         return self.compute_actions(input_dict["obs"], memory, **given, **kwargs)
+
+    def _views_in(self, input_dict: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns what `compute_actions` is to be given of an input dict as its `views`."""
+        return {}
 
     def compute_single_action(
         self,
@@ -419,26 +426,40 @@ class Policy(abc.ABC):
     # -- views --------------------------------------------------------------------------------
 
     @property
-    def view_requirements(self) -> ReadOnlyViews:
+    def view_requirements(self) -> PolicyViews:
         """The columns that acting and learning read, and what each is derived from; by name.
 
-        They can only be read: a change raises a `NotOfferedError`.
+        What is set here becomes a column of the policy's batches, for postprocessing and learning;
+        see "Views" in `docs/models.md`. Set it in the constructor of the policy's class.
+
+        Raises:
+            NotOfferedError: when what is set cannot be had, and on changes of other columns.
+            UsageError: when it is set after the first sample or update.
         """
         if self._views is None:
             self.init_view_requirements()
-        return self._views or ReadOnlyViews()
+        if self._views is None:  # a class of the user's makes none
+            self._views = PolicyViews(self._required_views())
+        return self._views.of(self)
 
     @view_requirements.setter
     def view_requirements(self, requirements: Mapping[str, ViewRequirement]) -> None:
-        self.view_requirements.refuse()
+        self.view_requirements.update(requirements)
 
     def init_view_requirements(self) -> None:
-        """Makes the default requirements, if there are none yet."""
+        """Makes the default requirements, if there are none yet; they are pruned when read."""
+        self._views = self._views or PolicyViews(self._required_views())
+
+    def _required_views(self) -> Mapping[str, ViewRequirement]:
+        """Returns what the model requires for training alone."""
+        return {}
+
+    def _default_views(self) -> dict[str, ViewRequirement]:
+        """Returns the requirements of the columns that there are in any case."""
         views = default_view_requirements(self.observation_space, self.action_space)
         steps = {**MODEL_DEFAULTS, **self.config.get("model", {})}["max_seq_len"]
         memory = by_methods.memory_leaves(self.get_initial_state())
-        views = with_memory(views, memory, max_seq_len=steps)
-        self._views = self._views or ReadOnlyViews(views)
+        return with_memory(views, memory, max_seq_len=steps)
 
     def maybe_add_time_dimension(
         self, input_dict: Any, seq_lens: Any, framework: str | None = None

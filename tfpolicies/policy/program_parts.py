@@ -19,7 +19,7 @@ class OverriddenActing(by_methods.ActingByMethods):
     def __init__(self, policy: Any) -> None:
         super().__init__(policy)
         inner = policy._acting
-        self.reads, self.starts_alike = inner.reads, inner.starts_alike
+        self.views, self.starts_alike = inner.views, inner.starts_alike
         self.follows_episodes = inner.follows_episodes
 
     @property
@@ -36,7 +36,7 @@ class OverriddenActing(by_methods.ActingByMethods):
         self._policy._acting.next_episode()
 
 
-_CONNECTORS = ("agent_connectors", "action_connectors")
+_KEPT = ("agent_connectors", "action_connectors", "_views")
 
 
 class ProgramHolding(by_methods.HoldingByMethods):
@@ -145,6 +145,6 @@ class ProgramHolding(by_methods.HoldingByMethods):
         made = type(policy)(*self.spaces, config)
         made.holding.take_over(policy)
         for name, value in vars(twin).items():
-            if name in _CONNECTORS or not hasattr(made, name):
+            if name in _KEPT or not hasattr(made, name):
                 setattr(made, name, value)
         return made

@@ -35,6 +35,7 @@ def compute_actions(
     prev_action_batches: Mapping[str, Any] | None = None,
     prev_reward_batches: Mapping[str, Any] | None = None,
     *,
+    view_batches: Mapping[str, Mapping[str, Any]] | None = None,
     explore: bool | None = None,
     timestep: int | None = None,
 ) -> dict[str, ActionBatch]:
@@ -51,6 +52,7 @@ def compute_actions(
         state_batches: by id, the memory, for policies that have one: arrays `[N, size]`.
         prev_action_batches: by id, the previous actions `[N, ...]`, for models that read them.
         prev_reward_batches: by id, the previous rewards `[N]`, likewise.
+        view_batches: by id, the other views that its model reads, by name.
         explore: sample or be greedy; None takes the config of each policy.
         timestep: for schedules of exploration; None takes each policy's own.
 
@@ -74,19 +76,19 @@ def compute_actions(
     >>> found["b"].actions.shape
     (5,)
     """
-    given = _Given(
-        obs_batches, state_batches or {}, prev_action_batches or {}, prev_reward_batches or {}
-    )
+    further = (state_batches, prev_action_batches, prev_reward_batches, view_batches)
+    given = _Given(obs_batches, *(batches or {} for batches in further))
     given.check_ids()
     groups, others = _grouped(policies, given, explore)
     found: dict[str, ActionBatch] = {}
     for policy_id, policy in others:
-        memory, actions, rewards = given.of(policy_id)
+        memory, actions, rewards, views = given.of(policy_id)
         found[policy_id] = policy.compute_actions(
             obs_batches[policy_id],
             memory,
             prev_action_batch=actions,
             prev_reward_batch=rewards,
+            **({} if views is None else {"views": views}),
             explore=explore,
             timestep=timestep,
         )
@@ -112,13 +114,13 @@ class ColumnsCall(NamedTuple):
 
     acting: Acting
     obs: Sequence[np.ndarray]
-    previous: Sequence[np.ndarray]
+    seen: Sequence[np.ndarray]
     states: Sequence[np.ndarray]
     around: Mapping[str, Any] = {}  # infos and episodes, where the policy asks for them
 
     def alone(self) -> tuple[Any, dict[str, np.ndarray]]:
         """Returns what the policy does by itself."""
-        return self.acting.columns(self.obs, self.previous, self.states, **self.around)
+        return self.acting.columns(self.obs, self.seen, self.states, **self.around)
 
 
 def act_columns(
@@ -143,7 +145,7 @@ def act_columns(
             yield number, *call.alone()
             continue
         key = acting.program, acting.inference, bool(acting.config["explore"])
-        inputs = [*call.obs, *call.previous, *call.states]
+        inputs = [*call.obs, *call.seen, *call.states]
         groups.setdefault(key, []).append((number, acting, inputs, len(inputs[0])))
     for actor, group, explores in _runs(groups, most_rows=_FEW_ROWS):
         outputs = None if actor is None else _outputs_together(actor, group, explores)
@@ -165,11 +167,13 @@ class _Given(NamedTuple):
     state_batches: Mapping[str, Any]
     prev_action_batches: Mapping[str, Any]
     prev_reward_batches: Mapping[str, Any]
+    view_batches: Mapping[str, Any]
 
-    def of(self, policy_id: str) -> tuple[Any, Any, Any]:
-        """Returns memory, previous actions and previous rewards of one policy, None where none."""
-        _, memories, actions, rewards = self
-        return memories.get(policy_id), actions.get(policy_id), rewards.get(policy_id)
+    def of(self, policy_id: str) -> tuple[Any, Any, Any, Any]:
+        """Returns memory, previous actions and rewards and views of one policy, None where none."""
+        _, memories, actions, rewards, views = self
+        further = (batches.get(policy_id) for batches in (memories, actions, rewards, views))
+        return tuple(further)  # type: ignore[return-value]
 
     def check_ids(self) -> None:
         """Raises a `UsageError` unless these are dicts with ids that have observations."""

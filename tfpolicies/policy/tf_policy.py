@@ -14,7 +14,7 @@ import numpy as np
 
 from tfpolicies.batch.leaves import map_leaves
 from tfpolicies.batch.sample_batch import SampleBatch
-from tfpolicies.batch.view_requirement import ReadOnlyViews
+from tfpolicies.batch.view_requirement import ViewRequirement
 from tfpolicies.config.read_only import copied
 from tfpolicies.errors import BatchError, ConfigError
 from tfpolicies.exploration.making import make_exploration
@@ -25,8 +25,10 @@ from tfpolicies.models.adapted import AdaptedModel
 from tfpolicies.models.filters import MeanStdFilter, RewardFilter
 from tfpolicies.models.kept_model import kept_model
 from tfpolicies.models.learning_rates import changing_rate
+from tfpolicies.models.ports import PREVIOUS
 from tfpolicies.models.running_filter import Scaling
 from tfpolicies.models.spaces import require_values
+from tfpolicies.models.views import declared
 from tfpolicies.models.weight_mapping import MappingReport, match_weights
 from tfpolicies.policy import by_methods
 from tfpolicies.policy.acting import ProgramActing
@@ -320,6 +322,7 @@ class TFPolicy(PolicyKind):
         episodes: Any = None,
         explore: bool | None = None,
         timestep: int | None = None,
+        views: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> ActionBatch:
         """Chooses one action for each row of `obs_batch`.
@@ -327,6 +330,7 @@ class TFPolicy(PolicyKind):
         Actions are normalised: 0-based int64 for Discrete, in [-1, 1] for a bounded float Box with
         `normalize_actions`. `extras` has `action_logp` and `action_prob` `[B]` (0 and 1 where
         greedy), `action_dist_inputs` `[B, n]`, and `vf_preds` `[B]` if the model has a value.
+        `views` are the others that the model reads, by name, such as `prev_n_obs` `[B, n, ...]`.
 
         Raises:
             ObservationError: if `obs_batch` does not fit the observation space, has NaN or
@@ -334,11 +338,15 @@ class TFPolicy(PolicyKind):
         """
         acting = self._acting
         inputs = acting.inputs_to_act_on(
-            obs_batch, state_batches, prev_action_batch, prev_reward_batch
+            obs_batch, state_batches, prev_action_batch, prev_reward_batch, views
         )
         explore = self.config["explore"] if explore is None else explore
         outputs = acting.run(inputs, explore, timestep)
         return acting.batch(acting.arrays(outputs, explore=explore, own=False))
+
+    def _views_in(self, input_dict: Mapping[str, Any]) -> dict[str, Any]:
+        names = (view.name for view in self.program.ports.views if view.name not in PREVIOUS)
+        return {name: input_dict[name] for name in names if name in input_dict}
 
     def _own_filters(self) -> tuple[Any, Any]:
         return None, None  # the Program filters: see `__init__`
@@ -364,6 +372,7 @@ class TFPolicy(PolicyKind):
         prev_reward_batch: Any = None,
         actions_normalized: bool = True,
         in_training: bool = True,
+        views: Mapping[str, Any] | None = None,
     ) -> np.ndarray:
         """Returns the log-probability of each action, float32 `[B]`.
 
@@ -375,6 +384,7 @@ class TFPolicy(PolicyKind):
             prev_reward_batch: the previous rewards, likewise.
             actions_normalized: False if the actions are the environment's.
             in_training: accepted; the result is that of acting.
+            views: the other views that the model reads, by name.
 
         Raises:
             ObservationError: if the observations or actions do not fit their spaces.
@@ -383,7 +393,7 @@ class TFPolicy(PolicyKind):
         """
         del in_training
         inputs = self._acting.checked_inputs(
-            obs_batch, state_batches, prev_action_batch, prev_reward_batch
+            obs_batch, state_batches, prev_action_batch, prev_reward_batch, views
         )
         return self._acting.log_likelihoods(actions, inputs, normalized=actions_normalized)
 
@@ -480,16 +490,18 @@ class TFPolicy(PolicyKind):
             return super()._learn_on_rows(batch, offset, size)
         return self.learning.loaded(batch, offset, size)
 
-    def init_view_requirements(self) -> None:
-        """Makes requirements for the columns that this policy reads, if there are none yet.
+    def _required_views(self) -> dict[str, ViewRequirement]:
+        model = self.program.functions.network.model
+        return {n: view for n, view in declared(model).items() if not view.used_for_compute_actions}
+
+    def _default_views(self) -> dict[str, ViewRequirement]:
+        """Returns requirements for the columns that this policy reads.
 
         A small batch of zeros is postprocessed and, if the class has a loss, learned from without
         an update: columns that acting does not read are not used for it, likewise for training, and
         what nobody reads is left out.
         """
-        if self._views is None:
-            super().init_view_requirements()
-            self._views = ReadOnlyViews(read_views(self, self._views or {}))
+        return read_views(self, super()._default_views())
 
     # -- trajectories -------------------------------------------------------------------------
 

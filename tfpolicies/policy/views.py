@@ -38,6 +38,7 @@ def read_views(
         requirements: the columns there may be, by name.
     """
     batch = dummy_batch(policy)
+    requirements = {**requirements, **_seen_by_acting(policy)}
     acting, training = _read_by_acting(policy), _read_by_loss(policy)
     postprocessing = set(batch.accessed_keys)
     found = {}
@@ -53,11 +54,19 @@ def read_views(
     return found
 
 
+def _seen_by_acting(policy: Any) -> dict[str, ViewRequirement]:
+    """Returns the requirements that the views of a model come from."""
+    return {
+        view.name: ViewRequirement(
+            view.source, space=view.space, shift=view.shifts if view.is_window else view.shifts[0]
+        )
+        for view in policy.program.ports.views
+    }
+
+
 def _read_by_acting(policy: Any) -> set[str]:
-    reads_actions, reads_rewards = policy.acting.reads
-    found = {SampleBatch.OBS, *(port.name for port in policy.program.ports.states)}
-    found |= {SampleBatch.PREV_ACTIONS} if reads_actions else set()
-    return found | ({SampleBatch.PREV_REWARDS} if reads_rewards else set())
+    ports = policy.program.ports
+    return {SampleBatch.OBS, *(each.name for each in (*ports.views, *ports.states))}
 
 
 def _read_by_loss(policy: Any) -> set[str]:

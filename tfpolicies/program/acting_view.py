@@ -74,12 +74,11 @@ class ActingView:
         self._rows = tf.shape(inputs[0])[0]
         run = _WithWeights(network, weights)
         self._model = ModelView(run, time_steps, training=False, resident=False)
-        obs, prev, self._states = network.ports.split(inputs)
+        obs, seen, self._states = network.ports.split(inputs)
         found: dict[str, Any] = {"obs": nest(spec.observation_space, obs)}
-        if network.ports.reads_actions:
-            found["prev_actions"] = nest(spec.action_space, prev)
-        if network.ports.reads_rewards:
-            found["prev_rewards"] = prev[-1]
+        arrays = iter(seen)
+        for view in network.ports.views:
+            found[view.name] = view.nested([next(arrays) for _ in view.ports])
         if network.ports.is_recurrent:
             if seq_lens is None:
                 seq_lens = tf.fill([tf.shape(self._states[0])[0]], time_steps)

@@ -138,7 +138,7 @@ class BatchReader:
             is_array = type(column) is np.ndarray and column.ndim > 0
             if is_array and self._ready.get(name) == (column.dtype, column.shape[1:]):
                 continue
-            leaves = _leaves_of(self._spec, name)
+            leaves = _leaves_of(self._spec, self._ports, name)
             if leaves is not None and not self._is_recurrent:
                 column = nested_rows(leaves, column, name)
             columns[name] = _fit(name, wanted, column)
@@ -155,7 +155,7 @@ def travelling_columns(
     """
     columns = {}
     for name, column in batch.items():
-        leaves = _leaves_of(spec, name)
+        leaves = _leaves_of(spec, ports, name)
         if leaves is not None:
             columns[name] = nested_rows(leaves, column, name)
         elif name != "infos" and (name != SEQ_LENS or ports.is_recurrent):
@@ -172,11 +172,13 @@ def kind_of(name: str) -> str:
     return prefix if prefix in _KINDS else "mean"
 
 
-def _leaves_of(spec: ProgramSpec, name: str) -> tuple[Leaf, ...] | None:
-    """Returns the leaves of the space that a column is of, if it is of one."""
+def _leaves_of(spec: ProgramSpec, ports: InputPorts, name: str) -> tuple[Leaf, ...] | None:
+    """Returns the leaves of a row of a column that is of a space, or a view of such a one."""
     if name in ("obs", "new_obs"):
         return spec.obs_leaves
-    return spec.action_leaves if name in ("actions", "prev_actions") else None
+    if name in ("actions", "prev_actions"):
+        return spec.action_leaves
+    return next((view.leaves for view in ports.views if view.name == name), None)
 
 
 def _sequences(spec: ProgramSpec, ports: InputPorts, columns: dict[str, Any]) -> dict[str, Any]:

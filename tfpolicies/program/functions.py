@@ -58,7 +58,7 @@ class ActOutputs(NamedTuple):
 class ActInputs(NamedTuple):
     """What `act` takes besides the weights."""
 
-    inputs: Any  # one array per port: observations and previous ones [N, ...], memory [S, ...]
+    inputs: Any  # one array per port: observations and views [N, ...], memory [S, ...]
     noise: Any  # [N, noise_size] float32; zeros for the greedy actions
     params: Any  # [P] float32, of the exploration
 

@@ -171,9 +171,9 @@ class Inference:
             np.ones((rows, *leaf.shape), leaf.dtype) if mask else _random_rows(leaf, rows, rng)
             for leaf, mask in zip(ports.obs_leaves, ports.is_mask, strict=True)
         ]
-        prev = [port.zeros(rows) for port in ports.prev]
+        seen = [port.zeros(rows) for port in ports.seen]
         states = [0.5 * rng.standard_normal((rows, *port.shape)) for port in ports.states]
-        return [*obs, *prev, *(x.astype(np.float32) for x in states)]
+        return [*obs, *seen, *(x.astype(np.float32) for x in states)]
 
 
 ONNX = Way("ONNX Runtime", onnx.fits, onnx.actor, stacked.onnx_actor)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfpolicies.models.ports import Port, action_ports
+from tfpolicies.models.ports import Port, leaf_ports
 from tfpolicies.program.functions import ActOutputs
 
 _FLOAT = np.dtype(np.float32)
@@ -46,13 +46,13 @@ class ActLayout(NamedTuple):
             states: the input ports of the memory.
             extras: what the policy class adds.
         """
-        env_actions = action_ports("env_actions", spec.action_leaves)
+        env_actions = leaf_ports("env_actions", spec.action_leaves)
         env_actions = tuple(
             port._replace(dtype=np.dtype(leaf.space.dtype))
             for port, leaf in zip(env_actions, spec.action_leaves, strict=True)
         )
         return cls(
-            action_ports("actions", spec.action_leaves),
+            leaf_ports("actions", spec.action_leaves),
             env_actions,
             spec.dist_class.num_inputs,
             spec.with_value,

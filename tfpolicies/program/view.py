@@ -125,19 +125,14 @@ class ModelView:
         """
         ports = self._network.ports
         obs = batch["obs"]
-        prev: list[Any] = []
-        if ports.reads_actions:
-            column = batch["prev_actions"]
-            prev += [pick(column, leaf.path) for leaf in ports.action_leaves]
-        if ports.reads_rewards:
-            prev.append(batch["prev_rewards"])
+        seen = [x for view in ports.views for x in view.picked(batch[view.name])]
         steps: Any = 1
         if ports.is_recurrent:
             state = state or [batch[port.name] for port in ports.states]
             seq_lens = self._lengths(batch) if seq_lens is None else seq_lens
             steps = self._time_steps
         inputs = NetworkInputs(
-            [pick(obs, leaf.path) for leaf in ports.obs_leaves], prev, state or [], seq_lens, steps
+            [pick(obs, leaf.path) for leaf in ports.obs_leaves], seen, state or [], seq_lens, steps
         )
         self._outputs = self._network(inputs, training=self._training)
         return self._outputs.dist_inputs, self._outputs.states

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
 
 from tfpolicies.batch.sample_batch import SampleBatch, concat_samples
 from tfpolicies.config.callbacks import DefaultCallbacks, overrides
-from tfpolicies.models.ports import Port
+from tfpolicies.models.ports import Port, plain_leaves
 from tfpolicies.models.spaces import nest
 from tfpolicies.policy.fragments import Fragments
 from tfpolicies.policy.learning_batches import in_sequences
 from tfpolicies.rollout.columns import (
     clipped_rewards,
-    nested_actions,
+    nested_columns,
     postprocessed,
-    remembered,
+    seen_after,
 )
 from tfpolicies.rollout.packing import PackedColumns, Packing
+from tfpolicies.rollout.views import Lookback
 
 Who = Mapping[int, tuple[Any, Any]]
 """The episode and the agent of each trajectory, by unroll id."""
@@ -44,6 +45,7 @@ class Collected:
         earned: `[R]`, the environment's rewards.
         shape: `(N, T)` of the array that the rows fill in order; None if trajectories have to be
             packed into one.
+        views: columns `[R, ...]` that are required besides, nested.
     """
 
     policy_id: str
@@ -54,6 +56,7 @@ class Collected:
     columns: dict[str, np.ndarray]
     ends: np.ndarray
     shape: tuple[int, int] | None = None
+    views: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.earned = self.columns["rewards"]
@@ -62,11 +65,13 @@ class Collected:
         """Returns the rows as they are now."""
         policy = self.policy
         space, action_space = policy.observation_space, policy.action_space
+        views = policy.acting.given
         batch = SampleBatch(
             {
                 "obs": nest(space, self.obs),
                 "new_obs": nest(space, self.new_obs),
-                **nested_actions(dict(self.columns), self.actions, action_space),
+                **nested_columns(dict(self.columns), self.actions, action_space, views),
+                **self.views,
             }
         )
         batch.num_grad_updates = policy.num_grad_updates
@@ -92,7 +97,19 @@ class Collected:
         policy, columns = self.policy, self.columns
         packing = Packing.of(self.ends) if self.shape is None else Packing(self.shape)
         open_rows = np.flatnonzero(self.ends & ~columns["terminateds"])
-        after = [*self.new_obs, *remembered(policy, columns, self.earned, self.actions)]
+        after = [leaf[open_rows] for leaf in self.new_obs]
+        if views := policy.acting.views:
+            plain = plain_leaves(policy.observation_space)
+            after += seen_after(
+                views,
+                columns,
+                open_rows,
+                obs=[self.obs[i] for i in plain],
+                new_obs=[self.new_obs[i] for i in plain],
+                actions=[columns[port.name] for port in self.actions],
+                rewards=[self.earned],
+            )
+        after += [x[open_rows] for name, x in columns.items() if name.startswith("state_out_")]
         ends = packing.pack(self.ends)
         ends[:, -1] = True
         fragments = Fragments(
@@ -100,7 +117,7 @@ class Collected:
             ends,
             policy,
             packing.places(open_rows),
-            [column[open_rows] for column in after],
+            after,
         )
         policy.postprocess_fragments(fragments)
         columns.update({name: packing.unpack(x) for name, x in fragments.added.items()})
@@ -117,6 +134,7 @@ class Postprocessor:
         callbacks: the user's.
         worker: passed to callbacks.
         policies: by id; passed to callbacks.
+        running: returns the ids of episodes of which rows are still to come.
         enable_connectors: whether original batches are `(policy_id, policy, batch)` or, if False,
             `(policy, batch)`.
     """
@@ -127,8 +145,11 @@ class Postprocessor:
         callbacks: DefaultCallbacks,
         worker: Any,
         policies: Mapping[str, Any],
+        running: Callable[[], Collection[int]],
         enable_connectors: bool = True,
     ) -> None:
+        self._running = running
+        self._lookbacks: dict[str, Lookback] = {}  # by policy id
         self._with_ids = enable_connectors
         self._clip_rewards = clip_rewards
         self._callbacks = callbacks
@@ -146,6 +167,11 @@ class Postprocessor:
         """
         for sample in samples:
             sample.prepare(self._clip_rewards)
+            views = sample.policy.learning.settled_views()
+            if views:
+                lookback = self._lookbacks.setdefault(sample.policy_id, Lookback())
+                batch, running = sample.batch(), set(self._running())
+                sample.views = lookback.views(batch, sample.ends, views, running)
         calls_back = overrides(self._callbacks, "on_postprocess_trajectory")
         one_by_one = [x for x in samples if calls_back or x.policy.learning.by_trajectory]
         known = who() if one_by_one else {}
@@ -162,6 +188,16 @@ class Postprocessor:
             recurrent = policy.is_recurrent()
             found[sample.policy_id] = in_sequences(batch, policy) if recurrent else batch
         return found
+
+    def get_state(self) -> list[Any]:
+        """Returns what later samples look back on, as plain values and arrays."""
+        return [[name, lookback.get_state()] for name, lookback in self._lookbacks.items()]
+
+    def set_state(self, state: Sequence[Any]) -> None:
+        """Restores what `get_state` returned."""
+        self._lookbacks = {name: Lookback() for name, _ in state}
+        for name, saved in state:
+            self._lookbacks[name].set_state(saved)
 
     def _originals(self, samples: Sequence[Collected], who: Who) -> _Originals:
         """Returns the rows as collected: `(policy_id, policy, batch)` for each trajectory.

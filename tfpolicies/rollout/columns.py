@@ -10,7 +10,7 @@ import numpy as np
 
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.errors import UsageError
-from tfpolicies.models.ports import Port
+from tfpolicies.models.ports import Port, View
 from tfpolicies.models.spaces import nest
 
 
@@ -60,33 +60,33 @@ def postprocessed(
     return found
 
 
-def nested_actions(
-    columns: dict[str, Any], ports: Sequence[Port], space: gym.Space
+def nested_columns(
+    columns: dict[str, Any], ports: Sequence[Port], space: gym.Space, views: Sequence[View]
 ) -> dict[str, Any]:
-    """Joins the columns of action leaves to one that is nested as the action space is, in place."""
-    if len(ports) == 1 and not ports[0].path:
-        return columns
-    names = [port.name for port in ports]
-    for prefix in ("", "prev_"):
-        if prefix + names[0] in columns:
-            parts = [columns.pop(prefix + name) for name in names]
-            columns[f"{prefix}actions"] = nest(space, parts)
+    """Joins the columns of leaves, of actions and of views, to one that is nested, in place."""
+    if len(ports) > 1 or ports[0].path:
+        columns["actions"] = nest(space, [columns.pop(port.name) for port in ports])
+    for view in views:
+        for each in (view, view.following):
+            if each is not None and (len(each.ports) > 1 or each.ports[0].path):
+                columns[each.name] = each.nested([columns.pop(port.name) for port in each.ports])
     return columns
 
 
-def remembered(
-    policy: Any, columns: Mapping[str, np.ndarray], rewards: np.ndarray, ports: Sequence[Port]
+def seen_after(
+    views: Sequence[View], columns: Mapping[str, np.ndarray], rows: np.ndarray, **sources: Any
 ) -> list[np.ndarray]:
-    """Returns what acting reads after each row, besides the observation.
+    """Returns the leaves of views as they are one step after some rows, `[K, ...]` each.
 
     Args:
-        policy: acts.
+        views: what acting reads.
         columns: those of acting.
-        rewards: as the environment gave them.
-        ports: the leaves of actions.
+        rows: int `[K]`.
+        **sources: the leaves of `obs`, `actions`, `rewards`, and of `new_obs`, `[R, ...]` each.
     """
-    reads_actions, reads_rewards = policy.acting.reads
-    names = [port.name for port in ports] if reads_actions else []
-    states = [name for name in columns if name.startswith("state_out_")]
-    found = [columns[name] for name in names]
-    return found + [rewards] * reads_rewards + [columns[name] for name in states]
+    taken = {name: [leaf[rows] for leaf in leaves] for name, leaves in sources.items()}
+    found = []
+    for view in views:
+        seen = [columns[port.name][rows] for port in (view.following or view).ports]
+        found += view.reached(seen, taken[view.source], taken["new_obs"])
+    return found

@@ -16,7 +16,7 @@ from tfpolicies.envs.repairs import sound_check, unsound
 from tfpolicies.envs.vector import copier
 from tfpolicies.errors import EnvError
 from tfpolicies.finite import NO_NUMBERS, real
-from tfpolicies.models.ports import action_ports
+from tfpolicies.models.ports import leaf_ports
 from tfpolicies.models.spaces import Leaf, action_leaves, leaves, pick
 from tfpolicies.policy.session import Memory
 from tfpolicies.rollout.columns import require_same_columns
@@ -229,7 +229,7 @@ class PolicyRows:
         self.connection: Any = None  # a Connection
         self.stacker = Stacker(policy.observation_space)
         self.leaves = self.stacker.leaves
-        self.actions = action_ports("actions", action_leaves(policy.action_space))
+        self.actions = leaf_ports("actions", action_leaves(policy.action_space))
         self.own_copy = copier(policy.action_space)
         self.obs_names = [f"obs:{i}" for i in range(len(self.leaves))]
         kinds = {n: (x.shape, x.dtype) for n, x in zip(self.obs_names, self.leaves, strict=True)}

@@ -94,6 +94,9 @@ class MultiAgentSampler(Sampler):
 
     # -- episodes -----------------------------------------------------------------------------
 
+    def _running_ids(self) -> list[int]:
+        return [copy.episode.episode_id for copy in self._copies]
+
     def reset(self, seeds: Sequence[int] | None) -> None:
         """Starts new episodes everywhere; rows that were not handed out are dropped."""
         count = self.envs.num_envs
@@ -411,8 +414,8 @@ class MultiAgentSampler(Sampler):
         calls = [
             ColumnsCall(
                 rows.memory.acting,
-                self._observed(rows, own),
-                *rows.memory.inputs(own),
+                obs := self._observed(rows, own),
+                *rows.memory.inputs(obs, own),
                 self._around(rows) if rows.asks_for_episodes else _NOTHING,
             )
             for rows, own in zip(acting, seats, strict=True)
@@ -421,7 +424,7 @@ class MultiAgentSampler(Sampler):
         for i, actions, columns in act_columns(calls):
             rows, call = acting[i], calls[i]
             if rows.memory.is_needed:
-                columns = rows.memory.remember(columns, call.previous, call.states, seats[i])
+                columns = rows.memory.remember(columns, call.obs, call.seen, call.states, seats[i])
             rows.write_columns(columns, int(firsts[i]))
             if rows.connection is not None:
                 asked = now()
@@ -624,6 +627,7 @@ class MultiAgentSampler(Sampler):
             "episode_agent_steps": self._episode_agent_steps.copy(),
             "pending": metrics_state(self.metrics),
             "rng": self.rng.bit_generator.state,
+            "views": self._postprocessor.get_state(),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -664,6 +668,7 @@ class MultiAgentSampler(Sampler):
         ]
         self._env_steps, self._agent_steps = (np.array(x) for x in state["steps"])
         self._episode_agent_steps = np.array(state["episode_agent_steps"])
+        self._postprocessor.set_state(state.get("views", ()))
 
 
 def _total(rewards: Mapping[Any, Any]) -> float:

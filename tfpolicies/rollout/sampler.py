@@ -85,8 +85,12 @@ class Sampler(abc.ABC):
         self._callbacks = DefaultCallbacks() if callbacks is None else callbacks
         self._worker = worker
         self._postprocessor = Postprocessor(
-            clip_rewards, self._callbacks, worker, policies, enable_connectors
+            clip_rewards, self._callbacks, worker, policies, self._running_ids, enable_connectors
         )
+
+    @abc.abstractmethod
+    def _running_ids(self) -> list[int]:
+        """Returns the ids of the running episodes."""
 
     def _tell(self, moment: str, episode: Any, env_index: int) -> None:
         """Calls the callback for a moment of an episode, or of the error that ended one."""

@@ -20,7 +20,7 @@ from tfpolicies.config.callbacks import follows_episodes, gets_batches
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 from tfpolicies.envs.vector import Environments, Step
 from tfpolicies.errors import ConfigError, UsageError
-from tfpolicies.models.ports import action_ports
+from tfpolicies.models.ports import leaf_ports
 from tfpolicies.models.spaces import Leaf, action_leaves, batch_leaves, leaves, nest
 from tfpolicies.policy.session import Memory
 from tfpolicies.rollout.batches import Collected, Who
@@ -187,6 +187,9 @@ class SingleAgentSampler(Sampler):
         self._next_unroll = 0
         self._connect(self._policy())
 
+    def _running_ids(self) -> list[int]:
+        return self._running.ids.tolist()
+
     def _policy(self) -> Any:
         return self.policies.get(DEFAULT_POLICY_ID)
 
@@ -197,7 +200,7 @@ class SingleAgentSampler(Sampler):
         spaces = self.envs.observation_space, self.envs.action_space
         require_fitting_spaces(DEFAULT_POLICY_ID, policy, "the environment", *spaces)
         self._leaves = leaves(self.envs.observation_space)
-        self._actions = action_ports("actions", action_leaves(self.envs.action_space))
+        self._actions = leaf_ports("actions", action_leaves(self.envs.action_space))
 
     def reset(self, seeds: Sequence[int] | None) -> None:
         """Starts new episodes everywhere; rows that were not handed out are dropped."""
@@ -579,6 +582,7 @@ class SingleAgentSampler(Sampler):
             "pending": metrics_state(self.metrics),
             "rng": self.rng.bit_generator.state,
             "memory": self._memory_of(self._policy()).get_state(),
+            "views": self._postprocessor.get_state(),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -591,6 +595,7 @@ class SingleAgentSampler(Sampler):
         self._buffer = buffer
         self._memory = None
         self._memory_of(self._policy()).set_state(state["memory"])
+        self._postprocessor.set_state(state.get("views", ()))
         self._running = _Running(*state["running"])
         self._next_unroll = state["next_unroll"]
         self.metrics = restored_metrics(state["pending"])

@@ -12,7 +12,16 @@ from tfpolicies.exploration.strategies import StochasticSampling
 from tfpolicies.models.distributions import SquashedGaussian
 from tfpolicies.models.spaces import batch_leaves, is_float_box, nest
 from tfpolicies.testing.report import Broken, NotApplicable
-from tfpolicies.testing.subject import ROWS, Subject, act, all_same, env_actions, flat, same
+from tfpolicies.testing.subject import (
+    ROWS,
+    Subject,
+    act,
+    all_same,
+    arguments,
+    env_actions,
+    flat,
+    same,
+)
 
 FLOATS = ("action_logp", "action_prob", "vf_preds", "action_dist_inputs")
 
@@ -81,13 +90,13 @@ def action_space(subject: Subject) -> str:
         for explore in (True, False):
             acted = act(policy, subject.ports, inputs, explore)
             found = batch_leaves(subject.leaves, acted.actions, "actions")
-            arguments = {} if clip is None else {"clip": clip}
+            bounds = {} if clip is None else {"clip": clip}
             for own in unbatched(nest(policy.action_space, found)):
-                _check_member(policy, policy.env_action(own, **arguments), "env_action", explore)
+                _check_member(policy, policy.env_action(own, **bounds), "env_action", explore)
                 count += 1
             if clip is None:
-                obs, previous, states = subject.ports.split(inputs)
-                for_env, _ = policy.acting.columns(obs, previous, states, explore=explore)
+                obs, seen, states = subject.ports.split(inputs)
+                for_env, _ = policy.acting.columns(obs, seen, states, explore=explore)
                 for member in unbatched(for_env):
                     _check_member(policy, member, "acting.columns", explore)
     return f"{count} actions"
@@ -175,14 +184,7 @@ def log_likelihoods(subject: Subject) -> str:
         raise NotApplicable(f"{kind} does not draw from the distribution alone")
     inputs = subject.inputs(ROWS, subject.rng())
     acted = act(policy, subject.ports, inputs, explore=True)
-    obs, prev, states = subject.ports.split(inputs)
-    rewards = prev.pop() if subject.ports.reads_rewards else None
-    given = {
-        "obs_batch": nest(policy.observation_space, obs),
-        "state_batches": states or None,
-        "prev_action_batch": nest(policy.action_space, prev) if prev else None,
-        "prev_reward_batch": rewards,
-    }
+    given = arguments(policy, subject.ports, inputs)
     found = policy.compute_log_likelihoods(acted.actions, **given)
     # An action in [-1, 1] has lost digits of the number that tanh made it of.
     squashed = any(issubclass(kind, SquashedGaussian) for kind in policy.dist_class.kinds)

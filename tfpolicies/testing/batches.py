@@ -11,7 +11,7 @@ from tfpolicies.batch.leaves import map_leaves
 from tfpolicies.batch.sample_batch import SampleBatch, concat_samples
 from tfpolicies.errors import UsageError
 from tfpolicies.export.verify import random_inputs
-from tfpolicies.models.ports import action_ports
+from tfpolicies.models.ports import leaf_ports
 from tfpolicies.models.spaces import action_leaves, nest
 from tfpolicies.policy.policy import Policy
 from tfpolicies.policy.session import Memory
@@ -78,7 +78,7 @@ def _acted(policy: Policy, rewards: np.ndarray, rng: np.random.Generator) -> dic
         memory.rewarded(rewards[:, t])
         steps.append({name: np.array(column) for name, column in columns.items()})
     stacked = {name: np.stack([step[name] for step in steps], axis=1) for name in steps[0]}
-    names = [port.name for port in action_ports("actions", found)]
+    names = [port.name for port in leaf_ports("actions", found)]
     for prefix in ("", "prev_"):
         if prefix + names[0] in stacked:
             parts = [stacked.pop(prefix + name) for name in names]

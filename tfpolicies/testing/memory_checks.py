@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tfpolicies.models.ports import ACTIONS, OBS, REWARDS, View
 from tfpolicies.models.spaces import Leaf, nest
 from tfpolicies.program.functions import ActInputs
 from tfpolicies.testing.report import Broken, NotApplicable
@@ -23,7 +24,7 @@ def memory(subject: Subject) -> str:
     policy, rng = subject.twin(), subject.rng()
     count, ports = 3, subject.ports
     steps = [subject.inputs(count, rng)[: len(ports.obs)] for _ in range(_STEPS)]
-    by_hand = _carried(subject, policy, steps, count)
+    by_hand, seen = _carried(subject, policy, steps, count)
     advice = (
         "Let `compute_actions` read `state_batches` and nothing else that it keeps, return the "
         "memory after the step, and start from `get_initial_state()`."
@@ -46,7 +47,7 @@ def memory(subject: Subject) -> str:
             "the same memory after every step",
             "Return the new memory as `state_outs`, not the one that was given.",
         )
-    worst = _check_sequence(subject, policy, steps, by_hand) if subject.is_tf else 0.0
+    worst = _check_sequence(subject, policy, steps, seen, by_hand) if subject.is_tf else 0.0
     return f"largest difference {worst:.1e}"
 
 
@@ -69,19 +70,36 @@ def _check_reset(policy: Any, session: Any, obs: list[np.ndarray]) -> None:
 
 def _carried(
     subject: Subject, policy: Any, steps: list[list[np.ndarray]], count: int
-) -> list[dict[str, np.ndarray]]:
-    """Acts greedily step by step with memory and previous actions carried by hand."""
+) -> tuple[list[dict[str, np.ndarray]], list[list[np.ndarray]]]:
+    """Acts greedily step by step with memory and views carried by hand.
+
+    Returns:
+        What acting gave in each step, and the views that it read; no step earns anything.
+    """
     ports = subject.ports
     found: list[dict[str, np.ndarray]] = []
+    read: list[list[np.ndarray]] = []
     states = [np.stack([np.asarray(part)] * count) for part in policy.get_initial_state()]
-    previous = [port.zeros(count) for port in ports.prev]
-    for obs in steps:
-        found.append(subject.acted(policy, [*obs, *previous, *states], explore=False))
+    plain = [i for i, mask in enumerate(ports.is_mask) if not mask]
+    known: dict[str, list[list[np.ndarray]]] = {OBS: [], ACTIONS: [], REWARDS: []}
+    for t, obs in enumerate(steps):
+        known[OBS].append([obs[i] for i in plain])
+        read.append(
+            [x for view in ports.views for x in _viewed(view, known[view.source], t, count)]
+        )
+        found.append(subject.acted(policy, [*obs, *read[-1], *states], explore=False))
         states = [found[-1][f"state_out_{i}"] for i in range(len(states))]
-        if ports.reads_actions:
-            for i, leaf in enumerate(subject.leaves):
-                previous[i] = found[-1][leaf.name("actions")]
-    return found
+        known[ACTIONS].append([found[-1][leaf.name("actions")] for leaf in subject.leaves])
+        known[REWARDS].append([np.zeros(count, np.float32)])
+    return found, read
+
+
+def _viewed(view: View, known: list[list[np.ndarray]], t: int, count: int) -> Iterator[np.ndarray]:
+    """Yields the leaves of a view at step `t`, given those of its source at each step so far."""
+    for i, leaf in enumerate(view.source_leaves):
+        nothing = np.zeros((count, *leaf.shape), leaf.dtype)
+        steps = [known[t + s][i] if t + s >= 0 else nothing for s in view.shifts]
+        yield np.stack(steps, axis=1) if view.is_window else steps[0]
 
 
 def _env_actions(
@@ -95,15 +113,12 @@ def _check_sequence(
     subject: Subject,
     policy: Any,
     steps: list[list[np.ndarray]],
+    seen: list[list[np.ndarray]],
     by_hand: list[dict[str, np.ndarray]],
 ) -> float:
     """Compares what the model makes of whole sequences with the single steps."""
     program, ports, count = policy.program, subject.ports, len(steps[0][0])
-    previous = [[port.zeros(count) for port in ports.prev]]
-    for found in by_hand[:-1]:
-        own = [found[leaf.name("actions")] for leaf in subject.leaves if ports.reads_actions]
-        previous.append(own + previous[0][len(own) :])
-    rows = [[*obs, *prev] for obs, prev in zip(steps, previous, strict=True)]
+    rows = [[*obs, *views] for obs, views in zip(steps, seen, strict=True)]
     stacked = [np.stack(parts, axis=1) for parts in zip(*rows, strict=True)]
     inputs = [x.reshape(-1, *x.shape[2:]) for x in stacked]
     inputs += [port.zeros(count) for port in ports.states]

@@ -93,8 +93,7 @@ def ports_of(policy: Policy) -> InputPorts:
     """Returns the inputs of acting of any policy, hand-written or not."""
     return InputPorts(
         policy.observation_space,
-        action_leaves(policy.action_space),
-        *policy.acting.reads,
+        tuple(policy.acting.views),
         tuple(np.shape(part) for part in policy.get_initial_state()),
     )
 
@@ -110,16 +109,21 @@ def twin_of(policy: Any, state: Any) -> Any:
 
 def act(policy: Any, ports: InputPorts, inputs: Sequence[np.ndarray], explore: bool) -> ActionBatch:
     """Calls `compute_actions` with one array per port."""
-    obs, prev, states = ports.split(inputs)
-    rewards = prev.pop() if ports.reads_rewards else None
-    acted = policy.compute_actions(
-        nest(policy.observation_space, obs),
-        states or None,
-        prev_action_batch=nest(policy.action_space, prev) if prev else None,
-        prev_reward_batch=rewards,
-        explore=explore,
-    )
-    return ActionBatch(*acted)
+    return ActionBatch(*policy.compute_actions(**arguments(policy, ports, inputs), explore=explore))
+
+
+def arguments(policy: Any, ports: InputPorts, inputs: Sequence[np.ndarray]) -> dict[str, Any]:
+    """Returns one array per port as the arguments of `compute_actions` and its like."""
+    obs, seen, states = ports.split(inputs)
+    arrays = iter(seen)
+    views = {view.name: view.nested([next(arrays) for _ in view.ports]) for view in ports.views}
+    given = {
+        "obs_batch": nest(policy.observation_space, obs),
+        "state_batches": states or None,
+        "prev_action_batch": views.pop("prev_actions", None),
+        "prev_reward_batch": views.pop("prev_rewards", None),
+    }
+    return {**given, "views": views} if views else given
 
 
 def flat(

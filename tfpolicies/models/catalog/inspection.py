@@ -13,6 +13,7 @@ STATE_IN = "state_in_"
 SEQ_LENS = "seq_lens"
 PREV_ACTIONS = "prev_actions"
 PREV_REWARDS = "prev_rewards"
+PREV_N = ("prev_n_obs", "prev_n_actions", "prev_n_rewards")
 
 
 def memory_of(model: keras.Model) -> list[tuple[int, ...]]:
@@ -24,7 +25,7 @@ def memory_of(model: keras.Model) -> list[tuple[int, ...]]:
     Raises:
         ModelError: if the numbering has gaps, or a shape is not known.
     """
-    named = _named_inputs(model)
+    named = named_inputs(model)
     if named is None:
         return [_known_shape(model, i, s) for i, s in enumerate(_state_shapes(model))]
     found = {name: shape for name, shape in named.items() if name.startswith(STATE_IN)}
@@ -40,21 +41,22 @@ def memory_of(model: keras.Model) -> list[tuple[int, ...]]:
 def extra_inputs(model: keras.Model) -> tuple[str, ...]:
     """Returns which of `prev_actions[_path]`, `prev_rewards` and `seq_lens` a model takes.
 
-    A functional model says it by the names of its inputs; a subclassed one by its attribute
-    `extra_inputs`, a list of names; one with `state_shapes` takes `seq_lens` anyway.
+    A functional model says it by the names of its inputs, `prev_n_obs[_path]`, `prev_n_actions` and
+    `prev_n_rewards` among them; a subclassed one by its attribute `extra_inputs`, a list of names;
+    one with `state_shapes` takes `seq_lens` anyway.
 
     Raises:
         ModelError: if the attribute has another name in it.
     """
-    named = _named_inputs(model)
+    named = named_inputs(model)
     if named is not None:
-        return tuple(name for name in named if _is_extra(name))
+        return tuple(name for name in named if _is_extra(name) or _is_one_of(PREV_N, name))
     names = tuple(getattr(model, "extra_inputs", ()))
     wrong = [name for name in names if not (isinstance(name, str) and _is_extra(name))]
     if wrong:
         raise ModelError(
             f"extra_inputs of the model {model.name!r} may name {PREV_ACTIONS}, {PREV_REWARDS} and "
-            f"{SEQ_LENS}, got {wrong[0]!r}."
+            f"{SEQ_LENS}, got {wrong[0]!r}. Say by view_requirements what else it reads."
         )
     if len(_state_shapes(model)) > 0 and SEQ_LENS not in names:
         return (*names, SEQ_LENS)
@@ -62,11 +64,14 @@ def extra_inputs(model: keras.Model) -> tuple[str, ...]:
 
 
 def _is_extra(name: str) -> bool:
-    is_action = name == PREV_ACTIONS or name.startswith(f"{PREV_ACTIONS}_")
-    return is_action or name in (PREV_REWARDS, SEQ_LENS)
+    return _is_one_of((PREV_ACTIONS,), name) or name in (PREV_REWARDS, SEQ_LENS)
 
 
-def _named_inputs(model: keras.Model) -> dict[str, tuple] | None:
+def _is_one_of(views: tuple[str, ...], name: str) -> bool:
+    return any(name == view or name.startswith(f"{view}_") for view in views)
+
+
+def named_inputs(model: keras.Model) -> dict[str, tuple] | None:
     """Returns the shapes of a functional model's inputs by name; None for a subclassed model."""
     if isinstance(model, keras.Sequential):
         return {}

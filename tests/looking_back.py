@@ -1,0 +1,103 @@
+"""What tests of views share: a world that counts, a model that looks back, and what it must see."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium as gym
+import keras
+import numpy as np
+from gymnasium import spaces
+
+LINE = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+TWO = spaces.Discrete(2)
+
+
+class Counter(gym.Env):
+    """Shows 1, 2, 3, ..., pays ten times as much, and is cut after some steps."""
+
+    observation_space, action_space = LINE, TWO
+
+    def __init__(self, length: int = 4) -> None:
+        self.length = length
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
+        self.t = 1
+        return np.array([1.0], np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        over = self.t > self.length
+        return np.array([self.t], np.float32), 10.0 * (self.t - 1), False, over, {}
+
+    def get_state(self) -> dict[str, int]:
+        return {"t": self.t}
+
+    def set_state(self, state: dict[str, int]) -> None:
+        self.t = state["t"]
+
+
+def looks_back(observation_space: Any, num_outputs: int) -> keras.Model:
+    """Reads the last four observations, and the last three actions and rewards."""
+    shape = observation_space.shape
+    inputs = {
+        "obs": keras.Input(shape, name="obs"),
+        "prev_n_obs": keras.Input((4, *shape), name="prev_n_obs"),
+        "prev_n_actions": keras.Input((3, num_outputs), name="prev_n_actions"),
+        "prev_n_rewards": keras.Input((3,), name="prev_n_rewards"),
+    }
+    flat = [keras.layers.Flatten()(x) for x in inputs.values()]
+    x = keras.layers.Concatenate()(flat)
+    x = keras.layers.Dense(8, activation="tanh")(keras.layers.Rescaling(0.1)(x))
+    return keras.Model(inputs, [keras.layers.Dense(num_outputs)(x), keras.layers.Dense(1)(x)])
+
+
+LOOKS_BACK = {
+    "prev_n_obs": ("obs", [-3, -2, -1, 0]),
+    "prev_n_actions": ("actions", [-3, -2, -1]),
+    "prev_n_rewards": ("rewards", [-3, -2, -1]),
+}
+
+
+def expected(
+    samples: Sequence[Mapping[str, Any]], source: str, shifts: Sequence[int]
+) -> list[np.ndarray]:
+    """Returns what rows must see of a column, by plain loops: an array `[R, shifts, ...]` a sample.
+
+    The samples follow each other, and begin with the first rows of their episodes.
+    """
+    past: dict[tuple[int, int], list[Any]] = {}
+    found = []
+    for batch in samples:
+        keys = list(zip(batch["eps_id"].tolist(), batch["agent_index"].tolist(), strict=True))
+        later: dict[tuple[int, int], list[Any]] = {}
+        for i, key in enumerate(keys):
+            later.setdefault(key, []).append(batch[source][i])
+        before = {key: len(past.get(key, [])) for key in later}
+        known = {key: [*past.get(key, []), *rows] for key, rows in later.items()}
+        if source == "obs":
+            last = {key: i for i, key in enumerate(keys)}
+            known = {key: [*rows, batch["new_obs"][last[key]]] for key, rows in known.items()}
+        nothing = np.zeros_like(batch[source][0])
+        rows = []
+        for key in keys:
+            at = before[key]
+            before[key] += 1
+            seen = known[key]
+            rows.append([seen[at + s] if 0 <= at + s < len(seen) else nothing for s in shifts])
+        found.append(np.array(rows))
+        for key, own in later.items():
+            past.setdefault(key, []).extend(own)
+    return found
+
+
+def check_views(
+    samples: Sequence[Mapping[str, Any]], views: Mapping[str, tuple[str, Sequence[int]]]
+) -> None:
+    """Asserts that batches have the views, across all samples of some environments."""
+    for name, (source, shifts) in views.items():
+        for batch, wanted in zip(samples, expected(samples, source, shifts), strict=True):
+            ours = np.asarray(batch[name])
+            single = ours.ndim < wanted.ndim
+            np.testing.assert_array_equal(ours, wanted[:, 0] if single else wanted, err_msg=name)

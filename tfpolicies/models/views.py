@@ -1,0 +1,130 @@
+"""Which views a model reads while it acts.
+
+A model says it by the names of its inputs (`prev_actions`, `prev_rewards`; `prev_n_obs`,
+`prev_n_actions`, `prev_n_rewards` for as many steps as their first axis has), or in a dict of view
+requirements by name, its attribute `view_requirements`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+from gymnasium import spaces
+
+from tfpolicies.errors import ModelError
+from tfpolicies.models.catalog.inspection import extra_inputs, named_inputs
+from tfpolicies.models.ports import ACTIONS, NUMBER, OBS, PREVIOUS, REWARDS, View, model_space
+
+_COLLECTED = (
+    *("actions", "rewards", "new_obs", "terminateds", "truncateds", "infos", "eps_id", "unroll_id"),
+    *("agent_index", "t", "seq_lens", "vf_preds", "action_logp", "action_dist_inputs", "noise"),
+)
+_LAST_N = {"prev_n_obs": OBS, "prev_n_actions": ACTIONS, "prev_n_rewards": REWARDS}
+
+
+def views_of(
+    model: keras.Model, observation_space: spaces.Space, action_space: spaces.Space
+) -> tuple[View, ...]:
+    """Returns the views that a model reads while it acts: the previous action and reward first.
+
+    Raises:
+        ModelError: if one cannot be had; it is named.
+    """
+    of_source = {OBS: model_space(observation_space), ACTIONS: action_space, REWARDS: NUMBER}
+    required, inputs = acting_requirements(model), named_inputs(model) or {}
+    names = extra_inputs(model)
+    found: dict[str, tuple[str, tuple[int, ...], bool]]
+    found = {name: (PREVIOUS[name], (-1,), False) for name in PREVIOUS if _is_named(name, names)}
+    for name, source in _LAST_N.items():
+        if name not in required and _is_named(name, names):
+            count = _steps_of(model, name, inputs)
+            first = 1 - count if source == OBS else -count
+            found[name] = source, tuple(range(first, first + count)), True
+    found |= {name: _requested(model, name, view) for name, view in required.items()}
+    return tuple(
+        View(name, source, of_source[source], shifts, is_window)
+        for name, (source, shifts, is_window) in sorted(found.items(), key=_order)
+    )
+
+
+def _order(item: tuple[str, Any]) -> int:
+    """Says that the previous action comes first, then the previous reward."""
+    return [*PREVIOUS].index(item[0]) if item[0] in PREVIOUS else len(PREVIOUS)
+
+
+def _is_named(view: str, names: Sequence[str]) -> bool:
+    return any(name == view or name.startswith(f"{view}_") for name in names)
+
+
+def _steps_of(model: keras.Model, name: str, inputs: Mapping[str, tuple]) -> int:
+    """Returns how many steps the input of a functional model takes."""
+    shape = next(shape for key, shape in inputs.items() if _is_named(name, [key]))
+    memory = any(key.startswith("state_in_") for key in inputs)
+    steps = shape[1 + memory] if len(shape) > 1 + memory else None
+    if not isinstance(steps, int):
+        raise ModelError(
+            f"The input {name!r} of the model {model.name!r} must say how many steps it takes, but "
+            f"has the shape {tuple(shape[1:])}. Write keras.Input((4, ...), name={name!r}) for "
+            "four."
+        )
+    return steps
+
+
+def declared(model: keras.Model) -> Mapping[str, Any]:
+    """Returns the view requirements that a model has as an attribute, by name."""
+    found: Mapping[str, Any] = getattr(model, "view_requirements", None) or {}
+    return found
+
+
+def acting_requirements(model: keras.Model) -> dict[str, Any]:
+    """Returns the requirements of a model for acting, besides the observation and the memory."""
+    return {
+        name: view
+        for name, view in declared(model).items()
+        if view.used_for_compute_actions and name != OBS and not name.startswith("state_")
+    }
+
+
+def _requested(
+    model: keras.Model, name: str, requirement: Any
+) -> tuple[str, tuple[int, ...], bool]:
+    """Returns source, shifts and form of a view that a model requires for acting.
+
+    Raises:
+        ModelError: if it cannot be had.
+    """
+    requirement.require_causal(name)
+    if name in _COLLECTED or not name.isidentifier():
+        raise ModelError(
+            f"The model {model.name!r} requires a view {name!r}, but a collected column has that "
+            "name, or it is none for an input. Give the view a name of letters, digits and '_'."
+        )
+    source = requirement.data_col or name
+    shifts = tuple(requirement.shift_arr.tolist())
+    here = f"view_requirements[{name!r}] of the model {model.name!r}"
+    known = (OBS, ACTIONS, REWARDS)
+    if source not in known:
+        raise ModelError(
+            f"{here} has the data_col {source!r}, but acting sees {', '.join(known)} only. Keep "
+            "what the model itself makes in a memory; with used_for_compute_actions=False the loss "
+            "sees any column."
+        )
+    last = 0 if source == OBS else -1
+    if max(shifts) > last:
+        raise ModelError(
+            f"{here} has the shift {requirement.shift!r}, but {source!r} is known up to {last} "
+            "when the model acts. Shift it back, or set used_for_compute_actions=False."
+        )
+    if requirement.index is not None or requirement.batch_repeat_value != 1:
+        raise ModelError(
+            f"{here} must be without index and batch_repeat_value, but got {requirement!r}: acting "
+            "sees every row from where it is. Use a shift."
+        )
+    if name in PREVIOUS and (source, shifts) != (PREVIOUS[name], (-1,)):
+        raise ModelError(
+            f"{here} must be {PREVIOUS[name]!r} with shift=-1, got {source!r} with the shift "
+            f"{requirement.shift!r}. Give the view another name."
+        )
+    return source, shifts, len(shifts) > 1

@@ -1,0 +1,93 @@
+"""The columns that view requirements add to samples, across fragments."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfpolicies.batch.view_builder import Past, Trajectories, steps_back
+from tfpolicies.batch.view_requirement import ViewRequirement
+
+_Key = tuple[int, int]  # episode id and agent index
+
+
+class Lookback:
+    """Makes the views of one policy's samples, and keeps what the next ones look back on.
+
+    Attributes:
+        keys: the trajectories that are remembered.
+        past: their last rows.
+    """
+
+    def __init__(self) -> None:
+        self.keys: list[_Key] = []
+        self.past = Past(np.zeros(0, np.int64))
+
+    def views(
+        self,
+        columns: Mapping[str, Any],
+        ends: np.ndarray,
+        requirements: Mapping[str, ViewRequirement],
+        running: Collection[int],
+    ) -> dict[str, Any]:
+        """Returns the columns that are required of a sample, by name.
+
+        Args:
+            columns: of the sample, `[R, ...]` each, trajectory after trajectory.
+            ends: bool `[R]`: the last row of each trajectory.
+            requirements: by the name of the resulting column.
+            running: the ids of episodes that go on, or whose rows are still to come.
+        """
+        firsts = np.flatnonzero(np.concatenate([[True], ends[:-1]]))
+        ids = zip(columns["eps_id"][firsts], columns["agent_index"][firsts], strict=True)
+        keys = [(int(episode), int(agent)) for episode, agent in ids]
+        trajectories = Trajectories(ends, self._before(keys, columns))
+        found = trajectories.views(columns, requirements)
+        back = {name: n for name, n in steps_back(requirements).items() if name in columns}
+        if back:
+            self._keep(keys, trajectories.tails(columns, list(back), max(back.values())), running)
+        return found
+
+    def _before(self, keys: Sequence[_Key], columns: Mapping[str, Any]) -> Past | None:
+        """Returns what is remembered of trajectories, in their order; None if nothing is."""
+        place = {key: i for i, key in enumerate(self.keys)}
+        rows = np.array([place.get(key, -1) for key in keys])
+        if (rows < 0).all():
+            return None
+        known = np.where(rows < 0, 0, self.past.known[rows])
+        leaves = {name: [x[rows] for x in parts] for name, parts in self.past.leaves.items()}
+        return Past(known, leaves)
+
+    def _keep(self, keys: Sequence[_Key], tails: Past, running: Collection[int]) -> None:
+        """Remembers these trajectories and those that had no rows now, as far as they go on."""
+        last = {key: i for i, key in enumerate(keys) if key[0] in running}
+        new = list(last.values())
+        old = [i for i, key in enumerate(self.keys) if key[0] in running and key not in last]
+        self.keys = [*last, *(self.keys[i] for i in old)]
+        known, leaves = (
+            tails.known[new],
+            {n: [x[new] for x in xs] for n, xs in tails.leaves.items()},
+        )
+        if old:
+            known = np.concatenate([known, self.past.known[old]])
+            leaves = {
+                name: [
+                    np.concatenate(pair)
+                    for pair in zip(xs, (x[old] for x in self.past.leaves[name]), strict=True)
+                ]
+                for name, xs in leaves.items()
+            }
+        self.past = Past(known, leaves)
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns what is remembered, as plain values and arrays."""
+        leaves = {name: list(parts) for name, parts in self.past.leaves.items()}
+        return {"keys": np.array(self.keys, np.int64), "known": self.past.known, "leaves": leaves}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Restores what `get_state` returned."""
+        self.keys = [(int(episode), int(agent)) for episode, agent in state["keys"]]
+        leaves = {name: [np.asarray(x) for x in parts] for name, parts in state["leaves"].items()}
+        self.past = Past(np.asarray(state["known"]), leaves)
