@@ -26,7 +26,7 @@ class InputDict(dict[str, Any]):
     """What `forward` is given, by column name.
 
     `obs` is encoded (float32; discrete parts one-hot) and nested as the observation space is,
-    `obs_flat` `[N, F]` the same in one tensor. The views that a model requires are columns, too, such
+    `obs_flat` `[N, F]` the same in one tensor. The views that a model requires are columns, such
     as `prev_actions` and `prev_rewards` `[N]`, or `prev_n_obs` `[N, n, ...]`: observations as in
     `obs`, actions as numbers. Of an action mask all entries are 1: forbidden actions are
     taken out of what `forward` returns.
