@@ -21,7 +21,7 @@ Spaces = dict[str, tuple[gym.Space | None, gym.Space | None]]
 Changes = dict[str, dict[str, RunningFilter]]
 """By policy id and attribute, filters with what they observed since they were asked last."""
 
-_FOR_LEARNING = ("_optimizer_variables", "target_weights", "rng")
+_FOR_LEARNING = ("_optimizer_variables", "target_weights", "rng", "learning_rng")
 
 
 class Description(NamedTuple):
@@ -150,6 +150,7 @@ class News(NamedTuple):
 
     Attributes:
         weights: of policies by id.
+        partial: the policies of whose weights these are only those that acting needs.
         hyper: their hyper-parameters, float32 `[H]`.
         timesteps: their global time steps.
         filters: their filters, where they are to be taken over.
@@ -157,6 +158,7 @@ class News(NamedTuple):
     """
 
     weights: dict[str, Any]
+    partial: frozenset[str]
     hyper: dict[str, np.ndarray]
     timesteps: dict[str, int]
     filters: Changes
@@ -169,12 +171,17 @@ def news_of(
     global_vars: Mapping[str, Any] | None = None,
     *,
     with_filters: bool = False,
+    to_sample: bool = False,
 ) -> News:
-    """Returns what there is to tell of some policies."""
+    """Returns what there is to tell of some policies: to who only samples, what acting needs."""
     policies = {pid: worker.policy_map.handle(pid) for pid in policy_ids}
     states = {pid: policy.holding.state for pid, policy in policies.items()}
+    given = {pid: policy.holding.acting_weights() for pid, policy in policies.items() if to_sample}
+    parts = {pid: part for pid, part in given.items() if part is not None}
+    whole = worker.get_weights([pid for pid in policy_ids if pid not in parts])
     return News(
-        worker.get_weights(policy_ids),
+        parts | whole,
+        frozenset(parts),
         {pid: state.hyper.copy() for pid, state in states.items() if state is not None},
         {pid: policy.global_timestep for pid, policy in policies.items()},
         filters_of(worker, policy_ids) if with_filters else {},

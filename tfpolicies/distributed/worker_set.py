@@ -71,6 +71,7 @@ class WorkerSet:
         self.on_recreated: Callable[[list[int]], None] = _ignore
         self._metrics: list[RolloutMetrics] = []
         self._changes: list[Changes] = []
+        self._partial: set[str] = set()  # policies of which acting's weights alone were sent last
         self._sent: dict[str, Any] = {}  # what stood for the state of a policy that was sent last
         self._followed: dict[str, Any] = {}  # the same of the leader's policies
         self._remotes: RayWorkers | None = None
@@ -183,6 +184,7 @@ class WorkerSet:
         found = [func(self._local)] if local_worker else []
         if self._remotes is not None:
             self._remotes.look_after()
+            self._complete_weights()
             answers = self._remotes.call(func, indices=remote_worker_ids, timeout=timeout_seconds)
             found += answers.values()
         return found
@@ -409,8 +411,15 @@ class WorkerSet:
                 changed.append(policy_id)
                 self._sent[policy_id] = now
         if changed or global_vars is not None:
-            news = messages.news_of(local, changed, global_vars)
+            news = messages.news_of(local, changed, global_vars, to_sample=True)
             self._remotes.send(messages.take_news, news)
+            self._partial |= news.partial
+
+    def _complete_weights(self) -> None:
+        """Gives remote workers the weights that sampling did not need: more may follow now."""
+        partial, self._partial = self._partial & {*self._local.policy_map}, set()
+        if partial and self._remotes is not None:
+            self._remotes.send(messages.take_news, messages.news_of(self._local, partial))
 
     def sync_filters(self) -> None:
         """Lets what all workers observed take effect in all of them.

@@ -446,6 +446,9 @@ class HoldingByMethods:
         own = vars(self._policy)
         return {name: own[name] for name in FILTERS if own.get(name) is not None}
 
+    def acting_weights(self) -> None:
+        """Returns None: nobody knows what the methods need."""
+
     def apply_filters(self) -> None:
         """Does nothing: the filters themselves are what acts."""
 

@@ -235,6 +235,9 @@ class Holding(Protocol):
     def filters(self) -> Mapping[str, Any]:
         """The running statistics `filter` (observations) and `reward_filter`, as far as there."""
 
+    def acting_weights(self) -> Mapping[str, np.ndarray] | None:
+        """Returns copies of what sampling needs of the weights; None if it needs all of them."""
+
     def apply_filters(self) -> None:
         """Acts and learns with the filters' present statistics from now on."""
 

@@ -406,7 +406,9 @@ class PolicyMap(MutableMapping[str, Policy]):
                 with contextlib.suppress(StashError):  # what is damaged is replaced
                     present = self.handle(target)
             if present is not original and _takes_states_of(present, policy):
-                present.set_state({**policy.get_state(), "rng": present.get_state()["rng"]})
+                mine = present.get_state()
+                own = {key: mine[key] for key in ("rng", "learning_rng") if key in mine}
+                present.set_state({**policy.get_state(), **own})
                 return present
             self[target] = policy
             if source in self.specs:

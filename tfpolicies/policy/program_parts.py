@@ -229,6 +229,16 @@ class ProgramHolding:
         filters: Mapping[str, Any] = self._policy._owned.filters
         return filters
 
+    def acting_weights(self) -> Mapping[str, np.ndarray] | None:
+        """Returns the weights of the network that acts, if there are more and sampling is ours."""
+        policy = self._policy
+        if len(self.program.layout.networks) == 1 or policy.learning.by_trajectory:
+            return None
+        if not policy._overridden.isdisjoint(by_methods.WEIGHTS):
+            return None
+        weights: Mapping[str, np.ndarray] = self.state.copy_of("model")
+        return weights
+
     def apply_filters(self) -> None:
         """Acts and learns with the filters' present statistics; call it after a change."""
         observed = self._policy.filter
