@@ -72,7 +72,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.core
 def test_algorithms_of_the_package_are_found_by_name():
-    assert algorithm_names()[:4] == ["PPO", "PG", "A2C", "DQN"]
+    assert algorithm_names()[:5] == ["PPO", "PG", "A2C", "DQN", "SAC"]
     assert find_algorithm("PPO") is PPO
     assert find_algorithm("PG") is PG is tfpolicies.PG
     with pytest.raises(ConfigError, match=r"no algorithm 'DQM'; .*Did you mean 'DQN'"):

@@ -30,6 +30,11 @@ if TYPE_CHECKING:
     from tfpolicies.algorithms.ppo import PPOConfig as PPOConfig
     from tfpolicies.algorithms.ppo import PPOTF1Policy as PPOTF1Policy
     from tfpolicies.algorithms.ppo import PPOTF2Policy as PPOTF2Policy
+    from tfpolicies.algorithms.sac import SAC as SAC
+    from tfpolicies.algorithms.sac import SACConfig as SACConfig
+    from tfpolicies.algorithms.sac import SACTF1Policy as SACTF1Policy
+    from tfpolicies.algorithms.sac import SACTF2Policy as SACTF2Policy
+    from tfpolicies.algorithms.sac import SACTFPolicy as SACTFPolicy
     from tfpolicies.batch.postprocessing import compute_advantages as compute_advantages
     from tfpolicies.batch.sample_batch import MultiAgentBatch as MultiAgentBatch
     from tfpolicies.batch.sample_batch import SampleBatch as SampleBatch

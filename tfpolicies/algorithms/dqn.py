@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -32,19 +31,19 @@ from tfpolicies.algorithms.off_policy import (
     OffPolicyConfig,
     OffPolicyTFPolicy,
     OffPolicyTraining,
+    check_rows_alone,
+    rows_alone,
 )
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.config.later import later
 from tfpolicies.config.setting import setting
-from tfpolicies.errors import ConfigError, ModelError, UnsupportedSpaceError
-from tfpolicies.models.catalog import extra_inputs, memory_of
+from tfpolicies.errors import UnsupportedSpaceError
 from tfpolicies.models.defaults import COUNTS
 from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.distributions.dueling import DuelingValues
 from tfpolicies.models.losses import huber, masked_mean
 from tfpolicies.models.network import ModelSource, q_model_source
 from tfpolicies.models.q_learning import chosen_values, td_errors, td_targets
-from tfpolicies.models.views import acting_requirements
 from tfpolicies.rules import BOOL, POSITIVE, Rule, one_of
 from tfpolicies.state import PolicyState
 
@@ -101,11 +100,11 @@ class DQNTFPolicy(OffPolicyTFPolicy):
             ConfigError: for settings of models that a Q-network cannot have, such as a memory.
             ModelError: for a model of the user's that has a memory or reads previous actions.
         """
-        _check_model(static["model"], cls.__name__)
+        check_rows_alone("model", static["model"], cls.__name__)
         if static["model"]["custom_model"] is None:
             return q_model_source(observation_space, dist_class.num_inputs, static)
         source = super()._model_source(observation_space, dist_class, static, with_value=with_value)
-        return source._replace(make=lambda seed: _without_memory(source.make(seed)))
+        return source._replace(make=lambda seed: rows_alone(source.make(seed)))
 
     @classmethod
     def _make_optimizer(cls, static: Mapping[str, Any]) -> Any:
@@ -132,19 +131,9 @@ class DQNTFPolicy(OffPolicyTFPolicy):
         )
         chosen, mask = chosen_values(q, train_batch[SampleBatch.ACTIONS]), train_batch["loss_mask"]
         errors = td_errors(chosen, tf.stop_gradient(targets))
-        self._record(chosen, errors, mask)
+        self._record_values(chosen, errors, mask)
         loss = huber if self.config["td_error_loss_fn"] == "huber" else tf.square
         return masked_mean(train_batch["weights"] * loss(errors), mask)
-
-    def _record(self, chosen: tf.Tensor, errors: tf.Tensor, mask: tf.Tensor) -> None:
-        counts, inf = mask > 0, float("inf")
-        self.record(
-            mean_q=masked_mean(chosen, mask),
-            min_q=tf.reduce_min(tf.where(counts, chosen, inf)),
-            max_q=tf.reduce_max(tf.where(counts, chosen, -inf)),
-            mean_td_error=masked_mean(errors, mask),
-            td_error=errors,
-        )
 
     def extra_action_out_fn(self) -> dict[str, tf.Tensor]:
         """Returns the action values, `q_values` `[N, n]`."""
@@ -199,27 +188,6 @@ class DQNTFPolicy(OffPolicyTFPolicy):
 
 def _is_dueling(static: Mapping[str, Any]) -> bool:
     return static["dueling"] and static["model"]["custom_model"] is None
-
-
-def _check_model(config: Mapping[str, Any], owner: str) -> None:
-    for name in ("use_lstm", "use_gru", "use_attention", "no_final_linear"):
-        if config[name]:
-            raise ConfigError(
-                f"model[{name!r}] must be False for {owner}: replayed rows are single transitions, "
-                "and the values come from linear layers of their own."
-            )
-
-
-def _without_memory(model: keras.Model) -> keras.Model:
-    found = [*extra_inputs(model), *acting_requirements(model)]
-    found += ["state_in" for _ in memory_of(model)]
-    if found:
-        raise ModelError(
-            f"The model {model.name!r} takes {found[0]!r}, but replayed rows are single "
-            "transitions. Give DQN a model of the observation alone, for example of several "
-            "stacked frames."
-        )
-    return model
 
 
 class DQNTF2Policy(DQNTFPolicy):

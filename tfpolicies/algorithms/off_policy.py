@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -22,7 +23,10 @@ from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.later import later
 from tfpolicies.config.sections import Training
 from tfpolicies.config.setting import Merge, check, require, setting
-from tfpolicies.errors import ConfigError, near_matches
+from tfpolicies.errors import ConfigError, ModelError, near_matches
+from tfpolicies.models.catalog import extra_inputs, memory_of
+from tfpolicies.models.losses import masked_mean
+from tfpolicies.models.views import acting_requirements
 from tfpolicies.policy.fragments import Fragments
 from tfpolicies.policy.tf_policy import TFPolicy
 from tfpolicies.program.networks import NetworkPlan
@@ -87,6 +91,53 @@ class OffPolicyTFPolicy(TFPolicy):
         self._state.follow(float(tau))
 
     _moves_target = update_target
+
+    def _record_values(self, values: tf.Tensor, errors: tf.Tensor, mask: tf.Tensor) -> None:
+        """Records the values and temporal-difference errors of rows `[B]`."""
+        counts, inf = mask > 0, float("inf")
+        self.record(
+            mean_q=masked_mean(values, mask),
+            min_q=tf.reduce_min(tf.where(counts, values, inf)),
+            max_q=tf.reduce_max(tf.where(counts, values, -inf)),
+            mean_td_error=masked_mean(errors, mask),
+            td_error=errors,
+        )
+
+
+def check_rows_alone(name: str, config: Mapping[str, Any], owner: str) -> None:
+    """Checks that a `model` config describes a model of single transitions.
+
+    Args:
+        name: of the setting.
+        config: complete.
+        owner: the class of policies, for messages.
+
+    Raises:
+        ConfigError: if it has a memory, or no linear layer at its end.
+    """
+    for key in ("use_lstm", "use_gru", "use_attention", "no_final_linear"):
+        if config[key]:
+            raise ConfigError(
+                f"{name}[{key!r}] must be False for {owner}: replayed rows are single transitions, "
+                "and its outputs come from linear layers of their own."
+            )
+
+
+def rows_alone(model: keras.Model) -> keras.Model:
+    """Returns a model of the user's, if it takes single transitions.
+
+    Raises:
+        ModelError: if it has a memory or reads views of the past.
+    """
+    found = [*extra_inputs(model), *acting_requirements(model)]
+    found += ["state_in" for _ in memory_of(model)]
+    if found:
+        raise ModelError(
+            f"The model {model.name!r} takes {found[0]!r}, but replayed rows are single "
+            "transitions. Give a model of the observation alone, for example of several stacked "
+            "frames."
+        )
+    return model
 
 
 class OffPolicyAlgorithm(Algorithm):

@@ -48,6 +48,7 @@ register_algorithm("PPO", "tfpolicies.algorithms.ppo")
 register_algorithm("PG", "tfpolicies.algorithms.pg", also=("PGTFPolicy",))
 register_algorithm("A2C", "tfpolicies.algorithms.a2c")
 register_algorithm("DQN", "tfpolicies.algorithms.dqn", also=("DQNTFPolicy",))
+register_algorithm("SAC", "tfpolicies.algorithms.sac", also=("SACTFPolicy",))
 
 
 def exported_names() -> dict[str, str]:

@@ -51,8 +51,20 @@ ALIASES = {
     **_LATER,
     "framework_str": "framework",
     "input": "input_",
+    "policy_model_config": "model",
+    "optimization_config": "optimization",
+    "alpha_lr": "entropy_lr",
 }
 """Another name of a setting -> its name here."""
+
+GROUPS: Mapping[str, Mapping[str, str]] = {
+    "optimization": {
+        "actor_learning_rate": "actor_lr",
+        "critic_learning_rate": "critic_lr",
+        "entropy_learning_rate": "entropy_lr",
+    },
+}
+"""Dicts that are several settings: by name, the setting that each of its keys is."""
 
 GUESTS: Mapping[str, tuple[str, ...]] = {
     "rollouts": (
@@ -65,6 +77,7 @@ GUESTS: Mapping[str, tuple[str, ...]] = {
         "worker_health_probe_timeout_s",
         "worker_restore_timeout_s",
     ),
+    "training": ("clip_actions",),
     "env_runners": (
         "explore",
         "exploration_config",
@@ -230,6 +243,12 @@ _BY_METHOD: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
         "_enable_learner_api": (False, _NO_NEW_STACK),
         "learner_class": (None, _NO_NEW_STACK),
         "learner_connector": (None, _NO_NEW_STACK),
+        "_deterministic_loss": (False, "losses are computed with the noise of the policy's seed"),
+        "_use_beta_distribution": (
+            False,
+            "actions are squashed Gaussians; give another distribution by "
+            "model={'custom_action_dist': ...}",
+        ),
     },
     "rl_module": {
         "rl_module_spec": (None, _NO_NEW_STACK),

@@ -8,11 +8,18 @@ import logging
 from collections.abc import Callable, Collection, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from typing import Any, TypeVar
 
-from tfpolicies.config.dialect import ALIASES, CONSTANTS, DICT_NAMES, GUESTS, require_constant
+from tfpolicies.config.dialect import (
+    ALIASES,
+    CONSTANTS,
+    DICT_NAMES,
+    GROUPS,
+    GUESTS,
+    require_constant,
+)
 from tfpolicies.config.idioms import setting_hint
 from tfpolicies.config.read_only import copied, handed_out, in_dict, is_same
 from tfpolicies.config.search_spaces import has_search_space, require_values
-from tfpolicies.config.setting import taken, told_of
+from tfpolicies.config.setting import check, taken, told_of
 from tfpolicies.errors import FrozenConfigError, UnknownSettingError, near_matches
 
 logger = logging.getLogger("tfpolicies")
@@ -56,7 +63,7 @@ class SectionedConfig:
         homes = homes or (called,)
         given: dict[str, dict[str, Any]] = {}
         searched: dict[str, Any] = {}
-        for name, value in settings.items():
+        for name, value in self._ungrouped(settings).items():
             known = name if name in self._homes else ALIASES.get(name, name)
             if known in CONSTANTS and CONSTANTS[known].method in homes:
                 require_constant(known, value)
@@ -73,6 +80,26 @@ class SectionedConfig:
             (searched if has_search_space(value) else changes)[known] = value
         self._put(given, searched)
         return self
+
+    def _group(self, name: str) -> Mapping[str, str]:
+        """Returns what setting each key of one of `GROUPS` is; nothing for other settings."""
+        found = GROUPS.get(ALIASES.get(name, name), {})
+        return found if self._homes.keys() >= set(found.values()) else {}
+
+    def _ungrouped(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns settings with those of `GROUPS` as what they are."""
+        found: dict[str, Any] = {}
+        for name, value in settings.items():
+            keys = self._group(name)
+            if keys:
+                check(isinstance(value, Mapping), name, f"a dict of {', '.join(keys)}", value)
+            for key in value if keys else ():
+                check(key in keys, f"The key of {name}", f"one of {', '.join(keys)}", key)
+            parts = {keys[key]: x for key, x in value.items()} if keys else {name: value}
+            for part in parts.keys() & found.keys():
+                raise TypeError(f"{part!r} is given under two names.")
+            found |= parts
+        return found
 
     def _put(
         self, given: Mapping[str, Mapping[str, Any]], searched: Mapping[str, Any] | None = None
@@ -146,6 +173,9 @@ class SectionedConfig:
         name = self._name_of(key)
         if name in CONSTANTS:
             return copied(CONSTANTS[name].value)
+        if name not in self._homes:
+            group = {part: self[meant] for part, meant in self._group(name).items()}
+            return handed_out(group, functools.partial(self.__setitem__, name))
         return handed_out(self._present(name), functools.partial(self._write, name))
 
     def _write(self, name: str, value: dict[str, Any]) -> None:
@@ -166,7 +196,7 @@ class SectionedConfig:
 
     def _name_of(self, key: str) -> str:
         name = ALIASES.get(key, key)
-        if name in self._homes or name in CONSTANTS:
+        if name in self._homes or name in CONSTANTS or self._group(name):
             return name
         if key == "multiagent":
             raise UnknownSettingError(
@@ -188,8 +218,9 @@ class SectionedConfig:
         return hint
 
     def __contains__(self, key: object) -> bool:
-        name = ALIASES.get(str(key), key)
-        return name in self._homes or name in CONSTANTS or key in self._foreign
+        name = ALIASES.get(str(key), str(key))
+        known = name in self._homes or name in CONSTANTS or bool(self._group(name))
+        return known or key in self._foreign
 
     def get(self, key: str, default: Any = None) -> Any:
         """Returns a setting, or `default` where there is none of that name."""

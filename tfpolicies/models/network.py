@@ -122,7 +122,7 @@ def model_source(
         return _complete(model, observation_space, dist_class, config, with_value=with_value)
 
     if custom is None:
-        _require_float32()
+        require_float32()
         shapes = tuple((encoded_shape(leaf), leaf.path) for leaf in space_leaves)
         settings = {k: v for k, v in config.items() if not k.startswith("custom_model")}
         key = ("catalog", shapes, num_outputs, with_value, fingerprint(settings))
@@ -154,12 +154,12 @@ def model_source(
         )
     if callable(custom):
         arguments = dict(config["custom_model_config"])
-        context = _context_of(custom, dist_class.space, config)
+        context = context_of(custom, dist_class.space, config)
 
         def make_custom(seed: int) -> keras.Model:
             del seed  # fresh weights are drawn from the layers' own initializers
             told = {**arguments, **context}
-            return complete(_model_of(custom, observation_space, num_outputs, told))
+            return complete(model_of(custom, observation_space, num_outputs, told))
 
         given = fingerprint([arguments, context.get("model_config")])
         factory_key = ("factory", custom, given, num_outputs, *value_key)
@@ -170,7 +170,7 @@ def model_source(
     )
 
 
-def _require_float32() -> None:
+def require_float32() -> None:
     """Checks that layers which say nothing else, as those of the catalog, compute in float32."""
     chosen = keras.config.dtype_policy()
     if chosen.compute_dtype != "float32":
@@ -193,7 +193,7 @@ def q_model_source(
     Raises:
         ModelError: if Keras's global dtype is not float32.
     """
-    _require_float32()
+    require_float32()
     found, config = model_leaves(observation_space), static["model"]
     hiddens, dueling = tuple(static["hiddens"]), static["dueling"]
     shapes = tuple((encoded_shape(leaf), leaf.path) for leaf in found)
@@ -208,7 +208,7 @@ def q_model_source(
     return ModelSource(key, make, None, is_catalog=True)
 
 
-def _context_of(
+def context_of(
     factory: Callable[..., Any], action_space: gym.Space, config: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Returns what a factory is given beside its own arguments, if it names it."""
@@ -220,7 +220,12 @@ def _context_of(
     return {name: value for name, value in offered.items() if name in named}
 
 
-def _model_of(factory: Any, space: gym.Space, num_outputs: int, arguments: Any) -> keras.Model:
+def model_of(factory: Any, space: gym.Space, num_outputs: int, arguments: Any) -> keras.Model:
+    """Returns what a factory of models gives for a space and its own arguments.
+
+    Raises:
+        ModelError: if it does not take them, or returns no Keras model.
+    """
     if not arguments and _takes_nothing(factory):
         model = factory()
     else:
@@ -401,7 +406,7 @@ def _complete(
                 "estimate the values itself: let it return them as 'vf_preds', of shape "
                 f"{'[B, T, 1]' if ports.memory else '[B, 1]'}."
             )
-        _require_float32()
+        require_float32()
         model = ActorCritic(model, _critic(model.name, observation_space, config))
         outputs = call_with_zeros(model, ports)
     if any(is_image(leaf.space) for leaf in ports.obs_leaves):

@@ -457,7 +457,7 @@ class TFPolicy(PolicyKind):
 
     def _hyper_stats(self) -> dict[str, float]:
         """Returns hyper-parameters in force, by the names they have in `learner_stats`."""
-        rates = self.program.functions.optimizer.rate_names
+        rates = self.program.spec.rates
         return {f"cur_{name}": self.hyper(name) for name in rates}
 
     def compute_gradients(
@@ -584,6 +584,9 @@ class TFPolicy(PolicyKind):
             raise ConfigError(f"{name} must be a number or None (no limit), got {value!r}.")
         index = self.program.spec.hyperparameters.index(name)
         self._state.hyper[index] = float("inf") if value is None else value
+        if name == "lr":  # also that of networks without a learning rate of their own
+            for rate in self.program.spec.rates_as_lr(self.config):
+                self._state.hyper[self._hyper_index(rate)] = self._state.hyper[index]
 
     def get_state(self) -> dict[str, Any]:
         """Returns everything that `set_state` restores, as copies.

@@ -84,7 +84,7 @@ def _parts(
     for name, column in columns.items():
         yield from ({f"train_batch[{name!r}]": leaf} for leaf in tf.nest.flatten(column))
     names = functions.spec.hyperparameters
-    yield {name: state.hyper[names.index(name)] for name in functions.optimizer.rate_names}
+    yield {name: state.hyper[names.index(name)] for name in functions.spec.rates}
     weights = {slot.key: state.arrays[slot.key] for slot in state.layout.of(*state.layout.updated)}
     yield {f"weights[{key!r}]": x for key, x in weights.items()}
     tensors = tf.nest.map_structure(tf.constant, dict(columns))

@@ -7,7 +7,7 @@ that moves towards it, and has an optimizer for its own variables.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -28,6 +28,7 @@ class NetworkPlan(NamedTuple):
     )
     lr: str = "lr"  # the hyper-parameter that is the learning rate of its optimizer
     every: int = 1  # its optimizer takes each n-th update, the first one included
+    key: Hashable = None  # tells apart what the class and its settings do not
 
 
 class ResidentNetwork(NamedTuple):

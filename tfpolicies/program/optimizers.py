@@ -79,11 +79,6 @@ class Optimizers:
         """Returns which optimizers take an update, counted from 0."""
         return [update % each.plan.every == 0 for each in self._all]
 
-    @property
-    def rate_names(self) -> list[str]:
-        """The hyper-parameters that are learning rates, each once."""
-        return list(dict.fromkeys(each.plan.lr for each in self._all))
-
     def set_learning_rates(self, rates: Mapping[str, tf.Tensor]) -> None:
         """Sets the learning rate of all of them, by the name that each has for it."""
         for each in self._all:

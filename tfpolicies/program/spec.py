@@ -123,6 +123,7 @@ class ProgramSpec:
             fingerprint({**self.static, "model": model}),
             self.explorer.key,
             self.source.key,
+            tuple(plan.key for plan in self.networks.values()),
         )
 
     @cached_property
@@ -130,6 +131,15 @@ class ProgramSpec:
         """What is planned of each network, by name; the one that acts, "model", is the first."""
         found = self.policy_class._networks(self.observation_space, self.dist_class, self.static)
         return dict(found)
+
+    @cached_property
+    def rates(self) -> tuple[str, ...]:
+        """The hyper-parameters that are learning rates of networks, each once."""
+        return tuple(dict.fromkeys(plan.lr for plan in self.networks.values()))
+
+    def rates_as_lr(self, config: Mapping[str, Any]) -> list[str]:
+        """Returns which learning rates of networks a config leaves None: those are `lr`."""
+        return [name for name in self.rates if config[name] is None]
 
     @property
     def noise_size(self) -> int:
@@ -173,15 +183,15 @@ class ProgramSpec:
     def hyper_values(self, config: Mapping[str, Any]) -> list[float]:
         """Returns the hyper-parameters of a config as numbers; None means infinite (no limit).
 
-        A learning rate that changes has its first value.
+        A learning rate that changes has its first value; that of one network is `lr` if it is None.
 
         Raises:
             ConfigError: if one of them is not a number.
         """
         values = []
         for name in self.hyperparameters:
-            value = config[name]
-            rate = changing_rate(value) if name == "lr" else None
+            value = config["lr" if name in self.rates_as_lr(config) else name]
+            rate = changing_rate(value) if name in self.rates else None
             if rate is not None:
                 value = rate.of(0)
             if value is not None and (

@@ -6,6 +6,7 @@ GRU), `attention.py` (attention over the last steps), `inspection.py` (what memo
 """
 
 from tfpolicies.models.catalog.build import build_model
+from tfpolicies.models.catalog.critic import ACTIONS, build_critic
 from tfpolicies.models.catalog.initializers import NormalizedColumns, initializer_of
 from tfpolicies.models.catalog.inspection import extra_inputs, memory_of
 from tfpolicies.models.catalog.layers import FreeLogStd
@@ -13,8 +14,10 @@ from tfpolicies.models.catalog.q_network import build_q_model
 from tfpolicies.models.settings import model_settings
 
 __all__ = [
+    "ACTIONS",
     "FreeLogStd",
     "NormalizedColumns",
+    "build_critic",
     "build_model",
     "build_q_model",
     "extra_inputs",

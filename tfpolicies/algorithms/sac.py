@@ -1,0 +1,282 @@
+"""Soft actor-critic for continuous actions, Haarnoja et al. 2018 (arXiv:1801.01290, 1812.05905).
+
+One training step: collect a fragment, keep its rows in a ring buffer, and update on rows drawn
+uniformly from it. Each update takes one step of each optimizer, all gradients being taken before:
+
+    J_Q = sum_i E[w l(Q_i(s, a) - y)]                (1812.05905, eq. 5; l: Huber, delta 1)
+    y = r + gamma^n (1 - terminated) (min_i Q'_i(s', a') - alpha log pi(a'|s'))     (eq. 6)
+    J_pi = E[alpha log pi(a~|s) - min_i Q_i(s, a~)]  (eq. 9; a~ = tanh(mean + std noise), eq. 8)
+    J_alpha = -log(alpha) E[log pi(a~|s) + H]        (eq. 18, by log(alpha) in place of alpha)
+
+where a' and a~ are drawn from the present policy by noise that is an input, and the targets Q'
+move behind each update: Q' <- tau Q + (1 - tau) Q'. A truncated episode is bootstrapped, a
+terminated one is not. log pi is that of the squashed action (1812.05905, appendix C).
+
+Deviations from the papers: the Huber loss in place of the square, as in RLlib; alpha is learned as
+its logarithm; the log standard deviation is clipped to [-5, 2]; actor and temperature are updated
+with the critics from before the update, not behind it; the rows of all updates of one training step
+are drawn before the first of them. Actions are in [-1, 1] inside, so that the entropy does not
+depend on the units of the action space. Discrete actions and prioritised replay are not offered.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import keras
+import tensorflow as tf
+
+from tfpolicies.algorithms.off_policy import (
+    OffPolicyAlgorithm,
+    OffPolicyConfig,
+    OffPolicyTFPolicy,
+    OffPolicyTraining,
+    check_rows_alone,
+    rows_alone,
+)
+from tfpolicies.batch.sample_batch import SampleBatch
+from tfpolicies.config.later import later
+from tfpolicies.config.setting import setting, told_of
+from tfpolicies.errors import ConfigError, UnsupportedSpaceError
+from tfpolicies.models.critics import critic_source
+from tfpolicies.models.defaults import MODEL_DEFAULTS
+from tfpolicies.models.distributions import ActionDistribution
+from tfpolicies.models.losses import huber, masked_mean
+from tfpolicies.models.network import ModelSource
+from tfpolicies.models.settings import model_settings
+from tfpolicies.models.spaces import is_float_box
+from tfpolicies.program.networks import NetworkPlan
+from tfpolicies.rules import AMOUNT, BOOL, POSITIVE, Rule, is_number
+
+
+class SACTFPolicy(OffPolicyTFPolicy):
+    """The mathematics of SAC, for any runtime.
+
+    Its networks are the actor, which alone acts and is exported, the `critic` (two of them with
+    `twin_q`) and the `temperature`. `learn_on_batch` gives `td_error` `[B]`.
+    """
+
+    config_class = later("SACConfig")
+    hyperparameters = (
+        *OffPolicyTFPolicy.hyperparameters,
+        "actor_lr",
+        "critic_lr",
+        "entropy_lr",
+        "target_entropy",
+    )
+    static_keys = (*OffPolicyTFPolicy.static_keys, "initial_alpha", "q_model_config", "twin_q")
+    _learns_beside_acting = True
+
+    def loss(self, model: Any, dist_class: Any, train_batch: Any) -> list[tf.Tensor]:
+        """Returns the losses of actor, critics and temperature."""
+        mask, noise = train_batch["loss_mask"], tf.split(self.learning_noise, 2, axis=-1)
+        obs, reached = train_batch[SampleBatch.OBS], train_batch[SampleBatch.NEXT_OBS]
+        critic, target_critic = self.networks["critic"], self.followers["critic"]
+        log_alpha = self.networks["temperature"]()
+        alpha = tf.stop_gradient(tf.exp(log_alpha))
+
+        policy = dist_class(model(train_batch)[0])
+        actions, logp = policy.sample(noise[0]), policy.sampled_logp(noise[0])
+        next_policy = dist_class(model({SampleBatch.OBS: reached})[0])
+        next_actions, next_logp = next_policy.sample(noise[1]), next_policy.sampled_logp(noise[1])
+
+        next_q = tf.reduce_min(target_critic(reached, actions=next_actions), axis=-1)
+        soft_values = next_q - alpha * next_logp
+        targets = train_batch[SampleBatch.REWARDS] + self.discounts(train_batch) * soft_values
+        q = critic(obs, actions=train_batch[SampleBatch.ACTIONS])  # [B, 1], or 2 with twin_q
+        errors = q - tf.stop_gradient(targets)[:, None]
+        weighted = train_batch["weights"][:, None] * huber(errors)
+        critic_loss = masked_mean(tf.reduce_sum(weighted, axis=-1), mask)
+
+        best_q = tf.reduce_min(critic(obs, actions=actions), axis=-1)
+        actor_loss = masked_mean(alpha * logp - best_q, mask)
+
+        target_entropy = self._target_entropy(dist_class)
+        gap = masked_mean(tf.stop_gradient(logp), mask) + target_entropy
+        alpha_loss = -log_alpha * gap
+
+        self.record(
+            actor_loss=actor_loss,
+            critic_loss=critic_loss / q.shape[-1],
+            alpha_loss=alpha_loss,
+            alpha_value=alpha,
+            target_entropy=target_entropy,
+        )
+        self._record_values(q[:, 0], tf.reduce_mean(tf.abs(errors), axis=-1), mask)
+        return [actor_loss, critic_loss, alpha_loss]
+
+    def _target_entropy(self, dist_class: Any) -> tf.Tensor:
+        """Returns H: the setting, or minus the dimension of the action where that is "auto"."""
+        given = self.config["target_entropy"]
+        return tf.where(tf.math.is_inf(given), -float(_dimension(dist_class)), given)
+
+    @classmethod
+    def _learning_noise(cls, dist_class: Any, static: Mapping[str, Any]) -> int:
+        """Two actions are drawn for each row: of its observation, and of the one it reached."""
+        del static
+        return 2 * _dimension(dist_class)
+
+    @classmethod
+    def _networks(
+        cls, observation_space: gym.Space, dist_class: Any, static: Mapping[str, Any]
+    ) -> dict[str, NetworkPlan]:
+        """Returns the plans of actor, critics and temperature.
+
+        Raises:
+            ConfigError: for settings that critics cannot have, such as a memory.
+        """
+        config = model_settings(static["q_model_config"])
+        check_rows_alone("q_model_config", config, cls.__name__)
+        source = critic_source(observation_space, dist_class, config, 1 + static["twin_q"])
+        start = math.log(static["initial_alpha"])
+        return {
+            "model": NetworkPlan(lr="actor_lr"),
+            "critic": NetworkPlan(source.make, follower=True, lr="critic_lr", key=source.key),
+            "temperature": NetworkPlan(lambda: Temperature(start), lr="entropy_lr"),
+        }
+
+    @classmethod
+    def _distribution(cls, action_space: gym.Space, static: Mapping[str, Any]) -> Any:
+        """Returns a squashed Gaussian, or without `normalize_actions` one that is not squashed.
+
+        Raises:
+            ConfigError: for a distribution that does not transform normal noise.
+        """
+        usual = "squashed_gaussian" if static["normalize_actions"] else "diag_gaussian"
+        chosen = static["model"]["custom_action_dist"]
+        found = ActionDistribution.of(action_space, usual if chosen is None else chosen)
+        if {kind for kind, _ in found.noise_blocks} != {"normal"}:
+            raise ConfigError(
+                f"model['custom_action_dist'] must transform normal noise for {cls.__name__}, "
+                f"whose actions are drawn while it learns; got {chosen!r}."
+            )
+        return found
+
+    @classmethod
+    def _model_source(
+        cls,
+        observation_space: gym.Space,
+        dist_class: Any,
+        static: Mapping[str, Any],
+        *,
+        with_value: bool,
+    ) -> ModelSource:
+        """Returns where actors come from; a model of the user's gives `[B, 2 k]` for k components.
+
+        Raises:
+            ConfigError: for settings of models that an actor cannot have, such as a memory.
+            ModelError: for a model of the user's that has a memory or reads previous actions.
+        """
+        check_rows_alone("model", static["model"], cls.__name__)
+        source = super()._model_source(observation_space, dist_class, static, with_value=with_value)
+        return source._replace(make=lambda seed: rows_alone(source.make(seed)))
+
+    def validate_spaces(
+        self, observation_space: gym.Space, action_space: gym.Space, config: Mapping[str, Any]
+    ) -> None:
+        super().validate_spaces(observation_space, action_space, config)
+        if not is_float_box(action_space) or len(action_space.shape or ()) != 1:
+            raise UnsupportedSpaceError(
+                f"{type(self).__name__} supports one-dimensional Boxes of floats as action spaces "
+                f"only, got {action_space}. For Discrete actions use DQN or PPO; flatten other "
+                "Boxes in the environment, for example with a gymnasium.ActionWrapper."
+            )
+
+
+def _dimension(dist_class: Any) -> int:
+    return math.prod(dist_class.space.shape)
+
+
+class Temperature(keras.layers.Layer):
+    """The logarithm of alpha, one variable; `call()` returns it.
+
+    Args:
+        start: its first value.
+    """
+
+    def __init__(self, start: float) -> None:
+        super().__init__(name="temperature")
+        initializer = keras.initializers.Constant(start)
+        self.log_alpha = self.add_weight(name="log_alpha", shape=(), initializer=initializer)
+
+    def call(self) -> Any:
+        return tf.convert_to_tensor(self.log_alpha)
+
+
+class SACTF2Policy(SACTFPolicy):
+    """SAC on traced TensorFlow functions.
+
+    >>> from gymnasium import spaces
+    >>> space, actions = spaces.Box(-1, 1, (3,)), spaces.Box(-2, 2, (1,))
+    >>> policy = SACTF2Policy(space, actions, {"seed": 0, "inference": "tf"})
+    >>> policy.compute_actions([space.sample(), space.sample()]).actions.shape
+    (2, 1)
+    """
+
+
+class SACTF1Policy(SACTFPolicy):
+    """SAC in graph mode, in a `tf.Graph` and its own session."""
+
+    runtime = "session"
+
+
+class SAC(OffPolicyAlgorithm):
+    """The training loop of SAC; made by `SACConfig().build()`."""
+
+    config_class = later("SACConfig")
+    policy_classes = {"tf2": SACTF2Policy, "tf": SACTF1Policy}
+
+
+_ENTROPY = Rule(lambda x: x is None or is_number(x), "a number, or 'auto'")
+_OWN_RATE = AMOUNT.or_none()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SACTraining(OffPolicyTraining):
+    """The training settings of SAC; `model` is the actor's, which RLlib calls policy_model_config.
+
+    RLlib's `optimization` are the three learning rates.
+    """
+
+    lr: Any = 3e-4
+    actor_lr: float | None = setting(None, _OWN_RATE)  # None: lr
+    critic_lr: float | None = setting(None, _OWN_RATE)  # None: lr
+    entropy_lr: float | None = setting(None, _OWN_RATE)  # of log(alpha); None: lr
+    grad_clip_by: str = "norm"
+    train_batch_size: int = 256
+    model: Mapping[str, Any] = setting({**MODEL_DEFAULTS, "fcnet_activation": "relu"})
+    q_model_config: Mapping[str, Any] = setting(  # the critics'
+        {**MODEL_DEFAULTS, "fcnet_activation": "relu"}, **told_of(OffPolicyTraining)["model"]
+    )
+    twin_q: bool = setting(True, BOOL)  # two critics, of which the smaller value counts
+    initial_alpha: float = setting(1.0, POSITIVE)
+    target_entropy: float | None = setting(  # nats; None, which "auto" means: -dim(A)
+        None, _ENTROPY, kept=lambda x: None if x == "auto" else x
+    )
+    tau: float = 5e-3
+    target_network_update_freq: int = 0
+    num_steps_sampled_before_learning_starts: int = 1500
+    replay_buffer_config: Mapping[str, Any] = setting(
+        {"type": "MultiAgentReplayBuffer", "capacity": 1_000_000}
+    )
+
+
+class SACConfig(OffPolicyConfig):
+    """The config of SAC.
+
+    >>> config = SACConfig().environment("Pendulum-v1").training(
+    ...     optimization_config={"critic_learning_rate": 1e-3}, twin_q=False
+    ... )
+    >>> config.critic_lr, config.tau, config.fragment_length()
+    (0.001, 0.005, 1)
+    """
+
+    training_section = SACTraining
+
+    def __init__(self, algo_class: type | None = None) -> None:
+        super().__init__(algo_class or SAC)
+        self.reporting(min_time_s_per_iteration=1, min_sample_timesteps_per_iteration=100)
