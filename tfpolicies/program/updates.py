@@ -372,7 +372,7 @@ class Updates:
             minibatches = minibatches.padded_to(capacity)
         learner, place = self._learner(form, fetches=fetches), self._runtime.placed
         columns = batch.placed(capacity, place)
-        index, mask, along = map(place, (minibatches.rows, minibatches.mask, minibatches.along))
+        index, mask, along = place((minibatches.rows, minibatches.mask, minibatches.along))
         shapes = capacity, *minibatches.rows.shape
         totals, first, steps = self._no_totals, 0, minibatches.steps
         while True:
