@@ -136,22 +136,13 @@ def announce(
         on_created(part, context.copy_with(i), i)
 
 
-def make_environments(
-    source: Any,
-    num_envs: int,
-    context: EnvContext,
-    on_created: Callable[[Any, EnvContext, int], None] | None = None,
-    *,
-    checked: bool = True,
-) -> Environments:
-    """Makes `num_envs` environments of one agent and puts them behind one step.
-
-    The arguments are those of `make_any_environments`.
+def make_environments(source: Any, num_envs: int, context: EnvContext) -> Environments:
+    """Makes environments of one agent; the arguments are those of `make_any_environments`.
 
     Raises:
         EnvError: for an unknown name, or if nothing usable is made; also for several agents.
     """
-    made = make_any_environments(source, num_envs, context, on_created, checked=checked)
+    made = make_any_environments(source, num_envs, context)
     if not isinstance(made, Environments):
         made.close()  # type: ignore[union-attr]
         raise EnvError(
