@@ -19,7 +19,7 @@ from environments import (
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
-from tfpolicies.envs.making import EnvContext, make_any_environments, make_environments
+from tfpolicies.envs.making import EnvContext, make_environments
 from tfpolicies.envs.vector import PlainEnvironments, VectorEnvironments
 from tfpolicies.errors import EnvError
 
@@ -244,8 +244,7 @@ def test_environments_of_one_worker_must_share_their_action_space():
 @pytest.mark.core
 def test_a_registered_name_with_a_vector_implementation_is_stepped_by_it():
     created = []
-    context = EnvContext({})
-    envs = make_any_environments("CartPole-v1", 4, context, lambda *told: created.append(told))
+    envs = make_environments("CartPole-v1", 4, EnvContext({}), lambda *told: created.append(told))
     assert [(env, context.vector_index, i) for env, context, i in created] == [
         (envs.env, i, i) for i in range(4)
     ]
@@ -468,7 +467,7 @@ if sys.version_info >= (3, 11):  # older ones have no EnvPool wheel
 
 @pytest.mark.parametrize("checked", [True, False])
 def test_gymnasiums_checker_watches_environments_unless_it_is_disabled(checked):
-    envs = make_any_environments("CartPole-v1", 1, EnvContext({}), checked=checked)
+    envs = make_environments("CartPole-v1", 1, EnvContext({}), checked=checked)
     assert ("PassiveEnvChecker" in str(envs.get_sub_environments()[0])) is checked
 
 

@@ -36,19 +36,18 @@ class DynamicTFPolicyV2(EagerTFPolicyV2):
     runtime = "session"
 
 
-class _Said:
-    """A base whose constructor does nothing, whatever it is given: the config says it."""
-
-    def __init__(self, *args: Any, **named: Any) -> None:
-        del args, named
-
-
-class LearningRateSchedule(_Said):
+class LearningRateSchedule:
     """Says nothing new: `lr_schedule` is a setting, and `cur_lr` of every policy is in force."""
 
+    def __init__(self, lr: Any = None, lr_schedule: Any = None) -> None:
+        del lr, lr_schedule
 
-class EntropyCoeffSchedule(_Said):
+
+class EntropyCoeffSchedule:
     """Gives a policy whose hyper-parameters have `entropy_coeff` that as an attribute."""
+
+    def __init__(self, entropy_coeff: Any = None, entropy_coeff_schedule: Any = None) -> None:
+        del entropy_coeff, entropy_coeff_schedule
 
     @property
     def entropy_coeff(self: Any) -> Any:
@@ -56,8 +55,11 @@ class EntropyCoeffSchedule(_Said):
         return self._in_force("entropy_coeff")
 
 
-class KLCoeffMixin(_Said):
+class KLCoeffMixin:
     """Gives a policy whose hyper-parameters have `kl_coeff` that as an attribute."""
+
+    def __init__(self, config: Any = None) -> None:
+        del config
 
     @property
     def kl_coeff(self: Any) -> Any:
@@ -65,8 +67,11 @@ class KLCoeffMixin(_Said):
         return self._in_force("kl_coeff")
 
 
-class ValueNetworkMixin(_Said):
+class ValueNetworkMixin:
     """Says nothing new: `compute_gae_for_sample_batch` asks the model for values itself."""
+
+    def __init__(self, config: Any = None) -> None:
+        del config
 
 
 def compute_gae_for_sample_batch(

@@ -38,15 +38,6 @@ from tfpolicies.storage.arrays_json import (
 from tfpolicies.storage.import_paths import Missing, describe, import_path
 from tfpolicies.storage.spaces_json import decode_space, encode_space
 
-__all__ = [
-    "Missing",
-    "decode_value",
-    "encode_value",
-    "find_missing",
-    "import_path",
-    "warn_of_unavailable",
-]
-
 _COLLECTIONS: dict[str, type[Any]] = {"$tuple": tuple, "$set": set, "$frozenset": frozenset}
 _TAGS = {kind: tag for tag, kind in _COLLECTIONS.items()}
 
