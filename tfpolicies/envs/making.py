@@ -230,9 +230,11 @@ def _registered(
             mode = "vector_entry_point"
             return gym.make_vec(name, num_envs, vectorization_mode=mode, **arguments)
 
-        # the vector implementation may know fewer arguments than the plain one
-        with contextlib.suppress(TypeError):
-            return _made_by(make_vector, VectorEnvironments(make_vector(0)))
+        vector = None
+        with contextlib.suppress(TypeError):  # it may know fewer arguments than the plain one
+            vector = make_vector(0)
+        if vector is not None:
+            return _made_by(make_vector, VectorEnvironments(vector))
 
     def make(index: int) -> gym.Env:
         del index
