@@ -25,15 +25,6 @@ from tfpolicies.errors import (
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = [
-    "DEFAULT_POLICY_ID",
-    "MultiAgentBatch",
-    "SampleBatch",
-    "concat_samples",
-    "concat_samples_into_ma_batch",
-    "convert_ma_batch_to_sample_batch",
-]
-
 DEFAULT_POLICY_ID = "default_policy"
 
 _OBSERVATIONS = frozenset({"obs", "new_obs"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -71,21 +72,16 @@ def policy_specs(policies: Any) -> dict[str, PolicySpec]:
     >>> policy_specs(["a"]) == policy_specs({"a": (None, None, None, None)}) == {"a": PolicySpec()}
     True
     """
-    if isinstance(policies, Mapping):
-        specs = {policy_id: _policy_spec(policy_id, given) for policy_id, given in policies.items()}
-    elif isinstance(policies, list | tuple | set | frozenset):
-        ids = sorted(policies, key=str) if isinstance(policies, set | frozenset) else policies
-        for policy_id in ids:
-            validate_policy_id(policy_id, error=True)  # before it is asked for its hash
-        specs = {policy_id: PolicySpec() for policy_id in ids}
-    else:
+    if not isinstance(policies, Mapping | list | tuple | set | frozenset):
         raise ConfigError(
             "policies must be a list, set or tuple of policy ids, or a dict {id: PolicySpec or "
             f"(class, observation_space, action_space, config)}}, got {policies!r}."
         )
-    for policy_id in specs:
-        validate_policy_id(policy_id, error=True)
-    return specs
+    ids = sorted(policies, key=str) if isinstance(policies, set | frozenset) else list(policies)
+    for policy_id in ids:
+        validate_policy_id(policy_id, error=True)  # before it is asked for its hash
+    given = policies if isinstance(policies, Mapping) else dict.fromkeys(ids, PolicySpec())
+    return {policy_id: _policy_spec(policy_id, given[policy_id]) for policy_id in ids}
 
 
 def _policy_spec(policy_id: str, given: Any) -> PolicySpec:
@@ -97,19 +93,19 @@ def _policy_spec(policy_id: str, given: Any) -> PolicySpec:
                 f"config), or PolicySpecs; {here} is {given!r}."
             )
         given = PolicySpec(*given)
-    policy_class, config = given.policy_class, given.config
-    valid = policy_class is None or isinstance(policy_class, type)
-    check(valid, f"{here}.policy_class", "a class of policies or None", policy_class)
-    for name in ("observation_space", "action_space"):
-        space = getattr(given, name)
-        valid = space is None or isinstance(space, gym.Space)
-        check(valid, f"{here}.{name}", "a gymnasium space or None", space)
+    config = given.config
     if isinstance(config, SectionedConfig):
         config = config.settings_for(type(config))  # all of them
-    valid = config is None or isinstance(config, Mapping)
-    check(valid, f"{here}.config", "a dict or AlgorithmConfig, or None", config)
+    for name, kind, rule in (
+        ("policy_class", type, "a class of policies or None"),
+        ("observation_space", gym.Space, "a gymnasium space or None"),
+        ("action_space", gym.Space, "a gymnasium space or None"),
+        ("config", Mapping, "a dict or AlgorithmConfig, or None"),
+    ):
+        found = config if name == "config" else getattr(given, name)
+        check(found is None or isinstance(found, kind), f"{here}.{name}", rule, found)
     config = _with_connector_states(here, copied(config))
-    return PolicySpec(policy_class, given.observation_space, given.action_space, config)
+    return dataclasses.replace(given, config=config)
 
 
 def _with_connector_states(here: str, config: Any) -> Any:

@@ -7,7 +7,7 @@ import copy
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import gymnasium as gym
@@ -144,9 +144,7 @@ def make_environments(
     *,
     checked: bool = True,
 ) -> Environments:
-    """Makes `num_envs` environments of one agent and puts them behind one step.
-
-    The arguments are those of `make_any_environments`.
+    """Makes environments of one agent; the arguments are those of `make_any_environments`.
 
     Raises:
         EnvError: for an unknown name, or if nothing usable is made; also for several agents.
@@ -232,9 +230,11 @@ def _registered(
             mode = "vector_entry_point"
             return gym.make_vec(name, num_envs, vectorization_mode=mode, **arguments)
 
-        # the vector implementation may know fewer arguments than the plain one
-        with contextlib.suppress(TypeError):
-            return _made_by(make_vector, VectorEnvironments(make_vector(0)))
+        vector = None
+        with contextlib.suppress(TypeError):  # it may know fewer arguments than the plain one
+            vector = make_vector(0)
+        if vector is not None:
+            return _made_by(make_vector, VectorEnvironments(vector))
 
     def make(index: int) -> gym.Env:
         del index
@@ -243,7 +243,7 @@ def _registered(
     return _made_by(make, PlainEnvironments([make(i) for i in range(num_envs)]))
 
 
-_Made = TypeVar("_Made", Environments, MultiAgentEnvironments)
+_Made = TypeVar("_Made", bound="Environments | MultiAgentEnvironments")
 
 
 def _made_by(make: Callable[[int], Any], made: _Made) -> _Made:
@@ -308,37 +308,43 @@ def _instance(
 ) -> Environments | MultiAgentEnvironments:
     """Returns an environment that is given itself, behind one step."""
     require_alone(env, num_envs, context.num_workers, evaluates=False)
-    if isinstance(env, VectorEnv):
-        return VectorEnvironments(env)
-    if isinstance(env, MultiAgentEnv) or is_pettingzoo(env):
-        return MultiAgentEnvironments([_multi_agent(env)])
-    return PlainEnvironments([env])
+    return _stepped([_of_our_api(env)])
 
 
 def _by_creator(
     create: Callable[[EnvContext], Any], source: Any, num_envs: int, context: EnvContext
 ) -> Environments | MultiAgentEnvironments | None:
-    def make(index: int) -> Any:
-        return create(context.copy_with(index))
-
     first = create(context)
     if first is None:
         return None
-    if isinstance(first, VectorEnv):
-        return _made_by(make, VectorEnvironments(first))
-    several = isinstance(first, MultiAgentEnv) or is_pettingzoo(first)
-    if not several and not isinstance(first, gym.Env):
+    if not isinstance(first, gym.Env | VectorEnv) and not is_pettingzoo(first):
         raise _unusable(source, first)
-    envs = [first, *(make(i) for i in range(1, num_envs))]
-    if len({id(env) for env in envs}) < num_envs:
+    count = 1 if isinstance(first, VectorEnv) else num_envs
+    envs = [first, *(create(context.copy_with(i)) for i in range(1, count))]
+    if len({id(env) for env in envs}) < count:
         raise EnvError(
             f"{source!r} gives one environment again and again, but {num_envs} are to be stepped "
             "together. Give a creator that makes a new one at each call."
         )
-    if not several:
-        return _made_by(make, PlainEnvironments(envs))
-    made = MultiAgentEnvironments([_multi_agent(env) for env in envs])
-    return _made_by(lambda index: _multi_agent(make(index)), made)
+
+    def make(index: int) -> Any:
+        return _of_our_api(create(context.copy_with(index)))
+
+    return _made_by(make, _stepped([_of_our_api(env) for env in envs]))
+
+
+def _stepped(envs: Sequence[Any]) -> Environments | MultiAgentEnvironments:
+    """Returns environments behind one step."""
+    if isinstance(envs[0], VectorEnv):
+        return VectorEnvironments(envs[0])
+    if isinstance(envs[0], MultiAgentEnv):
+        return MultiAgentEnvironments(envs)
+    return PlainEnvironments(envs)
+
+
+def _of_our_api(env: Any) -> Any:
+    """Returns an environment of PettingZoo as a `MultiAgentEnv`, and others as they are."""
+    return pettingzoo_env(env) if is_pettingzoo(env) else env
 
 
 def _unusable(source: Any, made: Any) -> EnvError:
@@ -347,10 +353,6 @@ def _unusable(source: Any, made: Any) -> EnvError:
         f"PettingZoo environment, but gave {type(made).__name__}. Subclass gymnasium.Env or "
         "MultiAgentEnv, or wrap it."
     )
-
-
-def _multi_agent(env: Any) -> MultiAgentEnv:
-    return env if isinstance(env, MultiAgentEnv) else pettingzoo_env(env)
 
 
 def _takes_an_argument(kind: type) -> bool:

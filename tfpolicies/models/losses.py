@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -35,21 +36,17 @@ def clip_gradients(
 
     An infinite limit leaves them as they are, so that "no clipping" needs no code of its own.
     """
-    gradients = [gradient for gradient, _ in pairs]
-    present = [g for g in gradients if g is not None]
-    if how == "global_norm":
-        norm = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(g)) for g in present]))
-        scales = [_shrink(norm, limit)] * len(gradients)
-    elif how == "norm":
-        norms = [None if g is None else tf.norm(g) for g in gradients]
-        scales = [None if n is None else _shrink(n, limit) for n in norms]
-    else:
-        clipped = [None if g is None else tf.clip_by_value(g, -limit, limit) for g in gradients]
-        return [(g, variable) for g, (_, variable) in zip(clipped, pairs, strict=True)]
-    return [
-        (None if gradient is None else gradient * scale, variable)
-        for (gradient, variable), scale in zip(pairs, scales, strict=True)
-    ]
+
+    def with_each(clipped: Callable[[Any], Any]) -> list[tuple[Any, Any]]:
+        return [(None if g is None else clipped(g), variable) for g, variable in pairs]
+
+    if how == "value":
+        return with_each(lambda g: tf.clip_by_value(g, -limit, limit))
+    if how == "norm":
+        return with_each(lambda g: g * _shrink(tf.norm(g), limit))
+    squares = [tf.reduce_sum(tf.square(g)) for g, _ in pairs if g is not None]
+    scale = _shrink(tf.sqrt(tf.add_n(squares)), limit)
+    return with_each(lambda g: g * scale)
 
 
 def _shrink(norm: tf.Tensor, limit: tf.Tensor) -> tf.Tensor:

@@ -226,10 +226,12 @@ def model_of(factory: Any, space: gym.Space, num_outputs: int, arguments: Any) -
     Raises:
         ModelError: if it does not take them, or returns no Keras model.
     """
-    if not arguments and _takes_nothing(factory):
+    signature = _signature(factory)
+    if signature is not None and not arguments and not signature.parameters:
         model = factory()
     else:
-        _require_call(factory, space, num_outputs, arguments)
+        if signature is not None:
+            _require_call(factory, signature, space, num_outputs, arguments)
         model = factory(space, num_outputs, **arguments)
     if not isinstance(model, keras.Model):
         raise ModelError(
@@ -239,34 +241,25 @@ def model_of(factory: Any, space: gym.Space, num_outputs: int, arguments: Any) -
     return model
 
 
-def _signature(factory: Any) -> inspect.Signature:
-    """Returns what a factory of models takes; of a model class without `self`.
-
-    Raises:
-        ValueError: if Python cannot tell.
-    """
+def _signature(factory: Any) -> inspect.Signature | None:
+    """Returns what a factory of models takes, without `self`; None if Python cannot tell."""
     is_model_class = isinstance(factory, type) and issubclass(factory, keras.Model)
-    signature = inspect.signature(factory.__init__ if is_model_class else factory)
-    if not is_model_class:
-        return signature
-    return signature.replace(parameters=list(signature.parameters.values())[1:])
-
-
-def _takes_nothing(factory: Any) -> bool:
     try:
-        return not _signature(factory).parameters
+        signature = inspect.signature(factory.__init__ if is_model_class else factory)
     except (TypeError, ValueError):
-        return False
+        return None
+    return signature.replace(parameters=list(signature.parameters.values())[is_model_class:])
 
 
-def _require_call(factory: Any, space: gym.Space, num_outputs: int, arguments: Any) -> None:
+def _require_call(
+    factory: Any, signature: inspect.Signature, space: gym.Space, num_outputs: int, arguments: Any
+) -> None:
     """Checks that a factory takes what it will be called with.
 
     Raises:
         ModelError: if it does not; it shows the signature.
     """
     try:
-        signature = _signature(factory)
         signature.bind(space, num_outputs, **arguments)
     except TypeError as error:
         name = getattr(factory, "__name__", repr(factory))
@@ -276,8 +269,6 @@ def _require_call(factory: Any, space: gym.Space, num_outputs: int, arguments: A
             f"**custom_model_config), but {error}. Give a model instance, or a function that makes "
             f"the model: lambda observation_space, num_outputs: {name}(...)."
         ) from error
-    except ValueError:  # Python cannot tell its signature
-        return
 
 
 def ports_of(

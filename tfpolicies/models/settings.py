@@ -53,6 +53,13 @@ def pair(value: int | tuple[int, int] | list[int]) -> tuple[int, int]:
 
 
 _MEMORIES = ("use_lstm", "use_gru", "use_attention")
+_READ_BY = {
+    "lstm_use_prev_action": ("use_lstm", "use_gru"),
+    "lstm_use_prev_reward": ("use_lstm", "use_gru"),
+    "attention_use_n_prev_actions": ("use_attention",),
+    "attention_use_n_prev_rewards": ("use_attention",),
+}
+"""What settings are of no effect without: one of some memories."""
 
 
 def _check_together(settings: Mapping[str, Any]) -> None:
@@ -72,18 +79,11 @@ def _check_together(settings: Mapping[str, Any]) -> None:
             f"model['no_final_linear'] must be False with {used[0]}, got True: the outputs are a "
             "linear layer behind the memory."
         )
-    recurrent = settings["use_lstm"] or settings["use_gru"]
-    for key in ("lstm_use_prev_action", "lstm_use_prev_reward"):
-        if settings[key] and not recurrent:
+    for key, memories in _READ_BY.items():
+        if settings[key] and not any(settings[memory] for memory in memories):
             raise ModelSettingError(
-                f"model[{key!r}] must be False without use_lstm or use_gru, got True. Add "
-                "model={'use_lstm': True}."
-            )
-    for key in ("attention_use_n_prev_actions", "attention_use_n_prev_rewards"):
-        if settings[key] and not settings["use_attention"]:
-            raise ModelSettingError(
-                f"model[{key!r}] must be 0 without use_attention, got {settings[key]}. Add "
-                "model={'use_attention': True}."
+                f"model[{key!r}] must be {MODEL_DEFAULTS[key]} without {' or '.join(memories)}, "
+                f"got {settings[key]}. Add model={{{memories[0]!r}: True}}."
             )
     training, acting = (settings[f"attention_memory_{x}"] for x in ("training", "inference"))
     if training not in (acting, MODEL_DEFAULTS["attention_memory_training"]):

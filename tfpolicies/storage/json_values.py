@@ -38,15 +38,6 @@ from tfpolicies.storage.arrays_json import (
 from tfpolicies.storage.import_paths import Missing, describe, import_path
 from tfpolicies.storage.spaces_json import decode_space, encode_space
 
-__all__ = [
-    "Missing",
-    "decode_value",
-    "encode_value",
-    "find_missing",
-    "import_path",
-    "warn_of_unavailable",
-]
-
 _COLLECTIONS: dict[str, type[Any]] = {"$tuple": tuple, "$set": set, "$frozenset": frozenset}
 _TAGS = {kind: tag for tag, kind in _COLLECTIONS.items()}
 
@@ -131,19 +122,25 @@ def find_missing(value: Any) -> dict[str, Missing]:
     >>> find_missing({"multi_agent": {"mapping": Missing("train:<lambda>")}, "lr": 0.1})
     {"['multi_agent']['mapping']": Missing(name='train:<lambda>', importable=False)}
     """
-    return dict(_walk_missing(value, ""))
+    return {place: found for place, found in parts_in(value, "") if isinstance(found, Missing)}
 
 
-def _walk_missing(value: Any, place: str) -> Iterator[tuple[str, Missing]]:
-    if isinstance(value, Missing):
-        yield place, value
-    elif isinstance(value, dict):
+def parts_in(value: Any, place: str) -> Iterator[tuple[str, Any]]:
+    """Yields what is in nested dicts, lists, tuples and sets, each with its place in words.
+
+    Args:
+        value: anything.
+        place: what to call it.
+    """
+    if isinstance(value, dict):
         for key, element in value.items():
-            yield from _walk_missing(key, f"{place}.keys()")
-            yield from _walk_missing(element, f"{place}[{key!r}]")
-    elif isinstance(value, (list, tuple, set, frozenset)):
+            yield from parts_in(key, f"{place}.keys()")
+            yield from parts_in(element, f"{place}[{key!r}]")
+    elif isinstance(value, list | tuple | set | frozenset):
         for index, element in enumerate(value):
-            yield from _walk_missing(element, f"{place}[{index}]")
+            yield from parts_in(element, f"{place}[{index}]")
+    else:
+        yield place, value
 
 
 def _encode(value: Any) -> Any:

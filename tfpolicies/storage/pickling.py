@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from tfpolicies.errors import UnpicklableError
 from tfpolicies.storage.checkpoint import Arrays, Checkpoint, PolicyPart
 from tfpolicies.storage.import_paths import describe, import_path
+from tfpolicies.storage.json_values import parts_in
 
 
 def refuse_pickling(owner: Any, instead: str) -> NoReturn:
@@ -33,24 +34,13 @@ def require_named(what: Mapping[str, Any]) -> None:
     Raises:
         UnpicklableError: naming the first one that it cannot, such as a lambda.
     """
-    for place, found in _functions(dict(what), ""):
-        if import_path(found) is None:
+    for place, found in (pair for name, x in what.items() for pair in parts_in(x, name)):
+        if isinstance(found, type | types.FunctionType) and import_path(found) is None:
             raise UnpicklableError(
                 f"{place} is {describe(found)}, which another process cannot find by its name. "
                 "Define it at the top level of a module. Or save a checkpoint, and load it there "
                 "with from_checkpoint(path, config={...})."
             )
-
-
-def _functions(value: Any, place: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        for key, each in value.items():
-            yield from _functions(each, f"{place}[{key!r}]" if place else str(key))
-    elif isinstance(value, list | tuple | set | frozenset):
-        for i, each in enumerate(value):
-            yield from _functions(each, f"{place}[{i}]")
-    elif isinstance(value, type | types.FunctionType):
-        yield place, value
 
 
 def frozen_part(part: PolicyPart) -> tuple[bytes, Arrays]:
