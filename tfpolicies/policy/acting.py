@@ -105,7 +105,7 @@ class ProgramActing:
         wanted = self.config["inference"]
         if wanted != "auto":
             return [wanted]
-        return self.program.inference.fitting()
+        return [name for name, way in RUNTIMES.items() if way.fits(self.program.inference)]
 
     def _resolved(self) -> Actor:
         *others, last = self._candidates()

@@ -32,17 +32,17 @@ _TOLERANCE = 1e-4
 
 
 class Way(NamedTuple):
-    """A runtime that acts, by functions of a Program's runtime.
+    """A runtime that acts.
 
-    `build` and `stack` may raise anything for what they cannot do; both are called at most once for
-    a Program.
+    What is converted takes its functions, their signatures and the outputs of acting from the
+    `eager` runtime of a Program's inference. `build` and `stack` may raise anything for what they
+    cannot do; both are called at most once for a Program.
     """
 
     name: str  # in messages
-    fits: Callable[[Runtime], bool]  # whether "auto" takes it, if it can be built
-    build: Callable[[Runtime], Actor]
-    stack: Callable[[Runtime], stacked.StackedActor | None] = lambda runtime: None  # one by one
-    converts: bool = True  # the functions over eager variables, in graph mode, too
+    fits: Callable[[Inference], bool]  # whether "auto" takes it, if it can be built
+    build: Callable[[Inference], Actor]
+    stack: Callable[[Inference], stacked.StackedActor | None]  # None: states act one by one
 
 
 class Inference:
@@ -90,16 +90,9 @@ class Inference:
                 self._actors[inference] = self._made(RUNTIMES[inference])
             return self._actors[inference]
 
-    def fitting(self) -> list[str]:
-        """Returns the `RUNTIMES` that "auto" takes, the first that can be made before others."""
-        return [name for name, way in RUNTIMES.items() if way.fits(self._source(way))]
-
-    def _source(self, way: Way) -> Runtime:
-        return self.eager if way.converts else self.runtime
-
     def _made(self, way: Way) -> Actor:
         try:
-            actor = way.build(self._source(way))
+            actor = way.build(self)
         except Exception as error:
             raise ConfigError(
                 f"the model cannot run in {way.name}; use inference='tf' for it. Reason: "
@@ -145,8 +138,7 @@ class Inference:
 
     def _stack_up(self, inference: str) -> stacked.StackedActor | None:
         try:
-            way = RUNTIMES[inference]
-            actor = way.stack(self._source(way))
+            actor = RUNTIMES[inference].stack(self)
             if actor is None:
                 return None
             found = self._stack_difference(actor, self.actor(inference))
@@ -189,8 +181,18 @@ class Inference:
 
 
 RUNTIMES = {
-    "onnx": Way("ONNX Runtime", onnx.fits, onnx.actor, stacked.onnx_actor),
-    "tf": Way("TensorFlow", lambda it: True, lambda it: it, stacked.traced_actor, converts=False),
+    "onnx": Way(
+        "ONNX Runtime",
+        lambda it: onnx.fits(it.eager),
+        lambda it: onnx.actor(it.eager),
+        lambda it: stacked.onnx_actor(it.eager),
+    ),
+    "tf": Way(
+        "TensorFlow",
+        lambda it: True,
+        lambda it: it.runtime,
+        lambda it: stacked.traced_actor(it.runtime),
+    ),
 }
 """What acts, by the value of `inference`; "auto" takes the first that fits and can be built."""
 
