@@ -58,6 +58,15 @@ def quick_collections():
     gc.freeze()
 
 
+@pytest.fixture(scope="module")
+def kept_programs():
+    """Keeps all Programs until the last test of a file, so that a kind is traced once in it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tfpolicies.program.program._registry", {})
+        yield
+    gc.collect()
+
+
 @pytest.fixture(scope="session")
 def ray_cluster():
     """A Ray cluster on this computer, for all tests that need one."""

@@ -166,9 +166,11 @@ def value_of(obs: Any) -> np.ndarray:
 class Walker(Policy):
     """Acts at random, knows a value, and estimates advantages from it."""
 
-    def __init__(self, observation_space: Any = SPACE, action_space: Any = THREE, seed: int = 0):
-        super().__init__(observation_space, action_space, {"seed": seed})
-        self.rng = np.random.default_rng(seed)
+    def __init__(
+        self, observation_space: Any = SPACE, action_space: Any = THREE, config: Any = None, seed=0
+    ):
+        super().__init__(observation_space, action_space, config or {"seed": seed})
+        self.rng = np.random.default_rng(self.config["seed"])
         self.calls: list[int] = []
 
     def compute_actions(self, obs_batch, state_batches=None, **kwargs):

@@ -2,7 +2,6 @@
 
 import gc
 import math
-import sys
 import time
 import tracemalloc
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 import tensorflow as tf
 from environments import BoxActionEnv, CountingEnv, SeededEnv, TwoArmsEnv, counting_creator
 
+from benchmarks.soak import resident_megabytes
 from tfpolicies import (
     PG,
     PPO,
@@ -652,13 +652,6 @@ def test_acting_does_not_disturb_training_when_it_is_greedy():
 
 
 # -- memory -----------------------------------------------------------------------------------
-
-
-def resident_megabytes():
-    if sys.platform != "linux":
-        return 0.0
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * 4096 / 2**20
 
 
 @pytest.mark.soak

@@ -31,6 +31,8 @@ from tfpolicies.storage.checkpoint import PolicyPart, read_checkpoint, write_che
 from tfpolicies.storage.json_values import Missing, encode_value, find_missing
 from tfpolicies.storage.manifest import checksum
 
+pytestmark = pytest.mark.usefixtures("kept_programs")
+
 
 class OwnPolicy(PPOTF2Policy):
     """A user's class, which no checkpoint can import by itself."""

@@ -15,6 +15,8 @@ from tfpolicies.exploration.strategies import EpsilonGreedy
 from tfpolicies.models.distributions import MASKED_LOGIT, ActionDistribution
 from tfpolicies.program.runtimes.onnx import convert
 
+pytestmark = pytest.mark.usefixtures("kept_programs")
+
 DISCRETE = spaces.Discrete(4)
 CELLS = spaces.MultiDiscrete([2, 4, 3])
 BOX = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 5.0], np.float32))

@@ -1,10 +1,8 @@
 """Graph mode: the session runtime gives what traced functions give, and leaves all else alone."""
 
 import gc
-import os
 import threading
 import weakref
-from pathlib import Path
 
 import keras
 import numpy as np
@@ -15,6 +13,7 @@ from keras.src.backend.common import global_state
 from marking import telling
 from tiny import OBS, PLANE, TWO, assert_close, assert_equal, batch_for, make, rows_of
 
+from benchmarks.soak import resident_megabytes
 from tfpolicies import (
     AlgorithmConfig,
     PGConfig,
@@ -44,11 +43,6 @@ OBSERVED = rows_of(OBS, 6)
 
 def graph(**config):
     return make(PPOTF1Policy, **config)
-
-
-def resident_megabytes():
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def keras_state():

@@ -28,6 +28,8 @@ from tfpolicies.errors import (
 )
 from tfpolicies.policy.policy import ActionBatch
 
+pytestmark = pytest.mark.usefixtures("kept_programs")
+
 
 def a_and_b(agent_id, episode, worker=None, **kwargs):
     return "left" if agent_id == "a" else "right"

@@ -21,6 +21,8 @@ from tfpolicies.errors import (
 )
 from tfpolicies.policy.policy import ActionBatch
 
+pytestmark = pytest.mark.usefixtures("kept_programs")
+
 BOX = spaces.Box(np.array([0.0, -2.0], np.float32), np.array([10.0, 2.0], np.float32))
 RUNTIMES = pytest.mark.parametrize("inference", ["tf", "onnx", "session"])
 SPACES = {

@@ -30,6 +30,8 @@ from tfpolicies.errors import (
 )
 from tfpolicies.policy.policy import ActionBatch
 
+pytestmark = pytest.mark.usefixtures("kept_programs")
+
 QUICK = {"inference": "tf", "jit_compile": False, "model": {"fcnet_hiddens": [4]}}
 ROWS = rows_of(OBS, 5)
 FILTERED = {"observation_filter": "MeanStdFilter"}

@@ -11,14 +11,10 @@ import pytest
 from tiny import OBS, assert_equal, batch_for, make, rows_of
 
 from benchmarks.policy_map_isolation import run
+from benchmarks.soak import resident_megabytes
 from tfpolicies import DQNTF1Policy, PGTF1Policy, PolicyMap, PPOTF1Policy
 
 ROWS = rows_of(OBS, 6)
-
-
-def resident_megabytes():
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 @pytest.mark.core

@@ -14,9 +14,12 @@ from tfpolicies import PPOTF1Policy, PPOTF2Policy
 from tfpolicies.connectors import AgentConnectorPipeline, ClipReward, FrameStack
 from tfpolicies.errors import BatchError, CheckpointError, ObservationError, WeightsError
 
-pytestmark = pytest.mark.parametrize(
-    "policy_class", [PPOTF2Policy, PPOTF1Policy], ids=lambda cls: cls.__name__
-)
+pytestmark = [
+    pytest.mark.parametrize(
+        "policy_class", [PPOTF2Policy, PPOTF1Policy], ids=lambda cls: cls.__name__
+    ),
+    pytest.mark.usefixtures("kept_programs"),
+]
 OBS = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
 LSTM = {"use_lstm": True, "lstm_cell_size": 4, "fcnet_hiddens": [3], "max_seq_len": 4}
 

@@ -34,6 +34,8 @@ from tfpolicies.errors import (
 from tfpolicies.program.networks import NetworkPlan
 from tfpolicies.replay.multi_agent import MultiAgentReplayBuffer
 
+pytestmark = pytest.mark.usefixtures("kept_programs")
+
 SAVES_WITH_KERAS = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 

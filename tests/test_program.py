@@ -19,7 +19,9 @@ from tfpolicies.errors import (
 )
 from tfpolicies.models.losses import clip_gradients, masked_mean
 from tfpolicies.models.spaces import Leaf
+from tfpolicies.program.inference import RUNTIMES, Way
 from tfpolicies.program.minibatches import draw_minibatches, padded_rows
+from tfpolicies.program.runtimes.runtime import Actor
 from tfpolicies.program.update_forms import Form
 
 
@@ -60,6 +62,33 @@ def test_a_hundred_policies_of_a_kind_are_traced_once():
     traces = first.program.functions.traces
     assert max(traces.values()) == 1, traces
     assert {"act", "act (onnx)", "log_likelihoods", "learn_epochs", "gradients"} <= set(traces)
+
+
+def test_a_runtime_that_is_in_the_table_acts_once_it_was_compared(monkeypatch):
+    class Own(Actor):
+        def __init__(self, runtime):
+            self.runtime, self.rows, self.wrong = runtime, [], 0.0
+
+        def run(self, states, inputs, noise, params):
+            self.rows.append(len(noise))
+            found = self.runtime.run(states, inputs, noise, params)
+            return found._replace(values=found.values + self.wrong)
+
+    class Wrong(Own):
+        def __init__(self, runtime):
+            super().__init__(runtime)
+            self.wrong = 1.0
+
+    def way(name, kind):
+        return Way(name, lambda it: False, lambda it: kind(it.runtime), lambda it: None)
+
+    monkeypatch.setitem(RUNTIMES, "own", way("Own Runtime", Own))
+    monkeypatch.setitem(RUNTIMES, "wrong", way("Wrong Runtime", Wrong))
+    inference = make(model={"fcnet_hiddens": [2]}).program.inference
+    assert inference.actor("own").rows == [1, 7]
+    assert inference.stacked_actor("own") is None
+    with pytest.raises(ConfigError, match=r"Wrong Runtime gives other values .*difference 1\)"):
+        inference.actor("wrong")
 
 
 def test_a_program_is_freed_when_its_policies_go():

@@ -15,55 +15,17 @@ from environments import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from multi_agent_worlds import GAMMA, LAMBDA, Walker, value_of
 
 from tfpolicies import (
     AlgorithmConfig,
     DefaultCallbacks,
-    Policy,
     PPOConfig,
     PPOTF2Policy,
     RolloutWorker,
     compute_advantages,
 )
-from tfpolicies.batch.postprocessing import generalized_advantages
 from tfpolicies.policy.policy import ActionBatch
-
-GAMMA, LAMBDA = 0.75, 0.5
-
-
-def value_of(obs):
-    """A value that tells observations apart and is exact in float32."""
-    return (np.asarray(obs) @ np.array([0.5, 0.25, 0.125]) + 1.0).astype(np.float32)
-
-
-class Walker(Policy):
-    """Acts at random, knows a value, and estimates advantages from it."""
-
-    def __init__(self, observation_space, action_space, config):
-        super().__init__(observation_space, action_space, config)
-        self.rng = np.random.default_rng(config["seed"])
-
-    def compute_actions(self, obs_batch, state_batches=None, **kwargs):
-        actions = self.rng.integers(3, size=len(obs_batch))
-        return ActionBatch(actions, [], {"vf_preds": value_of(obs_batch)})
-
-    def compute_values(self, obs):
-        return value_of(obs[0])
-
-    def postprocess_fragments(self, fragments):
-        reached = fragments.next_values()
-        advantages, targets = generalized_advantages(
-            fragments.columns["rewards"],
-            fragments.columns["vf_preds"],
-            reached,
-            fragments.columns["terminateds"],
-            fragments.ends,
-            gamma=GAMMA,
-            lambda_=LAMBDA,
-        )
-        fragments.added.update(
-            advantages=advantages, value_targets=targets, values_bootstrapped=reached
-        )
 
 
 def make_worker(
@@ -374,22 +336,22 @@ def test_metrics_are_emptied_when_they_are_read_and_name_the_agent():
 
 def test_a_policy_with_its_own_postprocessing_gets_one_trajectory_at_a_time():
     class Own(Walker):
-        calls = []
+        seen = []
 
         def postprocess_trajectory(self, sample_batch, other_agent_batches=None, episode=None):
-            self.calls.append(sample_batch)
+            self.seen.append(sample_batch)
             sample_batch["returns_to_go"] = np.cumsum(sample_batch["rewards"][::-1])[::-1]
             return sample_batch
 
     for mode in MODES:
         for complete in (False, True):
-            Own.calls = []
+            Own.seen = []
             worker, history = make_worker(mode, policy=Own, complete=complete), History((4, 1, 6))
             for _ in range(5):
                 history.add(worker.sample())
             history.check(counting_envs(worker))
-            assert sum(piece.count for piece in Own.calls) == sum(map(len, history.places.values()))
-            for piece in Own.calls:
+            assert sum(piece.count for piece in Own.seen) == sum(map(len, history.places.values()))
+            for piece in Own.seen:
                 assert piece.is_single_trajectory()
                 assert len(set(piece["unroll_id"].tolist())) == 1
 

@@ -17,6 +17,8 @@ from tfpolicies.policy.stacked_acting import compute_actions
 from tfpolicies.program.runtimes import stacked
 from tfpolicies.program.runtimes.stacked import without_gathers
 
+pytestmark = pytest.mark.usefixtures("kept_programs")
+
 BOTH = pytest.mark.parametrize("inference", ["tf", "onnx"])
 SEEN = tiny.OBS
 IMAGE = spaces.Box(0, 255, (6, 6, 2), np.uint8)

@@ -2,10 +2,8 @@
 
 import pytest
 from environments import CountingEnv
-from multi_agent_worlds import Staggered
-from multi_agent_worlds import Walker as ManyWalker
+from multi_agent_worlds import Staggered, Walker
 from multi_agent_worlds import sampler_of as many_sampler
-from test_sampler import Walker
 
 from tfpolicies import AlgorithmConfig, PPOConfig, RolloutWorker
 from tfpolicies.connectors import ActionConnector, AgentConnector, register_connector
@@ -168,15 +166,9 @@ class SlowStaggered(Staggered):
         return super().step(action_dict)
 
 
-class SlowManyWalker(ManyWalker):
-    def compute_actions(self, obs_batch, state_batches=None, **kwargs):
-        CLOCK.go_on(2)
-        return super().compute_actions(obs_batch, state_batches, **kwargs)
-
-
 @pytest.mark.core
 def test_many_agents_tell_the_same(clock):
-    policies = {"p": SlowManyWalker(), "q": SlowManyWalker(seed=1)}
+    policies = {"p": SlowWalker(), "q": SlowWalker(seed=1)}
 
     def both(agent_id, episode, **kwargs):
         return "p" if agent_id == "a" else "q"
@@ -195,7 +187,7 @@ def test_many_agents_tell_the_same(clock):
 
 
 def test_evaluation_tells_them_too(clock):
-    envs = many_sampler(SlowStaggered(), policies={"p": SlowManyWalker(), "q": SlowManyWalker()})
+    envs = many_sampler(SlowStaggered(), policies={"p": SlowWalker(), "q": SlowWalker()})
     (played,) = envs.play(1, seeds=None, by_episodes=True).episodes
     assert set(played.perf_stats) == NAMES
     worker = worker_of()

@@ -114,7 +114,7 @@ class ProgramActing:
         wanted = self.config["inference"]
         if wanted != "auto":
             return [wanted]
-        return self.program.inference.fitting()
+        return [name for name, way in RUNTIMES.items() if way.fits(self.program.inference)]
 
     def _taken(self, name: str) -> Actor:
         actor = self.program.inference.actor(name)

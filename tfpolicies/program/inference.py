@@ -78,16 +78,9 @@ class Inference:
                 self._actors[inference] = self._made(RUNTIMES[inference])
             return self._actors[inference]
 
-    def fitting(self) -> list[str]:
-        """Returns the `RUNTIMES` that "auto" takes, the first that can be made before others."""
-        return [name for name, way in RUNTIMES.items() if way.fits(self._source(way))]
-
-    def _source(self, way: Way) -> Runtime:
-        return self.eager if way.converts else self.runtime
-
     def _made(self, way: Way) -> Actor:
         try:
-            actor = way.build(self._source(way))
+            actor = way.build(self)
         except Exception as error:
             raise ConfigError(
                 f"the model cannot run in {way.name}; use inference='tf' for it. Reason: "
@@ -133,8 +126,7 @@ class Inference:
 
     def _stack_up(self, inference: str) -> stacked.StackedActor | None:
         try:
-            way = RUNTIMES[inference]
-            actor = way.stack(self._source(way))
+            actor = RUNTIMES[inference].stack(self)
             if actor is None:
                 return None
             found = self._stack_difference(actor, self.actor(inference))

@@ -12,6 +12,9 @@ from tfpolicies.models.distributions.action_distribution import (
 )
 from tfpolicies.models.distributions.base import MASKED_LOGIT as MASKED_LOGIT
 from tfpolicies.models.distributions.base import Distribution as Distribution
+from tfpolicies.models.distributions.base import (
+    register_box_distribution as register_box_distribution,
+)
 from tfpolicies.models.distributions.bernoulli import Bernoulli as Bernoulli
 from tfpolicies.models.distributions.categorical import Categorical as Categorical
 from tfpolicies.models.distributions.categorical import MultiCategorical as MultiCategorical
