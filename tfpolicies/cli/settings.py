@@ -158,13 +158,7 @@ class TrainSettings:
         """What is trained for."""
         from tfpolicies.algorithms.run_records import Goals
 
-        return Goals(
-            steps=self.steps,
-            until=self.until,
-            checkpoint_every=self.checkpoint_every,
-            keep_best=self.keep_best,
-            title=self.title,
-        )
+        return Goals(**{each.name: getattr(self, each.name) for each in fields(Goals)})
 
     def as_json(self) -> dict[str, Any]:
         """Returns the settings as JSON can hold them."""

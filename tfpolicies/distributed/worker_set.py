@@ -395,10 +395,8 @@ class WorkerSet:
             return
         local, changed = self._local, []
         for policy_id in local.policy_map if policies is None else policies:
-            if policy_id not in local.policy_map:
-                continue
-            now = local.policy_map.handle(policy_id).holding.version
-            if now is None or now != self._sent.get(policy_id):
+            now = self._now(policy_id)
+            if policy_id in local.policy_map and (now is None or now != self._sent.get(policy_id)):
                 changed.append(policy_id)
                 self._sent[policy_id] = now
         if changed or global_vars is not None:

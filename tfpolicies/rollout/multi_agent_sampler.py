@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfpolicies.batch.sample_batch import MultiAgentBatch
-from tfpolicies.config.callbacks import follows_episodes, gets_batches, overrides
+from tfpolicies.config.callbacks import follows_episodes, overrides
 from tfpolicies.envs.multi_agent_env import ALL, MultiAgentStep
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
 from tfpolicies.envs.repairs import BREAKS, check_reward
@@ -122,20 +122,15 @@ class MultiAgentSampler(Sampler):
         found = self._ledger.rows.get(policy_id)
         if found is None:
             policy = self.policies[policy_id]
-            if policy.acting.follows_episodes and not self._complete:
-                raise ConfigError(
-                    f"exploration_config={{'type': 'ParameterNoise'}} of policy {policy_id!r} "
-                    "disturbs the weights for a whole episode, so it needs "
-                    "batch_mode='complete_episodes', got 'truncate_episodes'."
-                )
+            self._require_fitting_exploration(policy, f" of policy {policy_id!r}")
             found = self._ledger.rows[policy_id] = PolicyRows(policy_id, policy)
             self._keep_infos_for(policy)
             self._connections.connect(found)
         return found
 
     def _keep_infos_for(self, policy: Any) -> None:
-        """Has infos kept from now on, if the policy or a callback reads what is in batches."""
-        if policy.learning.by_trajectory or gets_batches(self._callbacks):
+        """Has infos kept from now on, if somebody reads them."""
+        if self._reads_infos(policy):
             self._ledger.keep_infos()
 
     def _begin_episode(
