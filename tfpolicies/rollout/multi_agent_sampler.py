@@ -396,7 +396,7 @@ class MultiAgentSampler(Sampler):
             for part, observed in copy.pending:
                 if not part.rows.waiting:
                     acting.append(part.rows)
-                part.rows.waiting.append((copy.moves, part, observed))
+                part.rows.waiting.append((copy, part, observed))
             copy.pending = []
         if not acting:
             return 0
@@ -427,12 +427,7 @@ class MultiAgentSampler(Sampler):
 
     def _around(self, rows: PolicyRows) -> dict[str, Any]:
         """Returns the episodes and last infos of those who act next by one policy."""
-        copies = {id(copy.moves): copy for copy in self._copies}
-        acting = [
-            (copies[id(moves)].episode, agent)
-            for moves, part, _ in rows.waiting
-            for agent in part.agents
-        ]
+        acting = [(copy.episode, agent) for copy, part, _ in rows.waiting for agent in part.agents]
         infos = [episode.last_info_for(agent) for episode, agent in acting]
         return {"infos": infos, "episodes": [episode for episode, _ in acting]}
 
@@ -445,8 +440,7 @@ class MultiAgentSampler(Sampler):
         try:
             return rows.write_observations(seats)
         except EnvError:
-            for moves, part, observed in rows.waiting:
-                copy = next(copy for copy in self._copies if copy.moves is moves)
+            for copy, part, observed in rows.waiting:
                 obs = dict(zip(part.agents, observed, strict=True))
                 what = f"`reset` or `step` of {self.envs.repairs.name(copy.index).lower()}"
                 check_observations(obs, copy.episode, (), what)
@@ -680,8 +674,8 @@ def _give(rows: PolicyRows, actions: Any) -> None:
     else:
         single = single_rows(rows.own_copy(actions))
     start = 0
-    for moves, part, _ in rows.waiting:
+    for copy, part, _ in rows.waiting:
         stop = start + len(part.agents)
-        moves.update(zip(part.agents, single[start:stop], strict=True))
+        copy.moves.update(zip(part.agents, single[start:stop], strict=True))
         start = stop
     rows.waiting = []
