@@ -66,7 +66,7 @@ def test_a_policys_own_postprocessing_has_infos_and_the_episode():
     assert [total for _, _, total, _ in policy.kept[:2]] == sums
     running = policy.kept[-1][-1]
     assert isinstance(running, Episode)
-    assert (running.worker, running.env_index, running.last_info) == (worker, 0, {"step": 1})
+    assert (running.worker, running.env_index, running.last_info_for()) == (worker, 0, {"step": 1})
     worker.sample()
     infos, length, total, same = policy.kept[3]
     assert same is running

@@ -170,7 +170,8 @@ class Algorithm:
     @property
     def evaluation_worker(self) -> RolloutWorker | None:
         """The worker of this process that evaluates; see `evaluation_workers`."""
-        return self._evaluator.worker
+        workers = self.evaluation_workers
+        return None if workers is None else workers.local_worker()
 
     # -- what subclasses say ------------------------------------------------------------------
 

@@ -76,11 +76,6 @@ class Evaluator:
         self._leader = leader
         self._changes_by_class: dict[type, dict[str, _Change]] = {}
 
-    @property
-    def worker(self) -> RolloutWorker | None:
-        """The worker of this process; None before `prepare`."""
-        return None if self.workers is None else self.workers.local_worker()
-
     def prepare(self) -> WorkerSet:
         """Makes the workers, if there are none yet, with the policies there are; returns them."""
         if self.workers is not None:

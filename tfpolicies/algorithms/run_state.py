@@ -92,15 +92,12 @@ def _episodes(
         return None
     if rng is None:
         raise TypeError("running episodes without a generator")
-    return {**_sampler_state(_dict(record), arrays), "rng": rng.bit_generator.state}
-
-
-def _sampler_state(record: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    envs = decode_value(record["envs"])
-    stored = record.get("running", record.get("many_agents"))  # the latter is older
+    stored = _dict(record).get("running", record.get("many_agents"))  # the latter is older
     if stored is None:
-        return {**_arrays_by_name(record, arrays), "envs": envs}
-    return {**put_arrays(decode_value(stored), arrays), "envs": envs}
+        own = _arrays_by_name(record, arrays)
+    else:
+        own = put_arrays(decode_value(stored), arrays)
+    return {**own, "envs": decode_value(record["envs"]), "rng": rng.bit_generator.state}
 
 
 def _arrays_by_name(record: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:

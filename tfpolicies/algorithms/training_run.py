@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rich.console import Console
 
 from tfpolicies.algorithms.run_records import Goals, NoRecords, Progress, RunRecords
 from tfpolicies.reporting.console import TrainingProgress
 from tfpolicies.reporting.progress_row import progress_row
 from tfpolicies.system.signals import interruptions
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 TARGET, STEPS, CALLBACK = "target", "steps", "callback"  # why a training ends by itself
 
@@ -49,7 +47,7 @@ class TrainingRun:
         self.records = records
         self.progress = records.last_progress()
         self.result: dict[str, Any] = {}
-        self._console = console
+        self._console = console or Console(quiet=True, force_terminal=False)
         self._followers = followers
         self._speed = math.nan
 
@@ -70,7 +68,8 @@ class TrainingRun:
                 has not been saved then.
         """
         earliest = self.progress.env_steps + at_least_steps
-        with interruptions().held_back(rescue) as signals, self._shown() as shown:
+        shown = TrainingProgress(self.goals.steps, self.goals.until, self._console)
+        with interruptions().held_back(rescue) as signals, shown:
             self.records.keep()
             while self.progress.env_steps < self.goals.steps and signals.requested is None:
                 wanted = self._iterate()
@@ -103,16 +102,6 @@ class TrainingRun:
         if math.isfinite(self._speed):
             speed = _SPEED_MEMORY * self._speed + (1 - _SPEED_MEMORY) * speed
         self._speed = speed
-
-    @contextlib.contextmanager
-    def _shown(self) -> Iterator[TrainingProgress]:
-        """Shows progress while entered, if there is a console."""
-        shown = TrainingProgress(self.goals.steps, self.goals.until, self._console)
-        if self._console is None:
-            yield shown  # which shows nothing before it is entered
-            return
-        with shown:
-            yield shown
 
     def _has_reached_target(self) -> bool:
         """Whether as many episodes as the mean is meant for have ended, and it is high enough."""

@@ -158,13 +158,7 @@ class TrainSettings:
         """What is trained for."""
         from tfpolicies.algorithms.run_records import Goals
 
-        return Goals(
-            steps=self.steps,
-            until=self.until,
-            checkpoint_every=self.checkpoint_every,
-            keep_best=self.keep_best,
-            title=self.title,
-        )
+        return Goals(**{each.name: getattr(self, each.name) for each in fields(Goals)})
 
     def as_json(self) -> dict[str, Any]:
         """Returns the settings as JSON can hold them."""
@@ -217,15 +211,10 @@ class TrainSettings:
         )
         config.update_from_dict(tuned_settings(self.algo, self.env))
         _apply_file(config, self.from_file)
-        if self.num_envs is not None:
-            config.rollouts(num_envs_per_worker=self.num_envs)
-        if self.lr is not None:
-            config.training(lr=self.lr)
-        config.debugging(seed=self.seed)
-        if self.eval_every is not None:
-            config.evaluation(
-                evaluation_interval=self.eval_every, evaluation_duration=self.eval_episodes
-            )
+        own = {word.setting: getattr(self, name) for name, word in WORDS.items() if word.setting}
+        if self.eval_every is None:
+            del own["evaluation_duration"]  # which the file may say
+        config.update_from_dict({name: x for name, x in own.items() if x is not None})
         apply_settings(config, self.set)
         config.update_from_dict(self.imported())
         return config

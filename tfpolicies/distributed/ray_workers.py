@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import methodcaller
 from typing import Any, NamedTuple
 
 import ray
@@ -66,11 +67,6 @@ class _Answer(NamedTuple):
     error: BaseException | None
 
 
-def _take_names(worker: Any, packed: list[tuple[str, str, bytes]]) -> None:
-    del worker
-    take_names(packed)
-
-
 class RayWorkers:
     """N rollout workers in Ray actors.
 
@@ -116,7 +112,7 @@ class RayWorkers:
         packed = pack_names()
         new = [each for each in packed if each not in self._names]
         if new:
-            self.call(_take_names, new)
+            self.call(lambda worker, packed: take_names(packed), new)
             self._names = packed
 
     # -- starting -----------------------------------------------------------------------------
@@ -494,7 +490,7 @@ class RayWorkers:
         calm = [r.actor for r in self._remotes if r.healthy and not r.samples]
         if calm:
             ray.wait(
-                [actor.call.remote(_stop) for actor in calm],
+                [actor.call.remote(methodcaller("stop")) for actor in calm],
                 num_returns=len(calm),
                 timeout=_GOODBYE,
             )
@@ -502,7 +498,3 @@ class RayWorkers:
             ray.kill(actor)
         for remote in self._remotes:
             remote.actor, remote.healthy, remote.samples = None, False, []
-
-
-def _stop(worker: Any) -> None:
-    worker.stop()

@@ -68,7 +68,7 @@ class WorkerSet:
         spaces: Mapping[str, tuple[gym.Space, gym.Space]] | None = None,
     ) -> None:
         self.config = config
-        self.on_recreated: Callable[[list[int]], None] = _ignore
+        self.on_recreated: Callable[[list[int]], None] = lambda worker_ids: None
         self._metrics: list[RolloutMetrics] = []
         self._changes: list[Changes] = []
         self._partial: set[str] = set()  # policies of which acting's weights alone were sent last
@@ -199,7 +199,9 @@ class WorkerSet:
 
         The arguments are those of `foreach_worker`.
         """
-        return self.foreach_worker(functools.partial(_with_id, func), local_worker, **options)
+        return self.foreach_worker(
+            lambda worker: func(worker.worker_index, worker), local_worker, **options
+        )
 
     def foreach_policy(self, func: Callable[..., Any], local_worker: bool = True) -> list[Any]:
         """Returns `func(policy, policy_id)` for each policy of each worker, in one flat list.
@@ -397,10 +399,8 @@ class WorkerSet:
             return
         local, changed = self._local, []
         for policy_id in local.policy_map if policies is None else policies:
-            if policy_id not in local.policy_map:
-                continue
-            now = local.policy_map.handle(policy_id).holding.version
-            if now is None or now != self._sent.get(policy_id):
+            now = self._now(policy_id)
+            if policy_id in local.policy_map and (now is None or now != self._sent.get(policy_id)):
                 changed.append(policy_id)
                 self._sent[policy_id] = now
         if changed or global_vars is not None:
@@ -532,14 +532,6 @@ def _remote_workers(
 
 def _removal(policy_id: str, roster: Roster) -> Callable[[RolloutWorker], None]:
     return functools.partial(messages.remove_policy, policy_id=policy_id, roster=roster)
-
-
-def _with_id(func: Callable[[int, RolloutWorker], Any], worker: RolloutWorker) -> Any:
-    return func(worker.worker_index, worker)
-
-
-def _ignore(worker_ids: list[int]) -> None:
-    del worker_ids
 
 
 def _of_this_process(config: AlgorithmConfig) -> AlgorithmConfig:

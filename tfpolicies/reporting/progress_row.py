@@ -9,12 +9,13 @@ from typing import Any
 
 from tfpolicies.errors import UsageError
 
-_KEYS = {  # in the result of an iteration
+_KEYS = {  # where the result of an iteration has them
     "iteration": "training_iteration",  # training iterations so far, from 1
     "env_steps": "num_env_steps_sampled",  # environment steps so far, over all environments
     "time_s": "time_total_s",  # seconds of training so far
     "steps_per_s": "num_env_steps_sampled_throughput_per_sec",  # in this iteration
-    "episode_reward_mean": "episode_reward_mean",  # of the last 100 episodes or more; NaN for none
+    # of the last 100 episodes or more; NaN before the first has ended
+    "episode_reward_mean": "episode_reward_mean",
     "episode_reward_min": "episode_reward_min",
     "episode_reward_max": "episode_reward_max",
     "episode_len_mean": "episode_len_mean",  # environment steps per episode

@@ -15,6 +15,7 @@ from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 SINGLE_AGENT = "agent0"
 
 Tell = Callable[[str, Any, int], None]
+_NOTHING: Mapping[Any, Any] = {}
 
 
 @dataclass
@@ -31,6 +32,7 @@ class Episode:
         user_data: anything of the user's, not reported.
         hist_data: lists of numbers, reported as they are.
         media: anything, reported as it is.
+        last_infos: the last info of each agent that had one, by its id.
     """
 
     episode_id: int
@@ -42,10 +44,10 @@ class Episode:
     user_data: dict[str, Any] = field(default_factory=dict)
     hist_data: dict[str, list[float]] = field(default_factory=dict)
     media: dict[str, Any] = field(default_factory=dict)
-    last_info: Mapping[str, Any] = field(default_factory=dict)
-    last_obs: Any = None
-    last_action: Any = None
-    last_reward: float = 0.0
+    last_infos: dict[Any, Mapping[str, Any]] = field(default_factory=dict)
+    _last_obs: dict[Any, Any] = field(default_factory=dict)
+    _last_actions: dict[Any, Any] = field(default_factory=dict)
+    _last_rewards: dict[Any, float] = field(default_factory=dict)
 
     if not TYPE_CHECKING:  # it would let any name pass
 
@@ -69,17 +71,16 @@ class Episode:
         return [SINGLE_AGENT]
 
     def last_info_for(self, agent_id: Any = SINGLE_AGENT) -> Mapping[str, Any]:
-        """Returns the last info of an agent."""
-        del agent_id
-        return self.last_info
+        """Returns the last info of an agent, `{}` if it had none."""
+        return self.last_infos.get(agent_id, {})
 
     def last_observation_for(self, agent_id: Any = SINGLE_AGENT) -> Any:
         """Returns the last observation of an agent, before filters; None if it had none yet.
 
-        At an episode's start a vector environment may not have shown it.
+        At an episode's start a vector environment may not have shown it. Where there are several
+        agents, it is what `observation_fn` made of it.
         """
-        del agent_id
-        return self.last_obs
+        return self._last_obs.get(agent_id)
 
     def last_raw_obs_for(self, agent_id: Any = SINGLE_AGENT) -> Any:
         """Is `last_observation_for`: observations are encoded in the policy."""
@@ -87,13 +88,22 @@ class Episode:
 
     def last_action_for(self, agent_id: Any = SINGLE_AGENT) -> Any:
         """Returns an agent's last action as the environment took it; None before the first."""
-        del agent_id
-        return self.last_action
+        return self._last_actions.get(agent_id)
 
     def last_reward_for(self, agent_id: Any = SINGLE_AGENT) -> float:
         """Returns the last reward that the environment gave an agent; 0 before the first."""
-        del agent_id
-        return self.last_reward
+        return float(self._last_rewards.get(agent_id, 0.0))
+
+    def note(
+        self,
+        obs: Mapping[Any, Any],
+        actions: Mapping[Any, Any] = _NOTHING,
+        rewards: Mapping[Any, float] = _NOTHING,
+    ) -> None:
+        """Takes down what agents saw, did and got last, by their ids, for callbacks to ask."""
+        self._last_obs.update(obs)
+        self._last_actions.update(actions)
+        self._last_rewards.update(rewards)
 
 
 class RolloutMetrics(NamedTuple):
@@ -143,23 +153,25 @@ class EpisodeFollower:
     def _begin(self, index: int, obs: Any = None) -> Episode:
         episode = Episode(int(self._rng.integers(10**18)), index, self._worker)
         self._tell("on_episode_created", episode, index)
-        episode.last_obs = None if obs is None else _row(obs, index)
+        if obs is not None:
+            episode.note({SINGLE_AGENT: _row(obs, index)})
         self._tell("on_episode_start", episode, index)
         return episode
 
     def step(self, step: Any, actions: Any) -> None:
         """Takes over one step of all environments, by `actions` `[N, ...]`."""
-        last, place = ({}, None) if step.final is None else _places(*step.final)
+        indices, place = step.final or ((), None)
+        last = {int(index): k for k, index in enumerate(indices)}
         for i, episode in enumerate(self._episodes):
             if step.dead is not None and step.dead[i]:
-                episode.last_obs = _row(step.obs, i)
+                episode.note({SINGLE_AGENT: _row(step.obs, i)})
                 continue
+            reached = _row(place, last[i]) if i in last else _row(step.obs, i)
+            action, reward = _row(actions, i), float(step.rewards[i])
+            episode.note({SINGLE_AGENT: reached}, {SINGLE_AGENT: action}, {SINGLE_AGENT: reward})
             episode.length += 1
-            episode.last_obs = _row(place, last[i]) if i in last else _row(step.obs, i)
-            episode.last_action = _row(actions, i)
-            episode.last_reward = float(step.rewards[i])
-            episode.total_reward += episode.last_reward
-            episode.last_info = last_info_of(step.infos, i)
+            episode.total_reward += reward
+            episode.last_infos[SINGLE_AGENT] = last_info_of(step.infos, i)
             self._tell("on_episode_step", episode, i)
             if step.terminateds[i] or step.truncateds[i]:
                 self._tell("on_episode_end", episode, i)
@@ -173,7 +185,7 @@ class EpisodeFollower:
             rows: None: in all environments.
         """
         chosen = self._episodes if rows is None else [self._episodes[i] for i in rows]
-        return {"infos": [each.last_info for each in chosen], "episodes": list(chosen)}
+        return {"infos": [each.last_info_for() for each in chosen], "episodes": list(chosen)}
 
     def broke(self, env_index: int, error: Exception) -> None:
         """Ends the episode of an environment that broke: `on_episode_end` gets the error."""
@@ -199,10 +211,6 @@ def with_notes(metrics: RolloutMetrics, episode: Episode) -> RolloutMetrics:
 def _row(batch: Any, index: int) -> Any:
     """Returns a copy of one row, nested as the batch is."""
     return map_leaves(lambda leaf: np.asarray(leaf)[index].copy(), batch)
-
-
-def _places(indices: np.ndarray, batch: Any) -> tuple[dict[int, int], Any]:
-    return {int(index): k for k, index in enumerate(indices)}, batch
 
 
 def last_info_of(infos: Any, index: int) -> Mapping[str, Any]:

@@ -29,14 +29,10 @@ class MultiAgentEpisode(Episode):
     mapping_fn: Callable[..., str] | None = None
     present_mapping_fn: Callable[..., str] | None = None
     policies: Mapping[str, Any] = field(default_factory=dict)
-    last_infos: dict[Any, Any] = field(default_factory=dict)
     seat_of: dict[Any, int] = field(default_factory=dict)
     seats: Seats | None = None
     admit: Callable[[MultiAgentEpisode, Any, str], None] | None = None
     _policy_ids: dict[Any, str] = field(default_factory=dict)
-    _last_obs: dict[Any, Any] = field(default_factory=dict)
-    _last_actions: dict[Any, Any] = field(default_factory=dict)
-    _last_rewards: dict[Any, float] = field(default_factory=dict)
     _rewards: dict[tuple[Any, str], float] | None = None
 
     @property
@@ -87,30 +83,6 @@ class MultiAgentEpisode(Episode):
     def get_agents(self) -> list[Any]:
         """Returns the ids of the agents seen so far, in the order of their appearance."""
         return list(self._policy_ids)
-
-    def last_info_for(self, agent_id: Any = SINGLE_AGENT) -> Mapping[str, Any]:
-        """Returns the last info of an agent, `{}` if it had none."""
-        return self.last_infos.get(agent_id, {})
-
-    def last_observation_for(self, agent_id: Any = SINGLE_AGENT) -> Any:
-        """Returns the last observation of an agent, after `observation_fn`; None for none yet."""
-        return self._last_obs.get(agent_id)
-
-    def last_action_for(self, agent_id: Any = SINGLE_AGENT) -> Any:
-        """Returns an agent's last action as the environment took it; None before the first."""
-        return self._last_actions.get(agent_id)
-
-    def last_reward_for(self, agent_id: Any = SINGLE_AGENT) -> float:
-        """Returns the last reward that the environment gave an agent; 0 before the first."""
-        return float(self._last_rewards.get(agent_id, 0.0))
-
-    def note(
-        self, obs: Mapping[Any, Any], actions: Mapping[Any, Any], rewards: Mapping[Any, float]
-    ) -> None:
-        """Takes down what the agents saw, did and got last, for callbacks to ask."""
-        self._last_obs.update(obs)
-        self._last_actions.update(actions)
-        self._last_rewards.update(rewards)
 
     def set_policies(self, policy_ids: Mapping[Any, str]) -> None:
         """Takes over which policy acts for which agent, as a checkpoint has it."""

@@ -75,9 +75,7 @@ class Ledger:
     def _begin_step(self) -> None:
         self._earning: list[np.ndarray] = []
         self._earned: list[Any] = []
-        self._closing: list[np.ndarray] = []
-        self._closing_copies: list[int] = []
-        self._closing_t: list[int] = []
+        self._closing: list[tuple[np.ndarray, int, int]] = []
         self._ending: list[tuple[int, bool, bool]] = []
         self._informing: list[Any] = []
 
@@ -100,9 +98,7 @@ class Ledger:
         if len(seats):
             if self.keeps_infos:
                 self._informing += [dict(infos.get(seat) or _NONE) for seat in seats.tolist()]
-            self._closing.append(seats)
-            self._closing_copies.append(copy_index)
-            self._closing_t.append(t)
+            self._closing.append((seats, copy_index, t))
 
     def end(self, seat: int, *, terminated: bool, truncated: bool) -> None:
         """Collects how the trajectory of an agent that is done ends."""
@@ -138,8 +134,9 @@ class Ledger:
     def _close_all(self) -> np.ndarray:
         """Closes the transitions of seats that have an open one; returns their copies."""
         of_seats, columns = self.seats.columns, self.records.columns
-        seats, counts = np.concatenate(self._closing), [len(x) for x in self._closing]
-        copies, t = (np.repeat(x, counts) for x in (self._closing_copies, self._closing_t))
+        of_copies, *numbers = zip(*self._closing, strict=True)
+        seats, counts = np.concatenate(of_copies), [*map(len, of_copies)]
+        copies, t = (np.repeat(x, counts) for x in numbers)
         record = of_seats["record"][seats]
         is_open = record >= 0
         if self.keeps_infos:

@@ -220,6 +220,7 @@ class PolicyRows:
         finals: by unroll id, the leaves of the last observation of a trajectory that ended.
         asks_for_episodes: whether the policy is given the episodes that it acts in.
         connection: what stands between the environments and the policy; None without connectors.
+        waiting: who acts next: the copy of the environment, who of it, and what they observed.
     """
 
     def __init__(self, policy_id: str, policy: Any) -> None:
@@ -237,7 +238,7 @@ class PolicyRows:
         self.acted: tuple[str, ...] = ()  # the names of the columns of acting
         self.memory = Memory(policy, 1)
         self.finals: dict[int, list[np.ndarray]] = {}
-        self.waiting: list[tuple[dict[Any, Any], Part, Sequence[Any]]] = []
+        self.waiting: list[tuple[Any, Part, Sequence[Any]]] = []
 
     def seats(self) -> np.ndarray:
         """Returns the seats of those who act next, int64 `[K]`."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfpolicies.batch.sample_batch import MultiAgentBatch
-from tfpolicies.config.callbacks import follows_episodes, gets_batches, overrides
+from tfpolicies.config.callbacks import follows_episodes, overrides
 from tfpolicies.envs.multi_agent_env import ALL, MultiAgentStep
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
 from tfpolicies.envs.repairs import BREAKS, check_reward
@@ -125,20 +125,15 @@ class MultiAgentSampler(Sampler):
         found = self._ledger.rows.get(policy_id)
         if found is None:
             policy = self.policies[policy_id]
-            if policy.acting.follows_episodes and not self._complete:
-                raise ConfigError(
-                    f"exploration_config={{'type': 'ParameterNoise'}} of policy {policy_id!r} "
-                    "disturbs the weights for a whole episode, so it needs "
-                    "batch_mode='complete_episodes', got 'truncate_episodes'."
-                )
+            self._require_fitting_exploration(policy, f" of policy {policy_id!r}")
             found = self._ledger.rows[policy_id] = PolicyRows(policy_id, policy)
             self._keep_infos_for(policy)
             self._connections.connect(found)
         return found
 
     def _keep_infos_for(self, policy: Any) -> None:
-        """Has infos kept from now on, if the policy or a callback reads what is in batches."""
-        if policy.learning.by_trajectory or gets_batches(self._callbacks):
+        """Has infos kept from now on, if somebody reads them."""
+        if self._reads_infos(policy):
             self._ledger.keep_infos()
 
     def _begin_episode(
@@ -404,7 +399,7 @@ class MultiAgentSampler(Sampler):
             for part, observed in copy.pending:
                 if not part.rows.waiting:
                     acting.append(part.rows)
-                part.rows.waiting.append((copy.moves, part, observed))
+                part.rows.waiting.append((copy, part, observed))
             copy.pending = []
         if not acting:
             return 0
@@ -435,12 +430,7 @@ class MultiAgentSampler(Sampler):
 
     def _around(self, rows: PolicyRows) -> dict[str, Any]:
         """Returns the episodes and last infos of those who act next by one policy."""
-        copies = {id(copy.moves): copy for copy in self._copies}
-        acting = [
-            (copies[id(moves)].episode, agent)
-            for moves, part, _ in rows.waiting
-            for agent in part.agents
-        ]
+        acting = [(copy.episode, agent) for copy, part, _ in rows.waiting for agent in part.agents]
         infos = [episode.last_info_for(agent) for episode, agent in acting]
         return {"infos": infos, "episodes": [episode for episode, _ in acting]}
 
@@ -453,8 +443,7 @@ class MultiAgentSampler(Sampler):
         try:
             return rows.write_observations(seats)
         except EnvError:
-            for moves, part, observed in rows.waiting:
-                copy = next(copy for copy in self._copies if copy.moves is moves)
+            for copy, part, observed in rows.waiting:
                 obs = dict(zip(part.agents, observed, strict=True))
                 what = f"`reset` or `step` of {self.envs.repairs.name(copy.index).lower()}"
                 check_observations(obs, copy.episode, (), what)
@@ -690,8 +679,8 @@ def _give(rows: PolicyRows, actions: Any) -> None:
     else:
         single = single_rows(rows.own_copy(actions))
     start = 0
-    for moves, part, _ in rows.waiting:
+    for copy, part, _ in rows.waiting:
         stop = start + len(part.agents)
-        moves.update(zip(part.agents, single[start:stop], strict=True))
+        copy.moves.update(zip(part.agents, single[start:stop], strict=True))
         start = stop
     rows.waiting = []

@@ -534,7 +534,7 @@ class RolloutWorker(ParallelIteration):
         Raises:
             UnknownPolicyError: if there is no policy of that id.
         """
-        return func(self.roster.require(policy_id), **kwargs)
+        return func(self.policy_map[policy_id], **kwargs)
 
     def foreach_policy(self, func: Callable[..., Any], **kwargs: Any) -> list[Any]:
         """Returns `func(policy, policy_id, **kwargs)` for each policy."""
@@ -570,7 +570,7 @@ class RolloutWorker(ParallelIteration):
             UnknownPolicyError: if there is no policy of an id; nothing is changed then.
             KeyError: for global variables without `timestep`; likewise.
         """
-        policies = {policy_id: self.roster.require(policy_id) for policy_id in weights}
+        policies = {policy_id: self.policy_map[policy_id] for policy_id in weights}
         if global_vars:
             _ = global_vars["timestep"]
         if weights_seq_no is None or weights_seq_no != self.weights_seq_no:
@@ -791,7 +791,7 @@ class RolloutWorker(ParallelIteration):
                     "single_agent=True needs a batch of the default policy alone, got one of "
                     f"{sorted(whole.policy_batches)}."
                 )
-            policy = self.roster.require(DEFAULT_POLICY_ID)
+            policy = self.policy_map[DEFAULT_POLICY_ID]
             part = _readable(whole.policy_batches[DEFAULT_POLICY_ID])
             gradients, info = policy.compute_gradients(part)
             return gradients, {**info, "batch_count": samples.count}
@@ -814,7 +814,7 @@ class RolloutWorker(ParallelIteration):
             UnknownPolicyError: if there is no policy of an id; nothing is changed then.
         """
         by_policy = grads if isinstance(grads, Mapping) else {DEFAULT_POLICY_ID: grads}
-        policies = {policy_id: self.roster.require(policy_id) for policy_id in by_policy}
+        policies = {policy_id: self.policy_map[policy_id] for policy_id in by_policy}
         for policy_id, policy in policies.items():
             if self.roster.trains(policy_id):
                 policy.apply_gradients(by_policy[policy_id])

@@ -60,14 +60,6 @@ class Roster:
             policy_states_are_swappable=config.policy_states_are_swappable,
         )
 
-    def require(self, policy_id: str) -> Any:
-        """Returns a policy.
-
-        Raises:
-            UnknownPolicyError: if there is none of this id; also a KeyError.
-        """
-        return self.policy_map[policy_id]
-
     def make(self, policy_id: str, spec: PolicySpec) -> Policy:
         """Makes a policy of a complete spec, puts it in the map, and tells the callback.
 

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
-from tfpolicies.config.callbacks import DefaultCallbacks
+from tfpolicies.config.callbacks import DefaultCallbacks, gets_batches
+from tfpolicies.errors import ConfigError
 from tfpolicies.rollout.batches import Postprocessor
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.timing import StepTimes
@@ -83,6 +84,7 @@ class Sampler(abc.ABC):
         self._length = fragment_length
         self._complete = complete_episodes
         self._callbacks = DefaultCallbacks() if callbacks is None else callbacks
+        self._gives_batches = gets_batches(self._callbacks)
         self._worker = worker
         self._postprocessor = Postprocessor(
             clip_rewards, self._callbacks, worker, policies, self._running_ids, enable_connectors
@@ -91,6 +93,23 @@ class Sampler(abc.ABC):
     @abc.abstractmethod
     def _running_ids(self) -> list[int]:
         """Returns the ids of the running episodes."""
+
+    def _require_fitting_exploration(self, policy: Any, whose: str = "") -> None:
+        """Checks that what a policy explores by can be used with these fragments.
+
+        Raises:
+            ConfigError: if it needs whole episodes.
+        """
+        if policy.acting.follows_episodes and not self._complete:
+            raise ConfigError(
+                f"exploration_config={{'type': 'ParameterNoise'}}{whose} disturbs the weights for "
+                "a whole episode, so it needs batch_mode='complete_episodes', got "
+                "'truncate_episodes'."
+            )
+
+    def _reads_infos(self, policy: Any) -> bool:
+        """Whether the policy or a callback reads the infos that are in batches."""
+        return policy.learning.by_trajectory or self._gives_batches
 
     def _tell(self, moment: str, episode: Any, env_index: int) -> None:
         """Calls the callback for a moment of an episode, or of the error that ended one."""

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfpolicies.batch.sample_batch import SampleBatch
-from tfpolicies.config.callbacks import follows_episodes, gets_batches
+from tfpolicies.config.callbacks import follows_episodes
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 from tfpolicies.envs.vector import Environments, Step
-from tfpolicies.errors import ConfigError, UsageError
+from tfpolicies.errors import UsageError
 from tfpolicies.models.ports import leaf_ports
 from tfpolicies.models.spaces import Leaf, action_leaves, batch_leaves, leaves, nest
 from tfpolicies.policy.session import Memory
@@ -178,7 +178,6 @@ class SingleAgentSampler(Sampler):
     def __init__(self, envs: Environments, policies: Mapping[str, Any], **settings: Any) -> None:
         super().__init__(envs, policies, **settings)
         self._follower: EpisodeFollower | None = None
-        self._gives_batches = gets_batches(self._callbacks)
         self._running_episodes: dict[int, Episode] = {}  # by id, where nobody follows them
         self._episodes_taken: list[Episode] = []  # one of each trajectory of the present batch
         self._buffer: _Buffer | None = None
@@ -228,26 +227,19 @@ class SingleAgentSampler(Sampler):
         if self._buffer is None:
             raise UsageError("sample() needs running episodes; call reset() first.")
         policy = self._policy()
-        self._check_exploration(policy)
+        self._require_fitting_exploration(policy)
         is_outdated = has_others(policy, self._pipelines)
         if is_outdated:
             self._connect(policy)
         if is_outdated or (self._follower is None and self._wants_episodes(policy)):
             self.reset(None)
-        if self._gives_batches or policy.learning.by_trajectory:
+        if self._reads_infos(policy):
             self._buffer.keep_infos()
         buffer = self._collect(policy, self._buffer)
         taken = self._rows_to_hand_out(buffer)
         batch = self._to_batch(policy, buffer, taken)
         self._buffer = self._carry_over(buffer, taken)
         return batch
-
-    def _check_exploration(self, policy: Any) -> None:
-        if policy.acting.follows_episodes and not self._complete:
-            raise ConfigError(
-                "exploration_config={'type': 'ParameterNoise'} disturbs the weights for a whole "
-                "episode, so it needs batch_mode='complete_episodes', got 'truncate_episodes'."
-            )
 
     # -- the loop -----------------------------------------------------------------------------
 
@@ -394,19 +386,19 @@ class SingleAgentSampler(Sampler):
 
     def _to_batch(self, policy: Any, buffer: _Buffer, taken: np.ndarray) -> SampleBatch:
         used = buffer.used
-        whole = bool(taken.all())
+        is_whole = not self._complete and bool(taken.all())
         shape = (1, int(taken.sum())) if self._complete else (buffer.num_envs, self._length)
 
-        env_index, step_index = np.nonzero(taken)
+        places = () if is_whole else np.nonzero(taken)
 
         def cut(column: np.ndarray) -> np.ndarray:
-            if whole and not self._complete:
+            if is_whole:
                 return column[:, :used]
             count, width, *rest = column.shape
+            env_index, step_index = places
             # Taking rows by number is several times faster than by a mask.
-            rows_taken = column.reshape(count * width, *rest).take(
-                env_index * width + step_index, axis=0
-            )
+            numbers = env_index * width + step_index
+            rows_taken = column.reshape(count * width, *rest).take(numbers, axis=0)
             return rows_taken.reshape(*shape, *rest)
 
         columns = {name: cut(column) for name, column in buffer.columns.items()}
@@ -434,6 +426,7 @@ class SingleAgentSampler(Sampler):
 
         def who() -> Who:
             if self._follower is None:
+                env_index = np.nonzero(taken)[0]
                 self._episodes_taken = self._episodes_of(collected, env_index, returns_before)
             pieces = zip(collected.pieces(), self._episodes_taken, strict=True)
             return {unroll: (episode, SINGLE_AGENT) for (unroll, _), episode in pieces}
@@ -465,10 +458,9 @@ class SingleAgentSampler(Sampler):
                 episode.total_reward = float(returns_before[index]) if goes_on else 0.0
             episode.length = int(steps[last]) + 1
             episode.total_reward += float(earned[rows].sum(dtype=np.float64))
-            episode.last_reward = float(earned[last])
-            episode.last_info = columns[SampleBatch.INFOS][last]
-            reached = [leaf[last] for leaf in collected.new_obs]
-            episode.last_obs = nest(self.envs.observation_space, reached)
+            episode.last_infos[SINGLE_AGENT] = columns[SampleBatch.INFOS][last]
+            reached = nest(self.envs.observation_space, [x[last] for x in collected.new_obs])
+            episode.note({SINGLE_AGENT: reached}, rewards={SINGLE_AGENT: float(earned[last])})
             if not done[last]:
                 running[number] = episode
             found.append(episode)
