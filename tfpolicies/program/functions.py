@@ -20,7 +20,7 @@ from tfpolicies.models.network import Network, ports_of, variable_keys
 from tfpolicies.models.ports import SEQ_LENS
 from tfpolicies.models.spaces import nest
 from tfpolicies.program.acting_view import ActingView
-from tfpolicies.program.devices import CPU, contexts, learner_device
+from tfpolicies.program.devices import CPU, learner_device, placed
 from tfpolicies.program.optimizers import FLAG, Optimizers, gradients_of
 from tfpolicies.program.own_loss import own_stats, with_own_loss
 from tfpolicies.program.spec import ProgramSpec
@@ -106,7 +106,7 @@ class ProgramFunctions:
     def of(cls, spec: ProgramSpec) -> ProgramFunctions:
         """Returns the functions over new variables, in the present eager context or graph."""
         device = learner_device(spec.static["num_gpus"])
-        with contexts()(device):
+        with placed(device):
             network = _network(spec)
             target = _network(spec) if spec.policy_class._wants_target(spec.static) else None
             if target is not None:
