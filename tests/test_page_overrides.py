@@ -253,6 +253,17 @@ def test_a_loaded_batch_is_learned_from_in_order_through_all_overrides():
     assert_close(own.get_weights(), plain.get_weights(), atol=1e-6)
 
 
+def test_a_copy_has_loaded_batches_of_its_own():
+    own = make(recording(PPOTF2Policy, "learn_on_batch"), lr=0.01)
+    own.load_batch_into_buffer(batch_for(own, 8))
+    twin = own.copy()
+    assert twin.get_num_samples_loaded_into_buffer() == 0
+    assert twin.load_batch_into_buffer(batch_for(own, 4)) == 4
+    assert twin.learn_on_loaded_batch()["num_agent_steps_trained"] == 4
+    assert own.called == ["learn_on_batch"]
+    assert own.get_num_samples_loaded_into_buffer() == 8
+
+
 @pytest.mark.parametrize("policy_class", [PPOTF2Policy, PPOTF1Policy])
 def test_an_overridden_apply_gradients_fn_applies_given_gradients(policy_class):
     class Halved(policy_class):

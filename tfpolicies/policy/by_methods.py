@@ -220,8 +220,8 @@ def updated(policy: Any, method: str, result: Any) -> Mapping[str, Any]:
     )
 
 
-def _numbered(name: str, parts: Sequence[Any]) -> dict[str, Any]:
-    return {f"{name}_{i}": part for i, part in enumerate(parts)}
+def _numbered(name: str, each: Sequence[Any]) -> dict[str, Any]:
+    return {f"{name}_{i}": part for i, part in enumerate(each)}
 
 
 def named_memory(memory: Any) -> dict[str, Any]:

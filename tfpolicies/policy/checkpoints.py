@@ -26,6 +26,7 @@ from tfpolicies.errors import CheckpointError, ConfigError
 from tfpolicies.finite import first_bad
 from tfpolicies.marks import fits
 from tfpolicies.models.extent import built_from
+from tfpolicies.policy.by_methods import FILTERS
 from tfpolicies.program.spec import program_fingerprint
 from tfpolicies.storage.checkpoint import (
     Checkpoint,
@@ -59,10 +60,6 @@ _GROUPS = {
     "_optimizer_variables": "optimizer",
 }
 """Keys of a state that hold arrays by name, and their groups of array files."""
-
-_SMALL = {key: _GROUPS[key] for key in ("filter", "reward_filter")}
-"""Those that are no variables of the Program."""
-
 
 FOR_TRAINING = (
     "callbacks",
@@ -160,9 +157,8 @@ def policy_record(policy: Any) -> dict[str, Any]:
     """Returns what must be known of a policy besides its variables, as JSON values."""
     part = policy_part(policy)
     warn_of_unavailable(part.manifest)
-    small = {key: part.arrays[group] for key, group in _SMALL.items() if group in part.arrays}
-    state = {key: encode_value(value) for key, value in small.items()}
-    return {**part.manifest, "state": {**part.manifest["state"], **state}}
+    filters = {key: encode_value(part.arrays[key]) for key in FILTERS if key in part.arrays}
+    return {**part.manifest, "state": {**part.manifest["state"], **filters}}
 
 
 def policy_of_record(

@@ -1,9 +1,10 @@
 """What drives a policy: three parts, which samplers, algorithms and maps talk to.
 
-Each part has two implementations: one for policies with a Program (`acting.py`,
+Each part has two implementations: one for policies with a Program (`acting.py`, `learning.py`,
 `program_parts.py`), and one that calls the methods of the Policy page (`by_methods.py`), for
 policies written by hand and for classes that override what the other one would bypass. A class
-decides which one its policies have, so nobody asks what sort of policy there is.
+decides which one its policies have, so nobody asks what sort of policy there is. What returns
+nothing does nothing where an implementation leaves it out.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ from tfpolicies.config.policy_spec import PolicySpec, validate_policy_id
 from tfpolicies.errors import ConfigError, StashError, UnknownPolicyError, UsageError
 from tfpolicies.policy import stacked_acting
 from tfpolicies.policy.archive import Archive, Entry
-from tfpolicies.policy.paging import Pager, PagingStatistics
 from tfpolicies.policy.policy import Policy
+from tfpolicies.storage.paging import Pager, PagingStatistics
 from tfpolicies.storage.pickling import refuse_pickling
 
 logger = logging.getLogger("tfpolicies")
@@ -371,10 +371,11 @@ class PolicyMap(MutableMapping[str, Policy]):
         if config.get("seed") is None:
             config["seed"] = self.seed
         in_graph = getattr(policy_cls, "runtime", None) == "session"
-        if in_graph and self.session_creator is not None:
-            config["__session_creator"] = self.session_creator
+        create = self.session_creator if in_graph else None
+        if create is not None:
+            config["__session_creator"] = create
         policy: Any = policy_cls(observation_space, action_space, config)
-        if in_graph and self.session_creator is not None:
+        if create is not None:
             policy.holding.program.runtime.open(policy.holding.state)
         self[policy_id] = policy
         override = dict(config_override or {})

@@ -34,11 +34,16 @@ def learner_device(num_gpus: float, present: int | None = None) -> str:
 
 @functools.cache
 def contexts() -> Callable[[str], Any]:
-    """Returns what makes a context in which variables and operations are put on a device.
+    """Returns what `placed` calls, looked up once: for what runs in every step."""
+    return tf.device if tf.config.list_physical_devices("GPU") else contextlib.nullcontext
+
+
+def placed(device: str) -> Any:
+    """Returns a context in which variables and operations are put on a device.
 
     Without a GPU everything is on the CPU anyway, so that nothing needs to be said.
     """
-    return tf.device if tf.config.list_physical_devices("GPU") else contextlib.nullcontext
+    return contexts()(device)
 
 
 def on_device(function: Callable[..., Any], device: str) -> Callable[..., Any]:
@@ -46,7 +51,7 @@ def on_device(function: Callable[..., Any], device: str) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def run(*inputs: Any) -> Any:
-        with contexts()(device):
+        with placed(device):
             return function(*inputs)
 
     return run

@@ -19,7 +19,7 @@ from tfpolicies.models.network import Network, ports_of
 from tfpolicies.models.ports import SEQ_LENS
 from tfpolicies.models.spaces import nest
 from tfpolicies.program.acting_view import ActingView
-from tfpolicies.program.devices import CPU, contexts, learner_device
+from tfpolicies.program.devices import CPU, learner_device, placed
 from tfpolicies.program.networks import (
     NetworkPlan,
     NetworkView,
@@ -113,7 +113,7 @@ class ProgramFunctions:
     def of(cls, spec: ProgramSpec) -> ProgramFunctions:
         """Returns the functions over new variables, in the present eager context or graph."""
         device = learner_device(spec.static["num_gpus"])
-        with contexts()(device):
+        with placed(device):
             network = _network(spec)
             networks = {
                 name: ResidentNetwork.of(plan)

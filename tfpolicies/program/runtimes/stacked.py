@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfpolicies.program.devices import CPU, contexts, on_device
+from tfpolicies.program.devices import CPU, on_device, placed
 from tfpolicies.program.functions import ActInputs, ActOutputs
 from tfpolicies.program.runtimes.function import FunctionRuntime
 from tfpolicies.program.runtimes.onnx import convert, cpu_session
@@ -175,7 +175,7 @@ class TracedStackedActor(StackedActor):
 
     def _call(self, stack: Stack, given: Sequence[np.ndarray]) -> ActOutputs:
         require_tensorflow()
-        with contexts()(CPU):
+        with placed(CPU):
             if stack.held is None or stack.held[0] != stack.copies:
                 stack.held = stack.copies, [tf.constant(array) for array in stack.arrays]
             weights = stack.held[1]

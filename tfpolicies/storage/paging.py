@@ -287,10 +287,8 @@ class Pager:
         if self.capacity is not None and count > self.capacity:
             return True
         cost = 0 if page is None else self._cost(page)
-        counts = page is None or cost > 0
-        return (
-            self.capacity_bytes is not None and counts and self._bytes + cost > self.capacity_bytes
-        )
+        is_free = self.capacity_bytes is None or (page is not None and cost == 0)
+        return not is_free and self._bytes + cost > self.capacity_bytes  # type: ignore[operator]
 
     def _victim(self) -> Page | None:
         """Returns the page to evict next, the least recently used one, its state's lock taken."""
