@@ -47,7 +47,12 @@ def worker_of(policy_class=PGTF2Policy, views=VIEWS, **config):
     worker = RolloutWorker(
         env_creator=lambda context: Counter(),
         default_policy_class=policy_class,
-        config={"rollout_fragment_length": 6, **QUICK, **config},
+        config={
+            **QUICK,
+            "rollout_fragment_length": 6,
+            "batch_mode": "truncate_episodes",
+            **config,
+        },
     )
     require(worker.get_policy(), views)
     return worker
@@ -99,7 +104,7 @@ def test_each_agent_sees_its_own_trajectory(envs, mode):
         *made,
         policies=policies,
         rollout_fragment_length=3,
-        complete_episodes=mode == "complete_episodes",
+        batch_mode=mode,
     )
     samples = [sampler.sample().policy_batches for _ in range(15)]
     check_views([x["p"] for x in samples if "p" in x], VIEWS)
