@@ -233,7 +233,7 @@ def remembers(observation_space, num_outputs):
         "state_in_0": keras.Input((5,), name="state_in_0"),
         "seq_lens": keras.Input((), name="seq_lens", dtype="int32"),
     }
-    frames = keras.layers.TimeDistributed(keras.layers.Flatten())(inputs["prev_n_obs"])
+    frames = keras.layers.Reshape((-1, 3))(inputs["prev_n_obs"])
     x = keras.layers.Concatenate()([inputs["obs"], frames, inputs["prev_n_rewards"]])
     steps = keras.ops.cumsum(keras.ops.ones_like(inputs["obs"][..., 0]), axis=1)
     mask = steps <= keras.ops.cast(inputs["seq_lens"], "float32")[:, None]
@@ -497,6 +497,25 @@ def test_a_view_that_cannot_be_had_is_named(name, view, words):
 def test_acting_cannot_look_ahead():
     with pytest.raises(BatchError, match="cannot look ahead, but 'x' has the shift '-1:1'"):
         policy_of("tf", reads(x=ViewRequirement("obs", shift="-1:1")))
+
+
+def functional(observation_space, num_outputs):
+    """Says in an attribute what one of its inputs is."""
+    inputs = {
+        "obs": keras.Input((1,), name="obs"),
+        "rare": keras.Input((2, 1), name="rare"),
+    }
+    x = keras.layers.Concatenate()([inputs["obs"], keras.layers.Flatten()(inputs["rare"])])
+    model = keras.Model(inputs, [keras.layers.Dense(num_outputs)(x), keras.layers.Dense(1)(x)])
+    model.view_requirements = {"rare": ViewRequirement("obs", shift=[-4, -2])}
+    return model
+
+
+def test_a_functional_model_says_what_its_input_is():
+    (view,) = policy_of("tf", functional).program.ports.views
+    assert (view.name, view.source, view.shifts) == ("rare", "obs", (-4, -2))
+    with pytest.raises(ModelError, match=r"leaves out of copies.*factory"):
+        policy_of("tf", functional(LINE, 2))
 
 
 def test_a_name_is_an_input_once():
