@@ -8,7 +8,10 @@ from typing import Any
 import gymnasium as gym
 import keras
 import numpy as np
+import tensorflow as tf
 from gymnasium import spaces
+
+from tfpolicies import ViewRequirement
 
 LINE = spaces.Box(-np.inf, np.inf, (1,), np.float32)
 TWO = spaces.Discrete(2)
@@ -57,6 +60,45 @@ LOOKS_BACK = {
     "prev_n_obs": ("obs", [-3, -2, -1, 0]),
     "prev_n_actions": ("actions", [-3, -2, -1]),
     "prev_n_rewards": ("rewards", [-3, -2, -1]),
+}
+
+
+class Reads(keras.Model):
+    """Reads the views that its class requires."""
+
+    required: Mapping[str, ViewRequirement] = {}
+
+    def __init__(self, observation_space: Any, num_outputs: int) -> None:
+        super().__init__()
+        self.view_requirements = dict(self.required)
+        self.hidden = keras.layers.Dense(8, activation="tanh")
+        self.out, self.value = keras.layers.Dense(num_outputs), keras.layers.Dense(1)
+
+    def call(self, inputs: Any) -> Any:
+        rows = [tf.reshape(inputs[k], [tf.shape(inputs[k])[0], -1]) for k in sorted(inputs)]
+        width = sum(int(np.prod(inputs[k].shape[1:])) for k in inputs)
+        x = self.hidden(0.1 * tf.ensure_shape(tf.concat(rows, -1), [None, width]))
+        return self.out(x), self.value(x)
+
+
+class ReadsGaps(Reads):
+    """Reads steps that do not follow each other, too."""
+
+    required = {
+        "some": ViewRequirement("obs", shift=[-3, -1]),
+        "one": ViewRequirement("obs", shift=-2),
+        "even": ViewRequirement("rewards", shift="-5:-1:2"),
+        "prev_actions": ViewRequirement("actions", shift=-1),
+        "range": ViewRequirement("obs", shift="-2:0"),
+    }
+
+
+GAPS_SEE = {
+    "some": ("obs", [-3, -1]),
+    "one": ("obs", [-2]),
+    "even": ("rewards", [-5, -3, -1]),
+    "prev_actions": ("actions", [-1]),
+    "range": ("obs", [-2, -1, 0]),
 }
 
 

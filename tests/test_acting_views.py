@@ -11,7 +11,17 @@ import onnxruntime
 import pytest
 import tensorflow as tf
 from gymnasium import spaces
-from looking_back import LINE, LOOKS_BACK, TWO, Counter, check_views, looks_back
+from looking_back import (
+    GAPS_SEE,
+    LINE,
+    LOOKS_BACK,
+    TWO,
+    Counter,
+    Reads,
+    ReadsGaps,
+    check_views,
+    looks_back,
+)
 from multi_agent_worlds import SPACE, Crowd, Staggered, sampler_of
 from tiny import make
 
@@ -40,23 +50,8 @@ def worker_of(policy_class=PPOTF2Policy, model=looks_back, **config):
 
 
 def reads(**views):
-    """Returns a factory of models that read views as a dict of requirements says."""
-
-    class Reads(keras.Model):
-        def __init__(self, space, num_outputs):
-            super().__init__()
-            self.view_requirements = dict(views)
-            self.hidden = keras.layers.Dense(8, activation="tanh")
-            self.out, self.value = keras.layers.Dense(num_outputs), keras.layers.Dense(1)
-
-        def call(self, inputs):
-            rows = [tf.reshape(inputs[k], [tf.shape(inputs[k])[0], -1]) for k in sorted(inputs)]
-            width = sum(int(np.prod(inputs[k].shape[1:])) for k in inputs)
-            x = tf.ensure_shape(tf.concat(rows, -1), [None, width])
-            x = self.hidden(0.1 * x)
-            return self.out(x), self.value(x)
-
-    return Reads
+    """Returns a class of models that read views as a dict of requirements says."""
+    return type("Reads", (Reads,), {"required": views})
 
 
 # -- sampling -----------------------------------------------------------------------------------
@@ -101,25 +96,9 @@ def test_each_agent_looks_back_on_its_own_steps(envs):
     check_views([sampler.sample()["p"] for _ in range(12)], LOOKS_BACK)
 
 
-GAPS = {
-    "some": ViewRequirement("obs", shift=[-3, -1]),
-    "one": ViewRequirement("obs", shift=-2),
-    "even": ViewRequirement("rewards", shift="-5:-1:2"),
-    "prev_actions": ViewRequirement("actions", shift=-1),
-    "range": ViewRequirement("obs", shift="-2:0"),
-}
-GAPS_SEE = {
-    "some": ("obs", [-3, -1]),
-    "one": ("obs", [-2]),
-    "even": ("rewards", [-5, -3, -1]),
-    "prev_actions": ("actions", [-1]),
-    "range": ("obs", [-2, -1, 0]),
-}
-
-
 @pytest.mark.core
 @pytest.mark.parametrize("overrides", [False, True])
-@pytest.mark.parametrize("model", [looks_back, reads(**GAPS)])
+@pytest.mark.parametrize("model", [looks_back, ReadsGaps])
 def test_an_open_end_is_valued_with_what_the_next_step_sees(model, overrides):
     """With gamma 1 and lambda 0 an advantage is reward + next value - value."""
 
@@ -142,9 +121,9 @@ def test_an_open_end_is_valued_with_what_the_next_step_sees(model, overrides):
 
 
 def test_running_episodes_are_continued_with_what_they_look_back_on():
-    first, second = (worker_of(model=reads(**GAPS), num_envs_per_worker=2) for _ in range(2))
+    first, second = (worker_of(model=ReadsGaps, num_envs_per_worker=2) for _ in range(2))
     first.sample()
-    second.sampler.reset(None)
+    second.sample()
     second.sampler.set_state(first.sampler.get_state())
     second.policy_map["default_policy"].set_state(first.policy_map["default_policy"].get_state())
     ours, theirs = first.sample(), second.sample()
@@ -239,7 +218,7 @@ def test_a_session_looks_back_as_a_sampler_does(inference):
 
 
 @pytest.mark.parametrize("policy_class", [PPOTF2Policy, PPOTF1Policy])
-@pytest.mark.parametrize("model", [looks_back, reads(**GAPS)])
+@pytest.mark.parametrize("model", [looks_back, ReadsGaps])
 def test_policies_with_views_keep_their_contract(policy_class, model):
     config = {**QUICK, "model": {"custom_model": model}, "sgd_minibatch_size": 8}
     check_policy(policy_class(LINE, TWO, config), exports=model is looks_back)
@@ -254,10 +233,10 @@ def remembers(observation_space, num_outputs):
         "state_in_0": keras.Input((5,), name="state_in_0"),
         "seq_lens": keras.Input((), name="seq_lens", dtype="int32"),
     }
-    frames = keras.layers.TimeDistributed(keras.layers.Flatten())(inputs["prev_n_obs"])
+    frames = keras.layers.Reshape((-1, 3))(inputs["prev_n_obs"])
     x = keras.layers.Concatenate()([inputs["obs"], frames, inputs["prev_n_rewards"]])
-    steps = keras.ops.arange(keras.ops.shape(x)[1])
-    mask = steps[None, :] < inputs["seq_lens"][:, None]
+    steps = keras.ops.cumsum(keras.ops.ones_like(inputs["obs"][..., 0]), axis=1)
+    mask = steps <= keras.ops.cast(inputs["seq_lens"], "float32")[:, None]
     x, after = keras.layers.GRU(5, return_sequences=True, return_state=True)(
         keras.layers.Rescaling(0.1)(x), initial_state=inputs["state_in_0"], mask=mask
     )
@@ -273,7 +252,6 @@ def remembers(observation_space, num_outputs):
 
 def test_a_model_with_a_memory_reads_views_of_padded_sequences():
     model = {"custom_model": remembers, "max_seq_len": 3}
-    worker = worker_of(model=remembers, num_envs_per_worker=2)
     worker = RolloutWorker(
         env_creator=lambda context: Counter(),
         default_policy_class=PPOTF2Policy,
@@ -365,27 +343,27 @@ def test_an_observation_filter_normalises_what_is_looked_back_on():
 @pytest.mark.parametrize("policy_class", [PPOTF2Policy, PPOTF1Policy])
 def test_exports_take_each_view_by_its_name(tmp_path, policy_class):
     policy = worker_of(policy_class).get_policy()
-    saved = tf.saved_model.load(str(policy.export_model(tmp_path / "saved").model))
+    saved = tf.saved_model.load(str(policy.export_model(tmp_path / "saved").path))
     onnx = policy.export_model(tmp_path / "onnx", onnx=True)
     given = inputs_of(4)
     wanted = policy.compute_actions_from_input_dict(given, explore=False)
     tensors = {name: tf.constant(x) for name, x in given.items()}
     served = saved.signatures["serving_default"](**tensors)
-    session = onnxruntime.InferenceSession(str(onnx.model), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(str(onnx.path), providers=["CPUExecutionProvider"])
     assert [x.name for x in session.get_inputs()] == list(given)
     names = [x.name for x in session.get_outputs()]
     ran = dict(zip(names, session.run(None, given), strict=True))
     for outputs in (served, ran):
         np.testing.assert_array_equal(outputs["actions"], wanted.actions)
         np.testing.assert_allclose(outputs["vf_preds"], wanted.extras["vf_preds"], atol=1e-5)
-    spec = OnnxPolicy(onnx.model).spec
+    spec = OnnxPolicy(onnx.path).spec
     assert {view["name"]: (view["column"], view["shifts"]) for view in spec["views"]} == LOOKS_BACK
 
 
-@pytest.mark.parametrize("model", [looks_back, reads(**GAPS)])
+@pytest.mark.parametrize("model", [looks_back, ReadsGaps])
 def test_the_player_of_an_export_looks_back_by_itself(tmp_path, model):
     policy = worker_of(model=model).get_policy()
-    player = OnnxPolicy(policy.export_model(tmp_path, onnx=True).model)
+    player = OnnxPolicy(policy.export_model(tmp_path, onnx=True).path)
     session, env = policy.session(), Counter(length=9)
     for _ in range(2):
         obs, reward = env.reset()[0], 0.0
@@ -475,9 +453,9 @@ def test_four_observations_learn_what_one_cannot_and_the_export_knows_it(tmp_pat
 
     assert earned(by_session) == 1.0
     onnx = policy.export_model(tmp_path / "onnx", onnx=True)
-    run = onnxruntime.InferenceSession(str(onnx.model), providers=["CPUExecutionProvider"])
+    run = onnxruntime.InferenceSession(str(onnx.path), providers=["CPUExecutionProvider"])
     exported = policy.export_model(tmp_path / "saved")
-    serve = tf.saved_model.load(str(exported.model)).signatures["serving_default"]
+    serve = tf.saved_model.load(str(exported.path)).signatures["serving_default"]
     frames = np.zeros((1, 4, 1), np.float32)
 
     def by_hand(obs, t):
@@ -507,7 +485,7 @@ def test_four_observations_learn_what_one_cannot_and_the_export_knows_it(tmp_pat
         ("x", ViewRequirement("obs", index=0), "'x'.*without index"),
         ("x", ViewRequirement("obs", shift=-1, batch_repeat_value=4), "'x'.*batch_repeat_value"),
         ("prev_actions", ViewRequirement("actions", shift=-2), "'prev_actions'.*shift=-1"),
-        ("rewards", ViewRequirement("rewards", shift=-1), "'rewards'.*another"),
+        ("rewards", ViewRequirement("rewards", shift=-1), "'rewards'.*a collected column"),
         ("last step", ViewRequirement("obs", shift=-1), "'last step'.*letters"),
     ],
 )
@@ -521,6 +499,25 @@ def test_acting_cannot_look_ahead():
         policy_of("tf", reads(x=ViewRequirement("obs", shift="-1:1")))
 
 
+def functional(observation_space, num_outputs):
+    """Says in an attribute what one of its inputs is."""
+    inputs = {
+        "obs": keras.Input((1,), name="obs"),
+        "rare": keras.Input((2, 1), name="rare"),
+    }
+    x = keras.layers.Concatenate()([inputs["obs"], keras.layers.Flatten()(inputs["rare"])])
+    model = keras.Model(inputs, [keras.layers.Dense(num_outputs)(x), keras.layers.Dense(1)(x)])
+    model.view_requirements = {"rare": ViewRequirement("obs", shift=[-4, -2])}
+    return model
+
+
+def test_a_functional_model_says_what_its_input_is():
+    (view,) = policy_of("tf", functional).program.ports.views
+    assert (view.name, view.source, view.shifts) == ("rare", "obs", (-4, -2))
+    with pytest.raises(ModelError, match=r"leaves out of copies.*factory"):
+        policy_of("tf", functional(LINE, 2))
+
+
 def test_a_name_is_an_input_once():
     space = spaces.Dict(x=LINE)
     model = {"custom_model": reads(obs_x=ViewRequirement("actions", shift="-2:-1"))}
@@ -530,7 +527,10 @@ def test_a_name_is_an_input_once():
 
 def test_an_input_must_say_how_many_steps_it_takes():
     def unknown(space, num_outputs):
-        inputs = {"obs": keras.Input((1,)), "prev_n_obs": keras.Input((None, 1))}
+        inputs = {
+            "obs": keras.Input((1,), name="obs"),
+            "prev_n_obs": keras.Input((None, 1), name="prev_n_obs"),
+        }
         x = keras.layers.GlobalAveragePooling1D()(inputs["prev_n_obs"])
         x = keras.layers.Concatenate()([x, inputs["obs"]])
         return keras.Model(inputs, [keras.layers.Dense(num_outputs)(x), keras.layers.Dense(1)(x)])
@@ -541,7 +541,10 @@ def test_an_input_must_say_how_many_steps_it_takes():
 
 def test_replayed_rows_have_no_views_for_q_networks():
     def q_network(space, num_outputs):
-        inputs = {"obs": keras.Input((1,)), "prev_n_obs": keras.Input((2, 1))}
+        inputs = {
+            "obs": keras.Input((1,), name="obs"),
+            "prev_n_obs": keras.Input((2, 1), name="prev_n_obs"),
+        }
         x = keras.layers.Concatenate()([keras.layers.Flatten()(x) for x in inputs.values()])
         return keras.Model(inputs, keras.layers.Dense(num_outputs)(x))
 

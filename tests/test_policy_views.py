@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import dataclasses
 
+import gymnasium as gym
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from gymnasium import spaces
 from looking_back import LINE, TWO, Counter, check_views
 from multi_agent_worlds import SPACE, Crowd, Staggered, Walker, sampler_of
 
@@ -47,7 +49,12 @@ def worker_of(policy_class=PGTF2Policy, views=VIEWS, **config):
     worker = RolloutWorker(
         env_creator=lambda context: Counter(),
         default_policy_class=policy_class,
-        config={"rollout_fragment_length": 6, **QUICK, **config},
+        config={
+            **QUICK,
+            "rollout_fragment_length": 6,
+            "batch_mode": "truncate_episodes",
+            **config,
+        },
     )
     require(worker.get_policy(), views)
     return worker
@@ -99,7 +106,7 @@ def test_each_agent_sees_its_own_trajectory(envs, mode):
         *made,
         policies=policies,
         rollout_fragment_length=3,
-        complete_episodes=mode == "complete_episodes",
+        batch_mode=mode,
     )
     samples = [sampler.sample().policy_batches for _ in range(15)]
     check_views([x["p"] for x in samples if "p" in x], VIEWS)
@@ -194,6 +201,48 @@ def test_sequences_of_a_memory_have_views_of_their_rows():
     assert batch["back"][:, -1, 0].tolist() == [0, 1, 2, 3, 0, 1]
     stats = policy.learn_on_batch(batch)["learner_stats"]
     assert stats["seen"] == batch["back"].sum() + batch["doubled"].sum()  # padding is zeros
+
+
+class Nested(gym.Env):
+    """Counts in a nested observation."""
+
+    observation_space = spaces.Dict(a=LINE, b=spaces.Tuple([spaces.Discrete(9)]))
+    action_space = TWO
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return {"a": np.zeros(1, np.float32), "b": (0,)}, {}
+
+    def step(self, action):
+        self.t += 1
+        return {"a": np.full(1, self.t, np.float32), "b": (self.t,)}, 1.0, False, self.t == 4, {}
+
+
+@pytest.mark.parametrize("memory", [{}, {"use_gru": True, "lstm_cell_size": 3, "max_seq_len": 3}])
+def test_views_of_nested_observations_are_nested(memory):
+    class SeesBoth(PGTF2Policy):
+        def __init__(self, *args):
+            super().__init__(*args)
+            self.view_requirements["old"] = ViewRequirement("obs", shift="-2:-1")
+
+        def loss(self, model, dist_class, train_batch):
+            old = train_batch["old"]
+            self.seen = tf.reduce_sum(old["a"]) + tf.reduce_sum(tf.cast(old["b"]["0"], tf.float32))
+            return super().loss(model, dist_class, train_batch)
+
+        def stats_fn(self, train_batch):
+            return {"seen": self.seen}
+
+    config = {**QUICK, "rollout_fragment_length": 5, "batch_mode": "truncate_episodes"}
+    worker = RolloutWorker(
+        env_creator=lambda context: Nested(),
+        default_policy_class=SeesBoth,
+        config={**config, "model": {"fcnet_hiddens": [4], **memory}},
+    )
+    batch = worker.sample()
+    assert batch["old"]["a"][..., 0].tolist() == [[0, 0], [0, 0], [0, 1], [1, 2], [0, 0]]
+    assert batch["old"]["b"][0].tolist() == [[0, 0], [0, 0], [0, 1], [1, 2], [0, 0]]
+    assert worker.get_policy().learn_on_batch(batch)["learner_stats"]["seen"] == 8.0
 
 
 def test_a_model_may_require_views_for_training_alone():

@@ -26,10 +26,10 @@ class InputDict(dict[str, Any]):
     """What `forward` is given, by column name.
 
     `obs` is encoded (float32; discrete parts one-hot) and nested as the observation space is,
-    `obs_flat` `[N, F]` the same in one tensor. The views that a model requires are columns, such
-    as `prev_actions` and `prev_rewards` `[N]`, or `prev_n_obs` `[N, n, ...]`: observations as in
-    `obs`, actions as numbers. Of an action mask all entries are 1: forbidden actions are
-    taken out of what `forward` returns.
+    `obs_flat` `[N, F]` the same in one tensor. Views that a model requires are columns of their
+    own, such as `prev_actions` and `prev_rewards` `[N]`, or `prev_n_obs` `[N, n, ...]`; those of
+    observations are as in `obs`, and actions are numbers. Of an action mask all entries are 1:
+    forbidden actions are taken out of what `forward` returns.
 
     Attributes:
         is_training: whether layers such as Dropout are in training mode; also an item.

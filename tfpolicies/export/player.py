@@ -81,9 +81,9 @@ class OnnxPolicy:
         self._observed = [port for port in rest if port["name"].startswith(_OBSERVED)]
         self._memory = [port for port in rest if port["name"].startswith("state_in_")]
         plain = [x["name"] for x in self._observed if not x["name"].startswith("action_mask")]
-        ports = {port["name"]: port for port in self._inputs}
+        by_name = {port["name"]: port for port in self._inputs}
         self._seen = [
-            _Seen.of(ports[name], view, plain[i] if view["column"] == "obs" else "")
+            _Seen.of(by_name[name], view, plain[i] if view["column"] == "obs" else "")
             for view in views
             for i, name in enumerate(view["inputs"])
         ]

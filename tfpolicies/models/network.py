@@ -32,7 +32,7 @@ from tfpolicies.models.ports import SEQ_LENS, InputPorts, model_leaves, plain_le
 from tfpolicies.models.preprocessing import encode, encoded_shape, is_image
 from tfpolicies.models.registry import MODELS
 from tfpolicies.models.spaces import pick
-from tfpolicies.models.views import views_of
+from tfpolicies.models.views import declared, views_of
 
 logger = logging.getLogger("tfpolicies")
 
@@ -146,7 +146,9 @@ def model_source(
         if unbuilt is not None:
             _require_room(unbuilt, ports, custom.name)
         call_with_zeros(custom, ports)
-        return _instance_source(custom, Architecture.of(custom), complete, value_key)
+        architecture = Architecture.of(custom)
+        _require_kept_views(custom, architecture)
+        return _instance_source(custom, architecture, complete, value_key)
     if isinstance(custom, keras.Layer):
         raise ModelError(
             f"model must be a keras.Model or a factory of one; got the layer {custom.name!r}. "
@@ -299,6 +301,20 @@ def _require_room(architecture: Architecture, ports: InputPorts, name: str) -> N
         return model
 
     require_room(built, f"The model {name!r}", may_fail=True)
+
+
+def _require_kept_views(instance: keras.Model, architecture: Architecture | None) -> None:
+    """Checks that the views a model instance requires are those of its copies, too.
+
+    Raises:
+        ModelError: if Keras does not know of them.
+    """
+    required = declared(instance)
+    if required and architecture is not None and declared(architecture.build()) != required:
+        raise ModelError(
+            f"The model {instance.name!r} has view_requirements that Keras leaves out of copies. "
+            "Give a factory that sets them, or set them in the constructor of the model's class."
+        )
 
 
 def _instance_source(

@@ -380,7 +380,7 @@ class LearningByMethods(parts.Learning):
 
     def settled_views(self) -> Mapping[str, ViewRequirement]:
         """Returns which views batches are to have; from now on that cannot be changed."""
-        views = self._policy.view_requirements
+        views = self._policy._own_views()
         views.is_settled = True
         found: Mapping[str, ViewRequirement] = views.added
         return found

@@ -52,7 +52,7 @@ def dummy_batch(policy: Any) -> SampleBatch:
     for name in ("eps_id", "unroll_id", "agent_index", "t"):
         columns[name] = np.zeros(rows, np.int64)
     columns[SampleBatch.INFOS] = np.array([{} for _ in range(rows)], object)
-    columns |= Trajectories(columns["terminateds"]).views(columns, policy.view_requirements.added)
+    columns |= Trajectories(columns["terminateds"]).views(columns, policy._own_views().added)
     policy._sees_zeros = True
     try:
         return policy.postprocess_trajectory(SampleBatch(columns), {}, None)

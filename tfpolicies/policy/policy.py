@@ -436,11 +436,7 @@ class Policy(abc.ABC):
             NotOfferedError: when what is set cannot be had, and on changes of other columns.
             UsageError: when it is set after the first sample or update.
         """
-        if self._views is None:
-            self.init_view_requirements()
-        if self._views is None:  # a class of the user's makes none
-            self._views = PolicyViews(self._required_views())
-        return self._views.of(self)
+        return self._own_views().of(self)
 
     @view_requirements.setter
     def view_requirements(self, requirements: Mapping[str, ViewRequirement]) -> None:
@@ -449,6 +445,13 @@ class Policy(abc.ABC):
     def init_view_requirements(self) -> None:
         """Makes the default requirements, if there are none yet; they are pruned when read."""
         self._views = self._views or PolicyViews(self._required_views())
+
+    def _own_views(self) -> PolicyViews:
+        if self._views is None:
+            self.init_view_requirements()
+        if self._views is None:  # a class of the user's makes none
+            self._views = PolicyViews(self._required_views())
+        return self._views
 
     def _required_views(self) -> Mapping[str, ViewRequirement]:
         """Returns what the model requires for training alone."""

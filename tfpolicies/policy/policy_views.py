@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import weakref
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any, NoReturn
 
@@ -47,23 +46,18 @@ class PolicyViews(MutableMapping[str, ViewRequirement]):
             _require_makeable(name, view)
         self.is_settled = False
         self._defaults: Mapping[str, ViewRequirement] | None = None
-        self._owner: weakref.ref[Any] | None = None
+        self._policy: Any = None
 
     def of(self, policy: Any) -> PolicyViews:
-        """Returns these requirements, of this policy: copies of it and what travels ask anew."""
-        if self._owner is None:
-            self._owner = weakref.ref(policy)
+        """Returns these requirements to somebody who reads or sets them, and so needs the policy.
+
+        Until then they do not hold it, so that a policy goes with its last handle.
+        """
+        self._policy = policy
         return self
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_owner": None, "_defaults": None, "is_settled": False}
-
-    @property
-    def _policy(self) -> Any:
-        policy = None if self._owner is None else self._owner()
-        if policy is None:
-            raise UsageError("The policy of these view requirements is gone; keep the policy.")
-        return policy
+    def __getstate__(self) -> dict[str, Any]:  # copies of the policy ask anew
+        return {**vars(self), "_policy": None, "_defaults": None, "is_settled": False}
 
     def _all(self) -> dict[str, ViewRequirement]:
         if self._defaults is None:

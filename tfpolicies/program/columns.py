@@ -138,9 +138,8 @@ class BatchReader:
             is_array = type(column) is np.ndarray and column.ndim > 0
             if is_array and self._ready.get(name) == (column.dtype, column.shape[1:]):
                 continue
-            leaves = _leaves_of(self._spec, self._ports, name)
-            if leaves is not None and not self._is_recurrent:
-                column = nested_rows(leaves, column, name)
+            if not self._is_recurrent:
+                column = _travelling(self._spec, self._ports, name, column)
             columns[name] = _fit(name, wanted, column)
         return LearnBatch(columns, is_recurrent=self._is_recurrent)
 
@@ -155,15 +154,25 @@ def travelling_columns(
     """
     columns = {}
     for name, column in batch.items():
-        leaves = _leaves_of(spec, ports, name)
-        if leaves is not None:
-            columns[name] = nested_rows(leaves, column, name)
-        elif name != "infos" and (name != SEQ_LENS or ports.is_recurrent):
-            array = np.asarray(column)
-            if array.dtype != object:
-                double = array.dtype == np.float64
-                columns[name] = array.astype(np.float32) if double else array
+        if name != "infos" and (name != SEQ_LENS or ports.is_recurrent):
+            found = _travelling(spec, ports, name, column)
+            if isinstance(found, Mapping) or found.dtype != object:
+                columns[name] = found
     return _sequences(spec, ports, columns) if ports.is_recurrent else columns
+
+
+def _travelling(spec: ProgramSpec, ports: InputPorts, name: str, column: Any) -> Any:
+    """Returns a column in travelling dtypes, nested by dicts alone."""
+    leaves = _leaves_of(spec, ports, name)
+    return _plain(column) if leaves is None else nested_rows(leaves, column, name)
+
+
+def _plain(column: Any) -> Any:
+    if isinstance(column, Mapping | tuple):
+        parts = column.items() if isinstance(column, Mapping) else enumerate(column)
+        return {str(key): _plain(part) for key, part in parts}
+    array = np.asarray(column)
+    return array.astype(np.float32) if array.dtype == np.float64 else array
 
 
 def kind_of(name: str) -> str:
