@@ -108,7 +108,7 @@ class ProgramLearning(by_methods.LearningByMethods):
         policy = self._policy
         by_hand = policy._overridden & {*by_methods.UPDATING, *by_methods.LOADING, "learn_epochs"}
         moves = getattr(type(policy), "update_target", None)
-        if by_hand or moves is not policy._moves_target or policy._learning.sees_minibatches():
+        if by_hand or moves is not type(policy)._moves_target or policy._learning.sees_minibatches():
             return super().replay(batch, minibatch_size, follows)
         return policy._learning.epochs(batch, 1, minibatch_size, shuffle=False, follows=follows)
 
