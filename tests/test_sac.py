@@ -1,4 +1,8 @@
+<<<<<<< HEAD
 """SAC: losses and gradients against NumPy, networks, targets, runtimes, exports, refusals."""
+=======
+"""SAC: losses and gradients by NumPy, networks, targets, runtimes, exports, what is refused."""
+>>>>>>> wt-S
 
 import math
 
@@ -52,7 +56,11 @@ def transitions(policy, rows=6, seed=0):
     )
 
 
+<<<<<<< HEAD
 # -- the reference, in float64 ---------------------------------------------------------------------
+=======
+# -- the reference, in float64 --------------------------------------------------------------------
+>>>>>>> wt-S
 
 
 def mlp(weights, x):
@@ -175,7 +183,7 @@ def test_each_gradient_is_that_of_its_own_loss_alone_by_finite_differences(twin_
         for at in list(np.ndindex(*value.shape))[:7]:
             found = []
             for sign in (1, -1):
-                moved = {**weights, key: value.copy()}
+                moved = {**weights, key: np.array(value)}
                 moved[key][at] += sign * step
                 reference = Reference(policy, batch, noise, moved)
                 if own == 1:  # what is behind the stopped gradient does not move
@@ -217,6 +225,7 @@ def test_many_updates_in_one_call_are_the_updates_one_by_one(jit):
     for i, start in enumerate(range(0, 20, 4)):
         apart.learning.replay(batch[start : start + 4], 4, follows[i : i + 1])
     assert together.num_grad_updates == apart.num_grad_updates == 5
+    assert together.program.functions.traces["learn_epochs"] == 1
     one, other = together.get_state(), apart.get_state()
     for part in ("weights", "target_weights"):
         for key, a in one[part].items():
@@ -250,7 +259,11 @@ def test_n_step_rows_are_discounted_by_their_number_of_rewards():
     np.testing.assert_allclose(policy.learn_on_batch(batch)["td_error"], wanted, atol=1e-4)
 
 
+<<<<<<< HEAD
 # -- the temperature and the rates -----------------------------------------------------------------
+=======
+# -- the temperature and the rates ----------------------------------------------------------------
+>>>>>>> wt-S
 
 
 def test_the_temperature_starts_at_initial_alpha_and_moves_towards_the_target_entropy():

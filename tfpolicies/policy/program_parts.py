@@ -36,7 +36,140 @@ class OverriddenActing(by_methods.ActingByMethods):
         self._policy._acting.next_episode()
 
 
+<<<<<<< HEAD
 _KEPT = ("agent_connectors", "action_connectors", "_views")
+=======
+class ProgramLearning(by_methods.LearningByMethods):
+    """Lets a policy learn by its Program; see `parts.Learning`.
+
+    Args:
+        policy: whose state learns.
+    """
+
+    @property
+    def finds_non_finite(self) -> bool:
+        """Whether the Program does all updates of `learn_on_batch`."""
+        return "learn_on_batch" not in self._policy._overridden
+
+    @property
+    def compiled_as(self) -> str:
+        """How updates are compiled, in words; "tf.function" before that was decided."""
+        return (self._policy.program.updates.form or Form.PLAIN).value
+
+    def columns(self, batch: Mapping[str, Any]) -> list[str]:
+        """Returns the columns that the loss reads; all but infos where methods of its own learn."""
+        if self._policy._overridden.isdisjoint((*by_methods.UPDATING, *by_methods.LOADING)):
+            self.prepare()
+            return list(self._policy.program.updates.signature.columns)
+        return super().columns(batch)
+
+    def train(
+        self,
+        batch: Any,
+        num_epochs: int,
+        minibatch_size: int,
+        *,
+        shuffle: bool = True,
+        standardize: Collection[str] = (),
+    ) -> Mapping[str, Any]:
+        """Standardizes columns as far as the batch has them, then calls `learn_epochs`."""
+        for name in standardize:
+            if name in batch:
+                batch[name] = standardized(batch[name])
+        return self.update(batch, num_epochs, minibatch_size, shuffle=shuffle)
+
+    def update(
+        self,
+        batch: Any,
+        num_epochs: int,
+        minibatch_size: int,
+        *,
+        shuffle: bool = True,
+        rng: np.random.Generator | None = None,
+    ) -> dict[str, Any]:
+        """Calls `learn_epochs`; the policy's own generator shuffles."""
+        del rng
+        result: dict[str, Any] = self._policy.learn_epochs(
+            batch, num_epochs, minibatch_size, shuffle=shuffle
+        )
+        return result
+
+    def replay(self, batch: Any, minibatch_size: int, follows: np.ndarray) -> Mapping[str, Any]:
+        """Updates by replayed rows in one compiled call, in which target networks move, too."""
+        policy = self._policy
+        by_hand = policy._overridden & {*by_methods.UPDATING, *by_methods.LOADING, "learn_epochs"}
+        kind = type(policy)
+        moves = getattr(kind, "update_target", None)
+        if by_hand or moves is not kind._moves_target or policy._learning.sees_minibatches():
+            return super().replay(batch, minibatch_size, follows)
+        return policy._learning.epochs(batch, 1, minibatch_size, shuffle=False, follows=follows)
+
+    def adapt(self, result: Mapping[str, Any]) -> None:
+        """Adapts the policy's coefficients as its class says."""
+        self._policy._adapt(result)
+
+    def observe(self, obs: Sequence[np.ndarray], columns: Mapping[str, np.ndarray]) -> None:
+        """Takes the rows of a sample into the filters; a frozen policy takes in nothing."""
+        policy, acting = self._policy, self._policy._acting
+        if policy._state.frozen_as is not None:
+            return
+        rows = [leaf.reshape(-1, *leaf.shape[2:]) for leaf in obs]
+        if policy.filter is not None:
+            policy.filter.observe(rows)
+        if policy.reward_filter is not None:
+            policy.reward_filter.observe(columns["rewards"])
+        if acting.follows_episodes:
+            ports = policy.program.ports
+            more = [columns[port.name] for port in (*ports.prev, *ports.states)]
+            more.append(columns["action_dist_inputs"])
+            *others, disturbed = (x.reshape(-1, *x.shape[2:]) for x in more)
+            policy.exploration.adapt(acting.dist_inputs([*rows, *others]), disturbed)
+
+    def flush_filters(self) -> None:
+        """Lets what was observed take effect: in acting, in learning, in exports.
+
+        A frozen policy stays as it is.
+        """
+        policy = self._policy
+        if policy._state.frozen_as is not None:
+            return
+        if policy.reward_filter is not None:
+            policy.reward_filter.flush()
+        if policy.filter is not None and policy.filter.pending_count:
+            policy.filter.flush()
+            policy.holding.apply_filters()
+
+    def seen(self, obs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        """Returns observation leaves as they are: the Program filters them."""
+        return obs
+
+    def prepare(self) -> None:
+        """Runs the loss once on a small batch of zeros, if no policy of the kind did."""
+        self._policy._learning.prepare()
+
+    def resolve(self) -> None:
+        """Decides in the config what every "auto" becomes, as the first use would."""
+        policy = self._policy
+        self.prepare()
+        policy.config["jit_compile"] = policy.program.updates.resolve_form() is not Form.PLAIN
+        _ = policy._acting.inference
+        for name, before in policy.automatic.items():
+            tell_if_resolved_anew(name, before, policy.config[name])
+            policy.automatic[name] = policy.config[name]
+
+    def warm_up(self, rows: int, num_epochs: int, minibatch_size: int) -> None:
+        """Traces and compiles acting and learning for batches of `rows`; changes no numbers."""
+        self.prepare()
+        policy = self._policy
+        acting = policy._acting.tries_onnx
+        policy.program.warm_up(rows, num_epochs, minibatch_size, acting=acting)
+        self.resolve()
+
+    def take_seconds_loading(self) -> float:
+        """Returns the seconds spent on making columns of batches since the last call."""
+        seconds: float = self._policy._learning.take_seconds_loading()
+        return seconds
+>>>>>>> wt-S
 
 
 class ProgramHolding(by_methods.HoldingByMethods):

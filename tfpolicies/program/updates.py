@@ -55,6 +55,9 @@ class _Ran(NamedTuple):
     learned: Learned
 
 
+_PAST_GRADIENTS = 1 << 64  # numbers of a generator, more than an update draws
+
+
 class Updates:
     """The updates of one Program.
 
@@ -446,7 +449,9 @@ class Updates:
         with state.lock, self._lock:
             self._runtime.begin_update(state)
             columns = batch.placed(batch.items, self._runtime.placed)
+            drawn_before = state.learning_rng.bit_generator.state
             along = self._along(state, 1, batch.items)
+            state.learning_rng.bit_generator.state = drawn_before
             found, named = self._gradients(state, columns, self._runtime.placed(along))
             gradients = [np.array(x) for x in found]
             stats = {name: float(value) for name, value in named.items()}
@@ -466,7 +471,11 @@ class Updates:
 
         def run() -> _Ran:
             place = self._runtime.placed
-            left = self._apply(state, place(list(gradients)), place(self._along(state, 1, 1)))
+            along = self._along(state, 1, 1)
+            if "noise" in along:  # `gradients` drew that and left the generator as it was
+                generator: Any = state.learning_rng.bit_generator
+                generator.advance(_PAST_GRADIENTS)
+            left = self._apply(state, place(list(gradients)), place(along))
             return _Ran(left, 0, 0.0, reason, Learned({}, {}))
 
         self._counted(state, met, run)

@@ -80,7 +80,7 @@ def gradients(subject: Subject) -> str:
         "Apply gradients in `apply_gradients` only.",
         tolerance=0.0,
     )
-    shapes = [tuple(x.shape) for x in policy.model.trainable_variables]
+    shapes = [tuple(x.shape) for x in policy.program.functions.optimizer.differentiated]
     if [x.shape for x in found] != shapes or not all(np.isfinite(x).all() for x in found):
         raise Broken(
             f"finite gradients of the shapes {shapes}",
