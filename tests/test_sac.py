@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""SAC: losses and gradients against NumPy, networks, targets, runtimes, exports, refusals."""
-=======
 """SAC: losses and gradients by NumPy, networks, targets, runtimes, exports, what is refused."""
->>>>>>> wt-S
 
 import math
 
@@ -56,11 +52,7 @@ def transitions(policy, rows=6, seed=0):
     )
 
 
-<<<<<<< HEAD
-# -- the reference, in float64 ---------------------------------------------------------------------
-=======
 # -- the reference, in float64 --------------------------------------------------------------------
->>>>>>> wt-S
 
 
 def mlp(weights, x):
@@ -259,11 +251,7 @@ def test_n_step_rows_are_discounted_by_their_number_of_rewards():
     np.testing.assert_allclose(policy.learn_on_batch(batch)["td_error"], wanted, atol=1e-4)
 
 
-<<<<<<< HEAD
-# -- the temperature and the rates -----------------------------------------------------------------
-=======
 # -- the temperature and the rates ----------------------------------------------------------------
->>>>>>> wt-S
 
 
 def test_the_temperature_starts_at_initial_alpha_and_moves_towards_the_target_entropy():
