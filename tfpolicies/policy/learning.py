@@ -78,8 +78,9 @@ class ProgramLearning(by_methods.LearningByMethods):
         """Updates by replayed rows in one compiled call, in which target networks move, too."""
         policy = self._policy
         by_hand = policy._overridden & {*by_methods.UPDATING, *by_methods.LOADING, "learn_epochs"}
-        moves = getattr(type(policy), "update_target", None)
-        if by_hand or moves is not policy._moves_target or self.sees_minibatches():
+        kind = type(policy)
+        moves = getattr(kind, "update_target", None)
+        if by_hand or moves is not kind._moves_target or self.sees_minibatches():
             return super().replay(batch, minibatch_size, follows)
         return self.epochs(batch, 1, minibatch_size, shuffle=False, follows=follows)
 

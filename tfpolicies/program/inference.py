@@ -168,8 +168,18 @@ class Inference:
         return [*obs, *seen, *(x.astype(np.float32) for x in states)]
 
 
-ONNX = Way("ONNX Runtime", onnx.fits, onnx.actor, stacked.onnx_actor)
-TENSORFLOW = Way("TensorFlow", lambda it: True, lambda it: it, stacked.traced_actor, converts=False)
+ONNX = Way(
+    "ONNX Runtime",
+    lambda it: onnx.fits(it.eager),
+    lambda it: onnx.actor(it.eager),
+    lambda it: stacked.onnx_actor(it.eager),
+)
+TENSORFLOW = Way(
+    "TensorFlow",
+    lambda it: True,
+    lambda it: it.runtime,
+    lambda it: stacked.traced_actor(it.runtime),
+)
 
 RUNTIMES: dict[str, Way] = {name: pkgutil.resolve_name(path) for name, path in WAYS.items()}
 """What acts, by the value of `inference`."""

@@ -50,17 +50,17 @@ class Actor(abc.ABC):
 
 
 class Way(NamedTuple):
-    """A runtime that acts, for `ways.py`, by functions of a Program's runtime.
+    """A runtime that acts, for `ways.py`; its functions take the `Inference` of a Program.
 
-    `build` and `stack` may raise anything for what they cannot do; both are called at most once for
-    a Program.
+    What is converted takes its functions, their signatures and the outputs of acting from the
+    `eager` runtime of a Program's inference. `build` and `stack` may raise anything for what they
+    cannot do; both are called at most once for a Program.
     """
 
     name: str  # in messages
-    fits: Callable[[Runtime], bool]  # whether "auto" takes it, if it can be built
-    build: Callable[[Runtime], Actor]
-    stack: Callable[[Runtime], Any] = lambda runtime: None  # a `StackedActor`, or one by one
-    converts: bool = True  # the functions over eager variables, in graph mode, too
+    fits: Callable[[Any], bool]  # whether "auto" takes it, if it can be built
+    build: Callable[[Any], Actor]
+    stack: Callable[[Any], Any] = lambda inference: None  # a `StackedActor`, or one by one
 
 
 class Runtime(Actor):
