@@ -9,6 +9,7 @@ from gymnasium import spaces
 from tfpolicies import DQN, Algorithm, DQNConfig, Policy, PolicySpec
 from tfpolicies.errors import CheckpointError
 from tfpolicies.policy.policy import ActionBatch
+from tfpolicies.state import PolicyState
 
 
 def saved_counting(context):
@@ -146,6 +147,17 @@ def test_the_target_is_updated_by_environment_steps():
         seen.append(all((a == b).all() for a, b in pairs))
     assert seen == [False, True, False, True, False]
     assert (result["num_target_updates"], result["last_target_update_ts"]) == (2, 48)
+
+
+def test_the_target_moves_inside_the_compiled_call(monkeypatch):
+    algorithm = tiny(target_network_update_freq=0, lr=0.1, tau=0.5).build()
+    before = algorithm.get_policy().get_state()["target_weights"]
+    monkeypatch.setattr(PolicyState, "follow", None)  # what `update_target` would call
+    for _ in range(2):
+        result = algorithm.train()
+    assert result["num_target_updates"] == 2
+    after = algorithm.get_policy().get_state()["target_weights"]
+    assert any((before[key] != after[key]).any() for key in before)
 
 
 def test_epsilon_follows_the_environment_steps():
