@@ -10,6 +10,8 @@ from tfpolicies import DQN, Algorithm, DQNConfig, Policy, PolicySpec
 from tfpolicies.errors import CheckpointError
 from tfpolicies.policy.policy import ActionBatch
 
+pytestmark = pytest.mark.usefixtures("kept_programs")
+
 
 def saved_counting(context):
     return SavedCountingEnv(context.vector_index)
