@@ -16,6 +16,8 @@ from tfpolicies.errors import (
 )
 from tfpolicies.testing import check_policy
 
+pytestmark = pytest.mark.usefixtures("kept_programs")
+
 LOWEST = np.finfo(np.float32).min
 MASKED = spaces.Dict(observations=OBS, action_mask=spaces.MultiBinary(3))
 THREE = spaces.Discrete(3)

@@ -11,6 +11,8 @@ from tfpolicies.errors import CheckpointError
 from tfpolicies.policy.policy import ActionBatch
 from tfpolicies.state import PolicyState
 
+pytestmark = pytest.mark.usefixtures("kept_programs")
+
 
 def saved_counting(context):
     return SavedCountingEnv(context.vector_index)
