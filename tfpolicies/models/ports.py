@@ -157,13 +157,16 @@ class View:
         found = {}
         for i, (port, shape) in enumerate(zip(self.ports, self.encoded_shapes(), strict=True)):
             steps, leaf = arrays[i], self.source_leaves[i]
-            if self.is_window and self.source != REWARDS:
+            if self.source == REWARDS:
+                found[port.name] = steps if self.is_window else steps[:, None]
+                continue
+            if self.is_window:
                 steps = tf.reshape(steps, [-1, *leaf.shape])
-            if self.source == OBS:
-                steps = normal(i, encode(leaf, steps))
-            elif self.source == ACTIONS:
-                steps = encode_action(leaf, steps)
-            found[port.name] = tf.ensure_shape(tf.reshape(steps, [-1, *shape]), [None, *shape])
+            is_obs = self.source == OBS
+            steps = normal(i, encode(leaf, steps)) if is_obs else encode_action(leaf, steps)
+            if self.is_window:
+                steps = tf.ensure_shape(tf.reshape(steps, [-1, *shape]), [None, *shape])
+            found[port.name] = steps
         return found
 
 

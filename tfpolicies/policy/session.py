@@ -169,8 +169,7 @@ class Memory:
         shifts = view.shifts
         for i, past in enumerate(self._past[view.source]):
             if not view.is_window:
-                seen = past[chosen, shifts[0]] if shifts[0] else obs[self._plain[i]]
-                yield np.array(seen)
+                yield (past[chosen, shifts[0]] if shifts[0] else obs[self._plain[i]]).copy()
                 continue
             steps, now = past[chosen], past.shape[1]
             if 0 in shifts:
@@ -237,7 +236,9 @@ class Memory:
             dead: bool `[N]`: the environment was only reset in it; None if none was.
         """
         self.rewarded(rewards)
-        self.forget(ended if dead is None else ended | dead)
+        begun = ended if dead is None else ended | dead
+        if begun.any():
+            self.forget(begun)
 
     def forget(self, rows: Any) -> None:
         """Starts new episodes in the environments of a bool or index array."""
