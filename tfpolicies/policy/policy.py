@@ -98,6 +98,7 @@ class Policy(abc.ABC):
     """Makes a part when somebody asks for it."""
     _pageable: Any = None
     """`holding.state`, for the map's shortest way to it."""
+    _views: PolicyViews | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -114,7 +115,6 @@ class Policy(abc.ABC):
         self.policy_id = DEFAULT_POLICY_ID
         self.agent_connectors: AgentConnectorPipeline | None = None
         self.action_connectors: ActionConnectorPipeline | None = None
-        self._views: PolicyViews | None = None
         self._loaded: dict[int, Any] = {}
         self.filter, self.reward_filter = self._own_filters()
 
