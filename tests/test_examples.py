@@ -39,6 +39,14 @@ def test_the_main_job_in_python_plays_its_own_export_to_the_target(
     assert (tmp_path / "checkpoint" / "algorithm.json").is_file()
 
 
+def test_soft_actor_critic_trains_on_the_pendulum_and_plays_greedily(
+    load: Callable[[str], ModuleType], capsys: pytest.CaptureFixture[str]
+) -> None:
+    mean_return = load("pendulum_sac").train(1000, episodes=2)
+    assert -2000 < mean_return < 0
+    assert "1,000 steps" in capsys.readouterr().out
+
+
 def test_a_population_learns_side_by_side_and_its_worst_become_copies_of_the_best(
     tmp_path: Path, load: Callable[[str], ModuleType], capsys: pytest.CaptureFixture[str]
 ) -> None:

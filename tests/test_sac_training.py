@@ -30,6 +30,13 @@ class AimEnv(gym.Env):
         reward = -abs(float(action[0]) - float(self.aim[0]))
         return self.aim, reward, True, False, {}
 
+    def get_state(self):
+        return {"aim": self.aim, "rng": self.np_random.bit_generator.state}
+
+    def set_state(self, state):
+        self.aim = np.asarray(state["aim"], np.float32)
+        self.np_random.bit_generator.state = state["rng"]
+
 
 class PairEnv(MultiAgentEnv):
     """Two agents in `AimEnv`s of their own, one that gives vectors and one that picks a side."""
