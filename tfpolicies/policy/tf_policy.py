@@ -582,11 +582,12 @@ class TFPolicy(PolicyKind):
         _ = self.hyper(name)  # there is one
         if not (value is None or is_number(value)):
             raise ConfigError(f"{name} must be a number or None (no limit), got {value!r}.")
-        index = self.program.spec.hyperparameters.index(name)
-        self._state.hyper[index] = float("inf") if value is None else value
+        spec, changed = self.program.spec, [name]
         if name == "lr":  # also that of networks without a learning rate of their own
-            for rate in self.program.spec.rates_as_lr(self.config):
-                self._state.hyper[self._hyper_index(rate)] = self._state.hyper[index]
+            changed += spec.rates_as_lr(self.config)
+        for each in changed:
+            index = spec.hyperparameters.index(each)
+            self._state.hyper[index] = float("inf") if value is None else value
 
     def get_state(self) -> dict[str, Any]:
         """Returns everything that `set_state` restores, as copies.
@@ -595,8 +596,7 @@ class TFPolicy(PolicyKind):
         observations, with a filter; `_optimizer_variables`; `_exploration_state`;
         `global_timestep`; `num_grad_updates`; `hyperparameters`, those of `_state_aliases` under
         their aliases; `rng`, the generator's state, and `learning_rng` if learning has one of its
-        own; `connector_configs` with connectors; and
-        `policy_spec`.
+        own; `connector_configs` with connectors; and `policy_spec`.
         """
         with self._state.lock:
             return {**super().get_state(), **self._owned.get()}
