@@ -39,6 +39,8 @@ class Minibatches(NamedTuple):
         else:
             most = self.epochs * -(-capacity // self.size)
             fill = [(0, max(0, most - len(self.rows))), (0, 0)]
+        if fill == [(0, 0), (0, 0)]:
+            return self
 
         def filled(array: np.ndarray, axes: int = 2) -> np.ndarray:
             return np.pad(array, fill[:axes] + [(0, 0)] * (array.ndim - axes))
