@@ -5,6 +5,9 @@ step) and of PPO's gradient steps (80 in one call, and one) on CartPole with two
 units. Each figure comes from a process that does one thing; processes of the old and of the new
 commit take turns, in pairs. What is printed is the median over pairs of old time / new time: above
 1 the new commit is faster. Exits with 1 if one is below `--least`.
+
+`--whole "league --policies 200"` measures another benchmark instead, each commit's own, as a whole:
+the time of the process and the CPU time of it and of those that it starts.
 """
 
 from __future__ import annotations
@@ -13,10 +16,13 @@ import argparse
 import contextlib
 import json
 import os
+import resource
+import shlex
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,6 +68,26 @@ def figures(tree: Path, measurement: str, variant: str, seconds: float) -> dict[
     return answer["figures"]
 
 
+def whole(tree: Path, command: str) -> dict[str, float]:
+    """Returns the µs that a benchmark of a commit takes, by the clock and of CPU."""
+
+    def cpu() -> float:
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return used.ru_utime + used.ru_stime
+
+    name, *arguments = shlex.split(command)
+    cpu_before, began = cpu(), time.perf_counter()
+    subprocess.run(
+        [sys.executable, "-m", f"benchmarks.{name}", *arguments],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        check=True,
+        cwd=tree,
+        env={**os.environ, "PYTHONPATH": str(tree)},
+    )
+    return {"wall": (time.perf_counter() - began) * 1e6, "CPU": (cpu() - cpu_before) * 1e6}
+
+
 def main() -> int:
     """Measures and prints; returns 1 if a ratio is too small."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -70,9 +96,12 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=1.0, help="of each figure")
     parser.add_argument("--only", default="", help='of what is measured, such as "acting tf"')
+    parser.add_argument("--whole", action="append", help="another benchmark with its options")
     parser.add_argument("--least", type=float, default=0.97, help="smallest ratio that is fine")
     options = parser.parse_args()
     variants = [pair for pair in VARIANTS if " ".join(pair).startswith(options.only)]
+    if options.whole:
+        variants = [("whole", command) for command in options.whole]
     ratios: dict[tuple[str, str, str], list[float]] = {}
     micros: dict[tuple[str, str, str], list[float]] = {}
     with checked_out(options.old) as old, checked_out(options.new) as new:
@@ -80,7 +109,10 @@ def main() -> int:
             for measurement, variant in variants:
                 order = (old, new) if pair % 2 == 0 else (new, old)
                 found = {
-                    tree: figures(tree, measurement, variant, options.seconds) for tree in order
+                    tree: whole(tree, variant)
+                    if options.whole
+                    else figures(tree, measurement, variant, options.seconds)
+                    for tree in order
                 }
                 for name, before in found[old].items():
                     key = (measurement, variant, name)
@@ -92,7 +124,7 @@ def main() -> int:
         each = ratios[key]
         print(
             f"{' '.join(key):24} old / new {median:.3f} ({min(each):.3f}-{max(each):.3f}), "
-            f"new {statistics.median(micros[key]):.2f} µs of CPU"
+            f"new {statistics.median(micros[key]):.2f} µs"
         )
     return 1 if min(medians.values()) < options.least else 0
 
