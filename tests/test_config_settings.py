@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from tfpolicies import AlgorithmConfig, PPOConfig
+from tfpolicies import AlgorithmConfig, PPOConfig, SACConfig
 from tfpolicies.algorithms.ppo import PPOTraining
 from tfpolicies.config.dialect import ALIASES, CONSTANTS, DICT_NAMES
 from tfpolicies.config.setting import Merge, setting
@@ -173,6 +173,8 @@ OTHERS = {
     "worker_cls": object,
     "learner_class": object,
     "learner_connector": print,
+    "_deterministic_loss": True,
+    "_use_beta_distribution": True,
     "rl_module_spec": object,
     "enable_async_evaluation": True,
     "custom_async_evaluation_function": print,
@@ -280,11 +282,12 @@ def test_scripts_that_switch_the_other_stack_off_run():
 @pytest.mark.core
 @pytest.mark.parametrize("alias", ALIASES)
 def test_both_names_are_one_setting(alias):
-    config = PPOConfig()
     name = ALIASES[alias]
+    kind = PPOConfig if name in PPOConfig() else SACConfig
+    config = kind()
     assert alias in config
     assert config[alias] == config[name]
-    assert PPOConfig.overrides(**{alias: 1}) == {name: 1}
+    assert kind.overrides(**{alias: 1}) == {name: 1}
 
 
 @pytest.mark.core

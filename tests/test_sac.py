@@ -191,7 +191,7 @@ def test_each_gradient_is_that_of_its_own_loss_alone_by_finite_differences(twin_
             difference = (found[0] - found[1]) / (2 * step)
             assert gradient[at] == pytest.approx(difference, rel=2e-3, abs=2e-4), (key, at)
             compared += 1
-    assert compared > 50
+    assert compared > 40
 
 
 def test_a_row_that_terminated_is_worth_its_reward_and_a_truncated_one_goes_on():
@@ -551,6 +551,13 @@ def test_critics_that_do_not_fit_are_named(q, message):
 def test_actors_that_cannot_be_are_named(model, message):
     with pytest.raises(ConfigError, match=message):
         sac(model=model)
+
+
+def test_an_actor_may_have_one_standard_deviation_for_all_rows():
+    policy = sac(model={"free_log_std": True})
+    assert policy.learn_on_batch(transitions(policy))["td_error"].shape == (6,)
+    inputs = policy.compute_actions(rows_of(OBS, 4)).extras["action_dist_inputs"]
+    assert (inputs[:, 2:] == inputs[0, 2:]).all()
 
 
 def test_without_normalised_actions_the_gaussian_is_not_squashed():

@@ -105,17 +105,16 @@ _FUNCTIONS = (*_ROSTER, "observation_fn", "env_task_fn", "custom_eval_function")
 
 
 def _settings(env: Place, **more: Place) -> dict[str, Places]:
-    model: dict[str, Places] = {
-        "custom_model": Place("custom_model", functions=True),
-        "custom_action_dist": Place("custom_action_dist"),
-        **_numbers_of({"max_seq_len": 1 << 16}),
-    }
     found: dict[str, Places] = {
         "env": env,
         "callbacks": Place("callbacks"),
         "lr": Place("lr", functions=True, plain=_rate),
-        "model": model,
-        "q_model_config": model,
+        "model": {
+            "custom_model": Place("custom_model", functions=True),
+            "custom_action_dist": Place("custom_action_dist"),
+            **_numbers_of({"max_seq_len": 1 << 16}),
+        },
+        "q_model_config": {"custom_model": Place("custom_model", functions=True)},
         "exploration_config": _STRATEGY,
         "tf_session_args": Place("sessions", plain=_numbers),
         "local_tf_session_args": Place("sessions", plain=_numbers),

@@ -13,7 +13,7 @@ import gymnasium as gym
 from tfpolicies.errors import ConfigError, SpaceError
 from tfpolicies.exploration.transform import Transform
 from tfpolicies.models.action_pipeline import ActionPipeline
-from tfpolicies.models.distributions import ActionDistribution, DiagGaussian
+from tfpolicies.models.distributions import ActionDistribution, DiagGaussian, SquashedGaussian
 from tfpolicies.models.filters import filtered_leaves
 from tfpolicies.models.learning_rates import changing_rate
 from tfpolicies.models.network import ModelSource, fingerprint
@@ -69,7 +69,8 @@ class ProgramSpec:
         require_usual_tensorflow()
         static = static_settings(policy_class, config)
         dist_class = policy_class._distribution(action_space, static)
-        if static["model"]["free_log_std"] and dist_class.kinds != (DiagGaussian,):
+        gaussians = (DiagGaussian,), (SquashedGaussian,)
+        if static["model"]["free_log_std"] and dist_class.kinds not in gaussians:
             raise ConfigError(
                 f"model['free_log_std'] needs a Box of floats as the action space, got "
                 f"{action_space}. Leave it False."
