@@ -289,11 +289,12 @@ def test_a_hand_written_policy_draws_its_memory_for_each_episode():
     policy = Stubborn(OBS, TWO, {})
     assert policy._create_exploration() is None
     memory = Memory(policy, 2)
-    (states,) = memory.inputs()[1]
+    (states,) = memory.inputs([np.zeros((2, *OBS.shape), np.float32)])[1]
     first = states[:, 0].tolist()
     memory.forget(np.array([False, True]))
     memory.grow(3)
-    after = memory.inputs()[1][0][:, 0].tolist()
+    obs = [np.zeros((3, *OBS.shape), np.float32)]
+    after = memory.inputs(obs)[1][0][:, 0].tolist()
     assert after[0] == first[0]
     assert len({*first, *after}) == 4
 
