@@ -37,7 +37,7 @@ from tfpolicies import (
 from tfpolicies.algorithms.dqn import DQNTF2Policy
 from tfpolicies.errors import BatchError, ModelError, UsageError
 from tfpolicies.export.player import OnnxPolicy
-from tfpolicies.testing import check_policy
+from tfpolicies.testing import check_policy, random_batch
 
 QUICK = {"seed": 0, "inference": "tf", "jit_compile": False}
 
@@ -320,6 +320,20 @@ def test_views_of_nested_spaces_are_nested_and_have_no_mask():
     assert np.isfinite(policy.learn_on_batch(batch)["learner_stats"]["total_loss"])
     names = [port.name for port in policy.program.ports.seen]
     assert names == ["old_place", "old_speed", "acted_0"]
+    drawn = random_batch(policy, 9, length=4)
+    assert drawn["old"]["speed"].shape == (9, 2, 2)
+    assert drawn["acted"][0][1:4, 1].tolist() == drawn["actions"][0][:3].tolist()
+    policy.learn_on_batch(drawn)
+
+
+def test_a_reward_that_is_not_told_is_zero():
+    session = policy_of("tf").session()
+    past = session.memory._past["rewards"][0]
+    session.act([1.0])
+    session.act([2.0], reward=5.0)
+    assert past[0].tolist()[-2:] == [5.0, 0.0]
+    session.act([3.0])
+    assert past[0].tolist()[-2:] == [0.0, 0.0]
 
 
 def test_an_observation_filter_normalises_what_is_looked_back_on():

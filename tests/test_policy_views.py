@@ -24,6 +24,7 @@ from tfpolicies import (
 )
 from tfpolicies.compat import ModelCatalog, TFModelV2
 from tfpolicies.errors import BatchUsageError, MissingColumnError, NotOfferedError, UsageError
+from tfpolicies.testing import check_policy
 
 QUICK = {"seed": 0, "inference": "tf", "jit_compile": False, "model": {"fcnet_hiddens": [4]}}
 VIEWS = {f"obs{shift:+d}": ("obs", [shift]) for shift in range(-3, 2)} | {
@@ -189,6 +190,9 @@ def test_postprocessing_and_the_loss_read_views(kind):
     assert views["back"].used_for_training
     assert not views["back"].used_for_compute_actions
     assert "back" not in [port.name for port in policy.program.ports.all]
+    policy.init_view_requirements()
+    assert views["back"].shift == "-3:-1"
+    check_policy(kind(LINE, TWO, dict(policy.config)))
     twin = policy.copy()
     assert twin.view_requirements["ahead"].shift == 1
 

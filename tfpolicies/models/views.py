@@ -19,7 +19,8 @@ from tfpolicies.models.ports import ACTIONS, NUMBER, OBS, PREVIOUS, REWARDS, Vie
 
 _COLLECTED = (
     *("actions", "rewards", "new_obs", "terminateds", "truncateds", "infos", "eps_id", "unroll_id"),
-    *("agent_index", "t", "seq_lens", "vf_preds", "action_logp", "action_dist_inputs", "noise"),
+    *("agent_index", "t", "seq_lens", "vf_preds", "action_logp", "action_prob", "noise"),
+    *("action_dist_inputs", "advantages", "value_targets"),
 )
 _LAST_N = {"prev_n_obs": OBS, "prev_n_actions": ACTIONS, "prev_n_rewards": REWARDS}
 

@@ -444,7 +444,8 @@ class Policy(abc.ABC):
 
     def init_view_requirements(self) -> None:
         """Makes the default requirements, if there are none yet; they are pruned when read."""
-        self._views = self._views or PolicyViews(self._required_views())
+        if self._views is None:
+            self._views = PolicyViews(self._required_views())
 
     def _own_views(self) -> PolicyViews:
         if self._views is None:

@@ -186,7 +186,7 @@ class Memory:
     ) -> dict[str, np.ndarray]:
         """Takes down how rows acted on `obs`; returns the columns to keep, with what `inputs` gave.
 
-        What a step earns is not known yet: see `rewarded`.
+        What a step earns is 0 until somebody says it: see `rewarded`.
         """
         chosen = slice(None) if rows is None else rows
         kept = dict(zip(self._names, seen, strict=True))
@@ -206,6 +206,8 @@ class Memory:
                     past[chosen, -1] = obs[self._plain[i]]
                 elif source == ACTIONS:
                     past[chosen, -1] = columns[self._actions[i].name]
+                elif source == REWARDS:
+                    past[chosen, -1] = 0.0
         return {**columns, **kept}
 
     def rewarded(self, rewards: np.ndarray, rows: Any = None) -> None:

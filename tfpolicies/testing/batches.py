@@ -9,6 +9,7 @@ import numpy as np
 
 from tfpolicies.batch.leaves import map_leaves
 from tfpolicies.batch.sample_batch import SampleBatch, concat_samples
+from tfpolicies.batch.view_builder import Trajectories
 from tfpolicies.errors import UsageError
 from tfpolicies.export.verify import random_inputs
 from tfpolicies.models.ports import leaf_ports
@@ -62,6 +63,7 @@ def random_batch(policy: Policy, rows: int, *, length: int = 25, seed: int = 0) 
         piece["t"] = np.arange(steps)
         piece["eps_id"] = piece["unroll_id"] = np.full(steps, i)
         piece["agent_index"] = np.zeros(steps, np.int64)
+        piece.update(Trajectories(ends).views(piece, policy.learning.settled_views()))
         pieces.append(policy.postprocess_trajectory(piece, {}, None))
     return concat_samples(pieces)  # type: ignore[return-value]
 
@@ -78,11 +80,11 @@ def _acted(policy: Policy, rewards: np.ndarray, rng: np.random.Generator) -> dic
         memory.rewarded(rewards[:, t])
         steps.append({name: np.array(column) for name, column in columns.items()})
     stacked = {name: np.stack([step[name] for step in steps], axis=1) for name in steps[0]}
-    names = [port.name for port in leaf_ports("actions", found)]
-    for prefix in ("", "prev_"):
-        if prefix + names[0] in stacked:
-            parts = [stacked.pop(prefix + name) for name in names]
-            stacked[f"{prefix}actions"] = nest(policy.action_space, parts)
+    parts = [stacked.pop(port.name) for port in leaf_ports("actions", found)]
+    stacked["actions"] = nest(policy.action_space, parts)
+    for view in policy.acting.given:
+        for each in filter(None, (view, view.following)):
+            stacked[each.name] = each.nested([stacked.pop(port.name) for port in each.ports])
     stacked["obs"] = nest(policy.observation_space, [leaf[:, :-1] for leaf in shown])
     stacked["new_obs"] = nest(policy.observation_space, [leaf[:, 1:] for leaf in shown])
     return stacked

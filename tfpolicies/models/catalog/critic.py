@@ -9,7 +9,6 @@ import keras
 
 from tfpolicies.models.catalog.encoders import Encoder
 from tfpolicies.models.catalog.initializers import Kernels
-from tfpolicies.models.preprocessing import encoded_shape
 from tfpolicies.models.spaces import Leaf, port_names
 
 ACTIONS = "actions"
@@ -35,9 +34,6 @@ def build_critic(
     names = [*port_names(space_leaves, "obs"), ACTIONS]
     kernels = Kernels(ortho_init=settings["ortho_init"], seed=0)
     encoder = Encoder(leaves, names, settings, kernels)
-    inputs = {
-        name: keras.Input(encoded_shape(leaf), name=name, dtype="float32")
-        for leaf, name in zip(leaves, names, strict=True)
-    }
+    inputs = encoder.inputs()
     hidden = encoder.fully_connected(encoder.joined(inputs), encoder.hidden_layers, "fc")
     return keras.Model(inputs, encoder.dense(hidden, 1, "q_out", "value"), name="critic")

@@ -39,10 +39,11 @@ def memory_of(model: keras.Model) -> list[tuple[int, ...]]:
 
 
 def extra_inputs(model: keras.Model) -> tuple[str, ...]:
-    """Returns which of `prev_actions[_path]`, `prev_rewards` and `seq_lens` a model takes.
+    """Returns which inputs beside observation and memory a model takes.
 
-    A functional model says it by the names of its inputs, `prev_n_obs[_path]`, `prev_n_actions` and
-    `prev_n_rewards` among them; a subclassed one by its attribute `extra_inputs`, a list of names;
+    These are `prev_actions[_path]`, `prev_rewards` and `seq_lens`. A functional model says it by
+    the names of its inputs, `prev_n_obs[_path]`, `prev_n_actions[_path]` and `prev_n_rewards` among
+    them; a subclassed one by its attribute `extra_inputs`, a list of names;
     one with `state_shapes` takes `seq_lens` anyway.
 
     Raises:
