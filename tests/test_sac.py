@@ -283,6 +283,12 @@ def test_networks_learn_at_their_own_rates_or_at_lr():
     assert [policy.hyper(name) for name in rates] == [0.125, 0.0, 0.25]
 
 
+def test_a_keras_schedule_is_the_rate_of_all_networks_without_one():
+    rate = keras.optimizers.schedules.ExponentialDecay(0.5, 1, 0.5)
+    policy = sac(lr=rate, critic_lr=0.25)
+    assert [policy.hyper(x) for x in ("actor_lr", "critic_lr", "entropy_lr")] == [0.5, 0.25, 0.5]
+
+
 def test_a_schedule_of_lr_moves_the_networks_without_a_rate_of_their_own():
     policy = sac(lr_schedule=[[0, 1.0], [100, 0.0]], critic_lr=0.5)
     policy.on_global_var_update({"timestep": 75})

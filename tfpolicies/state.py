@@ -84,10 +84,8 @@ class StateLayout:
     ) -> None:
         self.slots = tuple(slots)
         self._idle = frozenset(idle)
-        found, parts = (
-            [NetworkParts.named(name) for name in networks],
-            {slot.part for slot in slots},
-        )
+        found = [NetworkParts.named(name) for name in networks]
+        parts = {slot.part for slot in slots}
         self.networks = tuple(each.part for each in found)
         self._follows = {each.follower: each.part for each in found if each.follower in parts}
         self.followers, self.followed = tuple(self._follows), tuple(self._follows.values())
@@ -188,10 +186,8 @@ class PolicyState:
     @property
     def generators(self) -> dict[str, np.random.Generator]:
         """The generators, by the keys that they have in a stored state."""
-        found = {"rng": self.rng}
-        return (
-            found if self.learning_rng is self.rng else found | {"learning_rng": self.learning_rng}
-        )
+        apart = {} if self.learning_rng is self.rng else {"learning_rng": self.learning_rng}
+        return {"rng": self.rng, **apart}
 
     def _start(self, layout: StateLayout, memory: np.ndarray, rng: np.random.Generator) -> None:
         self.layout = layout

@@ -161,6 +161,7 @@ class OffPolicyAlgorithm(Algorithm):
         self.replay_buffer = self._new_buffer()
         self.counters |= {"num_target_updates": 0, "last_target_update_ts": 0}
         self._updates_owed = 0.0
+        self._targets_owed: set[str] = set()  # policies that had no rows when targets moved
 
     def _new_buffer(self) -> MultiAgentReplayBuffer:
         capacity = self.config.replay_buffer_config.get("capacity", 50_000)
@@ -177,8 +178,13 @@ class OffPolicyAlgorithm(Algorithm):
         updates = self._updates_due(rows)
         if not updates:
             return {}
-        follows = self._follows(updates, began)
-        return {pid: self._learn(pid, follows) for pid in batches}
+        follows, last = self._follows(updates, began)
+        results = {pid: self._learn(pid, follows) for pid in batches}
+        if follows.any():
+            self._targets_owed |= self.replay_buffer.buffers.keys() - batches.keys()
+        self.counters["num_target_updates"] += int(follows.sum())
+        self.counters["last_target_update_ts"] = last
+        return results
 
     def _kept(self, policy_id: str, batch: SampleBatch) -> SampleBatch:
         """Returns the columns of a batch that learning reads."""
@@ -193,26 +199,28 @@ class OffPolicyAlgorithm(Algorithm):
         self._updates_owed -= due
         return due
 
-    def _follows(self, updates: int, began: int) -> np.ndarray:
-        """Returns behind which updates of a training step target networks move, and counts them.
+    def _follows(self, updates: int, began: int) -> tuple[np.ndarray, int]:
+        """Returns behind which updates target networks move, and at which environment step last.
 
         Args:
             updates: of the training step.
             began: the environment steps before it.
         """
-        counters, freq = self.counters, self.config.target_network_update_freq
-        now, last = counters["num_env_steps_sampled"], counters["last_target_update_ts"]
+        freq, now = self.config.target_network_update_freq, self.counters["num_env_steps_sampled"]
+        last = self.counters["last_target_update_ts"]
         follows = np.zeros(updates, bool)
         for k in range(updates):
             at = began + (now - began) * (k + 1) // updates
             if at - last >= freq:
                 follows[k], last = True, at
-        counters["num_target_updates"] += int(follows.sum())
-        counters["last_target_update_ts"] = last
-        return follows
+        return follows, last
 
     def _learn(self, policy_id: str, follows: np.ndarray) -> dict[str, Any]:
         size, policy = self.config.train_batch_size, self.get_policy(policy_id)
+        if policy_id in self._targets_owed:
+            self._targets_owed.discard(policy_id)
+            follows = follows.copy()
+            follows[0] = True
         stats = self.replay_buffer.buffers[policy_id].stats()
         bytes_per_update = size * stats["size_bytes"] // stats["capacity"]
         most = max(1, _BYTES_PER_CALL // max(1, bytes_per_update))
@@ -234,7 +242,11 @@ class OffPolicyAlgorithm(Algorithm):
         """Returns what is owed, and the replay buffer if `store_buffer_in_checkpoints`."""
         stored = self.config.store_buffer_in_checkpoints
         buffer = self.replay_buffer.get_state() if stored else None
-        return {"updates_owed": self._updates_owed, "replay_buffer": buffer}
+        return {
+            "updates_owed": self._updates_owed,
+            "targets_owed": sorted(self._targets_owed),
+            "replay_buffer": buffer,
+        }
 
     def set_extra_state(self, state: Mapping[str, Any]) -> None:
         """Restores what `get_extra_state` returned; without rows, the buffer begins empty."""
@@ -243,6 +255,7 @@ class OffPolicyAlgorithm(Algorithm):
             buffer.set_state(state["replay_buffer"])
         self.replay_buffer = buffer
         self._updates_owed = float(state["updates_owed"])
+        self._targets_owed = set(state.get("targets_owed", ()))
 
 
 @dataclass(frozen=True, kw_only=True)

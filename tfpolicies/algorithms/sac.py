@@ -15,8 +15,9 @@ terminated one is not. log pi is that of the squashed action (1812.05905, append
 Deviations from the papers: the Huber loss in place of the square, as in RLlib; alpha is learned as
 its logarithm; the log standard deviation is clipped to [-5, 2]; actor and temperature are updated
 with the critics from before the update, not behind it; the rows of all updates of one training step
-are drawn before the first of them. Actions are in [-1, 1] inside, so that the entropy does not
-depend on the units of the action space. Discrete actions and prioritised replay are not offered.
+are drawn before the first of them. With `normalize_actions` actions are in [-1, 1] inside, so that
+the entropy does not depend on the units of the action space. Discrete actions and prioritised
+replay are not offered.
 """
 
 from __future__ import annotations

@@ -143,6 +143,6 @@ class PythonEnvironment(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class Experimental(Section):
-    """What RLlib asks for: here a class with several optimizers has several losses anyway."""
+    """What RLlib asks for, of no effect here: several optimizers mean several losses."""
 
     _tf_policy_handles_more_than_one_loss: bool = setting(False, BOOL)

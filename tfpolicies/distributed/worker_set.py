@@ -13,6 +13,7 @@ import gymnasium as gym
 
 from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
 from tfpolicies.config.algorithm_config import AlgorithmConfig
+from tfpolicies.config.callbacks import overrides
 from tfpolicies.config.policy_spec import PolicySpec
 from tfpolicies.distributed import messages
 from tfpolicies.distributed.messages import Changes, Description, Harvest, Roster
@@ -404,7 +405,8 @@ class WorkerSet:
                 changed.append(policy_id)
                 self._sent[policy_id] = now
         if changed or global_vars is not None:
-            news = messages.news_of(local, changed, global_vars, to_sample=True)
+            to_sample = not overrides(local.callbacks, "on_postprocess_trajectory")
+            news = messages.news_of(local, changed, global_vars, to_sample=to_sample)
             self._remotes.send(messages.take_news, news)
             self._partial |= news.partial
 
@@ -457,8 +459,9 @@ class WorkerSet:
                 changed.append(policy_id)
             own.global_timestep = policy.global_timestep
         if self._remotes is not None and changed:
-            news = messages.news_of(local, changed, with_filters=True)
+            news = messages.news_of(local, changed, with_filters=True, to_sample=True)
             self._remotes.send(messages.take_news, news)
+            self._partial |= news.partial
 
     def play(self, amount: int, *, by_episodes: bool) -> Played | None:
         """Plays whole episodes, each remote worker its share, or else the one of this process.

@@ -80,7 +80,9 @@ class ProgramLearning(by_methods.LearningByMethods):
         by_hand = policy._overridden & {*by_methods.UPDATING, *by_methods.LOADING, "learn_epochs"}
         kind = type(policy)
         moves = getattr(kind, "update_target", None)
-        if by_hand or moves is not kind._moves_target or self.sees_minibatches():
+        moves_inside = "follows" in policy.program.runtime.signatures.along
+        own = moves is not kind._moves_target or (moves is not None and not moves_inside)
+        if by_hand or own or self.sees_minibatches():
             return super().replay(batch, minibatch_size, follows)
         return self.epochs(batch, 1, minibatch_size, shuffle=False, follows=follows)
 

@@ -232,7 +232,10 @@ class Holding(Protocol):
 
     @property
     def generator(self) -> np.random.Generator | None:
-        """Draws action noise and shuffles minibatches; None if nobody knows of one."""
+        """Draws action noise, and the order of minibatches; None if nobody knows of one.
+
+        Learning that may overlap sampling has another generator for its own draws.
+        """
 
     @property
     def filters(self) -> Mapping[str, Any]:

@@ -66,7 +66,7 @@ class ProgramHolding(by_methods.HoldingByMethods):
 
     @property
     def generator(self) -> np.random.Generator:
-        """The generator that draws action noise and shuffles minibatches."""
+        """The generator that draws action noise; see `parts.Holding`."""
         generator: np.random.Generator = self.state.rng
         return generator
 
@@ -75,7 +75,7 @@ class ProgramHolding(by_methods.HoldingByMethods):
         policy = self._policy
         if len(self.program.layout.networks) == 1 or policy.learning.by_trajectory:
             return None
-        if not policy._overridden.isdisjoint(by_methods.WEIGHTS):
+        if not policy._overridden.isdisjoint((*by_methods.WEIGHTS, *by_methods.ACTING)):
             return None
         weights: Mapping[str, np.ndarray] = self.state.copy_of("model")
         return weights
@@ -117,11 +117,14 @@ class ProgramHolding(by_methods.HoldingByMethods):
         policy, theirs = self._policy, other.holding
         if theirs.program is None or not self._has_variables_like(theirs.program):
             raise UsageError(f"{policy!r} cannot act like {other!r}, which is of another kind.")
+        layout, parts = self.program.layout, ACTING
+        if all(layout.of(x) == theirs.program.layout.of(x) for x in layout.networks):
+            parts = (*layout.networks, "filter")
         with theirs.state.lock:
-            acting = theirs.state.copy_of(*ACTING)
+            arrays = theirs.state.copy_of(*parts)
         with self.state.changing():
-            self.state.write(acting)
-            self.state.follow(1.0, ACTING)
+            self.state.write(arrays)
+            self.state.follow(1.0, parts)
         self.state.global_timestep = other.global_timestep
         if not policy._overridden.isdisjoint(by_methods.WEIGHTS):
             policy.set_weights(other.get_weights())

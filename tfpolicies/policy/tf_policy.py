@@ -583,6 +583,8 @@ class TFPolicy(PolicyKind):
         if not (value is None or is_number(value)):
             raise ConfigError(f"{name} must be a number or None (no limit), got {value!r}.")
         spec, changed = self.program.spec, [name]
+        if value is None and name in spec.rates:
+            raise ConfigError(f"{name} must be a number, got None. Set it to the value of 'lr'.")
         if name == "lr":  # also that of networks without a learning rate of their own
             changed += spec.rates_as_lr(self.config)
         for each in changed:

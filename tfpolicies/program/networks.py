@@ -23,9 +23,8 @@ class NetworkPlan(NamedTuple):
 
     make: Callable[[], Any] | None = None
     """Returns a new Keras model or layer with its variables; None for the network that acts."""
-    follower: bool = (
-        False  # whether a copy follows it: at the hyper-parameter `tau`, if there is one
-    )
+    follower: bool = False
+    """Whether a copy follows it, at the hyper-parameter `tau` if there is one."""
     lr: str = "lr"  # the hyper-parameter that is the learning rate of its optimizer
     every: int = 1  # its optimizer takes each n-th update, the first one included
     key: Hashable = None  # tells apart what the class and its settings do not
@@ -115,7 +114,7 @@ def follow(networks: Mapping[str, ResidentNetwork], rate: tf.Tensor) -> None:
             continue
         for old, new in zip(each.follower.variables, each.model.variables, strict=True):
             if tf.as_dtype(old.dtype).is_floating:
-                old.assign(rate * new + (1.0 - rate) * old)
+                old.assign(tf.where(rate > 0.0, rate * new + (1.0 - rate) * old, old))
             else:
                 old.assign(tf.where(rate > 0.0, tf.convert_to_tensor(new), old))
 

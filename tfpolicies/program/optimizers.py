@@ -30,8 +30,8 @@ class Optimizers:
         networks: by name.
 
     Attributes:
-        are_several: whether `loss` returns a list.
-        skip: whether some take not every update.
+        are_several: whether there are several, so that hooks get lists.
+        skip: whether some skip updates.
 
     Raises:
         ConfigError: for a list where there are several networks.
@@ -98,8 +98,8 @@ class Optimizers:
             given = f"a list of {len(loss)}" if listed else "one loss"
             wanted = f"a list of {len(self._all)}" if self.are_several else "one"
             raise ConfigError(
-                f"`loss` returned {given}, but `optimizer` {wanted}. Return one optimizer for each "
-                "loss, both as lists or neither."
+                f"`loss` returned {given}, but `optimizer` {wanted}. Return one loss for each "
+                "optimizer, as a list in their order; a single one for a single optimizer."
             )
         return found
 

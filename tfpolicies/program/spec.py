@@ -192,7 +192,7 @@ class ProgramSpec:
         values = []
         for name in self.hyperparameters:
             value = config["lr" if name in self.rates_as_lr(config) else name]
-            rate = changing_rate(value) if name in self.rates else None
+            rate = changing_rate(value) if name in ("lr", *self.rates) else None
             if rate is not None:
                 value = rate.of(0)
             if value is not None and (

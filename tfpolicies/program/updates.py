@@ -55,9 +55,6 @@ class _Ran(NamedTuple):
     learned: Learned
 
 
-_PAST_GRADIENTS = 1 << 64  # numbers of a generator, more than an update draws
-
-
 class Updates:
     """The updates of one Program.
 
@@ -253,7 +250,8 @@ class Updates:
                 minibatches = draw_minibatches(batch.items, num_epochs, size, rng)
             else:
                 minibatches = one_minibatch(items, self._width(items, minibatch_size or 1))
-            along = self._along(state, *minibatches.rows.shape, follows=follows)
+            drawn = min(size, batch.items) if items is None else len(items)
+            along = self._along(state, *minibatches.rows.shape, drawn=drawn, follows=follows)
             minibatches = minibatches._replace(along=along)
             is_single = minibatch_size is None or items is not None
             fetches = is_single and bool(self.signature.fetches)
@@ -262,7 +260,13 @@ class Updates:
         return self._counted(state, met, run)
 
     def _along(
-        self, state: PolicyState | None, steps: int, size: int, *, follows: Any = None
+        self,
+        state: PolicyState | None,
+        steps: int,
+        size: int,
+        *,
+        drawn: int | None = None,
+        follows: Any = None,
     ) -> dict[str, np.ndarray]:
         """Returns what comes with minibatches; see `Minibatches.along`.
 
@@ -270,6 +274,7 @@ class Updates:
             state: of a policy of this kind; its generator draws noise, which is zeros without one.
             steps: K.
             size: of a minibatch.
+            drawn: for how many of its items noise is drawn, however far it is filled up; None: all.
             follows: 0/1 `[K]`; None for zeros.
         """
         found = {}
@@ -281,9 +286,10 @@ class Updates:
                 taken = self._functions.optimizer.taken
                 array = np.array([taken(done + k) for k in range(steps)])
             else:
-                shape = (steps, size, *spec.shape[2:])
-                rng = None if state is None else state.learning_rng
-                array = np.zeros(shape) if rng is None else rng.standard_normal(shape, np.float32)
+                array = np.zeros((steps, size, *spec.shape[2:]), np.float32)
+                if state is not None:
+                    part = array[:, : size if drawn is None else drawn]
+                    part[...] = state.learning_rng.standard_normal(part.shape, np.float32)
             found[name] = array.astype(np.float32, copy=False)
         return found
 
@@ -449,9 +455,7 @@ class Updates:
         with state.lock, self._lock:
             self._runtime.begin_update(state)
             columns = batch.placed(batch.items, self._runtime.placed)
-            drawn_before = state.learning_rng.bit_generator.state
             along = self._along(state, 1, batch.items)
-            state.learning_rng.bit_generator.state = drawn_before
             found, named = self._gradients(state, columns, self._runtime.placed(along))
             gradients = [np.array(x) for x in found]
             stats = {name: float(value) for name, value in named.items()}
@@ -471,11 +475,7 @@ class Updates:
 
         def run() -> _Ran:
             place = self._runtime.placed
-            along = self._along(state, 1, 1)
-            if "noise" in along:  # `gradients` drew that and left the generator as it was
-                generator: Any = state.learning_rng.bit_generator
-                generator.advance(_PAST_GRADIENTS)
-            left = self._apply(state, place(list(gradients)), place(along))
+            left = self._apply(state, place(list(gradients)), place(self._along(state, 1, 0)))
             return _Ran(left, 0, 0.0, reason, Learned({}, {}))
 
         self._counted(state, met, run)

@@ -344,8 +344,8 @@ class Pager:
     def pin(self, state: PolicyState) -> None:
         """Keeps a state in memory, whatever the capacity, as the most recently used one."""
         with state.lock, self._lock:
-            self._pages[state].is_pinned = True
             self.touch(state)
+            self._pages[state].is_pinned = True
 
     def unpin(self, state: PolicyState) -> None:
         """Lets a state be evicted again, at once if there are too many.
