@@ -28,6 +28,12 @@ if "benchmarks" not in sys.modules:
 gc.disable()  # what imports make stays
 
 
+def pytest_itemcollected(item):
+    """Marks the tests that need a Ray cluster."""
+    if "ray_cluster" in getattr(item, "fixturenames", ()):
+        item.add_marker("ray")
+
+
 def pytest_collection_finish():
     """Spares the garbage collector the million objects of imported modules, for good."""
     gc.freeze()
