@@ -42,11 +42,11 @@ def pytest_collection_finish():
 
 @pytest.fixture(autouse=True)
 def own_log_level():
-    """Puts the log level back, which algorithms set for the whole process."""
+    """Takes back the log level that algorithms set for the whole process, of fixtures, too."""
     logger = logging.getLogger("tfpolicies")
-    level = logger.level
+    logger.setLevel(logging.NOTSET)
     yield
-    logger.setLevel(level)
+    logger.setLevel(logging.NOTSET)
 
 
 @pytest.fixture(autouse=True)

@@ -340,6 +340,7 @@ def test_an_update_that_fails_half_way_leaves_the_policy_as_it_was():
 
 
 @pytest.mark.usefixtures("quick_collections")
+@pytest.mark.soak
 def test_policies_in_turn_give_their_memory_back():
     eager, wanted = make(seed=3), None
     sizes = []
