@@ -182,10 +182,10 @@ class WorkerSet:
         Raises:
             Exception: what `func` raised in a worker.
         """
+        self._complete_weights()  # before `func` may change them here
         found = [func(self._local)] if local_worker else []
         if self._remotes is not None:
             self._remotes.look_after()
-            self._complete_weights()
             answers = self._remotes.call(func, indices=remote_worker_ids, timeout=timeout_seconds)
             found += answers.values()
         return found

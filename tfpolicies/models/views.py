@@ -14,7 +14,7 @@ import keras
 from gymnasium import spaces
 
 from tfpolicies.errors import ModelError
-from tfpolicies.models.catalog.inspection import extra_inputs, named_inputs
+from tfpolicies.models.catalog.inspection import PREV_N, extra_inputs, is_one_of, named_inputs
 from tfpolicies.models.ports import ACTIONS, NUMBER, OBS, PREVIOUS, REWARDS, View, model_space
 
 _COLLECTED = (
@@ -22,7 +22,7 @@ _COLLECTED = (
     *("agent_index", "t", "seq_lens", "vf_preds", "action_logp", "action_prob", "noise"),
     *("action_dist_inputs", "advantages", "value_targets"),
 )
-_LAST_N = {"prev_n_obs": OBS, "prev_n_actions": ACTIONS, "prev_n_rewards": REWARDS}
+_LAST_N = dict(zip(PREV_N, (OBS, ACTIONS, REWARDS), strict=True))
 
 
 def views_of(
@@ -56,7 +56,7 @@ def _order(item: tuple[str, Any]) -> int:
 
 
 def _is_named(view: str, names: Sequence[str]) -> bool:
-    return any(name == view or name.startswith(f"{view}_") for name in names)
+    return any(is_one_of((view,), name) for name in names)
 
 
 def _steps_of(model: keras.Model, name: str, inputs: Mapping[str, tuple]) -> int:

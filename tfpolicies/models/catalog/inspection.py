@@ -51,7 +51,7 @@ def extra_inputs(model: keras.Model) -> tuple[str, ...]:
     """
     named = named_inputs(model)
     if named is not None:
-        return tuple(name for name in named if _is_extra(name) or _is_one_of(PREV_N, name))
+        return tuple(name for name in named if _is_extra(name) or is_one_of(PREV_N, name))
     names = tuple(getattr(model, "extra_inputs", ()))
     wrong = [name for name in names if not (isinstance(name, str) and _is_extra(name))]
     if wrong:
@@ -65,10 +65,11 @@ def extra_inputs(model: keras.Model) -> tuple[str, ...]:
 
 
 def _is_extra(name: str) -> bool:
-    return _is_one_of((PREV_ACTIONS,), name) or name in (PREV_REWARDS, SEQ_LENS)
+    return is_one_of((PREV_ACTIONS,), name) or name in (PREV_REWARDS, SEQ_LENS)
 
 
-def _is_one_of(views: tuple[str, ...], name: str) -> bool:
+def is_one_of(views: tuple[str, ...], name: str) -> bool:
+    """Whether an input is one of these views, or a leaf of one."""
     return any(name == view or name.startswith(f"{view}_") for view in views)
 
 
