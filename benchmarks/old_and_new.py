@@ -2,9 +2,10 @@
 
 Measures the CPU time of acting (1 and 32 observations), of sampling (1, 8 and 32 environments, per
 step) and of PPO's gradient steps (80 in one call, and one) on CartPole with two networks of 2 x 64
-units. Each figure comes from a process that does one thing; processes of the old and of the new
-commit take turns, in pairs. What is printed is the median over pairs of old time / new time: above
-1 the new commit is faster. Exits with 1 if one is below `--least`.
+units; and of sampling with many agents, in the town of `examples/traffic_grid.py`. Each figure
+comes from a process that does one thing; processes of the old and of the new commit take turns, in
+pairs. What is printed is the median over pairs of old time / new time: above 1 the new commit is
+faster. Exits with 1 if one is below `--least`.
 
 `--whole "league --policies 200"` measures another benchmark instead, each commit's own, as a whole:
 the time of the process and the CPU time of it and of those that it starts.
@@ -34,6 +35,7 @@ VARIANTS = (
     ("sampling", "instances"),
     ("updates", "xla"),
     ("updates", "plain"),
+    ("traffic", ""),
 )
 
 

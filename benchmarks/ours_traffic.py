@@ -6,6 +6,7 @@ Variants: "" samples; "bare" steps the environment alone, with random actions. R
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import probe
@@ -47,7 +48,7 @@ def sampling(request: probe.Request) -> probe.Figures:
     sampler = MultiAgentSampler(
         MultiAgentEnvironments(envs),
         {**cars, "lights": lights},
-        mapping,
+        SimpleNamespace(policy_mapping_fn=mapping),
         fragment_length=settings["fragment"],
         rng=np.random.default_rng(request.seed),
     )

@@ -10,6 +10,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -79,10 +80,14 @@ def measure(name: str, copies: int, seconds: float) -> tuple[float, float, float
         f"policy_{i}": PPOTF2Policy(*pair, {"model": _model_for(pair[0]), "seed": 0})
         for i, pair in enumerate(kinds)
     }
+
+    def mapping(agent: Any, episode: Any, **kwargs: Any) -> str:
+        return f"policy_{kinds.index(spaces[agent])}"
+
     sampler = MultiAgentSampler(
         envs,
         policies,
-        lambda agent, episode, **kwargs: f"policy_{kinds.index(spaces[agent])}",
+        SimpleNamespace(policy_mapping_fn=mapping),
         fragment_length=50,
         rng=np.random.default_rng(0),
     )

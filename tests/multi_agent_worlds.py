@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -216,7 +217,7 @@ def sampler_of(
     sampler = MultiAgentSampler(
         MultiAgentEnvironments(envs),
         {"p": Walker(), "q": Walker(seed=1)} if policies is None else policies,
-        mapping,
+        SimpleNamespace(policy_mapping_fn=mapping),
         fragment_length=rollout_fragment_length,
         complete_episodes=batch_mode == "complete_episodes",
         count_agent_steps=count_steps_by == "agent_steps",

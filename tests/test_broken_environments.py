@@ -22,6 +22,7 @@ BAD_OBSERVATIONS = {
     "nan": np.array([0.0, np.nan], np.float32),
     "infinite": np.array([np.inf, 0.0], np.float32),
     "none": None,
+    "ragged": [[0.0], [1.0, 2.0]],
 }
 
 
@@ -168,6 +169,7 @@ WORDS = {
     "nan": "not finite.*nan",
     "infinite": "not finite.*inf",
     "none": r"shape \(\)",
+    "ragged": r"shape \(ragged\)",
     "agents": "agent 'a'.* done before",
     "flags": "must have the key '__all__'",
     "infos": r"infos of agents without an observation: \['c'\]",

@@ -23,8 +23,7 @@ from tfpolicies import (
     PPOTF2Policy,
     TFPolicy,
 )
-from tfpolicies.config.stored_environments import environment_of_file
-from tfpolicies.config.stored_settings import decode_settings
+from tfpolicies.config.stored_settings import decode_settings, environment_of_file
 from tfpolicies.envs.registry import register_environment
 from tfpolicies.errors import CheckpointError, ConfigError, UnknownPolicyError, WeightsError
 from tfpolicies.storage.checkpoint import PolicyPart, read_checkpoint, write_checkpoint

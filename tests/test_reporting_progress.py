@@ -28,8 +28,7 @@ def test_a_train_result_becomes_one_flat_row_in_a_fixed_order() -> None:
     result = {
         "training_iteration": 3,
         "num_env_steps_sampled": 6144,
-        "num_env_steps_sampled_this_iter": 2048,
-        "time_this_iter_s": 0.5,
+        "num_env_steps_sampled_throughput_per_sec": 4096.0,
         "time_total_s": 1.75,
         "episode_reward_mean": np.float32(21.5),
         "episode_reward_min": 9.0,

@@ -12,8 +12,9 @@ from tfpolicies.reporting.tensorboard_events import EventWriter, event_scalars
 WRITE_AND_LIST = """
 import sys
 from tfpolicies.reporting.tensorboard_events import EventWriter
-with EventWriter(sys.argv[1]) as writer:
-    writer.write_scalars(64, {"episodes/reward_mean": 9.5})
+writer = EventWriter(sys.argv[1])
+writer.write_scalars(64, {"episodes/reward_mean": 9.5})
+writer.close()
 print(sorted(name for name in sys.modules if name in ("tensorflow", "keras", "torch")))
 """
 
@@ -69,9 +70,10 @@ def test_tensorboard_reads_a_killed_and_resumed_run_as_one_curve_without_doubles
     first.close()
     cut = first.path.read_bytes()[:-5]  # killed within the last record
     first.path.write_bytes(cut)
-    with EventWriter(folder, resume_step=64) as second:
-        second.write_scalars(128, {"episodes/reward_mean": 1.0})
-        second.write_scalars(192, {"episodes/reward_mean": 2.0})
+    second = EventWriter(folder, resume_step=64)
+    second.write_scalars(128, {"episodes/reward_mean": 1.0})
+    second.write_scalars(192, {"episodes/reward_mean": 2.0})
+    second.close()
     assert second.path.name > first.path.name
     assert read(folder) == {
         "episodes/reward_mean": [[64, 32.0], [128, 1.0], [192, 2.0]],

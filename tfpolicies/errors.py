@@ -47,6 +47,8 @@ from collections.abc import Iterable
 class TfPoliciesError(Exception):
     """Base class of all errors raised by tfpolicies."""
 
+    __str__ = Exception.__str__  # KeyError would show the message's repr
+
 
 class ConfigError(TfPoliciesError, ValueError):
     """A setting is unknown, contradicts another one or is out of its range."""
@@ -54,8 +56,6 @@ class ConfigError(TfPoliciesError, ValueError):
 
 class UnknownSettingError(ConfigError, KeyError, AttributeError):
     """A config was asked for a setting that it does not have."""
-
-    __str__ = Exception.__str__
 
 
 class FrozenConfigError(ConfigError, AttributeError):
@@ -97,8 +97,6 @@ class WeightsError(TfPoliciesError, ValueError):
 class MissingStateError(WeightsError, KeyError):
     """A state lacks a part that every state has."""
 
-    __str__ = Exception.__str__  # KeyError would show the message's repr
-
 
 class NonFiniteError(TfPoliciesError, FloatingPointError):
     """An update gave NaN or infinity.
@@ -126,8 +124,6 @@ class BatchError(TfPoliciesError, ValueError):
 
 class MissingColumnError(BatchError, KeyError):
     """A batch was asked for a column that it does not hold."""
-
-    __str__ = Exception.__str__  # KeyError would show the message's repr
 
 
 class BatchUsageError(BatchError, AssertionError):
@@ -165,13 +161,9 @@ class UnpicklableError(TfPoliciesError, TypeError):
 class UnknownPolicyError(TfPoliciesError, KeyError, ValueError):
     """Nobody here holds a policy of that id."""
 
-    __str__ = Exception.__str__
-
 
 class PolicyExistsError(TfPoliciesError, KeyError):
     """There is a policy of that id already."""
-
-    __str__ = Exception.__str__
 
 
 class EnvError(TfPoliciesError, ValueError):

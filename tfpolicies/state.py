@@ -315,13 +315,6 @@ class PolicyState:
                 self.arrays[key][...] = value
             self.version += 1
 
-    def write_segments(self, segments: Mapping[str, np.ndarray]) -> None:
-        """Overwrites whole segments."""
-        with self.changing():
-            for name, values in segments.items():
-                self.segments[name][...] = values
-            self.version += 1
-
     def follow(self, tau: float, of: Collection[str] | None = None) -> None:
         """Moves followers towards their networks: t <- tau s + (1 - tau) t.
 

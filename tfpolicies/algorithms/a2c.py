@@ -11,36 +11,26 @@ R = A + V_old. Deviations from the paper: Adam for RMSProp, and means over the b
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
-from tfpolicies.algorithms.advantages import ENTROPY_SCHEDULE, add_advantages, check_gae
+from tfpolicies.algorithms.actor_critic import (
+    ActorCriticConfig,
+    ActorCriticTFPolicy,
+    ActorCriticTraining,
+)
 from tfpolicies.algorithms.algorithm import Algorithm
 from tfpolicies.batch.sample_batch import SampleBatch
-from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.later import later
-from tfpolicies.config.sections import Training
-from tfpolicies.config.setting import setting
 from tfpolicies.models.losses import explained_variance, masked_mean
-from tfpolicies.policy.fragments import Fragments
-from tfpolicies.policy.tf_policy import TFPolicy
-from tfpolicies.rules import AMOUNT, BOOL, UNIT
 
 
-class A2CTFPolicy(TFPolicy):
+class A2CTFPolicy(ActorCriticTFPolicy):
     """The mathematics of A2C, for any runtime."""
 
     config_class = later("A2CConfig")
-    hyperparameters = (*TFPolicy.hyperparameters, "lambda", "vf_loss_coeff", "entropy_coeff")
-    static_keys = (*TFPolicy.static_keys, "use_critic", "use_gae")
-
-    @classmethod
-    def wants_value(cls, static: Mapping[str, Any]) -> bool:
-        """A value is estimated if there is a critic."""
-        return bool(static["use_critic"])
 
     def loss(self, model: Any, dist_class: Any, train_batch: Any) -> tf.Tensor:
         """Returns the policy gradient's loss with its value and entropy terms."""
@@ -68,14 +58,6 @@ class A2CTFPolicy(TFPolicy):
         self.record(vf_loss=vf_loss, vf_explained_var=explained)
         return vf_loss
 
-    def _hyper_stats(self) -> dict[str, float]:
-        """Returns the coefficients in force."""
-        return {"cur_lr": self.hyper("lr"), "entropy_coeff": self.hyper("entropy_coeff")}
-
-    def postprocess_fragments(self, fragments: Fragments) -> None:
-        """Adds advantages, value targets and bootstrapped values for all trajectories at once."""
-        add_advantages(self, fragments)
-
 
 class A2CTF2Policy(A2CTFPolicy):
     """A2C on traced TensorFlow functions."""
@@ -95,21 +77,17 @@ class A2C(Algorithm):
 
 
 @dataclass(frozen=True, kw_only=True)
-class A2CTraining(Training):
+class A2CTraining(ActorCriticTraining):
     """The training settings of A2C."""
 
     lr: float = 1e-4
     grad_clip: float | None = 40.0
     train_batch_size: int = 200
-    lambda_: float = setting(1.0, UNIT)  # of GAE
-    use_gae: bool = setting(True, BOOL)
-    use_critic: bool = setting(True, BOOL)
-    vf_loss_coeff: float = setting(0.5, AMOUNT)  # c_v
-    entropy_coeff: float = setting(0.01, AMOUNT)  # c_e
-    entropy_coeff_schedule: Any = setting(None, ENTROPY_SCHEDULE)
+    vf_loss_coeff: float = 0.5
+    entropy_coeff: float = 0.01
 
 
-class A2CConfig(AlgorithmConfig):
+class A2CConfig(ActorCriticConfig):
     """The config of A2C.
 
     >>> config = A2CConfig().environment("CartPole-v1").training(lr=1e-3, lambda_=0.95)
@@ -122,12 +100,3 @@ class A2CConfig(AlgorithmConfig):
     def __init__(self, algo_class: type | None = None) -> None:
         super().__init__(algo_class or A2C)
         self.rollouts(rollout_fragment_length=20)
-
-    def validate(self) -> None:
-        """Checks settings against each other.
-
-        Raises:
-            ConfigError: naming the contradiction.
-        """
-        super().validate()
-        check_gae(self)

@@ -15,11 +15,12 @@ import numpy as np
 
 from tfpolicies import ported
 from tfpolicies.algorithms import checkpoints
-from tfpolicies.algorithms.checkpoints import SavedCheckpoint, SaveResult
+from tfpolicies.algorithms.checkpoints import SavedCheckpoint, SaveResult, StoredAlgorithm
 from tfpolicies.algorithms.diagnosis import Diagnosis, Sampled, Trained
 from tfpolicies.algorithms.evaluator import Evaluator, as_metrics
-from tfpolicies.algorithms.learn import Learned, goals_of, learn
+from tfpolicies.algorithms.learn import Learned, learn
 from tfpolicies.algorithms.results import Results
+from tfpolicies.algorithms.run_records import Goals
 from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch, concat_samples
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.callbacks import DefaultCallbacks
@@ -105,9 +106,8 @@ class Algorithm:
         made = config["callbacks"]
         self.callbacks: DefaultCallbacks = DefaultCallbacks() if made is None else made()
         self.workers = self._new_workers(config)
-        self.workers.on_recreated = functools.partial(self._tell_of_recreated, False)
         self.worker.flushes_filters = False
-        self._evaluator = Evaluator(config, self._new_evaluation_workers, self.worker)
+        self._evaluator = Evaluator(config, self._new_workers, self.worker)
         self.iteration = 0
         self._results = Results(config)
         self.counters = self._results.counters
@@ -122,10 +122,9 @@ class Algorithm:
         self._last_evaluation: dict[str, Any] | None = None
         self.setup(config)
         self.warm_up()
-        self._record_resolved()
+        self._resolve()
         if config.evaluation_interval is not None or config.evaluation_num_workers:
             self._evaluator.prepare()
-        self._announce()
         self.callbacks.on_algorithm_init(algorithm=self)
 
     if not TYPE_CHECKING:  # it would let any name pass
@@ -138,20 +137,19 @@ class Algorithm:
         """The iterations that were done, those before a restore included; `iteration`."""
         return self.iteration
 
-    def _new_workers(self, config: AlgorithmConfig, **settings: Any) -> WorkerSet:
+    def _new_workers(self, config: AlgorithmConfig, count: int | None = None) -> WorkerSet:
         named = all(spec.policy_class is not None for spec in config.policies.values())
         default_class = None if named else self.get_default_policy_class(config)
-        return WorkerSet(config=config, default_policy_class=default_class, **settings)
-
-    def _new_evaluation_workers(self, config: AlgorithmConfig, count: int) -> WorkerSet:
-        workers = self._new_workers(config, num_workers=count)
-        workers.on_recreated = functools.partial(self._tell_of_recreated, True)
+        workers = WorkerSet(config=config, default_policy_class=default_class, num_workers=count)
+        workers.on_recreated = functools.partial(self._tell_of_recreated, workers)
         return workers
 
-    def _tell_of_recreated(self, is_evaluation: bool, worker_ids: list[int]) -> None:
-        workers = self.evaluation_workers if is_evaluation else self.workers
+    def _tell_of_recreated(self, workers: WorkerSet, worker_ids: list[int]) -> None:
         self.callbacks.on_workers_recreated(
-            algorithm=self, worker_set=workers, worker_ids=worker_ids, is_evaluation=is_evaluation
+            algorithm=self,
+            worker_set=workers,
+            worker_ids=worker_ids,
+            is_evaluation=workers is not self.workers,
         )
 
     @property
@@ -241,7 +239,7 @@ class Algorithm:
         known = set()
         for policy_id, policy in self.worker.policy_map.items():
             program = policy.holding.program
-            if program is None or program in known:
+            if program in known:
                 continue
             known.add(program)
             if not self.worker.roster.trains(policy_id):
@@ -318,15 +316,15 @@ class Algorithm:
         self._require_running()
         self._results.begin()
         learner: dict[str, Any] = {}
-        evaluation = None
-        if self._evaluation_due() and self.config.evaluation_parallel_to_training:
+        evaluation, interval = None, self.config.evaluation_interval
+        due = interval is not None and (self.iteration + 1) % interval == 0
+        if due and self.config.evaluation_parallel_to_training:
             self.callbacks.on_evaluate_start(algorithm=self)
             evaluation = self._evaluator.start()
         while True:
             learner = self._learn_and_sync() or learner
             if self._results.has_done_enough():
                 break
-        due = self._evaluation_due()
         self.iteration += 1
         result = self._results.result(self.iteration, learner, self.workers)
         self._diagnose(result, learner)
@@ -393,9 +391,8 @@ class Algorithm:
             KeyboardInterrupt: after Ctrl-C.
         """
         self._require_running()
-        goals = goals_of(
-            self,
-            total_timesteps,
+        goals = Goals(
+            steps=total_timesteps,
             until=until,
             checkpoint_every=checkpoint_every,
             keep_best=keep_best,
@@ -552,11 +549,6 @@ class Algorithm:
         found = {"evaluation": metrics}
         self.callbacks.on_evaluate_end(algorithm=self, evaluation_metrics=found)
         return found
-
-    def _evaluation_due(self) -> bool:
-        """Whether the running iteration ends with an evaluation."""
-        interval = self.config.evaluation_interval
-        return interval is not None and (self.iteration + 1) % interval == 0
 
     # -- policies and actions -----------------------------------------------------------------
 
@@ -893,7 +885,7 @@ class Algorithm:
         record.write(folder)
         if record.manifest["finite"] and not policy_states:
             self._last_good = str(folder)
-        unheld = checkpoints.unheld(record.manifest, repr(str(folder)), messages.Roster(), None)
+        unheld = record.stored(repr(str(folder))).unheld()
         if unheld is not None and not self._told_of_unheld:
             self._told_of_unheld = True
             logger.warning(
@@ -927,13 +919,9 @@ class Algorithm:
                 is changed then. The message names the file and the reason.
         """
         folder = path_of(checkpoint_path)
-        found, source = checkpoints.read_algorithm(folder), repr(str(folder))
-        own = messages.roster_of(self.worker)
-        roster = checkpoints.stored_roster(found, messages.Roster(), own)
-        checkpoints.require_all_finite(found, source, allow=allow_non_finite)
-        checkpoints.restore_algorithm(
-            self, found, source, roster, allow_other_spaces=allow_other_spaces
-        )
+        stored = StoredAlgorithm.read(folder)
+        stored.require_finite(allow=allow_non_finite)
+        stored.restore(self, allow_other_spaces=allow_other_spaces)
         self._last_good = None if allow_non_finite else str(folder)
         self.callbacks.on_checkpoint_loaded(algorithm=self)
 
@@ -980,12 +968,9 @@ class Algorithm:
             UnknownPolicyError: if one of `policy_ids` is not in it.
         """
         folder = path_of(checkpoint)
-        algorithm: Algorithm = checkpoints.build_algorithm(
+        given = messages.Roster(policy_mapping_fn, policies_to_train)
+        algorithm: Algorithm = StoredAlgorithm.read(folder, policy_ids, given, config).algorithm(
             cls,
-            checkpoints.read_algorithm(folder, policy_ids),
-            repr(str(folder)),
-            messages.Roster(policy_mapping_fn, policies_to_train),
-            config,
             allow_other_spaces=allow_other_spaces,
             allow_non_finite=allow_non_finite,
             custom_objects=custom_objects,
@@ -1085,34 +1070,24 @@ class Algorithm:
         self._evaluator.stop()
         self._stopped = True
 
-    def _record_resolved(self) -> None:
-        """Keeps in the config what every "auto" became."""
-        policy = self._first_policy()
-        length = self.config.fragment_length(self.workers.num_envs())
-        self.config.record_resolved(rollout_fragment_length=length)
-        if policy is not None:
-            resolved = policy.config
-            self.config.record_resolved(
-                inference=policy.acting.inference, jit_compile=resolved["jit_compile"]
-            )
-
-    def _first_policy(self) -> Policy | None:
-        """Returns a policy whose "auto"s are resolved: the default one, or the first there is."""
-        found = [self.worker.get_policy(), *self.worker.policy_map.values()]
-        return next((each for each in found if each is not None and each.acting.inference), None)
-
-    def _announce(self) -> None:
-        """Says in one line what every "auto" became."""
-        policy = self._first_policy()
-        if self.config.log_level == "ERROR" or policy is None:
-            return
+    def _resolve(self) -> None:
+        """Keeps in the config what every "auto" became, and says it in one line."""
         envs = self.workers.num_envs()
         length = self.config.fragment_length(envs)
-        print(
-            f"{type(self).__name__}: acting through {policy.acting.inference}, learning through "
-            f"{policy.learning.compiled_as}, "
-            f"{counted(envs, 'environment')} x {counted(length, 'step')} per sample."
-        )
+        self.config.record_resolved(rollout_fragment_length=length)
+        found = [self.worker.get_policy(), *self.worker.policy_map.values()]
+        resolved = (each for each in found if each is not None and each.acting.inference)
+        policy = next(resolved, None)  # the default one, or the first there is
+        if policy is None:
+            return
+        inference = policy.acting.inference
+        self.config.record_resolved(inference=inference, jit_compile=policy.config["jit_compile"])
+        if self.config.log_level != "ERROR":
+            print(
+                f"{type(self).__name__}: acting through {inference}, learning through "
+                f"{policy.learning.compiled_as}, "
+                f"{counted(envs, 'environment')} x {counted(length, 'step')} per sample."
+            )
 
 
 def _with_environment(config: AlgorithmConfig, env: Any) -> AlgorithmConfig:

@@ -32,7 +32,6 @@ from tfpolicies.algorithms.off_policy import (
     OffPolicyTFPolicy,
     OffPolicyTraining,
     check_rows_alone,
-    rows_alone,
 )
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.config.later import later
@@ -84,27 +83,17 @@ class DQNTFPolicy(OffPolicyTFPolicy):
 
     @classmethod
     def _model_source(
-        cls,
-        observation_space: gym.Space,
-        dist_class: Any,
-        static: Mapping[str, Any],
-        *,
-        with_value: bool,
+        cls, observation_space: gym.Space, dist_class: Any, static: Mapping[str, Any]
     ) -> ModelSource:
         """Returns where Q-networks come from.
 
         A model of the user's gives the values of all actions, `[B, n]`; `dueling` and `hiddens` do
         not concern it.
-
-        Raises:
-            ConfigError: for settings of models that a Q-network cannot have, such as a memory.
-            ModelError: for a model of the user's that has a memory or reads previous actions.
         """
+        if static["model"]["custom_model"] is not None:
+            return super()._model_source(observation_space, dist_class, static)
         check_rows_alone("model", static["model"], cls.__name__)
-        if static["model"]["custom_model"] is None:
-            return q_model_source(observation_space, dist_class.num_inputs, static)
-        source = super()._model_source(observation_space, dist_class, static, with_value=with_value)
-        return source._replace(make=lambda seed: rows_alone(source.make(seed)))
+        return q_model_source(observation_space, dist_class.num_inputs, static)
 
     @classmethod
     def _make_optimizer(cls, static: Mapping[str, Any]) -> Any:

@@ -23,8 +23,6 @@ logger = logging.getLogger("tfpolicies")
 _MOST_ENVS = 32  # at most so many environments play the episodes of one evaluation
 _STEPS_PER_ENV = 1000  # each ends the episode it began, so few steps need few of them
 
-_CONNECTORS = ("agent_connectors", "action_connectors")
-
 Remaining = Callable[[int], int]
 """Given the episodes or steps done so far, returns how many remain."""
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -67,23 +68,30 @@ def learn(
     callbacks: Any,
 ) -> Learned:
     """Does what `Algorithm.learn` says."""
+    goals = _checked(goals, algorithm)
     told, followers = _told(callbacks)
     console = Console() if progress else None
     iteration = algorithm.iteration
     with contextlib.ExitStack() as closing:
-        closing.enter_context(_telling(algorithm, told))
-        run = None if run_dir is None else closing.enter_context(_held(algorithm, run_dir))
+        closing.callback(setattr, algorithm, "callbacks", algorithm.callbacks)
+        if told:
+            algorithm.callbacks = joined_callbacks([algorithm.callbacks, *told])
+        run = None
+        if run_dir is not None:
+            run = closing.enter_context(_held(Path(run_dir), type(algorithm).__name__))
+            _go_on(algorithm, run)
+            algorithm.run_dir = run.path.absolute()
         if console is not None and run is not None and algorithm.iteration > iteration:
             goes_on = f"Training goes on in {run.path} after iteration {algorithm.iteration}."
             console.print(goes_on, highlight=False, markup=False, soft_wrap=True)
-        records = NoRecords(algorithm) if run is None else RunRecords(run, algorithm, goals)
+        records = NoRecords() if run is None else RunRecords(run, algorithm, goals)
         closing.callback(records.close)
         training = TrainingRun(algorithm, goals, records, console, followers)
-        if training.progress.env_steps >= goals.steps:
+        if training.env_steps >= goals.steps:
             logger.warning(
                 "The algorithm has %d environment steps, so that total_timesteps=%d leaves nothing "
                 "to do. Earlier steps count: give a larger number to train on.",
-                training.progress.env_steps,
+                training.env_steps,
                 goals.steps,
             )
         try:
@@ -96,28 +104,20 @@ def learn(
     return Learned(training.result, ended_by, None if run is None else run.path)
 
 
-def goals_of(
-    algorithm: Any,
-    total_timesteps: float,
-    *,
-    until: float | None,
-    checkpoint_every: int,
-    keep_best: bool,
-) -> Goals:
-    """Returns the goals of a call of `learn`.
+def _checked(goals: Goals, algorithm: Any) -> Goals:
+    """Returns goals as they were given, with whole numbers and a title.
 
     Raises:
         UsageError: if a number is none that they can be.
     """
     env = algorithm.config.env
     name = env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)
-    if until is not None and as_number(until) is None:
-        raise UsageError(f"until must be a number or None, got {until!r}.")
-    return Goals(
-        steps=_count("total_timesteps", total_timesteps),
-        until=until,
-        checkpoint_every=_count("checkpoint_every", checkpoint_every),
-        keep_best=keep_best,
+    if goals.until is not None and as_number(goals.until) is None:
+        raise UsageError(f"until must be a number or None, got {goals.until!r}.")
+    return dataclasses.replace(
+        goals,
+        steps=_count("total_timesteps", goals.steps),
+        checkpoint_every=_count("checkpoint_every", goals.checkpoint_every),
         title=f"{type(algorithm).__name__} on {name}",
     )
 
@@ -143,30 +143,25 @@ def _rescue(records: RunRecords | NoRecords, run: RunFolder | None) -> None:
 # -- the folder -------------------------------------------------------------------------------
 
 
-def _held(algorithm: Any, run_dir: str | PathLike[str]) -> RunFolder:
-    """Returns the run folder, held, with the algorithm in a state that the run can go on from.
+def _held(path: Path, trained: str) -> RunFolder:
+    """Returns the run folder, held; a new one with the name of what is trained in it.
 
     Raises:
-        UsageError: if the folder holds another run, or anything else.
+        UsageError: if the folder holds anything but a run.
         FolderInUseError: if somebody else trains there.
-        CheckpointError: if its checkpoint is damaged, or does not fit the algorithm.
     """
-    path = Path(run_dir)
     if RunFolder(path).run_json.exists():
-        run = RunFolder.open(path).hold()
-        try:
-            _go_on(algorithm, run)
-        except BaseException:
-            run.release()
-            raise
-    else:
-        run = RunFolder.make(path, {"learn": type(algorithm).__name__})
-    algorithm.run_dir = path.absolute()
-    return run
+        return RunFolder.open(path).hold()
+    return RunFolder.make(path, {"learn": trained})
 
 
 def _go_on(algorithm: Any, run: RunFolder) -> None:
-    """Puts a new algorithm into the state of a run; one that has trained must be of that run."""
+    """Puts a new algorithm into the state of a run; one that has trained must be of that run.
+
+    Raises:
+        UsageError: if the run is another one.
+        CheckpointError: if its checkpoint is damaged, or does not fit the algorithm.
+    """
     if not run.has_checkpoint:
         return
     manifest = read_manifest(run.latest, ALGORITHM_MANIFEST, kind="Algorithm")
@@ -258,15 +253,3 @@ def _require_told_by_algorithm(callbacks: DefaultCallbacks) -> None:
             f"that are there before `learn` begins. Give the class to the config: "
             f"config.callbacks({kind})."
         )
-
-
-@contextlib.contextmanager
-def _telling(algorithm: Any, told: Sequence[DefaultCallbacks]) -> Iterator[None]:
-    """While entered, the algorithm tells these callbacks, too."""
-    own = algorithm.callbacks
-    if told:
-        algorithm.callbacks = joined_callbacks([own, *told])
-    try:
-        yield
-    finally:
-        algorithm.callbacks = own

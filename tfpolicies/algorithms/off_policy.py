@@ -26,6 +26,7 @@ from tfpolicies.config.setting import Merge, check, require, setting
 from tfpolicies.errors import ConfigError, ModelError, near_matches
 from tfpolicies.models.catalog import extra_inputs, memory_of
 from tfpolicies.models.losses import masked_mean
+from tfpolicies.models.network import ModelSource
 from tfpolicies.models.views import acting_requirements
 from tfpolicies.policy.fragments import Fragments
 from tfpolicies.policy.tf_policy import TFPolicy
@@ -54,6 +55,20 @@ class OffPolicyTFPolicy(TFPolicy):
         """Returns the plan of one network that has a target network."""
         del observation_space, dist_class, static
         return {"model": NetworkPlan(follower=True)}
+
+    @classmethod
+    def _model_source(
+        cls, observation_space: gym.Space, dist_class: Any, static: Mapping[str, Any]
+    ) -> ModelSource:
+        """Returns where models come from; replayed rows are single transitions.
+
+        Raises:
+            ConfigError: for settings of models that need more than that, such as a memory.
+            ModelError: for a model of the user's that has a memory or reads previous actions.
+        """
+        check_rows_alone("model", static["model"], cls.__name__)
+        source = super()._model_source(observation_space, dist_class, static)
+        return source._replace(make=lambda: rows_alone(source.make()))
 
     def discounts(self, train_batch: Any) -> tf.Tensor:
         """Returns the factor `[B]` of what comes after each row, 0 where terminated."""
@@ -296,8 +311,7 @@ def _check_buffer(config: Any) -> None:
                 f"{name} has no key {key!r}.{near_matches(str(key), known)} It takes "
                 f"{', '.join(known)}."
             )
-    capacity = config.get("capacity", 50_000)
-    require(f"{name}['capacity']", COUNT, capacity)
+    require(f"{name}['capacity']", COUNT, config.get("capacity", 50_000))
 
 
 class OffPolicyConfig(AlgorithmConfig):

@@ -20,22 +20,23 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfpolicies.algorithms.advantages import ENTROPY_SCHEDULE, add_advantages, check_gae
+from tfpolicies.algorithms.actor_critic import (
+    ActorCriticConfig,
+    ActorCriticTFPolicy,
+    ActorCriticTraining,
+)
 from tfpolicies.algorithms.algorithm import Algorithm
 from tfpolicies.batch.sample_batch import SampleBatch
-from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.later import later
-from tfpolicies.config.sections import Training
 from tfpolicies.config.setting import setting
 from tfpolicies.errors import ConfigError
 from tfpolicies.models.defaults import MODEL_DEFAULTS
 from tfpolicies.models.losses import explained_variance, masked_mean
-from tfpolicies.policy.fragments import Fragments
 from tfpolicies.policy.tf_policy import TFPolicy
-from tfpolicies.rules import AMOUNT, BOOL, COUNT, POSITIVE, UNIT
+from tfpolicies.rules import AMOUNT, BOOL, COUNT, POSITIVE
 
 
-class PPOTFPolicy(TFPolicy):
+class PPOTFPolicy(ActorCriticTFPolicy):
     """The mathematics of PPO, for any runtime."""
 
     config_class = later("PPOConfig")
@@ -49,13 +50,7 @@ class PPOTFPolicy(TFPolicy):
         "kl_coeff",
         "kl_target",
     )
-    static_keys = (*TFPolicy.static_keys, "use_critic", "use_gae")
     _state_aliases = {"current_kl_coeff": "kl_coeff"}
-
-    @classmethod
-    def wants_value(cls, static: Mapping[str, Any]) -> bool:
-        """A value is estimated if there is a critic."""
-        return bool(static["use_critic"])
 
     def loss(self, model: Any, dist_class: Any, train_batch: Any) -> tf.Tensor:
         """Returns the clipped surrogate objective with its value, entropy and KL terms."""
@@ -100,10 +95,6 @@ class PPOTFPolicy(TFPolicy):
             "cur_kl_coeff": self.hyper("kl_coeff"),
             "entropy_coeff": self.hyper("entropy_coeff"),
         }
-
-    def postprocess_fragments(self, fragments: Fragments) -> None:
-        """Adds advantages, value targets and bootstrapped values for all trajectories at once."""
-        add_advantages(self, fragments)
 
     def _adapt(self, result: Mapping[str, Any]) -> None:
         """Adapts the KL coefficient to what an update of the algorithm measured."""
@@ -186,7 +177,7 @@ class PPO(Algorithm):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPOTraining(Training):
+class PPOTraining(ActorCriticTraining):
     """The training settings of PPO."""
 
     lr: float = 5e-5
@@ -195,19 +186,13 @@ class PPOTraining(Training):
     sgd_minibatch_size: int = setting(128, COUNT)  # rows of an update
     num_sgd_iter: int = setting(30, COUNT)  # epochs over the train batch
     shuffle_sequences: bool = setting(True, BOOL)  # rows are shuffled for each epoch
-    lambda_: float = setting(1.0, UNIT)  # of GAE
-    use_gae: bool = setting(True, BOOL)
-    use_critic: bool = setting(True, BOOL)
     kl_coeff: float = setting(0.2, AMOUNT)  # beta at the start
     kl_target: float = setting(0.01, POSITIVE)  # nats
     clip_param: float = setting(0.3, POSITIVE)  # eps
     vf_clip_param: float = setting(10.0, POSITIVE)  # largest squared value error; inf: any
-    vf_loss_coeff: float = setting(1.0, AMOUNT)  # c_v
-    entropy_coeff: float = setting(0.0, AMOUNT)  # c_e
-    entropy_coeff_schedule: Any = setting(None, ENTROPY_SCHEDULE)
 
 
-class PPOConfig(AlgorithmConfig):
+class PPOConfig(ActorCriticConfig):
     """The config of PPO.
 
     >>> config = PPOConfig().environment("CartPole-v1").training(lr=3e-4, clip_param=0.2)
@@ -233,7 +218,6 @@ class PPOConfig(AlgorithmConfig):
                 f"sgd_minibatch_size={self.sgd_minibatch_size} must not be larger than "
                 f"train_batch_size={self.train_batch_size}."
             )
-        check_gae(self)
         envs = self.num_envs_per_worker * max(1, self.num_rollout_workers)
         rows = envs * self.fragment_length()
         if self.batch_mode == "truncate_episodes" and self.rollout_fragment_length != "auto":

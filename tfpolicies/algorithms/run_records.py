@@ -33,58 +33,23 @@ class Goals:
     """What a training is for.
 
     Attributes:
-        steps: environment steps at which it ends, those of earlier sessions included.
+        steps: environment steps at which it ends, those of earlier sessions included; a whole
+            number.
         until: mean return of training episodes at which it ends; None: none.
         checkpoint_every: iterations between checkpoints.
         keep_best: whether the best checkpoint is kept apart.
         title: what is trained, for people.
     """
 
-    steps: int
+    steps: float
     until: float | None = None
     checkpoint_every: int = 20
     keep_best: bool = False
     title: str = ""
 
 
-@dataclass(frozen=True)
-class Progress:
-    """Where a run stands.
-
-    Attributes:
-        env_steps: environment steps so far.
-        mean_return: of the last 100 training episodes; NaN before the first has ended.
-        time_s: seconds of training so far, over all sessions.
-    """
-
-    env_steps: int = 0
-    mean_return: float = math.nan
-    time_s: float = 0.0
-
-    @property
-    def steps_per_s(self) -> float:
-        """Environment steps per second of training."""
-        return self.env_steps / self.time_s if self.time_s else math.nan
-
-    @classmethod
-    def of(cls, row: dict[str, float]) -> Progress:
-        """Returns what a row of `progress_row` says."""
-        return cls(int(row["env_steps"]), row["episode_reward_mean"], row["time_s"])
-
-
 class NoRecords:
-    """Keeps nothing, for a training without a folder.
-
-    Args:
-        algorithm: what is trained.
-    """
-
-    def __init__(self, algorithm: Any) -> None:
-        self._algorithm = algorithm
-
-    def last_progress(self) -> Progress:
-        """Returns where the algorithm stands."""
-        return Progress(self._algorithm.counters["num_env_steps_sampled"])
+    """Keeps nothing, for a training without a folder."""
 
     def _nothing(self, row: Mapping[str, float] | None = None) -> None:
         """Does nothing."""
@@ -109,22 +74,16 @@ class RunRecords:
         evaluates_behind = _evaluates(config) and not config.evaluation_parallel_to_training
         self._scores_samples = goals.keep_best and not evaluates_behind
         self._sampled_with: dict[str, Any] = {}  # by policy id, states when an iteration began
-        self._best = best_score(run, config)
+        self._best = _best_score(run, config)
         self._csv = ProgressCsv(run.progress_csv)
         self._csv.drop_after(algorithm.iteration)
         steps = algorithm.counters["num_env_steps_sampled"]
         self._events = EventWriter(run.events, resume_step=steps)
         self._curve_drawn_at = time.monotonic()
-        self._saved = saved_iteration(run)
+        self._saved = _iteration_of(run.latest) if run.has_checkpoint else 0
         self._record: AlgorithmRecord | None = None
         self._recorded = algorithm.iteration  # that the record is of
         self._record_due_at = -math.inf
-
-    def last_progress(self) -> Progress:
-        """Returns where the run stood when it was last taken down."""
-        env_steps = self._algorithm.counters["num_env_steps_sampled"]
-        rows = read_progress(self.run.progress_csv) if env_steps else []
-        return Progress.of(rows[-1]) if rows else Progress(env_steps)
 
     def close(self) -> None:
         """Closes the files."""
@@ -216,12 +175,7 @@ class RunRecords:
         self._curve_drawn_at = time.monotonic()
 
 
-def saved_iteration(run: RunFolder) -> int:
-    """Returns the iteration that the newest checkpoint of a run is of; 0 if there is none."""
-    return int(_progress_in(run.latest)["iteration"]) if run.has_checkpoint else 0
-
-
-def best_score(run: RunFolder, config: AlgorithmConfig) -> float:
+def _best_score(run: RunFolder, config: AlgorithmConfig) -> float:
     """Returns the score of the best checkpoint so far, -inf if there is none.
 
     It is read from the run's CSV, so that a resumed run goes on comparing: evaluations if the run
@@ -231,18 +185,18 @@ def best_score(run: RunFolder, config: AlgorithmConfig) -> float:
     if not run.best.exists() or not run.progress_csv.exists():
         return -math.inf
     rows = read_progress(run.progress_csv)
-    best = _progress_in(run.best)["iteration"]
+    best = _iteration_of(run.best)
     own = [row for row in rows if row["iteration"] == best]
     scores = [_score(row, config) for row in own or rows]
     return max((score for score in scores if not math.isnan(score)), default=-math.inf)
 
 
-def _progress_in(checkpoint: Path) -> Mapping[str, Any]:
+def _iteration_of(checkpoint: Path) -> int:
     from tfpolicies.policy.checkpoints import ALGORITHM_MANIFEST
     from tfpolicies.storage.checkpoint import read_manifest
 
-    found: Mapping[str, Any] = read_manifest(checkpoint, ALGORITHM_MANIFEST, kind="Algorithm")
-    return dict(found["progress"])
+    manifest = read_manifest(checkpoint, ALGORITHM_MANIFEST, kind="Algorithm")
+    return int(manifest["progress"]["iteration"])
 
 
 def _evaluates(config: AlgorithmConfig) -> bool:

@@ -7,14 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfpolicies.errors import CheckpointError
 from tfpolicies.rollout.metrics_state import restored_metrics
 from tfpolicies.storage.array_places import put_arrays
 from tfpolicies.storage.checkpoint import Checkpoint
 from tfpolicies.storage.generator_json import decode_generator
 from tfpolicies.storage.json_values import decode_value
 
-_MALFORMED = (AttributeError, LookupError, TypeError, ValueError)
+MALFORMED = (AttributeError, LookupError, TypeError, ValueError)
 
 
 class RunState(NamedTuple):
@@ -29,31 +28,24 @@ class RunState(NamedTuple):
     extra: Any  # as `Algorithm.set_extra_state` takes it
 
 
-def run_state(checkpoint: Checkpoint, source: str) -> RunState:
+def run_state(checkpoint: Checkpoint) -> RunState:
     """Returns where the run of an algorithm's checkpoint stood.
 
-    Args:
-        checkpoint: of the algorithm.
-        source: where it is from, for messages.
-
     Raises:
-        CheckpointError: if something of it is missing or malformed.
+        Exception: one of `MALFORMED`, if something of it is missing or malformed.
     """
     manifest, arrays = checkpoint.manifest, checkpoint.arrays
-    try:
-        worker = manifest["worker"]
-        rng = None if worker["rng"] is None else decode_generator(worker["rng"])
-        return RunState(
-            _progress(manifest["progress"]),
-            _count(worker["seeds_used"]),
-            rng,
-            _dict(decode_value(worker["global_vars"])),
-            _episodes(worker["sampler"], arrays.get("sampler", {}), rng),
-            _evaluation(manifest["evaluation"]),
-            put_arrays(decode_value(manifest["extra"]), arrays.get("extra", {})),
-        )
-    except _MALFORMED as error:
-        raise CheckpointError(f"{source}: its manifest lacks or garbles {error}.") from error
+    worker = manifest["worker"]
+    rng = None if worker["rng"] is None else decode_generator(worker["rng"])
+    return RunState(
+        _progress(manifest["progress"]),
+        _count(worker["seeds_used"]),
+        rng,
+        _dict(decode_value(worker["global_vars"])),
+        _episodes(worker["sampler"], arrays.get("sampler", {}), rng),
+        _evaluation(manifest["evaluation"]),
+        put_arrays(decode_value(manifest["extra"]), arrays.get("extra", {})),
+    )
 
 
 def _progress(record: Any) -> dict[str, Any]:

@@ -37,7 +37,6 @@ from tfpolicies.algorithms.off_policy import (
     OffPolicyTFPolicy,
     OffPolicyTraining,
     check_rows_alone,
-    rows_alone,
 )
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.config.later import later
@@ -47,7 +46,6 @@ from tfpolicies.models.critics import critic_source
 from tfpolicies.models.defaults import MODEL_DEFAULTS
 from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.losses import huber, masked_mean
-from tfpolicies.models.network import ModelSource
 from tfpolicies.models.settings import model_settings
 from tfpolicies.models.spaces import is_float_box
 from tfpolicies.program.networks import NetworkPlan
@@ -58,7 +56,8 @@ class SACTFPolicy(OffPolicyTFPolicy):
     """The mathematics of SAC, for any runtime.
 
     Its networks are the actor, which alone acts and is exported, the `critic` (two of them with
-    `twin_q`) and the `temperature`. `learn_on_batch` gives `td_error` `[B]`.
+    `twin_q`) and the `temperature`. A model of the user's, which is the actor, gives `[B, 2 k]` for
+    k components of an action. `learn_on_batch` gives `td_error` `[B]`.
     """
 
     config_class = later("SACConfig")
@@ -156,25 +155,6 @@ class SACTFPolicy(OffPolicyTFPolicy):
                 f"whose actions are drawn while it learns; got {chosen!r}."
             )
         return found
-
-    @classmethod
-    def _model_source(
-        cls,
-        observation_space: gym.Space,
-        dist_class: Any,
-        static: Mapping[str, Any],
-        *,
-        with_value: bool,
-    ) -> ModelSource:
-        """Returns where actors come from; a model of the user's gives `[B, 2 k]` for k components.
-
-        Raises:
-            ConfigError: for settings of models that an actor cannot have, such as a memory.
-            ModelError: for a model of the user's that has a memory or reads previous actions.
-        """
-        check_rows_alone("model", static["model"], cls.__name__)
-        source = super()._model_source(observation_space, dist_class, static, with_value=with_value)
-        return source._replace(make=lambda seed: rows_alone(source.make(seed)))
 
     def validate_spaces(
         self, observation_space: gym.Space, action_space: gym.Space, config: Mapping[str, Any]

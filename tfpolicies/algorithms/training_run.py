@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from tfpolicies.algorithms.run_records import Goals, NoRecords, Progress, RunRecords
+from tfpolicies.algorithms.run_records import Goals, NoRecords, RunRecords
 from tfpolicies.reporting.console import TrainingProgress
 from tfpolicies.reporting.progress_row import progress_row
 from tfpolicies.system.signals import interruptions
@@ -30,7 +30,6 @@ class TrainingRun:
             where one of them returns False.
 
     Attributes:
-        progress: where the run stands.
         result: of the last iteration; empty before the first.
     """
 
@@ -45,11 +44,15 @@ class TrainingRun:
         self.algorithm = algorithm
         self.goals = goals
         self.records = records
-        self.progress = records.last_progress()
         self.result: dict[str, Any] = {}
         self._console = console or Console(quiet=True, force_terminal=False)
         self._followers = followers
         self._speed = math.nan
+
+    @property
+    def env_steps(self) -> int:
+        """Environment steps so far, those of earlier sessions included."""
+        return int(self.algorithm.counters["num_env_steps_sampled"])
 
     def train(self, rescue: Callable[[str], None], *, at_least_steps: int = 0) -> str:
         """Trains until the target or the last step, and writes a checkpoint at the end.
@@ -67,14 +70,14 @@ class TrainingRun:
             BaseException: what the environment, say, raised. What `rescue` of the records saves
                 has not been saved then.
         """
-        earliest = self.progress.env_steps + at_least_steps
-        shown = TrainingProgress(self.goals.steps, self.goals.until, self._console)
+        earliest = self.env_steps + at_least_steps
+        shown = TrainingProgress(int(self.goals.steps), self.goals.until, self._console)
         with interruptions().held_back(rescue) as signals, shown:
             self.records.keep()
-            while self.progress.env_steps < self.goals.steps and signals.requested is None:
+            while self.env_steps < self.goals.steps and signals.requested is None:
                 wanted = self._iterate()
-                shown.update(self.progress.env_steps, self.progress.mean_return, self._speed)
-                if self._has_reached_target() and self.progress.env_steps >= earliest:
+                shown.update(self.env_steps, self.result["episode_reward_mean"], self._speed)
+                if self._has_reached_target() and self.env_steps >= earliest:
                     return self._finish(TARGET)
                 if not wanted:
                     return self._finish(CALLBACK)
@@ -88,7 +91,6 @@ class TrainingRun:
         self.result = self.algorithm.train()
         row = progress_row(self.result)
         self.records.take_down(row)
-        self.progress = Progress.of(row)
         self._follow_speed(row["steps_per_s"])
         self.records.keep()
         answers = [follower(self.algorithm, self.result) for follower in self._followers]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,14 +17,13 @@ from tfpolicies.batch.layout import (
     Layout,
     as_columns,
     batch_major,
-    by_axis,
     checked_count,
     cut_sequences,
     map_columns,
     row_positions,
     slice_sequences,
 )
-from tfpolicies.batch.leaves import is_number, iterate_leaves, map_leaves
+from tfpolicies.batch.leaves import iterate_leaves
 from tfpolicies.errors import BatchError, BatchUsageError, MissingColumnError, near_matches
 
 if TYPE_CHECKING:
@@ -118,8 +118,8 @@ class ColumnBatch(dict):
     def max_seq_len(self) -> int | None:
         """The length that sequences are padded to, or the longest one's; None without any."""
         lengths = super().get(SEQ_LENS)
-        if self.layout.max_seq_len is None and isinstance(lengths, np.ndarray):
-            return int(lengths.max())
+        if isinstance(lengths, np.ndarray):
+            return self.layout.width(lengths)
         return self.layout.max_seq_len
 
     # -- the dict --------------------------------------------------------------------------------
@@ -237,7 +237,7 @@ class ColumnBatch(dict):
         if self._slices_by_sequence:
             return self._sequences(rows)
         if SEQ_LENS not in self:
-            return self._derived(map_columns(lambda leaf: leaf[rows], lambda leaf: leaf, self))
+            return self._derived(map_columns(lambda leaf: leaf[rows], _same, self))
         start, stop, step = rows.indices(self.count)
         _require_step_1(step, rows)
         ends = np.cumsum(super().__getitem__(SEQ_LENS))
@@ -252,7 +252,7 @@ class ColumnBatch(dict):
                 f"A batch can only be sliced along its sequences if it has {SEQ_LENS!r}, but it "
                 f"has {list(self)}. Call `disable_slicing_by_batch_id()` first."
             )
-        leaf = next(iterate_leaves(next(iter(self.values()), ())), None)
+        leaf = next(iterate_leaves(self), None)
         width = len(lengths) if lengths is not None else (0 if leaf is None else leaf.shape[1])
         first, last, step = chosen.indices(width)
         _require_step_1(step, chosen)
@@ -320,14 +320,9 @@ class ColumnBatch(dict):
         else:
             positions = row_positions(lengths, self.layout)
             owners = np.repeat(np.arange(len(lengths)), lengths)
-        sources = [source for source in by_axis(columns) if source[0] != SEQ_LENS]
         fixed = {} if lengths is None else {SEQ_LENS: 1}
         for position, owner in zip(positions, owners, strict=True):
-            row = {
-                name: map_leaves(_entry(owner if per_sequence else position), column)
-                for name, column, per_sequence in sources
-            }
-            yield row | fixed
+            yield map_columns(itemgetter(position), itemgetter(owner), columns) | fixed
 
     def columns(self, keys: Iterable[str]) -> list[Any]:
         """Returns the columns of these names, in this order."""
@@ -359,7 +354,7 @@ class ColumnBatch(dict):
 
     def size_bytes(self) -> int:
         """Returns the memory of all columns in bytes; of a list, that of the list itself."""
-        leaves = (leaf for column in self.values() for leaf in iterate_leaves(column))
+        leaves = iterate_leaves(self)
         return sum(int(getattr(leaf, "nbytes", None) or sys.getsizeof(leaf)) for leaf in leaves)
 
     def _state(self) -> dict[str, Any]:
@@ -412,11 +407,6 @@ def _require_step_1(step: int, chosen: slice) -> None:
         raise BatchUsageError(
             f"A batch with sequences is sliced with step 1, but got {chosen}. Leave the step out."
         )
-
-
-def _entry(index: Any) -> Callable[[Any], Any]:
-    """Returns what gives one entry of a leaf."""
-    return lambda leaf: leaf if is_number(leaf) else leaf[index]
 
 
 def _same(leaf: Any) -> Any:

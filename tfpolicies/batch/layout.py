@@ -11,8 +11,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfpolicies.batch.leaves import as_leaf, count_rows, is_number, iterate_leaves, map_leaves
-from tfpolicies.batch.leaves import padded_positions as _padded_positions
+from tfpolicies.batch.leaves import (
+    as_leaf,
+    count_rows,
+    is_number,
+    iterate_leaves,
+    map_leaves,
+    padded_positions,
+)
 from tfpolicies.errors import BatchError, BatchUsageError, MissingColumnError
 
 SEQ_LENS = "seq_lens"
@@ -35,6 +41,10 @@ class Layout(NamedTuple):
     def is_rectangular(self) -> bool:
         """Whether every sequence takes the same room."""
         return self.time_major or self.zero_padded
+
+    def width(self, lengths: np.ndarray) -> int:
+        """Returns how many rows each sequence takes where they are padded."""
+        return int(lengths.max()) if self.max_seq_len is None else self.max_seq_len
 
     def as_keywords(self) -> dict[str, Any]:
         """Returns the private keywords that give a new batch this layout."""
@@ -144,8 +154,7 @@ def _counting_order(name: str) -> int:
 def _stored_rows(lengths: np.ndarray, layout: Layout) -> int:
     if not layout.is_rectangular:
         return int(lengths.sum())
-    longest = int(lengths.max())
-    width = longest if layout.max_seq_len is None else layout.max_seq_len
+    longest, width = int(lengths.max()), layout.width(lengths)
     if longest > width:
         raise BatchError(
             f"No sequence may be longer than `max_seq_len`, but {SEQ_LENS!r} has {longest} and "
@@ -205,8 +214,7 @@ def row_positions(lengths: np.ndarray, layout: Layout) -> np.ndarray:
     """Returns the positions of the rows that are not padding, in a batch-major batch."""
     if not layout.is_rectangular:
         return np.arange(lengths.sum())
-    longest = int(lengths.max()) if layout.max_seq_len is None else layout.max_seq_len
-    return _padded_positions(lengths, longest)
+    return padded_positions(lengths, layout.width(lengths))
 
 
 def batch_major(leaf: Any) -> Any:
@@ -223,7 +231,7 @@ def slice_sequences(
         return map_columns(lambda leaf: leaf[:, first:last], lambda leaf: leaf[first:last], columns)
     lengths = columns[SEQ_LENS]
     if layout.zero_padded:
-        width = lengths.max() if layout.max_seq_len is None else layout.max_seq_len
+        width = layout.width(lengths)
         start, stop = first * width, last * width
     else:
         start, stop = int(lengths[:first].sum()), int(lengths[:last].sum())

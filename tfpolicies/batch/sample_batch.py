@@ -211,7 +211,7 @@ class SampleBatch(ColumnBatch):
         """
         self._require_free_rows("taken one by one")
         chosen = np.asarray(indices, dtype=np.int64)
-        return self._derived(self._map(lambda leaf: take_rows(leaf, chosen)))
+        return self._derived(map_leaves(lambda leaf: take_rows(leaf, chosen), self))
 
     def shuffle(self, rng: np.random.Generator | None = None) -> Self:
         """Puts the rows in random order, in place, and returns the batch.
@@ -224,11 +224,8 @@ class SampleBatch(ColumnBatch):
         """
         self._require_free_rows("shuffled")
         order = (rng or np.random.default_rng()).permutation(self.count)
-        self._store_columns(self._map(lambda leaf: take_rows(leaf, order)), self.layout)
+        self._store_columns(map_leaves(lambda leaf: take_rows(leaf, order), self), self.layout)
         return self
-
-    def _map(self, function: Any) -> dict[str, Any]:
-        return {name: map_leaves(function, column) for name, column in self.items()}
 
     def _require_free_rows(self, action: str) -> None:
         if self.SEQ_LENS in self or self.time_major:

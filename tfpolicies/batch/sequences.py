@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tfpolicies.batch.layout import SEQ_LENS, STATE_IN, Layout
+from tfpolicies.batch.layout import INFOS, SEQ_LENS, STATE_IN, Layout
 from tfpolicies.batch.leaves import (
     as_leaf,
     count_rows,
@@ -21,7 +21,11 @@ from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.batch.view_requirement import ViewRequirement
 from tfpolicies.errors import BatchError
 
-_ID_KEYS = (SampleBatch.EPS_ID, SampleBatch.UNROLL_ID, SampleBatch.AGENT_INDEX)
+_IDS = {
+    "episode_ids": SampleBatch.EPS_ID,
+    "unroll_ids": SampleBatch.UNROLL_ID,
+    "agent_indices": SampleBatch.AGENT_INDEX,
+}
 
 
 def chop_into_sequences(
@@ -58,7 +62,7 @@ def chop_into_sequences(
         rng: the source of randomness for `shuffle`; a fresh one if None.
 
     Returns:
-        The features, each [num_seqs * padded length, ...] (padding is zero, or None in lists and
+        The features, each [num_seqs * padded length, ...] (padding is zero, or None in
         columns of objects or text); the states [num_seqs, ...] at the beginnings of the
         sequences; the lengths, int32 [num_seqs].
 
@@ -71,48 +75,28 @@ def chop_into_sequences(
     >>> features[0], states[0], lengths
     (array([4, 4, 8, 8, 8, 0]), array([4, 8, 8]), array([2, 2, 1], dtype=int32))
     """
-    return _chop(
-        [map_leaves(as_leaf, column) for column in feature_columns],
-        [map_leaves(as_leaf, column) for column in state_columns],
-        [np.asarray(ids) for ids in (episode_ids, unroll_ids, agent_indices) if ids is not None],
-        None if seq_lens is None else np.asarray(seq_lens),
-        max_seq_len=max_seq_len,
-        dynamic_max=dynamic_max,
-        states_are_reduced=states_already_reduced_to_init,
-        order_rng=(rng or np.random.default_rng()) if shuffle else None,
-    )
-
-
-def _chop(
-    features: list[Any],
-    states: list[Any],
-    ids: list[np.ndarray],
-    seq_lens: np.ndarray | None,
-    *,
-    max_seq_len: int,
-    dynamic_max: bool,
-    states_are_reduced: bool,
-    order_rng: np.random.Generator | None,
-) -> tuple[list[Any], list[Any], np.ndarray]:
-    """Does the work of `chop_into_sequences` on columns whose leaves are arrays or lists."""
     if max_seq_len < 1:
         raise BatchError(f"`max_seq_len` must be at least 1, but got {max_seq_len}.")
-    of_rows = [*features, *([] if states_are_reduced else states)]
-    lengths = seq_lens
-    if lengths is None:
-        rows = _common_rows([*of_rows, *ids])
-        lengths = sequence_lengths(ids, rows, max_seq_len)
+    features = [map_leaves(as_leaf, column) for column in feature_columns]
+    states = [map_leaves(as_leaf, column) for column in state_columns]
+    of_rows = [*features, *([] if states_already_reduced_to_init else states)]
+    if seq_lens is None:
+        given = (episode_ids, unroll_ids, agent_indices)
+        ids = [np.asarray(column) for column in given if column is not None]
+        lengths = sequence_lengths(ids, _common_rows([*of_rows, *ids]), max_seq_len)
+    else:
+        lengths = np.asarray(seq_lens)
     _require_lengths(lengths, _common_rows(of_rows), max_seq_len)
     starts = np.cumsum(lengths, dtype=np.int64) - lengths
-    if not states_are_reduced:
+    if not states_already_reduced_to_init:
         states = _take(states, starts)
     elif states and _common_rows(states) != len(lengths):
         raise BatchError(
             f"Reduced states must have one row per sequence, so {len(lengths)}, but they have "
             f"{_common_rows(states)}. Pass states_already_reduced_to_init=False for one per row."
         )
-    if order_rng is not None:
-        order = order_rng.permutation(len(lengths))
+    if shuffle:
+        order = (rng or np.random.default_rng()).permutation(len(lengths))
         ranges = [np.arange(starts[i], starts[i] + lengths[i]) for i in order]
         features = _take(features, np.concatenate([np.empty(0, np.int64), *ranges]))
         states, lengths = _take(states, order), lengths[order]
@@ -207,18 +191,21 @@ def pad_batch_to_sequences_of_same_size(
     wanted = batch if feature_keys is None else feature_keys
     keys = [key for key in wanted if key != SEQ_LENS and key not in state_keys]
     states = [dict.get(batch, key) for key in state_keys]
-    ids = [np.asarray(dict.get(batch, key)) for key in _ID_KEYS if key in batch]
-    features, states, lengths = _chop(
-        [dict.get(batch, key) if key in batch else batch[key] for key in keys],
-        states,
-        ids,
-        lengths,
+    reduced = lengths is not None and _common_rows(states) == len(lengths)
+    features, states, lengths = chop_into_sequences(
+        feature_columns=[dict.get(batch, k) if k in batch else batch[k] for k in keys],
+        state_columns=states,
         max_seq_len=max_seq_len if has_states else batch_divisibility_req,
+        **{name: dict.get(batch, key) for name, key in _IDS.items()},
         dynamic_max=has_states and not _sees_window(view_requirements),
-        states_are_reduced=lengths is not None and _common_rows(states) == len(lengths),
-        order_rng=(rng or np.random.default_rng()) if shuffle else None,
+        shuffle=shuffle,
+        seq_lens=lengths,
+        states_already_reduced_to_init=reduced,
+        rng=rng,
     )
     columns = dict(zip([*keys, *state_keys], [*features, *states], strict=True))
+    if INFOS in columns and isinstance(dict.get(batch, INFOS), list):
+        columns[INFOS] = columns[INFOS].tolist()
     width = next((count_rows(leaf) or 0 for leaf in iterate_leaves(tuple(features))), 0)
     batch._store_columns(
         {**columns, SEQ_LENS: lengths},

@@ -14,6 +14,8 @@ from tfpolicies.errors import UsageError, near_matches
 
 RUNS = "runs"  # the folder of all runs, unless another one is named
 
+_DEBUG: Any = {"action": "store_true", "help": "show the traceback of an error"}
+
 _EXAMPLES = """\
 examples:
   tfpolicies train CartPole-v1 --until 475 --export --play 100
@@ -72,7 +74,7 @@ def _parsers() -> tuple[_Parser, dict[str, _Parser]]:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"tfpolicies {__version__}")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.add_argument("--debug", **_DEBUG)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
     made = {}
     for name, summary, add_arguments in (
@@ -88,12 +90,7 @@ def _parsers() -> tuple[_Parser, dict[str, _Parser]]:
             argument_default=argparse.SUPPRESS if name == "train" else None,
             allow_abbrev=False,
         )
-        made[name].add_argument(
-            "--debug",
-            action="store_true",
-            default=argparse.SUPPRESS,
-            help="show the traceback of an error",
-        )
+        made[name].add_argument("--debug", default=argparse.SUPPRESS, **_DEBUG)
         add_arguments(made[name])
     return parser, made
 

@@ -10,7 +10,7 @@ from tfpolicies.cli.ends import DONE
 from tfpolicies.cli.serving import find_export, loaded, play_in_own_process
 from tfpolicies.cli.sources import export_policy, find_checkpoint, load_policy, print_files, shown
 from tfpolicies.cli.training import train
-from tfpolicies.config.stored_environments import environment_of_file
+from tfpolicies.config.stored_settings import environment_of_file
 from tfpolicies.envs.making import EnvContext, check_source, make_environments
 from tfpolicies.errors import ConfigError
 from tfpolicies.reporting.console import CommandConsole, summary_table
@@ -38,6 +38,7 @@ def evaluate(args: argparse.Namespace) -> int:
     from tfpolicies.rollout.evaluation import play_episodes
     from tfpolicies.rollout.fitting_spaces import require_trained_spaces
     from tfpolicies.rollout.metrics import summarize_episodes
+    from tfpolicies.rollout.sampler import Goal
 
     own = args.env in (None, policy.config["env"])
     context = EnvContext(policy.config["env_config"] if own else {})
@@ -51,7 +52,8 @@ def evaluate(args: argparse.Namespace) -> int:
             allow_other=args.allow_other_spaces,
         )
         seeds = [args.seed + i for i in range(envs.num_envs)]
-        played = play_episodes(policy, envs, seeds=seeds, episodes=args.episodes)
+        goal = Goal(args.episodes, by_episodes=True)
+        played = play_episodes(policy, envs, goal, seeds=seeds)
     finally:
         envs.close()
     summary = summarize_episodes(played)

@@ -41,11 +41,11 @@ from tfpolicies.cli.sources import (
     shown,
 )
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
-from tfpolicies.config.stored_environments import environment_of_file
-from tfpolicies.config.stored_settings import ALGORITHM_SETTINGS
+from tfpolicies.config.stored_settings import ALGORITHM_SETTINGS, environment_of_file
 from tfpolicies.envs.making import check_source
 from tfpolicies.errors import CheckpointError, UsageError
 from tfpolicies.reporting.console import CommandConsole, counted, summary_table
+from tfpolicies.reporting.progress_csv import read_progress
 from tfpolicies.reporting.run_folder import RunFolder, find_runs
 from tfpolicies.storage.json_values import Missing, find_missing
 from tfpolicies.storage.places import admitted
@@ -355,12 +355,13 @@ def _mean_return_told(mean: float) -> str:
 
 
 def _print_summary(job: Job, reason: str, shipped: Shipped) -> None:
-    run, progress, settings = job.run, job.training.progress, job.settings
+    run, settings = job.run, job.settings
+    last = read_progress(run.progress_csv)[-1]
     figures: dict[str, Any] = {
-        "steps": progress.env_steps,
-        "seconds": round(progress.time_s, 1),
-        "steps/s": round(progress.steps_per_s),
-        "mean return": _mean_return_told(progress.mean_return),
+        "steps": last["env_steps"],
+        "seconds": round(last["time_s"], 1),
+        "steps/s": round(last["env_steps"] / last["time_s"]),
+        "mean return": _mean_return_told(last["episode_reward_mean"]),
     }
     files = {
         **shipped.files,

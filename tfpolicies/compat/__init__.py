@@ -13,7 +13,10 @@ from tfpolicies.algorithms.registry import registered_names
 from tfpolicies.lazy import lazily
 
 _NAMES = {
-    "tfpolicies.compat.agents": " ".join(f"{name}Trainer" for name in registered_names()),
+    "tfpolicies.compat.agents": (
+        "build_trainer get_algorithm_class get_trainable_cls get_trainer_class "
+        + " ".join(f"{name}Trainer" for name in registered_names())
+    ),
     "tfpolicies.compat.annotations": (
         "AlgorithmConfigDict Deprecated EnvActionType EnvObsType EnvType ModelConfigDict "
         "ModelWeights MultiAgentDict PartialAlgorithmConfigDict ResultDict TensorStructType "
@@ -29,9 +32,6 @@ _NAMES = {
         "multi_gpu_train_one_step NUM_AGENT_STEPS_SAMPLED NUM_AGENT_STEPS_TRAINED "
         "NUM_ENV_STEPS_SAMPLED NUM_ENV_STEPS_TRAINED NUM_TARGET_UPDATES "
         "synchronous_parallel_sample train_one_step"
-    ),
-    "tfpolicies.compat.finding": (
-        "build_trainer get_algorithm_class get_trainable_cls get_trainer_class"
     ),
     "tfpolicies.compat.metrics": "collect_episodes collect_metrics pretty_print summarize_episodes",
     "tfpolicies.compat.mixins": (

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 from gymnasium import spaces
 
+from tfpolicies.compat.preprocessors import flat_space
 from tfpolicies.compat.tf_model import InputDict, TFModelV2, parts_of
 from tfpolicies.errors import ModelError
 from tfpolicies.models.calling import call_with_zeros, zeros
@@ -22,7 +23,7 @@ from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.network import ports_of
 from tfpolicies.models.ports import ACTIONS, OBS, SEQ_LENS, InputPorts, View
 from tfpolicies.models.preprocessing import encoded_shape, is_image
-from tfpolicies.models.spaces import Leaf, leaves, nest
+from tfpolicies.models.spaces import Leaf, nest
 from tfpolicies.models.views import views_of
 
 _CHECKED: weakref.WeakSet[type] = weakref.WeakSet()
@@ -252,8 +253,7 @@ def preprocessed_space(space: gym.Space) -> gym.Space:
     """
     if isinstance(space, spaces.Box):
         return space
-    width = sum(int(np.prod(encoded_shape(leaf))) for leaf in leaves(space))
-    told: Any = spaces.Box(-np.inf, np.inf, (width,), np.float32)
+    told: Any = flat_space(space)
     told.original_space = space
     return told
 

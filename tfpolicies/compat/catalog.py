@@ -109,7 +109,7 @@ class ModelCatalog:
                 f"{num_outputs!r}. For a model of another width make a FullyConnectedNetwork."
             )
         space = getattr(obs_space, "original_space", obs_space)
-        return model_source(space, dist_class, settings, with_value=True).make(0)
+        return model_source(space, dist_class, settings, with_value=True).make()
 
     @staticmethod
     def get_preprocessor_for_space(observation_space: gym.Space, options: Any = None) -> Any:

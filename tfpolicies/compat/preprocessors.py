@@ -24,6 +24,7 @@ class Preprocessor:
         options: accepted for ported code.
 
     Attributes:
+        observation_space: of what `transform` returns.
         shape: `(F,)`, of an encoded observation.
         size: F.
 
@@ -34,13 +35,9 @@ class Preprocessor:
     def __init__(self, obs_space: gym.Space, options: Any = None) -> None:
         del options
         self._leaves = leaves(obs_space)
-        self.size = sum(math.prod(encoded_shape(leaf)) for leaf in self._leaves)
-        self.shape = (self.size,)
-
-    @property
-    def observation_space(self) -> gym.Space:
-        """The space of what `transform` returns."""
-        return gym.spaces.Box(-np.inf, np.inf, self.shape, np.float32)
+        self.observation_space = flat_space(obs_space)
+        self.shape = self.observation_space.shape
+        self.size = self.shape[0]
 
     def transform(self, observation: Any) -> np.ndarray:
         """Returns one observation as float32 `[F]`.
@@ -60,6 +57,12 @@ class Preprocessor:
         pairs = zip(self._leaves, rows, strict=True)
         parts = [np.asarray(encode(leaf, x)).reshape(len(x), -1) for leaf, x in pairs]
         return np.concatenate(parts, axis=1)
+
+
+def flat_space(space: gym.Space) -> gym.spaces.Box:
+    """Returns the space of observations that are encoded as rows of numbers."""
+    width = sum(math.prod(encoded_shape(leaf)) for leaf in leaves(space))
+    return gym.spaces.Box(-np.inf, np.inf, (width,), np.float32)
 
 
 def get_preprocessor(space: gym.Space) -> type[Preprocessor]:

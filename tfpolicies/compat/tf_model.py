@@ -12,12 +12,11 @@ import gymnasium as gym
 import keras
 import numpy as np
 import tensorflow as tf
-from gymnasium import spaces
 
 from tfpolicies.batch.view_requirement import ViewRequirement
+from tfpolicies.compat.preprocessors import flat_space
 from tfpolicies.errors import ModelError, NotOfferedError
 from tfpolicies.models.catalog import build_model
-from tfpolicies.models.preprocessing import encoded_shape
 from tfpolicies.models.settings import model_settings
 from tfpolicies.models.spaces import leaves
 
@@ -178,13 +177,11 @@ class TFModelV2:
 
     def variables(self, as_dict: bool = False) -> Any:
         """Returns the variables of all layers, as a list or by their paths."""
-        found = _by_path(self, "variables")
-        return found if as_dict else list(found.values())
+        return _variables(self, "variables", as_dict)
 
     def trainable_variables(self, as_dict: bool = False) -> Any:
         """Returns the variables that learn, as a list or by their paths."""
-        found = _by_path(self, "trainable_variables")
-        return found if as_dict else list(found.values())
+        return _variables(self, "trainable_variables", as_dict)
 
 
 ModelV2 = TFModelV2
@@ -266,8 +263,7 @@ class FullyConnectedNetwork(_CatalogNetwork):
     """
 
     def _seen_space(self, obs_space: gym.Space) -> gym.Space:
-        width = sum(math.prod(encoded_shape(leaf)) for leaf in leaves(obs_space))
-        return spaces.Box(-np.inf, np.inf, (width,), np.float32)
+        return flat_space(obs_space)
 
     def _seen(self, input_dict: dict[str, Any]) -> tf.Tensor:
         return input_dict["obs_flat"]
@@ -368,9 +364,9 @@ def parts_of(value: Any) -> list[Any]:
     return found
 
 
-def _by_path(model: TFModelV2, kind: str) -> dict[str, Any]:
-    found = [v for part in parts_of(model) for v in getattr(part, kind, [])]
-    return {variable.path: variable for variable in found}
+def _variables(model: TFModelV2, kind: str, as_dict: bool) -> Any:
+    found = {v.path: v for part in parts_of(model) for v in getattr(part, kind, [])}
+    return found if as_dict else list(found.values())
 
 
 _ABSENT: dict[str, Any] = {

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfpolicies.algorithms.algorithm import Algorithm
+from tfpolicies.compat.agents import get_trainable_cls
 from tfpolicies.compat.envs import register_env as register_env
-from tfpolicies.compat.finding import get_trainable_cls
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.search_spaces import has_search_space
 from tfpolicies.distributed.tune import default_config, ray_tune, tune_trainable

@@ -110,14 +110,12 @@ def _policy_spec(policy_id: str, given: Any) -> PolicySpec:
 
 def _with_connector_states(here: str, config: Any) -> Any:
     """Returns a policy's overrides with connectors as the JSON that checkpoints hold."""
-    listed = {name: config[name] for name in CONNECTORS if name in (config or ())}
-    if not listed:
-        return config
     states = {
-        name: connector_states(f"{here}.config[{name!r}]", CONNECTORS[name], given)
-        for name, given in listed.items()
+        name: connector_states(f"{here}.config[{name!r}]", kind, config[name])
+        for name, kind in CONNECTORS.items()
+        if name in (config or ())
     }
-    return {**config, **states}
+    return {**config, **states} if states else config
 
 
 def require_mapping_fn(policy_mapping_fn: Any) -> None:

@@ -148,9 +148,9 @@ class FlattenObservations(ObservationConnector):
     """
 
     def _seen_space(self, space: spaces.Space) -> spaces.Space:
-        bounds = [_flat_bounds(leaf) for leaf in leaves(space)]
-        low, high = (np.concatenate(side) for side in zip(*bounds, strict=True))
-        return spaces.Box(low, high, dtype=np.float32)
+        leaves(space)  # which refuses spaces without arrays of fixed shapes
+        flat: Any = spaces.flatten_space(space)
+        return spaces.Box(flat.low.astype(np.float32), flat.high.astype(np.float32))
 
     def _seen(self, space: spaces.Space, arrays: list[np.ndarray], step: AgentStep) -> Any:
         parts = [_flat(leaf, array) for leaf, array in zip(leaves(space), arrays, strict=True)]
@@ -165,14 +165,6 @@ def _one_hot_sizes(leaf: Leaf) -> np.ndarray | None:
     if isinstance(space, spaces.MultiDiscrete):
         return np.stack([space.nvec.ravel(), space.start.ravel()]).astype(np.int64)
     return None
-
-
-def _flat_bounds(leaf: Leaf) -> tuple[np.ndarray, np.ndarray]:
-    sizes = _one_hot_sizes(leaf)
-    if sizes is None and isinstance(leaf.space, spaces.Box):
-        return leaf.space.low.ravel().astype("f4"), leaf.space.high.ravel().astype("f4")
-    width = math.prod(leaf.shape) if sizes is None else int(sizes[0].sum())
-    return np.zeros(width, np.float32), np.ones(width, np.float32)
 
 
 def _flat(leaf: Leaf, batch: np.ndarray) -> np.ndarray:

@@ -56,6 +56,7 @@ class ConnectorPipeline(Connector):
     """
 
     kind: ClassVar[type[Connector]]
+    _told: ClassVar[set[str]] = {"connectors"}  # the keys that parameters may have
 
     def __init__(self, connectors: Iterable[Connector] = ()) -> None:
         self._connectors: tuple[Connector, ...] = ()
@@ -165,7 +166,12 @@ class ConnectorPipeline(Connector):
 
     @classmethod
     def from_params(cls: type[_Pipeline], params: Any) -> _Pipeline:
-        fits = isinstance(params, Mapping) and set(params) == {"connectors"}
+        """Returns what `params` was called on, connected if its space is told.
+
+        Raises:
+            ConfigError: if the parameters are malformed, or the connectors do not fit the space.
+        """
+        fits = isinstance(params, Mapping) and {"connectors"} <= set(params) <= cls._told
         states = params["connectors"] if fits else None
         if not isinstance(states, list) or not all(map(_is_state, states)):
             raise ConfigError(
@@ -173,9 +179,12 @@ class ConnectorPipeline(Connector):
                 f"but got {params!r}. Restore what `to_state` returned."
             )
         try:
-            return cls([restore(name, state, cls.kind) for name, state in states])
-        except UsageError as error:
+            made = cls([restore(name, state, cls.kind) for name, state in states])
+            if "space" in params:
+                made.connect(decode_space(params["space"]))
+        except (UsageError, SpaceError, CheckpointError) as error:
             raise ConfigError(f"The state of {cls.__name__} cannot be used: {error}") from error
+        return made
 
     def __repr__(self) -> str:
         return f"{self.name}({list(self._connectors)})"
@@ -214,6 +223,7 @@ class AgentConnectorPipeline(ConnectorPipeline):
     """What is done to observations and rewards before a policy sees them."""
 
     kind = AgentConnector
+    _told: ClassVar = {"connectors", "space"}
 
     def observation_space(self, space: spaces.Space) -> spaces.Space:
         """Returns the space of the observations that the policy sees."""
@@ -230,23 +240,6 @@ class AgentConnectorPipeline(ConnectorPipeline):
             with contextlib.suppress(UnsupportedSpaceError):
                 found["space"] = encode_space(self._space)
         return found
-
-    @classmethod
-    def from_params(cls: type[_Pipeline], params: Any) -> _Pipeline:
-        """Returns what `params` was called on, connected if the space is told.
-
-        Raises:
-            ConfigError: if the parameters are malformed, or the connectors do not fit the space.
-        """
-        if not isinstance(params, Mapping) or "space" not in params:
-            return super().from_params(params)
-        rest = {name: value for name, value in params.items() if name != "space"}
-        made = super().from_params(rest)
-        try:
-            made.connect(decode_space(params["space"]))
-        except (SpaceError, CheckpointError) as error:
-            raise ConfigError(f"The state of {cls.__name__} cannot be used: {error}") from error
-        return made
 
     def seen(self, observation: Any) -> Any:
         """Returns what a policy sees of one observation, without a batch axis both.

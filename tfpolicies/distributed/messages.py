@@ -129,11 +129,7 @@ def take_filters(worker: RolloutWorker, filters: Changes) -> None:
 
 
 def play_share(
-    worker: RolloutWorker,
-    shares: Mapping[int, int],
-    *,
-    by_episodes: bool,
-    seconds: float | None = None,
+    worker: RolloutWorker, shares: Mapping[int, int], by_episodes: bool, seconds: float | None
 ) -> Played:
     """Plays a worker's share of episodes or steps, by worker index, or what is in time."""
     amount = shares.get(worker.worker_index, 0)
@@ -227,7 +223,7 @@ def acting_state(policy: Any) -> dict[str, Any]:
 
 
 def add_policy(
-    worker: RolloutWorker, policy_id: str, state: Mapping[str, Any], roster: Roster, *, made: bool
+    worker: RolloutWorker, policy_id: str, state: Mapping[str, Any], roster: Roster, made: bool
 ) -> None:
     """Adds the policy that a state is of.
 

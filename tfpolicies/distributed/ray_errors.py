@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import ray
@@ -11,13 +12,14 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from tfpolicies.errors import ConfigError, WorkerError
 
 
-def require_sendable(**values: Any) -> None:
-    """Checks that values can be sent to workers, so that nothing is changed before it is sure.
+def require_sendable(arguments: Mapping[str, Any]) -> None:
+    """Checks that functions can be sent to workers, so that nothing is changed before it is sure.
 
     Raises:
         ConfigError: for one that cannot be pickled.
     """
-    for name, value in values.items():
+    functions = {name: value for name, value in arguments.items() if callable(value)}
+    for name, value in functions.items():
         try:
             cloudpickle.dumps(value)
         except Exception as error:

@@ -17,9 +17,11 @@ from ray.exceptions import RayTaskError
 
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.distributed.hosted_worker import HostedWorker
+from tfpolicies.distributed.messages import Alignment, align
 from tfpolicies.distributed.names import pack_names, take_names
 from tfpolicies.distributed.ray_cluster import amounts, cluster
-from tfpolicies.distributed.ray_errors import cause, fetched, reason
+from tfpolicies.distributed.ray_errors import cause, fetched, reason, require_sendable
+from tfpolicies.distributed.tune import needs_of_worker
 from tfpolicies.errors import WorkerError
 
 logger = logging.getLogger("tfpolicies")
@@ -57,6 +59,14 @@ class _Remote:
     notices: list[Any] = field(default_factory=list)
     samples: list[Any] = field(default_factory=list)
 
+    def let_go(self) -> None:
+        """Ends its process, if it has one, and forgets what was asked of it."""
+        actor, self.actor = self.actor, None
+        self.building, self.healthy, self.probe = None, False, None
+        self.notices, self.samples = [], []
+        if actor is not None:
+            ray.kill(actor)
+
 
 class _Answer(NamedTuple):
     """What a worker answered to a call, or why it did not."""
@@ -75,8 +85,7 @@ class RayWorkers:
         arguments: returns the keyword arguments of the `RolloutWorker` of an index; the second
             argument says whether it replaces one that died.
         config: says what they need, and what happens when they fail.
-        welcome: returns what is called in a worker that was made anew before it samples:
-            `func(worker, argument, restarts)`.
+        alignment: returns what a worker that was made anew is aligned by before it samples.
 
     Attributes:
         num_restarts: how often one was made anew.
@@ -87,11 +96,11 @@ class RayWorkers:
         count: int,
         arguments: Callable[[int, bool], Mapping[str, Any]],
         config: AlgorithmConfig,
-        welcome: Callable[[], tuple[Callable[..., Any], Any]],
+        alignment: Callable[[], Alignment],
     ) -> None:
         self._arguments = arguments
         self._config = config
-        self._welcome = welcome
+        self._alignment = alignment
         self.num_restarts = 0
         self._recreated: list[int] = []
         self._failed_rounds = 0
@@ -106,6 +115,8 @@ class RayWorkers:
         except BaseException:
             self.stop()
             raise
+
+    require_sendable = staticmethod(require_sendable)
 
     def share_names(self) -> None:
         """Tells the workers the names that this process gave to models and others meanwhile."""
@@ -135,13 +146,7 @@ class RayWorkers:
         arguments = cloudpickle.dumps(dict(self._arguments(remote.index, recreated)))
         remote.building = remote.actor.build.remote(arguments, self._names)
         remote.since = time.monotonic()
-        remote.probe, remote.notices, remote.samples, remote.warned = None, [], [], False
-
-    def _needs(self) -> dict[str, float]:
-        """Returns what Ray keeps for one worker."""
-        config = self._config
-        needs = {"CPU": config.num_cpus_per_worker, "GPU": config.num_gpus_per_worker}
-        return {**needs, **config.custom_resources_per_worker}
+        remote.warned = False
 
     def _await_first(self) -> dict[int, Any]:
         """Waits until all workers are there; returns what `build` returned, by index."""
@@ -289,7 +294,7 @@ class RayWorkers:
                     "has %s in all, of which %s are free.",
                     remote.index,
                     _PATIENCE,
-                    self._needs(),
+                    needs_of_worker(self._config),
                     amounts(ray.cluster_resources()),
                     amounts(ray.available_resources()),
                 )
@@ -308,13 +313,16 @@ class RayWorkers:
 
     # -- sampling -----------------------------------------------------------------------------
 
-    def sample(self, func: Callable[..., Any], timeout: float | None = None) -> list[Any]:
-        """Returns one `func(worker)` of each worker that works, at least one.
+    def sample(
+        self, func: Callable[..., Any], *args: Any, timeout: float | None = None
+    ) -> list[Any]:
+        """Returns one `func(worker, *args)` of each worker that works, at least one.
 
         A worker that fails in it is reported, and made anew where the config says so.
 
         Args:
             func: called in the workers.
+            args: for `func`.
             timeout: seconds; what did not arrive by then is reported and left out.
 
         Raises:
@@ -323,7 +331,7 @@ class RayWorkers:
         """
         while True:
             self.look_after()
-            asked = self._asked(func, (), None)
+            asked = self._asked(func, args, None)
             for reference, remote in asked.items():
                 remote.samples.append(reference)
             found = {}
@@ -407,12 +415,8 @@ class RayWorkers:
         tells = not self._is_lenient() and not self._stopped
         if tells and remote.healthy and isinstance(error, RayTaskError):
             raise cause(error, remote.index) from error
-        remote.healthy, remote.building = False, None
+        remote.let_go()
         remote.since = time.monotonic()
-        remote.notices, remote.probe = [], None
-        if remote.actor is not None:
-            ray.kill(remote.actor)
-            remote.actor = None
         logger.warning("Remote worker %d failed: %s", remote.index, reason(error))
         if tells:
             raise cause(error, remote.index) from error
@@ -466,8 +470,8 @@ class RayWorkers:
             self._fail(remote, error)
             return
         remote.building = None
-        func, argument = self._welcome()
-        remote.notices.append(remote.actor.call.remote(func, argument, remote.restarts))
+        alignment = self._alignment()
+        remote.notices.append(remote.actor.call.remote(align, alignment, remote.restarts))
         remote.healthy = True
         self._recreated.append(remote.index)
         logger.warning("Remote worker %d works again, restart %d.", remote.index, remote.restarts)
@@ -486,7 +490,6 @@ class RayWorkers:
             cluster.leave()
 
     def _say_goodbye(self) -> None:
-        actors = [remote.actor for remote in self._remotes if remote.actor is not None]
         calm = [r.actor for r in self._remotes if r.healthy and not r.samples]
         if calm:
             ray.wait(
@@ -494,7 +497,5 @@ class RayWorkers:
                 num_returns=len(calm),
                 timeout=_GOODBYE,
             )
-        for actor in actors:
-            ray.kill(actor)
         for remote in self._remotes:
-            remote.actor, remote.healthy, remote.samples = None, False, []
+            remote.let_go()

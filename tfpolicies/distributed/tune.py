@@ -32,6 +32,12 @@ def default_config(algorithm: Any) -> AlgorithmConfig:
     return config.update_from_dict(dict(algorithm.get_default_config().items()))
 
 
+def needs_of_worker(config: AlgorithmConfig) -> dict[str, float]:
+    """Returns what Ray keeps for one remote worker."""
+    needs = {"CPU": config.num_cpus_per_worker, "GPU": config.num_gpus_per_worker}
+    return {**needs, **config.custom_resources_per_worker}
+
+
 def resource_request(config: AlgorithmConfig) -> Any:
     """Returns what a run needs, as a `PlacementGroupFactory`: the learner first, then each worker.
 
@@ -39,11 +45,10 @@ def resource_request(config: AlgorithmConfig) -> Any:
         ConfigError: if Ray Tune is not installed.
     """
     learner = {"CPU": config.num_cpus_for_local_worker, "GPU": config.num_gpus}
-    worker = {"CPU": config.num_cpus_per_worker, "GPU": config.num_gpus_per_worker}
-    worker.update(config.custom_resources_per_worker)
     count = config.num_rollout_workers + config.evaluation_num_workers
     bundles = [
-        {kind: x for kind, x in bundle.items() if x} for bundle in [learner, *[worker] * count]
+        {kind: x for kind, x in bundle.items() if x}
+        for bundle in [learner, *[needs_of_worker(config)] * count]
     ]
     return ray_tune().PlacementGroupFactory(bundles, strategy=config.placement_strategy)
 

@@ -18,7 +18,6 @@ from tfpolicies.config.policy_spec import PolicySpec
 from tfpolicies.distributed import messages
 from tfpolicies.distributed.messages import Changes, Description, Harvest, Roster
 from tfpolicies.envs.making import EnvContext
-from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
 from tfpolicies.errors import ConfigError, NotOfferedError
 from tfpolicies.policy.policy import Policy
 from tfpolicies.rollout.episode import RolloutMetrics
@@ -76,7 +75,6 @@ class WorkerSet:
         self._sent: dict[str, Any] = {}  # what stood for the state of a policy that was sent last
         self._followed: dict[str, Any] = {}  # the same of the leader's policies
         self._remotes: RayWorkers | None = None
-        self._description: Description | None = None
         count = config.num_rollout_workers if num_workers is None else num_workers
         arguments: dict[str, Any] = {
             "env_creator": env_creator,
@@ -86,13 +84,15 @@ class WorkerSet:
             "spaces": spaces,
             "default_policy_class": default_policy_class,
         }
+        described = None
         if count:
-            self._remotes = _remote_workers(count, arguments, config, self._welcome)
-            self._description = next(iter(self._remotes.descriptions.values()))
-            arguments["spaces"] = {**self._description.spaces, **(spaces or {})}
+            self._remotes = _remote_workers(count, arguments, config, self._alignment)
+            described = next(iter(self._remotes.descriptions.values()))
+            arguments["spaces"] = {**described.spaces, **(spaces or {})}
         arguments["config"] = _of_this_process(config)
         try:
             self._local = RolloutWorker(**arguments)
+            self._description: Description = described or messages.describe(self._local)
             self.align()
         except BaseException:
             if self._remotes is not None:
@@ -141,17 +141,11 @@ class WorkerSet:
 
     def num_envs(self) -> int:
         """Returns how many environments one worker steps."""
-        envs = self._local.environments
-        if envs is not None:
-            return envs.num_envs
-        found = self._description
-        return self.config.num_envs_per_worker if found is None else found.num_envs
+        return self._description.num_envs or self.config.num_envs_per_worker
 
     def has_several_agents(self) -> bool:
         """Whether the environments have several agents each."""
-        if self._description is not None:
-            return self._description.several_agents
-        return isinstance(self._local.environments, MultiAgentEnvironments)
+        return self._description.several_agents
 
     def rows_per_sample(self) -> int:
         """Returns the rows of one fragment of each environment of all workers that sample."""
@@ -317,27 +311,18 @@ class WorkerSet:
         before = messages.roster_of(self._local)
         added = self._local.add_policy(policy_id, policy_cls, policy, **kwargs)
         try:
-            message = functools.partial(
-                messages.add_policy,
-                policy_id=policy_id,
-                state=messages.acting_state(added),
-                roster=messages.roster_of(self._local),
-                made=policy is None,
-            )
-            self._remotes.call(message)
+            state, roster = messages.acting_state(added), messages.roster_of(self._local)
+            self._remotes.call(messages.add_policy, policy_id, state, roster, policy is None)
         except BaseException:
             messages.remove_policy(self._local, policy_id, before)
-            self._remotes.call(_removal(policy_id, before))
+            self._remotes.call(messages.remove_policy, policy_id, before)
             raise
         self._sent[policy_id] = added.holding.version
         return added
 
     def _require_sendable(self, arguments: Mapping[str, Any]) -> None:
-        if self._remotes is None:
-            return
-        from tfpolicies.distributed.ray_errors import require_sendable
-
-        require_sendable(**{name: x for name, x in arguments.items() if callable(x)})
+        if self._remotes is not None:
+            self._remotes.require_sendable(arguments)
 
     def _with_spaces(
         self, policy_id: str, policy_cls: type[Policy], kwargs: Mapping[str, Any]
@@ -349,8 +334,8 @@ class WorkerSet:
         if None not in given or not healthy or self._remotes is None:
             return dict(kwargs)
         spec = PolicySpec(policy_cls, given[0], given[1], kwargs.get("config"))
-        asked = functools.partial(messages.spaces_for, policy_id=policy_id, spec=spec)
-        spaces = next(iter(self._remotes.call(asked, indices=healthy[:1]).values()), given)
+        asked = self._remotes.call(messages.spaces_for, policy_id, spec, indices=healthy[:1])
+        spaces = next(iter(asked.values()), given)
         return {**kwargs, **dict(zip(names, spaces, strict=True))}
 
     def remove_policy(self, policy_id: str, **kwargs: Any) -> None:
@@ -364,7 +349,8 @@ class WorkerSet:
         self._sent.pop(policy_id, None)
         self._followed.pop(policy_id, None)
         if self._remotes is not None:
-            self._remotes.call(_removal(policy_id, messages.roster_of(self._local)))
+            roster = messages.roster_of(self._local)
+            self._remotes.call(messages.remove_policy, policy_id, roster)
 
     def set_roster(self, policy_mapping_fn: Callable[..., str], policies_to_train: Any) -> None:
         """Sets in all workers which policy acts for which agent, and which are trained.
@@ -482,10 +468,8 @@ class WorkerSet:
         each, rest = divmod(amount, len(healthy))
         shares = {index: each + (i < rest) for i, index in enumerate(healthy)}
         seconds = None if limit is None else _SHARE_OF_TIMEOUT * limit
-        job = functools.partial(
-            messages.play_share, shares=shares, by_episodes=by_episodes, seconds=seconds
-        )
-        found = self._remotes.sample(job, limit)
+        job = messages.play_share, shares, by_episodes, seconds
+        found = self._remotes.sample(*job, timeout=limit)
         return functools.reduce(Played.plus, found) if found else None
 
     def align(self, *, new_episodes: bool = False) -> None:
@@ -496,13 +480,12 @@ class WorkerSet:
         """
         if self._remotes is None:
             return
-        alignment = messages.alignment_of(self._local)
         self._sent = {pid: self._now(pid) for pid in self._local.policy_map}
         episodes = self._remotes.num_restarts if new_episodes else None
-        self._remotes.send(messages.align, alignment, episodes)
+        self._remotes.send(messages.align, self._alignment(), episodes)
 
-    def _welcome(self) -> tuple[Callable[..., Any], Any]:
-        return messages.align, messages.alignment_of(self._local)
+    def _alignment(self) -> messages.Alignment:
+        return messages.alignment_of(self._local)
 
     def __reduce__(self) -> NoReturn:
         refuse_pickling(self, "Pickle the algorithm, or its policies.")
@@ -515,7 +498,7 @@ class WorkerSet:
 
 
 def _remote_workers(
-    count: int, arguments: Mapping[str, Any], config: AlgorithmConfig, welcome: Any
+    count: int, arguments: Mapping[str, Any], config: AlgorithmConfig, alignment: Any
 ) -> RayWorkers:
     if importlib.util.find_spec("ray") is None:
         raise ConfigError(
@@ -530,11 +513,7 @@ def _remote_workers(
     def arguments_of(index: int, recreated: bool) -> dict[str, Any]:
         return {**arguments, "worker_index": index, "recreated_worker": recreated}
 
-    return RayWorkers(count, arguments_of, config, welcome)
-
-
-def _removal(policy_id: str, roster: Roster) -> Callable[[RolloutWorker], None]:
-    return functools.partial(messages.remove_policy, policy_id=policy_id, roster=roster)
+    return RayWorkers(count, arguments_of, config, alignment)
 
 
 def _of_this_process(config: AlgorithmConfig) -> AlgorithmConfig:

@@ -42,8 +42,13 @@ def check_env(env: Any, *, steps: int = 200, seed: int = 0) -> None:
             "check_env takes a gymnasium.Env, a MultiAgentEnv or an environment of PettingZoo, got "
             f"{type(env).__name__}. Give an instance, not a class or a name."
         )
-    check: Any = _MultiAgentCheck if isinstance(env, MultiAgentEnv) else _SingleAgentCheck
-    check(env, np.random.default_rng(seed)).play(steps, seed)
+    kind: Any = _MultiAgentCheck if isinstance(env, MultiAgentEnv) else _SingleAgentCheck
+    check = kind(env, np.random.default_rng(seed))
+    seen = check.reset(seed)
+    for _ in range(steps):
+        seen, over = check.step(seen)
+        if over:
+            seen = check.reset(None)
 
 
 class _SingleAgentCheck:
@@ -60,15 +65,8 @@ class _SingleAgentCheck:
             _require_space(getattr(env, name, None), f"`{name}` of {type(env).__name__}")
         env.action_space.seed(int(rng.integers(2**31)))
 
-    def play(self, steps: int, seed: int) -> None:
-        """Plays `steps` steps."""
-        obs = self._reset(seed)
-        for _ in range(steps):
-            obs, over = self._step(random_action(self.env.action_space, obs))
-            if over:
-                obs = self._reset(None)
-
-    def _reset(self, seed: int | None) -> Any:
+    def reset(self, seed: int | None) -> Any:
+        """Begins an episode; returns the first observation."""
         found = _called("reset", lambda: self.env.reset(seed=seed))
         if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[1], Mapping):
             raise EnvError(
@@ -78,7 +76,9 @@ class _SingleAgentCheck:
         _require_element(self.env.observation_space, found[0], "The observation of `reset`")
         return found[0]
 
-    def _step(self, action: Any) -> tuple[Any, bool]:
+    def step(self, obs: Any) -> tuple[Any, bool]:
+        """Plays a step; returns the next observation, and whether the episode is over."""
+        action = random_action(self.env.action_space, obs)
         found = _called("step", lambda: self.env.step(action), action)
         if not isinstance(found, tuple) or len(found) != 5:
             raise EnvError(
@@ -110,21 +110,9 @@ class _MultiAgentCheck:
         self._rng = rng
         self._seeded: set[Any] = set()
 
-    def play(self, steps: int, seed: int) -> None:
-        """Plays `steps` steps."""
-        waiting, idle = self._reset(seed), 0
-        for _ in range(steps):
-            waiting, over = self._step(waiting)
-            idle = 0 if waiting else idle + 1
-            if over:
-                waiting, idle = self._reset(None), 0
-            elif idle > 100:
-                raise EnvError(
-                    "Nobody had an observation for 100 steps, so nobody can act. Give an "
-                    "observation to the agents whose turn it is, or end the episode."
-                )
-
-    def _reset(self, seed: int | None) -> dict[Any, Any]:
+    def reset(self, seed: int | None) -> dict[Any, Any]:
+        """Begins an episode; returns the observations of those who act first."""
+        self._idle = 0  # steps in which nobody could act
         self._done: set[Any] = set()
         self._seen: set[Any] = set()
         obs, _ = _called("reset", lambda: self._envs.reset(0, seed))
@@ -160,7 +148,8 @@ class _MultiAgentCheck:
         spaces_of[1].seed(int(self._rng.integers(2**31)))
         self._seeded.add(agent)
 
-    def _step(self, waiting: dict[Any, Any]) -> tuple[dict[Any, Any], bool]:
+    def step(self, waiting: dict[Any, Any]) -> tuple[dict[Any, Any], bool]:
+        """Plays a step; returns the observations of those who act next, and whether it is over."""
         actions = {a: random_action(self.env.action_space_of(a), x) for a, x in waiting.items()}
         found = _called("step", lambda: self._envs.step(0, actions), actions)
         obs, rewards, terminateds, truncateds, _ = found
@@ -181,7 +170,14 @@ class _MultiAgentCheck:
                 "All agents are done, but '__all__' is False in `terminateds` and in `truncateds`. "
                 "Set it in the step in which the last agent is done."
             )
-        return {agent: x for agent, x in obs.items() if agent not in self._done}, over
+        waiting = {agent: x for agent, x in obs.items() if agent not in self._done}
+        self._idle = 0 if waiting else self._idle + 1
+        if self._idle > 100 and not over:
+            raise EnvError(
+                "Nobody had an observation for 100 steps, so nobody can act. Give an "
+                "observation to the agents whose turn it is, or end the episode."
+            )
+        return waiting, over
 
 
 def _called(method: str, call: Callable[[], Any], actions: Any = None) -> Any:

@@ -101,7 +101,8 @@ def make_any_environments(
     made: Environments | MultiAgentEnvironments | None
     named = ENVIRONMENTS.find(source)
     if is_instance(source):
-        made = _instance(source, num_envs, context)
+        require_alone(source, num_envs, context.num_workers, evaluates=False)
+        made = _stepped([_of_our_api(source)])
     elif named is None and isinstance(source, str) and not is_import_path(source):
         made = _by_name(source, num_envs, context, checked=checked)
     else:
@@ -301,14 +302,6 @@ def _resolved(source: Any) -> Callable[[EnvContext], Any]:
             f"or a function that makes environments, got {source!r}."
         )
     return functools.partial(called, source)
-
-
-def _instance(
-    env: Any, num_envs: int, context: EnvContext
-) -> Environments | MultiAgentEnvironments:
-    """Returns an environment that is given itself, behind one step."""
-    require_alone(env, num_envs, context.num_workers, evaluates=False)
-    return _stepped([_of_our_api(env)])
 
 
 def _by_creator(

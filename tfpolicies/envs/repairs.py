@@ -6,6 +6,7 @@ observation of its space, no reward, or not finite.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import logging
@@ -136,15 +137,9 @@ class Repairs:
 
     def watched(self, index: int, method: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Returns a method of an environment that the watchdog looks after."""
-        watchdog = self.watchdog
-        if watchdog is None:
+        if self.watchdog is None:
             return function
-        what = self.call(index, method)
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return watchdog.call(what, function, *args, **kwargs)
-
-        return call
+        return functools.partial(self.watchdog.call, self.call(index, method), function)
 
     def broke(self, index: int, call: str, error: BaseException) -> Exception:
         """Reports an environment that broke.
@@ -360,9 +355,9 @@ def check_observation(space: gym.Space, obs: Any, what: str) -> None:
                     "`observation_space.contains` accepts."
                 ) from error
             check_observation(sub, part, f"part {key!r} of the {what}")
-    elif np.shape(obs) != (space.shape or ()):
+    elif _shape(obs) != (space.shape or ()):
         raise EnvError(
-            f"The {what} has the shape {np.shape(obs)}, but its space is {space} with the shape "
+            f"The {what} has the shape {_shape(obs)}, but its space is {space} with the shape "
             f"{space.shape or ()}: {obs!r:.200}. Return what `observation_space.contains` accepts."
         )
     elif np.asarray(obs).dtype.kind in NO_NUMBERS:
@@ -372,6 +367,13 @@ def check_observation(space: gym.Space, obs: Any, what: str) -> None:
         )
     elif not sound_check(space)(np.asarray(obs)):
         raise EnvError(f"The {what} {unsound(space)}: {obs!r:.500}.")
+
+
+def _shape(value: Any) -> Any:
+    try:
+        return np.shape(value)
+    except ValueError:  # of lists of several lengths
+        return "(ragged)"
 
 
 def require_space(owner: Any, name: str) -> gym.Space:

@@ -24,7 +24,7 @@ import re
 import stat
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -296,15 +296,11 @@ def _gumbel(rng: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
     return -np.log(np.maximum(rng.standard_exponential(size, np.float32), tiny))
 
 
-def _logistic(rng: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
-    return rng.logistic(size=size).astype(np.float32)
-
-
-def _normal(rng: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
-    return rng.standard_normal(size, np.float32)
-
-
-_NOISE = {"gumbel": _gumbel, "normal": _normal, "logistic": _logistic}
+_NOISE: dict[str, Callable[[np.random.Generator, tuple[int, int]], np.ndarray]] = {
+    "gumbel": _gumbel,
+    "normal": lambda rng, size: rng.standard_normal(size, np.float32),
+    "logistic": lambda rng, size: rng.logistic(size=size).astype(np.float32),
+}
 
 
 def _nested(space: Mapping[str, Any], leaves: Any) -> Any:
@@ -436,44 +432,44 @@ class Played(NamedTuple):
     seconds: float
 
 
-class _Seat:
-    """One environment with its share of the episodes, fixed before the first step.
+_Turn = tuple[Any, np.random.Generator, dict[str, np.ndarray]]
+_Answer = tuple[Any, dict[str, np.ndarray]]
 
-    A seat plays its episodes to their ends, so short episodes count no more than long ones.
+
+def _seat(
+    policy: OnnxPolicy,
+    env: gym.Env,
+    episodes: Sequence[int],
+    seed: int,
+    finished: dict[int, tuple[float, int]],
+) -> Generator[_Turn, _Answer, None]:
+    """Plays a share of the episodes, fixed before the first step, in one environment.
+
+    Each is played to its end, so short episodes count no more than long ones. Yields an
+    observation, the source of its noise and what is carried into the step; is sent an action and
+    what is carried out of it.
+
+    Args:
+        policy: says what is carried.
+        env: the environment.
+        episodes: their numbers.
+        seed: of environments and noise.
+        finished: takes return and length of each episode.
     """
-
-    def __init__(
-        self, policy: OnnxPolicy, env: gym.Env, episodes: Sequence[int], seed: int
-    ) -> None:
-        self._policy = policy
-        self.env = env
-        self.finished: dict[int, tuple[float, int]] = {}
-        self._left = list(reversed(episodes))
-        self._seed = seed
-        self._begin()
-
-    def _begin(self) -> None:
-        self.episode = self._left.pop()
-        self.rng = np.random.default_rng([self._seed, self.episode])
-        self.obs, _ = self.env.reset(seed=self._seed + self.episode)
-        self._return, self._length = 0.0, 0
-        self.carried = {name: x[0] for name, x in self._policy.fresh(1).items()}
-
-    def step(self, action: Any, carried: dict[str, Any]) -> bool:
-        """Does one step; returns whether there is more to play."""
-        self.obs, reward, terminated, truncated, _ = self.env.step(action)
-        if _REWARDS in carried:
-            carried[_REWARDS][-1] = reward
-        self.carried = carried
-        self._return += float(reward)
-        self._length += 1
-        if not (terminated or truncated):
-            return True
-        self.finished[self.episode] = (self._return, self._length)
-        if not self._left:
-            return False
-        self._begin()
-        return True
+    for number in episodes:
+        rng = np.random.default_rng([seed, number])
+        obs, _ = env.reset(seed=seed + number)
+        carried = {name: x[0] for name, x in policy.fresh(1).items()}
+        total, length, is_over = 0.0, 0, False
+        while not is_over:
+            action, carried = yield obs, rng, carried
+            obs, reward, terminated, truncated, _ = env.step(action)
+            if _REWARDS in carried:
+                carried[_REWARDS][-1] = reward
+            total += float(reward)
+            length += 1
+            is_over = terminated or truncated
+        finished[number] = total, length
 
 
 def play(
@@ -512,13 +508,14 @@ def play(
     started = time.perf_counter()
     config = {**(env_config or {}), **({"render_mode": "human"} if render else {})}
     envs = [make_env(env, config) for _ in range(count)]
+    finished: dict[int, tuple[float, int]] = {}
     try:
-        seats = [_Seat(policy, e, range(i, episodes, count), seed) for i, e in enumerate(envs)]
-        _play_to_the_end(policy, seats)
+        shares = [range(i, episodes, count) for i in range(count)]
+        pairs = zip(envs, shares, strict=True)
+        _play_to_the_end(policy, [_seat(policy, *pair, seed, finished) for pair in pairs])
     finally:
         for made in envs:
             made.close()
-    finished = {number: ended for seat in seats for number, ended in seat.finished.items()}
     returns, lengths = zip(*(finished[number] for number in range(episodes)), strict=True)
     return Played(list(returns), list(lengths), time.perf_counter() - started)
 
@@ -572,26 +569,23 @@ def _called(create: Callable[..., Any], config: dict[str, Any]) -> Any:
     return create(**config)
 
 
-def _play_to_the_end(policy: OnnxPolicy, seats: Sequence[_Seat]) -> None:
-    active = list(seats)
-    while active:
+def _play_to_the_end(policy: OnnxPolicy, seats: Sequence[Generator[_Turn, _Answer, None]]) -> None:
+    turns = {seat: next(seat) for seat in seats}
+    while turns:
+        shown, rngs, memories = zip(*turns.values(), strict=True)
         noise = None
         if policy.sample:
-            noise = np.concatenate([policy.draw_noise(seat.rng, 1) for seat in active])
-        carried = {
-            name: np.stack([seat.carried[name] for seat in active]) for name in active[0].carried
-        }
-        observed = policy.batch([seat.obs for seat in active])
+            noise = np.concatenate([policy.draw_noise(rng, 1) for rng in rngs])
+        carried = {name: np.stack([x[name] for x in memories]) for name in memories[0]}
+        observed = policy.batch(shown)
         outputs = policy.run(observed, noise, carried)
         leaves, after = policy.env_actions(outputs), policy.after(outputs, observed, carried)
-        active = [
-            seat
-            for i, seat in enumerate(active)
-            if seat.step(
-                policy.nested_action([leaf[i] for leaf in leaves]),
-                {name: x[i] for name, x in after.items()},
-            )
-        ]
+        for i, seat in enumerate([*turns]):
+            action = policy.nested_action([leaf[i] for leaf in leaves])
+            try:
+                turns[seat] = seat.send((action, {name: x[i] for name, x in after.items()}))
+            except StopIteration:
+                del turns[seat]
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -636,10 +630,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             "mean_return": mean,
             "min_return": min(returns),
             "max_return": max(returns),
-            "returns": returns,
-            "lengths": played.lengths,
+            **played._asdict(),
             "steps": steps,
-            "seconds": played.seconds,
             "loaded": loaded,
         }
         print(json.dumps(report))

@@ -98,50 +98,35 @@ class Serving:
 
     def _traced(self, signature: str) -> Any:
         ports = self.inputs[signature]
-        function = tf.function(self._by_name(signature), autograph=False)
+        function = tf.function(self._serve, autograph=False)
         return function.get_concrete_function(**{port.name: port.tensor_spec for port in ports})
 
-    def _by_name(self, signature: str) -> Callable[..., dict[str, tf.Tensor]]:
-        ports = self.inputs[signature]
-        flat = self.flat_function(signature)
-
-        def serve(**tensors: tf.Tensor) -> dict[str, tf.Tensor]:
-            outputs = flat(*(tensors[port.name] for port in ports))
-            return {port.name: x for port, x in zip(self.outputs, outputs, strict=True)}
-
-        return serve
+    def _serve(self, **given: tf.Tensor) -> dict[str, tf.Tensor]:
+        outputs = self._program.act_layout.flatten(self._act(given))
+        found = served_outputs(self._program, outputs)
+        leading = tf.shape(given[self.inputs[GREEDY][0].name])[:2]
+        for port in self.outputs:
+            x = found[port.name]
+            found[port.name] = tf.identity(_unfolded(x, leading) if port.axes == 2 else x)
+        return found
 
     def flat_function(self, signature: str) -> Callable[..., list[tf.Tensor]]:
         """Returns a signature's function with its ports as positions instead of names."""
-        ports = self.inputs[signature]
-
-        def serve(*tensors: tf.Tensor) -> list[tf.Tensor]:
-            given = {port.name: x for port, x in zip(ports, tensors, strict=True)}
-            outputs = self._act(given)
-            found = self._program.act_layout.flatten(outputs)
-            renamed = served_outputs(self._program, found)
-            leading = tf.shape(tensors[0])[:2]
-            return [
-                tf.identity(_unfolded(renamed[port.name], leading) if port.axes == 2 else x)
-                for port, x in ((port, renamed[port.name]) for port in self.outputs)
-            ]
-
-        return serve
+        names = [port.name for port in self.inputs[signature]]
+        return lambda *tensors: [*self._serve(**dict(zip(names, tensors, strict=True))).values()]
 
     def as_callable(self) -> Any:
         """Returns `serving_default` as a traced function `f(obs, *others)` of positions."""
-        ports, space_ports = self.inputs[GREEDY], self._program.ports
-        greedy, count = self.signatures[GREEDY], len(space_ports.obs)
+        greedy, ports = self.signatures[GREEDY], self._program.ports
+        specs = {port.name: port.tensor_spec for port in self.inputs[GREEDY]}
 
         def call(obs: Any, *others: tf.Tensor) -> dict[str, tf.Tensor]:
-            parts = [pick(obs, leaf.path) for leaf in space_ports.obs_leaves]
-            return greedy(
-                **{port.name: x for port, x in zip(ports, [*parts, *others], strict=True)}
-            )
+            parts = [pick(obs, leaf.path) for leaf in ports.obs_leaves]
+            return greedy(**dict(zip(specs, [*parts, *others], strict=True)))
 
         function = tf.function(call, autograph=False)
-        specs = [port.tensor_spec for port in ports]
-        function.get_concrete_function(nest(space_ports.space, specs[:count]), *specs[count:])
+        count, given = len(ports.obs), [*specs.values()]
+        function.get_concrete_function(nest(ports.space, given[:count]), *given[count:])
         return function
 
     def _act(self, given: dict[str, tf.Tensor]) -> ActOutputs:
@@ -153,7 +138,7 @@ class Serving:
             steps = tf.shape(first)[1]
             given = {
                 port.name: _rows(given[port.name]) if port.axes == 2 else given[port.name]
-                for port in (*self.inputs[SAMPLE],)
+                for port in self.inputs[SAMPLE]
                 if port.name in given
             }
         inputs = [given[port.name] for port in ports.all]

@@ -17,7 +17,7 @@ log-probability from logits), relative to those. Integers must be equal.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +30,6 @@ from tfpolicies.export.serving import (
     GREEDY,
     NOISE,
     SAMPLE,
-    ServingPort,
     output_ports,
     served_outputs,
     serving_explorer,
@@ -73,8 +72,8 @@ class Parity(NamedTuple):
             signature: {name: difference._asdict() for name, difference in found.items()}
             for signature, found in self.differences.items()
         }
-        report = {**self._asdict(), "differences": differences}
-        return {**report, "tolerance": TOLERANCE, "seed": _SEED}
+        told = {"differences": differences, "tolerance": TOLERANCE, "seed": _SEED}
+        return {**self._asdict(), **told}
 
 
 def verify_saved_model(folder: Path, program: Program, state: PolicyState) -> Parity:
@@ -139,221 +138,189 @@ def verify(run: Runner, program: Program, state: PolicyState) -> Parity:
                 f"The weight {slot.key!r} of the policy is not finite: the policy has diverged in "
                 "training, and is not exported. Restore an earlier checkpoint."
             )
-    differences: dict[str, dict[str, Difference]] = {}
-    other_choices = rows = 0
-    for signature in (GREEDY, SAMPLE):
-        trials = [*_trials(run, program, state, signature)]
-        other_choices += sum(trial.other_choices for trial in trials)
-        rows = sum(trial.rows for trial in trials)
-        joined: dict[str, Difference] = {}
-        for trial in trials:
-            for name, found in trial.differences.items():
-                before = joined.get(name, Difference(0.0, 0.0))
-                joined[name] = Difference(*map(max, before, found))
-        differences[signature] = joined
-    largest = max(x.relative for found in differences.values() for x in found.values())
-    return Parity(rows, largest, other_choices, differences)
+    found = [_Comparison(run, program, state, signature) for signature in (GREEDY, SAMPLE)]
+    for comparison in found:
+        comparison.try_all()
+    differences = {each.signature: each.differences for each in found}
+    largest = max(x.relative for each in found for x in each.differences.values())
+    return Parity(found[0].rows, largest, sum(x.other_choices for x in found), differences)
 
 
-class _Trial(NamedTuple):
-    """What one batch showed."""
+class _Comparison:
+    """One signature of an artefact beside the policy.
 
-    rows: int
-    other_choices: int
-    differences: dict[str, Difference]
-
-
-def _trials(run: Runner, program: Program, state: PolicyState, signature: str) -> Iterator[_Trial]:
-    rng = np.random.default_rng(_SEED)
-    sizes = _SEQUENCES if program.ports.is_recurrent else [(n, 1) for n in _ROWS]
-    for count, steps in sizes:
-        inputs = random_inputs(program.ports, count, steps, rng)
-        lengths = np.full(count, steps, np.int32)
-        if program.ports.is_recurrent:
-            lengths[1:] = rng.integers(1, steps + 1, count - 1)
-            inputs[-len(program.ports.states) :] = _reached_memory(program, state, count, rng)
-        yield _tried(run, signature, program, state, inputs, lengths, rng)
-
-
-def _tried(
-    run: Runner,
-    signature: str,
-    program: Program,
-    state: PolicyState,
-    inputs: list[np.ndarray],
-    lengths: np.ndarray,
-    rng: np.random.Generator,
-) -> _Trial:
-    recurrent, explorer = program.ports.is_recurrent, serving_explorer(program)
-    count, steps = len(lengths), inputs[0].shape[1]
-    valid = np.arange(steps) < lengths[:, None]
-    noise = np.zeros((count, steps, explorer.noise_size), np.float32)
-    params = np.zeros(explorer.num_params, np.float32)
-    if signature == SAMPLE:
-        drawn = explorer.draw_noise(rng, count * steps, params)
-        noise = drawn.reshape(count, steps, -1)
-    given = {p.name: x for p, x in zip(program.ports.all, inputs, strict=True)}
-    if not recurrent:
-        given = {name: x[:, 0] for name, x in given.items()}
-    else:
-        given[SEQ_LENS] = lengths
-    if signature == SAMPLE:
-        given[NOISE] = noise if recurrent else noise[:, 0]
-    try:
-        outputs = {name: np.asarray(x) for name, x in run(signature, given).items()}
-    except Exception as error:
-        raise ExportError(
-            f"The exported signature {signature!r} does not run on {count} x {steps} observations: "
-            f"{type(error).__name__}: {error}"
-        ) from error
-    ports = output_ports(program)
-    _check_form(signature, outputs, ports, count, steps)
-    ours = {p.name: outputs[p.name][valid] if p.axes == 2 else outputs[p.name] for p in ports}
-    wanted = _reference(program, state, inputs, lengths)
-    wanted = {p.name: wanted[p.name][valid] if p.axes == 2 else wanted[p.name] for p in ports}
-    return _compared(signature, program, ours, wanted, noise[valid], explorer)
-
-
-def _reached_memory(
-    program: Program, state: PolicyState, count: int, rng: np.random.Generator
-) -> list[np.ndarray]:
-    """Returns memories `[count, ...]` that the policy comes to itself, in none to three steps.
-
-    Random numbers would do for most models, but a memory may be a count of steps, for example.
+    Attributes:
+        signature: its name.
+        rows: how many observations it was tried with.
+        other_choices: how many greedy choices differ.
+        differences: the largest by output.
     """
-    lengths = rng.integers(0, 4, count)
-    inputs = random_inputs(program.ports, count, 3, rng)
-    for memory in inputs[-len(program.ports.states) :]:
-        memory.fill(0.0)
-    reached = _reference(program, state, inputs, lengths)
-    return [reached[port.name] for port in program.act_layout.states]
 
+    def __init__(self, run: Runner, program: Program, state: PolicyState, signature: str) -> None:
+        self._run = run
+        self._program = program
+        self._state = state
+        self.signature = signature
+        self._explorer = serving_explorer(program)
+        self._outputs = output_ports(program)
+        self._rng = np.random.default_rng(_SEED)
+        self.rows = self.other_choices = 0
+        self.differences: dict[str, Difference] = {}
 
-def _reference(
-    program: Program, state: PolicyState, inputs: Sequence[np.ndarray], lengths: np.ndarray
-) -> Arrays:
-    """Returns what the policy computes greedily, `[B, T, ...]`; `[B, ...]` without a memory."""
-    obs, seen, memory = program.ports.split(inputs)
-    explorer = program.spec.explorer
-    noise = np.zeros((len(lengths), explorer.noise_size), np.float32)
-    params = np.zeros(explorer.num_params, np.float32)
-    found = []
-    for t in range(inputs[0].shape[1]):
-        rows = [x[:, t] for x in (*obs, *seen)]
-        acted = program.runtime.run(state, [*rows, *memory], noise, params)
-        outputs = program.act_layout.flatten(acted)
-        found.append(served_outputs(program, [np.array(x) for x in outputs]))
-        going = t < lengths
-        memory = [
-            np.where(going.reshape(-1, *[1] * (old.ndim - 1)), new, old)
-            for old, new in zip(memory, acted.states, strict=True)
-        ]
-    if not program.ports.is_recurrent:
-        return found[0]
-    stacked = {name: np.stack([each[name] for each in found], axis=1) for name in found[0]}
-    return {**stacked, **{f"state_out_{i}": x for i, x in enumerate(memory)}}
+    def try_all(self) -> None:
+        """Compares all batches.
 
+        Raises:
+            ExportError: naming the output that differs and by how much.
+        """
+        ports, rng = self._program.ports, self._rng
+        sizes = _SEQUENCES if ports.is_recurrent else [(n, 1) for n in _ROWS]
+        for count, steps in sizes:
+            inputs = random_inputs(ports, count, steps, rng)
+            lengths = np.full(count, steps, np.int32)
+            if ports.is_recurrent:
+                lengths[1:] = rng.integers(1, steps + 1, count - 1)
+                inputs[-len(ports.states) :] = self._reached_memory(count)
+            self._try(inputs, lengths)
 
-def _check_form(
-    signature: str, ours: Arrays, ports: Sequence[ServingPort], count: int, steps: int
-) -> None:
-    names = sorted(port.name for port in ports)
-    if sorted(ours) != names:
-        raise ExportError(
-            f"The exported signature {signature!r} gives {sorted(ours)}, but should give {names}."
+    def _try(self, inputs: list[np.ndarray], lengths: np.ndarray) -> None:
+        ports, explorer = self._program.ports, self._explorer
+        count, steps = inputs[0].shape[:2]
+        valid = np.arange(steps) < lengths[:, None]
+        noise = np.zeros((count, steps, explorer.noise_size), np.float32)
+        if self.signature == SAMPLE:
+            params = np.zeros(explorer.num_params, np.float32)
+            noise = explorer.draw_noise(self._rng, count * steps, params).reshape(count, steps, -1)
+        given = {p.name: x for p, x in zip(ports.all, inputs, strict=True)}
+        if self.signature == SAMPLE:
+            given[NOISE] = noise
+        if ports.is_recurrent:
+            given[SEQ_LENS] = lengths
+        else:
+            given = {name: x[:, 0] for name, x in given.items()}
+        ours, wanted = (
+            {p.name: x[p.name][valid] if p.axes == 2 else x[p.name] for p in self._outputs}
+            for x in (self._given(given, count, steps), self._reference(inputs, lengths))
         )
-    for port in ports:
-        shape = [count, steps][: port.axes] + list(port.port.shape)
-        form = f"{ours[port.name].dtype}{list(ours[port.name].shape)}"
-        expected = f"{port.port.dtype}{shape}"
-        if form != expected:
-            raise ExportError(
-                f"The exported signature {signature!r} gives {port.name} as {form}, not {expected}."
+        self._compare_all(ours, wanted, noise[valid])
+
+    def _given(self, inputs: Arrays, count: int, steps: int) -> Arrays:
+        """Returns what the artefact gives, in the form that it should have."""
+        try:
+            found = {name: np.asarray(x) for name, x in self._run(self.signature, inputs).items()}
+        except Exception as error:
+            raise self._refusal(
+                f"does not run on {count} x {steps} observations: {type(error).__name__}: {error}"
+            ) from error
+        names = sorted(port.name for port in self._outputs)
+        if sorted(found) != names:
+            raise self._refusal(f"gives {sorted(found)}, but should give {names}.")
+        for port in self._outputs:
+            shape = [count, steps][: port.axes] + list(port.port.shape)
+            form = f"{found[port.name].dtype}{list(found[port.name].shape)}"
+            expected = f"{port.port.dtype}{shape}"
+            if form != expected:
+                raise self._refusal(f"gives {port.name} as {form}, not {expected}.")
+        return found
+
+    def _refusal(self, problem: str) -> ExportError:
+        return ExportError(f"The exported signature {self.signature!r} {problem}")
+
+    def _reached_memory(self, count: int) -> list[np.ndarray]:
+        """Returns memories `[count, ...]` that the policy comes to itself, in none to three steps.
+
+        Random numbers would do for most models, but a memory may be a count of steps, for example.
+        """
+        program = self._program
+        lengths = self._rng.integers(0, 4, count)
+        inputs = random_inputs(program.ports, count, 3, self._rng)
+        for memory in inputs[-len(program.ports.states) :]:
+            memory.fill(0.0)
+        reached = self._reference(inputs, lengths)
+        return [reached[port.name] for port in program.act_layout.states]
+
+    def _reference(self, inputs: Sequence[np.ndarray], lengths: np.ndarray) -> Arrays:
+        """Returns what the policy computes greedily, `[B, T, ...]`; `[B, ...]` without a memory."""
+        program, explorer = self._program, self._program.spec.explorer
+        obs, seen, memory = program.ports.split(inputs)
+        noise = np.zeros((len(lengths), explorer.noise_size), np.float32)
+        params = np.zeros(explorer.num_params, np.float32)
+        found = []
+        for t in range(inputs[0].shape[1]):
+            rows = [x[:, t] for x in (*obs, *seen)]
+            acted = program.runtime.run(self._state, [*rows, *memory], noise, params)
+            outputs = program.act_layout.flatten(acted)
+            found.append(served_outputs(program, [np.array(x) for x in outputs]))
+            going = t < lengths
+            memory = [
+                np.where(going.reshape(-1, *[1] * (old.ndim - 1)), new, old)
+                for old, new in zip(memory, acted.states, strict=True)
+            ]
+        if not program.ports.is_recurrent:
+            return found[0]
+        stacked = {name: np.stack([each[name] for each in found], axis=1) for name in found[0]}
+        return {**stacked, **{f"state_out_{i}": x for i, x in enumerate(memory)}}
+
+    def _compare_all(self, ours: Arrays, wanted: Arrays, noise: np.ndarray) -> None:
+        spec, explorer = self._program.spec, self._explorer
+        count, inputs = len(self._program.act_layout.actions), ours["action_dist_inputs"]
+        normalized, for_env = [*ours][:count], [*ours][count : 2 * count]
+        derived = {*normalized, *for_env, "action_logp"}
+        by_itself = _samples_by_itself(spec)
+        if by_itself and self.signature == GREEDY:  # only the class says what noise gives
+            derived = set() if explorer.key == spec.explorer.key else {"action_logp"}
+        for name in [name for name in ours if name not in derived]:
+            self._compare(name, ours[name], wanted[name], _sizes(wanted[name]))
+        self.rows += len(noise)
+        if by_itself:
+            return
+        params = tf.zeros([explorer.num_params], tf.float32)
+        distribution = spec.dist_class(tf.constant(inputs))
+        actions, logp = explorer.apply(distribution, tf.constant(noise), params)
+        width = _row_sizes(inputs, noise)
+        self._compare("action_logp", ours["action_logp"], logp.numpy(), width)
+        other = np.zeros(len(noise), bool)
+        for name, right in zip(normalized, actions, strict=True):
+            scale = np.maximum(width.reshape(-1, *[1] * (right.ndim - 1)), np.abs(right.numpy()))
+            self._compare(name, ours[name], right.numpy(), scale)
+            if ours[name].dtype.kind != "f" and self.signature == GREEDY:
+                changed = ours[name] != wanted[name]
+                other |= changed.reshape(len(noise), -1).any(axis=1)
+        self.other_choices += int(other.sum())
+        mapped = spec.pipeline.to_env([tf.constant(ours[name]) for name in normalized])
+        for name, right in zip(for_env, mapped, strict=True):
+            self._compare(name, ours[name], right.numpy(), _sizes(right.numpy()))
+
+    def _compare(self, name: str, given: np.ndarray, right: np.ndarray, scale: np.ndarray) -> None:
+        """Notes the difference of one output, if it is not larger than allowed."""
+        other = f"gives other {name} than the policy"
+        if given.dtype.kind != "f":
+            if not np.array_equal(given, right):
+                places = f"{int((given != right).sum())} of {given.size} places"
+                raise self._refusal(f"{other} in {places}. The export was refused.")
+            self.differences.setdefault(name, Difference(0.0, 0.0))
+            return
+        plain = np.isfinite(right) & (right > MASKED_LOGIT / 2)
+        if not np.array_equal(given[~plain], right[~plain], equal_nan=True):
+            raise self._refusal(
+                f"{other} where the policy's are masked or not finite. The export was refused."
             )
-
-
-def _compared(
-    signature: str, program: Program, ours: Arrays, wanted: Arrays, noise: np.ndarray, explorer: Any
-) -> _Trial:
-    layout, spec = program.act_layout, program.spec
-    found: dict[str, Difference] = {}
-
-    def compare(name: str, given: np.ndarray, right: np.ndarray, scale: np.ndarray) -> None:
-        found[name] = _difference(signature, name, given, right, scale)
-
-    inputs = ours["action_dist_inputs"]
-    derived = {port.name for port in _action_outputs(program)} | {"action_logp"}
-    by_itself = _samples_by_itself(spec)
-    if by_itself and signature == GREEDY:  # nothing but the class says what noise gives
-        derived = set() if explorer.key == spec.explorer.key else {"action_logp"}
-    for name in [name for name in ours if name not in derived]:
-        compare(name, ours[name], wanted[name], _sizes(wanted[name]))
-    if by_itself:
-        return _Trial(len(noise), 0, found)
-    distribution = spec.dist_class(tf.constant(inputs))
-    params = tf.zeros([explorer.num_params], tf.float32)
-    actions, logp = explorer.apply(distribution, tf.constant(noise), params)
-    width = _row_sizes(inputs, noise)
-    compare("action_logp", ours["action_logp"], logp.numpy(), width)
-    served = _action_outputs(program)
-    for_env, normalized = served[: len(layout.actions)], served[len(layout.actions) :]
-    own = [ours[port.name] for port in normalized]
-    other = np.zeros(len(noise), bool)
-    for port, given, right in zip(normalized, own, actions, strict=True):
-        scale = np.maximum(width.reshape(-1, *[1] * (given.ndim - 1)), np.abs(right.numpy()))
-        compare(port.name, given, right.numpy(), scale)
-        if given.dtype.kind != "f" and signature == GREEDY:
-            changed = given != wanted[port.name]
-            other |= changed.reshape(len(noise), -1).any(axis=1)
-    mapped = spec.pipeline.to_env([tf.constant(leaf) for leaf in own])
-    for port, right in zip(for_env, mapped, strict=True):
-        compare(port.name, ours[port.name], right.numpy(), _sizes(right.numpy()))
-    return _Trial(len(noise), int(other.sum()), found)
+        error = np.abs(given[plain].astype(np.float64) - right[plain])
+        relative = float(np.max(error / scale[plain], initial=0.0))
+        if not relative <= TOLERANCE:
+            raise self._refusal(
+                f"{other}: the largest relative difference is {relative:.3g}, allowed is "
+                f"{TOLERANCE:g}. The export was refused."
+            )
+        before = self.differences.get(name, Difference(0.0, 0.0))
+        found = Difference(float(np.max(error, initial=0.0)), relative)
+        self.differences[name] = Difference(*map(max, before, found))
 
 
 def _samples_by_itself(spec: Any) -> bool:
     """Whether the class says how actions are sampled, so that the distribution does not tell."""
     owner = spec.policy_class
     return owner._overrides("action_sampler_fn") or owner._overrides("action_distribution_fn")
-
-
-def _action_outputs(program: Program) -> list[Any]:
-    """Returns the ports of the environment's actions, then those of the normalised ones."""
-    layout, ports = program.act_layout, [port.port for port in output_ports(program)]
-    count = len(layout.actions)
-    return [*ports[count : 2 * count], *ports[:count]]
-
-
-def _difference(
-    signature: str, name: str, given: np.ndarray, right: np.ndarray, scale: np.ndarray
-) -> Difference:
-    """Returns the largest difference of one output.
-
-    Raises:
-        ExportError: if it is larger than allowed.
-    """
-    if given.dtype.kind != "f":
-        if not np.array_equal(given, right):
-            raise ExportError(
-                f"The exported signature {signature!r} gives other {name} than the policy in "
-                f"{int((given != right).sum())} of {given.size} places. The export was refused."
-            )
-        return Difference(0.0, 0.0)
-    plain = np.isfinite(right) & (right > MASKED_LOGIT / 2)
-    if not np.array_equal(given[~plain], right[~plain], equal_nan=True):
-        raise ExportError(
-            f"The exported signature {signature!r} gives other {name} than the policy where the "
-            "policy's are masked or not finite. The export was refused."
-        )
-    error = np.abs(given[plain].astype(np.float64) - right[plain])
-    relative = float(np.max(error / scale[plain], initial=0.0))
-    if not relative <= TOLERANCE:
-        raise ExportError(
-            f"The exported signature {signature!r} gives other {name} than the policy: the largest "
-            f"relative difference is {relative:.3g}, allowed is {TOLERANCE:g}. The export was "
-            "refused."
-        )
-    return Difference(float(np.max(error, initial=0.0)), relative)
 
 
 def _plain(array: np.ndarray) -> np.ndarray:
@@ -410,11 +377,14 @@ def _random_view(view: View, rows: int, rng: np.random.Generator) -> list[np.nda
 
 def _random_action(leaf: Leaf, rows: int, rng: np.random.Generator) -> np.ndarray:
     """Draws normalised actions."""
-    size = (rows, *leaf.shape)
     if is_float_box(leaf.space):
-        return rng.uniform(-1.0, 1.0, size).astype(leaf.dtype)
-    choices = np.reshape(cell_sizes(leaf.space), leaf.shape)
-    return rng.integers(choices, size=size).astype(leaf.dtype)
+        return rng.uniform(-1.0, 1.0, (rows, *leaf.shape)).astype(leaf.dtype)
+    return _random_choices(leaf, rows, rng).astype(leaf.dtype)
+
+
+def _random_choices(leaf: Leaf, rows: int, rng: np.random.Generator) -> np.ndarray:
+    sizes = np.reshape(cell_sizes(leaf.space), leaf.shape)
+    return rng.integers(sizes, size=(rows, *leaf.shape))
 
 
 def random_observations(
@@ -430,13 +400,10 @@ def random_observations(
 
 def _random_leaf(leaf: Leaf, rows: int, rng: np.random.Generator) -> np.ndarray:
     space: Any = leaf.space
+    if not isinstance(space, spaces.Box):
+        start = getattr(space, "start", 0)  # a MultiBinary has none
+        return (start + _random_choices(leaf, rows, rng)).astype(leaf.dtype)
     size = (rows, *leaf.shape)
-    if isinstance(space, spaces.Discrete):
-        return int(space.start) + rng.integers(int(space.n), size=size, dtype=np.int64)
-    if isinstance(space, spaces.MultiDiscrete):
-        return (space.start + rng.integers(space.nvec, size=size)).astype(np.int64)
-    if isinstance(space, spaces.MultiBinary):
-        return rng.integers(2, size=size).astype(leaf.dtype)
     low, high = space.low.astype(np.float64), space.high.astype(np.float64)
     ranged = high / 2 - low / 2 <= _WIDE / 2
     scale = 10.0 ** rng.uniform(-1.0, 1.0, (rows, *[1] * len(leaf.shape)))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import gymnasium as gym
 import keras
@@ -13,7 +13,7 @@ from tfpolicies.errors import ModelError
 from tfpolicies.models.calling import ZERO_ROWS, all_layers, call_model, zeros
 from tfpolicies.models.catalog import ACTIONS, build_critic
 from tfpolicies.models.distributions import ActionDistribution
-from tfpolicies.models.network import context_of, model_of, require_float32
+from tfpolicies.models.network import ModelSource, context_of, model_of, require_float32
 from tfpolicies.models.ports import InputPorts, model_leaves
 from tfpolicies.models.registry import MODELS
 
@@ -34,20 +34,13 @@ class Critics(keras.Model):
         return keras.ops.concatenate([keras.ops.reshape(x, (-1, 1)) for x in values], axis=-1)
 
 
-class CriticSource(NamedTuple):
-    """Where the critics of one kind of policy come from."""
-
-    key: Hashable  # tells apart what the settings do not
-    make: Callable[[], Critics]
-
-
 def critic_source(
     observation_space: gym.Space,
     dist_class: ActionDistribution,
     config: Mapping[str, Any],
     count: int,
-) -> CriticSource:
-    """Returns the source of `count` critics of a Box of floats.
+) -> ModelSource:
+    """Returns the source of `count` critics of a Box of floats; its key is what settings lack.
 
     `custom_model` is a factory `f(observation_space, 1, **custom_model_config)`, or the name of a
     registered one, which is called for each critic and for each of their targets; what it returns
@@ -84,7 +77,7 @@ def critic_source(
         _build(critics, InputPorts(observation_space), action.shape)
         return critics
 
-    return CriticSource(custom, make)
+    return ModelSource((custom,), make)
 
 
 def _build(critics: Critics, ports: InputPorts, action_shape: Sequence[int]) -> None:

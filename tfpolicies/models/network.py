@@ -92,8 +92,8 @@ class ModelSource(NamedTuple):
     """Where the networks of one kind of policy come from."""
 
     key: tuple  # equal for equal architectures, whatever their names
-    make: Callable[[int], keras.Model]  # seed -> a new model
-    template: keras.Model | None  # an instance whose weights its first policy takes
+    make: Callable[[], keras.Model]  # a new one with each call
+    template: keras.Model | None = None  # an instance whose weights its first policy takes
     is_catalog: bool = False  # whether settings alone describe it
 
 
@@ -116,28 +116,13 @@ def model_source(
     """
     custom, num_outputs = config["custom_model"], dist_class.num_inputs
     custom = MODELS.find(custom) or custom
-    space_leaves = model_leaves(observation_space)
 
     def complete(model: keras.Model) -> keras.Model:
         return _complete(model, observation_space, dist_class, config, with_value=with_value)
 
     if custom is None:
-        require_float32()
-        shapes = tuple((encoded_shape(leaf), leaf.path) for leaf in space_leaves)
-        settings = {k: v for k, v in config.items() if not k.startswith("custom_model")}
-        key = ("catalog", shapes, num_outputs, with_value, fingerprint(settings))
-
-        def make(seed: int) -> keras.Model:
-            return build_model(
-                space_leaves,
-                num_outputs,
-                config,
-                with_value=with_value,
-                seed=seed,
-                action_leaves=dist_class.leaves,
-            )
-
-        return ModelSource(key, make, None, is_catalog=True)
+        how = {"with_value": with_value, "action_leaves": dist_class.leaves}
+        return _catalog_source(build_model, observation_space, num_outputs, config, how)
     value_settings = [config[k] for k in ("fcnet_hiddens", "fcnet_activation", "ortho_init")]
     value_key = (with_value, fingerprint(value_settings))
     if isinstance(custom, keras.Model):
@@ -158,14 +143,13 @@ def model_source(
         arguments = dict(config["custom_model_config"])
         context = context_of(custom, dist_class.space, config)
 
-        def make_custom(seed: int) -> keras.Model:
-            del seed  # fresh weights are drawn from the layers' own initializers
+        def make_custom() -> keras.Model:
             told = {**arguments, **context}
             return complete(model_of(custom, observation_space, num_outputs, told))
 
         given = fingerprint([arguments, context.get("model_config")])
         factory_key = ("factory", custom, given, num_outputs, *value_key)
-        return ModelSource(factory_key, make_custom, None)
+        return ModelSource(factory_key, make_custom)
     raise ModelError(
         "custom_model must be a keras.Model or a factory f(observation_space, num_outputs, "
         f"**custom_model_config) that returns one; got {custom!r}."
@@ -195,19 +179,25 @@ def q_model_source(
     Raises:
         ModelError: if Keras's global dtype is not float32.
     """
+    how = {name: static[name] for name in ("hiddens", "dueling")}
+    return _catalog_source(build_q_model, observation_space, num_actions, static["model"], how)
+
+
+def _catalog_source(
+    build: Callable[..., keras.Model],
+    observation_space: gym.Space,
+    num_outputs: int,
+    config: Mapping[str, Any],
+    how: Mapping[str, Any],
+) -> ModelSource:
+    """Returns the source of models that `build` makes of a complete `model` config."""
     require_float32()
-    found, config = model_leaves(observation_space), static["model"]
-    hiddens, dueling = tuple(static["hiddens"]), static["dueling"]
+    found = model_leaves(observation_space)
     shapes = tuple((encoded_shape(leaf), leaf.path) for leaf in found)
     settings = {k: v for k, v in config.items() if not k.startswith("custom_model")}
-    key = ("q", shapes, num_actions, hiddens, dueling, fingerprint(settings))
-
-    def make(seed: int) -> keras.Model:
-        return build_q_model(
-            found, num_actions, config, hiddens=hiddens, dueling=dueling, seed=seed
-        )
-
-    return ModelSource(key, make, None, is_catalog=True)
+    key = ("catalog", build, shapes, num_outputs, fingerprint([settings, how]))
+    make = functools.partial(build, found, num_outputs, config, **how)
+    return ModelSource(key, make, is_catalog=True)
 
 
 def context_of(
@@ -325,7 +315,7 @@ def _instance_source(
 ) -> ModelSource:
     if architecture is None:
         key = ("instance", id(instance), *value_key)
-        return ModelSource(key, lambda seed: complete(instance), instance)
+        return ModelSource(key, lambda: complete(instance), instance)
 
     classes = tuple(
         type(layer)
@@ -333,7 +323,7 @@ def _instance_source(
         if not type(layer).__module__.startswith("keras.")
     )
     key = ("architecture", fingerprint(anonymous(architecture.config)), classes, *value_key)
-    return ModelSource(key, lambda seed: complete(architecture.build()), instance)
+    return ModelSource(key, lambda: complete(architecture.build()), instance)
 
 
 class Architecture(NamedTuple):

@@ -137,11 +137,7 @@ class PolicyKind(Policy):
         static keys of `self.config`. Each call must return a new model of the same architecture.
         """
         static = static_settings(type(self), self.config)
-        with_value = self.wants_value(static)
-        source = self._model_source(
-            self.observation_space, self.dist_class, static, with_value=with_value
-        )
-        return source.make(0)
+        return self._model_source(self.observation_space, self.dist_class, static).make()
 
     def optimizer(self) -> Any:
         """Returns a new Keras optimizer; by default that of `_make_optimizer`.
@@ -222,12 +218,7 @@ class PolicyKind(Policy):
 
     @classmethod
     def _model_source(
-        cls,
-        observation_space: gym.Space,
-        dist_class: Any,
-        static: Mapping[str, Any],
-        *,
-        with_value: bool,
+        cls, observation_space: gym.Space, dist_class: Any, static: Mapping[str, Any]
     ) -> ModelSource:
         """Returns where networks come from; a class with another architecture overrides it.
 
@@ -235,8 +226,8 @@ class PolicyKind(Policy):
             observation_space: as the environment has it.
             dist_class: what `distribution` gave; `num_inputs` is the width of the outputs.
             static: the static config; `static["model"]` is complete.
-            with_value: what `wants_value` gave.
         """
+        with_value = cls.wants_value(static)
         return model_source(observation_space, dist_class, static["model"], with_value=with_value)
 
     @classmethod

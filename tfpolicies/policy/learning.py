@@ -225,7 +225,7 @@ class ProgramLearning(by_methods.LearningByMethods):
         except BaseException as error:
             if isinstance(error, NonFiniteError):
                 error.add(f"It was in minibatch {len(results) + 1} of {drawn.steps}.")
-            self.state.write_segments(before.segments)
+            self.state.write(before.arrays)
             self.state.num_grad_updates = before.num_grad_updates
             self.state.learning_rng.bit_generator.state = drawn_before
             raise

@@ -13,7 +13,6 @@ from tfpolicies.policy.acting import ProgramActing
 from tfpolicies.policy.parts import Acting
 from tfpolicies.policy.policy import ActionBatch, Policy
 from tfpolicies.program.functions import ActOutputs
-from tfpolicies.program.outputs import one_of
 from tfpolicies.program.runtimes.stacked import StackedActor
 from tfpolicies.state import PolicyState
 
@@ -153,7 +152,8 @@ def act_columns(
             if outputs is None:
                 yield number, *calls[number].alone()
             else:
-                yield number, *acting.columns_of(one_of(outputs, i, rows))
+                mine = acting.program.act_layout.one_of(outputs, i, rows)
+                yield number, *acting.columns_of(mine)
 
 
 _Groups = dict[tuple[Any, str, bool], list[_Call]]

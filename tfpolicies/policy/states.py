@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -100,6 +101,7 @@ def _check_form(given: Any, mappings: Sequence[str]) -> None:
             raise WeightsError(f"state[{key!r}] must be a dict, got {given[key]!r:.80}.")
 
 
+@dataclass(frozen=True, eq=False)
 class Owned:
     """Everything that one policy owns, as one dict and back.
 
@@ -112,19 +114,11 @@ class Owned:
         aliases: by the key of a state, the hyper-parameter that stands under it.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        state: PolicyState,
-        exploration: Exploration,
-        filters: Mapping[str, RunningFilter],
-        aliases: Mapping[str, str],
-    ) -> None:
-        self.program = program
-        self.state = state
-        self.exploration = exploration
-        self.filters = filters
-        self.aliases = aliases
+    program: Program
+    state: PolicyState
+    exploration: Exploration
+    filters: Mapping[str, RunningFilter]
+    aliases: Mapping[str, str]
 
     def get(self) -> dict[str, Any]:
         """Returns all of it as copies; see `TFPolicy.get_state` for the keys."""

@@ -275,7 +275,7 @@ class TFPolicy(PolicyKind):
         Keras's own layers. The model that you gave to the config is never changed.
         """
         require_tensorflow()
-        model = self.program.spec.source.make(0)
+        model = self.program.spec.source.make()
         if model is self.program.functions.network.model:
             raise ConfigError(
                 "this model cannot be copied, because Keras cannot rebuild it from its config; "

@@ -88,12 +88,7 @@ def _parts(
     weights = {slot.key: state.arrays[slot.key] for slot in state.layout.of(*state.layout.updated)}
     yield {f"weights[{key!r}]": x for key, x in weights.items()}
     tensors = tf.nest.map_structure(tf.constant, dict(columns))
-    rows = len(tf.nest.flatten(tensors)[0])
-    minibatch = functions.loss_columns(tensors, tf.ones([rows]))
-    view = functions.loss_view(
-        tf.constant(state.hyper), {name: tf.constant(x[0]) for name, x in along.items()}
-    )
-    found = functions.loss_and_gradients(view, minibatch)
+    found = functions.differentiated(tf.constant(state.hyper), tensors, along)
     totals = {name: x for name, x in found.stats.items() if name in _TOTALS}
     yield {name: x for name, x in found.stats.items() if name not in totals}
     yield totals

@@ -21,7 +21,6 @@ from tfpolicies.models.spaces import nest
 from tfpolicies.program.acting_view import ActingView
 from tfpolicies.program.devices import CPU, learner_device, placed
 from tfpolicies.program.networks import (
-    NetworkPlan,
     NetworkView,
     ResidentNetwork,
     follow,
@@ -115,12 +114,11 @@ class ProgramFunctions:
         device = learner_device(spec.static["num_gpus"])
         with placed(device):
             network = _network(spec)
-            networks = {
-                name: ResidentNetwork.of(plan)
-                if plan.make is not None
-                else ResidentNetwork(plan, network.model, _follower(spec, plan))
-                for name, plan in spec.networks.items()
-            }
+            networks = {}
+            for name, plan in spec.networks.items():
+                make = plan.make or spec.source.make
+                model = network.model if plan.make is None else make()
+                networks[name] = ResidentNetwork(plan, model, make() if plan.follower else None)
             optimizer = Optimizers(spec.view().optimizer, networks)
         return cls(spec, network, networks, optimizer, device)
 
@@ -214,6 +212,20 @@ class ProgramFunctions:
         stats |= own_stats(self.network)
         fetches = view.extra_learn_fetches_fn()
         return Differentiated(pairs, whole, stats, fetches, batch, optimizer)
+
+    def differentiated(
+        self, hyper: Any, columns: Mapping[str, Any], along: Mapping[str, Any]
+    ) -> Differentiated:
+        """Differentiates the loss of one minibatch, all of whose items count.
+
+        Args:
+            hyper: the hyper-parameters `[H]`.
+            columns: the minibatch, `[mb, ...]` each.
+            along: with it, `[1, ...]`; see `Minibatches.along`.
+        """
+        weights = tf.ones([tf.shape(tf.nest.flatten(dict(columns))[0])[0]])
+        rows = self.loss_columns(columns, weights)
+        return self.loss_and_gradients(self.loss_view(hyper, _item(along, 0)), rows)
 
     def _loss(self, view: Any, model: ModelView, batch: TrainBatch) -> Any:
         try:
@@ -367,9 +379,7 @@ class ProgramFunctions:
         `LOSS` is among the statistics. What is `along` is that of one minibatch, `[1, ...]`.
         """
         self.traces.note("gradients", hyper, columns)
-        weights = tf.ones([tf.shape(tf.nest.flatten(dict(columns))[0])[0]])
-        rows = self.loss_columns(columns, weights)
-        result = self.loss_and_gradients(self.loss_view(hyper, _item(along, 0)), rows)
+        result = self.differentiated(hyper, columns, along)
         return self.optimizer.by_variable(result.pairs), {**result.stats, LOSS: result.loss}
 
     def loss_columns(self, columns: Mapping[str, Any], weights: tf.Tensor) -> dict[str, Any]:
@@ -434,13 +444,9 @@ def no_totals(stat_names: Sequence[str]) -> np.ndarray:
 
 
 def _network(spec: ProgramSpec) -> Network:
-    model = spec.source.make(0)
+    model = spec.source.make()
     ports = ports_of(model, spec.observation_space, spec.dist_class)
     return Network(model, ports, spec.dist_class, spec.filtered)
-
-
-def _follower(spec: ProgramSpec, plan: NetworkPlan) -> Any:
-    return spec.source.make(0) if plan.follower else None
 
 
 def is_per_sequence(name: str) -> bool:

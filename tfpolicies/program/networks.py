@@ -8,6 +8,7 @@ that moves towards it, and has an optimizer for its own variables.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -36,12 +37,6 @@ class ResidentNetwork(NamedTuple):
     plan: NetworkPlan
     model: Any  # a Keras model, or a layer
     follower: Any  # another one; None if nothing follows it
-
-    @classmethod
-    def of(cls, plan: NetworkPlan) -> ResidentNetwork:
-        """Makes the variables of a network that does not act."""
-        make: Any = plan.make
-        return cls(plan, make(), make() if plan.follower else None)
 
 
 def resident_slots(
@@ -119,6 +114,7 @@ def follow(networks: Mapping[str, ResidentNetwork], rate: tf.Tensor) -> None:
                 old.assign(tf.where(rate > 0.0, tf.convert_to_tensor(new), old))
 
 
+@dataclass(frozen=True, eq=False)
 class NetworkView:
     """A network that does not act, in `loss`: call it on observations and what else it takes.
 
@@ -132,17 +128,16 @@ class NetworkView:
         training: whether layers such as Dropout are in training mode.
     """
 
-    def __init__(self, model: Any, encoder: Network, *, training: bool) -> None:
-        self._model = model
-        self._encoder = encoder
-        self._training = training
+    model: Any
+    encoder: Network
+    training: bool
 
     def __call__(self, obs: Any = None, **inputs: Any) -> Any:
-        seen = {} if obs is None else self._encoder.encoded(obs)
+        seen = {} if obs is None else self.encoder.encoded(obs)
         named = {**seen, **inputs}
         if not named:
-            return self._model.call()
-        return call_model(self._model, named, training=self._training)
+            return self.model.call()
+        return call_model(self.model, named, training=self.training)
 
 
 def _dtype(variable: Any) -> str:

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfpolicies.errors import ConfigError
 from tfpolicies.program.networks import NetworkPlan, ResidentNetwork
-from tfpolicies.program.view import TapeOptimizer
+from tfpolicies.program.view import TapeOptimizer, by_variable
 
 
 class Learner(NamedTuple):
@@ -123,17 +123,9 @@ class Optimizers:
         Args:
             pairs: a list of them; for several losses, a list of lists. Missing ones become zeros.
         """
-        gradients = []
-        parts = pairs if self.are_several else [pairs]
-        for part, each in zip(parts, self._all, strict=True):
-            known = {id(variable): gradient for gradient, variable in part}
-            for variable in each.variables:
-                gradient = known.get(id(variable))
-                zeros = gradient is None
-                gradients.append(
-                    tf.zeros(variable.shape) if zeros else tf.convert_to_tensor(gradient)
-                )
-        return gradients
+        parts = zip(pairs if self.are_several else [pairs], self._all, strict=True)
+        gradients = [x for part, each in parts for x in by_variable(part, each.variables)]
+        return [tf.convert_to_tensor(x) for x in gradients]
 
     def with_pairs(self, gradients: Sequence[tf.Tensor], takes: Any = None) -> tuple[Any, Any]:
         """Returns `apply_gradients_fn`'s arguments for gradients in the order of `differentiated`.

@@ -79,49 +79,49 @@ class ActLayout(NamedTuple):
 
     def unflatten(self, arrays: Sequence[Any]) -> ActOutputs:
         """Inverts `flatten`."""
-        rest = list(arrays)
-
-        def take(count: int) -> list[Any]:
-            taken, rest[:count] = rest[:count], []
-            return taken
-
-        actions, env_actions = take(len(self.actions)), take(len(self.actions))
-        logp, prob, dist_inputs = take(3)
-        values = take(1)[0] if self.with_value else None
-        states = take(len(self.states))
-        extras = dict(zip(self.extra_names, rest, strict=True))
-        return ActOutputs(actions, env_actions, logp, prob, dist_inputs, values, states, extras)
+        count = len(self.actions)
+        fixed = 2 * count
+        states = fixed + 3 + self.with_value
+        extras = states + len(self.states)
+        logp, prob, dist_inputs = arrays[fixed : fixed + 3]
+        return ActOutputs(
+            list(arrays[:count]),
+            list(arrays[count:fixed]),
+            logp,
+            prob,
+            dist_inputs,
+            arrays[states - 1] if self.with_value else None,
+            list(arrays[states:extras]),
+            dict(zip(self.extra_names, arrays[extras:], strict=True)),
+        )
 
     def pack(self, outputs: ActOutputs) -> list[tf.Tensor]:
         """Returns few tensors: actions, those of the environment if they differ, all floats."""
-        floats = [outputs.logp[:, None], outputs.prob[:, None], outputs.dist_inputs]
-        if self.with_value:
-            floats.append(outputs.values[:, None])
-        extras = [outputs.extras[name] for name in self.extra_names]
-        env_actions = [] if self.same else outputs.env_actions
-        packed = [*outputs.actions, *env_actions, tf.concat(floats, axis=1)]
-        return [*packed, *outputs.states, *extras]
+        count, flat = len(self.actions), self.flatten(outputs)
+        acted, states = count if self.same else 2 * count, 2 * count + 3 + self.with_value
+        floats = [x if x.shape.rank == 2 else x[:, None] for x in flat[2 * count : states]]
+        return [*flat[:acted], tf.concat(floats, axis=1), *flat[states:]]
 
     def unpack(self, arrays: Sequence[np.ndarray]) -> ActOutputs:
         """Inverts `pack`, on NumPy arrays with any axes in front of the rows."""
         count = len(self.actions)
-        actions, start = list(arrays[:count]), count
-        env_actions = actions
-        if not self.same:
-            env_actions, start = list(arrays[count : 2 * count]), 2 * count
-        floats = arrays[start]
-        stop = start + 1 + len(self.states)
-        values = floats[..., -1] if self.with_value else None
-        return ActOutputs(
-            actions,
-            env_actions,
-            floats[..., 0],
-            floats[..., 1],
-            floats[..., 2 : 2 + self.num_inputs],
-            values,
-            list(arrays[start + 1 : stop]),
-            dict(zip(self.extra_names, arrays[stop:], strict=True)),
-        )
+        acted = count if self.same else 2 * count
+        floats = arrays[acted]
+        columns = [floats[..., 0], floats[..., 1], floats[..., 2 : 2 + self.num_inputs]]
+        if self.with_value:
+            columns.append(floats[..., -1])
+        env_actions = arrays[acted - count : acted]
+        return self.unflatten([*arrays[:count], *env_actions, *columns, *arrays[acted + 1 :]])
+
+    def one_of(self, outputs: ActOutputs, index: int, rows: int) -> ActOutputs:
+        """Returns the outputs of one of P stacked states: the first `rows` rows, as views.
+
+        Args:
+            outputs: arrays `[P, N, ...]`.
+            index: which of the states.
+            rows: at most N.
+        """
+        return self.unflatten([array[index, :rows] for array in self.flatten(outputs)])
 
     def first_difference(
         self, ours: ActOutputs, wanted: ActOutputs, tolerance: float
@@ -140,24 +140,3 @@ class ActLayout(NamedTuple):
             if not difference <= tolerance * scale:
                 return port.name, difference
         return None
-
-
-def one_of(outputs: ActOutputs, index: int, rows: int) -> ActOutputs:
-    """Returns the outputs of one of P stacked states: the first `rows` rows, as views.
-
-    Args:
-        outputs: arrays `[P, N, ...]`.
-        index: which of the states.
-        rows: at most N.
-    """
-    values = outputs.values
-    return ActOutputs(
-        [x[index, :rows] for x in outputs.actions],
-        [x[index, :rows] for x in outputs.env_actions],
-        outputs.logp[index, :rows],
-        outputs.prob[index, :rows],
-        outputs.dist_inputs[index, :rows],
-        None if values is None else values[index, :rows],
-        [x[index, :rows] for x in outputs.states],
-        {name: x[index, :rows] for name, x in outputs.extras.items()},
-    )

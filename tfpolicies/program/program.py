@@ -166,7 +166,7 @@ def _require_room(spec: ProgramSpec) -> None:
     A factory is the user's own, and called once; but if a file gives its arguments, it is measured.
     """
     if spec.source.is_catalog or is_built_from_file():
-        require_room(lambda: spec.source.make(0), f"The model of {spec.policy_class.__name__}")
+        require_room(spec.source.make, f"The model of {spec.policy_class.__name__}")
     for name, plan in spec.networks.items():
         if plan.make is not None:
             require_room(plan.make, f"The network {name!r} of {spec.policy_class.__name__}")

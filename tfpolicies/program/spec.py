@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -46,7 +46,7 @@ class ProgramSpec:
     static: Mapping[str, Any]
     dist_class: ActionDistribution
     explorer: Transform
-    source: ModelSource
+    source: ModelSource = None  # type: ignore[assignment]  # until it is known
 
     @classmethod
     def of(
@@ -77,23 +77,15 @@ class ProgramSpec:
             )
         _check_mask(observation_space, dist_class)
         _check_overrides(policy_class)
-        spaces = observation_space, action_space
+        spaces, names = (observation_space, action_space), tuple(policy_class.hyperparameters)
+        spec = cls(policy_class, *spaces, names, static, dist_class, explorer)
         given = static
         if policy_class._overrides("make_model"):
-            config = ConfigView((), None, static, owner=policy_class.__name__)
-            view = policy_class._traced_view(
-                config=config,
-                observation_space=observation_space,
-                action_space=action_space,
-                dist_class=dist_class,
-            )
-            made = {"custom_model": _MadeByClass(policy_class, view), "custom_model_config": {}}
-            given = {**static, "model": {**static["model"], **made}}
-        source = policy_class._model_source(
-            observation_space, dist_class, given, with_value=policy_class.wants_value(static)
-        )
-        names = tuple(policy_class.hyperparameters)
-        return cls(policy_class, *spaces, names, static, dist_class, explorer, source)
+            made = _MadeByClass(policy_class, spec.view())
+            model = {**static["model"], "custom_model": made, "custom_model_config": {}}
+            given = {**static, "model": model}
+        source = policy_class._model_source(observation_space, dist_class, given)
+        return replace(spec, source=source)
 
     def view(self, hyper: Any = None, **more: Any) -> Any:
         """Returns what traced code of the class sees as `self`.

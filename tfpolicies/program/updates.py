@@ -113,11 +113,8 @@ class Updates:
             self._eager.forget()  # layers may update themselves in training mode
             tensors = tf.nest.map_structure(tf.constant, dict(columns))
             rows = len(tf.nest.flatten(tensors)[0])
-            rows_of_loss = self._functions.loss_columns(tensors, tf.ones([rows], tf.float32))
             hyper = tf.ones([len(self._spec.hyperparameters)], tf.float32)
-            along = {name: x[0] for name, x in self._along(None, 1, rows).items()}
-            view = self._functions.loss_view(hyper, tf.nest.map_structure(tf.constant, along))
-            found = self._functions.loss_and_gradients(view, rows_of_loss)
+            found = self._functions.differentiated(hyper, tensors, self._along(None, 1, rows))
             signature = LearnerSignature.of(found, tensors)
             weighs = signature.masked or found.batch.reads_lengths
             if self._is_recurrent and not weighs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -173,6 +174,7 @@ class ModelView:
         return getattr(model.inner if isinstance(model, AdaptedModel) else model, name)
 
 
+@dataclass(frozen=True, eq=False)
 class TapeOptimizer:
     """The `optimizer` argument of `compute_gradients_fn` and `apply_gradients_fn`.
 
@@ -183,17 +185,10 @@ class TapeOptimizer:
         takes: float32 scalar, 0 if it does not take this update; None: it does.
     """
 
-    def __init__(
-        self,
-        tape: tf.GradientTape | None,
-        optimizer: Any,
-        variables: Sequence[Any],
-        takes: tf.Tensor | None = None,
-    ) -> None:
-        self._tape = tape
-        self._optimizer = optimizer
-        self._variables = list(variables)
-        self._takes = takes
+    tape: tf.GradientTape | None
+    optimizer: Any
+    variables: list[Any]
+    takes: tf.Tensor | None = None
 
     def compute_gradients(
         self, loss: tf.Tensor, variables: Sequence[Any] | None = None
@@ -203,30 +198,35 @@ class TapeOptimizer:
         Raises:
             UsageError: where gradients are given and only applied, so that there is no loss.
         """
-        if self._tape is None:
+        if self.tape is None:
             raise UsageError(
                 "Gradients can be computed in `compute_gradients_fn` only: `apply_gradients_fn` is "
                 "given them."
             )
-        variables = self._variables if variables is None else list(variables)
-        return list(zip(self._tape.gradient(loss, variables), variables, strict=True))
+        variables = self.variables if variables is None else list(variables)
+        return list(zip(self.tape.gradient(loss, variables), variables, strict=True))
 
     def apply_gradients(self, pairs: Sequence[tuple[tf.Tensor | None, Any]]) -> None:
         """Updates the variables; one that does not take this update stays as it is."""
-        by_variable = {id(variable): gradient for gradient, variable in pairs}
-        gradients = [
-            tf.zeros_like(v) if by_variable.get(id(v)) is None else by_variable[id(v)]
-            for v in self._variables
-        ]
+        gradients = by_variable(pairs, self.variables)
 
         def updated() -> tf.Tensor:
-            update(self._optimizer, gradients, self._variables)
+            update(self.optimizer, gradients, self.variables)
             return tf.constant(0)
 
-        if self._takes is None:
+        if self.takes is None:
             updated()
         else:
-            tf.cond(self._takes > 0.0, updated, lambda: tf.constant(0))
+            tf.cond(self.takes > 0.0, updated, lambda: tf.constant(0))
+
+
+def by_variable(pairs: Sequence[tuple[Any, Any]], variables: Sequence[Any]) -> list[Any]:
+    """Returns the gradients of `(gradient, variable)` pairs, in the order of `variables`.
+
+    Missing ones become zeros.
+    """
+    known = {id(variable): gradient for gradient, variable in pairs}
+    return [tf.zeros_like(v) if known.get(id(v)) is None else known[id(v)] for v in variables]
 
 
 def update(optimizer: Any, gradients: Sequence[tf.Tensor], variables: Sequence[Any]) -> None:

@@ -152,14 +152,7 @@ class ReplayBuffer:
                 "`replay()`, which returns None until there are enough rows."
             )
         chosen = self._rng.integers(len(self), size=num_items)
-        batch = SampleBatch(
-            {
-                name: column.take(chosen, 0)
-                if type(column) is np.ndarray
-                else map_leaves(lambda leaf: leaf.take(chosen, 0), column)
-                for name, column in self._columns.items()
-            }
-        )
+        batch = SampleBatch(map_leaves(lambda leaf: leaf.take(chosen, 0), self._columns))
         self._num_sampled += num_items
         return batch
 
@@ -189,16 +182,12 @@ class ReplayBuffer:
     def get_state(self) -> dict[str, Any]:
         """Returns all rows (copied), counters and the generator: JSON values and arrays."""
         filled = len(self)
-        columns = {
-            name: map_leaves(lambda leaf: leaf[:filled].copy(), column)
-            for name, column in self._columns.items()
-        }
         return {
             "capacity": self.capacity,
             "num_added": self._num_added,
             "num_sampled": self._num_sampled,
             "rng": encode_generator(self._rng),
-            "columns": columns,
+            "columns": map_leaves(lambda leaf: leaf[:filled].copy(), self._columns),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -237,12 +226,12 @@ class ReplayBuffer:
         self._num_added = int(state["num_added"])
         self._num_sampled = int(state["num_sampled"])
 
-    def _allocate(self, columns: Mapping[str, Any]) -> None:
+    def _allocate(self, columns: dict[str, Any]) -> None:
         def like(leaf: np.ndarray) -> np.ndarray:
             return np.empty((self.capacity, *leaf.shape[1:]), leaf.dtype)
 
         try:
-            self._columns = {name: map_leaves(like, column) for name, column in columns.items()}
+            self._columns = map_leaves(like, columns)
         except (MemoryError, ValueError) as error:  # ValueError: more than there are addresses
             raise ConfigError(
                 f"A ReplayBuffer of capacity={self.capacity} does not fit the memory: {error}. "

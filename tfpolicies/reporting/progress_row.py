@@ -49,10 +49,6 @@ def progress_row(result: Mapping[str, Any]) -> dict[str, float]:
                 "Pass what `Algorithm.train()` returned."
             )
     row = {name: _or_nan(result.get(key)) for name, key in _KEYS.items()}
-    steps = as_number(result.get("num_env_steps_sampled_this_iter"))
-    seconds = as_number(result.get("time_this_iter_s"))
-    if steps is not None and seconds:
-        row["steps_per_s"] = steps / seconds
     further = {f"episode/{x}": n for x, n in _of_episodes(result) if f"episode_{x}" not in row}
     more = [*_custom(result, ""), *_evaluation(result), *_learner_statistics(result)]
     return row | dict(sorted([*further.items(), *more]))

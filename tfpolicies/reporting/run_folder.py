@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import re
@@ -71,12 +72,6 @@ class RunFolder:
 
     def __repr__(self) -> str:
         return f"RunFolder({str(self.path)!r})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, RunFolder) and self.path == other.path
-
-    def __hash__(self) -> int:
-        return hash(self.path)
 
     @classmethod
     def create(
@@ -264,11 +259,9 @@ def find_runs(parent: str | PathLike[str]) -> list[RunFolder]:
     """Returns the runs in the folder `parent`, newest first; none if there is no such folder."""
     runs: list[tuple[datetime, Path]] = []
     for run_json in Path(parent).glob("*/run.json"):
-        try:
+        with contextlib.suppress(CheckpointError):  # somebody else's folder
             run = RunFolder.open(run_json.parent)
             runs.append((run.created, run.path))
-        except CheckpointError:
-            continue  # somebody else's folder
     return [RunFolder(path) for _, path in sorted(runs, reverse=True)]
 
 

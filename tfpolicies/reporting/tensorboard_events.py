@@ -106,12 +106,6 @@ class EventWriter:
         """Closes the file; closing twice is fine."""
         self._file.close()
 
-    def __enter__(self) -> EventWriter:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
     def _write(self, event: Any) -> None:
         self._records.write(event.SerializeToString())
         self._records.flush()

@@ -15,7 +15,7 @@ from tfpolicies.policy.session import Memory
 from tfpolicies.rollout.connected import connector_metrics_of
 from tfpolicies.rollout.episode import EpisodeFollower, RolloutMetrics
 from tfpolicies.rollout.long_episodes import LONG, report_long_evaluation
-from tfpolicies.rollout.sampler import Played
+from tfpolicies.rollout.sampler import Goal, Played
 from tfpolicies.rollout.timing import StepTimes, now
 
 
@@ -34,35 +34,32 @@ def play(worker: Any, amount: int, *, by_episodes: bool, seconds: float | None =
     if worker.environments is None:
         raise UsageError("The evaluation worker was stopped.")
     limit = math.inf if seconds is None else now() + seconds * 1e9
-    seeds = worker.next_seeds(evaluation=True)
-    return worker.sampler.play(amount, seeds=seeds, by_episodes=by_episodes, limit=limit)
+    goal = Goal(amount, by_episodes, limit)
+    return worker.sampler.play(goal, worker.next_seeds(evaluation=True))
 
 
 def play_episodes(
     policy: Any,
     envs: Environments,
+    goal: Goal,
     *,
     seeds: Sequence[int] | None = None,
-    episodes: int | None = None,
-    timesteps: int | None = None,
     times: StepTimes | None = None,
-    limit: float = math.inf,
     worker: Any = None,
 ) -> list[RolloutMetrics]:
     """Plays whole episodes and returns their lengths and returns.
 
     Every environment plays its own share of the episodes or steps, the first ones longer shares of
-    episodes: taking those that end first from all environments would favour short episodes.
+    episodes: taking those that end first from all environments would favour short episodes. An
+    environment begins a new episode as long as it has not done its share, and ends every episode
+    that it began.
 
     Args:
         policy: acts; whether it explores is its own config.
         envs: start new episodes.
+        goal: how many.
         seeds: one for each environment.
-        episodes: how many to play; or
-        timesteps: how many steps to play at least; an environment begins a new episode as long as
-            it has not done its share, and ends every episode that it began.
         times: those of steps before, to be added to.
-        limit: the time, by `rollout.timing.now`, after which only what has ended counts.
         worker: of the episodes that a policy asks for.
     """
     times = StepTimes() if times is None else times
@@ -70,10 +67,8 @@ def play_episodes(
     first = envs.reset(seeds)
     obs = batch_leaves(space_leaves, first, "the environment's observation")
     count = envs.num_envs
-    if episodes is not None:
-        shares = np.array([(episodes + count - 1 - i) // count for i in range(count)])
-    else:
-        shares = np.full(count, -(-(timesteps or 0) // count))
+    first_ones_more = np.arange(count) * goal.by_episodes
+    shares = (goal.amount + count - 1 - first_ones_more) // count
     returns, lengths = np.zeros(count), np.zeros(count, np.int64)
     played: list[RolloutMetrics] = []
     memory, follower = Memory(policy, count), None
@@ -83,7 +78,7 @@ def play_episodes(
         memory.around = follower.around
     done = np.zeros(count, np.int64)  # episodes or steps, as the shares count
     steps, report_at = 0, LONG
-    while (done < shares).any() and now() < limit:
+    while (done < shares).any() and now() < goal.limit:
         connecting = envs.connecting
         started = now()
         env_actions, _ = memory.act(obs)
@@ -115,6 +110,6 @@ def play_episodes(
                 length, total = int(lengths[i]), float(returns[i])
                 ended = RolloutMetrics(length, total, perf_stats=times.means())
                 played.append(ended._replace(connector_metrics=connector_metrics_of(policy)))
-            done[i] += 1 if episodes is not None else lengths[i]
+            done[i] += 1 if goal.by_episodes else lengths[i]
             returns[i] = lengths[i] = 0
     return played

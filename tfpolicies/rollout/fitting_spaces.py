@@ -207,9 +207,9 @@ class AgentSpaces:
             return
         seen = done = None
         if self._observed and policy.agent_connectors is None:
-            seen = _space(env, "observation_space", agent)
+            seen = space_of(env, "observation_space", agent)
         if policy.action_connectors is None:
-            done = _space(env, "action_space", agent)
+            done = space_of(env, "action_space", agent)
         whose = f"agent {agent!r} of {type(env).__name__}"
         require_fitting_spaces(policy_id, policy, whose, seen, done)
         if len(met) >= _MOST_AGENTS:
@@ -217,7 +217,8 @@ class AgentSpaces:
         met.add(agent)
 
 
-def _space(env: MultiAgentEnv, name: str, agent: Any) -> gym.Space | None:
+def space_of(env: MultiAgentEnv, name: str, agent: Any) -> gym.Space | None:
+    """Returns the `observation_space` or `action_space` of an agent; None if nobody tells it."""
     try:
         return getattr(env, f"{name}_of")(agent)
     except EnvError:  # it has none, or none for this agent

@@ -37,7 +37,12 @@ def summarize_episodes(
     sound = [episode for episode in episodes if not episode.episode_faulty]
     rewards = [episode.episode_reward for episode in sound]
     lengths = [episode.episode_length for episode in sound]
-    of_policies = _policy_rewards(sound)
+    of_policies = _gathered(
+        {policy_id: reward}
+        for episode in sound
+        for (_, policy_id), reward in episode.agent_rewards.items()
+        if policy_id != DEFAULT_POLICY_ID
+    )
     gathered = _gathered(episode.custom_metrics for episode in sound)
     hist_data = _gathered(episode.hist_data for episode in sound)
     custom = {name: list(map(float, values)) for name, values in gathered.items()}
@@ -69,16 +74,6 @@ def _connector_times(episodes: Sequence[RolloutMetrics]) -> Iterator[Mapping[str
     for episode in episodes:
         for pipelines in episode.connector_metrics.values():
             yield from pipelines.values()
-
-
-def _policy_rewards(episodes: Sequence[RolloutMetrics]) -> dict[str, list[float]]:
-    """Returns the rewards of agents and episodes by policy, but for the default policy."""
-    found: dict[str, list[float]] = {}
-    for episode in episodes:
-        for (_, policy_id), reward in episode.agent_rewards.items():
-            if policy_id != DEFAULT_POLICY_ID:
-                found.setdefault(policy_id, []).append(reward)
-    return found
 
 
 def _summarize_custom(custom: Mapping[str, Sequence[float]]) -> dict[str, float]:

@@ -21,8 +21,7 @@ mapped to the policy.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +33,7 @@ from tfpolicies.envs.repairs import check_observation
 from tfpolicies.envs.vector import single_rows
 from tfpolicies.errors import EnvError
 from tfpolicies.models.spaces import nest
+from tfpolicies.rollout.fitting_spaces import space_of
 from tfpolicies.rollout.multi_agent_episode import Copy, MultiAgentEpisode
 from tfpolicies.rollout.multi_agent_ledger import Ledger
 from tfpolicies.rollout.multi_agent_rows import PolicyRows
@@ -45,34 +45,14 @@ from tfpolicies.rollout.policy_connection import (
 )
 
 
-class _Ending(NamedTuple):
-    """An agent that is done, and its last observation, if it has one."""
+class _Group(NamedTuple):
+    """Agents of one copy and one policy that observed something in a step, or one that is done."""
 
     copy: Copy
-    rows: PolicyRows
-    agent: Any
-    seat: int
-    unroll: int
-    observed: tuple[Any, ...]  # one, or none
-
-
-@dataclass(eq=False)
-class _Crowd:
-    """The agents of one policy that observed something, or are done."""
-
-    pending: list[tuple[Copy, int]] = field(default_factory=list)  # places in `copy.pending`
-    seen: list[_Ending] = field(default_factory=list)
-    unseen: list[_Ending] = field(default_factory=list)
-
-    def seats(self) -> np.ndarray:
-        """Returns the seats of who observed something, int64 `[K]`."""
-        parts = [copy.pending[place][0].seats for copy, place in self.pending]
-        return np.concatenate([*parts, _seats(self.seen)])
-
-    def observations(self) -> list[Any]:
-        """Returns what they observed."""
-        waiting = [x for copy, place in self.pending for x in copy.pending[place][1]]
-        return waiting + [ending.observed[0] for ending in self.seen]
+    agents: Sequence[Any]
+    seats: np.ndarray  # int64 [K]
+    observed: list[Any]  # K of them, which give way to what connectors make of them; or none
+    ended: int | None = None  # the unroll id of who is done
 
 
 class Connections:
@@ -84,8 +64,7 @@ class Connections:
         space_is_known: whether agents observe what the environment's spaces say.
 
     Attributes:
-        connected: the rows of policies with connectors; nothing else here is to be called where
-            there are none.
+        connected: the rows of policies with connectors; where there are none, nobody has to `see`.
     """
 
     def __init__(
@@ -95,7 +74,7 @@ class Connections:
         self._envs = envs
         self._ledger = ledger
         self._space_is_known = space_is_known
-        self._endings: list[_Ending] = []  # of the present step
+        self._done: list[tuple[PolicyRows, _Group]] = []  # in the present step
 
     def connect(self, rows: PolicyRows) -> None:
         """Gives a policy's rows their connection, if it has connectors."""
@@ -115,12 +94,8 @@ class Connections:
         self.connected = [each for each in self.connected if each is not rows]
 
     def _space_of(self, env_id: int, agent: Any) -> spaces.Space | None:
-        if not self._space_is_known:
-            return None
-        try:
-            return self._envs.envs[env_id].observation_space_of(agent)
-        except EnvError:
-            return None
+        env = self._envs.envs[env_id]
+        return space_of(env, "observation_space", agent) if self._space_is_known else None
 
     # -- a step -------------------------------------------------------------------------------
 
@@ -128,8 +103,8 @@ class Connections:
         self, copy: Copy, rows: PolicyRows, agent: Any, unroll: int, observed: tuple[Any, ...]
     ) -> None:
         """Takes down that an agent is done; `observed` is its last observation, if it has one."""
-        seat = copy.episode.seat_of[agent]
-        self._endings.append(_Ending(copy, rows, agent, seat, unroll, observed))
+        seats = np.array([copy.episode.seat_of[agent]])
+        self._done.append((rows, _Group(copy, (agent,), seats, list(observed), unroll)))
 
     def begin(self, copies: Sequence[Copy]) -> None:
         """Sends the first observations of new episodes through; connectors forget those before.
@@ -138,11 +113,13 @@ class Connections:
             EnvError: if an observation is not of the space, or not finite; it names the agent.
             ObservationError: if connectors give what their policy cannot take.
         """
+        if not (self.connected and copies):
+            return
         env_ids = np.array([copy.index for copy in copies])
         for rows in self.connected:
             rows.connection.reset(env_ids)
-        for rows, crowd in self._crowds(copies).items():
-            self._send(rows, crowd)
+        for rows, groups in self._groups(copies).items():
+            self._send(rows, groups)
 
     def see(self, copies: Sequence[Copy]) -> None:
         """Sends what copies gave in a step through: observations, and what agents earned by then.
@@ -151,8 +128,8 @@ class Connections:
             EnvError, ObservationError: see `begin`.
         """
         columns = self._ledger.seats.columns
-        for rows, crowd in self._crowds(copies).items():
-            seats, rewards = self._send(rows, crowd, columns["earned"])
+        for rows, groups in self._groups(copies).items():
+            seats, rewards = self._send(rows, groups, columns["earned"])
             more = rewards - columns["earned"][seats]
             if more.any():
                 columns["earned"][seats] = rewards
@@ -161,92 +138,89 @@ class Connections:
                 for copy in copies:
                     copy.episode.total_reward += float(by_env[copy.index])
 
-    def _crowds(self, copies: Sequence[Copy]) -> dict[PolicyRows, _Crowd]:
-        """Returns by policy who observed something in copies, or is done; endings are taken."""
-        found: dict[PolicyRows, _Crowd] = {}
+    def _groups(self, copies: Sequence[Copy]) -> dict[PolicyRows, list[_Group]]:
+        """Returns by policy who observed something in copies, then who is done without that."""
+        found: dict[PolicyRows, list[_Group]] = {}
         for copy in copies:
-            for place, (part, _) in enumerate(copy.pending):
+            for part, observed in copy.pending:
                 if part.rows.connection is not None:
-                    found.setdefault(part.rows, _Crowd()).pending.append((copy, place))
-        endings, self._endings = self._endings, []
-        for ending in endings:
-            if ending.copy in copies:  # others broke
-                crowd = found.setdefault(ending.rows, _Crowd())
-                (crowd.seen if ending.observed else crowd.unseen).append(ending)
+                    group = _Group(copy, part.agents, part.seats, observed)
+                    found.setdefault(part.rows, []).append(group)
+        done, self._done = self._done, []
+        for rows, group in sorted(done, key=lambda pair: not pair[1].observed):
+            if group.copy in copies:  # others broke
+                found.setdefault(rows, []).append(group)
         return found
 
     def _send(
-        self, rows: PolicyRows, crowd: _Crowd, earned: np.ndarray | None = None
+        self, rows: PolicyRows, groups: Sequence[_Group], earned: np.ndarray | None = None
     ) -> tuple[np.ndarray, Any]:
-        """Sends what a crowd observed through, to where it waits.
+        """Sends what agents observed through, to where it waits.
 
         Args:
-            rows: of the crowd's policy.
-            crowd: who observed something, or is done.
+            rows: of the agents' policy.
+            groups: the agents.
             earned: by seat, what goes along as rewards; None where there are none yet.
 
         Returns:
             The seats of all, int64 `[K]`, and their rewards, float64 `[K]` or None.
         """
-        seats, unseen = crowd.seats(), _seats(crowd.unseen)
+        seats = np.concatenate([group.seats for group in groups])
         connection: Connection = rows.connection
         try:
-            obs = connection.take(seats, crowd.observations(), unseen)
+            obs = connection.take(seats, [x for group in groups for x in group.observed])
         except (ValueError, TypeError, KeyError, IndexError):
-            self._explain(crowd)
+            waiting = [(group.copy, group.agents, group.observed) for group in groups]
+            explain_observations(self._envs, waiting)
             raise
-        everybody = np.concatenate([seats, unseen]) if len(unseen) else seats
-        rewards = None if earned is None else earned[everybody]
-        arrays, rewards = connection.see(obs, everybody, rewards)
-        single = single_rows(nest(rows.policy.observation_space, arrays))
+        rewards = None if earned is None else earned[seats]
+        arrays, rewards = connection.see(obs, seats, rewards)
+        seen = single_rows(nest(rows.policy.observation_space, arrays))
         start = 0
-        for copy, place in crowd.pending:
-            part, _ = copy.pending[place]
-            stop = start + len(part.agents)
-            copy.pending[place] = (part, single[start:stop])
+        for group in groups:
+            stop = start + len(group.observed)
+            if group.ended is not None and group.observed:
+                rows.finals[group.ended] = [leaf[start:stop].copy() for leaf in arrays]
+            group.observed[:] = seen[start:stop]
             start = stop
-        for i, ending in enumerate(crowd.seen, start):
-            rows.finals[ending.unroll] = [leaf[i : i + 1].copy() for leaf in arrays]
-        return everybody, rewards
-
-    def _explain(self, crowd: _Crowd) -> None:
-        """Raises an `EnvError` about the first observation that is not of its space."""
-        told = [
-            (copy, dict(zip(copy.pending[place][0].agents, copy.pending[place][1], strict=True)))
-            for copy, place in crowd.pending
-        ]
-        told += [(ending.copy, {ending.agent: ending.observed[0]}) for ending in crowd.seen]
-        for copy, obs in told:
-            what = f"`reset` or `step` of {self._envs.repairs.name(copy.index).lower()}"
-            check_observations(obs, copy.episode, (), what)
+        return seats, rewards
 
     def metrics(self, episode: MultiAgentEpisode) -> dict[str, Any]:
         """Returns the times of the connectors of the policies that play in an episode, by id."""
-        ids = dict.fromkeys(episode.policy_for(agent) for agent in episode.seat_of)
-        return {
-            rows.policy_id: rows.policy.get_connector_metrics()
-            for rows in self.connected
-            if rows.policy_id in ids
-        }
+        if not self.connected:
+            return {}
+        ids = {episode.policy_for(agent) for agent in episode.seat_of}
+        playing = [rows for rows in self.connected if rows.policy_id in ids]
+        return {rows.policy_id: rows.policy.get_connector_metrics() for rows in playing}
 
 
-def check_observations(
-    obs: Mapping[Any, Any], episode: MultiAgentEpisode, done: Collection[Any], what: str
+def explain_observations(
+    envs: MultiAgentEnvironments, waiting: Iterable[tuple[Copy, Sequence[Any], Sequence[Any]]]
 ) -> None:
+    """Raises an `EnvError` about the first observation that is not of its space, if one is not.
+
+    Args:
+        envs: gave them.
+        waiting: copies, with agents of theirs and what these observed.
+    """
+    for copy, agents, observed in waiting:
+        what = f"`reset` or `step` of {envs.repairs.name(copy.index).lower()}"
+        check_observations(dict(zip(agents, observed, strict=False)), copy.episode, what)
+
+
+def check_observations(obs: Mapping[Any, Any], episode: MultiAgentEpisode, what: str) -> None:
     """Checks the observations of one copy one by one, as they are before connectors.
 
     Args:
         obs: by agent id.
         episode: says which policy acts for an agent.
-        done: agents that act no more.
         what: gave them, for messages.
 
     Raises:
-        EnvError: if one is of an agent that is done, or is not of the space that its policy is
-            given, or is not finite.
+        EnvError: if one is of "__all__", not of the space that its policy is given, or not finite.
     """
     for agent, each in obs.items():
-        if agent in done or agent == ALL:
+        if agent == ALL:
             raise EnvError(f"{what} gave an observation of agent {agent!r}, which does not act.")
         policy_id = episode.policy_for(agent)
         policy = episode.policies[policy_id]
@@ -255,7 +229,3 @@ def check_observations(
             space = policy.observation_space if pipeline is None else pipeline.space
             whose = f"observation of agent {agent!r} that {what} gave policy {policy_id!r}"
             check_observation(space, each, whose)
-
-
-def _seats(endings: Sequence[_Ending]) -> np.ndarray:
-    return np.array([ending.seat for ending in endings], np.int64)

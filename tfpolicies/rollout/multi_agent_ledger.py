@@ -84,21 +84,20 @@ class Ledger:
         self._earning.append(seats)
         self._earned += rewards
 
-    def close(
-        self, copy_index: int, t: int, seats: np.ndarray, infos: Mapping[int, Any] = _NONE
-    ) -> None:
+    def close(self, copy: Copy, t: int, seats: np.ndarray, infos: Mapping[Any, Any]) -> None:
         """Collects the seats of one copy whose agents got an observation, or are done, at `t`.
 
         Args:
-            copy_index: which copy it is.
+            copy: gave it.
             t: the step.
             seats: int64 `[K]`.
-            infos: by seat, where infos are kept.
+            infos: by agent id.
         """
         if len(seats):
             if self.keeps_infos:
-                self._informing += [dict(infos.get(seat) or _NONE) for seat in seats.tolist()]
-            self._closing.append((seats, copy_index, t))
+                told = {copy.episode.seat_of.get(agent): info for agent, info in infos.items()}
+                self._informing += [dict(told.get(seat) or _NONE) for seat in seats.tolist()]
+            self._closing.append((seats, copy.index, t))
 
     def end(self, seat: int, *, terminated: bool, truncated: bool) -> None:
         """Collects how the trajectory of an agent that is done ends."""

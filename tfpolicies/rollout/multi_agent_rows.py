@@ -7,15 +7,14 @@ policy's own table has the observation and the columns of acting.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfpolicies.envs.repairs import sound_check, unsound
+from tfpolicies.envs.repairs import check_observation, sound_check
 from tfpolicies.envs.vector import copier
-from tfpolicies.errors import EnvError
-from tfpolicies.finite import NO_NUMBERS, real
+from tfpolicies.finite import real
 from tfpolicies.models.ports import leaf_ports
 from tfpolicies.models.spaces import Leaf, action_leaves, leaves, pick
 from tfpolicies.policy.session import Memory
@@ -90,6 +89,7 @@ class Seats(Table):
     Attributes:
         who: by unroll id, the episode and the agent.
         barred: the unroll ids of pieces that are not to be learned from.
+        free: the seats that nobody has; an episode that is over gives its own back.
     """
 
     def __init__(self) -> None:
@@ -99,14 +99,14 @@ class Seats(Table):
         self.who: dict[int, tuple[Any, Any]] = {}
         self.barred: set[int] = set()
         self.next_unroll = 0
-        self._free: list[int] = []
+        self.free: list[int] = []
         self.append(1)
         for name in self.columns:
             self.columns[name][NOBODY] = -1 if name == "record" else 0
 
     def take(self, episode: Any, agent: Any, agent_index: int) -> int:
         """Gives a seat to an agent at its first observation."""
-        seat = self._free.pop() if self._free else self.append(1).start
+        seat = self.free.pop() if self.free else self.append(1).start
         columns = self.columns
         columns["earned"][seat] = columns["total"][seat] = 0.0
         columns["record"][seat] = -1
@@ -114,14 +114,6 @@ class Seats(Table):
         columns["agent_index"][seat] = agent_index
         columns["unroll_id"][seat] = self._new_unroll(episode, agent)
         return seat
-
-    def free(self, seats: Sequence[int]) -> None:
-        """Takes back the seats of an episode that is over."""
-        self._free.extend(seats)
-
-    def free_seats(self) -> list[int]:
-        """Returns the seats that nobody has."""
-        return list(self._free)
 
     def unroll(self, seat: int) -> int:
         """Returns the unroll id of the running piece of a seat's trajectory."""
@@ -149,7 +141,6 @@ class Part(NamedTuple):
     rows: PolicyRows
     agents: tuple[Any, ...]
     seats: np.ndarray  # int64 [K]
-    pick: Callable[[Mapping[Any, Any]], Sequence[Any]]  # their observations, in order
 
 
 class Stacker:
@@ -226,6 +217,7 @@ class PolicyRows:
     def __init__(self, policy_id: str, policy: Any) -> None:
         self.policy_id = policy_id
         self.policy = policy
+        self._whose = f"observation that policy {policy_id!r} is to act on"
         self.asks_for_episodes: bool = policy.acting.asks_for_episodes
         self.connection: Any = None  # a Connection
         self.stacker = Stacker(policy.observation_space)
@@ -278,34 +270,10 @@ class PolicyRows:
             try:
                 self.stacker.write(leaf, observed, target)
             except (ValueError, TypeError, KeyError, IndexError):
-                self._explain(leaf, observed)
+                for obs in observed:
+                    check_observation(self.policy.observation_space, obs, self._whose)
                 raise
         return targets
-
-    def _explain(self, leaf: Leaf, observed: Sequence[Any]) -> None:
-        """Raises an `EnvError` about the first observation that is not of the policy's space."""
-        agents = [agent for _, part, _ in self.waiting for agent in part.agents]
-        named = agents if len(agents) == len(observed) else [None] * len(observed)
-        for agent, obs in zip(named, observed, strict=True):
-            try:
-                part = pick(obs, leaf.path)
-                got, problem = np.shape(part), None
-                if got != leaf.shape:
-                    problem = f"has the shape {got}"
-                elif np.asarray(part).dtype.kind in NO_NUMBERS:
-                    problem = f"has the dtype {np.asarray(part).dtype}: {part!r:.200}"
-                elif not self.stacker.is_sound(leaf, np.asarray(part)):
-                    problem = f"{unsound(leaf.space)}: {part!r:.200}"
-            except (ValueError, TypeError, KeyError, IndexError):
-                problem = f"has no part {'/'.join(leaf.path)!r}" if leaf.path else "is ragged"
-            if problem is not None:
-                whose = "an agent" if agent is None else f"agent {agent!r}"
-                raise EnvError(
-                    f"{leaf.name('obs')} of {whose} {problem}, but policy {self.policy_id!r} acts "
-                    f"on {self.policy.observation_space}. Correct the environment "
-                    "(`tfpolicies.envs.check_env(env)` tells more), or the mapping of agents to "
-                    "policies."
-                )
 
 
 def _shapes(values: Sequence[Any]) -> set[tuple[int, ...]]:

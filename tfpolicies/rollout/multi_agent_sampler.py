@@ -27,12 +27,16 @@ from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.fitting_spaces import AgentSpaces
 from tfpolicies.rollout.long_episodes import LONG, report_long_evaluation, report_long_sample
 from tfpolicies.rollout.metrics_state import metrics_state, restored_metrics
-from tfpolicies.rollout.multi_agent_connectors import Connections, check_observations
+from tfpolicies.rollout.multi_agent_connectors import (
+    Connections,
+    check_observations,
+    explain_observations,
+)
 from tfpolicies.rollout.multi_agent_episode import Copy, MultiAgentEpisode
 from tfpolicies.rollout.multi_agent_ledger import Ledger, not_numbers
 from tfpolicies.rollout.multi_agent_rows import PolicyRows
 from tfpolicies.rollout.policy_connection import pipelines_of
-from tfpolicies.rollout.sampler import Played, Sampler
+from tfpolicies.rollout.sampler import Goal, Played, Sampler
 from tfpolicies.rollout.timing import now
 
 _NOTHING: Mapping[str, Any] = {}
@@ -54,8 +58,9 @@ class MultiAgentSampler(Sampler):
         envs: the copies.
         policies: by id. Running episodes in which a policy played that is no longer there are
             dropped.
-        policy_mapping_fn: `f(agent_id, episode, worker=..., **kwargs)`, the id of the policy that
-            acts for an agent; asked once for each agent and episode, at its first observation.
+        roster: its `policy_mapping_fn(agent_id, episode, worker=..., **kwargs)` gives the id of the
+            policy that acts for an agent; asked once for each agent and episode, at its first
+            observation. Where there is a new one, running episodes keep the one they began with.
         count_agent_steps: count the steps of agents (transitions), not those of environments.
         observation_fn: `f(agent_obs=..., worker=..., base_env=..., policies=..., episode=...)`,
             gives the observations that the policies see instead; called with each dict of them,
@@ -63,7 +68,7 @@ class MultiAgentSampler(Sampler):
         settings: see `Sampler`.
 
     Attributes:
-        policy_mapping_fn: may be set anew; running episodes keep the one they began with.
+        roster: as given.
         metrics: whole episodes are reported with the batch that they are in.
     """
 
@@ -71,14 +76,14 @@ class MultiAgentSampler(Sampler):
         self,
         envs: MultiAgentEnvironments,
         policies: Mapping[str, Any],
-        policy_mapping_fn: Callable[..., str],
+        roster: Any,
         *,
         count_agent_steps: bool = False,
         observation_fn: Callable[..., Mapping[Any, Any]] | None = None,
         **settings: Any,
     ) -> None:
         super().__init__(envs, policies, **settings)
-        self.policy_mapping_fn = policy_mapping_fn
+        self.roster = roster
         self._agent_steps_ended = 0  # of all episodes that ended since `play` was called
         self._waited = 0  # ns for environments in the present step
         self._connecting = 0  # ns for connectors of actions in it
@@ -108,18 +113,13 @@ class MultiAgentSampler(Sampler):
         self._copies = [Copy(i, self._ledger.seats, self._rows_of) for i in range(count)]
         for copy in self._copies:
             self._begin_episode(copy, None if seeds is None else seeds[copy.index])
-        self._connect_first(self._copies)
+        self._connections.begin(self._copies)
 
     def _new_ledger(self) -> Ledger:
         self._ledger = Ledger(self.envs.num_envs)
         known = self._observation_fn is None
         self._connections = Connections(self.envs, self._ledger, space_is_known=known)
         return self._ledger
-
-    def _connect_first(self, copies: Sequence[Copy]) -> None:
-        """Sends the first observations of new episodes through connectors, if there are any."""
-        if self._connections.connected and copies:
-            self._connections.begin(copies)
 
     def _rows_of(self, policy_id: str) -> PolicyRows:
         found = self._ledger.rows.get(policy_id)
@@ -162,7 +162,7 @@ class MultiAgentSampler(Sampler):
         if self.envs.repairs.make is None:
             return None  # the policies' rows will find it
         try:
-            check_observations(obs, episode, (), self.envs.repairs.call(episode.env_index, "reset"))
+            check_observations(obs, episode, self.envs.repairs.call(episode.env_index, "reset"))
         except EnvError as error:
             return error
         return None
@@ -172,7 +172,8 @@ class MultiAgentSampler(Sampler):
             episode_id,
             index,
             self._worker,
-            mapping_fn=self.policy_mapping_fn,
+            mapping_fn=self.roster.policy_mapping_fn,
+            roster=self.roster,
             policies=self.policies,
             seats=self._ledger.seats,
             admit=self._admit,
@@ -227,11 +228,7 @@ class MultiAgentSampler(Sampler):
                 policy.acting.next_episode()
 
     def _metrics_of(self, episode: MultiAgentEpisode) -> RolloutMetrics:
-        found = episode.metrics(self.times.means())
-        connections = self._connections
-        if connections.connected:
-            found = found._replace(connector_metrics=connections.metrics(episode))
-        return found
+        return episode.metrics(self.times.means(), self._connections.metrics(episode))
 
     def _follow_policies(self) -> None:
         """Takes note of policies that were removed since the last step, or are others now.
@@ -241,8 +238,6 @@ class MultiAgentSampler(Sampler):
         """
         self._own_code_ran = False
         ledger = self._ledger
-        for copy in self._copies:
-            copy.episode.present_mapping_fn = self.policy_mapping_fn
         outdated = self._connections.is_outdated
         gone = [
             policy_id
@@ -258,7 +253,7 @@ class MultiAgentSampler(Sampler):
             self._connections.disconnect(ledger.rows.pop(policy_id))
         for copy in dropped:
             self._begin_episode(copy)
-        self._connect_first(dropped)
+        self._connections.begin(dropped)
 
     def _present(self, policy_id: str) -> Any:
         """Returns the policy of that id without bringing its variables into memory, or None."""
@@ -338,8 +333,7 @@ class MultiAgentSampler(Sampler):
             self._begin_episode(copy)
         for index, reason in self._broken.items():
             self._replace(self._copies[index], reason)
-        if over or self._broken:
-            self._connect_first([*over, *(self._copies[index] for index in self._broken)])
+        self._connections.begin([*over, *(self._copies[index] for index in self._broken)])
         connecting, waited = self._connecting, self._waited
         others = now() - started - inference - connecting - waited
         self.times.add(1, others, inference, connecting, waited)
@@ -361,14 +355,14 @@ class MultiAgentSampler(Sampler):
 
     def _ends_with(self, copy: Copy, moves: dict[Any, Any], step: MultiAgentStep) -> bool:
         """Takes down the answer of a copy that was stepped; returns whether its episode is over."""
-        obs, rewards, terminateds, truncateds, infos = step
+        obs, rewards, _, _, infos = step
         episode = copy.episode
         t, episode.length = episode.length, episode.length + 1
         if infos:
             episode.last_infos.update(infos)
         obs = self._seen(obs, episode)  # what it raises is no fault of the environment
         try:
-            over = self._take(copy, t, obs, rewards, terminateds, truncateds, infos)
+            over = self._take(copy, t, obs, step)
         except (UnknownPolicyError, ConfigError, SpaceError):  # no fault of the environment
             raise
         except Exception as error:
@@ -443,27 +437,24 @@ class MultiAgentSampler(Sampler):
         try:
             return rows.write_observations(seats)
         except EnvError:
-            for copy, part, observed in rows.waiting:
-                obs = dict(zip(part.agents, observed, strict=True))
-                what = f"`reset` or `step` of {self.envs.repairs.name(copy.index).lower()}"
-                check_observations(obs, copy.episode, (), what)
+            waiting = [(copy, part.agents, observed) for copy, part, observed in rows.waiting]
+            explain_observations(self.envs, waiting)
             raise
 
-    def _take(
-        self,
-        copy: Copy,
-        t: int,
-        obs: Mapping[Any, Any],
-        rewards: Mapping[Any, float],
-        terminateds: Mapping[Any, bool],
-        truncateds: Mapping[Any, bool],
-        infos: Mapping[Any, Any],
-    ) -> bool:
-        """Takes down what one copy gave at `t`; returns whether its episode is over."""
+    def _take(self, copy: Copy, t: int, obs: Mapping[Any, Any], step: MultiAgentStep) -> bool:
+        """Takes down what one copy gave at `t`; returns whether its episode is over.
+
+        Args:
+            copy: gave it.
+            t: the steps of its episode before.
+            obs: what policies observe of it.
+            step: the rest.
+        """
         episode, ledger = copy.episode, self._ledger
+        _, rewards, terminateds, truncateds, infos = step
         if self.envs.repairs.make is not None:
             what = self.envs.repairs.call(copy.index, "step")
-            check_observations(obs, episode, copy.done, what)
+            check_observations(obs, episode, what)
             for reward in rewards.values():
                 check_reward(reward, what)
         cast = copy.cast(tuple(obs))
@@ -474,27 +465,17 @@ class MultiAgentSampler(Sampler):
             episode.total_reward += total
         over = bool(terminateds[ALL] or truncateds[ALL])
         if over or any(terminateds.values()) or any(truncateds.values()):
-            unseen = self._take_ends(copy, obs, terminateds, truncateds)
+            unseen = self._take_ends(copy, obs, step)
             seats = np.concatenate([seats, unseen])
             obs = {agent: x for agent, x in obs.items() if agent not in copy.done}
             cast = copy.cast(tuple(obs))
         copy.wait(cast, obs)
-        if ledger.keeps_infos:
-            seat_of = episode.seat_of
-            told = {seat_of[agent]: x for agent, x in infos.items() if agent in seat_of}
-            ledger.close(copy.index, t, seats, told)
-        else:
-            ledger.close(copy.index, t, seats)
+        ledger.close(copy, t, seats, infos)
         return over
 
-    def _take_ends(
-        self,
-        copy: Copy,
-        obs: Mapping[Any, Any],
-        terminateds: Mapping[Any, bool],
-        truncateds: Mapping[Any, bool],
-    ) -> np.ndarray:
+    def _take_ends(self, copy: Copy, obs: Mapping[Any, Any], step: MultiAgentStep) -> np.ndarray:
         """Takes down who is done; returns the seats of those without a last observation."""
+        _, _, terminateds, truncateds, _ = step
         all_end, all_cut = bool(terminateds[ALL]), bool(truncateds[ALL])
         ledger, leaving, unseen = self._ledger, [], []
         for agent in copy.playing():
@@ -505,7 +486,7 @@ class MultiAgentSampler(Sampler):
             leaving.append(agent)
             seat = copy.episode.seat_of[agent]
             unroll = ledger.seats.unroll(seat)
-            if copy.is_barred(agent):
+            if copy.episode.is_barred(agent):
                 ledger.seats.barred.add(unroll)
             if agent not in obs:
                 unseen.append(seat)
@@ -521,24 +502,17 @@ class MultiAgentSampler(Sampler):
 
     # -- playing ------------------------------------------------------------------------------
 
-    def play(
-        self,
-        amount: int,
-        *,
-        seeds: Sequence[int] | None,
-        by_episodes: bool,
-        limit: float = math.inf,
-    ) -> Played:
+    def play(self, goal: Goal, seeds: Sequence[int] | None) -> Played:
         """Plays whole episodes without handing out rows; see `Sampler.play`."""
         count = self.envs.num_envs
-        shares = [(amount + count - 1 - i) // count for i in range(count)]
+        shares = [(goal.amount + count - 1 - i) // count for i in range(count)]
         self.reset(seeds)
         self.metrics = []
         self._agent_steps_ended = 0
         played: list[RolloutMetrics] = []
         done = [0] * count
         going = [copy for copy in self._copies if shares[copy.index] > 0]
-        while going and now() < limit:
+        while going and now() < goal.limit:
             if self._own_code_ran:
                 self._follow_policies()
             before = [copy.episode for copy in going]
@@ -548,14 +522,14 @@ class MultiAgentSampler(Sampler):
                     played.append(RolloutMetrics(episode_faulty=True))
                 elif copy.episode is not episode:  # it ended, and the next one began
                     played.append(self._metrics_of(episode))
-                    done[copy.index] += 1 if by_episodes else episode.length
+                    done[copy.index] += 1 if goal.by_episodes else episode.length
                 elif episode.length == LONG:
                     report_long_evaluation(copy.index, LONG)
             going = [copy for copy in going if done[copy.index] < shares[copy.index]]
             self._ledger.keep(self._ledger.records["t"] < 0)
             self._ledger.forget_trajectories(self._copies)
         self._finished, self.metrics = [], []
-        return Played(played, self._agent_steps_ended, now() >= limit)
+        return Played(played, self._agent_steps_ended, now() >= goal.limit)
 
     # -- handing out --------------------------------------------------------------------------
 
@@ -576,7 +550,7 @@ class MultiAgentSampler(Sampler):
         ledger, steps = self._ledger, int(self._env_steps.sum())
         for copy in self._copies:
             for agent in copy.playing() if copy.episode.last_infos else ():
-                if copy.is_barred(agent):
+                if copy.episode.is_barred(agent):
                     seat = copy.episode.seat_of[agent]
                     ledger.seats.barred.add(ledger.seats.unroll(seat))
         self._env_steps[:] = self._agent_steps[:] = 0
@@ -626,15 +600,11 @@ class MultiAgentSampler(Sampler):
         the present mapping function. Where one of these policies is no longer there, or has
         connectors now, or there are not as many copies, new episodes begin.
         """
-        played = [policy_id for policy_id, _ in state["ledger"]["rows"]]
+        played = [self.policies.get(policy_id) for policy_id, _ in state["ledger"]["rows"]]
         self.metrics = restored_metrics(state["pending"])
         self.rng.bit_generator.state = state["rng"]
-        gone = [
-            policy_id
-            for policy_id in played
-            if policy_id not in self.policies or any(pipelines_of(self.policies[policy_id]))
-        ]
-        if gone or len(state["copies"]) != self.envs.num_envs:
+        others = any(policy is None or any(pipelines_of(policy)) for policy in played)
+        if others or len(state["copies"]) != self.envs.num_envs:
             self.reset(None)
             return
         ledger = self._new_ledger()

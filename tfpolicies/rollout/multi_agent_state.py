@@ -21,11 +21,6 @@ from tfpolicies.rollout.multi_agent_rows import PolicyRows, Table
 
 def episode_state(episode: MultiAgentEpisode) -> dict[str, Any]:
     """Returns what identifies an episode and what was counted in it."""
-    barred = [
-        agent
-        for agent, info in episode.last_infos.items()
-        if isinstance(info, Mapping) and not info.get("training_enabled", True)
-    ]
     return {
         "id": episode.episode_id,
         "env_index": episode.env_index,
@@ -34,7 +29,7 @@ def episode_state(episode: MultiAgentEpisode) -> dict[str, Any]:
         "agents": [[agent, episode.policy_for(agent)] for agent in episode.get_agents()],
         "seats": [[agent, seat] for agent, seat in episode.seat_of.items()],
         "rewards": [[agent, pid, total] for (agent, pid), total in episode.agent_rewards.items()],
-        "barred": barred,
+        "barred": [agent for agent in episode.last_infos if episode.is_barred(agent)],
     }
 
 
@@ -79,7 +74,7 @@ def ledger_state(ledger: Ledger) -> dict[str, Any]:
     return {
         "records": _columns(ledger.records),
         "seats": _columns(seats),
-        "free": seats.free_seats(),
+        "free": list(seats.free),
         "next_unroll": seats.next_unroll,
         "barred": sorted(seats.barred),
         "rows": [[pid, _rows_state(rows)] for pid, rows in ledger.rows.items()],
@@ -92,7 +87,7 @@ def restore_ledger(ledger: Ledger, state: Mapping[str, Any], policies: Mapping[s
     seats = ledger.seats
     seats.used = 0
     _fill(seats, state["seats"])
-    seats.free(state["free"])
+    seats.free.extend(state["free"])
     seats.next_unroll = state["next_unroll"]
     seats.barred = set(state["barred"])
     for policy_id, saved in state["rows"]:

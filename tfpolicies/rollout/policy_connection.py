@@ -124,25 +124,21 @@ class Connection:
 
     # -- what goes through --------------------------------------------------------------------
 
-    def take(self, seats: np.ndarray, observed: Sequence[Any], unseen: np.ndarray) -> Any:
+    def take(self, seats: np.ndarray, observed: Sequence[Any]) -> Any:
         """Returns what goes into the connectors, a batch nested as the environment's space.
 
         Args:
-            seats: of who observed, int64 `[K]`.
-            observed: K single observations.
-            unseen: the seats of who is done without a last observation, int64 `[U]`: the rows
-                behind the others, with what they observed before.
+            seats: int64 `[K]`; the last ones of who is done without a last observation, whose rows
+                have what they observed before.
+            observed: the single observations of the others.
 
         Raises:
             ValueError, TypeError, KeyError, IndexError: if one is not of the space, or not finite.
         """
         taken = self._stacker.stacked(observed)
         for leaf, rows in zip(self._last, taken, strict=True):
-            leaf[seats] = rows
-        if len(unseen):
-            last = [leaf[unseen] for leaf in self._last]
-            taken = [np.concatenate(pair) for pair in zip(taken, last, strict=True)]
-        return nest(self._agent.space, taken)  # type: ignore[union-attr]
+            leaf[seats[: len(observed)]] = rows
+        return nest(self._agent.space, [leaf[seats] for leaf in self._last])  # type: ignore[union-attr]
 
     def see(
         self, obs: Any, seats: np.ndarray, rewards: np.ndarray | None

@@ -140,7 +140,8 @@ class RolloutWorker(ParallelIteration):
         self.watchdog: Watchdog | None = None
         source = env_creator if env_creator is not None else self.config.env
         if source is not None and self._has_environments():
-            self.environments, self.watchdog = self._make_environments(source, validate_env)
+            found = make_worker_environments(self, source, self._context(), validate_env)
+            self.environments, self.watchdog = found
         self.roster = Roster(
             self.config,
             self.worker_index,
@@ -161,24 +162,6 @@ class RolloutWorker(ParallelIteration):
         """Whether this worker samples: the local one does not where remote ones do."""
         remote_ones_do = self.worker_index == 0 and self.num_workers > 0
         return not remote_ones_do or bool(self.config.create_env_on_local_worker)
-
-    def _make_environments(
-        self, source: Any, validate_env: Any
-    ) -> tuple[Environments | MultiAgentEnvironments | None, Watchdog | None]:
-        def on_created(env: Any, env_context: EnvContext, index: int) -> None:
-            if validate_env is not None:
-                validate_env(env, env_context)
-            self.callbacks.on_sub_environment_created(
-                worker=self, sub_environment=env, env_context=env_context, env_index=index
-            )
-
-        return make_worker_environments(
-            source,
-            self.config,
-            self._context(),
-            on_created,
-            may_be_none=bool(self.spaces),
-        )
 
     def _context(self) -> EnvContext:
         return EnvContext(
@@ -465,7 +448,6 @@ class RolloutWorker(ParallelIteration):
         if timestep and spec is not None and policy_state is None:
             # Its schedules begin where the run is.
             self.set_global_vars({"timestep": timestep}, policy_ids=[policy_id])
-        self._tell_sampler()
         return added
 
     def remove_policy(
@@ -487,7 +469,6 @@ class RolloutWorker(ParallelIteration):
         """
         self.roster.remove(policy_id, policy_mapping_fn, policies_to_train)
         self.global_vars["num_grad_updates_per_policy"].pop(policy_id, None)
-        self._tell_sampler()
 
     def set_policy_mapping_fn(self, policy_mapping_fn: MappingFn | None = None) -> None:
         """Sets the function that says which policy acts for an agent; None keeps what there is.
@@ -499,11 +480,6 @@ class RolloutWorker(ParallelIteration):
         """
         require_mapping_fn(policy_mapping_fn)
         self.roster.change(policy_mapping_fn, None)
-        self._tell_sampler()
-
-    def _tell_sampler(self) -> None:
-        if self.sampler is not None:
-            self.sampler.policy_mapping_fn = self.policy_mapping_fn
 
     def set_is_policy_to_train(self, is_policy_to_train: Any) -> None:
         """Sets which policies are trained: a list, set or tuple of ids, or `f(id, batch=None)`.
@@ -680,7 +656,6 @@ class RolloutWorker(ParallelIteration):
         self.roster.change(mapping_fn, None)
         if "is_policy_to_train" in state:
             self.roster.is_policy_to_train = to_train  # None, too: all are
-        self._tell_sampler()
         if state.get("global_vars"):
             self.set_global_vars(state["global_vars"])
 
@@ -800,10 +775,8 @@ class RolloutWorker(ParallelIteration):
             for policy_id, part in self._trained_parts(samples).items()
         }
         infos: dict[str, Any] = {policy_id: info for policy_id, (_, info) in found.items()}
-        return {pid: gradients for pid, (gradients, _) in found.items()}, {
-            **infos,
-            "batch_count": samples.count,
-        }
+        by_policy = {policy_id: gradients for policy_id, (gradients, _) in found.items()}
+        return by_policy, {**infos, "batch_count": samples.count}
 
     def apply_gradients(self, grads: Any) -> None:
         """Applies gradients: a list to the default policy, a dict by the ids of policies.

@@ -17,6 +17,14 @@ from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.timing import StepTimes
 
 
+class Goal(NamedTuple):
+    """How much is to be played, in whole episodes."""
+
+    amount: int  # of episodes, or of steps at least
+    by_episodes: bool  # which of the two
+    limit: float = math.inf  # the time, by `timing.now`, after which only what has ended counts
+
+
 class Played(NamedTuple):
     """Episodes that were played, and the steps that agents took in the sound ones."""
 
@@ -56,11 +64,7 @@ class Sampler(abc.ABC):
         rng: as given; may be set anew.
         metrics: of the episodes that ended, until somebody takes them.
         times: of the parts of a step.
-        policy_mapping_fn: says which policy acts for an agent, where there are several; may be set
-            anew.
     """
-
-    policy_mapping_fn: Any = None
 
     def __init__(
         self,
@@ -138,24 +142,15 @@ class Sampler(abc.ABC):
         """
 
     @abc.abstractmethod
-    def play(
-        self,
-        amount: int,
-        *,
-        seeds: Sequence[int] | None,
-        by_episodes: bool,
-        limit: float = math.inf,
-    ) -> Played:
+    def play(self, goal: Goal, seeds: Sequence[int] | None) -> Played:
         """Plays whole episodes without handing out rows.
 
         Each environment plays its share, the first ones larger shares: taking those that end first
         from all environments would favour short episodes.
 
         Args:
-            amount: how many episodes to play, or how many steps at least.
+            goal: how many.
             seeds: one for each environment; new episodes begin.
-            by_episodes: which of the two.
-            limit: the time, by `rollout.timing.now`, after which only what has ended counts.
         """
 
     @abc.abstractmethod

@@ -8,7 +8,6 @@ returns, postprocessing.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from itertools import repeat
 from typing import Any, NamedTuple
@@ -39,7 +38,7 @@ from tfpolicies.rollout.fitting_spaces import require_fitting_spaces
 from tfpolicies.rollout.long_episodes import LONG, report_long_sample
 from tfpolicies.rollout.metrics_state import metrics_state, restored_metrics
 from tfpolicies.rollout.policy_connection import has_others, pipelines_of
-from tfpolicies.rollout.sampler import Played, Sampler
+from tfpolicies.rollout.sampler import Goal, Played, Sampler
 from tfpolicies.rollout.timing import now
 
 _OF_ENV = ("rewards", "terminateds", "truncateds")
@@ -360,27 +359,12 @@ class SingleAgentSampler(Sampler):
         start = int(left.argmax()) if left.any() else buffer.used
         return buffer.moved(start, self._length + buffer.used - start)
 
-    def play(
-        self,
-        amount: int,
-        *,
-        seeds: Sequence[int] | None,
-        by_episodes: bool,
-        limit: float = math.inf,
-    ) -> Played:
+    def play(self, goal: Goal, seeds: Sequence[int] | None) -> Played:
         """Plays whole episodes without handing out rows; see `Sampler.play`."""
-        episodes = play_episodes(
-            self._policy(),
-            self.envs,
-            seeds=seeds,
-            episodes=amount if by_episodes else None,
-            timesteps=None if by_episodes else amount,
-            times=self.times,
-            limit=limit,
-            worker=self._worker,
-        )
+        policy, envs, worker = self._policy(), self.envs, self._worker
+        episodes = play_episodes(policy, envs, goal, seeds=seeds, times=self.times, worker=worker)
         steps = sum(episode.episode_length for episode in episodes)
-        return Played(episodes, steps, now() >= limit)
+        return Played(episodes, steps, now() >= goal.limit)
 
     # -- from rows to a batch -----------------------------------------------------------------
 

@@ -43,43 +43,36 @@ class Lookback:
         firsts = np.flatnonzero(np.concatenate([[True], ends[:-1]]))
         ids = zip(columns["eps_id"][firsts], columns["agent_index"][firsts], strict=True)
         keys = [(int(episode), int(agent)) for episode, agent in ids]
-        trajectories = Trajectories(ends, self._before(keys, columns))
+        trajectories = Trajectories(ends, self._before(keys))
         found = trajectories.views(columns, requirements)
         back = {name: n for name, n in steps_back(requirements).items() if name in columns}
         if back:
             self._keep(keys, trajectories.tails(columns, list(back), max(back.values())), running)
         return found
 
-    def _before(self, keys: Sequence[_Key], columns: Mapping[str, Any]) -> Past | None:
+    def _before(self, keys: Sequence[_Key]) -> Past | None:
         """Returns what is remembered of trajectories, in their order; None if nothing is."""
         place = {key: i for i, key in enumerate(self.keys)}
         rows = np.array([place.get(key, -1) for key in keys])
         if (rows < 0).all():
             return None
-        known = np.where(rows < 0, 0, self.past.known[rows])
-        leaves = {name: [x[rows] for x in parts] for name, parts in self.past.leaves.items()}
-        return Past(known, leaves)
+        found = self.past.of(rows)
+        return Past(np.where(rows < 0, 0, found.known), found.leaves)
 
     def _keep(self, keys: Sequence[_Key], tails: Past, running: Collection[int]) -> None:
         """Remembers these trajectories and those that had no rows now, as far as they go on."""
         last = {key: i for i, key in enumerate(keys) if key[0] in running}
-        new = list(last.values())
         old = [i for i, key in enumerate(self.keys) if key[0] in running and key not in last]
         self.keys = [*last, *(self.keys[i] for i in old)]
-        known, leaves = (
-            tails.known[new],
-            {n: [x[new] for x in xs] for n, xs in tails.leaves.items()},
-        )
+        new = tails.of(list(last.values()))
         if old:
-            known = np.concatenate([known, self.past.known[old]])
+            kept = self.past.of(old)
             leaves = {
-                name: [
-                    np.concatenate(pair)
-                    for pair in zip(xs, (x[old] for x in self.past.leaves[name]), strict=True)
-                ]
-                for name, xs in leaves.items()
+                name: [np.concatenate(pair) for pair in zip(xs, kept.leaves[name], strict=True)]
+                for name, xs in new.leaves.items()
             }
-        self.past = Past(known, leaves)
+            new = Past(np.concatenate([new.known, kept.known]), leaves)
+        self.past = new
 
     def get_state(self) -> dict[str, Any]:
         """Returns what is remembered, as plain values and arrays."""

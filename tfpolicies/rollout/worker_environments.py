@@ -42,22 +42,19 @@ def connectors_of(config: AlgorithmConfig | Mapping[str, Any]) -> Connectors | N
 
 
 def make_worker_environments(
+    worker: Any,
     source: Any,
-    config: AlgorithmConfig,
     context: EnvContext,
-    on_created: Callable[[Any, EnvContext, int], None],
-    *,
-    may_be_none: bool,
+    validate_env: Callable[[Any, EnvContext], None] | None,
 ) -> tuple[Environments | MultiAgentEnvironments | None, Watchdog | None]:
     """Makes `num_envs_per_worker` environments that step together.
 
     Args:
+        worker: a `RolloutWorker`; with spaces of its own a creator may give no environment.
         source: a creator, class, name or instance.
-        config: of the worker.
         context: what creators are called with; each environment gets a copy with its index.
-        on_created: called with each environment, its context and its index, also later with those
-            that replace broken ones.
-        may_be_none: whether a creator may give no environment.
+        validate_env: see `RolloutWorker`; called, like the callback, also with environments that
+            replace broken ones later.
 
     Returns:
         The environments, or None without any, and who watches their time, if somebody is to.
@@ -66,6 +63,15 @@ def make_worker_environments(
         ConfigError: if the config is for other environments than the source gives.
         EnvError: if they cannot be made, or do not pass their check.
     """
+    config = worker.config
+
+    def on_created(env: Any, env_context: EnvContext, index: int) -> None:
+        if validate_env is not None:
+            validate_env(env, env_context)
+        worker.callbacks.on_sub_environment_created(
+            worker=worker, sub_environment=env, env_context=env_context, env_index=index
+        )
+
     if config.in_evaluation and is_instance(source):
         require_alone(source, 1, 0, evaluates=True)
     made = make_any_environments(
@@ -74,7 +80,7 @@ def make_worker_environments(
         context,
         on_created,
         checked=not config.disable_env_checking,
-        may_be_none=may_be_none,
+        may_be_none=bool(worker.spaces),
     )
     if made is None:
         return None, None
@@ -85,14 +91,13 @@ def make_worker_environments(
         raise
     seconds = config.env_step_timeout_s
     watchdog = None if seconds is None else Watchdog(seconds)
-    restarts = config.restart_failed_sub_environments and made.maker is not None
+    again = made.maker if config.restart_failed_sub_environments else None
 
     def on_made(env: Any, index: int) -> None:
         announce(env, index, context, on_created)
 
-    again = made.maker if restarts else None
     limit = config.max_num_sub_environment_restarts
-    made.guard(Repairs(again, context.worker_index, watchdog, limit, on_made))
+    made.guard(Repairs(again, worker.worker_index, watchdog, limit, on_made))
     return made, watchdog
 
 

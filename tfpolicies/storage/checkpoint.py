@@ -346,22 +346,22 @@ def _inner_checkpoint(root: Path) -> str:
 
 def _read_policy(root: Path, entry: dict[str, Any]) -> Checkpoint:
     folder, name = root / entry["folder"], entry["manifest"]
-    text = _read_file(folder / name, LARGEST)
-    _check_digest(folder / name, text, entry["sha256"])
+    text = _read_file(folder / name, entry["sha256"], limit=LARGEST)
     return _load(folder, name, text, entry["type"], None, None)
 
 
 def _read_arrays(root: Path, entry: dict[str, Any]) -> dict[str, np.ndarray]:
     path = root / entry["file"]
-    image = _read_file(path, None, size=entry["bytes"])
-    _check_digest(path, image, entry["sha256"])
+    image = _read_file(path, entry["sha256"], size=entry["bytes"])
     try:
         return unpack_arrays(image)
     except CheckpointError as error:
         raise CheckpointError(f"{str(path)!r} is not an array file: {error}.") from error
 
 
-def _read_file(path: Path, limit: int | None, size: int | None = None) -> bytes:
+def _read_file(
+    path: Path, digest: str, *, limit: int | None = None, size: int | None = None
+) -> bytes:
     try:
         with open_regular(path) as file:
             found = size_of(file)
@@ -369,16 +369,14 @@ def _read_file(path: Path, limit: int | None, size: int | None = None) -> bytes:
                 raise CheckpointError(
                     f"{str(path)!r} is damaged: it has {found} bytes, the manifest says {size}."
                 )
-            return content_of(file, limit)
+            content = content_of(file, limit)
     except FileNotFoundError:
         raise _VanishedError(f"{str(path)!r} is missing, though the manifest lists it.") from None
     except OSError as error:
         raise CheckpointError(f"{str(path)!r} cannot be read: {error}.") from error
-
-
-def _check_digest(path: Path, content: bytes, digest: str) -> None:
     if sha256(content) != digest:
         raise CheckpointError(
             f"{str(path)!r} is damaged: its SHA-256 differs from the one in the manifest. "
             "Use another checkpoint, or copy the file anew."
         )
+    return content

@@ -117,8 +117,4 @@ def _quote(name: str) -> str:
 
 
 def _is_unicode(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return name.encode(errors="ignore").decode() == name

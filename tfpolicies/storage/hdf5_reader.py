@@ -11,6 +11,7 @@ Source: HDF5 File Format Specification, version 3.0 (support.hdfgroup.org).
 
 from __future__ import annotations
 
+import functools
 import math
 import struct
 from collections.abc import Iterator
@@ -136,7 +137,7 @@ class Hdf5Object:
         self._image = image
         self.address = address
         self._messages = list(_header(image, address))
-        self._attributes: dict[bytes, tuple[int, bytes, bytes, bytes]] | None = None
+        self._groups: dict[str, Hdf5Object] = {}
         kinds = {message.kind for message in self._messages}
         self.is_dataset = _LAYOUT in kinds
         self.is_group = _SYMBOL_TABLE in kinds
@@ -146,8 +147,9 @@ class Hdf5Object:
                 f"an object is no group or dataset as Keras writes it ({detail}); {_REWRITE}"
             )
 
+    @functools.cached_property
     def members(self) -> dict[str, int]:
-        """Returns names and addresses of the members of a group, in the order of the file.
+        """Names and addresses of the members of a group, in the order of the file.
 
         Raises:
             Hdf5Error: if this is no group, or one of the links leads elsewhere.
@@ -166,9 +168,22 @@ class Hdf5Object:
                 found[name] = address
         return found
 
-    def open(self, address: int) -> Hdf5Object:
-        """Returns the object at an address that `members` gave."""
-        return Hdf5Object(self._image, address)
+    def child(self, name: str) -> Hdf5Object:
+        """Returns a member of a group; those that are groups are parsed once.
+
+        Raises:
+            Hdf5Error: if there is none of that name, or it cannot be parsed.
+        """
+        if name not in self.members:
+            raise Hdf5Error(f"it has no {name!r} where its attributes say there is one")
+        found = self._groups.get(name) or Hdf5Object(self._image, self.members[name])
+        if found.is_group:
+            self._groups[name] = found
+        return found
+
+    def find(self, path: str) -> Hdf5Object:
+        """Returns what lies at a path of names below a group; see `child`."""
+        return functools.reduce(Hdf5Object.child, path.split("/"), self)
 
     def strings(self, attribute: str) -> list[str] | None:
         """Returns the strings of an attribute, or None if there is none of that name.
@@ -178,11 +193,12 @@ class Hdf5Object:
         Raises:
             Hdf5Error: if its elements are no strings, or longer than names are.
         """
-        if self._attributes is None:
-            found = [_attribute(m) for m in self._messages if m.kind == _ATTRIBUTE]
-            self._attributes = dict(found)
         parts = self._attributes.get(attribute.encode())
         return None if parts is None else self._strings(*parts)
+
+    @functools.cached_property
+    def _attributes(self) -> dict[bytes, tuple[int, bytes, bytes, bytes]]:
+        return dict(_attribute(m) for m in self._messages if m.kind == _ATTRIBUTE)
 
     def array(self) -> np.ndarray:
         """Returns the numbers of a dataset as an array of its own, in native byte order.

@@ -70,7 +70,8 @@ def warn_of_unavailable(record: Any) -> None:
     Args:
         record: JSON values with what `encode_value` returned in them.
     """
-    names = list(dict.fromkeys(_unavailable(record)))
+    parts = parts_in(record, "")
+    names = dict.fromkeys(x for place, x in parts if place.endswith("['$unavailable']"))
     if names:
         warnings.warn(
             f"These have no import path and are stored by name only: {', '.join(names)}. Loading "
@@ -79,17 +80,6 @@ def warn_of_unavailable(record: Any) -> None:
             UserWarning,
             stacklevel=3,
         )
-
-
-def _unavailable(record: Any) -> Iterator[str]:
-    if isinstance(record, dict):
-        if "$unavailable" in record:
-            yield record["$unavailable"]
-        record = record.values()
-    elif not isinstance(record, list):
-        return
-    for part in record:
-        yield from _unavailable(part)
 
 
 def decode_value(record: Any) -> Any:

@@ -96,39 +96,13 @@ def _content(file: Path) -> bytes:
 # HDF5 ---------------------------------------------------------------------------------------------
 
 
-class _Tree:
-    """Groups of an image, each parsed once, and by path."""
-
-    def __init__(self, image: bytes) -> None:
-        self.root = Hdf5Image(image).root
-        self._groups: dict[int, tuple[Hdf5Object, dict[str, int]]] = {}
-
-    def members(self, group: Hdf5Object) -> dict[str, int]:
-        if group.address not in self._groups:
-            self._groups[group.address] = group, group.members()
-        return self._groups[group.address][1]
-
-    def child(self, group: Hdf5Object, name: str) -> Hdf5Object:
-        address = self.members(group).get(name)
-        if address is None:
-            raise Hdf5Error(f"it has no {name!r} where its attributes say there is one")
-        known = self._groups.get(address)
-        return known[0] if known else group.open(address)
-
-    def find(self, group: Hdf5Object, path: str) -> Hdf5Object:
-        for name in path.split("/"):
-            group = self.child(group, name)
-        return group
-
-
 def _read_hdf5(content: bytes) -> KerasWeights:
-    tree = _Tree(content)
-    if _names(tree.root, "layer_names") is not None:
-        return KerasWeights("keras2 weights", _keras2_layers(tree, tree.root))
-    if "model_weights" in tree.members(tree.root):
-        weights = tree.child(tree.root, "model_weights")
-        return KerasWeights("keras2 model", _keras2_layers(tree, weights))
-    return KerasWeights("keras3 weights", _keras3_layers(tree))
+    root = Hdf5Image(content).root
+    if _names(root, "layer_names") is not None:
+        return KerasWeights("keras2 weights", _keras2_layers(root))
+    if "model_weights" in root.members:
+        return KerasWeights("keras2 model", _keras2_layers(root.child("model_weights")))
+    return KerasWeights("keras3 weights", _keras3_layers(root))
 
 
 def _array(source: Hdf5Object, where: str) -> NamedArray:
@@ -142,25 +116,23 @@ def _array(source: Hdf5Object, where: str) -> NamedArray:
 # Keras 2 ------------------------------------------------------------------------------------------
 
 
-def _keras2_layers(tree: _Tree, group: Hdf5Object) -> list[LayerWeights]:
+def _keras2_layers(group: Hdf5Object) -> list[LayerWeights]:
     names = _names(group, "layer_names")
     if names is None:
         raise Hdf5Error("its group 'model_weights' has no list of layers")
     if len(set(names)) != len(names):
         raise Hdf5Error("its list of layers names one twice")
-    layers = [layer for name in names for layer in _keras2_owners(tree, group, name, name)]
-    if "top_level_model_weights" in tree.members(group):
-        layers += _keras2_owners(tree, group, "top_level_model_weights", "")
+    layers = [layer for name in names for layer in _keras2_owners(group, name, name)]
+    if "top_level_model_weights" in group.members:
+        layers += _keras2_owners(group, "top_level_model_weights", "")
     if not layers:
         raise Hdf5Error("it holds no weights")
     return layers
 
 
-def _keras2_owners(
-    tree: _Tree, parent: Hdf5Object, group_name: str, layer: str
-) -> Iterator[LayerWeights]:
+def _keras2_owners(parent: Hdf5Object, group_name: str, layer: str) -> Iterator[LayerWeights]:
     """Yields the owners of a layer's weights, which are told by the names of the weights."""
-    group = tree.find(parent, group_name)
+    group = parent.find(group_name)
     names = _names(group, "weight_names")
     if names is None:
         raise Hdf5Error(f"the layer {group_name!r} has no list of weights")
@@ -170,7 +142,7 @@ def _keras2_owners(
     for name in names:
         owner = _keras2_owner(layer, name)
         if not _SEED.fullmatch(name.rpartition("/")[2].removesuffix(":0")):
-            owners.setdefault(owner, []).append(_array(tree.find(group, name), name))
+            owners.setdefault(owner, []).append(_array(group.find(name), name))
     for owner, weights in owners.items():
         yield LayerWeights(owner, None, weights)
 
@@ -207,15 +179,14 @@ def _names(group: Hdf5Object, attribute: str) -> list[str] | None:
 # Keras 3 ------------------------------------------------------------------------------------------
 
 
-def _keras3_layers(tree: _Tree) -> list[LayerWeights]:
-    layers = list(_walk(tree, tree.root, (), (), named=True, above={tree.root.address}))
+def _keras3_layers(root: Hdf5Object) -> list[LayerWeights]:
+    layers = list(_walk(root, (), (), named=True, above={root.address}))
     if not layers:
         raise Hdf5Error("it holds no weights of a Keras model")
     return layers
 
 
 def _walk(
-    tree: _Tree,
     group: Hdf5Object,
     path: tuple[str, ...],
     names: tuple[str, ...],
@@ -226,7 +197,6 @@ def _walk(
     """Yields the owners of weights in and below a group.
 
     Args:
-        tree: The groups.
         group: The group of an object or of a list of objects.
         path: Its path.
         names: The names of the layers around it, the model excepted.
@@ -235,23 +205,21 @@ def _walk(
     """
     if len(path) > _MAX_DEPTH or sum(map(len, path + names)) > _MAX_PATH:
         raise Hdf5Error(f"its groups are nested deeper than {_MAX_DEPTH}, or have long names")
-    members = tree.members(group)
-    own = tree.child(group, "vars") if "vars" in members else None
+    own = group.child("vars") if "vars" in group.members else None
     if own is not None and path:
         told = own.strings("name")
         named = named and bool(told)
         names += tuple(told or ())[:1]
     if own is not None:
-        inner = tree.members(own)
         where = "/".join(path)
         weights = [
-            _array(tree.child(own, key), f"{where}/vars/{key}") for key in sorted(inner, key=_vars)
+            _array(own.child(key), f"{where}/vars/{key}") for key in sorted(own.members, key=_vars)
         ]
         if weights:
             place, name = place_of(where), "/".join(names) if named else where
             yield LayerWeights(name, place.class_name, weights, where, named, place.sequence)
-    for key in sorted(members, key=split_number):
-        child = tree.child(group, key) if key != "vars" else None
+    for key in sorted(group.members, key=split_number):
+        child = group.child(key) if key != "vars" else None
         if child is None or (not path and key in _NO_WEIGHTS) or _SEED.fullmatch(key):
             continue
         if not child.is_group:
@@ -260,7 +228,7 @@ def _walk(
             raise Hdf5Error(f"the group {'/'.join((*path, key))!r} is in it twice")
         above.add(child.address)
         key = "layers" if key == "_layer_checkpoint_dependencies" else key
-        yield from _walk(tree, child, (*path, key), names, named=named, above=above)
+        yield from _walk(child, (*path, key), names, named=named, above=above)
 
 
 def _vars(key: str) -> tuple[int, str]:
@@ -292,7 +260,7 @@ def _read_archive(content: bytes) -> KerasWeights:
         raise Hdf5Error(f"the archive is damaged ({error})") from error
     if not weights.startswith(SIGNATURE):
         raise Hdf5Error(f"its {_ARCHIVE_WEIGHTS} is no HDF5")
-    layers = _keras3_layers(_Tree(weights))
+    layers = _keras3_layers(Hdf5Image(weights).root)
     return KerasWeights("keras3 archive", _in_order(layers, configured))
 
 

@@ -93,9 +93,8 @@ class Signals:
         self._reminders = 0
         self._found: dict[int, Any] = {}
         self._pipe: tuple[int, int] | None = None
-        self._stderr = (
-            2  # a copy, since TensorFlow's start is quieted by putting another file there
-        )
+        # A copy when entered, since TensorFlow's start is quieted by putting another file there.
+        self._stderr = 2
         self._wakeup = -1
         self._unraisable: Callable[[Any], Any] = sys.unraisablehook
         self._was_ignored = False  # what was raised came in a destructor, where Python ignores it
@@ -158,10 +157,6 @@ class Signals:
                     self._announce(self.requested)  # the thread may not have come to it yet
         finally:
             self._rescue = None
-        self.check()
-
-    def check(self) -> None:
-        """Raises a `SignalEnd` if a signal came."""
         if self.requested is not None:
             raise SignalEnd(self.requested)
 

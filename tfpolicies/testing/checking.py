@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,7 +11,6 @@ from tfpolicies.policy.policy import Policy
 from tfpolicies.testing import (
     acting_checks,
     learning_checks,
-    mask_checks,
     memory_checks,
     runtime_checks,
     state_checks,
@@ -34,7 +34,7 @@ CHECKS: dict[str, Callable[[Subject], str]] = {
         acting_checks.batch_invariance,
         acting_checks.determinism,
         memory_checks.memory,
-        mask_checks.masks,
+        acting_checks.masks,
         acting_checks.log_likelihoods,
         state_checks.aliasing,
         state_checks.state,
@@ -121,11 +121,8 @@ def _result(name: str, subject: Subject) -> CheckResult:
 
 
 def _unexpected(error: Any) -> str:
-    trace = error.__traceback__
-    while trace.tb_next is not None:
-        trace = trace.tb_next
-    code = trace.tb_frame.f_code
-    where = f"{code.co_filename}:{trace.tb_lineno} in {code.co_name}"
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{place.filename}:{place.lineno} in {place.name}"
     return str(
         Broken(
             "no error", f"{type(error).__name__}: {error}", f"Look at {where}, where it was raised."

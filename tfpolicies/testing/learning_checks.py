@@ -12,7 +12,7 @@ from tfpolicies.program.columns import travelling_columns
 from tfpolicies.program.view import LOSS_MASK, ModelView
 from tfpolicies.testing.batches import random_batch
 from tfpolicies.testing.report import Broken, NotApplicable
-from tfpolicies.testing.subject import Subject, all_same, arrays_in, same
+from tfpolicies.testing.subject import Subject, all_same, arrays_in
 
 
 def learning(subject: Subject) -> str:
@@ -108,19 +108,16 @@ def learner(subject: Subject) -> str:
     with program.lock:
         _ = policy.model  # loads the weights
         view = ModelView(network, program.spec.time_steps, training=False)
-        dist_inputs, _ = view(rows)
-        values = view.value_function() if program.has_values else None
+        ours = {"action_dist_inputs": view(rows)[0]}
+        if program.has_values and "vf_preds" in batch:
+            ours["vf_preds"] = view.value_function()
     valid = rows[LOSS_MASK].numpy() > 0
     expected = "the learner to compute what acting computed for the same rows"
     advice = (
         "Rebuild each row's inputs in the batch as acting had them: memory at the beginning of "
         "each sequence, previous actions and rewards, masks, filters."
     )
-    name = "action_dist_inputs"
-    worst = same(name, dist_inputs.numpy()[valid], batch[name], expected, advice, tolerance=1e-4)
-    if values is not None and "vf_preds" in batch:
-        ours = values.numpy()[valid]
-        worst = max(
-            worst, same("vf_preds", ours, batch["vf_preds"], expected, advice, tolerance=1e-4)
-        )
+    found = {name: x.numpy()[valid] for name, x in ours.items()}
+    wanted = {name: batch[name] for name in ours}
+    worst = all_same(found, wanted, expected, advice, tolerance=1e-4)
     return f"largest difference {worst:.1e}"

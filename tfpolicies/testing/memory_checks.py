@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfpolicies.models.ports import ACTIONS, OBS, REWARDS, View
-from tfpolicies.models.spaces import Leaf, nest
+from tfpolicies.models.spaces import nest
 from tfpolicies.program.functions import ActInputs
 from tfpolicies.testing.report import Broken, NotApplicable
 from tfpolicies.testing.subject import Subject, all_same, by_leaf, env_actions
@@ -34,7 +34,8 @@ def memory(subject: Subject) -> str:
         for t, obs in enumerate(steps):
             shown = session.act(nest(policy.observation_space, obs), explore=False)
             ours = {**by_leaf(subject.leaves, shown), **_states_of(session)}
-            wanted = _env_actions(policy, subject.leaves, by_hand[t])
+            own = [by_hand[t][leaf.name("actions")] for leaf in subject.leaves]
+            wanted = by_leaf(subject.leaves, env_actions(policy, own))
             wanted |= {name: x for name, x in by_hand[t].items() if name.startswith("state_out_")}
             expected = f"{attempt} to act as memory that is carried by hand does, at step {t}"
             all_same(ours, wanted, expected, advice)
@@ -100,13 +101,6 @@ def _viewed(view: View, known: list[list[np.ndarray]], t: int, count: int) -> It
         nothing = np.zeros((count, *leaf.shape), leaf.dtype)
         steps = [known[t + s][i] if t + s >= 0 else nothing for s in view.shifts]
         yield np.stack(steps, axis=1) if view.is_window else steps[0]
-
-
-def _env_actions(
-    policy: Any, leaves: Sequence[Leaf], found: dict[str, np.ndarray]
-) -> dict[str, np.ndarray]:
-    own = [found[leaf.name("actions")] for leaf in leaves]
-    return by_leaf(leaves, env_actions(policy, own))
 
 
 def _check_sequence(

@@ -55,8 +55,12 @@ class Subject:
         self.ports = ports_of(policy)
 
     def twin(self) -> Any:
-        """Returns another policy in the state that the checked one was given in."""
-        return twin_of(self.original, self.state)
+        """Returns another policy in the state that the checked one was given in.
+
+        A `TFPolicy` is made by `from_state`; a hand-written one is copied, which a class can refine
+        by `__deepcopy__`.
+        """
+        return self.original.holding.twin(copy.deepcopy(self.state))
 
     def rng(self) -> np.random.Generator:
         """Returns a new generator, the same for each check."""
@@ -71,7 +75,7 @@ class Subject:
 
     def acted(self, policy: Any, inputs: Sequence[np.ndarray], explore: bool) -> dict[str, Any]:
         """Returns everything that acting on one array per port gives, as arrays by name."""
-        return flat(policy, self.leaves, act(policy, self.ports, inputs, explore))
+        return flat(self.leaves, act(policy, self.ports, inputs, explore))
 
     def needs_tf(self, what: str) -> None:
         """Ends a check that only policies with a Program can be held to."""
@@ -98,15 +102,6 @@ def ports_of(policy: Policy) -> InputPorts:
     )
 
 
-def twin_of(policy: Any, state: Any) -> Any:
-    """Returns another policy with a state.
-
-    A `TFPolicy` is made by `from_state`; a hand-written one is copied, which a class can refine by
-    `__deepcopy__`.
-    """
-    return policy.holding.twin(copy.deepcopy(state))
-
-
 def act(policy: Any, ports: InputPorts, inputs: Sequence[np.ndarray], explore: bool) -> ActionBatch:
     """Calls `compute_actions` with one array per port."""
     return ActionBatch(*policy.compute_actions(**arguments(policy, ports, inputs), explore=explore))
@@ -127,24 +122,21 @@ def arguments(policy: Any, ports: InputPorts, inputs: Sequence[np.ndarray]) -> d
 
 
 def flat(
-    policy: Any, leaves: Sequence[Leaf], acted: ActionBatch, *, convert: bool = True
+    leaves: Sequence[Leaf], acted: ActionBatch, *, convert: bool = True
 ) -> dict[str, np.ndarray]:
     """Returns everything that acting gave as arrays by name."""
-    actions = acted.actions
-    found = batch_leaves(leaves, actions, "actions") if convert else _raw_leaves(leaves, actions)
-    named = {leaf.name("actions"): x for leaf, x in zip(leaves, found, strict=True)}
+    if convert:
+        found = zip(leaves, batch_leaves(leaves, acted.actions, "actions"), strict=True)
+        named = {leaf.name("actions"): array for leaf, array in found}
+    else:
+        named = by_leaf(leaves, acted.actions)
     named |= {f"state_out_{i}": np.asarray(x) for i, x in enumerate(acted.state_outs)}
     return {**named, **{name: np.asarray(x) for name, x in acted.extras.items()}}
 
 
-def _raw_leaves(leaves: Sequence[Leaf], actions: Any) -> list[np.ndarray]:
-    return [np.asarray(pick(actions, leaf.path)) for leaf in leaves]
-
-
 def by_leaf(leaves: Sequence[Leaf], actions: Any) -> dict[str, np.ndarray]:
     """Returns the leaves of nested actions by name, in the dtypes that they have."""
-    found = zip(leaves, _raw_leaves(leaves, actions), strict=True)
-    return {leaf.name("actions"): array for leaf, array in found}
+    return {leaf.name("actions"): np.asarray(pick(actions, leaf.path)) for leaf in leaves}
 
 
 def env_actions(policy: Any, own: Sequence[np.ndarray]) -> Any:

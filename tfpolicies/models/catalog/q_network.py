@@ -21,7 +21,6 @@ def build_q_model(
     *,
     hiddens: Sequence[int],
     dueling: bool,
-    seed: int = 0,
 ) -> keras.Model:
     """Builds a model from encoded observations to action values `[B, num_actions]`.
 
@@ -36,9 +35,8 @@ def build_q_model(
         settings: the complete `model` config.
         hiddens: units of the hidden layers of each head; they are rectified.
         dueling: whether there are two heads.
-        seed: seeds the initial weights.
     """
-    kernels = Kernels(ortho_init=settings["ortho_init"], seed=seed)
+    kernels = Kernels(ortho_init=settings["ortho_init"], seed=0)
     encoder = Encoder(space_leaves, port_names(space_leaves, "obs"), settings, kernels)
     inputs = encoder.inputs()
     features = encoder.fully_connected(encoder.joined(inputs), encoder.hidden_layers, "fc")

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfpolicies.program.devices import CPU, contexts, on_device
-from tfpolicies.program.functions import ActInputs, ProgramFunctions
+from tfpolicies.program.functions import ProgramFunctions
 from tfpolicies.program.outputs import ActLayout
-from tfpolicies.program.runtimes.runtime import FirstCalls, FlatActing, Resident, Runtime, concrete
-from tfpolicies.program.update_forms import Form
-from tfpolicies.state import ACTING, PolicyState
+from tfpolicies.program.runtimes.runtime import FirstCalls, Resident, Runtime, concrete
+from tfpolicies.state import PolicyState
 from tfpolicies.system import forks
 from tfpolicies.system.interruptible import BackgroundCall
 
@@ -42,44 +41,25 @@ class _Traced:
         return (self._concrete or self.trace())(*inputs)
 
 
-class _OneShape(_Traced):
-    """A function that XLA compiles, for one shape: in a thread that nobody has to wait for."""
+class _Acting(_Traced):
+    """A function that acts: it takes one list of tensors, so that there is nothing to bind either.
 
-    _is_compiled = False
+    The first call, in which XLA may compile, runs in a thread that nobody has to wait for.
+    """
 
-    def __call__(self, *inputs: Any) -> Any:
-        if self._is_compiled:
-            return self._concrete(*inputs)
-        call = BackgroundCall(functools.partial(self.trace(), *inputs))
-        call.start()
-        found = call.result()
-        self._is_compiled = True
+    _call: Any = None
+    _captured: Sequence[Any] = ()
+
+    def __call__(self, tensors: Sequence[tf.Tensor]) -> Any:
+        if self._call is not None:
+            return self._call(*tensors, *self._captured)
+        concrete = self.trace()
+        first = BackgroundCall(functools.partial(concrete, tensors))
+        first.start()
+        found = first.result()
+        self._captured = concrete.captured_inputs
+        self._call = concrete.inference_fn.call_flat
         return found
-
-
-class _Update:
-    """An update function that takes a state and arrays, and gives arrays."""
-
-    def __init__(self, function: Any, form: Form, first_calls: FirstCalls) -> None:
-        self._function = function
-        self._form = form
-        self._first_calls = first_calls
-
-    def trace(self) -> None:
-        """Traces the function if it is one to be traced and was not traced yet."""
-        if isinstance(self._function, _Traced):
-            self._function.trace()
-
-    def __call__(
-        self,
-        state: PolicyState,
-        *given: Any,
-        shapes: Any = None,
-        meanwhile: Callable[[], None] | None = None,
-    ) -> Any:
-        call = functools.partial(self._function, tf.constant(state.hyper), *given)
-        key = None if self._form is Form.PLAIN else (self, shapes)
-        return self._first_calls.run(key, call, meanwhile, self.trace)
 
 
 class FunctionRuntime(Runtime):
@@ -98,25 +78,16 @@ class FunctionRuntime(Runtime):
         super().__init__(functions, act)
         self.traced = traced
         self._first_calls = FirstCalls()
-        self._segments = functions.layout.segments(*ACTING)
-        flat, signatures = FlatActing(functions, act), self.signatures
-        weights = signatures.acting_segments
-        self._act = self._trace(on_device(flat.many, CPU), [weights, signatures.act])
-        if traced and functions.spec.static["jit_compile"] is not False:
-            one_row = [weights, signatures.one_row]
-            self._act_one = _OneShape(on_device(flat.one, CPU), one_row, jit=True)
-        inputs = signatures.act.inputs
-        self._log_likelihoods = self._trace(
-            on_device(flat.log_likelihoods, CPU), [weights, inputs, signatures.actions]
-        )
-        device = functions.device
-        self._load = self._trace(on_device(functions.load, device), [signatures.segments])
-        self._weights: tuple[PolicyState, int, dict[str, tf.Tensor]] | None = None
         self._resident = Resident()
+        self._weights: tuple[PolicyState, int, list[tf.Tensor]] | None = None
+        self._make_functions(self.signatures.acting_segments)
 
-    def _trace(self, function: Any, signature: Sequence[Any], *, jit: bool = False) -> Any:
-        """Returns `function` as a traced function of exactly this signature."""
-        return _Traced(function, signature, jit=jit) if self.traced else function
+    def _made(
+        self, function: Any, signature: Sequence[Any], *, acts: bool = False, jit: bool = False
+    ) -> Any:
+        on = on_device(function, CPU if acts else self.functions.device)
+        kind = _Acting if acts else _Traced
+        return kind(on, signature, jit=jit) if self.traced else on
 
     # -- acting -------------------------------------------------------------------------------
 
@@ -126,38 +97,25 @@ class FunctionRuntime(Runtime):
         if forks.forked_from is not None:
             forks.require_tensorflow()
         with contexts()(CPU):
-            *inputs, noise, params = map(tf.constant, arrays)
-            given = ActInputs(inputs, noise, params)
-            return [*map(np.array, function(self._flat_weights(state), given))]
+            tensors = [*self._flat_weights(state), *map(tf.constant, arrays)]
+            return [*map(np.array, function(tensors))]
 
-    def log_likelihoods(
-        self,
-        state: PolicyState,
-        inputs: Sequence[np.ndarray],
-        actions: Sequence[np.ndarray],
-    ) -> np.ndarray:
-        """Returns the log-probability of normalised actions, one leaf each, float32 `[N]`."""
-        forks.require_tensorflow()
-        flat = self._flat_weights(state)
-        tensors = [[tf.constant(x) for x in part] for part in (inputs, actions)]
-        return self._log_likelihoods(flat, *tensors).numpy()
-
-    def _flat_weights(self, state: PolicyState) -> Mapping[str, tf.Tensor]:
+    def _flat_weights(self, state: PolicyState) -> list[tf.Tensor]:
         known = self._weights
         if known is not None and known[0] is state and known[1] == state.version:
             return known[2]
-        version = state.version
-        flat = {name: tf.constant(state.segments[name]) for name in self._segments}
+        version, names = state.version, self.signatures.acting_segments
+        flat = [tf.constant(state.segments[name]) for name in names]
         self._weights = (state, version, flat)
         return flat
 
     # -- learning -----------------------------------------------------------------------------
 
-    def compiled(self, function: Any, signature: Sequence[Any], form: Form = Form.PLAIN) -> Any:
-        """Returns an update function; see `Runtime.compiled`."""
-        on = on_device(function, self.functions.device)
-        traced = self._trace(on, [self.signatures.hyper, *signature], jit=form is Form.LOOP)
-        return _Update(traced, form, self._first_calls)
+    def _prepared(
+        self, function: Any, state: PolicyState, given: Sequence[Any]
+    ) -> tuple[FirstCalls, Callable[[], Any]]:
+        call = functools.partial(function, tf.constant(state.hyper), *given)
+        return self._first_calls, call
 
     def inner(self, function: Any, signature: Sequence[Any], *, for_xla: bool) -> Any:
         """Returns a function for other functions to call; see `Runtime.inner`."""

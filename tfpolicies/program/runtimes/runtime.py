@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, final
 
 import numpy as np
@@ -84,13 +84,45 @@ class Runtime(Actor):
     traced = True
     is_kept = False
 
-    _act: Any  # any number of rows
-    _act_one: Any = None  # one row: XLA runs its few dozen operations as one
+    _act_one: Any = None
 
     def __init__(self, functions: ProgramFunctions, act: ActLayout) -> None:
         self.functions = functions
         self.signatures = Signatures(functions)
         self.act_layout = act
+
+    def _make_functions(self, weights: Mapping[str, tf.TensorSpec]) -> None:
+        """Makes what acts, and what loads a state.
+
+        Args:
+            weights: the segments that acting is given; none where it reads resident variables.
+        """
+        signatures, flat = self.signatures, FlatActing(self.functions, self.act_layout, weights)
+
+        def acting(function: Any, *given: Any, jit: bool = False) -> Any:
+            signature = tf.nest.flatten([list(weights.values()), given])
+            return self._made(function, [signature], acts=True, jit=jit)
+
+        self._act = acting(flat.many, signatures.act)  # any number of rows
+        if self.traced and self.functions.spec.static["jit_compile"] is not False:
+            # One row: XLA runs its few dozen operations as one.
+            self._act_one = acting(flat.one, signatures.one_row, jit=True)
+        inputs, actions = signatures.act.inputs, signatures.actions
+        self._log_likelihoods = acting(flat.log_likelihoods, inputs, actions)
+        self._load = self._made(self.functions.load, [signatures.segments])
+
+    @abc.abstractmethod
+    def _made(
+        self, function: Any, signature: Sequence[Any], *, acts: bool = False, jit: bool = False
+    ) -> Any:
+        """Returns a function as this runtime runs it.
+
+        Args:
+            function: takes what `signature` says; if it acts, one list of tensors, and gives one.
+            signature: nests of `tf.TensorSpec`.
+            acts: whether it acts.
+            jit: whether XLA compiles it.
+        """
 
     # -- acting -------------------------------------------------------------------------------
 
@@ -115,15 +147,15 @@ class Runtime(Actor):
     def _called(
         self, function: Any, state: PolicyState, arrays: Sequence[np.ndarray]
     ) -> list[np.ndarray]:
-        """Returns what a form of the act function gives for one state, packed.
+        """Returns what a function that acts gives for one state.
 
         Args:
-            function: the form.
+            function: what `_made` gave.
             state: whose weights it takes.
-            arrays: the inputs, the noise and the parameters.
+            arrays: what else.
         """
 
-    @abc.abstractmethod
+    @final
     def log_likelihoods(
         self,
         state: PolicyState,
@@ -131,6 +163,8 @@ class Runtime(Actor):
         actions: Sequence[np.ndarray],
     ) -> np.ndarray:
         """Returns the log-probability of normalised actions, one leaf each, float32 `[N]`."""
+        (found,) = self._called(self._log_likelihoods, state, [*inputs, *actions])
+        return found
 
     # -- the resident variables ---------------------------------------------------------------
 
@@ -173,7 +207,7 @@ class Runtime(Actor):
 
     # -- learning -----------------------------------------------------------------------------
 
-    @abc.abstractmethod
+    @final
     def compiled(self, function: Any, signature: Sequence[Any], form: Form = Form.PLAIN) -> Any:
         """Returns an update function that works on the resident variables.
 
@@ -183,11 +217,31 @@ class Runtime(Actor):
             form: `LOOP` has XLA compile it; `STEP` says that it compiles what it calls.
 
         Returns:
-            An object `f(state, *given, shapes=None, meanwhile=None)` that takes what `placed` gave
+            A function `f(state, *given, shapes=None, meanwhile=None)` that takes what `placed` gave
             and gives arrays or tensors. The first call with other `shapes`, where anything is
             compiled, runs in another thread, so that its caller can be interrupted, and
-            `meanwhile()` in this one. `f.trace()` traces it beforehand.
+            `meanwhile()` in this one.
         """
+        takes = [self.signatures.hyper, *signature]
+        made = self._made(function, takes, jit=form is Form.LOOP)
+
+        def update(
+            state: PolicyState,
+            *given: Any,
+            shapes: Any = None,
+            meanwhile: Callable[[], None] | None = None,
+        ) -> Any:
+            first_calls, call = self._prepared(made, state, given)
+            key = None if form is Form.PLAIN else (made, shapes)
+            return first_calls.run(key, call, meanwhile, made)
+
+        return update
+
+    @abc.abstractmethod
+    def _prepared(
+        self, function: Any, state: PolicyState, given: Sequence[Any]
+    ) -> tuple[FirstCalls, Callable[[], Any]]:
+        """Returns a call of an update function, and what makes such calls for a state."""
 
     @abc.abstractmethod
     def inner(self, function: Any, signature: Sequence[Any], *, for_xla: bool) -> Any:
@@ -234,7 +288,7 @@ class FirstCalls:
         key: Any,
         call: Callable[[], Any],
         meanwhile: Callable[[], None] | None,
-        trace: Callable[[], Any],
+        function: Any,
     ) -> Any:
         """Makes a call, in another thread if none with this key has ended well before.
 
@@ -242,7 +296,7 @@ class FirstCalls:
             key: of what is compiled; None if nothing is.
             call: the call; it takes no lock.
             meanwhile: called in this thread in any case.
-            trace: traces what is to be compiled, so that the call needs not.
+            function: what is called; its `trace` runs before, so that the call needs not.
         """
         if self._running is not None:
             self.settle()
@@ -251,7 +305,7 @@ class FirstCalls:
             if meanwhile is not None:
                 meanwhile()
             return found
-        trace()
+        function.trace()
         self._running = BackgroundCall(call)
         self._running.start()
         if meanwhile is not None:
@@ -323,38 +377,52 @@ class Signatures:
 
 
 class FlatActing:
-    """Acting with the weights as flat segments and with few outputs, as runtimes want it.
+    """Acting from one list of tensors to another, as runtimes want it.
 
-    Each output of a traced function costs microseconds, so floats travel as one `[N, k]`. Without
-    segments, the weights are those in the resident variables.
+    Weights come first, as flat segments. Each output of a traced function costs microseconds, so
+    floats travel as one `[N, k]`.
+
+    Args:
+        functions: the Program's functions.
+        act: the outputs of acting.
+        segments: the names of the segments; without any, weights are the resident variables.
     """
 
-    def __init__(self, functions: ProgramFunctions, act: ActLayout) -> None:
-        self.functions = functions
+    def __init__(
+        self, functions: ProgramFunctions, act: ActLayout, segments: Collection[str]
+    ) -> None:
+        self._functions = functions
         self._act = act
+        self._segments = list(segments)
         self._slots = functions.layout.of(*ACTING)
 
-    def weights(self, flat: Mapping[str, tf.Tensor] | None) -> list[tf.Tensor]:
-        """Returns the variables of the network, in the layout's order, from flat segments."""
-        if flat is None:
-            return [tf.convert_to_tensor(v) for v in self.functions.network.variables]
-        return unpack(flat, self._slots)
+    def _split(self, tensors: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """Returns the variables of the network, in the layout's order, and what else is given."""
+        count = len(self._segments)
+        if not count:
+            return [tf.convert_to_tensor(v) for v in self._functions.network.variables], [*tensors]
+        segments = dict(zip(self._segments, tensors[:count], strict=True))
+        return unpack(segments, self._slots), [*tensors[count:]]
 
-    def many(self, flat: Mapping[str, tf.Tensor] | None, given: ActInputs) -> Any:
+    def many(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Acts on any number of rows."""
-        self.functions.traces.note("act", given)
-        return self._act.pack(self.functions.act(self.weights(flat), given))
+        return self._acted("act", tensors)
 
-    def one(self, flat: Mapping[str, tf.Tensor] | None, given: ActInputs) -> Any:
+    def one(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Acts on one row, for XLA."""
-        self.functions.traces.note("act (one row)", given)
-        return self._act.pack(self.functions.act(self.weights(flat), given))
+        return self._acted("act (one row)", tensors)
 
-    def log_likelihoods(
-        self, flat: Mapping[str, tf.Tensor] | None, inputs: Any, actions: Any
-    ) -> tf.Tensor:
-        """Returns the log-probability of normalised actions, `[N]`."""
-        return self.functions.log_likelihoods(self.weights(flat), inputs, actions)
+    def _acted(self, name: str, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        weights, given = self._split(tensors)
+        self._functions.traces.note(name, given)
+        *inputs, noise, params = given
+        return self._act.pack(self._functions.act(weights, ActInputs(inputs, noise, params)))
+
+    def log_likelihoods(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the log-probability of normalised actions, `[N]`, alone in a list."""
+        weights, given = self._split(tensors)
+        count = len(self._functions.network.ports.all)
+        return [self._functions.log_likelihoods(weights, given[:count], given[count:])]
 
 
 def _along(functions: ProgramFunctions) -> dict[str, tf.TensorSpec]:
@@ -374,28 +442,45 @@ def _one_row(spec: tf.TensorSpec) -> tf.TensorSpec:
     return tf.TensorSpec([1, *spec.shape[1:]], spec.dtype)
 
 
+def signature_with_weights(runtime: Runtime, lead: Sequence[None] = ()) -> list[tf.TensorSpec]:
+    """Returns what acting takes where the weights are inputs, each with a name.
+
+    These are `weights_<i>`, one per slot of the acting part, `input_<i>`, one per port, `noise` and
+    `params`; with the axes `lead` in front.
+    """
+    given, slots = runtime.signatures.act, runtime.functions.layout.of(*ACTING)
+    found = [(f"weights_{i}", slot.shape, slot.dtype) for i, slot in enumerate(slots)]
+    found += [(f"input_{i}", spec.shape, spec.dtype) for i, spec in enumerate(given.inputs)]
+    found += [(spec.name, spec.shape, spec.dtype) for spec in (given.noise, given.params)]
+    return [tf.TensorSpec([*lead, *shape], dtype, name) for name, shape, dtype in found]
+
+
+def acted(
+    runtime: Runtime,
+    tensors: Sequence[tf.Tensor],
+    flatten: Callable[[ActOutputs], list[tf.Tensor]],
+) -> list[tf.Tensor]:
+    """Acts on what `signature_with_weights` says; `flatten` makes a list of the outputs."""
+    count = len(runtime.functions.layout.of(*ACTING))
+    *inputs, noise, params = tensors[count:]
+    outputs = runtime.functions.act(tensors[:count], ActInputs(inputs, noise, params))
+    return [tf.identity(x) for x in flatten(outputs)]
+
+
 def act_with_weights(runtime: Runtime, where: str) -> Any:
     """Returns the act function of a Program as a traced one for converters: the weights are inputs.
 
-    It takes `weights_<i>`, one per slot of the acting part, `input_<i>`, one per port, `noise` and
-    `params`, and gives a list of outputs, as `runtime.act_layout` has them.
+    It takes what `signature_with_weights` says, and gives a list of outputs, as
+    `runtime.act_layout` has them.
 
     Args:
         runtime: of the Program.
         where: the runtime that is to act, for the count of traces.
     """
-    functions, given = runtime.functions, runtime.signatures.act
-    slots = functions.layout.of(*ACTING)
-    weights = [
-        tf.TensorSpec(slot.shape, slot.dtype, f"weights_{i}") for i, slot in enumerate(slots)
-    ]
-    inputs = [tf.TensorSpec(x.shape, x.dtype, f"input_{i}") for i, x in enumerate(given.inputs)]
 
     def act(*tensors: tf.Tensor) -> list[tf.Tensor]:
-        functions.traces.note(f"act ({where})", *tensors)
-        *inputs, noise, params = tensors[len(slots) :]
-        outputs = functions.act(tensors[: len(slots)], ActInputs(inputs, noise, params))
-        return [tf.identity(x) for x in runtime.act_layout.flatten(outputs)]
+        runtime.functions.traces.note(f"act ({where})", *tensors)
+        return acted(runtime, tensors, runtime.act_layout.flatten)
 
-    signature = [*weights, *inputs, given.noise, given.params]
+    signature = signature_with_weights(runtime)
     return tf.function(act, input_signature=signature, autograph=False)

@@ -8,7 +8,7 @@ of the caller.
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -20,10 +20,9 @@ from tensorflow.core.protobuf import config_pb2
 
 from tfpolicies.errors import ConfigError, ModelError
 from tfpolicies.program.devices import on_device
-from tfpolicies.program.functions import ActInputs, ProgramFunctions
+from tfpolicies.program.functions import ProgramFunctions
 from tfpolicies.program.outputs import ActLayout
-from tfpolicies.program.runtimes.runtime import FirstCalls, FlatActing, Resident, Runtime, concrete
-from tfpolicies.program.update_forms import Form
+from tfpolicies.program.runtimes.runtime import FirstCalls, Resident, Runtime, concrete
 from tfpolicies.state import PolicyState
 from tfpolicies.system import forks
 
@@ -62,38 +61,36 @@ def session_creator(session_args: Mapping[str, Any]) -> Callable[[], Any]:
 _creators: dict[str, Callable[[], Any]] = {}
 
 
+@dataclasses.dataclass(eq=False)
 class _GraphFunction:
     """One function in the graph of a Program: placeholders and results, made on first use."""
 
-    def __init__(
-        self, graph: tf.Graph, function: Any, signature: Sequence[Any], *, jit: bool = False
-    ) -> None:
-        self._graph = graph
-        self._function = function
-        self._signature = list(signature)
-        self._jit = jit
-        self.options: Any = None
-        self._structure: Any = None
+    graph: tf.Graph
+    function: Any
+    signature: Sequence[Any]
+    jit: bool
+    options: Any = None
+    _structure: Any = None
 
     def trace(self) -> None:
         """Puts the function into the graph if it is not there yet."""
         if self.options is not None:
             return
         forks.require_tensorflow()
-        with self._graph.as_default():
+        with self.graph.as_default():
             given = tf.nest.map_structure(
-                lambda spec: tf.compat.v1.placeholder(spec.dtype, spec.shape), self._signature
+                lambda spec: tf.compat.v1.placeholder(spec.dtype, spec.shape), self.signature
             )
             # A function orders its assignments by itself, which a plain v1 graph does not.
-            function = tf.function(self._run, jit_compile=self._jit or None, autograph=False)
+            function = tf.function(self._run, jit_compile=self.jit or None, autograph=False)
             # Called as it is, it would run as plain operations after `run_functions_eagerly(True)`.
-            self._structure = function.get_concrete_function(*self._signature)(*given)
+            self._structure = function.get_concrete_function(*self.signature)(*given)
             self.options = _callable_options(
                 tf.nest.flatten(given), tf.nest.flatten(self._structure)
             )
 
     def _run(self, *given: Any) -> Any:
-        found = self._function(*given)
+        found = self.function(*given)
         return tf.zeros([]) if found is None else found
 
     def nested(self, arrays: Sequence[np.ndarray]) -> Any:
@@ -179,6 +176,7 @@ class _IdleSessions:
             opened.close()
 
 
+@dataclasses.dataclass(eq=False)
 class _PolicySession:
     """The session of one policy, opened when it is first used.
 
@@ -191,11 +189,10 @@ class _PolicySession:
         open: the session; None while it is not open.
     """
 
-    def __init__(self, graph: tf.Graph, create: Callable[[], Any], idle: _IdleSessions) -> None:
-        self._graph = graph
-        self.create = create
-        self._idle = idle
-        self.open: _OpenSession | None = None
+    graph: tf.Graph
+    create: Callable[[], Any]
+    idle: _IdleSessions
+    open: _OpenSession | None = None
 
     def opened(self) -> _OpenSession:
         """Returns the session, opening it if it is not open.
@@ -204,15 +201,15 @@ class _PolicySession:
             ConfigError: if the creator gives no session on the default graph.
         """
         if self.open is None:
-            self.open = self._idle.take(self.create) or self.create_one()
+            self.open = self.idle.take(self.create) or self.create_one()
         return self.open
 
     def create_one(self) -> _OpenSession:
         """Opens the session by the creator, not one that is idle."""
         forks.require_tensorflow()
-        with self._graph.as_default():
+        with self.graph.as_default():
             made = self.create()
-        if getattr(made, "graph", None) is not self._graph:
+        if getattr(made, "graph", None) is not self.graph:
             raise ConfigError(
                 "the session_creator must return a tf.compat.v1.Session on the default graph, "
                 f"got {made!r}. For example: `lambda: tf.compat.v1.Session(config=...)`."
@@ -224,7 +221,7 @@ class _PolicySession:
         """Leaves the session to whoever needs one next."""
         opened, self.open = self.open, None
         if opened is not None:
-            self._idle.put(self.create, opened)
+            self.idle.put(self.create, opened)
 
     def close(self) -> None:
         """Closes the session if it is open."""
@@ -266,27 +263,17 @@ class SessionRuntime(Runtime):
         with self._graph.as_default():
             in_graph = ProgramFunctions.of(functions.spec)
         in_graph.traces = functions.traces
-        self._device = in_graph.device
         super().__init__(in_graph, act)
-        flat, signatures = FlatActing(in_graph, act), self.signatures
-        given = signatures.act
-        self._act = self._function(lambda *x: flat.many(None, ActInputs(*x)), given)
-        if functions.spec.static["jit_compile"] is not False:
-            one_row = signatures.one_row
-            self._act_one = self._function(
-                lambda *x: flat.one(None, ActInputs(*x)), one_row, jit=True
-            )
-        self._log_likelihoods = self._function(
-            lambda *x: flat.log_likelihoods(None, *x), [given.inputs, signatures.actions]
-        )
-        self._load = self._function(in_graph.load, [signatures.segments])
+        self._make_functions({})
         self._sessions: weakref.WeakKeyDictionary[PolicyState, _PolicySession] = (
             weakref.WeakKeyDictionary()
         )
         self._idle = _IdleSessions()
 
-    def _function(self, function: Any, signature: Sequence[Any], *, jit: bool = False) -> Any:
-        on = on_device(function, self._device)
+    def _made(
+        self, function: Any, signature: Sequence[Any], *, acts: bool = False, jit: bool = False
+    ) -> _GraphFunction:
+        on = on_device(function, self.functions.device)
         return _GraphFunction(self._graph, on, signature, jit=jit)
 
     # -- sessions -----------------------------------------------------------------------------
@@ -329,15 +316,6 @@ class SessionRuntime(Runtime):
 
     # -- acting -------------------------------------------------------------------------------
 
-    def log_likelihoods(
-        self,
-        state: PolicyState,
-        inputs: Sequence[np.ndarray],
-        actions: Sequence[np.ndarray],
-    ) -> np.ndarray:
-        """Returns the log-probability of normalised actions, one leaf each, float32 `[N]`."""
-        return self._called(self._log_likelihoods, state, [*inputs, *actions])[0]
-
     def _called(self, function: Any, state: PolicyState, arrays: Sequence[Any]) -> list[np.ndarray]:
         held = self._sessions.get(state)
         opened = None if held is None else held.open
@@ -351,32 +329,18 @@ class SessionRuntime(Runtime):
 
     # -- learning -----------------------------------------------------------------------------
 
-    def compiled(self, function: Any, signature: Sequence[Any], form: Form = Form.PLAIN) -> Any:
-        """Returns an update function; see `Runtime.compiled`."""
-        jit = form is Form.LOOP
-        made = self._function(function, [self.signatures.hyper, *signature], jit=jit)
-        return _Update(self, made, form)
-
     def inner(self, function: Any, signature: Sequence[Any], *, for_xla: bool) -> Any:
         """Returns a function for other functions to call; see `Runtime.inner`."""
         forks.require_tensorflow()
         with self._graph.as_default():
-            return concrete(on_device(function, self._device), signature, for_xla=for_xla)
+            return concrete(on_device(function, self.functions.device), signature, for_xla=for_xla)
 
-    def update(
-        self,
-        function: _GraphFunction,
-        key: Any,
-        state: PolicyState,
-        given: Any,
-        meanwhile: Callable[[], None] | None,
-    ) -> Any:
-        """Runs an update function in the session of a state; see `FirstCalls` for the key."""
+    def _prepared(
+        self, function: _GraphFunction, state: PolicyState, given: Sequence[Any]
+    ) -> tuple[FirstCalls, Callable[[], Any]]:
         function.trace()
-        arrays = tf.nest.flatten([state.hyper, *given])
-        opened = self._held(state).opened()
-        call = functools.partial(opened.run, function, arrays)
-        return function.nested(opened.first_calls.run(key, call, meanwhile, function.trace))
+        opened, arrays = self._held(state).opened(), tf.nest.flatten([state.hyper, *given])
+        return opened.first_calls, lambda: function.nested(opened.run(function, arrays))
 
     def load(self, state: PolicyState) -> None:
         """Copies a state into its session, unless it is there."""
@@ -391,26 +355,3 @@ class SessionRuntime(Runtime):
     def resident(self, state: PolicyState) -> Resident:
         """Returns what remembers which state lies in the variables of a state's session."""
         return self._held(state).opened().resident
-
-
-class _Update:
-    """An update function that takes a state and arrays, and gives arrays."""
-
-    def __init__(self, runtime: SessionRuntime, function: _GraphFunction, form: Form) -> None:
-        self._runtime = runtime
-        self._function = function
-        self._form = form
-
-    def trace(self) -> None:
-        """Puts the function into the graph if it is not there yet."""
-        self._function.trace()
-
-    def __call__(
-        self,
-        state: PolicyState,
-        *given: Any,
-        shapes: Any = None,
-        meanwhile: Callable[[], None] | None = None,
-    ) -> Any:
-        key = None if self._form is Form.PLAIN else (self, shapes)
-        return self._runtime.update(self._function, key, state, given, meanwhile)

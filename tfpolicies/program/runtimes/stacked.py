@@ -21,10 +21,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies.program.devices import CPU, on_device, placed
-from tfpolicies.program.functions import ActInputs, ActOutputs
+from tfpolicies.program.functions import ActOutputs
 from tfpolicies.program.runtimes.function import FunctionRuntime
 from tfpolicies.program.runtimes.onnx import convert, cpu_session
-from tfpolicies.program.runtimes.runtime import Actor, Runtime
+from tfpolicies.program.runtimes.runtime import Actor, Runtime, acted, signature_with_weights
 from tfpolicies.state import ACTING, PolicyState, Slot
 from tfpolicies.system.forks import require_tensorflow
 from tfpolicies.system.quiet import quiet_conversion
@@ -170,8 +170,9 @@ class TracedStackedActor(StackedActor):
         super().__init__(runtime)
         stacked = stacked_act(runtime, self._act.pack, _vectorized, "tf")
         function = tf.function(on_device(stacked, CPU), autograph=False)
+        signature = signature_with_weights(runtime, [None])
         with quiet_conversion():
-            self._function = function.get_concrete_function(*stacked_signature(runtime))
+            self._function = function.get_concrete_function(*signature)
 
     def _call(self, stack: Stack, given: Sequence[np.ndarray]) -> ActOutputs:
         require_tensorflow()
@@ -187,7 +188,7 @@ class OnnxStackedActor(StackedActor):
     """Acts through ONNX Runtime, for any P and N; stacks of weights are bound where they lie.
 
     Args:
-        model: the serialised ONNX model with the inputs of `stacked_signature`.
+        model: the serialised ONNX model with the inputs of `signature_with_weights`.
         runtime: of the Program.
     """
 
@@ -196,7 +197,7 @@ class OnnxStackedActor(StackedActor):
         self._session = cpu_session(model)
         self._present = {node.name for node in self._session.get_inputs()}
         self._ports = self._act.ports()
-        self._given = [x.name for x in stacked_signature(runtime)[len(self._slots) :]]
+        self._given = [x.name for x in signature_with_weights(runtime, [None])[len(self._slots) :]]
 
     def _call(self, stack: Stack, given: Sequence[np.ndarray]) -> ActOutputs:
         lead = given[0].shape[:2]
@@ -238,7 +239,7 @@ def onnx_actor(runtime: Runtime) -> StackedActor:
     Raises:
         Exception: whatever tf2onnx, ONNX Runtime or TensorFlow raises for what they cannot do.
     """
-    signature, ports = stacked_signature(runtime), runtime.act_layout.ports()
+    signature, ports = signature_with_weights(runtime, [None]), runtime.act_layout.ports()
 
     def build(mapped: Callable[..., Any]) -> OnnxStackedActor:
         stacked = stacked_act(runtime, runtime.act_layout.flatten, mapped, "onnx")
@@ -252,15 +253,6 @@ def onnx_actor(runtime: Runtime) -> StackedActor:
             return build(_strictly_vectorized)
     except Exception:  # an operation that has no form for stacks: a loop, in which all have one
         return build(lambda one, index: tf.map_fn(one, index, fn_output_signature=specs))
-
-
-def stacked_signature(runtime: Runtime) -> list[tf.TensorSpec]:
-    """Returns the inputs of the stacked act function: weights, ports, noise and parameters."""
-    given, slots = runtime.signatures.act, runtime.functions.layout.of(*ACTING)
-    stacks = [(f"weights_{i}", slot.shape, slot.dtype) for i, slot in enumerate(slots)]
-    stacks += [(f"input_{i}", x.shape, x.dtype) for i, x in enumerate(given.inputs)]
-    stacks += [(spec.name, spec.shape, spec.dtype) for spec in (given.noise, given.params)]
-    return [tf.TensorSpec([None, *shape], dtype, name) for name, shape, dtype in stacks]
 
 
 def stacked_act(
@@ -284,10 +276,7 @@ def stacked_act(
         functions.traces.note(f"act (stacked, {where})", *tensors)
 
         def one(i: tf.Tensor) -> list[tf.Tensor]:
-            mine = [tf.gather(tensor, i) for tensor in tensors]
-            *inputs, noise, params = mine[count:]
-            outputs = functions.act(mine[:count], ActInputs(inputs, noise, params))
-            return [tf.identity(x) for x in flatten(outputs)]
+            return acted(runtime, [tf.gather(tensor, i) for tensor in tensors], flatten)
 
         # Indices rather than the tensors are mapped: `vectorized_map` asks each for its length.
         return list(mapped(one, tf.range(tf.shape(tensors[count])[0])))

@@ -1,0 +1,98 @@
+"""What algorithms with a critic share: advantages, settings and their checks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tfpolicies.batch.postprocessing import discounted_returns, generalized_advantages
+from tfpolicies.config.algorithm_config import AlgorithmConfig
+from tfpolicies.config.later import later
+from tfpolicies.config.sections import SCHEDULE, Training
+from tfpolicies.config.setting import setting
+from tfpolicies.errors import ConfigError
+from tfpolicies.policy.fragments import Fragments
+from tfpolicies.policy.tf_policy import TFPolicy
+from tfpolicies.rules import AMOUNT, BOOL, UNIT, Rule, is_count
+
+
+class ActorCriticTFPolicy(TFPolicy):
+    """A policy that learns from advantages, which a critic estimates if there is one."""
+
+    config_class = later("ActorCriticConfig")
+    hyperparameters = (*TFPolicy.hyperparameters, "lambda", "vf_loss_coeff", "entropy_coeff")
+    static_keys = (*TFPolicy.static_keys, "use_critic", "use_gae")
+
+    @classmethod
+    def wants_value(cls, static: Mapping[str, Any]) -> bool:
+        """A value is estimated if there is a critic."""
+        return bool(static["use_critic"])
+
+    def _hyper_stats(self) -> dict[str, float]:
+        """Returns the coefficients in force."""
+        return {"cur_lr": self.hyper("lr"), "entropy_coeff": self.hyper("entropy_coeff")}
+
+    def postprocess_fragments(self, fragments: Fragments) -> None:
+        """Adds advantages, value targets and bootstrapped values for all trajectories at once.
+
+        With a critic the advantages are GAE's (arXiv:1506.02438, equation 16), with `use_gae=False`
+        those of lambda 1. Without a critic they are discounted returns, and there is nothing to
+        bootstrap with.
+        """
+        rewards, added = fragments.columns["rewards"], fragments.added
+        gamma = self.hyper("gamma")
+        if not self.config["use_critic"]:
+            nothing = np.zeros_like(rewards)
+            added["value_targets"] = nothing
+            added["advantages"] = discounted_returns(rewards, fragments.ends, nothing, gamma=gamma)
+            return
+        next_values = fragments.next_values()
+        added["advantages"], added["value_targets"] = generalized_advantages(
+            rewards,
+            fragments.columns["vf_preds"],
+            next_values,
+            fragments.columns["terminateds"],
+            fragments.ends,
+            gamma=gamma,
+            lambda_=self.hyper("lambda") if self.config["use_gae"] else 1.0,
+        )
+        added["values_bootstrapped"] = next_values
+
+
+_ENTROPY_SCHEDULE = Rule(lambda x: is_count(x) or SCHEDULE.holds(x), SCHEDULE.words)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorCriticTraining(Training):
+    """The training settings that algorithms with a critic share."""
+
+    lambda_: float = setting(1.0, UNIT)  # of GAE
+    use_gae: bool = setting(True, BOOL)
+    use_critic: bool = setting(True, BOOL)
+    vf_loss_coeff: float = setting(1.0, AMOUNT)  # c_v
+    entropy_coeff: float = setting(0.0, AMOUNT)  # c_e
+    entropy_coeff_schedule: Any = setting(  # [[timestep, entropy_coeff], ...]; n: to 0 at n
+        None, _ENTROPY_SCHEDULE
+    )
+
+
+class ActorCriticConfig(AlgorithmConfig):
+    """A config with a critic."""
+
+    training_section = ActorCriticTraining
+
+    def validate(self) -> None:
+        """Checks settings against each other.
+
+        Raises:
+            ConfigError: naming the contradiction.
+        """
+        super().validate()
+        if not self.use_gae and self.batch_mode == "truncate_episodes":
+            raise ConfigError(
+                "use_gae=False needs whole episodes: set batch_mode='complete_episodes', or "
+                "use_gae=True."
+            )
