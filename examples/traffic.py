@@ -14,9 +14,14 @@ import numpy as np
 from gymnasium import spaces
 from traffic_grid import CAR_SPACE, KEEP_OR_SWITCH, LIGHT_SPACE, STAY_OR_GO, TrafficGrid
 
-from tfpolicies import MultiAgentBatch, MultiAgentEnv, PGTF2Policy
-from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
-from tfpolicies.rollout.multi_agent_sampler import MultiAgentSampler
+from tfpolicies import (
+    AlgorithmConfig,
+    MultiAgentBatch,
+    MultiAgentEnv,
+    PGTF2Policy,
+    PolicySpec,
+    RolloutWorker,
+)
 
 
 class MultiAgentTrafficGrid(MultiAgentEnv):
@@ -42,12 +47,12 @@ class MultiAgentTrafficGrid(MultiAgentEnv):
         return observations, rewards, {"__all__": False}, {"__all__": over}, {}
 
 
-def make_sampler(copies: int = 8, fragment: int = 50, seed: int = 0) -> MultiAgentSampler:
-    config = {"seed": seed, "model": {"fcnet_hiddens": [64, 64]}}
+def make_worker(copies: int = 8, fragment: int = 50, seed: int = 0) -> RolloutWorker:
+    model = {"fcnet_hiddens": [64, 64]}
     policies = {
-        "car_policy1": PGTF2Policy(CAR_SPACE, STAY_OR_GO, {**config, "gamma": 0.99}),
-        "car_policy2": PGTF2Policy(CAR_SPACE, STAY_OR_GO, {**config, "gamma": 0.95}),
-        "traffic_light_policy": PGTF2Policy(LIGHT_SPACE, KEEP_OR_SWITCH, config),
+        "car_policy1": PolicySpec(PGTF2Policy, CAR_SPACE, STAY_OR_GO, {"gamma": 0.99}),
+        "car_policy2": PolicySpec(PGTF2Policy, CAR_SPACE, STAY_OR_GO, {"gamma": 0.95}),
+        "traffic_light_policy": PolicySpec(PGTF2Policy, LIGHT_SPACE, KEEP_OR_SWITCH),
     }
     rng = np.random.default_rng(seed)
 
@@ -56,16 +61,19 @@ def make_sampler(copies: int = 8, fragment: int = 50, seed: int = 0) -> MultiAge
             return "traffic_light_policy"
         return f"car_policy{rng.integers(1, 3)}"
 
-    envs = MultiAgentEnvironments([MultiAgentTrafficGrid() for _ in range(copies)])
-    sampler = MultiAgentSampler(
-        envs, policies, mapping, fragment_length=fragment, rng=np.random.default_rng(seed)
+    config = (
+        AlgorithmConfig()
+        .environment(MultiAgentTrafficGrid)
+        .rollouts(num_envs_per_worker=copies, rollout_fragment_length=fragment)
+        .training(model=model)
+        .multi_agent(policies=policies, policy_mapping_fn=mapping)
+        .debugging(seed=seed)
     )
-    sampler.reset([seed + i for i in range(copies)])
-    return sampler
+    return RolloutWorker(config=config)
 
 
 def main() -> MultiAgentBatch:
-    batch = make_sampler().sample()
+    batch = make_worker().sample()
     print(f"{batch.env_steps()} steps of the town, {batch.agent_steps()} of cars and lights")
     for policy_id, rows in batch.policy_batches.items():
         print(f"{policy_id}: {rows.count} rows of {', '.join(rows)}")
