@@ -210,6 +210,31 @@ def test_callbacks_surround_an_evaluation():
     assert calls == [("start", algorithm), ("end", algorithm)]
 
 
+@pytest.mark.parametrize("several", [False, True])
+def test_callbacks_follow_the_episodes_of_an_evaluation(several):
+    class Measuring(DefaultCallbacks):
+        def on_episode_start(self, *, worker, base_env, policies, episode, env_index):
+            episode.user_data["steps"] = 0
+
+        def on_episode_step(self, *, worker, base_env, policies, episode, env_index):
+            episode.user_data["steps"] += 1
+
+        def on_episode_end(self, *, worker, base_env, policies, episode, env_index):
+            assert worker.config.in_evaluation
+            episode.custom_metrics["doubled"] = 2 * episode.user_data["steps"]
+            episode.hist_data["places"] = [env_index]
+
+    def four_steps(context):
+        return CountingEnv(0, [4])
+
+    env = make_multi_agent(four_steps) if several else four_steps
+    algorithm = config(env, evaluation_duration=3).callbacks(Measuring).build()
+    found = algorithm.evaluate()["evaluation"]
+    assert found["episodes_this_iter"] == 3
+    assert found["custom_metrics"]["doubled_mean"] == 8.0
+    assert sorted(found["hist_stats"]["places"]) == [0, 1, 2]
+
+
 @pytest.mark.parametrize("evaluated_before", [False, True])
 def test_a_stopped_algorithm_does_not_evaluate(evaluated_before):
     algorithm = config(evaluation_duration=1).build()

@@ -13,7 +13,7 @@ from tfpolicies.errors import UsageError
 from tfpolicies.models.spaces import batch_leaves, leaves
 from tfpolicies.policy.session import Memory
 from tfpolicies.rollout.connected import connector_metrics_of
-from tfpolicies.rollout.episode import EpisodeFollower, RolloutMetrics
+from tfpolicies.rollout.episode import EpisodeFollower, RolloutMetrics, with_notes
 from tfpolicies.rollout.long_episodes import LONG, report_long_evaluation
 from tfpolicies.rollout.sampler import Goal, Played
 from tfpolicies.rollout.timing import StepTimes, now
@@ -45,7 +45,7 @@ def play_episodes(
     *,
     seeds: Sequence[int] | None = None,
     times: StepTimes | None = None,
-    worker: Any = None,
+    follower: EpisodeFollower | None = None,
 ) -> list[RolloutMetrics]:
     """Plays whole episodes and returns their lengths and returns.
 
@@ -60,7 +60,7 @@ def play_episodes(
         goal: how many.
         seeds: one for each environment.
         times: those of steps before, to be added to.
-        worker: of the episodes that a policy asks for.
+        follower: follows the episodes, for callbacks or a policy that asks for them.
     """
     times = StepTimes() if times is None else times
     space_leaves = leaves(envs.observation_space)
@@ -71,11 +71,11 @@ def play_episodes(
     shares = (goal.amount + count - 1 - first_ones_more) // count
     returns, lengths = np.zeros(count), np.zeros(count, np.int64)
     played: list[RolloutMetrics] = []
-    memory, follower = Memory(policy, count), None
-    if memory.acting.asks_for_episodes:
-        follower = EpisodeFollower(lambda *told: None, worker, count, np.random.default_rng())
+    memory = Memory(policy, count)
+    if follower is not None:
         follower.start_all(first)
-        memory.around = follower.around
+        if memory.acting.asks_for_episodes:
+            memory.around = follower.around
     done = np.zeros(count, np.int64)  # episodes or steps, as the shares count
     steps, report_at = 0, LONG
     while (done < shares).any() and now() < goal.limit:
@@ -93,9 +93,11 @@ def play_episodes(
         alive = True if step.dead is None else ~step.dead
         returns += np.where(alive, step.rewards, 0.0)
         lengths += alive
-        for index in step.broken or ():
+        for index, error in (step.broken or {}).items():
             played.append(RolloutMetrics(episode_faulty=True))
             returns[index] = lengths[index] = 0
+            if follower is not None:
+                follower.broke(index, error)
         before, after = envs.connecting[0] - connecting[0], envs.connecting[1] - connecting[1]
         waited = stepped - acted - before - after
         times.add(1, now() - stepped + after, acted - started, before, waited)
@@ -106,9 +108,10 @@ def play_episodes(
                 report_long_evaluation(int(waiting[0]), int(lengths[waiting[0]]))
             report_at *= 2
         for i in np.flatnonzero((step.terminateds | step.truncateds) & alive):
+            ended = RolloutMetrics(int(lengths[i]), float(returns[i]), perf_stats=times.means())
+            if follower is not None:
+                ended = with_notes(ended, follower.take_finished(int(i)))
             if done[i] < shares[i]:
-                length, total = int(lengths[i]), float(returns[i])
-                ended = RolloutMetrics(length, total, perf_stats=times.means())
                 played.append(ended._replace(connector_metrics=connector_metrics_of(policy)))
             done[i] += 1 if goal.by_episodes else lengths[i]
             returns[i] = lengths[i] = 0

@@ -208,14 +208,19 @@ class SingleAgentSampler(Sampler):
         self._running = _Running.start(self.envs.num_envs, self.rng)
         self._memory = None
         self._running_episodes = {}
-        if self._follower is None and self._wants_episodes(self._policy()):
-            self._follower = EpisodeFollower(self._tell, self._worker, self.envs.num_envs, self.rng)
+        self._follower = self._follower or self._new_follower()
         if self._follower is not None:
             self._follower.start_all(obs)
 
     def _wants_episodes(self, policy: Any) -> bool:
         """Whether somebody is to be told of single episodes, step by step."""
         return policy.acting.asks_for_episodes or follows_episodes(self._callbacks)
+
+    def _new_follower(self) -> EpisodeFollower | None:
+        """Returns what tells of single episodes, None if nobody wants to know."""
+        if not self._wants_episodes(self._policy()):
+            return None
+        return EpisodeFollower(self._tell, self._worker, self.envs.num_envs, self.rng)
 
     def sample(self) -> SampleBatch:
         """Returns the next postprocessed batch.
@@ -361,8 +366,10 @@ class SingleAgentSampler(Sampler):
 
     def play(self, goal: Goal, seeds: Sequence[int] | None) -> Played:
         """Plays whole episodes without handing out rows; see `Sampler.play`."""
-        policy, envs, worker = self._policy(), self.envs, self._worker
-        episodes = play_episodes(policy, envs, goal, seeds=seeds, times=self.times, worker=worker)
+        policy, follower = self._policy(), self._new_follower()
+        episodes = play_episodes(
+            policy, self.envs, goal, seeds=seeds, times=self.times, follower=follower
+        )
         steps = sum(episode.episode_length for episode in episodes)
         return Played(episodes, steps, now() >= goal.limit)
 
