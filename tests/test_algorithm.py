@@ -153,6 +153,7 @@ def test_results_have_these_keys_and_no_others(unit):
         "evaluation",
         f"num_{unit}_sampled_this_iter",
         f"num_{unit}_trained_this_iter",
+        "num_env_steps_sampled_throughput_per_sec",
         f"num_{unit}_sampled_throughput_per_sec",
         f"num_{unit}_trained_throughput_per_sec",
         "num_steps_trained_this_iter",
@@ -173,6 +174,8 @@ def test_results_have_these_keys_and_no_others(unit):
         "node_ip",
         "config",
     }
+    speed = result["time_this_iter_s"] * result["num_env_steps_sampled_throughput_per_sec"]
+    assert speed == pytest.approx(result["num_env_steps_sampled"])
     assert set(result["sampler_results"]) == SUMMARY
     assert set(result["timers"]) == TIMERS
     assert set(result["info"]) == {"learner", *COUNTERS}

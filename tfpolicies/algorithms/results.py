@@ -67,9 +67,12 @@ class Results:
 
     def _steps_of_iteration(self) -> tuple[int, int]:
         """Returns the steps that were sampled and trained."""
-        names = f"num_{self.unit}_sampled", f"num_{self.unit}_trained"
-        sampled, trained = (self.counters[name] - self._before[name] for name in names)
-        return sampled, trained
+        unit = self.unit
+        return self._counted(f"num_{unit}_sampled"), self._counted(f"num_{unit}_trained")
+
+    def _counted(self, name: str) -> int:
+        """Returns by how much a counter grew in the running iteration."""
+        return self.counters[name] - self._before[name]
 
     def result(
         self, iteration: int, learner: Mapping[str, Any], workers: WorkerSet
@@ -85,7 +88,7 @@ class Results:
         seconds = time.perf_counter() - self._began
         self._time_total += seconds
         counters, unit, (sampled, trained) = self.counters, self.unit, self._steps_of_iteration()
-        now = datetime.datetime.now()
+        env_steps, now = self._counted("num_env_steps_sampled"), datetime.datetime.now()
         ms = {name: 1e3 * self.seconds[name] for name in ("sample", "load", "learn", "sync")}
         restored_iteration, restored_time = self._restored_at
         return {
@@ -99,6 +102,7 @@ class Results:
             "num_in_flight_async_reqs": workers.num_in_flight_async_reqs(),
             f"num_{unit}_sampled_this_iter": sampled,
             f"num_{unit}_trained_this_iter": trained,
+            "num_env_steps_sampled_throughput_per_sec": env_steps / seconds,
             f"num_{unit}_sampled_throughput_per_sec": sampled / seconds,
             f"num_{unit}_trained_throughput_per_sec": trained / seconds,
             "num_steps_trained_this_iter": trained,
