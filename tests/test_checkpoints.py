@@ -627,6 +627,20 @@ def test_a_run_whose_state_is_garbled_is_refused_before_anything_is_restored(
     with pytest.raises(CheckpointError, match="lacks or garbles"):
         algorithm.restore(tmp_path / "bad")
     np.testing.assert_equal(algorithm.get_weights()["default_policy"], other)
+    with pytest.raises(CheckpointError, match="bad"):
+        Algorithm.from_checkpoint(tmp_path / "bad")
+
+
+@pytest.mark.parametrize("lost", ["roster", "config", "algorithm_class"])
+def test_a_run_without_a_part_of_its_manifest_is_refused(tmp_path, lost):
+    config = PPOConfig().environment("CartPole-v1").training(model={"fcnet_hiddens": [4]})
+    config.framework(inference="tf", jit_compile=False).build().save(tmp_path)
+    found = read_checkpoint(tmp_path, "algorithm.json", kind="Algorithm")
+    manifest = {name: each for name, each in found.manifest.items() if name not in _ADDED}
+    del manifest[lost]
+    write_checkpoint(tmp_path / "bad", "algorithm.json", manifest, found.arrays, policies={})
+    with pytest.raises(CheckpointError, match=f"lacks or garbles '{lost}'"):
+        Algorithm.from_checkpoint(tmp_path / "bad")
 
 
 _ADDED = ("format_version", "tfpolicies_version", "arrays", "policies", "checksum")

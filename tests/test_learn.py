@@ -246,6 +246,20 @@ def test_callbacks_that_workers_would_call_are_refused() -> None:
             build().learn(BATCH, progress=False, callbacks=[given])
 
 
+@pytest.mark.parametrize("change", [{}, {"episode_reward_mean": None}])
+def test_a_run_whose_callback_takes_the_mean_return_away_goes_on(change: dict[str, Any]) -> None:
+    def replace(algorithm: Algorithm, result: dict[str, Any]) -> None:
+        del result["episode_reward_mean"]
+        result.update(change)
+
+    class Replacing(DefaultCallbacks):
+        def on_train_result(self, *, algorithm: Algorithm, result: dict[str, Any]) -> None:
+            replace(algorithm, result)
+
+    learned = build().learn(2 * BATCH, until=-1.0, progress=True, callbacks=[Replacing])
+    assert (learned.ended_by, learned.result["training_iteration"]) == ("steps", 2)
+
+
 # -- ends -------------------------------------------------------------------------------------
 
 

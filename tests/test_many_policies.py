@@ -10,6 +10,7 @@ from tfpolicies import (
     Algorithm,
     AlgorithmConfig,
     DQNConfig,
+    MultiAgentEnv,
     PGTF2Policy,
     Policy,
     PolicySpec,
@@ -80,6 +81,23 @@ def same(one, other):
 
 
 # -- the worker -------------------------------------------------------------------------------
+
+
+def test_an_environment_may_leave_the_spaces_to_the_policies():
+    class Untold(MultiAgentEnv):
+        def __init__(self, context):
+            self._told = Staggered()
+
+        def reset(self, *, seed=None, options=None):
+            return self._told.reset(seed=seed, options=options)
+
+        def step(self, actions):
+            return self._told.step(actions)
+
+    specs = {name: PolicySpec(None, SPACE, THREE) for name in ("left", "right")}
+    algorithm = config_of(policies=specs).environment(Untold).build()
+    assert algorithm.train()["num_env_steps_sampled"] == 14
+    algorithm.stop()
 
 
 @pytest.mark.core

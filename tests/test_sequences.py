@@ -129,6 +129,14 @@ def recurrent(**more):
     )
 
 
+@pytest.mark.parametrize("info", [7, [1, 2], (3, 4), "text", None])
+def test_infos_may_be_anything_and_padding_is_none(info):
+    batch = recurrent()
+    batch["infos"] = [info] * 5
+    pad_batch_to_sequences_of_same_size(batch, 20)
+    assert batch["infos"] == [info, info, None, info, info, info]
+
+
 @pytest.mark.core
 def test_a_batch_with_states_is_chopped_and_padded():
     batch = recurrent()

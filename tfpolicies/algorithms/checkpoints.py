@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -234,14 +235,14 @@ class StoredAlgorithm:
 
     @classmethod
     def read(
-        cls, folder: Path, policy_ids: Collection[str] | None = None, *more: Any
+        cls, folder: Path, policy_ids: Collection[str] | None = None, *instead: Any
     ) -> StoredAlgorithm:
         """Reads and checks a checkpoint.
 
         Args:
             folder: where it is.
             policy_ids: only these policies; None for all.
-            *more: further attributes.
+            *instead: `given` and `overrides`.
 
         Raises:
             CheckpointError: if it is missing, damaged or foreign.
@@ -249,7 +250,7 @@ class StoredAlgorithm:
         """
         chosen = None if policy_ids is None else list(policy_ids)
         found = read_checkpoint(folder, ALGORITHM_MANIFEST, kind="Algorithm", policies=chosen)
-        return cls(found, repr(str(folder)), *more)
+        return cls(found, repr(str(folder)), *instead)
 
     def policies(self, classes: Sequence[type] = ()) -> dict[str, StoredPolicy]:
         """Returns the policies by id, which may be of these classes outside this package."""
@@ -320,6 +321,17 @@ class StoredAlgorithm:
 
     # -- loading ------------------------------------------------------------------------------
 
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Makes a `CheckpointError` of what a garbled manifest raises."""
+        try:
+            yield
+        except CheckpointError:
+            raise
+        except MALFORMED as error:
+            text = f"{self.source}: its manifest lacks or garbles {error}."
+            raise CheckpointError(text) from error
+
     def algorithm(
         self,
         kind: Any,
@@ -336,9 +348,9 @@ class StoredAlgorithm:
             allow_non_finite: likewise.
             custom_objects: likewise.
         """
-        kind = self._class(kind)
+        with self._reading():
+            kind, lacking = self._class(kind), self.unheld()
         self.require_finite(allow=allow_non_finite)
-        lacking = self.unheld()
         if lacking is not None:
             raise CheckpointError(
                 f"{self.source} was saved with what a file cannot hold safely: {lacking.names}. "
@@ -399,7 +411,9 @@ class StoredAlgorithm:
         Raises:
             CheckpointError: if settings are missing that a file cannot hold, or do not fit.
         """
-        manifest, roster = self.checkpoint.manifest, self.roster()._asdict()
+        manifest = self.checkpoint.manifest
+        with self._reading():
+            roster = self.roster()._asdict()
         overrides = {**roster, "policies_to_train": None, **(self.overrides or {})}
         settings = decode_config(manifest["config"], overrides, self.source, ALGORITHM_SETTINGS)
         automatic = automatic_of(manifest, settings, overrides)
@@ -497,15 +511,12 @@ class StoredAlgorithm:
             for pid, each in stored.items()
             if pid not in worker.policy_map
         }
-        try:
+        with self._reading():
             states = {pid: each.state for pid, each in stored.items()}
             trained = {pid: each.spaces for pid, each in stored.items()}
             run, roster = run_state(self.checkpoint), self.roster(otherwise=roster_of(worker))
             require_mapping_fn(roster.policy_mapping_fn)
             as_predicate(roster.policies_to_train)
-        except MALFORMED as error:
-            text = f"{self.source}: its manifest lacks or garbles {error}."
-            raise CheckpointError(text) from error
         for pid in states.keys() - new.keys():
             policy = worker.get_policy(pid)
             require_trained_spaces(

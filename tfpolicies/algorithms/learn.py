@@ -105,10 +105,10 @@ def learn(
 
 
 def _checked(goals: Goals, algorithm: Any) -> Goals:
-    """Returns goals as they were given, with whole numbers and a title.
+    """Returns the goals, checked, with a title.
 
     Raises:
-        UsageError: if a number is none that they can be.
+        UsageError: if one of their numbers is none that it may be.
     """
     env = algorithm.config.env
     name = env if isinstance(env, str) else getattr(env, "__name__", type(env).__name__)

@@ -33,15 +33,14 @@ class Goals:
     """What a training is for.
 
     Attributes:
-        steps: environment steps at which it ends, those of earlier sessions included; a whole
-            number.
+        steps: environment steps at which it ends, those of earlier sessions included.
         until: mean return of training episodes at which it ends; None: none.
         checkpoint_every: iterations between checkpoints.
         keep_best: whether the best checkpoint is kept apart.
         title: what is trained, for people.
     """
 
-    steps: float
+    steps: float  # whole
     until: float | None = None
     checkpoint_every: int = 20
     keep_best: bool = False

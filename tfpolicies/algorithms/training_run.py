@@ -47,6 +47,7 @@ class TrainingRun:
         self.result: dict[str, Any] = {}
         self._console = console or Console(quiet=True, force_terminal=False)
         self._followers = followers
+        self._mean_return = math.nan  # of training episodes, as the last row has it
         self._speed = math.nan
 
     @property
@@ -76,7 +77,7 @@ class TrainingRun:
             self.records.keep()
             while self.env_steps < self.goals.steps and signals.requested is None:
                 wanted = self._iterate()
-                shown.update(self.env_steps, self.result["episode_reward_mean"], self._speed)
+                shown.update(self.env_steps, self._mean_return, self._speed)
                 if self._has_reached_target() and self.env_steps >= earliest:
                     return self._finish(TARGET)
                 if not wanted:
@@ -91,6 +92,7 @@ class TrainingRun:
         self.result = self.algorithm.train()
         row = progress_row(self.result)
         self.records.take_down(row)
+        self._mean_return = row["episode_reward_mean"]
         self._follow_speed(row["steps_per_s"])
         self.records.keep()
         answers = [follower(self.algorithm, self.result) for follower in self._followers]
@@ -111,4 +113,4 @@ class TrainingRun:
         episodes = len(self.result["hist_stats"]["episode_reward"])
         if until is None or episodes < config.metrics_num_episodes_for_smoothing:
             return False
-        return bool(self.result["episode_reward_mean"] >= until)
+        return bool(self._mean_return >= until)

@@ -193,7 +193,7 @@ def pad_batch_to_sequences_of_same_size(
     states = [dict.get(batch, key) for key in state_keys]
     reduced = lengths is not None and _common_rows(states) == len(lengths)
     features, states, lengths = chop_into_sequences(
-        feature_columns=[dict.get(batch, k) if k in batch else batch[k] for k in keys],
+        feature_columns=[_column(batch, key) for key in keys],
         state_columns=states,
         max_seq_len=max_seq_len if has_states else batch_divisibility_req,
         **{name: dict.get(batch, key) for name, key in _IDS.items()},
@@ -211,6 +211,14 @@ def pad_batch_to_sequences_of_same_size(
         {**columns, SEQ_LENS: lengths},
         Layout(zero_padded=True, max_seq_len=width // max(len(lengths), 1)),
     )
+
+
+def _column(batch: SampleBatch, key: str) -> Any:
+    """Returns a column; a list of infos as an array of its objects, whatever they are."""
+    column = dict.get(batch, key) if key in batch else batch[key]
+    if key == INFOS and isinstance(column, list):
+        return np.fromiter(column, object, len(column))
+    return column
 
 
 def _sees_window(view_requirements: Mapping[str, ViewRequirement] | None) -> bool:

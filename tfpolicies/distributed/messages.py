@@ -48,7 +48,9 @@ def describe(worker: RolloutWorker) -> Description:
     several = isinstance(envs, MultiAgentEnvironments)
     if envs is not None:
         source: Any = worker.env if several else envs
-        spaces["__env__"] = source.observation_space, source.action_space
+        # Where there are many agents, it may be their policies that have spaces.
+        observed, acted = (getattr(source, f"{of}_space", None) for of in ("observation", "action"))
+        spaces["__env__"] = observed, acted
     return Description(spaces, 0 if envs is None else envs.num_envs, several)
 
 
