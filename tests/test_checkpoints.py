@@ -600,6 +600,9 @@ def test_an_algorithm_with_one_agent_loads_with_the_policies_that_were_added(tmp
         ("worker", "global_vars", 5),
         ("worker", "seeds_used", "many"),
         ("evaluation", "seeds_used", 1),
+        ("roster", "policy_mapping_fn", 5),
+        ("roster", "policies_to_train", "all"),
+        ("roster", "policies_to_train", [["nested"]]),
     ],
 )
 def test_a_run_whose_state_is_garbled_is_refused_before_anything_is_restored(

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfpolicies.algorithms.run_state import MALFORMED, run_state
+from tfpolicies.config.multi_agent import as_predicate, require_mapping_fn
 from tfpolicies.config.multi_agent_setup import policy_config
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID, PolicySpec
 from tfpolicies.config.read_only import is_equal
@@ -500,6 +501,8 @@ class StoredAlgorithm:
             states = {pid: each.state for pid, each in stored.items()}
             trained = {pid: each.spaces for pid, each in stored.items()}
             run, roster = run_state(self.checkpoint), self.roster(otherwise=roster_of(worker))
+            require_mapping_fn(roster.policy_mapping_fn)
+            as_predicate(roster.policies_to_train)
         except MALFORMED as error:
             text = f"{self.source}: its manifest lacks or garbles {error}."
             raise CheckpointError(text) from error
