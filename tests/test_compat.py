@@ -205,7 +205,8 @@ def test_wrong_registrations_and_unknown_names_are_refused():
 @pytest.mark.core
 def test_every_environment_of_all_workers_is_reached_by_worker():
     config = PPOConfig().environment(lambda context: gym.make("CartPole-v1"), env_config={"a": 1})
-    algorithm = config.rollouts(num_envs_per_worker=2).debugging(seed=0).build()
+    config.framework(inference="tf", jit_compile=False).debugging(seed=0)
+    algorithm = config.rollouts(num_envs_per_worker=2).build()
     found = algorithm.workers.foreach_env(lambda env: env.spec.id)
     assert found == [["CartPole-v1", "CartPole-v1"]]
     found = algorithm.workers.foreach_env_with_context(lambda env, at: (at["a"], at.vector_index))

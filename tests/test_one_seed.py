@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tiny
 from gymnasium import spaces
+from marking import telling
 
 from tfpolicies import PPOTF1Policy, PPOTF2Policy
 
@@ -44,8 +45,12 @@ def leaves_of(actions):
     return [actions]
 
 
-@pytest.mark.core
-@pytest.mark.parametrize(("actions", "custom"), DISTRIBUTIONS.values(), ids=DISTRIBUTIONS)
+TELLING = [DISTRIBUTIONS[name] for name in ("Categorical", "SquashedGaussian", "product")]
+
+
+@pytest.mark.parametrize(
+    ("actions", "custom"), telling(DISTRIBUTIONS.values(), *TELLING), ids=DISTRIBUTIONS
+)
 def test_one_seed_gives_one_sequence_of_actions_on_all_runtimes(actions, custom):
     rng = np.random.default_rng(0)
     sizes = [1, 4, 1, 7] * 10
