@@ -232,7 +232,8 @@ class PlainEnvironments(Environments):
         made = None if broken else self._made_of(results)
         if made is None:
             return self._repaired(results, rows, broken)
-        self._repairs.stepped()
+        if self._repairs.breaks:
+            self._repairs.stepped()
         return made
 
     def _made_of(self, results: Sequence[Any], broken: Mapping[int, Exception] = _NONE) -> Any:
@@ -408,15 +409,17 @@ class VectorEnvironments(Environments):
     def _made_of(
         self, obs: Any, rewards: Any, terminateds: Any, truncateds: Any, infos: Any
     ) -> Step:
-        stops: Any = as_flags(terminateds)
-        cuts: Any = as_flags(truncateds)
+        stops, cuts = terminateds, truncateds
+        if not stops.dtype.kind == cuts.dtype.kind == "b":
+            stops, cuts = as_flags(terminateds), as_flags(truncateds)
         if stops is None or cuts is None or not (are_sound(rewards) and self._is_sound(obs)):
             self._explain(obs, rewards, terminateds, truncateds)
-        self._repairs.stepped()
+        if self._repairs.breaks:
+            self._repairs.stepped()
         dead, final, self._ended = self._ended, None, None
-        ended = stops | cuts
-        if count := len(ended.nonzero()[0]):  # several times faster than `any`
-            self._repairs.worked(0, count)
+        if 1 in stops.tobytes() or 1 in cuts.tobytes():  # many times faster than `any`
+            ended = stops | cuts
+            self._repairs.worked(0, int(np.count_nonzero(ended)))
             if self._resets_next_step:
                 self._ended = ended
             else:
