@@ -245,13 +245,12 @@ class ProgramActing:
         state.global_timestep += rows
         if not explore:
             return state, np.zeros((rows, self._noise_size), np.float32), params
-        noise, kind = None, self.only_kind
         if state.ahead is not None:
             noise = state.ahead.take(rows) if numbers is None else None
-            if noise is None:
-                state.settle()
-        if noise is not None:
-            return state, noise, params
+            if noise is not None:
+                return state, noise, params
+            state.settle()
+        noise, kind = None, self.only_kind
         if kind is None:
             noise = self.exploration.draw_noise(state.rng, rows, params)
         elif numbers is not None:

@@ -8,7 +8,6 @@ returns, postprocessing.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from itertools import repeat
 from typing import Any, NamedTuple
@@ -386,17 +385,16 @@ class SingleAgentSampler(Sampler):
         is_whole = not self._complete and bool(taken.all())
         shape = (1, int(taken.sum())) if self._complete else (buffer.num_envs, self._length)
 
-        @functools.cache
-        def numbers(width: int) -> np.ndarray:
-            env_index, step_index = np.nonzero(taken)
-            return env_index * width + step_index
+        places = () if is_whole else np.nonzero(taken)
 
         def cut(column: np.ndarray) -> np.ndarray:
             if is_whole:
                 return column[:, :used]
             count, width, *rest = column.shape
+            env_index, step_index = places
             # Taking rows by number is several times faster than by a mask.
-            rows_taken = column.reshape(count * width, *rest).take(numbers(width), axis=0)
+            numbers = env_index * width + step_index
+            rows_taken = column.reshape(count * width, *rest).take(numbers, axis=0)
             return rows_taken.reshape(*shape, *rest)
 
         columns = {name: cut(column) for name, column in buffer.columns.items()}
