@@ -172,6 +172,9 @@ class PolicyState:
         last_used: when somebody acted or asked for it last, by `tick()`.
     """
 
+    ahead: Any
+    _apart: np.random.Generator | None  # that of learning, where it has one of its own
+
     def __init__(
         self, layout: StateLayout, hyper: Iterable[float], rng: np.random.Generator
     ) -> None:
@@ -217,8 +220,8 @@ class PolicyState:
         self.left: Mapping[str, Any] | None = None
         self.page_in(memory)
         self.rng = rng
-        self.ahead: Any = None
-        self._apart: np.random.Generator | None = None
+        self.ahead = None
+        self._apart = None
         self.global_timestep = 0
         self.num_grad_updates = 0
         self.version = 0

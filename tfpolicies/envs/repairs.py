@@ -22,7 +22,7 @@ import gymnasium as gym
 import numpy as np
 
 from tfpolicies.errors import EnvError
-from tfpolicies.finite import NO_NUMBERS
+from tfpolicies.finite import NO_NUMBERS, is_finite
 
 logger = logging.getLogger("tfpolicies")
 
@@ -289,8 +289,7 @@ def are_sound(array: np.ndarray) -> bool:
     False
     """
     kind = array.dtype.kind
-    # Of what is as small as a step's numbers, bytes are searched much faster than `all` reduces.
-    return 0 not in np.isfinite(array).tobytes("A") if kind == "f" else kind in "biu"
+    return is_finite(array) if kind == "f" else kind in "biu"
 
 
 def are_flags(values: Sequence[Any]) -> bool:

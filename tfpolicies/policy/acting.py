@@ -26,6 +26,7 @@ from tfpolicies.program.runtimes.runtime import Actor
 from tfpolicies.state import PolicyState, tick
 
 _ALWAYS_GIVEN = ("action_logp", "action_prob", "action_dist_inputs")
+_MOST_AHEAD = 2**18  # numbers of noise, of 4 bytes each
 
 logger = logging.getLogger("tfpolicies")
 
@@ -159,11 +160,11 @@ class ProgramActing:
     @contextlib.contextmanager
     def ahead(self, rows: int) -> Iterator[None]:
         """Draws the noise of calls for `rows` rows in all in one go; see `parts.Acting.ahead`."""
-        state, kind = self.state, self.only_kind
+        state, kind, size = self.state, self.only_kind, self._noise_size
         if kind is not None and self.config["explore"] and not self.follows_episodes:
             with state.lock:
                 state.settle()
-                state.ahead = NoiseAhead(kind, state.rng, rows, self._noise_size)
+                state.ahead = NoiseAhead(kind, state.rng, min(rows, _MOST_AHEAD // size), size)
         try:
             yield
         finally:
