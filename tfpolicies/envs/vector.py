@@ -419,7 +419,7 @@ class VectorEnvironments(Environments):
         dead, final, self._ended = self._ended, None, None
         if 1 in stops.tobytes() or 1 in cuts.tobytes():  # many times faster than `any`
             ended = stops | cuts
-            self._repairs.worked(0, int(np.count_nonzero(ended)))
+            self._repairs.worked(0, ended.tobytes().count(1))
             if self._resets_next_step:
                 self._ended = ended
             else:

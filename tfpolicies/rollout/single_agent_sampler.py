@@ -259,8 +259,7 @@ class SingleAgentSampler(Sampler):
         follows = policy.acting.follows_episodes
         minds_ends = memory.is_needed or follows
         act = memory.act if memory.is_needed else policy.acting.columns
-        envs, step_envs, space_leaves = self.envs, self.envs.step, self._leaves
-        follower = self._follower
+        envs, follower, space_leaves = self.envs, self._follower, self._leaves
         obs = [leaf[:, buffer.used] for leaf in buffer.obs]
         first, connecting, inference, waited, started = buffer.used, envs.connecting, 0, 0, now()
         while missing := self._missing_steps(buffer):
@@ -268,14 +267,15 @@ class SingleAgentSampler(Sampler):
                 self._report_long_episodes(buffer)
                 buffer = buffer.moved(0, 2 * buffer.width)
             seen, (rewards, terminateds, truncateds) = buffer.places()
-            infos, known, kept = buffer.infos, None, []
+            alive, infos = buffer.alive.swapaxes(0, 1), buffer.infos
+            known, kept = None, []
             steps = range(buffer.used, min(buffer.used + missing, buffer.width))
             with policy.acting.ahead(len(steps) * envs.num_envs):
                 for t in steps:
                     asked = now()
                     env_actions, columns = act(obs)
                     answered = now()
-                    step = step_envs(env_actions)
+                    step = envs.step(env_actions)
                     waited += now() - answered
                     inference += answered - asked
                     if columns is not known:
@@ -294,7 +294,7 @@ class SingleAgentSampler(Sampler):
                         if follows and ended.any():
                             policy.acting.next_episode()
                     if step.dead is not None:
-                        np.logical_not(step.dead, out=buffer.alive[:, t])
+                        np.logical_not(step.dead, alive[t])
                     if step.final is not None:
                         self._keep_final(buffer, step, t)
                     if step.broken is not None:
