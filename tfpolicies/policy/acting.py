@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -13,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies.errors import BatchError, ConfigError, ObservationError, UsageError
-from tfpolicies.models.distributions.noise import NoiseKind
+from tfpolicies.models.distributions.noise import NoiseAhead, NoiseKind
 from tfpolicies.models.ports import PREVIOUS
 from tfpolicies.models.spaces import batch_leaves, nest, numbers
 from tfpolicies.policy.input_check import InputCheck
@@ -25,6 +26,7 @@ from tfpolicies.program.runtimes.runtime import Actor
 from tfpolicies.state import PolicyState, tick
 
 _ALWAYS_GIVEN = ("action_logp", "action_prob", "action_dist_inputs")
+_MOST_AHEAD = 2**18  # numbers of noise, of 4 bytes each
 
 logger = logging.getLogger("tfpolicies")
 
@@ -81,6 +83,7 @@ class ProgramActing:
         further = (*ports.seen, *ports.states)
         self._check = InputCheck(spec.observation_space, spec.action_space, further).check
         self._disturbed: tuple[int, PolicyState] | None = None
+        self._known: tuple[Any, Any] = (None, None)  # the last outputs, and what `columns_of` gave
 
     @property
     def shared(self) -> ProgramActing:
@@ -147,7 +150,25 @@ class ProgramActing:
         """Acts for a sampler; see `parts.Acting.columns`. Infos and episodes are not read."""
         explore = self.config["explore"] if explore is None else explore
         inputs = [*obs, *seen, *states] if seen or states else obs
-        return self.columns_of(self.run(inputs, explore))
+        out = self.run(inputs, explore)
+        known, found = self._known
+        if known is not out:
+            found = self.columns_of(out)
+            self._known = out, found
+        return found
+
+    @contextlib.contextmanager
+    def ahead(self, rows: int) -> Iterator[None]:
+        """Draws the noise of calls for `rows` rows in all in one go; see `parts.Acting.ahead`."""
+        state, kind, size = self.state, self.only_kind, self._noise_size
+        if kind is not None and self.config["explore"] and not self.follows_episodes:
+            with state.lock:
+                state.settle()
+                state.ahead = NoiseAhead(kind, state.rng, min(rows, _MOST_AHEAD // size), size)
+        try:
+            yield
+        finally:
+            state.settle()
 
     def columns_of(self, out: ActOutputs) -> tuple[Any, dict[str, np.ndarray]]:
         """Returns the outputs of acting as `columns` does."""
@@ -225,6 +246,11 @@ class ProgramActing:
         state.global_timestep += rows
         if not explore:
             return state, np.zeros((rows, self._noise_size), np.float32), params
+        if state.ahead is not None:
+            noise = state.ahead.take(rows) if numbers is None else None
+            if noise is not None:
+                return state, noise, params
+            state.settle()
         noise, kind = None, self.only_kind
         if kind is None:
             noise = self.exploration.draw_noise(state.rng, rows, params)
