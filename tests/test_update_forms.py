@@ -235,6 +235,19 @@ def test_the_first_compiled_call_runs_in_a_thread_that_nobody_has_to_wait_for(mo
     assert set(threads) == {threading.main_thread()}
 
 
+@pytest.mark.core
+def test_a_graph_takes_tensors_by_name_and_reads_its_variables_as_they_are_now():
+    weight, number = tf.Variable(2.0), tf.TensorSpec([], tf.float32)
+    graph = function.Traced(
+        lambda x, y: {"sum": weight * x["b"] + x["a"], "last": y},
+        [{"b": number, "a": number}, number],
+    )
+    given = {"a": tf.constant(1.0), "b": tf.constant(10.0)}, tf.constant(5.0)
+    assert graph(*given) == {"sum": 21.0, "last": 5.0}
+    weight.assign(3.0)
+    assert graph(*given) == {"sum": 31.0, "last": 5.0}
+
+
 # -- checkpoints ------------------------------------------------------------------------------
 
 

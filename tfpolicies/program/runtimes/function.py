@@ -68,7 +68,7 @@ class _Acting(Traced):
         if self._has_run:
             return self._call([*tensors, *self._captured])
         self.trace()
-        first = BackgroundCall(functools.partial(super().__call__, tensors))
+        first = BackgroundCall(functools.partial(self._call, [*tensors, *self._captured]))
         first.start()
         found = first.result()
         self._has_run = True
