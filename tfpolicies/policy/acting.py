@@ -64,8 +64,8 @@ class ProgramActing:
         ports = program.ports
         self._obs_leaves = ports.obs_leaves
         self._reads_obs_only = not ports.views and not ports.is_recurrent
-        self._num_params: int = exploration.num_params
-        self._noise_size: int = exploration.noise_size
+        transform = program.spec.explorer
+        self._num_params, self._noise_size = transform.num_params, transform.noise_size
         self.only_kind: NoiseKind | None = exploration.only_kind
         self.follows_episodes: bool = exploration.needs_complete_episodes
         self.starts_alike = starts_alike
@@ -276,21 +276,27 @@ class ProgramActing:
             known = self._disturbed = (self.state.version, disturbed)
         return known[1]
 
-    def dist_inputs(self, inputs: Sequence[np.ndarray]) -> np.ndarray:
-        """Returns the distribution's inputs of checked inputs, `[N, n]`; counts nothing."""
-        return self._greedy(inputs).dist_inputs.copy()
+    def dist_inputs(
+        self, inputs: Sequence[np.ndarray], state: PolicyState | None = None
+    ) -> np.ndarray:
+        """Returns the distribution's inputs of checked inputs, `[N, n]`; counts nothing.
+
+        Args:
+            inputs: one array per port.
+            state: another one of the kind; None for the policy's own.
+        """
+        return self._greedy(inputs, self.state if state is None else state).dist_inputs.copy()
 
     def values(self, inputs: Sequence[np.ndarray]) -> np.ndarray:
         """Returns the values of checked inputs, float32 `[N]`; counts nothing."""
-        return self._greedy(inputs).values.copy()
+        return self._greedy(inputs, self.state).values.copy()
 
-    def _greedy(self, inputs: Sequence[np.ndarray]) -> ActOutputs:
-        explorer = self.exploration
-        noise = np.zeros((len(inputs[0]), explorer.noise_size), np.float32)
-        params = np.zeros(explorer.num_params, np.float32)
+    def _greedy(self, inputs: Sequence[np.ndarray], state: PolicyState) -> ActOutputs:
+        noise = np.zeros((len(inputs[0]), self._noise_size), np.float32)
+        params = np.zeros(self._num_params, np.float32)
         runner = self.runner
-        with self.state.lock:
-            return runner.run(self.state, inputs, noise, params)
+        with state.lock:
+            return runner.run(state, inputs, noise, params)
 
     # -- checks -------------------------------------------------------------------------------
 
