@@ -222,9 +222,9 @@ def test_names_that_compat_makes_known_get_its_import(name: str) -> None:
             "use a subclass of tfpolicies.models.distributions.Distribution",
         ),
         (
-            "import ray.rllib.algorithms.ppo as ppo\nppo.PPO(config=ppo.DEFAULT_CONFIG)",
-            "ray.rllib.algorithms.ppo",
-            "DEFAULT_CONFIG of it is not here",
+            "import ray.rllib.policy.sample_batch as rows\nrows.SampleBatch, rows.compressed",
+            "ray.rllib.policy.sample_batch",
+            'see "A custom policy"',
         ),
         ("x(ray.rllib.env.EnvContext)", "ray.rllib.env.EnvContext", 'see "Workers'),
         ("config(env='ray.rllib.examples.env.E')", "ray.rllib.examples.env.E", 'see "Imports"'),
@@ -242,6 +242,14 @@ def test_what_has_no_place_stays_and_is_told_with_what_helps(
     assert source == text.encode()
     assert [remark.name for remark in remarks] == [name]
     assert advice in remarks[0].advice
+
+
+@pytest.mark.core
+def test_what_a_module_lacks_is_told_when_it_is_changed() -> None:
+    old = "import ray.rllib.algorithms.ppo as ppo\nppo.PPO(ppo.DEFAULT_CONFIG)"
+    source, remarks = port(old.encode())
+    assert source == b"import tfpolicies.algorithms.ppo as ppo\nppo.PPO(ppo.DEFAULT_CONFIG)"
+    assert [remark.name for remark in remarks] == ["ray.rllib.algorithms.ppo.DEFAULT_CONFIG"]
 
 
 # -- the command --------------------------------------------------------------------------------

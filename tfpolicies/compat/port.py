@@ -151,13 +151,11 @@ class _Script:
         return _Import(package, name, old.bound) if package else old
 
     def home(self, module: str, bound: str) -> str:
-        """Returns the module here with all that is used of one of RLlib's; "" if none has it."""
-        if module == "ray.tune" and bound:  # ours hands on what it does not have
+        """Returns the module in place of one of RLlib's, which has all that is used of it; else ""."""
+        if module in MODULES and bound:
             return MODULES[module]
         homes = {PLACES.get((module, name), ("",))[0] for name in self.used(bound)}
-        if not homes or "" in homes:
-            return ""
-        return MODULES.get(module) or (homes.pop() if len(homes) == 1 else "")
+        return homes.pop() if len(homes) == 1 else ""
 
     def used(self, bound: str) -> set[str]:
         """Returns the attributes that are read of a name, with "" if it is used by itself."""
@@ -267,8 +265,14 @@ class _Script:
         """Yields what of RLlib stays, in imports and elsewhere."""
         for node in self.imports:
             for alias, old in zip(node.names, _imported(node), strict=True):
-                if old.full.startswith(_FOREIGN) and self.place(old) == old:
-                    yield Remark(alias.lineno, old.full, self.advice(old))
+                if not old.full.startswith(_FOREIGN):
+                    continue
+                if self.place(old) == old:
+                    yield Remark(alias.lineno, old.full, _advice(old))
+                elif old.full in MODULES:
+                    lacking = {(old.full, name) for name in self.used(old.bound)} - PLACES.keys()
+                    for module, name in sorted(lacking - {(old.full, "")}):
+                        yield Remark(alias.lineno, f"{module}.{name}", _see(module))
         inner = {id(node.value) for node in self.attributes}
         for found in self.nodes:
             if isinstance(found, ast.Attribute | ast.Constant) and id(found) not in inner:
@@ -276,15 +280,13 @@ class _Script:
                 if isinstance(text, str) and _MENTIONED.fullmatch(text):
                     yield Remark(found.lineno, text, _see(text))
 
-    def advice(self, old: _Import) -> str:
-        """Returns what to do about an import that stays."""
-        if old.name == "*" or not old.bound:
-            return f"write `from {old.module} import NAME`, and port it again"
-        lacking = {name for name in self.used(old.bound) if (old.full, name) not in PLACES} - {""}
-        if MODULES.get(old.full) and lacking:
-            return f"{', '.join(sorted(lacking))} of it is not here; {_see(old.full)}"
-        instead = f"use {ELSEWHERE[old.name]}; " if old.name in ELSEWHERE else ""
-        return instead + _see(old.full)
+
+def _advice(old: _Import) -> str:
+    """Returns what to do about an import that stays."""
+    if old.name == "*" or not old.bound:
+        return f"write `from {old.module} import NAME`, and port it again"
+    instead = f"use {ELSEWHERE[old.name]}; " if old.name in ELSEWHERE else ""
+    return instead + _see(old.full)
 
 
 class _NoImports(ast.NodeTransformer):
