@@ -151,7 +151,7 @@ class _Script:
         return _Import(package, name, old.bound) if package else old
 
     def home(self, module: str, bound: str) -> str:
-        """Returns the module in place of one of RLlib's, which has all that is used of it; else ""."""
+        """Returns the module in place of one of RLlib's; "" if none has all that is used of it."""
         if module in MODULES and bound:
             return MODULES[module]
         homes = {PLACES.get((module, name), ("",))[0] for name in self.used(bound)}
