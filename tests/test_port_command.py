@@ -167,6 +167,20 @@ def test_every_other_byte_stays(source: bytes) -> None:
 
 
 @pytest.mark.core
+def test_names_that_part_keep_the_line_ends_of_the_script() -> None:
+    old = "from ray.rllib.env import (\r\n    EnvContext,\r\n    MultiAgentEnv,\r\n)\r\n"
+    assert ported(old) == (
+        "from tfpolicies.compat import (\r\n    EnvContext,\r\n)\r\n"
+        "from tfpolicies import (\r\n    MultiAgentEnv,\r\n)\r\n"
+    )
+
+
+@pytest.mark.core
+def test_what_python_warns_of_in_a_script_stays_as_it_is() -> None:
+    assert ported("x = '\\d'\nfrom ray.rllib.policy import Policy").startswith("x = '\\d'\n")
+
+
+@pytest.mark.core
 def test_a_ported_script_is_not_changed_again() -> None:
     source = b"import numpy\nfrom . import ray\nfrom .ray.rllib import Policy\nimport rays as ray\n"
     assert port(source) == (source, [])

@@ -12,6 +12,7 @@ import difflib
 import io
 import re
 import tokenize
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -120,6 +121,12 @@ def _imported(node: ast.Import | ast.ImportFrom) -> list[_Import]:
     return [_Import(module, alias.name, alias.asname or alias.name) for alias in node.names]
 
 
+def _parsed(source: bytes) -> ast.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is odd in a script is not for us to say
+        return ast.parse(source.decode())
+
+
 class _Script:
     """A script, and what becomes of its imports.
 
@@ -129,7 +136,7 @@ class _Script:
 
     def __init__(self, source: bytes) -> None:
         self.source = source
-        self.tree = ast.parse(source.decode())
+        self.tree = _parsed(source)
         self.nodes = [*ast.walk(self.tree)]
         self.imports = [n for n in self.nodes if isinstance(n, ast.Import | ast.ImportFrom)]
         self.attributes = [node for node in self.nodes if isinstance(node, ast.Attribute)]
@@ -257,7 +264,7 @@ class _Script:
 
     def rest(self) -> str:
         """Returns the structure of all but the imports."""
-        return ast.dump(_NoImports().visit(ast.parse(self.source.decode())))
+        return ast.dump(_NoImports().visit(_parsed(self.source)))
 
     # -- what is said --------------------------------------------------------------------------
 
@@ -265,20 +272,23 @@ class _Script:
         """Yields what of RLlib stays, in imports and elsewhere."""
         for node in self.imports:
             for alias, old in zip(node.names, _imported(node), strict=True):
-                if not old.full.startswith(_FOREIGN):
-                    continue
-                if self.place(old) == old:
-                    yield Remark(alias.lineno, old.full, _advice(old))
-                elif old.full in MODULES:
-                    lacking = {(old.full, name) for name in self.used(old.bound)} - PLACES.keys()
-                    for module, name in sorted(lacking - {(old.full, "")}):
-                        yield Remark(alias.lineno, f"{module}.{name}", _see(module))
+                if old.full.startswith(_FOREIGN):
+                    yield from (Remark(alias.lineno, *told) for told in self.left(old))
         inner = {id(node.value) for node in self.attributes}
         for found in self.nodes:
             if isinstance(found, ast.Attribute | ast.Constant) and id(found) not in inner:
                 text = found.value if isinstance(found, ast.Constant) else ast.unparse(found)
                 if isinstance(text, str) and _MENTIONED.fullmatch(text):
                     yield Remark(found.lineno, text, _see(text))
+
+    def left(self, old: _Import) -> Iterator[tuple[str, str]]:
+        """Yields what stays of an import, with advice: all of it, or what our module lacks."""
+        if self.place(old) == old:
+            yield old.full, _advice(old)
+        elif old.full in MODULES:
+            for name in self.used(old.bound) - {""}:
+                if (old.full, name) not in PLACES:
+                    yield f"{old.full}.{name}", _see(old.full)
 
 
 def _advice(old: _Import) -> str:
