@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import functools
 import importlib
 import importlib.abc
 import importlib.util
@@ -16,6 +17,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -162,17 +164,29 @@ _HELPERS: dict[str, Any] = {
 # -- modules ----------------------------------------------------------------------------------
 
 
+_ASKED = ("__", "pytest", "setUp", "setup_", "tearDown", "teardown_", "load_tests", "collect_")
+
+
+@functools.cache
+def lookup(module: str, name: str) -> Any:
+    """Returns what stands for a name of a module below `rllib_rest`.
+
+    Raises:
+        AttributeError: for names that Python and pytest ask every module for.
+    """
+    own = f"{module}.{name}".removeprefix(f"{PACKAGE}.")
+    if name.startswith(_ASKED):
+        raise AttributeError(name)
+    if own.startswith("ray."):
+        return decorator if name in ("init", "shutdown") else getattr(_ray(), name)
+    if own.startswith("utils.annotations."):
+        return decorator
+    return _HELPERS.get(own) or stand_in(own if own.startswith("torch.") else f"ray.rllib.{own}")
+
+
 class _Module(ModuleType):
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        own = f"{self.__name__}.{name}".removeprefix(f"{PACKAGE}.")
-        if own.startswith("ray."):
-            return decorator if name in ("init", "shutdown") else getattr(_ray(), name)
-        found = decorator if own.startswith("utils.annotations.") else _HELPERS.get(own)
-        full = own if own.startswith("torch.") else f"ray.rllib.{own}"
-        setattr(self, name, found or stand_in(full))
-        return vars(self)[name]
+        return lookup(self.__name__, name)
 
 
 def _ray() -> ModuleType:
@@ -219,6 +233,12 @@ def pytest_runtest_call(item: Any) -> Any:
     """Ends a test that takes too long."""
     with _limited():
         return (yield)
+
+
+def pytest_collection_finish(session: Any) -> None:
+    """Gives Ray's private module what tests of its time ask it for."""
+    if utils := sys.modules.get("ray._private.utils"):
+        utils.get_user_temp_dir = tempfile.gettempdir
 
 
 def pytest_runtest_logreport(report: Any) -> None:

@@ -63,6 +63,12 @@ FILES = {
 OUTCOMES = ("passed", "missing", "failed", "late", "other", "not run")
 _REST = re.compile(r"^(\s*(?:from|import)\s+)ray\.rllib\b", re.MULTILINE)
 _WHOLE = re.compile(r"^(\s*)import (ray|torch)$", re.MULTILINE)
+_STAND_IN = """\
+import functools
+from benchmarks.rllib_stand_in import install, lookup
+__getattr__ = functools.partial(lookup, __name__)
+"""
+_INSTALL = "install()\n"
 _SECONDS_OF_A_FILE = 60  # beside those of its tests
 
 
@@ -107,8 +113,10 @@ def write_folder(rllib: Path, folder: Path) -> None:
         if path.parts[0] == "examples" or "tests" in path.parts[:-1]:
             (package / path).parent.mkdir(parents=True, exist_ok=True)
             (package / path).write_text(translated(source))
-    text = "from benchmarks.rllib_stand_in import install\n\ninstall()\n"
-    (package / "__init__.py").write_text(text)
+    for inner in (path for path in package.rglob("*") if path.is_dir()):
+        if not (inner / "__init__.py").exists():
+            (inner / "__init__.py").write_text(_STAND_IN)
+    (package / "__init__.py").write_text(f"{_STAND_IN}{_INSTALL}")
 
 
 # -- the tests --------------------------------------------------------------------------------
