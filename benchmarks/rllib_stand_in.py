@@ -89,8 +89,8 @@ def _require_close(x: Any, y: Any, atol: float, rtol: float) -> None:
         assert len(x) == len(y), f"{x} is not {y}"  # noqa: S101
         for one, other in zip(x, y, strict=True):
             _require_close(one, other, atol, rtol)
-    elif isinstance(x, str | bool | np.bool_ | None) or np.asarray(x).dtype == object:
-        assert x == y, f"{x} is not {y}"  # noqa: S101
+    elif isinstance(x, bool | np.bool_ | None) or np.asarray(x).dtype.kind in "OUS":
+        assert np.array_equal(x, y), f"{x} is not {y}"  # noqa: S101
     else:
         np.testing.assert_allclose(np.asarray(x), np.asarray(y), atol=atol, rtol=rtol)
 

@@ -5,8 +5,8 @@ by `tfpolicies port` into a temporary folder, beside its examples, and run there
 of RLlib that has no place here is a stand-in that fails when it is used, naming itself
 (`rllib_stand_in.py`); so is PyTorch. Loops over frameworks have TensorFlow's alone; `ray.init()`
 does nothing. Prints a table by file; `--tests FILE` writes each test's verdict, `--missing FILE`
-the names that tests and examples want and that are not here. `--only TEXT` runs files whose name
-contains it.
+the names that tests and examples want and that are not here. `--only TEXT ...` runs files whose
+path contains one of the texts.
 """
 
 from __future__ import annotations
@@ -84,14 +84,14 @@ class Verdict(NamedTuple):
 # -- the folder -------------------------------------------------------------------------------
 
 
-def test_files(rllib: Path, only: str) -> list[Path]:
-    """Returns the tests that run, relative to the sources."""
-    found = [
+def test_files(rllib: Path, only: list[str]) -> list[Path]:
+    """Returns the tests that run, relative to the sources, in the order of `only`."""
+    paths = [
         Path(folder, "tests", f"test_{name}.py")
         for folder, names in FILES.items()
         for name in names.split()
-        if only in f"{folder}/test_{name}"
     ]
+    found = [path for text in only for path in paths if text in str(path)]
     if absent := [path for path in found if not (rllib / path).is_file()]:
         raise UsageError(
             f"--rllib: {rllib} has no {absent[0]}. Give the folder `rllib` of release 2.10.0."
@@ -236,7 +236,7 @@ def main() -> int:
     """Runs the tests and prints the tables."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.rllib_tests", description=__doc__)
     parser.add_argument("--rllib", type=Path, required=True, help="the folder of its sources")
-    parser.add_argument("--only", default="", metavar="TEXT", help="files with this in their name")
+    parser.add_argument("--only", nargs="+", default=[""], metavar="TEXT", help="of files' names")
     parser.add_argument("--seconds", type=int, default=60, help="for one test (default 60)")
     parser.add_argument("--tests", type=Path, metavar="FILE", help="where verdicts go")
     parser.add_argument("--missing", type=Path, metavar="FILE", help="where missing names go")
