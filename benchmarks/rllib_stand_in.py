@@ -179,7 +179,7 @@ def lookup(module: str, name: str) -> Any:
         raise AttributeError(name)
     if own.startswith("ray."):
         return decorator if name in ("init", "shutdown") else getattr(_ray(), name)
-    if own.startswith("utils.annotations."):
+    if own.startswith("utils.annotations.") or own == "torch.manual_seed":
         return decorator
     return _HELPERS.get(own) or stand_in(own if own.startswith("torch.") else f"ray.rllib.{own}")
 
@@ -236,8 +236,10 @@ def pytest_runtest_call(item: Any) -> Any:
 
 
 def pytest_configure(config: Any) -> None:
-    """Lets `override` stand above methods of stand-ins, which have none."""
+    """Lets `override` stand above methods of stand-ins, which have none; stands in for PyTorch."""
     compat: Any = importlib.import_module("tfpolicies.compat")
+    torch, nn = (importlib.import_module(f"{PACKAGE}.{name}") for name in ("torch", "torch.nn"))
+    compat.try_import_torch = lambda error=False: (torch, nn)
     compat.override = lambda parent: lambda method: method
 
 

@@ -102,6 +102,7 @@ def test_files(rllib: Path, only: list[str]) -> list[Path]:
 def translated(source: Path) -> str:
     """Returns a file of RLlib with imports of this package and of stand-ins."""
     text = port(source.read_bytes(), str(source)).source.decode()
+    text = text.replace('"ray.rllib.examples.', f'"{PACKAGE}.examples.')  # environments by name
     return _WHOLE.sub(rf"\1import {PACKAGE}.\2 as \2", _REST.sub(rf"\1{PACKAGE}", text))
 
 
