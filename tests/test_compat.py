@@ -49,6 +49,7 @@ from tfpolicies.compat import (
     validate_policy_id,
     with_common_config,
 )
+from tfpolicies.compat.rllib_names import ELSEWHERE
 from tfpolicies.envs.making import EnvContext, check_source, make_any_environments
 from tfpolicies.errors import ConfigError, EnvError, NotOfferedError, PolicyOwnedError
 
@@ -524,7 +525,7 @@ def test_a_name_that_something_else_stands_for_says_what():
         _ = compat.DiagGaussian
     import tfpolicies.models.distributions as there
 
-    for name, text in compat._ELSEWHERE.items():
+    for name, text in ELSEWHERE.items():
         home, _, cls = text.rpartition(".")
         if home.startswith("tfpolicies.") and cls.isidentifier():
             assert hasattr(there, name), text
