@@ -174,6 +174,8 @@ class PolicyState:
         last_used: when somebody acted or asked for it last, by `tick()`.
     """
 
+    rng: np.random.Generator
+    learning_rng: np.random.Generator
     ahead: Any
 
     def __init__(
@@ -209,8 +211,7 @@ class PolicyState:
         self._arrays: dict[str, np.ndarray] | None = None
         self.left: Mapping[str, Any] | None = None
         self.page_in(memory)
-        self.rng: np.random.Generator = rng
-        self.learning_rng: np.random.Generator = rng
+        self.rng = self.learning_rng = rng
         self.ahead = None
         self.global_timestep = 0
         self.num_grad_updates = 0
