@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 CPU = "/cpu:0"
@@ -44,6 +45,17 @@ def placed(device: str) -> Any:
     Without a GPU everything is on the CPU anyway, so that nothing needs to be said.
     """
     return contexts()(device)
+
+
+@functools.cache
+def lender() -> Callable[[np.ndarray], tf.Tensor]:
+    """Returns what makes a tensor on the CPU that may share the memory of an array.
+
+    It takes a fraction of the time of `tf.constant`, which copies twice. The array must not change
+    as long as the tensor is used.
+    """
+    kind: Any = type(tf.constant(0))
+    return functools.partial(kind, device=None, dtype=None)
 
 
 def on_device(function: Callable[..., Any], device: str) -> Callable[..., Any]:

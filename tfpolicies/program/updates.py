@@ -374,9 +374,10 @@ class Updates:
             capacity = padded_rows(capacity, minibatches.size, self._capacity.get(kind, 0))
             self._capacity[kind] = capacity
             minibatches = minibatches.padded_to(capacity)
-        learner, place = self._learner(form, fetches=fetches), self._runtime.placed
-        columns = batch.placed(capacity, place)
-        index, mask, along = place((minibatches.rows, minibatches.mask, minibatches.along))
+        learner = self._learner(form, fetches=fetches)
+        columns = batch.placed(capacity, self._runtime.placed)
+        of_each = minibatches.rows, minibatches.mask, minibatches.along
+        index, mask, along = self._runtime.lent(of_each)
         shapes = capacity, *minibatches.rows.shape
         totals, first, steps = self._no_totals, 0, minibatches.steps
         while True:

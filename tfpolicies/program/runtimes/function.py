@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfpolicies.program.devices import CPU, contexts, on_device
+from tfpolicies.program.devices import CPU, contexts, lender, on_device
 from tfpolicies.program.functions import ProgramFunctions
 from tfpolicies.program.outputs import ActLayout
 from tfpolicies.program.runtimes.runtime import FirstCalls, Resident, Runtime, concrete
@@ -92,6 +92,7 @@ class FunctionRuntime(Runtime):
         self.traced = traced
         self._first_calls = FirstCalls()
         self._resident = Resident()
+        self._lend = lender()
         self._weights: tuple[PolicyState, int, list[tf.Tensor]] | None = None
         self._make_functions(self.signatures.acting_segments)
 
@@ -113,7 +114,7 @@ class FunctionRuntime(Runtime):
             known = self._weights
             if known is None or known[0] is not state or known[1] != state.version:
                 known = self._weights = self._placed_weights(state)
-            return [*map(np.array, function([*known[2], *map(tf.constant, arrays)]))]
+            return [*map(np.array, function([*known[2], *map(self._lend, arrays)]))]
 
     def _placed_weights(self, state: PolicyState) -> tuple[PolicyState, int, list[tf.Tensor]]:
         version, names = state.version, self.signatures.acting_segments
@@ -124,7 +125,7 @@ class FunctionRuntime(Runtime):
     def _prepared(
         self, function: Any, state: PolicyState, given: Sequence[Any]
     ) -> tuple[FirstCalls, Callable[[], Any]]:
-        call = functools.partial(function, tf.constant(state.hyper), *given)
+        call = functools.partial(function, self._lend(state.hyper.copy()), *given)
         return self._first_calls, call
 
     def inner(self, function: Any, signature: Sequence[Any], *, for_xla: bool) -> Any:
@@ -135,6 +136,10 @@ class FunctionRuntime(Runtime):
     def placed(self, arrays: Any) -> Any:
         """Returns nested arrays as tensors."""
         return tf.nest.map_structure(tf.constant, arrays)
+
+    def lent(self, arrays: Any) -> Any:
+        """Returns nested arrays as tensors that may share their memory."""
+        return tf.nest.map_structure(self._lend, arrays)
 
     def load(self, state: PolicyState) -> None:
         """Copies a state into the resident variables, unless it is there."""

@@ -248,7 +248,11 @@ class Runtime(Actor):
         """Returns a function for other functions to call; see `concrete`. Untraced if none is."""
 
     def placed(self, arrays: Any) -> Any:
-        """Returns nested arrays where update functions take them from."""
+        """Returns nested arrays where update functions take them from, as copies if those last."""
+        return arrays
+
+    def lent(self, arrays: Any) -> Any:
+        """Returns nested arrays, which nobody changes, for a single call of update functions."""
         return arrays
 
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfpolicies.program.devices import CPU, on_device, placed
+from tfpolicies.program.devices import CPU, lender, on_device, placed
 from tfpolicies.program.functions import ActOutputs
 from tfpolicies.program.runtimes.function import FunctionRuntime, Traced
 from tfpolicies.program.runtimes.onnx import convert, cpu_session
@@ -168,6 +168,7 @@ class TracedStackedActor(StackedActor):
 
     def __init__(self, runtime: Runtime) -> None:
         super().__init__(runtime)
+        self._lend = lender()
         stacked = stacked_act(runtime, self._act.pack, _vectorized, "tf")
         self._function = Traced(on_device(stacked, CPU), signature_with_weights(runtime, [None]))
         with quiet_conversion():
@@ -179,7 +180,7 @@ class TracedStackedActor(StackedActor):
             if stack.held is None or stack.held[0] != stack.copies:
                 stack.held = stack.copies, [tf.constant(array) for array in stack.arrays]
             weights = stack.held[1]
-            packed = self._function(*weights, *(tf.constant(array) for array in given))
+            packed = self._function(*weights, *map(self._lend, given))
         return self._act.unpack([x.numpy().copy() for x in packed])
 
 
