@@ -159,9 +159,8 @@ class PolicyState:
     Attributes:
         layout: where each variable lies.
         hyper: the real-valued hyper-parameters in force, float32 `[H]`, in the Program's order.
-        rng: draws action noise.
-        learning_rng: draws the order of minibatches and the noise of learning; the same generator,
-            unless sampling may overlap learning.
+        rng: draws action noise; `settle` before you read it.
+        ahead: the action noise that was drawn ahead of its use, a `NoiseAhead`; None if none was.
         global_timestep: rows acted on.
         num_grad_updates: minibatch updates done.
         version: grows with every change of the variables, so that copies can tell if they are old.
@@ -173,6 +172,9 @@ class PolicyState:
         last_used: when somebody acted or asked for it last, by `tick()`.
     """
 
+    ahead: Any
+    _apart: np.random.Generator | None  # that of learning, where it has one of its own
+
     def __init__(
         self, layout: StateLayout, hyper: Iterable[float], rng: np.random.Generator
     ) -> None:
@@ -181,13 +183,34 @@ class PolicyState:
 
     def draw_apart(self) -> None:
         """Gives learning a generator of its own, spawned from that of acting."""
-        self.learning_rng = self.rng.spawn(1)[0]
+        self._apart = self.rng.spawn(1)[0]
+
+    @property
+    def learning_rng(self) -> np.random.Generator:
+        """Draws the order of minibatches and the noise of learning.
+
+        It is that of acting, unless sampling may overlap learning.
+        """
+        if self._apart is not None:
+            return self._apart
+        self.settle()
+        return self.rng
 
     @property
     def generators(self) -> dict[str, np.random.Generator]:
         """The generators, by the keys that they have in a stored state."""
-        apart = {} if self.learning_rng is self.rng else {"learning_rng": self.learning_rng}
+        self.settle()
+        apart = {} if self._apart is None else {"learning_rng": self._apart}
         return {"rng": self.rng, **apart}
+
+    def settle(self) -> None:
+        """Puts the generator of acting where it is if no noise is drawn ahead; none is then."""
+        if self.ahead is None:
+            return
+        with self.lock:
+            ahead, self.ahead = self.ahead, None
+            if ahead is not None:
+                ahead.settle()
 
     def _start(self, layout: StateLayout, memory: np.ndarray, rng: np.random.Generator) -> None:
         self.layout = layout
@@ -197,7 +220,8 @@ class PolicyState:
         self.left: Mapping[str, Any] | None = None
         self.page_in(memory)
         self.rng = rng
-        self.learning_rng = rng
+        self.ahead = None
+        self._apart = None
         self.global_timestep = 0
         self.num_grad_updates = 0
         self.version = 0
@@ -294,11 +318,11 @@ class PolicyState:
         """
         twin = PolicyState.__new__(PolicyState)
         with self.lock:
+            self.settle()
             twin._start(self.layout, self.memory.copy(), self.rng if rng is None else rng)
-            if self.learning_rng is not self.rng:
-                twin.learning_rng = self.learning_rng
-                if rng is not None:
-                    twin.draw_apart()
+            twin._apart = self._apart
+            if twin._apart is not None and rng is not None:
+                twin.draw_apart()
             twin.hyper = self.hyper.copy()
             twin.global_timestep = self.global_timestep
             twin.num_grad_updates = self.num_grad_updates
