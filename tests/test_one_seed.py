@@ -137,11 +137,16 @@ def test_acting_ahead_gives_the_actions_and_the_generator_of_acting_step_by_step
     assert one.get_state()["rng"] == other.get_state()["rng"]
 
 
+def read_while_changing(policy):
+    with policy.holding.state.changing():
+        return policy.holding.state.learning_rng.bit_generator.state
+
+
 READS = {
     "its state": lambda policy: policy.get_state()["rng"],
     "a copy of its state": lambda policy: policy.holding.state.copy().rng.bit_generator.state,
     "its generator": lambda policy: policy.holding.generator.bit_generator.state,
-    "learning": lambda policy: policy.holding.state.learning_rng.bit_generator.state,
+    "learning": read_while_changing,
 }
 
 

@@ -159,7 +159,9 @@ class PolicyState:
     Attributes:
         layout: where each variable lies.
         hyper: the real-valued hyper-parameters in force, float32 `[H]`, in the Program's order.
-        rng: draws action noise; `settle` before you read it.
+        rng: draws action noise; `settle` before you read it, unless you are `changing` the state.
+        learning_rng: draws the order of minibatches and the noise of learning; the same generator,
+            unless sampling may overlap learning.
         ahead: the action noise that was drawn ahead of its use, a `NoiseAhead`; None if none was.
         global_timestep: rows acted on.
         num_grad_updates: minibatch updates done.
@@ -172,8 +174,9 @@ class PolicyState:
         last_used: when somebody acted or asked for it last, by `tick()`.
     """
 
+    rng: np.random.Generator
+    learning_rng: np.random.Generator
     ahead: Any
-    _apart: np.random.Generator | None  # that of learning, where it has one of its own
 
     def __init__(
         self, layout: StateLayout, hyper: Iterable[float], rng: np.random.Generator
@@ -183,24 +186,13 @@ class PolicyState:
 
     def draw_apart(self) -> None:
         """Gives learning a generator of its own, spawned from that of acting."""
-        self._apart = self.rng.spawn(1)[0]
-
-    @property
-    def learning_rng(self) -> np.random.Generator:
-        """Draws the order of minibatches and the noise of learning.
-
-        It is that of acting, unless sampling may overlap learning.
-        """
-        if self._apart is not None:
-            return self._apart
-        self.settle()
-        return self.rng
+        self.learning_rng = self.rng.spawn(1)[0]
 
     @property
     def generators(self) -> dict[str, np.random.Generator]:
         """The generators, by the keys that they have in a stored state."""
         self.settle()
-        apart = {} if self._apart is None else {"learning_rng": self._apart}
+        apart = {} if self.learning_rng is self.rng else {"learning_rng": self.learning_rng}
         return {"rng": self.rng, **apart}
 
     def settle(self) -> None:
@@ -219,9 +211,8 @@ class PolicyState:
         self._arrays: dict[str, np.ndarray] | None = None
         self.left: Mapping[str, Any] | None = None
         self.page_in(memory)
-        self.rng = rng
+        self.rng = self.learning_rng = rng
         self.ahead = None
-        self._apart = None
         self.global_timestep = 0
         self.num_grad_updates = 0
         self.version = 0
@@ -300,6 +291,8 @@ class PolicyState:
         """
         with self.lock:
             self.require_changeable()
+            if self.ahead is not None and self.learning_rng is self.rng:
+                self.settle()
             yield
 
     def require_changeable(self) -> None:
@@ -320,9 +313,10 @@ class PolicyState:
         with self.lock:
             self.settle()
             twin._start(self.layout, self.memory.copy(), self.rng if rng is None else rng)
-            twin._apart = self._apart
-            if twin._apart is not None and rng is not None:
-                twin.draw_apart()
+            if self.learning_rng is not self.rng:
+                twin.learning_rng = self.learning_rng
+                if rng is not None:
+                    twin.draw_apart()
             twin.hyper = self.hyper.copy()
             twin.global_timestep = self.global_timestep
             twin.num_grad_updates = self.num_grad_updates
