@@ -41,7 +41,11 @@ _NAMES = {
     "tfpolicies.compat.policies": "RandomPolicy",
     "tfpolicies.compat.policy_map_utils": "create_policy_for_framework validate_policy_id",
     "tfpolicies.compat.policy_template": "build_tf_policy",
-    "tfpolicies.compat.preprocessors": "get_preprocessor Preprocessor",
+    "tfpolicies.compat.preprocessors": (
+        "AtariRamPreprocessor DictFlatteningPreprocessor GenericPixelPreprocessor "
+        "get_preprocessor MultiBinaryPreprocessor NoPreprocessor OneHotPreprocessor Preprocessor "
+        "TupleFlatteningPreprocessor"
+    ),
     "tfpolicies.compat.replay": "MultiAgentReplayBuffer",
     "tfpolicies.compat.tf_model": (
         "add_time_dimension DistributionalQTFModel FullyConnectedNetwork ModelV2 "

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 from gymnasium import spaces
 
-from tfpolicies.compat.preprocessors import flat_space
+from tfpolicies.compat.preprocessors import preprocessed_space
 from tfpolicies.compat.tf_model import InputDict, TFModelV2, parts_of
 from tfpolicies.errors import ModelError
 from tfpolicies.models.calling import call_with_zeros, zeros
@@ -241,21 +241,6 @@ class _LossInputs(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._columns)
-
-
-def preprocessed_space(space: gym.Space) -> gym.Space:
-    """Returns the space that a `TFModelV2` is told: a Box itself, else a flat one.
-
-    The flat one has the original in its attribute `original_space`.
-
-    >>> preprocessed_space(spaces.Discrete(3)).shape
-    (3,)
-    """
-    if isinstance(space, spaces.Box):
-        return space
-    told: Any = flat_space(space)
-    told.original_space = space
-    return told
 
 
 def _require_own_layers(kind: type[TFModelV2], first: TFModelV2, second: TFModelV2) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium as gym
 import keras
+import tensorflow as tf
 
 from tfpolicies.compat.adapter import TFModelFactory
-from tfpolicies.compat.preprocessors import Preprocessor
+from tfpolicies.compat.preprocessors import Preprocessor, get_preprocessor
 from tfpolicies.compat.tf_model import TFModelV2
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.errors import ConfigError, ModelError
@@ -19,6 +21,7 @@ from tfpolicies.models.distributions.base import register_box_distribution
 from tfpolicies.models.network import model_source
 from tfpolicies.models.registry import register_model
 from tfpolicies.models.settings import model_settings
+from tfpolicies.models.spaces import action_leaves, is_float_box
 
 
 class ModelCatalog:
@@ -112,9 +115,65 @@ class ModelCatalog:
         return model_source(space, dist_class, settings, with_value=True).make()
 
     @staticmethod
-    def get_preprocessor_for_space(observation_space: gym.Space, options: Any = None) -> Any:
-        """Returns what encodes observations of a space as rows of numbers; see `Preprocessor`."""
-        return Preprocessor(observation_space, options)
+    def get_preprocessor(
+        env: Any, options: Mapping[str, Any] | None = None, include_multi_binary: bool = False
+    ) -> Preprocessor:
+        """Returns what `get_preprocessor_for_space` does.
+
+        Args:
+            env: an environment with an `observation_space`, or the space.
+            options: see there.
+            include_multi_binary: see there.
+        """
+        space = getattr(env, "observation_space", env)
+        return ModelCatalog.get_preprocessor_for_space(space, options, include_multi_binary)
+
+    @staticmethod
+    def get_preprocessor_for_space(
+        observation_space: gym.Space,
+        options: Mapping[str, Any] | None = None,
+        include_multi_binary: bool = False,
+    ) -> Preprocessor:
+        """Returns what makes arrays of the observations of a space; see `Preprocessor`.
+
+        Args:
+            observation_space: the environment's.
+            options: `model` settings; checked, and of no effect.
+            include_multi_binary: whether a MultiBinary becomes a Box of floats.
+
+        Raises:
+            SpaceError: if it is no space that policies can use.
+            ModelSettingError: if an option is no model setting, or out of its range.
+        """
+        kind = get_preprocessor(observation_space, include_multi_binary)
+        return kind(observation_space, options)
+
+    @staticmethod
+    def get_action_shape(
+        action_space: gym.Space, framework: str = "tf"
+    ) -> tuple[Any, tuple[Any, ...]]:
+        """Returns the dtype and shape of a batch of actions as RLlib has them.
+
+        Those of a nested space are in one row there: float32, or int32 if all are Discrete.
+        Batches here keep them nested.
+
+        Args:
+            action_space: the environment's.
+            framework: accepted for ported code.
+
+        >>> ModelCatalog.get_action_shape(gym.spaces.Box(-1.0, 1.0, (2,)))
+        (tf.float32, (None, 2))
+        """
+        del framework
+        found = action_leaves(action_space)
+        if isinstance(action_space, gym.spaces.Dict | gym.spaces.Tuple):
+            whole = all(isinstance(leaf.space, gym.spaces.Discrete) for leaf in found)
+            width = sum(math.prod(leaf.shape) for leaf in found)
+            return tf.int32 if whole else tf.float32, (None, width)
+        dtype: Any = action_space.dtype
+        if isinstance(action_space, gym.spaces.Box):
+            dtype = tf.float32 if is_float_box(action_space) else tf.int32
+        return dtype, (None, *found[0].shape)
 
     @staticmethod
     def register_custom_preprocessor(preprocessor_name: str, preprocessor_class: Any) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 import gymnasium as gym
 import keras
 
-from tfpolicies.compat.adapter import adapted, preprocessed_space
+from tfpolicies.compat.adapter import adapted
+from tfpolicies.compat.preprocessors import preprocessed_space
 from tfpolicies.compat.tf_model import TFModelV2
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.sections import Training

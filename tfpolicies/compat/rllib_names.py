@@ -59,7 +59,11 @@ _BY_HAND = {
     "ray.rllib.models": "MODEL_DEFAULTS ModelCatalog ModelV2 Preprocessor",
     "ray.rllib.models.catalog": "MODEL_DEFAULTS ModelCatalog",
     "ray.rllib.models.modelv2": "ModelV2 restore_original_dimensions",
-    "ray.rllib.models.preprocessors": "get_preprocessor Preprocessor",
+    "ray.rllib.models.preprocessors": (
+        "AtariRamPreprocessor DictFlatteningPreprocessor GenericPixelPreprocessor "
+        "get_preprocessor MultiBinaryPreprocessor NoPreprocessor OneHotPreprocessor Preprocessor "
+        "TupleFlatteningPreprocessor"
+    ),
     "ray.rllib.models.tf": "FullyConnectedNetwork RecurrentNetwork TFModelV2 VisionNetwork",
     "ray.rllib.models.tf.fcnet": "FullyConnectedNetwork",
     "ray.rllib.models.tf.misc": "normc_initializer",
@@ -91,7 +95,7 @@ _BY_HAND = {
         "NUM_ENV_STEPS_SAMPLED NUM_ENV_STEPS_TRAINED NUM_TARGET_UPDATES"
     ),
     "ray.rllib.utils.metrics.learner_info": "LEARNER_INFO LEARNER_STATS_KEY",
-    "ray.rllib.utils.numpy": "convert_to_numpy SMALL_NUMBER softmax",
+    "ray.rllib.utils.numpy": "convert_to_numpy one_hot SMALL_NUMBER softmax",
     "ray.rllib.utils.policy": "create_policy_for_framework validate_policy_id",
     "ray.rllib.utils.pre_checks.env": "check_env",
     "ray.rllib.utils.replay_buffers": "MultiAgentReplayBuffer",

@@ -17,8 +17,9 @@ from tfpolicies.batch.view_requirement import ViewRequirement
 from tfpolicies.compat.preprocessors import flat_space
 from tfpolicies.errors import ModelError, NotOfferedError
 from tfpolicies.models.catalog import build_model
+from tfpolicies.models.preprocessing import encoded_shape
 from tfpolicies.models.settings import model_settings
-from tfpolicies.models.spaces import leaves
+from tfpolicies.models.spaces import flat_size, leaves, nest
 
 
 class InputDict(dict[str, Any]):
@@ -87,11 +88,17 @@ class TFModelV2:
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """Returns what `forward` does, with `obs_flat` added to its inputs.
 
+        Args:
+            input_dict: has `obs`, nested as the original of `obs_space` is, or flat `[N, F]`.
+            state: the memory before, `[S, ...]` each.
+            seq_lens: int32 `[S]`.
+
         Raises:
-            ModelError: if `forward` does not return a pair.
+            ModelError: if `forward` does not return a pair, or `obs` is flat and not that wide.
         """
         training = bool(input_dict.get("is_training", False))
         given = InputDict(input_dict, is_training=training)
+        given["obs"] = restore_original_dimensions(given["obs"], self.obs_space)
         given["obs_flat"] = flat(given["obs"])
         result = self.forward(given, list(state or []), seq_lens)
         if not isinstance(result, tuple | list) or len(result) != 2:
@@ -302,9 +309,41 @@ class DistributionalQTFModel(TFModelV2):
 
 
 def restore_original_dimensions(obs: Any, obs_space: Any, tensorlib: Any = None) -> Any:
-    """Returns `obs` itself: `input_dict["obs"]` is nested as the original space is."""
-    del obs_space, tensorlib
-    return obs
+    """Returns observations nested as the original space is.
+
+    Args:
+        obs: a flat tensor or array `[..., F]`; what is nested already is returned as it is.
+        obs_space: the original space, or one with the attribute `original_space`. Unless that is a
+            Dict or Tuple, nothing is to be done.
+        tensorlib: `"numpy"`, or NumPy itself, gives arrays; otherwise tensors.
+
+    Raises:
+        ModelError: if `obs` has not as many columns as the space has numbers.
+
+    >>> both = gym.spaces.Tuple([gym.spaces.Discrete(2), gym.spaces.Box(-1, 1, (2, 1))])
+    >>> restore_original_dimensions(np.array([[0, 1, 5, 6]]), both, "numpy")
+    (array([[0, 1]]), array([[[5],
+            [6]]]))
+    """
+    space = getattr(obs_space, "original_space", obs_space)
+    is_nested = isinstance(space, gym.spaces.Dict | gym.spaces.Tuple)
+    if not is_nested or isinstance(obs, Mapping | tuple | list):
+        return obs
+    found = leaves(space)
+    sizes = [flat_size(leaf) for leaf in found]
+    if obs.shape[-1] != sum(sizes):
+        raise ModelError(
+            f"Flat observations of {space} must have {sum(sizes)} columns, got the shape "
+            f"{tuple(obs.shape)}. Give input_dict['obs'] or ['obs_flat'] of the model."
+        )
+    parts = zip(found, tf.split(obs, sizes, axis=-1), strict=True)
+    nested = nest(space, [_unflattened(part, encoded_shape(leaf)) for leaf, part in parts])
+    return tf.nest.map_structure(np.asarray, nested) if tensorlib in ("numpy", np) else nested
+
+
+def _unflattened(rows: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
+    """Returns rows `[..., F]` as `[..., *shape]`."""
+    return tf.reshape(rows, tf.concat([tf.shape(rows)[:-1], tf.constant(shape, tf.int32)], 0))
 
 
 def add_time_dimension(

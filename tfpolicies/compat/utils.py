@@ -95,19 +95,25 @@ class _TensorFunction:
         return tf.nest.map_structure(np.asarray, found) if self.gives_arrays else found
 
 
-def one_hot(x: Any, space: gym.Space) -> tf.Tensor:
+def one_hot(x: Any, space: gym.Space | int | None = None, depth: int = 0) -> Any:
     """Returns actions or observations `[...]` of a space as float32 `[..., F]`.
 
     Args:
         x: numbers of a Discrete space; the last axis of a MultiDiscrete one has its parts.
-        space: which of the two it is.
+        space: which of the two it is, for a tensor; or a depth.
+        depth: F, for an array.
 
     Raises:
         UnsupportedSpaceError: for other spaces.
 
     >>> one_hot([1, 0], gym.spaces.Discrete(2)).numpy().tolist()
     [[0.0, 1.0], [1.0, 0.0]]
+    >>> one_hot([2], depth=3).tolist()
+    [[0.0, 0.0, 1.0]]
     """
+    depth = space if isinstance(space, int) else depth
+    if depth:
+        return np.eye(depth, dtype=np.float32)[np.asarray(x)]
     x = tf.cast(x, tf.int64)
     if isinstance(space, gym.spaces.Discrete):
         return tf.one_hot(x - space.start, int(space.n))

@@ -9,16 +9,12 @@ import numpy as np
 import tensorflow as tf
 from gymnasium import spaces
 
-from tfpolicies.models.spaces import Leaf
+from tfpolicies.models.spaces import Leaf, flat_size, is_choice
 
 
 def encoded_shape(leaf: Leaf) -> tuple[int, ...]:
     """Returns the shape of one encoded leaf: `(n,)` for Discrete(n), a Box's own shape, ..."""
-    if isinstance(leaf.space, spaces.Discrete):
-        return (int(leaf.space.n),)
-    if isinstance(leaf.space, spaces.MultiDiscrete):
-        return (int(leaf.space.nvec.sum()),)
-    return leaf.shape
+    return (flat_size(leaf),) if is_choice(leaf.space) else leaf.shape
 
 
 def encode(leaf: Leaf, batch: tf.Tensor) -> tf.Tensor:
@@ -27,8 +23,8 @@ def encode(leaf: Leaf, batch: tf.Tensor) -> tf.Tensor:
     Discrete and MultiDiscrete become one-hot rows, images (a Box of uint8 of rank 3) are divided by
     255, and every other number or bit is kept as it is.
     """
-    space = leaf.space
-    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+    space: Any = leaf.space
+    if is_choice(space):
         return _one_hot(leaf, batch - np.asarray(space.start, np.int64))
     numbers = tf.cast(batch, tf.float32)
     return numbers / 255.0 if is_image(space) else numbers
@@ -36,7 +32,7 @@ def encode(leaf: Leaf, batch: tf.Tensor) -> tf.Tensor:
 
 def encode_action(leaf: Leaf, batch: tf.Tensor) -> tf.Tensor:
     """Encodes actions as `encode` does, but as they travel: counted from 0, whatever the start."""
-    if isinstance(leaf.space, spaces.Discrete | spaces.MultiDiscrete):
+    if is_choice(leaf.space):
         return _one_hot(leaf, batch)
     return tf.cast(batch, tf.float32)
 

@@ -113,6 +113,11 @@ def is_float_box(space: spaces.Space) -> bool:
     return isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating)
 
 
+def is_choice(space: spaces.Space) -> bool:
+    """Whether elements of `space` are one choice or several, which models see as one-hot rows."""
+    return isinstance(space, spaces.Discrete | spaces.MultiDiscrete)
+
+
 def cell_sizes(space: Any) -> tuple[int, ...]:
     """Returns how many choices each cell of a space of integers has, in C order; a bit has two."""
     if isinstance(space, spaces.Discrete):
@@ -124,6 +129,11 @@ def cell_sizes(space: Any) -> tuple[int, ...]:
     # Python's integers: the width of a Box of int64 does not fit into int64.
     bounds = zip(space.low.reshape(-1).tolist(), space.high.reshape(-1).tolist(), strict=True)
     return tuple(int(high) - int(low) + 1 for low, high in bounds)
+
+
+def flat_size(leaf: Leaf) -> int:
+    """Returns how many numbers a leaf takes in a row, choices being one-hot."""
+    return sum(cell_sizes(leaf.space)) if is_choice(leaf.space) else math.prod(leaf.shape)
 
 
 def has_mask(space: spaces.Space) -> bool:
@@ -205,6 +215,8 @@ def batch_leaves(space_leaves: Sequence[Leaf], batch: Any, argument: str) -> lis
     """
     if len(space_leaves) == 1 and not space_leaves[0].path:
         return [_leaf_array(space_leaves[0], batch, argument)]
+    if isinstance(batch, list | np.ndarray):
+        _require_parts(space_leaves, batch, argument)
     arrays = []
     for leaf in space_leaves:
         try:
@@ -220,6 +232,33 @@ def batch_leaves(space_leaves: Sequence[Leaf], batch: Any, argument: str) -> lis
     if len(sizes) > 1:
         raise ObservationError(f"{argument} has parts of different batch sizes {sorted(sizes)}.")
     return arrays
+
+
+def flat_rows(space_leaves: Sequence[Leaf], batch: Any) -> np.ndarray | None:
+    """Returns a batch as `[B, F]` if it is rows of all leaves' numbers in a line; else None."""
+    try:
+        rows = np.asarray(batch)
+    except (TypeError, ValueError):
+        return None
+    wide = rows.ndim == 2 and rows.shape[1] == sum(map(flat_size, space_leaves))
+    return rows if wide and rows.dtype.kind not in NO_NUMBERS else None
+
+
+def _require_parts(space_leaves: Sequence[Leaf], batch: Any, argument: str) -> None:
+    """Raises an `ObservationError` for rows of numbers where a part for each leaf is due.
+
+    As many rows as there are parts are taken for parts if their numbers are of the leaves' kinds.
+    """
+    rows = flat_rows(space_leaves, batch)
+    if rows is None:
+        return
+    parts = len({leaf.path[0] for leaf in space_leaves})
+    fit = rows.dtype.kind != "f" or all(leaf.dtype.kind == "f" for leaf in space_leaves)
+    if len(rows) != parts or not fit:
+        raise ObservationError(
+            f"{argument} must be a dict or tuple of [B, ...] arrays, nested as the space is; got "
+            f"flat rows {list(rows.shape)} of {rows.dtype}. Give it as the environment does."
+        )
 
 
 def _pettingzoo_hint(leaf: Leaf, batch: Any) -> str:

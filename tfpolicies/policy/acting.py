@@ -16,6 +16,7 @@ import tensorflow as tf
 from tfpolicies.errors import BatchError, ConfigError, ObservationError, UsageError
 from tfpolicies.models.distributions.noise import NoiseAhead, NoiseKind
 from tfpolicies.models.ports import PREVIOUS
+from tfpolicies.models.preprocessed import turned_back
 from tfpolicies.models.spaces import batch_leaves, nest, numbers
 from tfpolicies.policy.input_check import InputCheck
 from tfpolicies.policy.policy import ActionBatch
@@ -315,7 +316,10 @@ class ProgramActing:
                 `check_inputs=False`.
         """
         if self._reads_obs_only and state_batches is None:
-            inputs = batch_leaves(self._obs_leaves, obs_batch, "obs_batch")
+            try:
+                inputs = batch_leaves(self._obs_leaves, obs_batch, "obs_batch")
+            except ObservationError as error:
+                inputs = turned_back(self._obs_leaves, obs_batch, error)
         else:
             inputs = self.checked_inputs(
                 obs_batch, state_batches, prev_action_batch, prev_reward_batch, views
@@ -334,12 +338,17 @@ class ProgramActing:
     ) -> list[np.ndarray]:
         """Returns one array per input port.
 
+        Observations may be those of RLlib's preprocessors, too: see `turned_back`.
+
         Raises:
             ObservationError: if the observations do not fit their space.
             UsageError: if the memory, or a view that the model reads, is missing or does not fit.
         """
         ports = self.program.ports
-        inputs = batch_leaves(self._obs_leaves, obs_batch, "obs_batch")
+        try:
+            inputs = batch_leaves(self._obs_leaves, obs_batch, "obs_batch")
+        except ObservationError as error:
+            inputs = turned_back(self._obs_leaves, obs_batch, error)
         if ports.views:
             arguments = dict(zip(PREVIOUS, (prev_action_batch, prev_reward_batch), strict=True))
             inputs = inputs + self._seen({**(views or {}), **arguments})

@@ -332,6 +332,10 @@ class TFPolicy(PolicyKind):
         greedy), `action_dist_inputs` `[B, n]`, and `vf_preds` `[B]` if the model has a value.
         `views` are the others that the model reads, by name, such as `prev_n_obs` `[B, n, ...]`.
 
+        Observations are `[B, ...]` as the environment gives them, nested as the space is; or, for
+        discrete and nested spaces, rows `[B, F]` as RLlib's preprocessors make them: choices
+        one-hot, one leaf behind the other. What fits the space is always taken as it is.
+
         Raises:
             ObservationError: if `obs_batch` does not fit the observation space, has NaN or
                 infinity, or a mask that allows no action (see `debugging(check_inputs=...)`).
@@ -378,7 +382,7 @@ class TFPolicy(PolicyKind):
 
         Args:
             actions: `[B, *shape]`, nested as the action space is.
-            obs_batch: the observations they were chosen for.
+            obs_batch: the observations they were chosen for, as in `compute_actions`.
             state_batches: the memory, for policies that have one.
             prev_action_batch: the previous actions, for models that read them.
             prev_reward_batch: the previous rewards, likewise.
