@@ -15,13 +15,19 @@ NAMES = frozenset(
         "batch_builder",
         "entropy_coeff",
         "from_batch",
+        "get_rollout_fragment_length",
+        "is_atari",
         "kl_coeff",
         "last_extra_action_outs_for",
         "loss_initialized",
         "maybe_initialize_optimizer_and_loss",
+        "multiagent",
+        "pop",
         "prev_action_for",
         "prev_reward_for",
         "rnn_state_for",
+        "serialize",
+        "total_train_batch_size",
     }
 )
 """The names there are."""
@@ -68,9 +74,14 @@ def missing(obj: Any, name: str, message: str) -> Any:
     if name in NAMES:
         with contextlib.suppress(LookupError):
             return lookup(obj, name)
-        if not MODULES:
-            message = f"{message}. Code written for RLlib finds it after `import tfpolicies.compat`"
-    raise AttributeError(message)
+    raise AttributeError(f"{message}{hint(name)}")
+
+
+def hint(name: str) -> str:
+    """Returns what an error adds about a name that `tfpolicies.compat` would give."""
+    if name not in NAMES or MODULES:
+        return ""
+    return ". Code written for RLlib finds it after `import tfpolicies.compat`"
 
 
 def statistics(view: Any, train_batch: Any) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from tfpolicies.config.idioms import (
     positional_config,
 )
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
+from tfpolicies.config.sectioned import as_overrides
 from tfpolicies.distributed import messages
 from tfpolicies.distributed.tune import default_config, resource_request
 from tfpolicies.distributed.worker_set import WorkerSet
@@ -86,13 +87,8 @@ class Algorithm:
     ) -> None:
         if not (config is None or isinstance(config, AlgorithmConfig | Mapping)):
             raise ConfigError(positional_config(type(self).__name__, config))
-        if not isinstance(config, AlgorithmConfig):
-            config = self.get_default_config().update_from_dict(config or {})
         if not isinstance(config, self.config_class):
-            raise ConfigError(
-                f"{type(self).__name__} has settings that {type(config).__name__} lacks; begin "
-                f"with {self.config_class.__name__}()."
-            )
+            config = self._completed(config)
         if env is not None:
             config = _with_environment(config, env)
         config.validate()
@@ -136,6 +132,20 @@ class Algorithm:
     def training_iteration(self) -> int:
         """The iterations that were done, those before a restore included; `iteration`."""
         return self.iteration
+
+    def _completed(self, config: AlgorithmConfig | Mapping[str, Any] | None) -> AlgorithmConfig:
+        """Returns a config with this algorithm's defaults where another one says nothing.
+
+        Raises:
+            ConfigError: if that is of another algorithm.
+        """
+        if isinstance(config, AlgorithmConfig) and not issubclass(self.config_class, type(config)):
+            raise ConfigError(
+                f"{type(self).__name__} has settings that {type(config).__name__} lacks; begin "
+                f"with {self.config_class.__name__}()."
+            )
+        made: AlgorithmConfig = self.get_default_config()
+        return made.update_from_dict(as_overrides(config) or {})
 
     def _new_workers(self, config: AlgorithmConfig, count: int | None = None) -> WorkerSet:
         named = all(spec.policy_class is not None for spec in config.policies.values())

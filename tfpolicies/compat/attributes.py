@@ -8,6 +8,8 @@ from typing import Any, NoReturn
 from tfpolicies.algorithms.algorithm import Algorithm
 from tfpolicies.algorithms.pg import PGPolicy
 from tfpolicies.algorithms.ppo import PPOTFPolicy, value_statistics
+from tfpolicies.compat.configs import OF_CONFIGS
+from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.policy.kind import PolicyKind
 from tfpolicies.policy.policy import Policy
 from tfpolicies.program.view import ModelView
@@ -51,6 +53,7 @@ _LOOKUPS: dict[type, dict[str, Callable[[Any], Any]]] = {
         "entropy_coeff": lambda policy: policy._in_force("entropy_coeff"),
         "kl_coeff": lambda policy: policy._in_force("kl_coeff"),
     },
+    AlgorithmConfig: OF_CONFIGS,
     Algorithm: {"_counters": lambda algorithm: algorithm.counters},
     ModelView: {"from_batch": lambda model: model},
     Episode: _OF_EPISODES,
