@@ -15,10 +15,13 @@ NAMES = frozenset(
         "batch_builder",
         "entropy_coeff",
         "from_batch",
+        "get_config",
         "get_rollout_fragment_length",
         "is_atari",
         "kl_coeff",
         "last_extra_action_outs_for",
+        "load_checkpoint",
+        "logdir",
         "loss_initialized",
         "maybe_initialize_optimizer_and_loss",
         "multiagent",
@@ -26,7 +29,9 @@ NAMES = frozenset(
         "prev_action_for",
         "prev_reward_for",
         "rnn_state_for",
+        "save_checkpoint",
         "serialize",
+        "step",
         "total_train_batch_size",
     }
 )

@@ -9,6 +9,7 @@ from tfpolicies.algorithms.algorithm import Algorithm
 from tfpolicies.algorithms.pg import PGPolicy
 from tfpolicies.algorithms.ppo import PPOTFPolicy, value_statistics
 from tfpolicies.compat.configs import OF_CONFIGS
+from tfpolicies.compat.runs import OF_ALGORITHMS
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.policy.kind import PolicyKind
 from tfpolicies.policy.policy import Policy
@@ -54,7 +55,7 @@ _LOOKUPS: dict[type, dict[str, Callable[[Any], Any]]] = {
         "kl_coeff": lambda policy: policy._in_force("kl_coeff"),
     },
     AlgorithmConfig: OF_CONFIGS,
-    Algorithm: {"_counters": lambda algorithm: algorithm.counters},
+    Algorithm: OF_ALGORITHMS,
     ModelView: {"from_batch": lambda model: model},
     Episode: _OF_EPISODES,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import socket
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NoReturn
 
@@ -76,6 +77,7 @@ class RolloutWorker(ParallelIteration):
         weights_seq_no: of the weights that were set last.
         multiagent: whether there is another policy than the one called `DEFAULT_POLICY_ID`.
         seed: the config's plus the worker's index (plus 10000 in evaluation); None without one.
+        seconds_to_make: what making all environments took.
         watchdog: looks after how long environments take; None without `env_step_timeout_s`.
         has_episodes: whether episodes run; if not, new ones begin with the next sample, so that
             policies and a mapping given before the first one are in its first episodes.
@@ -138,10 +140,13 @@ class RolloutWorker(ParallelIteration):
         self._first_batch: Any = None
         self.environments: Environments | MultiAgentEnvironments | None = None
         self.watchdog: Watchdog | None = None
+        self.seconds_to_make = 0.0
         source = env_creator if env_creator is not None else self.config.env
         if source is not None and self._has_environments():
+            began = time.perf_counter()
             found = make_worker_environments(self, source, self._context(), validate_env)
             self.environments, self.watchdog = found
+            self.seconds_to_make = time.perf_counter() - began
         self.roster = Roster(
             self.config,
             self.worker_index,

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import random
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+import numpy as np
 
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.sections import CONNECTORS, connector_state
 from tfpolicies.connectors import ActionConnectorPipeline, AgentConnectorPipeline, restore
+from tfpolicies.envs.checking import check_env
 from tfpolicies.envs.making import (
     EnvContext,
     announce,
@@ -17,8 +22,19 @@ from tfpolicies.envs.making import (
 )
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
 from tfpolicies.envs.repairs import Repairs, Watchdog
-from tfpolicies.envs.vector import Environments
-from tfpolicies.errors import ConfigError
+from tfpolicies.envs.vector import Environments, VectorEnvironments
+from tfpolicies.errors import ConfigError, EnvError
+
+_STEPS = 3  # that are played of an environment before training
+_MOST_SECONDS = 1.0  # an environment that takes longer to make is not made once more
+_UNCHECKED = (
+    "disable_env_checking",
+    "env_step_timeout_s",
+    "ignore_worker_failures",
+    "recreate_failed_workers",
+    "restart_failed_sub_environments",
+)
+"""Settings with which environments are not checked: faults are expected."""
 
 Connectors = tuple[AgentConnectorPipeline, ActionConnectorPipeline]
 
@@ -99,6 +115,47 @@ def make_worker_environments(
     limit = config.max_num_sub_environment_restarts
     made.guard(Repairs(again, worker.worker_index, watchdog, limit, on_made))
     return made, watchdog
+
+
+def check_environment(worker: Any) -> None:
+    """Plays a few steps of an environment that is made like the worker's, and closes it.
+
+    It does not with `disable_env_checking`, where faults are expected, and where that would take
+    long or cannot be done. No generator of random numbers that the environment shares is changed.
+
+    Args:
+        worker: a `RolloutWorker`.
+
+    Raises:
+        EnvError: if something is wrong with the environment.
+    """
+    envs = worker.environments
+    maker = None if envs is None or isinstance(envs, VectorEnvironments) else envs.maker
+    slow = worker.seconds_to_make > _MOST_SECONDS * worker.config.num_envs_per_worker
+    if maker is None or slow or any(worker.config[name] for name in _UNCHECKED):
+        return
+    with same_randomness():
+        env = maker(0)
+        try:
+            check_env(env, steps=_STEPS)
+        except EnvError as error:
+            raise EnvError(
+                f"{error} It was found by playing {_STEPS} steps before training; "
+                "environment(disable_env_checking=True) leaves that out."
+            ) from error
+        finally:
+            env.close()
+
+
+@contextlib.contextmanager
+def same_randomness() -> Iterator[None]:
+    """Leaves the global generators of random numbers as they were."""
+    before = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
 
 
 def _require_fitting(
