@@ -9,7 +9,16 @@ from gymnasium import spaces
 from tiny import OBS, TWO, assert_equal, batch_for
 
 import tfpolicies.compat  # noqa: F401
-from tfpolicies import PPO, Algorithm, DefaultCallbacks, DQNConfig, PolicySpec, PPOConfig
+from tfpolicies import (
+    PPO,
+    Algorithm,
+    DefaultCallbacks,
+    DQNConfig,
+    PolicySpec,
+    PPOConfig,
+    PPOTF2Policy,
+    RolloutWorker,
+)
 from tfpolicies.errors import ConfigError, UsageError, WeightsError
 
 pytestmark = pytest.mark.usefixtures("kept_programs")
@@ -131,3 +140,46 @@ def test_evaluation_may_have_the_only_environment():
 def test_without_environment_and_spaces_nothing_is_built(given):
     with pytest.raises(ConfigError, match=r"needs an environment.*observation_space=\.\.\."):
         tiny(**given).build()
+
+
+# -- workers ----------------------------------------------------------------------------------
+
+
+def made_worker(config, **arguments):
+    return RolloutWorker(config=config, default_policy_class=PPOTF2Policy, **arguments)
+
+
+def test_a_worker_tells_where_its_environments_run_and_makes_another_one():
+    worker = made_worker(tiny(counting, env_config={"size": 3}), worker_index=2)
+    assert worker.env_context == {"size": 3}
+    assert worker.env_context.worker_index == 2
+    assert worker.env_creator(worker.env_context.copy_with(5)).number == 5
+    assert worker.last_batch is None
+    assert worker.assert_healthy() is None
+    worker.stop()
+    with pytest.raises(AssertionError, match="was stopped"):
+        worker.assert_healthy()
+    with pytest.raises(AttributeError, match="'RolloutWorker' object has no attribute 'nothing'"):
+        worker.nothing  # noqa: B018
+
+
+def test_a_worker_keeps_the_batch_that_it_gives_again_and_again():
+    worker = made_worker(tiny(counting).debugging(fake_sampler=True))
+    batch = worker.sample()
+    assert worker.sample() is worker.last_batch is batch
+    worker.stop()
+
+
+def test_workers_say_which_policies_are_trained_and_have_nobody_to_wait_for():
+    specs = {name: PolicySpec(None, OBS, TWO) for name in "ab"}
+    config = tiny().multi_agent(policies=specs, policies_to_train=["a"])
+    algorithm = config.multi_agent(policy_mapping_fn=lambda *given, **more: "a").build()
+    workers = algorithm.workers
+    assert [workers.is_policy_to_train(name) for name in "ab"] == [True, False]
+    assert workers.foreach_worker_async(lambda worker: 1) == 0
+    assert workers.fetch_ready_async_reqs(timeout_seconds=None) == []
+    with pytest.raises(UsageError, match=r"build with num_rollout_workers of 1 or more"):
+        workers.add_workers(1)
+    with pytest.raises(AttributeError, match="'WorkerSet' object has no attribute 'nothing'"):
+        workers.nothing  # noqa: B018
+    algorithm.stop()

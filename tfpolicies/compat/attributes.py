@@ -10,11 +10,14 @@ from tfpolicies.algorithms.pg import PGPolicy
 from tfpolicies.algorithms.ppo import PPOTFPolicy, value_statistics
 from tfpolicies.compat.configs import OF_CONFIGS
 from tfpolicies.compat.runs import OF_ALGORITHMS
+from tfpolicies.compat.workers import OF_WORKER_SETS, OF_WORKERS
 from tfpolicies.config.algorithm_config import AlgorithmConfig
+from tfpolicies.distributed.worker_set import WorkerSet
 from tfpolicies.policy.kind import PolicyKind
 from tfpolicies.policy.policy import Policy
 from tfpolicies.program.view import ModelView
 from tfpolicies.rollout.episode import Episode
+from tfpolicies.rollout.rollout_worker import RolloutWorker
 
 
 def _nothing() -> None:
@@ -56,6 +59,8 @@ _LOOKUPS: dict[type, dict[str, Callable[[Any], Any]]] = {
     },
     AlgorithmConfig: OF_CONFIGS,
     Algorithm: OF_ALGORITHMS,
+    WorkerSet: OF_WORKER_SETS,
+    RolloutWorker: OF_WORKERS,
     ModelView: {"from_batch": lambda model: model},
     Episode: _OF_EPISODES,
 }

@@ -7,15 +7,17 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import gymnasium as gym
 import numpy as np
 
+from tfpolicies import ported
 from tfpolicies.batch.postprocessing import standardized
 from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.callbacks import DefaultCallbacks
+from tfpolicies.config.idioms import missing_attribute
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID, PolicySpec, validate_policy_id
 from tfpolicies.envs.making import EnvContext
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
@@ -160,6 +162,11 @@ class RolloutWorker(ParallelIteration):
         except BaseException:
             self.stop()
             raise
+
+    if not TYPE_CHECKING:  # it would let any name pass
+
+        def __getattr__(self, name: str) -> Any:
+            return ported.missing(self, name, missing_attribute(self, name))
 
     # -- construction -------------------------------------------------------------------------
 
