@@ -224,6 +224,17 @@ def test_building_names_what_is_wrong_with_an_environment(made):
     assert [env.closed for env in made] == [1, 1]
 
 
+class Excused(Outgrown):
+    """Asks not to be checked, as RLlib's examples do."""
+
+    _skip_env_checking = True
+
+
+def test_an_environment_may_ask_not_to_be_checked(made):
+    built(Excused).build().stop()
+    assert [env.actions for env in made] == [[], []]
+
+
 class Deaf(Staggered):
     """Gives a reward that is none."""
 

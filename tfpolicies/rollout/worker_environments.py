@@ -121,7 +121,8 @@ def check_environment(worker: Any) -> None:
     """Plays a few steps of an environment that is made like the worker's, and closes it.
 
     It does not with `disable_env_checking`, where faults are expected, and where that would take
-    long or cannot be done. No generator of random numbers that the environment shares is changed.
+    long or cannot be done; nor if the environment's `_skip_env_checking` is true. No generator of
+    random numbers that the environment shares is changed.
 
     Args:
         worker: a `RolloutWorker`.
@@ -137,7 +138,8 @@ def check_environment(worker: Any) -> None:
     with same_randomness():
         env = maker(0)
         try:
-            check_env(env, steps=_STEPS)
+            if not getattr(env, "_skip_env_checking", False):
+                check_env(env, steps=_STEPS)
         except EnvError as error:
             raise EnvError(
                 f"{error} It was found by playing {_STEPS} steps before training; "
