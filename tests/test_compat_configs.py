@@ -10,6 +10,7 @@ from environments import CountingEnv, TwoArmsEnv
 from gymnasium import spaces
 from tiny import batch_for, make
 
+import tfpolicies.compat  # noqa: F401
 from tfpolicies import (
     AlgorithmConfig,
     DefaultCallbacks,
@@ -19,9 +20,10 @@ from tfpolicies import (
     PPOTF1Policy,
     PPOTF2Policy,
     SampleBatch,
-    compat,
 )
 from tfpolicies.errors import ConfigError, UnknownSettingError, UsageError
+
+CAPTURED = {"capture_output": True, "text": True}
 
 pytestmark = pytest.mark.usefixtures("kept_programs")
 
@@ -80,9 +82,12 @@ def test_a_serialized_config_is_json_without_code():
 
 def test_without_the_names_for_porting_an_error_says_where_they_are():
     code = "from tfpolicies import AlgorithmConfig; AlgorithmConfig().serialize()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "RLlib finds it after `import tfpolicies.compat`" in done.stderr
-    assert hasattr(compat, "register_env")
+    done = subprocess.run([sys.executable, "-c", code], **CAPTURED)
+    told = "RLlib finds it after `import tfpolicies.compat`"
+    assert f"has no such setting. Code written for {told}" in done.stderr
+    done = subprocess.run([sys.executable, "-c", f"{code[:-12]}.kl_coeff"], **CAPTURED)
+    assert "set in their own config, such as PPOConfig" in done.stderr
+    assert told not in done.stderr
 
 
 @pytest.mark.core

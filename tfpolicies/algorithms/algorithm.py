@@ -88,6 +88,8 @@ class Algorithm:
     ) -> None:
         if not (config is None or isinstance(config, AlgorithmConfig | Mapping)):
             raise ConfigError(positional_config(type(self).__name__, config))
+        if not isinstance(config, AlgorithmConfig):
+            config = self.get_default_config().update_from_dict(config or {})
         if not isinstance(config, self.config_class):
             config = self._completed(config)
         if env is not None:
@@ -124,26 +126,26 @@ class Algorithm:
     if not TYPE_CHECKING:  # it would let any name pass
 
         def __getattr__(self, name: str) -> Any:
-            return ported.missing(self, name, missing_attribute(self, name))
+            message = missing_attribute(self, name)
+            return ported.missing(self, name, message, ported.OF_ALGORITHMS)
 
     @property
     def training_iteration(self) -> int:
         """The iterations that were done, those before a restore included; `iteration`."""
         return self.iteration
 
-    def _completed(self, config: AlgorithmConfig | Mapping[str, Any] | None) -> AlgorithmConfig:
-        """Returns a config with this algorithm's defaults where another one says nothing.
+    def _completed(self, config: Any) -> AlgorithmConfig:
+        """Returns a general config with this algorithm's defaults where it says nothing.
 
         Raises:
-            ConfigError: if that is of another algorithm.
+            ConfigError: if it is the config of another algorithm.
         """
-        if isinstance(config, AlgorithmConfig) and not issubclass(self.config_class, type(config)):
+        if not issubclass(self.config_class, type(config)):
             raise ConfigError(
                 f"{type(self).__name__} has settings that {type(config).__name__} lacks; begin "
                 f"with {self.config_class.__name__}()."
             )
-        made: AlgorithmConfig = self.get_default_config()
-        return made.update_from_dict(as_overrides(config) or {})
+        return default_config(type(self)).update_from_dict(as_overrides(config))
 
     def _new_workers(self, config: AlgorithmConfig, count: int | None = None) -> WorkerSet:
         named = all(spec.policy_class is not None for spec in config.policies.values())

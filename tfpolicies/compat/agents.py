@@ -8,7 +8,6 @@ from typing import Any
 from tfpolicies.algorithms.algorithm import Algorithm
 from tfpolicies.algorithms.registry import find_algorithm, registered_names
 from tfpolicies.config.algorithm_config import AlgorithmConfig
-from tfpolicies.config.sectioned import as_overrides
 from tfpolicies.errors import ConfigError
 
 get_trainable_cls = get_algorithm_class = get_trainer_class = find_algorithm
@@ -37,8 +36,8 @@ class _Trainer(Algorithm):
             raise ConfigError("logger_creator must be None; log the results of `train()` instead.")
         made = (
             config.copy(copy_frozen=False)
-            if isinstance(config, self.config_class)
-            else self.config_class.from_dict(as_overrides(config) or {})
+            if isinstance(config, AlgorithmConfig)
+            else self.config_class.from_dict(config or {})
         )
         super().__init__(made, env)
 

@@ -172,7 +172,7 @@ class SectionedConfig:
     def __getitem__(self, key: str) -> Any:
         if key in self._foreign:
             return copied(self._foreign[key])
-        if key in ported.NAMES:
+        if key in ported.OF_CONFIGS:
             with contextlib.suppress(LookupError):
                 return ported.lookup(self, key)
         name = self._name_of(key)
@@ -210,7 +210,7 @@ class SectionedConfig:
             )
         raise UnknownSettingError(
             f"Invalid property name {key!r}: {type(self).__name__} has no such setting."
-            f"{ported.hint(name)[1:] or self._hint(name)}"
+            f"{ported.hint()[1:] if key in ported.OF_CONFIGS else self._hint(name)}"
         )
 
     def _hint(self, name: str) -> str:

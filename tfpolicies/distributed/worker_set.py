@@ -104,7 +104,8 @@ class WorkerSet:
     if not TYPE_CHECKING:  # it would let any name pass
 
         def __getattr__(self, name: str) -> Any:
-            return ported.missing(self, name, missing_attribute(self, name))
+            message = missing_attribute(self, name)
+            return ported.missing(self, name, message, ported.OF_WORKER_SETS)
 
     # -- who there is -------------------------------------------------------------------------
 

@@ -163,16 +163,15 @@ class ModelView:
 
     def __getattr__(self, name: str) -> Any:
         """Returns what the user's own model has under that name, a layer or a method."""
-        model = self._network.model
-        own = model.inner if isinstance(model, AdaptedModel) else model
-        if name in ported.NAMES and not hasattr(own, name):
+        if name in ported.NAMES:
             return ported.missing(self, name, f"model.{name} cannot be had here: call the model")
         if name.startswith("__") or not self._is_resident:
             raise AttributeError(
                 f"model.{name} cannot be had here: outside `loss` a model is only called, for its "
                 "weights are those of any policy of the kind. Add an output to the model instead."
             )
-        return getattr(own, name)
+        model = self._network.model
+        return getattr(model.inner if isinstance(model, AdaptedModel) else model, name)
 
 
 @dataclass(frozen=True, eq=False)

@@ -166,7 +166,8 @@ class RolloutWorker(ParallelIteration):
     if not TYPE_CHECKING:  # it would let any name pass
 
         def __getattr__(self, name: str) -> Any:
-            return ported.missing(self, name, missing_attribute(self, name))
+            message = missing_attribute(self, name)
+            return ported.missing(self, name, message, ported.OF_WORKERS)
 
     # -- construction -------------------------------------------------------------------------
 
