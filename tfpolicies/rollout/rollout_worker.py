@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import socket
 import threading
-import time
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -145,10 +144,8 @@ class RolloutWorker(ParallelIteration):
         self.seconds_to_make = 0.0
         source = env_creator if env_creator is not None else self.config.env
         if source is not None and self._has_environments():
-            began = time.perf_counter()
             found = make_worker_environments(self, source, self._context(), validate_env)
             self.environments, self.watchdog = found
-            self.seconds_to_make = time.perf_counter() - began
         self.roster = Roster(
             self.config,
             self.worker_index,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -66,7 +67,8 @@ def make_worker_environments(
     """Makes `num_envs_per_worker` environments that step together.
 
     Args:
-        worker: a `RolloutWorker`; with spaces of its own a creator may give no environment.
+        worker: a `RolloutWorker`, which is told how long making them takes; with spaces of its own
+            a creator may give no environment.
         source: a creator, class, name or instance.
         context: what creators are called with; each environment gets a copy with its index.
         validate_env: see `RolloutWorker`; called, like the callback, also with environments that
@@ -90,6 +92,7 @@ def make_worker_environments(
 
     if config.in_evaluation and is_instance(source):
         require_alone(source, 1, 0, evaluates=True)
+    began = time.perf_counter()
     made = make_any_environments(
         source,
         config.num_envs_per_worker,
@@ -98,6 +101,7 @@ def make_worker_environments(
         checked=not config.disable_env_checking,
         may_be_none=bool(worker.spaces),
     )
+    worker.seconds_to_make = time.perf_counter() - began
     if made is None:
         return None, None
     try:
