@@ -450,9 +450,20 @@ def test_a_policy_written_by_hand_that_forgets_its_result_is_told_to_return_it()
 # -- repeatability ----------------------------------------------------------------------------
 
 
-def test_an_algorithm_refuses_a_config_without_its_settings():
-    with pytest.raises(ConfigError, match=r"PPO has settings that .* lacks; begin with PPOConfig"):
-        AlgorithmConfig(algo_class=PPO).environment("CartPole-v1").build()
+def test_an_algorithm_refuses_the_config_of_another_one():
+    with pytest.raises(ConfigError, match=r"PPO has settings that PG.* lacks; begin with PPOConf"):
+        PPO(PGConfig().environment("CartPole-v1"))
+
+
+def test_a_general_config_builds_an_algorithm_that_has_its_own_defaults_in_the_rest():
+    config = AlgorithmConfig(algo_class=PPO).environment("CartPole-v1")
+    config.training(lr=0.125, model={"fcnet_hiddens": [8]}).debugging(log_level="ERROR")
+    algorithm = config.build()
+    assert type(algorithm) is PPO
+    assert algorithm.config.lr == algorithm.get_policy().cur_lr == 0.125
+    assert algorithm.config.train_batch_size == PPOConfig().train_batch_size == 4000
+    assert algorithm.config.model["fcnet_hiddens"] == [8]
+    algorithm.stop()
 
 
 @pytest.mark.core
@@ -558,6 +569,7 @@ def test_pendulum_runs_and_its_actions_stay_within_their_bounds():
 
     config = tiny().environment(lambda context: Watching(gym.make("Pendulum-v1")))
     algorithm = config.build()
+    watched.clear()  # of what checked the environment
     result = [algorithm.train() for _ in range(3)][-1]
     stats = result["info"]["learner"]["default_policy"]["learner_stats"]
     assert all(math.isfinite(value) for value in stats.values())

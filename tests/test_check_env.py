@@ -1,5 +1,7 @@
 """`check_env` says what is wrong with an environment, and nothing about one that is right."""
 
+import random
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -7,9 +9,11 @@ from environments import CountingEnv, NestedCountingEnv
 from gymnasium import spaces
 from multi_agent_worlds import SPACE, Staggered
 
+from tfpolicies import DefaultCallbacks, PPOConfig
 from tfpolicies.envs import check_env
 from tfpolicies.envs.multi_agent_env import make_multi_agent
 from tfpolicies.errors import EnvError
+from tfpolicies.rollout import worker_environments
 from tfpolicies.testing.environments import MaskedEnv, MemoryEnv, RandomEnv
 
 
@@ -153,3 +157,124 @@ def test_a_game_in_which_nobody_can_move_is_named():
 def test_something_else_is_refused():
     with pytest.raises(EnvError, match=r"check_env takes a gymnasium.Env.* got type"):
         check_env(CountingEnv)
+
+
+# -- before training --------------------------------------------------------------------------
+
+
+class Noted(CountingEnv):
+    """Notes its instances; draws from the generators that a process has, as some do."""
+
+    made: list[CountingEnv] = []
+
+    def __init__(self, context):
+        super().__init__()
+        self.made.append(self)
+
+    def step(self, action):
+        random.random(), np.random.rand()
+        return super().step(action)
+
+
+class Outgrown(Noted):
+    """Leaves its observation space in the second step."""
+
+    observation_space = spaces.Box(0.0, 1.0, (3,), np.float32)
+
+
+class Told(DefaultCallbacks):
+    created: list[CountingEnv] = []
+
+    def on_sub_environment_created(self, *, worker, sub_environment, env_context, **kwargs):
+        self.created.append(sub_environment)
+
+
+@pytest.fixture
+def made():
+    Noted.made.clear()
+    Told.created.clear()
+    return Noted.made
+
+
+def built(env, **settings):
+    config = PPOConfig().environment(env, **settings)
+    config.training(model={"fcnet_hiddens": [4]}, train_batch_size=128).callbacks(Told)
+    return config.framework(inference="tf", jit_compile=False).debugging(log_level="ERROR")
+
+
+def test_building_plays_an_environment_of_its_own_and_changes_nothing(made):
+    CountingEnv.action_space.seed(5)
+    expected = [CountingEnv.action_space.sample() for _ in range(3)]
+    CountingEnv.action_space.seed(5)
+    random.seed(3), np.random.seed(3)
+    before = random.getstate(), np.random.get_state()[1].tolist()
+    algorithm = built(Noted).build()
+    trained, checked = made
+    assert (trained.actions, trained.closed) == ([], 0)
+    assert (len(checked.actions), checked.closed) == (3, 1)
+    assert Told.created == [trained]
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before
+    assert [CountingEnv.action_space.sample() for _ in range(3)] == expected
+    algorithm.stop()
+
+
+def test_building_names_what_is_wrong_with_an_environment(made):
+    with pytest.raises(EnvError, match=r"has 2.0 at \(2,\).*disable_env_checking=True\) leaves"):
+        built(Outgrown).build()
+    assert [env.closed for env in made] == [1, 1]
+
+
+class Excused(Outgrown):
+    """Asks not to be checked, as RLlib's examples do."""
+
+    _skip_env_checking = True
+
+
+def test_an_environment_may_ask_not_to_be_checked(made):
+    built(Excused).build().stop()
+    assert [env.actions for env in made] == [[], []]
+
+
+class Deaf(Staggered):
+    """Gives a reward that is none."""
+
+    def step(self, action_dict):
+        obs, rewards, *rest = super().step(action_dict)
+        return obs, dict.fromkeys(rewards, "much"), *rest
+
+
+def test_building_names_the_agent_of_whom_something_is_wrong():
+    with pytest.raises(EnvError, match=r"The reward of agent '?\w+'? must be a finite number"):
+        built(lambda context: Deaf()).build()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"disable_env_checking": True},
+        {"restart_failed_sub_environments": True},
+        {"recreate_failed_workers": True},
+        {"env_step_timeout_s": 60.0},
+    ],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_where_faults_are_expected_building_looks_for_none(made, settings):
+    algorithm = built(Outgrown).update_from_dict(settings).build()
+    assert len(made) == 1
+    algorithm.stop()
+
+
+def test_an_environment_that_takes_long_to_make_is_made_once(made, monkeypatch):
+    monkeypatch.setattr(worker_environments, "_MOST_SECONDS", 0.0)
+    built(Outgrown).build().stop()
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize(
+    "env",
+    [Outgrown({}), lambda context: gym.vector.SyncVectorEnv([lambda: Outgrown({})])],
+    ids=["an instance", "a vector environment"],
+)
+def test_an_environment_of_which_there_is_one_is_not_played(made, env):
+    built(env).build().stop()
+    assert all(each.actions == [] for each in made)

@@ -25,7 +25,7 @@ DEFAULTS = {
         "normalize_actions": True,
         "clip_actions": False,
         "disable_env_checking": False,
-        "is_atari": None,
+        "is_atari": False,
         "auto_wrap_old_gym_envs": True,
         "action_mask_key": "action_mask",
     },
@@ -250,7 +250,7 @@ def test_constants_are_read_but_are_no_part_of_the_dict():
 
 def test_values_that_would_change_nothing_are_taken_too():
     config = AlgorithmConfig()
-    config.environment(is_atari=False, auto_wrap_old_gym_envs=False)
+    config.environment(is_atari=None, auto_wrap_old_gym_envs=False)
     config.debugging(logger_config={})
     config.experimental(_disable_action_flattening=True, _disable_preprocessor_api=True)
     config.rollouts(env_runner_cls=None).rl_module(rl_module_spec=None).framework(None)

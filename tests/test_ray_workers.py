@@ -6,11 +6,14 @@ import time
 
 import numpy as np
 import pytest
-from environments import SeededEnv
+import ray
+from environments import CountingEnv, SeededEnv
+from gymnasium import spaces
 
+import tfpolicies.compat  # noqa: F401
 from tfpolicies import DefaultCallbacks, PPOConfig
 from tfpolicies.distributed.worker_set import WorkerSet
-from tfpolicies.errors import ConfigError, UnknownPolicyError, WorkerError
+from tfpolicies.errors import ConfigError, EnvError, UnknownPolicyError, WorkerError
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -121,6 +124,45 @@ def test_what_a_function_raises_in_a_worker_is_raised_here(algorithm):
     assert algorithm.workers.healthy_worker_ids() == [1, 2]
 
 
+def test_calls_that_nobody_waits_for_are_answered_later(algorithm):
+    workers = algorithm.workers
+    assert workers.foreach_worker_async(lambda w: w.worker_index * 10) == 2
+    assert sorted(workers.fetch_ready_async_reqs(timeout_seconds=None)) == [(1, 10), (2, 20)]
+    assert workers.fetch_ready_async_reqs() == []
+    assert workers.foreach_worker_async(lambda w: time.sleep(1.0), remote_worker_ids=[2]) == 1
+    assert workers.fetch_ready_async_reqs(timeout_seconds=0) == []
+    assert workers.fetch_ready_async_reqs(timeout_seconds=60.0) == [(2, None)]
+
+
+def test_an_answer_stays_where_another_worker_raised(algorithm):
+    workers = algorithm.workers
+    workers.foreach_worker_async(lambda w: {1: "fine"}[w.worker_index])
+    time.sleep(1.0)
+    with pytest.raises(KeyError, match="2"):
+        workers.fetch_ready_async_reqs(timeout_seconds=None)
+    assert workers.fetch_ready_async_reqs(timeout_seconds=None) == [(1, "fine")]
+    assert workers.healthy_worker_ids() == [1, 2]
+
+
+def test_results_stay_where_they_are_until_they_are_got(algorithm):
+    found = algorithm.workers.foreach_worker(
+        lambda w: w.worker_index, healthy_only=True, return_obj_refs=True
+    )
+    assert found[0] == 0
+    assert ray.get(found[1:]) == [1, 2]
+
+
+def test_weights_may_go_to_some_workers_first(algorithm):
+    workers = algorithm.workers
+    damage(algorithm.worker)
+    workers.sync_weights(to_worker_indices=[2])
+    here, first, second = workers.foreach_worker(weights_of)
+    all_equal([here, second])
+    assert not np.array_equal(*(next(iter(each.values())) for each in (here, first)))
+    workers.sync_weights()
+    all_equal(workers.foreach_worker(weights_of))
+
+
 @pytest.mark.soak
 def test_a_killed_worker_is_made_anew_and_the_run_goes_on(algorithm, caplog):
     algorithm.train()
@@ -177,3 +219,36 @@ def test_without_ray_workers_are_refused_with_what_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'ray>=2.40'"):
         WorkerSet(config=config())
+
+
+class Outgrown(CountingEnv):
+    """Leaves its observation space in the second step."""
+
+    observation_space = spaces.Box(0.0, 1.0, (3,), np.float32)
+
+    def __init__(self, env_config):
+        super().__init__()
+
+
+def test_an_environment_is_checked_where_it_will_run():
+    with pytest.raises(EnvError, match=r"has 2.0 at \(2,\).*disable_env_checking"):
+        config(workers=1).environment(Outgrown).build()
+
+
+def test_workers_that_are_added_do_as_the_others():
+    built = config(workers=1).build()
+    built.train()
+    built.workers.add_workers(1)
+    assert built.workers.healthy_worker_ids() == [1, 2]
+    all_equal(built.workers.foreach_worker(weights_of))
+    assert [batch.count for batch in built.workers.sample()] == [40, 40]
+    assert built.train()["num_healthy_workers"] == 2
+    built.stop()
+
+
+def test_remote_workers_need_no_environment_to_be_called():
+    sizes = {"observation_space": spaces.Box(-1.0, 1.0, (3,)), "action_space": spaces.Discrete(2)}
+    built = config(workers=1).environment(None, **sizes).build()
+    assert built.workers.foreach_worker(lambda w: w.worker_index) == [0, 1]
+    all_equal(built.workers.foreach_worker(weights_of))
+    built.stop()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+from collections.abc import Collection
 from typing import Any
 
 from tfpolicies.errors import ConfigError
 
 NAMES = frozenset(
     {
-        "_counters",
         "_create_exploration",
         "batch_builder",
         "entropy_coeff",
@@ -24,7 +24,32 @@ NAMES = frozenset(
         "rnn_state_for",
     }
 )
-"""The names there are."""
+"""The names there are of policies, models and episodes."""
+
+OF_ALGORITHMS = frozenset(
+    ["_counters", "get_config", "load_checkpoint", "logdir", "save_checkpoint", "step"]
+)
+"""Those of algorithms."""
+
+OF_CONFIGS = frozenset(
+    [
+        "get_rollout_fragment_length",
+        "is_atari",
+        "multiagent",
+        "pop",
+        "serialize",
+        "total_train_batch_size",
+    ]
+)
+"""Those of configs."""
+
+OF_WORKER_SETS = frozenset(
+    ["add_workers", "fetch_ready_async_reqs", "foreach_worker_async", "is_policy_to_train"]
+)
+"""Those of sets of workers."""
+
+OF_WORKERS = frozenset(["assert_healthy", "env_context", "env_creator", "last_batch"])
+"""Those of workers."""
 
 MODULES: dict[str, str] = {}
 """The modules that know them, by name; imported on first use."""
@@ -53,24 +78,29 @@ def lookup(obj: Any, name: str) -> Any:
     raise LookupError(name)
 
 
-def missing(obj: Any, name: str, message: str) -> Any:
-    """Does what `lookup` does for one of `NAMES`.
+def missing(obj: Any, name: str, message: str, names: Collection[str] = NAMES) -> Any:
+    """Does what `lookup` does for a name of ported code.
 
     Args:
         obj: the object.
         name: of the attribute.
         message: of the error where nobody knows the name.
+        names: those that such objects have.
 
     Raises:
         AttributeError: if nobody knows the name. It says to import `tfpolicies.compat` if that
             has not been done and would help.
     """
-    if name in NAMES:
+    if name in names:
         with contextlib.suppress(LookupError):
             return lookup(obj, name)
-        if not MODULES:
-            message = f"{message}. Code written for RLlib finds it after `import tfpolicies.compat`"
+        message += hint()
     raise AttributeError(message)
+
+
+def hint() -> str:
+    """Returns what an error about such a name adds while no module knows any."""
+    return "" if MODULES else ". Code written for RLlib finds it after `import tfpolicies.compat`"
 
 
 def statistics(view: Any, train_batch: Any) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from tfpolicies.config.idioms import (
     positional_config,
 )
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
+from tfpolicies.config.sectioned import as_overrides
 from tfpolicies.distributed import messages
 from tfpolicies.distributed.tune import default_config, resource_request
 from tfpolicies.distributed.worker_set import WorkerSet
@@ -52,6 +53,7 @@ from tfpolicies.rollout.rollout_worker import RolloutWorker
 from tfpolicies.rollout.roster import as_predicate
 from tfpolicies.rollout.sampler import Played
 from tfpolicies.rollout.tasks import set_tasks
+from tfpolicies.rollout.worker_environments import check_environment
 
 logger = logging.getLogger("tfpolicies")
 
@@ -89,23 +91,17 @@ class Algorithm:
         if not isinstance(config, AlgorithmConfig):
             config = self.get_default_config().update_from_dict(config or {})
         if not isinstance(config, self.config_class):
-            raise ConfigError(
-                f"{type(self).__name__} has settings that {type(config).__name__} lacks; begin "
-                f"with {self.config_class.__name__}()."
-            )
+            config = self._completed(config)
         if env is not None:
             config = _with_environment(config, env)
         config.validate()
-        if config.env is None:
-            raise ConfigError(
-                "An algorithm needs an environment: config.environment('CartPole-v1'), or a class "
-                "of your own."
-            )
+        _require_spaces(config)
         self.config = config
         logger.setLevel(config.log_level if config.log_level != "WARN" else logging.WARNING)
         made = config["callbacks"]
         self.callbacks: DefaultCallbacks = DefaultCallbacks() if made is None else made()
         self.workers = self._new_workers(config)
+        self._check_environment()
         self.worker.flushes_filters = False
         self._evaluator = Evaluator(config, self._new_workers, self.worker)
         self.iteration = 0
@@ -130,12 +126,26 @@ class Algorithm:
     if not TYPE_CHECKING:  # it would let any name pass
 
         def __getattr__(self, name: str) -> Any:
-            return ported.missing(self, name, missing_attribute(self, name))
+            message = missing_attribute(self, name)
+            return ported.missing(self, name, message, ported.OF_ALGORITHMS)
 
     @property
     def training_iteration(self) -> int:
         """The iterations that were done, those before a restore included; `iteration`."""
         return self.iteration
+
+    def _completed(self, config: Any) -> AlgorithmConfig:
+        """Returns a general config with this algorithm's defaults where it says nothing.
+
+        Raises:
+            ConfigError: if it is the config of another algorithm.
+        """
+        if not issubclass(self.config_class, type(config)):
+            raise ConfigError(
+                f"{type(self).__name__} has settings that {type(config).__name__} lacks; begin "
+                f"with {self.config_class.__name__}()."
+            )
+        return default_config(type(self)).update_from_dict(as_overrides(config))
 
     def _new_workers(self, config: AlgorithmConfig, count: int | None = None) -> WorkerSet:
         named = all(spec.policy_class is not None for spec in config.policies.values())
@@ -143,6 +153,18 @@ class Algorithm:
         workers = WorkerSet(config=config, default_policy_class=default_class, num_workers=count)
         workers.on_recreated = functools.partial(self._tell_of_recreated, workers)
         return workers
+
+    def _check_environment(self) -> None:
+        """Plays a few steps of an environment where the first worker that samples is.
+
+        Raises:
+            EnvError: if something is wrong with it.
+        """
+        try:
+            self.workers.foreach_worker(check_environment, remote_worker_ids=[1])
+        except BaseException:
+            self.workers.stop()
+            raise
 
     def _tell_of_recreated(self, workers: WorkerSet, worker_ids: list[int]) -> None:
         self.callbacks.on_workers_recreated(
@@ -979,6 +1001,28 @@ class Algorithm:
         algorithm.callbacks.on_checkpoint_loaded(algorithm=algorithm)
         return algorithm
 
+    @staticmethod
+    def from_state(state: Mapping[str, Any]) -> Algorithm:
+        """Builds the algorithm of a state that `__getstate__` returned, and restores it.
+
+        Raises:
+            UsageError: if the state does not say of which class and config it is.
+            WeightsError: if the state of a policy does not fit; also see `__setstate__`.
+        """
+        kind, config = (state.get(name) for name in ("algorithm_class", "config"))
+        if kind is None or config is None:
+            raise UsageError(
+                "A state of an algorithm must have 'algorithm_class' and 'config', as "
+                f"`algorithm.__getstate__()` gives it; got the keys {sorted(state)}."
+            )
+        algorithm: Algorithm = kind(config.copy(copy_frozen=False))
+        try:
+            algorithm.__setstate__(state)
+        except BaseException:
+            algorithm.stop()
+            raise
+        return algorithm
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Travels to other processes as its checkpoint is; environments are made anew there.
 
@@ -1088,6 +1132,17 @@ class Algorithm:
                 f"{policy.learning.compiled_as}, "
                 f"{counted(envs, 'environment')} x {counted(length, 'step')} per sample."
             )
+
+
+def _require_spaces(config: AlgorithmConfig) -> None:
+    """Checks that there is an environment, or else what policies observe and how they act."""
+    given = config.observation_space is not None and config.action_space is not None
+    if config.env is None and not given and not config.is_multi_agent():
+        raise ConfigError(
+            "An algorithm needs an environment: config.environment('CartPole-v1'), or a class "
+            "of your own. One that only acts, evaluates or learns from your batches needs "
+            "config.environment(observation_space=..., action_space=...)."
+        )
 
 
 def _with_environment(config: AlgorithmConfig, env: Any) -> AlgorithmConfig:

@@ -7,7 +7,7 @@ them, so that they run in one compiled call; buffers and updates owed go to chec
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.later import later
 from tfpolicies.config.sections import Training
 from tfpolicies.config.setting import Merge, check, require, setting
-from tfpolicies.errors import ConfigError, ModelError, near_matches
+from tfpolicies.errors import ConfigError, ModelError, UsageError, near_matches
 from tfpolicies.models.catalog import extra_inputs, memory_of
 from tfpolicies.models.losses import masked_mean
 from tfpolicies.models.network import ModelSource
@@ -32,7 +32,7 @@ from tfpolicies.policy.fragments import Fragments
 from tfpolicies.policy.tf_policy import TFPolicy
 from tfpolicies.program.networks import NetworkPlan
 from tfpolicies.replay.multi_agent import MultiAgentReplayBuffer
-from tfpolicies.rules import BOOL, COUNT, POSITIVE, UNIT, count, one_of
+from tfpolicies.rules import BOOL, COUNT, POSITIVE, UNIT, count, function, one_of
 
 N_STEPS = "n_steps"
 """Column of n-step transitions: how many rewards are summed up in each row, int32."""
@@ -194,7 +194,9 @@ class OffPolicyAlgorithm(Algorithm):
         if not updates:
             return {}
         follows, last = self._follows(updates, began)
-        results = {pid: self._learn(pid, follows) for pid in batches}
+        changes = self.config.before_learn_on_batch is not None
+        learn = self._learn_changed if changes else self._learn_drawn
+        results = learn(list(batches), follows)
         if follows.any():
             self._targets_owed |= self.replay_buffer.buffers.keys() - batches.keys()
         self.counters["num_target_updates"] += int(follows.sum())
@@ -230,7 +232,31 @@ class OffPolicyAlgorithm(Algorithm):
                 follows[k], last = True, at
         return follows, last
 
-    def _learn(self, policy_id: str, follows: np.ndarray) -> dict[str, Any]:
+    def _learn_drawn(self, policy_ids: list[str], follows: np.ndarray) -> dict[str, Any]:
+        """Does all updates of one policy after the other, on rows drawn for it."""
+        return {pid: self._learn(pid, follows) for pid in policy_ids}
+
+    def _learn_changed(self, policy_ids: list[str], follows: np.ndarray) -> dict[str, Any]:
+        """Does one update of all policies after the other, on what a function makes of their rows.
+
+        Raises:
+            UsageError: if it returns something else than `train_batch_size` rows of policies.
+        """
+        size, results = self.config.train_batch_size, {}
+        for k in range(len(follows)):
+            drawn = {pid: self.replay_buffer.sample(size, pid) for pid in policy_ids}
+            whole = MultiAgentBatch(drawn, size)
+            changed = self.config.before_learn_on_batch(whole, self.workers, self.config)
+            _require_rows(changed, size)
+            for pid, batch in changed.policy_batches.items():
+                results[pid] = self._learn(pid, follows[k : k + 1], batch)
+        rows = len(follows) * size
+        return {pid: {**each, "num_agent_steps_trained": rows} for pid, each in results.items()}
+
+    def _learn(
+        self, policy_id: str, follows: np.ndarray, given: SampleBatch | None = None
+    ) -> dict[str, Any]:
+        """Updates a policy once for each flag, on rows that are given for one or are drawn."""
         size, policy = self.config.train_batch_size, self.get_policy(policy_id)
         if policy_id in self._targets_owed:
             self._targets_owed.discard(policy_id)
@@ -242,7 +268,9 @@ class OffPolicyAlgorithm(Algorithm):
         result: Mapping[str, Any] = {}
         for done in range(0, len(follows), most):
             now = follows[done : done + most]
-            batch = self.replay_buffer.sample(size * len(now), policy_id)
+            batch = given
+            if batch is None:
+                batch = self.replay_buffer.sample(size * len(now), policy_id)
             result = policy.learning.replay(batch, size, now)
         return {**result, "num_agent_steps_trained": len(follows) * size}
 
@@ -288,6 +316,9 @@ class OffPolicyTraining(Training):
         {"type": "MultiAgentReplayBuffer", "capacity": 50_000}, merge=Merge.TYPED
     )
     store_buffer_in_checkpoints: bool = setting(False, BOOL)
+    before_learn_on_batch: Callable[..., MultiAgentBatch] | None = setting(  # changes drawn rows
+        None, function("a function (batch, workers, config) -> batch").or_none()
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -312,6 +343,16 @@ def _check_buffer(config: Any) -> None:
                 f"{', '.join(known)}."
             )
     require(f"{name}['capacity']", COUNT, config.get("capacity", 50_000))
+
+
+def _require_rows(batch: Any, rows: int) -> None:
+    is_batch = isinstance(batch, MultiAgentBatch)
+    if not is_batch or any(each.count != rows for each in batch.policy_batches.values()):
+        raise UsageError(
+            f"before_learn_on_batch must return a MultiAgentBatch with {rows} rows "
+            f"(train_batch_size) of each policy that is to learn, got {batch!r:.200}. Change the "
+            "columns of the batch that it is given, and return it."
+        )
 
 
 class OffPolicyConfig(AlgorithmConfig):

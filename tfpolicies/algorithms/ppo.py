@@ -51,6 +51,7 @@ class PPOTFPolicy(ActorCriticTFPolicy):
         "kl_target",
     )
     _state_aliases = {"current_kl_coeff": "kl_coeff"}
+    _switches = {"kl_coeff": "use_kl_loss"}
 
     def loss(self, model: Any, dist_class: Any, train_batch: Any) -> tf.Tensor:
         """Returns the clipped surrogate objective with its value, entropy and KL terms."""
@@ -186,6 +187,7 @@ class PPOTraining(ActorCriticTraining):
     sgd_minibatch_size: int = setting(128, COUNT)  # rows of an update
     num_sgd_iter: int = setting(30, COUNT)  # epochs over the train batch
     shuffle_sequences: bool = setting(True, BOOL)  # rows are shuffled for each epoch
+    use_kl_loss: bool = setting(True, BOOL)  # False: beta is and stays 0
     kl_coeff: float = setting(0.2, AMOUNT)  # beta at the start
     kl_target: float = setting(0.01, POSITIVE)  # nats
     clip_param: float = setting(0.3, POSITIVE)  # eps

@@ -8,10 +8,16 @@ from typing import Any, NoReturn
 from tfpolicies.algorithms.algorithm import Algorithm
 from tfpolicies.algorithms.pg import PGPolicy
 from tfpolicies.algorithms.ppo import PPOTFPolicy, value_statistics
+from tfpolicies.compat.configs import OF_CONFIGS
+from tfpolicies.compat.runs import OF_ALGORITHMS
+from tfpolicies.compat.workers import OF_WORKER_SETS, OF_WORKERS
+from tfpolicies.config.algorithm_config import AlgorithmConfig
+from tfpolicies.distributed.worker_set import WorkerSet
 from tfpolicies.policy.kind import PolicyKind
 from tfpolicies.policy.policy import Policy
 from tfpolicies.program.view import ModelView
 from tfpolicies.rollout.episode import Episode
+from tfpolicies.rollout.rollout_worker import RolloutWorker
 
 
 def _nothing() -> None:
@@ -51,7 +57,10 @@ _LOOKUPS: dict[type, dict[str, Callable[[Any], Any]]] = {
         "entropy_coeff": lambda policy: policy._in_force("entropy_coeff"),
         "kl_coeff": lambda policy: policy._in_force("kl_coeff"),
     },
-    Algorithm: {"_counters": lambda algorithm: algorithm.counters},
+    AlgorithmConfig: OF_CONFIGS,
+    Algorithm: OF_ALGORITHMS,
+    WorkerSet: OF_WORKER_SETS,
+    RolloutWorker: OF_WORKERS,
     ModelView: {"from_batch": lambda model: model},
     Episode: _OF_EPISODES,
 }

@@ -137,10 +137,10 @@ _BY_METHOD: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     "environment": {
         "render_env": (False, "make the environment with env_config={'render_mode': ...}"),
         "is_atari": (
-            None,
+            False,
             "games are treated like all environments; wrap them in "
             "gymnasium.wrappers.AtariPreprocessing",
-            False,
+            None,
         ),
         "auto_wrap_old_gym_envs": (
             True,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Collection, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from typing import Any, TypeVar
 
+from tfpolicies import ported
 from tfpolicies.config.dialect import (
     ALIASES,
     CONSTANTS,
@@ -150,8 +152,8 @@ class SectionedConfig:
     def _check_not_frozen(self, what: str) -> None:
         if self._frozen:
             raise FrozenConfigError(
-                f"{what} cannot be set: this {type(self).__name__} is already frozen, because a "
-                "worker or an algorithm uses it. Change a copy: `config.copy(copy_frozen=False)`."
+                f"Cannot set attribute {what} of an already frozen {type(self).__name__}: a worker "
+                "or an algorithm uses it. Change a copy: `config.copy(copy_frozen=False)`."
             )
 
     # -- as attributes and items --------------------------------------------------------------
@@ -170,6 +172,9 @@ class SectionedConfig:
     def __getitem__(self, key: str) -> Any:
         if key in self._foreign:
             return copied(self._foreign[key])
+        if key in ported.OF_CONFIGS:
+            with contextlib.suppress(LookupError):
+                return ported.lookup(self, key)
         name = self._name_of(key)
         if name in CONSTANTS:
             return copied(CONSTANTS[name].value)
@@ -205,7 +210,7 @@ class SectionedConfig:
             )
         raise UnknownSettingError(
             f"Invalid property name {key!r}: {type(self).__name__} has no such setting."
-            f"{self._hint(name)}"
+            f"{ported.hint()[1:] if key in ported.OF_CONFIGS else self._hint(name)}"
         )
 
     def _hint(self, name: str) -> str:

@@ -139,7 +139,13 @@ _STRATEGY["*"] = _STRATEGY  # the strategy that another one works on
 
 
 _ROSTER = ("policy_mapping_fn", "policies_to_train")
-_FUNCTIONS = (*_ROSTER, "observation_fn", "env_task_fn", "custom_eval_function")
+_FUNCTIONS = (
+    *_ROSTER,
+    "observation_fn",
+    "env_task_fn",
+    "custom_eval_function",
+    "before_learn_on_batch",
+)
 
 
 def _settings(env: Place, **more: Place) -> dict[str, Places]:

@@ -46,6 +46,7 @@ class _Remote:
         probe: the reference of a question how it is, and when it was asked.
         notices: references of calls that nobody waits for.
         samples: references of samples that were asked for.
+        requests: references of calls whose answers `take_answers` will take.
     """
 
     index: int
@@ -58,12 +59,13 @@ class _Remote:
     warned: bool = False
     notices: list[Any] = field(default_factory=list)
     samples: list[Any] = field(default_factory=list)
+    requests: list[Any] = field(default_factory=list)
 
     def let_go(self) -> None:
         """Ends its process, if it has one, and forgets what was asked of it."""
         actor, self.actor = self.actor, None
         self.building, self.healthy, self.probe = None, False, None
-        self.notices, self.samples = [], []
+        self.notices, self.samples, self.requests = [], [], []
         if actor is not None:
             ray.kill(actor)
 
@@ -111,7 +113,7 @@ class RayWorkers:
         try:
             for remote in self._remotes:
                 self._start(remote, recreated=False)
-            self.descriptions = self._await_first()
+            self.descriptions = self._await(self._remotes)
         except BaseException:
             self.stop()
             raise
@@ -148,10 +150,24 @@ class RayWorkers:
         remote.since = time.monotonic()
         remote.warned = False
 
-    def _await_first(self) -> dict[int, Any]:
-        """Waits until all workers are there; returns what `build` returned, by index."""
+    def add(self, count: int) -> None:
+        """Starts more workers and waits for them; they do as the others from then on.
+
+        Raises:
+            Exception: what making one of them raised.
+        """
+        first = self.num_workers + 1
+        added = [_Remote(index) for index in range(first, first + count)]
+        self._remotes += added
+        for remote in added:
+            self._start(remote, recreated=False)
+        self._await(added)
+        self.send(align, self._alignment(), indices=range(first, first + count))
+
+    def _await(self, remotes: Collection[_Remote]) -> dict[int, Any]:
+        """Waits until workers are there; returns what `build` returned, by index."""
         found = {}
-        building = {remote.building: remote for remote in self._remotes}
+        building = {remote.building: remote for remote in remotes}
         for _, remote, answer, error in self._answers(building):
             remote.building = None
             if error is None:
@@ -162,7 +178,7 @@ class RayWorkers:
             else:
                 self._fail(remote, error)
         if not found:
-            raise WorkerError(f"None of the {len(self._remotes)} remote workers could be made.")
+            raise WorkerError(f"None of {len(remotes)} remote workers could be made.")
         return found
 
     # -- who is there -------------------------------------------------------------------------
@@ -230,10 +246,47 @@ class RayWorkers:
             if remote.healthy and (indices is None or remote.index in indices)
         }
 
-    def send(self, func: Callable[..., Any], *args: Any) -> None:
+    def send(
+        self, func: Callable[..., Any], *args: Any, indices: Collection[int] | None = None
+    ) -> None:
         """Calls `func(worker, *args)` in the healthy workers, before all that is asked later."""
-        for reference, remote in self._asked(func, args, None).items():
+        for reference, remote in self._asked(func, args, indices).items():
             remote.notices.append(reference)
+
+    def references(self, func: Callable[..., Any], indices: Collection[int] | None) -> list[Any]:
+        """Returns Ray's references of `func(worker)` of the healthy workers, in order."""
+        return list(self._asked(func, (), indices))
+
+    def request(self, func: Callable[..., Any], indices: Collection[int] | None) -> int:
+        """Asks for `func(worker)`, for `take_answers` later; returns how many were asked."""
+        self.look_after()
+        asked = self._asked(func, (), indices)
+        for reference, remote in asked.items():
+            remote.requests.append(reference)
+        return len(asked)
+
+    def take_answers(self, timeout: float | None) -> list[tuple[int, Any]]:
+        """Returns `(index, answer)` of what `request` asked for and arrived.
+
+        Args:
+            timeout: seconds after which the rest is left for the next call; None: all is awaited.
+
+        Raises:
+            Exception: what a function raised in a worker; the other answers stay. A worker that
+                died is left out.
+        """
+        waiting = {ref: remote for remote in self._remotes for ref in remote.requests}
+        answers = list(self._answers(waiting, timeout))
+        for reference, remote, _, error in answers:
+            if isinstance(error, RayTaskError):
+                remote.requests.remove(reference)
+                raise cause(error, remote.index) from error
+        for reference, remote, _, error in answers:
+            if error is None:
+                remote.requests.remove(reference)
+            elif remote.healthy:
+                self._fail(remote, error)
+        return [(each.remote.index, each.value) for each in answers if each.error is None]
 
     def _check_notices(self) -> None:
         """Looks after the calls that nobody waited for.
@@ -261,16 +314,17 @@ class RayWorkers:
         deadline = None if timeout is None else time.monotonic() + timeout
         waiting = dict(asked)
         while waiting:
-            for answer in self._arrived(waiting):
+            left = _SLICE if deadline is None else max(0.0, deadline - time.monotonic())
+            for answer in self._arrived(waiting, min(_SLICE, left)):
                 del waiting[answer.reference]
                 yield answer
             if deadline is not None and time.monotonic() >= deadline:
                 return
 
-    def _arrived(self, waiting: Mapping[Any, _Remote]) -> list[_Answer]:
+    def _arrived(self, waiting: Mapping[Any, _Remote], seconds: float = _SLICE) -> list[_Answer]:
         """Waits a little for answers; asks workers that stay silent how they are."""
         references = list(waiting)
-        done, _ = ray.wait(references, num_returns=1, timeout=_SLICE)
+        done, _ = ray.wait(references, num_returns=1, timeout=seconds)
         if done:
             done, _ = ray.wait(references, num_returns=len(references), timeout=0)
             return [_Answer(ref, waiting[ref], *fetched(ref)) for ref in done]

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import gymnasium as gym
 
+from tfpolicies import ported
 from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.callbacks import overrides
+from tfpolicies.config.idioms import missing_attribute
 from tfpolicies.config.policy_spec import PolicySpec
 from tfpolicies.distributed import messages
 from tfpolicies.distributed.messages import Changes, Description, Harvest, Roster
@@ -99,6 +101,12 @@ class WorkerSet:
                 self._remotes.stop()
             raise
 
+    if not TYPE_CHECKING:  # it would let any name pass
+
+        def __getattr__(self, name: str) -> Any:
+            message = missing_attribute(self, name)
+            return ported.missing(self, name, message, ported.OF_WORKER_SETS)
+
     # -- who there is -------------------------------------------------------------------------
 
     def local_worker(self) -> RolloutWorker:
@@ -160,8 +168,10 @@ class WorkerSet:
         func: Callable[[RolloutWorker], Any],
         local_worker: bool = True,
         *,
+        healthy_only: bool = True,
         timeout_seconds: float | None = None,
         remote_worker_ids: Collection[int] | None = None,
+        return_obj_refs: bool = False,
     ) -> list[Any]:
         """Returns `func(worker)` for each worker: the local one first, then by index.
 
@@ -170,16 +180,22 @@ class WorkerSet:
         Args:
             func: called in the worker's process.
             local_worker: whether the worker of this process is one of them.
+            healthy_only: accepted; others are never called.
             timeout_seconds: results of remote workers that take longer are left out.
             remote_worker_ids: only these remote workers; None for all.
+            return_obj_refs: of remote workers, return Ray's references of the results at once;
+                `ray.get` waits for one, and raises what `func` raised.
 
         Raises:
             Exception: what `func` raised in a worker.
         """
+        del healthy_only
         self._complete_weights()  # before `func` may change them here
         found = [func(self._local)] if local_worker else []
         if self._remotes is not None:
             self._remotes.look_after()
+            if return_obj_refs:
+                return found + self._remotes.references(func, remote_worker_ids)
             answers = self._remotes.call(func, indices=remote_worker_ids, timeout=timeout_seconds)
             found += answers.values()
         return found
@@ -369,6 +385,8 @@ class WorkerSet:
         self,
         policies: Collection[str] | None = None,
         global_vars: Mapping[str, Any] | None = None,
+        *,
+        to_worker_indices: Collection[int] | None = None,
     ) -> None:
         """Gives all workers the weights and counters of this process's worker.
 
@@ -379,6 +397,7 @@ class WorkerSet:
         Args:
             policies: the ids of the policies; None for all.
             global_vars: the counters of the run, for this process's worker, too.
+            to_worker_indices: only these remote workers, from 1; None for all.
         """
         if global_vars is not None:
             self._local.set_global_vars(global_vars)
@@ -389,11 +408,12 @@ class WorkerSet:
             now = self._now(policy_id)
             if policy_id in local.policy_map and (now is None or now != self._sent.get(policy_id)):
                 changed.append(policy_id)
-                self._sent[policy_id] = now
+        if to_worker_indices is None:
+            self._sent |= {policy_id: self._now(policy_id) for policy_id in changed}
         if changed or global_vars is not None:
             to_sample = not overrides(local.callbacks, "on_postprocess_trajectory")
             news = messages.news_of(local, changed, global_vars, to_sample=to_sample)
-            self._remotes.send(messages.take_news, news)
+            self._remotes.send(messages.take_news, news, indices=to_worker_indices)
             self._partial |= news.partial
 
     def _complete_weights(self) -> None:

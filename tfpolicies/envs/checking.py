@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -63,7 +64,7 @@ class _SingleAgentCheck:
         self.env = env
         for name in ("observation_space", "action_space"):
             _require_space(getattr(env, name, None), f"`{name}` of {type(env).__name__}")
-        env.action_space.seed(int(rng.integers(2**31)))
+        self._actions = _seeded(env.action_space, rng)
 
     def reset(self, seed: int | None) -> Any:
         """Begins an episode; returns the first observation."""
@@ -78,7 +79,7 @@ class _SingleAgentCheck:
 
     def step(self, obs: Any) -> tuple[Any, bool]:
         """Plays a step; returns the next observation, and whether the episode is over."""
-        action = random_action(self.env.action_space, obs)
+        action = random_action(self._actions, obs)
         found = _called("step", lambda: self.env.step(action), action)
         if not isinstance(found, tuple) or len(found) != 5:
             raise EnvError(
@@ -108,7 +109,7 @@ class _MultiAgentCheck:
         self._envs = MultiAgentEnvironments([env])
         self._ids = env.get_agent_ids()
         self._rng = rng
-        self._seeded: set[Any] = set()
+        self._actions: dict[Any, gym.Space] = {}
 
     def reset(self, seed: int | None) -> dict[Any, Any]:
         """Begins an episode; returns the observations of those who act first."""
@@ -140,17 +141,16 @@ class _MultiAgentCheck:
             )
 
     def _require_space_of(self, agent: Any) -> None:
-        if agent in self._seeded:
+        if agent in self._actions:
             return
         spaces_of = (self.env.observation_space_of(agent), self.env.action_space_of(agent))
         for space, name in zip(spaces_of, ("observation", "action"), strict=True):
             _require_space(space, f"The {name} space of agent {agent!r}")
-        spaces_of[1].seed(int(self._rng.integers(2**31)))
-        self._seeded.add(agent)
+        self._actions[agent] = _seeded(spaces_of[1], self._rng)
 
     def step(self, waiting: dict[Any, Any]) -> tuple[dict[Any, Any], bool]:
         """Plays a step; returns the observations of those who act next, and whether it is over."""
-        actions = {a: random_action(self.env.action_space_of(a), x) for a, x in waiting.items()}
+        actions = {agent: random_action(self._actions[agent], x) for agent, x in waiting.items()}
         found = _called("step", lambda: self._envs.step(0, actions), actions)
         obs, rewards, terminateds, truncateds, _ = found
         self._check_observations(obs, "step")
@@ -191,6 +191,13 @@ def _called(method: str, call: Callable[[], Any], actions: Any = None) -> Any:
         raise EnvError(
             f"`{method}` raised {type(error).__name__}{given}: {error}. The cause is shown above."
         ) from error
+
+
+def _seeded(space: Any, rng: np.random.Generator) -> Any:
+    """Returns a copy of a space that draws elements of its own: others may use the space, too."""
+    twin = copy.deepcopy(space)
+    twin.seed(int(rng.integers(2**31)))
+    return twin
 
 
 def random_action(space: Any, obs: Any) -> Any:

@@ -68,6 +68,7 @@ FOR_TRAINING = (
     "observation_fn",
     "env_task_fn",
     "custom_eval_function",
+    "before_learn_on_batch",
     "evaluation_config",
 )
 """Settings whose objects a policy needs only where it is trained, or its algorithm."""

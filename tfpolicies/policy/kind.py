@@ -40,6 +40,8 @@ class PolicyKind(Policy):
     """The `update_target` that does what compiled updates do in between."""
     _state_aliases: ClassVar[dict[str, str]] = {}
     """Keys of a state, and the hyper-parameters that stand under them instead of their names."""
+    _switches: ClassVar[dict[str, str]] = {}
+    """Hyper-parameters that are 0 where a setting is False, and these settings."""
     runtime: str = "function"  # traced functions; "session": graph mode
     hyperparameters: tuple[str, ...] = ("lr", "gamma", "grad_clip")
     static_keys: tuple[str, ...] = (

@@ -187,6 +187,8 @@ class ProgramSpec:
             rate = changing_rate(value) if name in ("lr", *self.rates) else None
             if rate is not None:
                 value = rate.of(0)
+            if not config.get(self.policy_class._switches.get(name), True):
+                value = 0.0
             if value is not None and (
                 isinstance(value, bool) or not isinstance(value, int | float)
             ):

@@ -6,15 +6,17 @@ import copy
 import socket
 import threading
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import gymnasium as gym
 import numpy as np
 
+from tfpolicies import ported
 from tfpolicies.batch.postprocessing import standardized
 from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.callbacks import DefaultCallbacks
+from tfpolicies.config.idioms import missing_attribute
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID, PolicySpec, validate_policy_id
 from tfpolicies.envs.making import EnvContext
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
@@ -76,6 +78,7 @@ class RolloutWorker(ParallelIteration):
         weights_seq_no: of the weights that were set last.
         multiagent: whether there is another policy than the one called `DEFAULT_POLICY_ID`.
         seed: the config's plus the worker's index (plus 10000 in evaluation); None without one.
+        seconds_to_make: what making all environments took.
         watchdog: looks after how long environments take; None without `env_step_timeout_s`.
         has_episodes: whether episodes run; if not, new ones begin with the next sample, so that
             policies and a mapping given before the first one are in its first episodes.
@@ -138,6 +141,7 @@ class RolloutWorker(ParallelIteration):
         self._first_batch: Any = None
         self.environments: Environments | MultiAgentEnvironments | None = None
         self.watchdog: Watchdog | None = None
+        self.seconds_to_make = 0.0
         source = env_creator if env_creator is not None else self.config.env
         if source is not None and self._has_environments():
             found = make_worker_environments(self, source, self._context(), validate_env)
@@ -155,6 +159,12 @@ class RolloutWorker(ParallelIteration):
         except BaseException:
             self.stop()
             raise
+
+    if not TYPE_CHECKING:  # it would let any name pass
+
+        def __getattr__(self, name: str) -> Any:
+            message = missing_attribute(self, name)
+            return ported.missing(self, name, message, ported.OF_WORKERS)
 
     # -- construction -------------------------------------------------------------------------
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+import numpy as np
 
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.sections import CONNECTORS, connector_state
 from tfpolicies.connectors import ActionConnectorPipeline, AgentConnectorPipeline, restore
+from tfpolicies.envs.checking import check_env
 from tfpolicies.envs.making import (
     EnvContext,
     announce,
@@ -17,8 +23,19 @@ from tfpolicies.envs.making import (
 )
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
 from tfpolicies.envs.repairs import Repairs, Watchdog
-from tfpolicies.envs.vector import Environments
-from tfpolicies.errors import ConfigError
+from tfpolicies.envs.vector import Environments, VectorEnvironments
+from tfpolicies.errors import ConfigError, EnvError
+
+_STEPS = 3  # that are played of an environment before training
+_MOST_SECONDS = 1.0  # an environment that takes longer to make is not made once more
+_UNCHECKED = (
+    "disable_env_checking",
+    "env_step_timeout_s",
+    "ignore_worker_failures",
+    "recreate_failed_workers",
+    "restart_failed_sub_environments",
+)
+"""Settings with which environments are not checked: faults are expected."""
 
 Connectors = tuple[AgentConnectorPipeline, ActionConnectorPipeline]
 
@@ -50,7 +67,8 @@ def make_worker_environments(
     """Makes `num_envs_per_worker` environments that step together.
 
     Args:
-        worker: a `RolloutWorker`; with spaces of its own a creator may give no environment.
+        worker: a `RolloutWorker`, which is told how long making them takes; with spaces of its own
+            a creator may give no environment.
         source: a creator, class, name or instance.
         context: what creators are called with; each environment gets a copy with its index.
         validate_env: see `RolloutWorker`; called, like the callback, also with environments that
@@ -74,6 +92,7 @@ def make_worker_environments(
 
     if config.in_evaluation and is_instance(source):
         require_alone(source, 1, 0, evaluates=True)
+    began = time.perf_counter()
     made = make_any_environments(
         source,
         config.num_envs_per_worker,
@@ -82,6 +101,7 @@ def make_worker_environments(
         checked=not config.disable_env_checking,
         may_be_none=bool(worker.spaces),
     )
+    worker.seconds_to_make = time.perf_counter() - began
     if made is None:
         return None, None
     try:
@@ -99,6 +119,49 @@ def make_worker_environments(
     limit = config.max_num_sub_environment_restarts
     made.guard(Repairs(again, worker.worker_index, watchdog, limit, on_made))
     return made, watchdog
+
+
+def check_environment(worker: Any) -> None:
+    """Plays a few steps of an environment that is made like the worker's, and closes it.
+
+    It does not with `disable_env_checking`, where faults are expected, and where that would take
+    long or cannot be done; nor if the environment's `_skip_env_checking` is true. No generator of
+    random numbers that the environment shares is changed.
+
+    Args:
+        worker: a `RolloutWorker`.
+
+    Raises:
+        EnvError: if something is wrong with the environment.
+    """
+    envs = worker.environments
+    maker = None if envs is None or isinstance(envs, VectorEnvironments) else envs.maker
+    slow = worker.seconds_to_make > _MOST_SECONDS * worker.config.num_envs_per_worker
+    if maker is None or slow or any(worker.config[name] for name in _UNCHECKED):
+        return
+    with same_randomness():
+        env = maker(0)
+        try:
+            if not getattr(env, "_skip_env_checking", False):
+                check_env(env, steps=_STEPS)
+        except EnvError as error:
+            raise EnvError(
+                f"{error} It was found by playing {_STEPS} steps before training; "
+                "environment(disable_env_checking=True) leaves that out."
+            ) from error
+        finally:
+            env.close()
+
+
+@contextlib.contextmanager
+def same_randomness() -> Iterator[None]:
+    """Leaves the global generators of random numbers as they were."""
+    before = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
 
 
 def _require_fitting(
