@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfpolicies.errors import ConfigError
 
@@ -15,13 +15,17 @@ NAMES = frozenset(
         "batch_builder",
         "entropy_coeff",
         "from_batch",
+        "from_dict",
+        "get_single_step_input_dict",
         "kl_coeff",
         "last_extra_action_outs_for",
         "loss_initialized",
         "maybe_initialize_optimizer_and_loss",
+        "policy_batches",
         "prev_action_for",
         "prev_reward_for",
         "rnn_state_for",
+        "to_dict",
     }
 )
 """The names there are."""
@@ -71,6 +75,16 @@ def missing(obj: Any, name: str, message: str) -> Any:
         if not MODULES:
             message = f"{message}. Code written for RLlib finds it after `import tfpolicies.compat`"
     raise AttributeError(message)
+
+
+class AskedByPorted(type):
+    """The class of classes that ported code calls more of than they have."""
+
+    if not TYPE_CHECKING:  # it would let any name pass
+
+        def __getattr__(cls, name: str) -> Any:
+            """Asks what only ported code calls."""
+            return missing(cls, name, f"type object {cls.__name__!r} has no attribute {name!r}")
 
 
 def statistics(view: Any, train_batch: Any) -> dict[str, Any]:

@@ -54,6 +54,10 @@ _NAMES = {
     ),
     "tfpolicies.compat.vector_env": "VectorEnv",
     "tfpolicies.batch.postprocessing": "adjust_nstep discount_cumsum Postprocessing standardized",
+    "tfpolicies.batch.sample_batch": (
+        "concat_samples_into_ma_batch convert_ma_batch_to_sample_batch"
+    ),
+    "tfpolicies.batch.sequences": "chop_into_sequences pad_batch_to_sequences_of_same_size",
     "tfpolicies.config.callbacks": "make_multi_callbacks",
     "tfpolicies.envs.checking": "check_env",
     "tfpolicies.envs.making": "EnvContext",

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
 from tfpolicies.algorithms.algorithm import Algorithm
 from tfpolicies.algorithms.pg import PGPolicy
 from tfpolicies.algorithms.ppo import PPOTFPolicy, value_statistics
+from tfpolicies.batch.sample_batch import SampleBatch
+from tfpolicies.batch.view_requirement import ViewRequirement
+from tfpolicies.compat.batches import (
+    policy_batches,
+    single_step_input,
+    view_as_dict,
+    view_from_dict,
+)
 from tfpolicies.policy.kind import PolicyKind
 from tfpolicies.policy.policy import Policy
 from tfpolicies.program.view import ModelView
@@ -54,8 +63,18 @@ _LOOKUPS: dict[type, dict[str, Callable[[Any], Any]]] = {
     Algorithm: {"_counters": lambda algorithm: algorithm.counters},
     ModelView: {"from_batch": lambda model: model},
     Episode: _OF_EPISODES,
+    SampleBatch: {
+        "policy_batches": policy_batches,
+        "get_single_step_input_dict": lambda batch: partial(single_step_input, batch),
+    },
+    ViewRequirement: {"to_dict": lambda view: partial(view_as_dict, view)},
 }
 """By class and name, what returns the attribute of an object."""
+
+_OF_CLASSES: dict[type, dict[str, Callable[..., Any]]] = {
+    ViewRequirement: {"from_dict": view_from_dict}
+}
+"""By class and name, the methods of classes themselves."""
 
 
 def lookup(obj: Any, name: str) -> Any:
@@ -64,6 +83,8 @@ def lookup(obj: Any, name: str) -> Any:
     Raises:
         LookupError: if objects of its class have nothing there.
     """
+    if isinstance(obj, type):
+        return _OF_CLASSES[obj][name]
     for kind in type(obj).__mro__:
         if name in _LOOKUPS.get(kind, ()):
             return _LOOKUPS[kind][name](obj)
