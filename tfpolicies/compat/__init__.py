@@ -43,12 +43,16 @@ _NAMES = {
     "tfpolicies.compat.policy_template": "build_tf_policy",
     "tfpolicies.compat.preprocessors": "get_preprocessor Preprocessor",
     "tfpolicies.compat.replay": "MultiAgentReplayBuffer",
+    "tfpolicies.compat.schedules": (
+        "ConstantSchedule ExponentialSchedule LinearSchedule PiecewiseSchedule PolynomialSchedule "
+        "Schedule"
+    ),
     "tfpolicies.compat.tf_model": (
         "add_time_dimension DistributionalQTFModel FullyConnectedNetwork ModelV2 "
         "RecurrentNetwork restore_original_dimensions TFModelV2 VisionNetwork"
     ),
     "tfpolicies.compat.utils": (
-        "batch convert_to_numpy explained_variance flatten_space FLOAT_MAX FLOAT_MIN "
+        "batch convert_to_numpy explained_variance flatten_space FLOAT_MAX FLOAT_MIN from_config "
         "make_tf_callable one_hot override SMALL_NUMBER softmax try_import_tf "
         "try_import_torch unbatch UnsupportedSpaceException warn_if_infinite_kl_divergence"
     ),
