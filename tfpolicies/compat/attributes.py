@@ -17,36 +17,32 @@ from tfpolicies.compat.batches import (
     view_as_dict,
     view_from_dict,
 )
+from tfpolicies.compat.episodes import ASKED
 from tfpolicies.policy.kind import PolicyKind
 from tfpolicies.policy.policy import Policy
 from tfpolicies.program.view import ModelView
 from tfpolicies.rollout.episode import Episode
+from tfpolicies.rollout.multi_agent_episode import MultiAgentEpisode
 
 
 def _nothing() -> None:
     """Does nothing: what ported constructors ask for is made on demand here."""
 
 
-def _in_batches(name: str) -> Any:
-    def refuse(episode: Any) -> NoReturn:
-        raise AttributeError(
-            f"{type(episode).__name__!r} object has no attribute {name!r}: episodes hold no rows. "
-            "Read them in on_postprocess_trajectory or on_sample_end, whose batches have "
-            "state_out_0, action_logp, action_dist_inputs and the like"
-        )
-
-    return refuse
-
-
-_OF_EPISODES = {
-    name: _in_batches(name)
-    for name in (
-        "batch_builder",
-        "last_extra_action_outs_for",
-        "prev_action_for",
-        "prev_reward_for",
-        "rnn_state_for",
+def _no_rows(episode: Any) -> NoReturn:
+    raise AttributeError(
+        f"{type(episode).__name__!r} object has no attribute 'batch_builder': episodes hold no "
+        "rows. Read them in on_postprocess_trajectory or on_sample_end"
     )
+
+
+_OF_EPISODES: dict[str, Callable[[Any], Any]] = {
+    "batch_builder": _no_rows,
+    "env_id": lambda episode: episode.env_index,
+    "policy_map": lambda episode: episode.worker.policy_map,
+    "policy_mapping_fn": lambda episode: episode.worker.policy_mapping_fn,
+    "started": lambda episode: episode.length > 0,
+    **{name: lambda episode, ask=ask: partial(ask, episode) for name, ask in ASKED.items()},
 }
 
 _LOOKUPS: dict[type, dict[str, Callable[[Any], Any]]] = {
@@ -63,6 +59,7 @@ _LOOKUPS: dict[type, dict[str, Callable[[Any], Any]]] = {
     Algorithm: {"_counters": lambda algorithm: algorithm.counters},
     ModelView: {"from_batch": lambda model: model},
     Episode: _OF_EPISODES,
+    MultiAgentEpisode: {"policy_mapping_fn": lambda episode: episode.mapping_fn},
     SampleBatch: {
         "policy_batches": policy_batches,
         "get_single_step_input_dict": lambda batch: partial(single_step_input, batch),

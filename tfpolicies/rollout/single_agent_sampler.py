@@ -296,7 +296,7 @@ class SingleAgentSampler(Sampler):
                 if step.broken is not None:
                     self._drop_episodes(buffer, step.broken, t)
                 if follower is not None:
-                    follower.step(step, env_actions)
+                    follower.step(step, env_actions, columns)
                 buffer.used = t + 1
         others = now() - started - inference - waited
         before, after = envs.connecting[0] - connecting[0], envs.connecting[1] - connecting[1]
