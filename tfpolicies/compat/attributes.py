@@ -29,6 +29,11 @@ def _nothing() -> None:
     """Does nothing: what ported constructors ask for is made on demand here."""
 
 
+def _method(function: Callable[..., Any]) -> Callable[[Any], Any]:
+    """Returns what gives an object a function as its method."""
+    return partial(partial, function)
+
+
 def _no_rows(episode: Any) -> NoReturn:
     raise AttributeError(
         f"{type(episode).__name__!r} object has no attribute 'batch_builder': episodes hold no "
@@ -42,7 +47,7 @@ _OF_EPISODES: dict[str, Callable[[Any], Any]] = {
     "policy_map": lambda episode: episode.worker.policy_map,
     "policy_mapping_fn": lambda episode: episode.worker.policy_mapping_fn,
     "started": lambda episode: episode.length > 0,
-    **{name: lambda episode, ask=ask: partial(ask, episode) for name, ask in ASKED.items()},
+    **{name: _method(function) for name, function in ASKED.items()},
 }
 
 _LOOKUPS: dict[type, dict[str, Callable[[Any], Any]]] = {
@@ -62,9 +67,9 @@ _LOOKUPS: dict[type, dict[str, Callable[[Any], Any]]] = {
     MultiAgentEpisode: {"policy_mapping_fn": lambda episode: episode.mapping_fn},
     SampleBatch: {
         "policy_batches": policy_batches,
-        "get_single_step_input_dict": lambda batch: partial(single_step_input, batch),
+        "get_single_step_input_dict": _method(single_step_input),
     },
-    ViewRequirement: {"to_dict": lambda view: partial(view_as_dict, view)},
+    ViewRequirement: {"to_dict": _method(view_as_dict)},
 }
 """By class and name, what returns the attribute of an object."""
 
