@@ -45,12 +45,13 @@ def made() -> tuple[PPOTF2Policy, Any]:
 
 def bare(policy: PPOTF2Policy) -> Callable[[], Any]:
     """Returns the compiled function of one call, with ready tensors."""
-    ((_, learner),) = policy.program.updates._learners.items()
-    taken: list[Any] = []
-    run, learner._function = learner._function, lambda *given: taken.append(given) or run(*given)
+    first_calls: Any = policy.program.inference.eager._first_calls
+    run, taken = first_calls.run, []
+    first_calls.run = lambda key, call, *more: taken.append(call) or run(key, call, *more)
     policy.learn_on_loaded_batch(0)
-    learner._function = run
-    return lambda: run(*taken[0])
+    first_calls.run = run
+    (call,) = taken
+    return call
 
 
 def in_turns(*calls: Callable[[], Any], count: int) -> list[list[float]]:

@@ -8,6 +8,8 @@ from tfpolicies import A2CConfig, A2CTF1Policy, A2CTF2Policy, SampleBatch
 from tfpolicies.errors import ConfigError
 from tfpolicies.testing import check_policy
 
+pytestmark = pytest.mark.usefixtures("kept_programs")
+
 SPLIT = {"fcnet_hiddens": [], "vf_share_layers": False}
 
 

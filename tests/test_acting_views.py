@@ -436,6 +436,7 @@ def trained(model, iterations):
             gamma=0.95,
             model=model,
         )
+        .framework(jit_compile=False)
         .debugging(seed=3)
     )
     algorithm = config.build()

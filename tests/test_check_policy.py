@@ -486,6 +486,7 @@ def test_an_algorithm_trains_in_the_random_environment_with_any_spaces():
         )
         .rollouts(num_envs_per_worker=2, rollout_fragment_length=20)
         .training(train_batch_size=40, sgd_minibatch_size=20, num_sgd_iter=1)
+        .framework(inference="tf", jit_compile=False)
         .debugging(seed=0)
     )
     assert config.build().train()["episodes_total"] == 4

@@ -49,6 +49,7 @@ from tfpolicies.compat import (
     validate_policy_id,
     with_common_config,
 )
+from tfpolicies.compat.rllib_names import ELSEWHERE
 from tfpolicies.envs.making import EnvContext, check_source, make_any_environments
 from tfpolicies.errors import ConfigError, EnvError, NotOfferedError, PolicyOwnedError
 
@@ -205,7 +206,8 @@ def test_wrong_registrations_and_unknown_names_are_refused():
 @pytest.mark.core
 def test_every_environment_of_all_workers_is_reached_by_worker():
     config = PPOConfig().environment(lambda context: gym.make("CartPole-v1"), env_config={"a": 1})
-    algorithm = config.rollouts(num_envs_per_worker=2).debugging(seed=0).build()
+    config.framework(inference="tf", jit_compile=False).debugging(seed=0)
+    algorithm = config.rollouts(num_envs_per_worker=2).build()
     found = algorithm.workers.foreach_env(lambda env: env.spec.id)
     assert found == [["CartPole-v1", "CartPole-v1"]]
     found = algorithm.workers.foreach_env_with_context(lambda env, at: (at["a"], at.vector_index))
@@ -523,7 +525,7 @@ def test_a_name_that_something_else_stands_for_says_what():
         _ = compat.DiagGaussian
     import tfpolicies.models.distributions as there
 
-    for name, text in compat._ELSEWHERE.items():
+    for name, text in ELSEWHERE.items():
         home, _, cls = text.rpartition(".")
         if home.startswith("tfpolicies.") and cls.isidentifier():
             assert hasattr(there, name), text

@@ -10,6 +10,8 @@ from tfpolicies.cli import main
 from tfpolicies.connectors import ClipObservations, ClipReward, FrameStack, UnsquashActions
 from tfpolicies.errors import ConfigError, UsageError
 
+pytestmark = pytest.mark.usefixtures("kept_programs")
+
 
 class Counting(gym.Env):
     """Shows the step's number; episodes of three steps; the reward is 5."""

@@ -188,9 +188,11 @@ LOADED = """
 import json, sys
 import keras
 import numpy as np
-logits, values = keras.models.load_model(sys.argv[1])(np.array(json.loads(sys.argv[2]), "float32"))
+obs, *paths = sys.argv[1:]
+for path in paths:
+    logits, values = keras.models.load_model(path)(np.array(json.loads(obs), "float32"))
+    print(json.dumps([np.asarray(logits).tolist(), np.asarray(values).tolist()]))
 assert not any(name.startswith("tfpolicies") for name in sys.modules)
-print(json.dumps([np.asarray(logits).tolist(), np.asarray(values).tolist()]))
 """
 
 
@@ -198,15 +200,19 @@ print(json.dumps([np.asarray(logits).tolist(), np.asarray(values).tolist()]))
 @pytest.mark.core
 def test_keras_alone_loads_a_copy_in_another_process(tmp_path):
     actor_alone = keras.Sequential([keras.layers.Dense(3), keras.layers.Dense(2)])
-    for model in ({"custom_model": actor_alone, "fcnet_hiddens": [4]}, {"fcnet_hiddens": [4]}):
+    models = {"custom_model": actor_alone, "fcnet_hiddens": [4]}, {"fcnet_hiddens": [4]}
+    paths, wanted = [], []
+    for i, model in enumerate(models):
         policy = PPOTF2Policy(OBS_SPACE, ACTION_SPACE, {"inference": "tf", "model": model})
-        copy, path = policy.to_keras(), tmp_path / "copy.keras"
+        copy = policy.to_keras()
         assert [tuple(x.shape) for x in copy.inputs] == [(None, 4)]
-        copy.save(path)
-        command = [sys.executable, "-c", LOADED, str(path), json.dumps(OBS.tolist())]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stderr
-        logits, values = json.loads(done.stdout.splitlines()[-1])
-        extras = policy.compute_actions(OBS, explore=False).extras
+        paths.append(str(tmp_path / f"copy{i}.keras"))
+        copy.save(paths[-1])
+        wanted.append(policy.compute_actions(OBS, explore=False).extras)
+    command = [sys.executable, "-c", LOADED, json.dumps(OBS.tolist()), *paths]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    for line, extras in zip(done.stdout.splitlines()[-2:], wanted, strict=True):
+        logits, values = json.loads(line)
         np.testing.assert_allclose(logits, extras["action_dist_inputs"], rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(np.ravel(values), extras["vf_preds"], rtol=1e-5, atol=1e-6)

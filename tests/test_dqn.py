@@ -1,5 +1,7 @@
 """DQN: the loss and its gradients by hand, targets, masks, n-step rows, what is refused."""
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
@@ -73,9 +75,10 @@ def wanted_targets(policy, twin, batch, discount):
 # -- loss -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.core
-@pytest.mark.parametrize("double_q", [True, False])
-@pytest.mark.parametrize("dueling", [True, False])
+@pytest.mark.parametrize(
+    ("double_q", "dueling"),
+    telling(itertools.product([True, False], repeat=2), (True, True), (False, False)),
+)
 def test_the_td_error_is_that_of_the_papers(double_q, dueling):
     policy = dqn(double_q=double_q, dueling=dueling, gamma=0.9)
     policy.set_weights([30 * w for w in policy.get_weights().values()])

@@ -42,7 +42,9 @@ def test_the_main_job_in_python_plays_its_own_export_to_the_target(
 def test_soft_actor_critic_trains_on_the_pendulum_and_plays_greedily(
     load: Callable[[str], ModuleType], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    mean_return = load("pendulum_sac").train(1000, episodes=2)
+    small = {"fcnet_hiddens": [16]}
+    networks = {"q_model_config": small, "policy_model_config": small}
+    mean_return = load("pendulum_sac").train(1000, episodes=2, **networks)
     assert -2000 < mean_return < 0
     assert "1,000 steps" in capsys.readouterr().out
 

@@ -68,11 +68,13 @@ def make(kind, space, *, normalize_actions=False, worker_index=0, num_workers=0,
 def act(exploration, dist_class, inputs, params, seed=0, noise=None):
     if noise is None:
         noise = exploration.draw_noise(np.random.default_rng(seed), len(inputs), params)
-    assert noise.shape == (len(inputs), exploration.noise_size)
+    assert noise.shape == (len(inputs), exploration.transform.noise_size)
     assert noise.dtype == params.dtype == np.float32
-    assert params.shape == (exploration.num_params,)
+    assert params.shape == (exploration.transform.num_params,)
     distribution = dist_class(tf.constant(inputs, tf.float32))
-    actions, logp = exploration.apply(distribution, tf.constant(noise), tf.constant(params))
+    actions, logp = exploration.transform.apply(
+        distribution, tf.constant(noise), tf.constant(params)
+    )
     return [action.numpy() for action in actions], logp.numpy()
 
 
@@ -106,9 +108,9 @@ def test_zero_noise_is_greedy_whatever_the_parameters(kind, space):
     exploration, dist_class = make(kind, space)
     inputs = 3 * random_inputs(dist_class)  # beyond the Box's bounds, too
     greedy = dist_class(tf.constant(inputs)).sample_leaves(tf.zeros([64, dist_class.noise_size]))
-    noise = np.zeros((64, exploration.noise_size), np.float32)
+    noise = np.zeros((64, exploration.transform.noise_size), np.float32)
     asked = [exploration.params(t, explore) for t in (0, 10**7) for explore in (True, False)]
-    for params in (*asked, np.zeros(exploration.num_params, np.float32)):
+    for params in (*asked, np.zeros(exploration.transform.num_params, np.float32)):
         actions, logp = act(exploration, dist_class, inputs, params, noise=noise)
         assert logp.shape == (64,)
         for action, wanted in zip(actions, greedy, strict=True):
@@ -130,13 +132,13 @@ def test_onnx_runtime_acts_alike(kind, space):
 
     @tf.function(autograph=False)
     def function(inputs, noise, params):
-        actions, logp = exploration.apply(dist_class(inputs), noise, params)
+        actions, logp = exploration.transform.apply(dist_class(inputs), noise, params)
         return [*[tf.cast(action, tf.float32) for action in actions], logp]
 
     signature = [
         tf.TensorSpec([None, dist_class.num_inputs], tf.float32, name="inputs"),
-        tf.TensorSpec([None, exploration.noise_size], tf.float32, name="noise"),
-        tf.TensorSpec([exploration.num_params], tf.float32, name="params"),
+        tf.TensorSpec([None, exploration.transform.noise_size], tf.float32, name="noise"),
+        tf.TensorSpec([exploration.transform.num_params], tf.float32, name="params"),
     ]
     names = [f"out_{i}" for i in range(len(dist_class.leaves) + 1)]
     session = onnxruntime.InferenceSession(
@@ -216,7 +218,11 @@ def test_sampling_is_that_of_the_distribution():
     (actions,), logp = act(exploration, dist_class, inputs, exploration.params(0, explore=True))
     np.testing.assert_array_equal(actions, distribution.sample(noise))
     np.testing.assert_allclose(logp, distribution.logp(actions), rtol=1e-6)
-    assert (exploration.num_params, exploration.noise_size, exploration.state()) == (0, 4, {})
+    assert (
+        exploration.transform.num_params,
+        exploration.transform.noise_size,
+        exploration.state(),
+    ) == (0, 4, {})
 
 
 @pytest.mark.core
@@ -454,7 +460,7 @@ def test_numbers_of_one_policy_do_not_change_the_key():
     def key(kind, space, **settings):
         exploration, _ = make(kind, space, **settings)
         assert isinstance(exploration, Exploration)
-        return hash(exploration.key) and exploration.key
+        return hash(exploration.transform.key) and exploration.transform.key
 
     assert key("EpsilonGreedy", DISCRETE, final_epsilon=0.1) == key(
         "PerWorkerEpsilonGreedy", DISCRETE, worker_index=2, num_workers=3
@@ -477,7 +483,7 @@ def test_parameters_are_inputs_so_that_one_trace_serves_all():
     @tf.function(reduce_retracing=True)
     def function(inputs, noise, params):
         traces.append(1)
-        return exploration.apply(dist_class(inputs), noise, params)
+        return exploration.transform.apply(dist_class(inputs), noise, params)
 
     for timestep in (0, 50_000, 10**6):
         params = exploration.params(timestep, explore=True)

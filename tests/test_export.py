@@ -622,7 +622,8 @@ def test_exporting_draws_no_noise_and_counts_no_steps(tmp_path):
 
 
 def test_an_algorithm_exports_its_policies_by_id(tmp_path):
-    config = PGConfig().environment("CartPole-v1").framework("tf2", inference="tf")
+    config = PGConfig().environment("CartPole-v1")
+    config.framework("tf2", inference="tf", jit_compile=False)
     algorithm = config.training(model={"fcnet_hiddens": [4]}).debugging(log_level="ERROR").build()
     try:
         result = algorithm.export_policy_model(tmp_path)

@@ -405,6 +405,7 @@ def test_an_algorithm_trains_in_graph_mode(tmp_path):
         PPOConfig()
         .environment("CartPole-v1")
         .framework("tf", local_tf_session_args={"intra_op_parallelism_threads": 1})
+        .framework(jit_compile=False)
         .rollouts(num_envs_per_worker=2)
         .training(train_batch_size=64, sgd_minibatch_size=32, num_sgd_iter=2, lr=1e-3)
         .training(model={"fcnet_hiddens": [4]})

@@ -140,7 +140,7 @@ def test_an_answer_stands_without_the_list_of_all_settings():
 
 def test_a_policy_that_is_not_there_is_named_where_it_is_asked_for(caplog):
     caplog.set_level("WARNING", "tfpolicies")
-    built = PPOConfig().environment("CartPole-v1").debugging(seed=0).build()
+    built = algorithm()
     assert built.get_policy("default_polcy") is None
     expected = "get_policy('default_polcy') gives None; there are policies ['default_policy']."
     assert expected in caplog.text

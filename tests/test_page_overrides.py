@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from environments import CountingEnv
 from gymnasium import spaces
+from marking import telling
 from tiny import OBS, TWO, assert_close, batch_for, make
 
 from tfpolicies import (
@@ -94,8 +95,13 @@ class Pair(MultiAgentEnv):
 # -- the whole page -------------------------------------------------------------------------------
 
 
-@pytest.mark.core
-@pytest.mark.parametrize("name", sorted({*SAMPLING, *LEARNING}))
+@pytest.mark.parametrize(
+    "name",
+    telling(
+        sorted({*SAMPLING, *LEARNING}),
+        *("compute_actions", "learn_on_batch", "postprocess_trajectory"),
+    ),
+)
 def test_what_a_subclass_overrides_is_what_training_calls(name):
     policy_class = recording(PPOTF2Policy, name)
     algorithm = algorithm_of(policy_class)

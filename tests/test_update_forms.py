@@ -198,7 +198,7 @@ def test_a_policy_learns_on_after_its_first_compiled_call_was_interrupted(monkey
     policy._state.rng.bit_generator.state = twin._state.rng.bit_generator.state
     before = policy.get_state()
     policy.learning.prepare()
-    call, release = function._Traced.__call__, threading.Event()
+    call, release = function.Traced.__call__, threading.Event()
 
     def interrupts(self, *inputs):
         if threading.current_thread() is not threading.main_thread() and not release.is_set():
@@ -206,7 +206,7 @@ def test_a_policy_learns_on_after_its_first_compiled_call_was_interrupted(monkey
             release.wait(60)
         return call(self, *inputs)
 
-    monkeypatch.setattr(function._Traced, "__call__", interrupts)
+    monkeypatch.setattr(function.Traced, "__call__", interrupts)
     with pytest.raises(KeyboardInterrupt):
         policy.learn_epochs(batch, 2, 4)
     assert_equal(before["weights"], policy.get_weights())
@@ -219,13 +219,13 @@ def test_a_policy_learns_on_after_its_first_compiled_call_was_interrupted(monkey
 
 def test_the_first_compiled_call_runs_in_a_thread_that_nobody_has_to_wait_for(monkeypatch):
     policy = make(jit_compile=True, lr=0.01, model={"fcnet_hiddens": [6]})
-    threads, call = [], function._Traced.__call__
+    threads, call = [], function.Traced.__call__
 
     def watched(self, *inputs):
         threads.append(threading.current_thread())
         return call(self, *inputs)
 
-    monkeypatch.setattr(function._Traced, "__call__", watched)
+    monkeypatch.setattr(function.Traced, "__call__", watched)
     policy.learning.warm_up(16, 2, 4)
     compiling = [thread for thread in threads if thread is not threading.main_thread()]
     assert compiling
@@ -233,6 +233,19 @@ def test_the_first_compiled_call_runs_in_a_thread_that_nobody_has_to_wait_for(mo
     threads.clear()
     policy.learn_epochs(batch_for(policy, 16), 2, 4)
     assert set(threads) == {threading.main_thread()}
+
+
+@pytest.mark.core
+def test_a_graph_takes_tensors_by_name_and_reads_its_variables_as_they_are_now():
+    weight, number = tf.Variable(2.0), tf.TensorSpec([], tf.float32)
+    graph = function.Traced(
+        lambda x, y: {"sum": weight * x["b"] + x["a"], "last": y},
+        [{"b": number, "a": number}, number],
+    )
+    given = {"a": tf.constant(1.0), "b": tf.constant(10.0)}, tf.constant(5.0)
+    assert graph(*given) == {"sum": 21.0, "last": 5.0}
+    weight.assign(3.0)
+    assert graph(*given) == {"sum": 31.0, "last": 5.0}
 
 
 # -- checkpoints ------------------------------------------------------------------------------

@@ -37,6 +37,11 @@ def where(obs):
     return np.asarray(obs).astype(int)
 
 
+def dead_in(step):
+    """Which environments were only reset in a step, as bool `[N]`."""
+    return np.zeros(len(step.rewards), bool) if step.dead is None else step.dead
+
+
 def transitions(envs, steps=STEPS):
     """Steps with random actions; returns (obs, action, reward, reached, terminated, truncated)."""
     rng = np.random.default_rng(0)
@@ -49,7 +54,7 @@ def transitions(envs, steps=STEPS):
         if step.final is not None:
             reached[step.final[0]] = where(step.final[1])
         for i in range(envs.num_envs):
-            if step.dead is None or not step.dead[i]:
+            if not dead_in(step)[i]:
                 ends = bool(step.terminateds[i]), bool(step.truncateds[i])
                 rows.append((obs[i], int(actions[i]), float(step.rewards[i]), reached[i], *ends))
         obs = following
@@ -85,8 +90,7 @@ def test_only_next_step_mode_has_dead_steps():
     for mode in MODES:
         envs = made(mode)
         envs.reset(None)
-        dead = [envs.step(np.zeros(3, int)).dead for _ in range(10)]
-        has_dead[mode] = any(flags is not None and flags.any() for flags in dead)
+        has_dead[mode] = any(dead_in(envs.step(np.zeros(3, int))).any() for _ in range(10))
     assert has_dead == {"plain": False, "next_step": True, "same_step": False, "disabled": False}
 
 
@@ -98,7 +102,7 @@ def test_a_reset_in_the_middle_starts_new_episodes_everywhere(mode):
         envs.step(np.zeros(3, int))
     assert where(envs.reset(None))[:, 2].tolist() == [0, 0, 0]
     step = envs.step(np.zeros(3, int))
-    assert step.dead is None or not step.dead.any()
+    assert not dead_in(step).any()
     assert where(step.obs)[:, 2].tolist() == [1, 1, 1]
 
 
@@ -260,11 +264,11 @@ def test_vectorised_cartpole_never_joins_two_episodes():
     ended = np.zeros(3, bool)
     for _ in range(100):
         step = envs.step(np.ones(3, int))
-        np.testing.assert_array_equal(step.dead, ended)
+        np.testing.assert_array_equal(dead_in(step), ended)
         moved = np.abs(step.obs - obs).max(axis=1)
         fell = np.abs(obs[:, 2]) > 12 * 2 * np.pi / 360
         np.testing.assert_array_equal(fell, ended)  # after an end comes one dead step
-        assert moved[~step.dead].max() < 1.0
+        assert moved[~dead_in(step)].max() < 1.0
         ended = step.terminateds | step.truncateds
         obs = step.obs.copy()
 
@@ -447,12 +451,12 @@ if sys.version_info >= (3, 11):  # older ones have no EnvPool wheel
         ended, deaths = np.zeros(3, bool), 0
         for _ in range(60):
             step = envs.step(np.ones(3, int))
-            np.testing.assert_array_equal(step.dead, ended)
+            np.testing.assert_array_equal(dead_in(step), ended)
             deaths += int(ended.sum())
-            live = ~step.dead
-            assert np.abs(step.obs - obs)[live].max() < 1.0
-            assert np.abs(step.obs[step.dead]).max(initial=0.0) <= 0.05  # first observations
-            assert (step.rewards[step.dead] == 0.0).all()
+            dead = dead_in(step)
+            assert np.abs(step.obs - obs)[~dead].max() < 1.0
+            assert np.abs(step.obs[dead]).max(initial=0.0) <= 0.05  # first observations
+            assert (step.rewards[dead] == 0.0).all()
             ended = step.terminateds | step.truncateds
             obs = step.obs.copy()
         assert deaths > 3

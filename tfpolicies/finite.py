@@ -11,6 +11,8 @@ import numpy as np
 NO_NUMBERS = "cSUOMm"
 """The kinds of dtypes that are no real numbers, though NumPy would turn most of them into some."""
 
+_MANY = 4096
+
 
 def real(array: np.ndarray) -> np.ndarray:
     """Returns an array of real numbers as it is.
@@ -26,14 +28,17 @@ def real(array: np.ndarray) -> np.ndarray:
 def is_finite(array: np.ndarray) -> bool:
     """Whether an array of floats has neither NaN nor infinity; True for what is no float.
 
-    A sum of squares that is finite says so at once. Large numbers overflow it, so only if it is
-    not, all numbers are looked at. `vdot` does not warn of that, unlike `dot`.
+    Bytes of few numbers are searched much faster than `all` reduces. Of many, a sum of squares that
+    is finite says so at once. Large numbers overflow it, so only if it is not, all numbers are
+    looked at. `vdot` does not warn of that, unlike `dot`.
 
     >>> is_finite(np.array([1.0, 1e200])), is_finite(np.array([1.0, np.nan]))
     (True, False)
     """
     if array.dtype.kind != "f":
         return True
+    if array.size < _MANY:
+        return 0 not in np.isfinite(array).tobytes("A")
     return math.isfinite(np.vdot(array, array)) or bool(np.isfinite(array).all())
 
 

@@ -1,8 +1,12 @@
-"""Names that a process gives to objects of its own, for settings that take names."""
+"""Names that a process or an installed package gives to objects of its own."""
 
 from __future__ import annotations
 
+import importlib
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
+
+from tfpolicies.errors import ConfigError
 
 
 class Register(dict[str, Any]):
@@ -40,3 +44,40 @@ class Register(dict[str, Any]):
     def find(self, name: Any) -> Any:
         """Returns the object that has a name; None if there is none, or it is no name."""
         return self.get(name) if isinstance(name, str) else None
+
+
+def installed(group: str) -> dict[str, EntryPoint]:
+    """Returns what installed packages name in a group of entry points; of one name, the first."""
+    found: dict[str, EntryPoint] = {}
+    for entry_point in entry_points(group=group):
+        found.setdefault(entry_point.name, entry_point)
+    return found
+
+
+def told(kind: str, entry_point: EntryPoint) -> str:
+    """Returns how messages call what a package names, given what kind of thing it is."""
+    dist = entry_point.dist
+    package = "a package" if dist is None else f"the package {dist.name} {dist.version}"
+    return f"The {kind} {entry_point.name!r} of {package}"
+
+
+def import_installed(kind: str, entry_point: EntryPoint, attribute: str = "") -> Any:
+    """Returns what a package names.
+
+    Args:
+        kind: of thing, for messages.
+        entry_point: of the package.
+        attribute: what is meant of a module where the entry point does not say; "" for the module.
+
+    Raises:
+        ConfigError: if it cannot be imported; the message names the package.
+    """
+    try:
+        module = importlib.import_module(entry_point.module)
+        name = entry_point.attr or attribute
+        return getattr(module, name) if name else module
+    except Exception as error:
+        raise ConfigError(
+            f"{told(kind, entry_point)} cannot be imported from {entry_point.value!r}: "
+            f"{type(error).__name__}: {error}. Mend that package, or uninstall it."
+        ) from error

@@ -159,9 +159,10 @@ class PolicyState:
     Attributes:
         layout: where each variable lies.
         hyper: the real-valued hyper-parameters in force, float32 `[H]`, in the Program's order.
-        rng: draws action noise.
+        rng: draws action noise; `settle` before you read it, unless you are `changing` the state.
         learning_rng: draws the order of minibatches and the noise of learning; the same generator,
             unless sampling may overlap learning.
+        ahead: the action noise that was drawn ahead of its use, a `NoiseAhead`; None if none was.
         global_timestep: rows acted on.
         num_grad_updates: minibatch updates done.
         version: grows with every change of the variables, so that copies can tell if they are old.
@@ -172,6 +173,10 @@ class PolicyState:
         frozen_as: the name under which the policy is frozen; None if it may change.
         last_used: when somebody acted or asked for it last, by `tick()`.
     """
+
+    rng: np.random.Generator
+    learning_rng: np.random.Generator
+    ahead: Any
 
     def __init__(
         self, layout: StateLayout, hyper: Iterable[float], rng: np.random.Generator
@@ -186,8 +191,18 @@ class PolicyState:
     @property
     def generators(self) -> dict[str, np.random.Generator]:
         """The generators, by the keys that they have in a stored state."""
+        self.settle()
         apart = {} if self.learning_rng is self.rng else {"learning_rng": self.learning_rng}
         return {"rng": self.rng, **apart}
+
+    def settle(self) -> None:
+        """Puts the generator of acting where it is if no noise is drawn ahead; none is then."""
+        if self.ahead is None:
+            return
+        with self.lock:
+            ahead, self.ahead = self.ahead, None
+            if ahead is not None:
+                ahead.settle()
 
     def _start(self, layout: StateLayout, memory: np.ndarray, rng: np.random.Generator) -> None:
         self.layout = layout
@@ -196,8 +211,8 @@ class PolicyState:
         self._arrays: dict[str, np.ndarray] | None = None
         self.left: Mapping[str, Any] | None = None
         self.page_in(memory)
-        self.rng = rng
-        self.learning_rng = rng
+        self.rng = self.learning_rng = rng
+        self.ahead = None
         self.global_timestep = 0
         self.num_grad_updates = 0
         self.version = 0
@@ -276,6 +291,8 @@ class PolicyState:
         """
         with self.lock:
             self.require_changeable()
+            if self.ahead is not None and self.learning_rng is self.rng:
+                self.settle()
             yield
 
     def require_changeable(self) -> None:
@@ -294,6 +311,7 @@ class PolicyState:
         """
         twin = PolicyState.__new__(PolicyState)
         with self.lock:
+            self.settle()
             twin._start(self.layout, self.memory.copy(), self.rng if rng is None else rng)
             if self.learning_rng is not self.rng:
                 twin.learning_rng = self.learning_rng

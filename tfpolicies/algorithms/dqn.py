@@ -167,12 +167,7 @@ class DQNTFPolicy(OffPolicyTFPolicy):
         return state
 
     def _q_values(self, state: PolicyState, obs: Any) -> np.ndarray:
-        inputs, explorer = self._acting.checked_inputs(obs), self.exploration
-        noise = np.zeros((len(inputs[0]), explorer.noise_size), np.float32)
-        params = np.zeros(explorer.num_params, np.float32)
-        runner = self._acting.runner
-        with state.lock:
-            return runner.run(state, inputs, noise, params).dist_inputs.copy()
+        return self._acting.dist_inputs(self._acting.checked_inputs(obs), state)
 
 
 def _is_dueling(static: Mapping[str, Any]) -> bool:

@@ -92,31 +92,17 @@ def find_algorithm(name: str) -> type[Algorithm]:
 
 
 def _entry_points() -> dict[str, EntryPoint]:
-    """Returns the algorithms of other packages by name; of those with one name, the first."""
-    from importlib.metadata import entry_points
+    from tfpolicies.registers import installed
 
-    found: dict[str, EntryPoint] = {}
-    for entry_point in entry_points(group=GROUP):
-        found.setdefault(entry_point.name, entry_point)
-    return found
+    return installed(GROUP)
 
 
 def _loaded(entry_point: EntryPoint) -> type[Algorithm]:
-    import importlib
-
     from tfpolicies.algorithms.algorithm import Algorithm
     from tfpolicies.errors import ConfigError
+    from tfpolicies.registers import import_installed, told
 
-    name, package = entry_point.name, "a package"
-    if entry_point.dist is not None:
-        package = f"the package {entry_point.dist.name} {entry_point.dist.version}"
-    try:
-        found = getattr(importlib.import_module(entry_point.module), entry_point.attr or name)
-    except Exception as error:
-        raise ConfigError(
-            f"The algorithm {name!r} of {package} cannot be imported from {entry_point.value!r}: "
-            f"{type(error).__name__}: {error}. Mend that package, or uninstall it."
-        ) from error
+    found = import_installed("algorithm", entry_point, entry_point.name)
     if not (isinstance(found, type) and issubclass(found, Algorithm)):
-        raise ConfigError(f"The algorithm {name!r} of {package} is no Algorithm, but {found!r}.")
+        raise ConfigError(f"{told('algorithm', entry_point)} is no Algorithm, but {found!r}.")
     return found

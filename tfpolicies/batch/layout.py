@@ -133,10 +133,8 @@ def checked_count(columns: Mapping[str, Any], layout: Layout) -> int | None:
                 )
     if total is not None or (SEQ_LENS in columns and layout.is_rectangular):
         return total
-    counted = [
-        leaf for name in columns if not _counting_order(name) for leaf in _arrays(columns[name])
-    ]
-    return expected if counted else 0
+    has_rows = any(_arrays(x) for name, x in columns.items() if not _counting_order(name))
+    return expected if has_rows else 0
 
 
 def _arrays(column: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""The command line: `tfpolicies train | evaluate | export | play-exported`.
+"""The command line: `tfpolicies train | evaluate | export | play-exported`, and what others add.
 
 Little is imported before signals are taken care of, and no TensorFlow before a command needs it.
 """
@@ -51,6 +51,8 @@ def _run(words: list[str], signals: Signals) -> int:
         if args.command is None:
             print(args.help)
             return 0
+        if "run" in args:  # of another package's command
+            return int(args.run(args))
         from tfpolicies.cli.commands import COMMANDS
 
         return COMMANDS[args.command](args)

@@ -1,16 +1,31 @@
-"""The words of the command line."""
+"""The words of the command line.
+
+Another package adds a command by an entry point::
+
+    [options.entry_points]
+    tfpolicies.commands =
+        NAME = my_package.my_module
+
+The module has `SUMMARY`, a line of text; `add_arguments(parser)`; and `run(args)`, which returns
+the exit status. It is imported when the command is used.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Sequence
+from importlib.metadata import EntryPoint
+from typing import Any, NamedTuple, NoReturn
 
 from tfpolicies._version import __version__
 from tfpolicies.cli.ends import STATUSES
 from tfpolicies.cli.settings import RUN, WHAT, WORDS, flag
 from tfpolicies.cli.values import count, json_object, positive
-from tfpolicies.errors import UsageError, near_matches
+from tfpolicies.errors import ConfigError, UsageError, near_matches
+from tfpolicies.registers import import_installed, installed, told
+
+COMMANDS = "tfpolicies.commands"
+"""The group of entry points."""
 
 RUNS = "runs"  # the folder of all runs, unless another one is named
 
@@ -24,6 +39,7 @@ examples:
   tfpolicies evaluate runs --episodes 100         the newest run's policy
   tfpolicies export runs --to exported
   tfpolicies play-exported exported --env CartPole-v1 --episodes 100
+  tfpolicies port script.py --diff                what changes of a script for RLlib
 """
 
 
@@ -47,13 +63,18 @@ class _Parser(argparse.ArgumentParser):
         return list(self._option_string_actions)
 
 
+class _Command(NamedTuple):
+    summary: str
+    add_arguments: Callable[[_Parser], None]
+
+
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parses the command line.
 
     Raises:
         UsageError: for what is not understood; near matches are named.
     """
-    parser, commands = _parsers()
+    parser, commands = _parsers(next((word for word in argv or () if word[:1] != "-"), ""))
     args, unknown = parser.parse_known_args(argv)
     if args.command is None:
         return argparse.Namespace(command=None, debug=args.debug, help=parser.format_help())
@@ -65,7 +86,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
-def _parsers() -> tuple[_Parser, dict[str, _Parser]]:
+def _parsers(used: str = "") -> tuple[_Parser, dict[str, _Parser]]:
     parser = _Parser(
         prog="tfpolicies",
         description="Train, evaluate, export and play reinforcement-learning policies.",
@@ -77,12 +98,7 @@ def _parsers() -> tuple[_Parser, dict[str, _Parser]]:
     parser.add_argument("--debug", **_DEBUG)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
     made = {}
-    for name, summary, add_arguments in (
-        ("train", "train a policy on an environment", _train),
-        ("evaluate", "play episodes with a trained policy", _evaluate),
-        ("export", "write a policy as SavedModel and ONNX", _export),
-        ("play-exported", "play episodes with an exported ONNX file alone", _play_exported),
-    ):
+    for name, (summary, add_arguments) in _commands(used).items():
         made[name] = commands.add_parser(
             name,
             help=summary,
@@ -93,6 +109,36 @@ def _parsers() -> tuple[_Parser, dict[str, _Parser]]:
         made[name].add_argument("--debug", default=argparse.SUPPRESS, **_DEBUG)
         add_arguments(made[name])
     return parser, made
+
+
+def _commands(used: str) -> dict[str, _Command]:
+    """Returns all commands; of packages, only the one that is used is imported."""
+    own: dict[str, _Command] = {
+        "train": _Command("train a policy on an environment", _train),
+        "evaluate": _Command("play episodes with a trained policy", _evaluate),
+        "export": _Command("write a policy as SavedModel and ONNX", _export),
+        "play-exported": _Command("play episodes with an exported ONNX file alone", _play_exported),
+    }
+    if used in own:
+        return own
+    others = {name: _installed(found, used) for name, found in installed(COMMANDS).items()}
+    return own | others | own
+
+
+def _installed(entry_point: EntryPoint, used: str) -> _Command:
+    if entry_point.name != used:
+        package = entry_point.dist.name if entry_point.dist else "a package"
+        return _Command(f"a command of {package}", lambda parser: None)
+    module = import_installed("command", entry_point)
+    lacking = [name for name in ("SUMMARY", "add_arguments", "run") if not hasattr(module, name)]
+    if lacking:
+        raise ConfigError(f"{told('command', entry_point)} lacks {', '.join(lacking)}.")
+
+    def add_arguments(parser: _Parser) -> None:
+        module.add_arguments(parser)
+        parser.set_defaults(run=module.run)
+
+    return _Command(module.SUMMARY, add_arguments)
 
 
 def _train(parser: _Parser) -> None:

@@ -19,7 +19,7 @@ INTERRUPTED, PIPE_CLOSED = 130, 141
 STATUSES = """\
 exit status:
   0    done
-  1    the return that --until asks for was not reached
+  1    the return that --until asks for was not reached; or port --check found work
   2    what was asked for is wrong or missing; nothing was begun
   3    an error, of the environment for example, ended what had begun
   4    numbers of the training became infinite or no numbers

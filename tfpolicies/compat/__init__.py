@@ -74,24 +74,6 @@ _NAMES = {
 
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
-_DISTRIBUTION = (
-    "a subclass of tfpolicies.models.distributions.Distribution, which turns noise into actions"
-)
-_SAMPLES = "RolloutWorker.sample(), whose batches are dicts of NumPy arrays that you may keep"
-_ELSEWHERE = {
-    "ActionDistribution": _DISTRIBUTION,
-    "Categorical": "tfpolicies.models.distributions.Categorical",
-    "Deterministic": "tfpolicies.models.distributions.Deterministic",
-    "DiagGaussian": "tfpolicies.models.distributions.DiagGaussian",
-    "JsonReader": "policy.learn_on_batch(batch), with batches that you read",
-    "JsonWriter": _SAMPLES,
-    "MultiCategorical": "tfpolicies.models.distributions.MultiCategorical",
-    "SampleBatchBuilder": "SampleBatch({'obs': ..., ...}), of whole columns",
-    "SquashedGaussian": "tfpolicies.models.distributions.SquashedGaussian",
-    "TFActionDistribution": _DISTRIBUTION,
-}
-"""What stands for names of RLlib that are not here."""
-
 __all__ = [*_HOMES]
 
 
@@ -99,8 +81,10 @@ ported.register(f"{__name__}.attributes")
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ELSEWHERE:  # an AttributeError would lose its text in `from ... import`
-        raise ImportError(f"{__name__} has no {name}. Use {_ELSEWHERE[name]}: see docs/porting.md.")
+    from tfpolicies.compat.rllib_names import ELSEWHERE  # which has the names of this module
+
+    if name in ELSEWHERE:  # an AttributeError would lose its text in `from ... import`
+        raise ImportError(f"{__name__} has no {name}. Use {ELSEWHERE[name]}: see docs/porting.md.")
     return lazily(name, _HOMES, globals())
 
 

@@ -107,6 +107,9 @@ class Repairs:
         watchdog: looks after how long calls take; None: they may take any time.
         limit: times that an environment may break without finishing an episode; None: any number.
         on_made: called with each environment that was made anew, and its index.
+
+    Attributes:
+        breaks: how many there were, in all environments.
     """
 
     def __init__(
@@ -121,7 +124,7 @@ class Repairs:
         self._on_made = on_made
         self.watchdog = watchdog
         self._limit = limit
-        self._breaks = self._episodes = 0  # of all environments; only whole episodes count
+        self.breaks = self._episodes = 0  # of all environments; only whole episodes count
         self._has_started = False  # whether one of them has been reset
         self._place = "" if worker_index is None else f" of worker {worker_index}"
         self._times: dict[int, int] = {}  # that one broke since its last whole episode
@@ -183,12 +186,12 @@ class Repairs:
         Raises:
             EnvError: if there were more in a row than there may be.
         """
-        self._breaks += 1
-        if _is_round(self._breaks):
+        self.breaks += 1
+        if _is_round(self.breaks):
             logger.warning(
                 "%s is made anew, and its episode is dropped: it %s. So far there were %d breaks "
                 "and %d whole episodes.",
-                *(self.name(index), reason, self._breaks, self._episodes),
+                *(self.name(index), reason, self.breaks, self._episodes),
             )
         times = self._times[index] = self._times.get(index, 0) + 1
         if self._limit is not None and times > self._limit:

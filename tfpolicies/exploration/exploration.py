@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import abc
 import functools
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import tensorflow as tf
 
 from tfpolicies.errors import ConfigError, WeightsError
 from tfpolicies.exploration.picking import ActionLeaf, pickable_leaves
@@ -38,9 +37,9 @@ class Setting(NamedTuple):
 class Exploration(abc.ABC):
     """A strategy of one policy.
 
-    The tensor code (`apply`) and the sizes are those of `transform`, which knows no numbers of the
-    policy: policies whose transforms have the same `key` share one Program, and any of them may
-    apply the noise and parameters of another. Everything else belongs to the policy.
+    The tensor code and the sizes are those of `transform`, which knows no numbers of the policy:
+    policies whose transforms have the same `key` share one Program, and any of them may apply the
+    noise and parameters of another. All that stands here belongs to the policy.
 
     A strategy of your own is a subclass whose constructor takes a `Setting` and, as keywords, what
     users may set in `exploration_config`.
@@ -58,33 +57,8 @@ class Exploration(abc.ABC):
     def __init__(self, transform: Transform) -> None:
         self.transform = transform
 
-    # -- shared by the policies of one Program ---------------------------------------------------
-
-    @property
-    def key(self) -> Hashable:
-        """Equal for strategies whose `apply` compiles to the same code."""
-        return self.transform.key
-
-    @property
-    def noise_size(self) -> int:
-        """How many columns the whole noise of a call has."""
-        return self.transform.noise_size
-
-    @property
-    def num_params(self) -> int:
-        """How many float32 parameters there are."""
-        return self.transform.num_params
-
-    def apply(
-        self, distribution: Any, noise: tf.Tensor, params: tf.Tensor
-    ) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """Returns actions, a tensor per leaf, and log-probabilities; see `Transform.apply`."""
-        return self.transform.apply(distribution, noise, params)
-
-    # -- owned by one policy ---------------------------------------------------------------------
-
     def draw_noise(self, rng: np.random.Generator, rows: int, params: np.ndarray) -> np.ndarray:
-        """Draws the noise of one call for B rows, float32 `[B, noise_size]`.
+        """Draws the noise of one call for B rows, float32 `[B, transform.noise_size]`.
 
         Args:
             rng: the policy's generator.
@@ -101,7 +75,7 @@ class Exploration(abc.ABC):
 
     @abc.abstractmethod
     def params(self, timestep: int, explore: bool) -> np.ndarray:
-        """Returns the parameters of the next call, float32 `[num_params]`.
+        """Returns the parameters of the next call, float32 `[transform.num_params]`.
 
         Args:
             timestep: rows acted on so far.

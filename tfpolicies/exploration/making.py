@@ -63,7 +63,7 @@ def make_exploration(
     >>> from tfpolicies.models.distributions import ActionDistribution
     >>> dist_class = ActionDistribution.of(spaces.Discrete(3))
     >>> greedy = make_exploration({"type": "EpsilonGreedy", "epsilon_timesteps": 100}, dist_class)
-    >>> greedy.noise_size, greedy.params(timestep=50, explore=True)
+    >>> greedy.transform.noise_size, greedy.params(timestep=50, explore=True)
     (2, array([0.525], dtype=float32))
     """
     return _make(config, Setting(dist_class, _make, worker_index, num_workers, normalize_actions))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -13,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies.errors import BatchError, ConfigError, ObservationError, UsageError
-from tfpolicies.models.distributions.noise import NoiseKind
+from tfpolicies.models.distributions.noise import NoiseAhead, NoiseKind
 from tfpolicies.models.ports import PREVIOUS
 from tfpolicies.models.spaces import batch_leaves, nest, numbers
 from tfpolicies.policy.input_check import InputCheck
@@ -25,6 +26,7 @@ from tfpolicies.program.runtimes.runtime import Actor
 from tfpolicies.state import PolicyState, tick
 
 _ALWAYS_GIVEN = ("action_logp", "action_prob", "action_dist_inputs")
+_MOST_AHEAD = 2**18  # numbers of noise, of 4 bytes each
 
 logger = logging.getLogger("tfpolicies")
 
@@ -62,8 +64,8 @@ class ProgramActing:
         ports = program.ports
         self._obs_leaves = ports.obs_leaves
         self._reads_obs_only = not ports.views and not ports.is_recurrent
-        self._num_params: int = exploration.num_params
-        self._noise_size: int = exploration.noise_size
+        transform = program.spec.explorer
+        self._num_params, self._noise_size = transform.num_params, transform.noise_size
         self.only_kind: NoiseKind | None = exploration.only_kind
         self.follows_episodes: bool = exploration.needs_complete_episodes
         self.starts_alike = starts_alike
@@ -81,6 +83,7 @@ class ProgramActing:
         further = (*ports.seen, *ports.states)
         self._check = InputCheck(spec.observation_space, spec.action_space, further).check
         self._disturbed: tuple[int, PolicyState] | None = None
+        self._known: tuple[Any, Any] = (None, None)  # the last outputs, and what `columns_of` gave
 
     @property
     def shared(self) -> ProgramActing:
@@ -147,7 +150,25 @@ class ProgramActing:
         """Acts for a sampler; see `parts.Acting.columns`. Infos and episodes are not read."""
         explore = self.config["explore"] if explore is None else explore
         inputs = [*obs, *seen, *states] if seen or states else obs
-        return self.columns_of(self.run(inputs, explore))
+        out = self.run(inputs, explore)
+        known, found = self._known
+        if known is not out:
+            found = self.columns_of(out)
+            self._known = out, found
+        return found
+
+    @contextlib.contextmanager
+    def ahead(self, rows: int) -> Iterator[None]:
+        """Draws the noise of calls for `rows` rows in all in one go; see `parts.Acting.ahead`."""
+        state, kind, size = self.state, self.only_kind, self._noise_size
+        if kind is not None and self.config["explore"] and not self.follows_episodes:
+            with state.lock:
+                state.settle()
+                state.ahead = NoiseAhead(kind, state.rng, min(rows, _MOST_AHEAD // size), size)
+        try:
+            yield
+        finally:
+            state.settle()
 
     def columns_of(self, out: ActOutputs) -> tuple[Any, dict[str, np.ndarray]]:
         """Returns the outputs of acting as `columns` does."""
@@ -225,6 +246,11 @@ class ProgramActing:
         state.global_timestep += rows
         if not explore:
             return state, np.zeros((rows, self._noise_size), np.float32), params
+        if state.ahead is not None:
+            noise = state.ahead.take(rows) if numbers is None else None
+            if noise is not None:
+                return state, noise, params
+            state.settle()
         noise, kind = None, self.only_kind
         if kind is None:
             noise = self.exploration.draw_noise(state.rng, rows, params)
@@ -250,21 +276,27 @@ class ProgramActing:
             known = self._disturbed = (self.state.version, disturbed)
         return known[1]
 
-    def dist_inputs(self, inputs: Sequence[np.ndarray]) -> np.ndarray:
-        """Returns the distribution's inputs of checked inputs, `[N, n]`; counts nothing."""
-        return self._greedy(inputs).dist_inputs.copy()
+    def dist_inputs(
+        self, inputs: Sequence[np.ndarray], state: PolicyState | None = None
+    ) -> np.ndarray:
+        """Returns the distribution's inputs of checked inputs, `[N, n]`; counts nothing.
+
+        Args:
+            inputs: one array per port.
+            state: another one of the kind; None for the policy's own.
+        """
+        return self._greedy(inputs, self.state if state is None else state).dist_inputs.copy()
 
     def values(self, inputs: Sequence[np.ndarray]) -> np.ndarray:
         """Returns the values of checked inputs, float32 `[N]`; counts nothing."""
-        return self._greedy(inputs).values.copy()
+        return self._greedy(inputs, self.state).values.copy()
 
-    def _greedy(self, inputs: Sequence[np.ndarray]) -> ActOutputs:
-        explorer = self.exploration
-        noise = np.zeros((len(inputs[0]), explorer.noise_size), np.float32)
-        params = np.zeros(explorer.num_params, np.float32)
+    def _greedy(self, inputs: Sequence[np.ndarray], state: PolicyState) -> ActOutputs:
+        noise = np.zeros((len(inputs[0]), self._noise_size), np.float32)
+        params = np.zeros(self._num_params, np.float32)
         runner = self.runner
-        with self.state.lock:
-            return runner.run(self.state, inputs, noise, params)
+        with state.lock:
+            return runner.run(state, inputs, noise, params)
 
     # -- checks -------------------------------------------------------------------------------
 

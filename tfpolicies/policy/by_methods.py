@@ -160,6 +160,11 @@ class ActingByMethods(parts.Acting):
         _require_rows(columns, len(next(iterate_leaves(batch))), here)
         return nest(policy.action_space, self.to_env(actions)), columns
 
+    def ahead(self, rows: int) -> contextlib.AbstractContextManager[None]:
+        """Returns a context that changes nothing: who knows what the methods draw."""
+        del rows
+        return contextlib.nullcontext()
+
     def _memory(self, states: Sequence[np.ndarray]) -> dict[str, Any]:
         """Returns a memory by the names that it has in an input dict."""
         if not states:

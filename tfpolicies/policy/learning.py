@@ -239,6 +239,7 @@ class ProgramLearning(by_methods.LearningByMethods):
         Shuffled are the rows (those of sequences are not) once, and the minibatches in each epoch.
         """
         self.state.require_changeable()
+        self.state.settle()
         policy, rng = self._policy, self.state.learning_rng
         whole = batch if isinstance(batch, SampleBatch) else SampleBatch(batch)
         if shuffle and SampleBatch.SEQ_LENS not in whole:

@@ -79,6 +79,13 @@ class Acting(Protocol):
             next call.
         """
 
+    def ahead(self, rows: int) -> AbstractContextManager[None]:
+        """Returns a context in which acting is cheaper; what it gives stays the same.
+
+        Args:
+            rows: on which `columns` is to act in it, in all.
+        """
+
     def to_env(
         self,
         actions: Sequence[np.ndarray],

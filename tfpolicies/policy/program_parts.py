@@ -67,6 +67,7 @@ class ProgramHolding(by_methods.HoldingByMethods):
     @property
     def generator(self) -> np.random.Generator:
         """The generator that draws action noise; see `parts.Holding`."""
+        self.state.settle()
         generator: np.random.Generator = self.state.rng
         return generator
 

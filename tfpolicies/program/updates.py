@@ -65,6 +65,7 @@ class Updates:
 
     Attributes:
         form: how an update is compiled; None until that is decided.
+        is_discovered: whether the loss has run once, so that its columns are known.
         reader: makes batches ready; known as soon as the loss is discovered.
     """
 
@@ -84,6 +85,7 @@ class Updates:
         )
         self._pace = Pace()
         self.form: Form | None = None
+        self.is_discovered = False
         self._jit_works = False
 
     # -- what the loss needs ------------------------------------------------------------------
@@ -95,11 +97,6 @@ class Updates:
             raise ConfigError("the loss of this Program has not run yet; call `discover` first.")
         return self._signature
 
-    @property
-    def is_discovered(self) -> bool:
-        """Whether the loss has run once, so that its columns are known."""
-        return self._signature is not None
-
     def discover(self, columns: Mapping[str, Any]) -> None:
         """Runs the loss once on a small batch, to see which columns and statistics it has.
 
@@ -107,7 +104,7 @@ class Updates:
             columns: NumPy columns of every name that a batch may have after postprocessing.
         """
         with self._lock:
-            if self._signature is not None:
+            if self.is_discovered:
                 return
             require_tensorflow()
             self._eager.forget()  # layers may update themselves in training mode
@@ -129,6 +126,7 @@ class Updates:
             ports = self._functions.network.ports
             self.reader = BatchReader(self._spec, ports, signature)
             self._signature = signature
+            self.is_discovered = True
 
     def items_of(self, rows: int) -> int:
         """Returns how many items of a batch have about so many rows: rows, or sequences."""

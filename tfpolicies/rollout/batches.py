@@ -43,6 +43,7 @@ class Collected:
         columns: the other columns `[R, ...]`; rewards are the environment's.
         ends: bool `[R]`: the last row of each trajectory.
         earned: `[R]`, the environment's rewards.
+        learning: the policy's part of that name.
         shape: `(N, T)` of the array that the rows fill in order; None if trajectories have to be
             packed into one.
         views: columns `[R, ...]` that are required besides, nested.
@@ -60,6 +61,7 @@ class Collected:
 
     def __post_init__(self) -> None:
         self.earned = self.columns["rewards"]
+        self.learning = self.policy.learning
 
     def batch(self) -> SampleBatch:
         """Returns the rows as they are now."""
@@ -85,12 +87,12 @@ class Collected:
 
     def prepare(self, clip_rewards: bool | float | None) -> None:
         """Takes the rows into the filters, and scales and clips the rewards."""
-        policy, columns = self.policy, self.columns
-        policy.learning.observe(
+        learning, columns = self.learning, self.columns
+        learning.observe(
             [leaf[None] for leaf in self.obs], {name: x[None] for name, x in columns.items()}
         )
-        self.obs, self.new_obs = ([*policy.learning.seen(x)] for x in (self.obs, self.new_obs))
-        columns["rewards"] = policy.learning.scaled(clipped_rewards(self.earned, clip_rewards))
+        self.obs, self.new_obs = ([*learning.seen(x)] for x in (self.obs, self.new_obs))
+        columns["rewards"] = learning.scaled(clipped_rewards(self.earned, clip_rewards))
 
     def postprocess(self) -> None:
         """Adds the policy's columns for all trajectories at once."""
@@ -167,19 +169,19 @@ class Postprocessor:
         """
         for sample in samples:
             sample.prepare(self._clip_rewards)
-            views = sample.policy.learning.settled_views()
+            views = sample.learning.settled_views()
             if views:
                 lookback = self._lookbacks.setdefault(sample.policy_id, Lookback())
                 batch, running = sample.batch(), set(self._running())
                 sample.views = lookback.views(batch, sample.ends, views, running)
         calls_back = overrides(self._callbacks, "on_postprocess_trajectory")
-        one_by_one = [x for x in samples if calls_back or x.policy.learning.by_trajectory]
+        one_by_one = [x for x in samples if calls_back or x.learning.by_trajectory]
         known = who() if one_by_one else {}
         originals = self._originals(samples, known) if one_by_one else {}
         found = {}
         for sample in samples:
             policy = sample.policy
-            if not policy.learning.by_trajectory:
+            if not sample.learning.by_trajectory:
                 sample.postprocess()
             if sample in one_by_one:
                 batch = self._by_trajectory(sample, originals, known)
@@ -216,7 +218,7 @@ class Postprocessor:
     def _by_trajectory(self, sample: Collected, originals: _Originals, who: Who) -> SampleBatch:
         """Calls what works on one trajectory at a time, and joins the results."""
         policy, pieces = sample.policy, []
-        batch = None if policy.learning.by_trajectory else sample.batch()
+        batch = None if sample.learning.by_trajectory else sample.batch()
         for unroll, rows in sample.pieces():
             episode, agent = who[unroll]
             all_agents = originals[episode.episode_id]

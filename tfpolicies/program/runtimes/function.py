@@ -18,47 +18,60 @@ from tfpolicies.system import forks
 from tfpolicies.system.interruptible import BackgroundCall
 
 
-class _Traced:
-    """A function traced on its first call, and called without TensorFlow's look-up after it.
+class Traced:
+    """A function traced on its first call, and called as the graph that it then is.
 
-    The look-up by signature costs as much as a small model; with one signature there is nothing to
+    TensorFlow's own call binds arguments and looks up what is captured, each time anew: as much
+    work as a small model. A graph takes flat tensors, and with one signature there is nothing to
     look up.
-    """
 
-    def __init__(self, function: Any, signature: Sequence[Any], *, jit: bool) -> None:
-        # Without AutoGraph a trace takes half the time, and its errors point into the user's code.
-        self._function = tf.function(function, jit_compile=jit or None, autograph=False)
-        self._signature = signature
-        self._concrete: Any = None
-
-    def trace(self) -> Any:
-        """Traces the function if it was not traced yet; returns the concrete one."""
-        if self._concrete is None:
-            self._concrete = self._function.get_concrete_function(*self._signature)
-        return self._concrete
-
-    def __call__(self, *inputs: Any) -> Any:
-        return (self._concrete or self.trace())(*inputs)
-
-
-class _Acting(_Traced):
-    """A function that acts: it takes one list of tensors, so that there is nothing to bind either.
-
-    The first call, in which XLA may compile, runs in a thread that nobody has to wait for.
+    Args:
+        function: takes what `signature` says.
+        signature: nests of `tf.TensorSpec`.
+        jit: whether XLA compiles it.
     """
 
     _call: Any = None
     _captured: Sequence[Any] = ()
 
+    def __init__(self, function: Any, signature: Sequence[Any], *, jit: bool = False) -> None:
+        def flat(tensors: Sequence[tf.Tensor]) -> Any:
+            return function(*tf.nest.pack_sequence_as(signature, tensors))
+
+        # Without AutoGraph a trace takes half the time, and its errors point into the user's code.
+        self._function = tf.function(flat, jit_compile=jit or None, autograph=False)
+        self._signature = tf.nest.flatten(signature)
+
+    def trace(self) -> None:
+        """Traces the function if it was not traced yet."""
+        if self._call is None:
+            concrete = self._function.get_concrete_function(self._signature)
+            self._captured = concrete.captured_inputs
+            self._call = concrete.inference_fn.call_preflattened
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Calls it with tensors that are nested, and of the dtypes, as the signature says."""
+        if self._call is None:
+            self.trace()
+        return self._call([*tf.nest.flatten(inputs), *self._captured])
+
+
+class _Acting(Traced):
+    """A function that acts: it takes one list of tensors, as its graph does, and gives one.
+
+    The first call, in which XLA may compile, runs in a thread that nobody has to wait for.
+    """
+
+    _has_run = False
+
     def __call__(self, tensors: Sequence[tf.Tensor]) -> Any:
-        if self._call is not None:
-            return self._call(*tensors, *self._captured)
-        concrete = self.trace()
-        first = BackgroundCall(functools.partial(concrete, tensors))
+        if self._has_run:
+            return self._call([*tensors, *self._captured])
+        self.trace()
+        first = BackgroundCall(functools.partial(self._call, [*tensors, *self._captured]))
         first.start()
         found = first.result()
-        self._captured = concrete.captured_inputs
-        self._call = concrete.inference_fn.call_flat
+        self._has_run = True
         return found
 
 
@@ -86,7 +99,7 @@ class FunctionRuntime(Runtime):
         self, function: Any, signature: Sequence[Any], *, acts: bool = False, jit: bool = False
     ) -> Any:
         on = on_device(function, CPU if acts else self.functions.device)
-        kind = _Acting if acts else _Traced
+        kind = _Acting if acts else Traced
         return kind(on, signature, jit=jit) if self.traced else on
 
     # -- acting -------------------------------------------------------------------------------
@@ -97,17 +110,14 @@ class FunctionRuntime(Runtime):
         if forks.forked_from is not None:
             forks.require_tensorflow()
         with contexts()(CPU):
-            tensors = [*self._flat_weights(state), *map(tf.constant, arrays)]
-            return [*map(np.array, function(tensors))]
+            known = self._weights
+            if known is None or known[0] is not state or known[1] != state.version:
+                known = self._weights = self._placed_weights(state)
+            return [*map(np.array, function([*known[2], *map(tf.constant, arrays)]))]
 
-    def _flat_weights(self, state: PolicyState) -> list[tf.Tensor]:
-        known = self._weights
-        if known is not None and known[0] is state and known[1] == state.version:
-            return known[2]
+    def _placed_weights(self, state: PolicyState) -> tuple[PolicyState, int, list[tf.Tensor]]:
         version, names = state.version, self.signatures.acting_segments
-        flat = [tf.constant(state.segments[name]) for name in names]
-        self._weights = (state, version, flat)
-        return flat
+        return state, version, [tf.constant(state.segments[name]) for name in names]
 
     # -- learning -----------------------------------------------------------------------------
 

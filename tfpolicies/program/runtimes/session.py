@@ -109,6 +109,18 @@ def _callable_options(feeds: Sequence[Any], fetches: Sequence[Any]) -> Any:
     return options
 
 
+class _Callables(dict[_GraphFunction, Any]):
+    """Functions that were traced as one session runs them, from flat arrays to flat arrays."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+
+    def __missing__(self, function: _GraphFunction) -> Any:
+        # `make_callable` takes ten times as long per call as this, which is under it.
+        call = self[function] = self._session._make_callable_from_options(function.options)
+        return call
+
+
 class _OpenSession:
     """A session with what was prepared in it and what lies in its variables."""
 
@@ -116,25 +128,14 @@ class _OpenSession:
         self.session = session
         self.resident = Resident()
         self.first_calls = FirstCalls()
-        self._callables: dict[_GraphFunction, Any] = {}
+        self.callables = _Callables(session)
         # At the end of the process they must go before TensorFlow's modules do.
-        weakref.finalize(self, self._callables.clear)
-
-    def run(self, function: _GraphFunction, arrays: Sequence[Any]) -> list[np.ndarray]:
-        """Runs a function that was traced on flat inputs; returns its flat results."""
-        if forks.forked_from is not None:
-            forks.require_tensorflow()
-        call = self._callables.get(function)
-        if call is None:
-            # `make_callable` takes ten times as long per call as this, which is under it.
-            call = self.session._make_callable_from_options(function.options)
-            self._callables[function] = call
-        return call(*arrays)
+        weakref.finalize(self, self.callables.clear)
 
     def close(self) -> None:
         """Closes the session, and gives its memory back."""
         self.first_calls.settle()
-        self._callables.clear()
+        self.callables.clear()
         self.resident.forget()
         self.session.close()
 
@@ -317,6 +318,8 @@ class SessionRuntime(Runtime):
     # -- acting -------------------------------------------------------------------------------
 
     def _called(self, function: Any, state: PolicyState, arrays: Sequence[Any]) -> list[np.ndarray]:
+        if forks.forked_from is not None:
+            forks.require_tensorflow()
         held = self._sessions.get(state)
         opened = None if held is None else held.open
         if opened is None or not opened.resident.is_there(state):
@@ -325,7 +328,8 @@ class SessionRuntime(Runtime):
         if function.options is None:
             with self._lock:
                 function.trace()
-        return opened.run(function, arrays)
+        called: list[np.ndarray] = opened.callables[function](*arrays)
+        return called
 
     # -- learning -----------------------------------------------------------------------------
 
@@ -340,16 +344,17 @@ class SessionRuntime(Runtime):
     ) -> tuple[FirstCalls, Callable[[], Any]]:
         function.trace()
         opened, arrays = self._held(state).opened(), tf.nest.flatten([state.hyper, *given])
-        return opened.first_calls, lambda: function.nested(opened.run(function, arrays))
+        return opened.first_calls, lambda: function.nested(opened.callables[function](*arrays))
 
     def load(self, state: PolicyState) -> None:
         """Copies a state into its session, unless it is there."""
+        forks.require_tensorflow()
         with self._lock:
             opened = self._held(state).opened()
             if not opened.resident.is_there(state):
                 self._load.trace()
                 opened.first_calls.settle()
-                opened.run(self._load, tf.nest.flatten(state.segments))
+                opened.callables[self._load](*tf.nest.flatten(state.segments))
                 opened.resident.note(state)
 
     def resident(self, state: PolicyState) -> Resident:

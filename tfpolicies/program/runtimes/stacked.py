@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from tfpolicies.program.devices import CPU, on_device, placed
 from tfpolicies.program.functions import ActOutputs
-from tfpolicies.program.runtimes.function import FunctionRuntime
+from tfpolicies.program.runtimes.function import FunctionRuntime, Traced
 from tfpolicies.program.runtimes.onnx import convert, cpu_session
 from tfpolicies.program.runtimes.runtime import Actor, Runtime, acted, signature_with_weights
 from tfpolicies.state import ACTING, PolicyState, Slot
@@ -169,10 +169,9 @@ class TracedStackedActor(StackedActor):
     def __init__(self, runtime: Runtime) -> None:
         super().__init__(runtime)
         stacked = stacked_act(runtime, self._act.pack, _vectorized, "tf")
-        function = tf.function(on_device(stacked, CPU), autograph=False)
-        signature = signature_with_weights(runtime, [None])
+        self._function = Traced(on_device(stacked, CPU), signature_with_weights(runtime, [None]))
         with quiet_conversion():
-            self._function = function.get_concrete_function(*signature)
+            self._function.trace()
 
     def _call(self, stack: Stack, given: Sequence[np.ndarray]) -> ActOutputs:
         require_tensorflow()

@@ -1,0 +1,317 @@
+"""`tfpolicies port`: changes the imports of scripts written for RLlib, and nothing else.
+
+Python's own parser finds the imports, which are replaced byte by byte where they stand. The result
+is parsed again, and has to be the old script in all but the imports that were meant.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import difflib
+import io
+import re
+import tokenize
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from tfpolicies import ported
+from tfpolicies.compat.rllib_names import ELSEWHERE, MODULES, PLACES, section_for
+from tfpolicies.errors import UsageError
+from tfpolicies.system.regular_files import read_regular
+
+SUMMARY = "change the imports of scripts that were written for RLlib"
+_HOOK = "tfpolicies.compat"
+_FOREIGN = ("ray.rllib", "ray.tune.registry")  # of these nothing should stay
+_MENTIONED = re.compile(r"ray\.(rllib|tune\.registry)\.[\w.]+")
+
+
+class Remark(NamedTuple):
+    """A name of RLlib that stays."""
+
+    line: int
+    name: str  # with its module
+    advice: str
+
+
+class Ported(NamedTuple):
+    """A script with its imports changed."""
+
+    source: bytes
+    remarks: list[Remark]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the words of the command."""
+    parser.add_argument("files", nargs="+", metavar="FILE", help="a Python script")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit status 1 if a file would change"
+    )
+    parser.add_argument("--diff", action="store_true", help="write nothing; show what would change")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Ports files where they are, once all of them are understood; returns the exit status.
+
+    Raises:
+        OSError: if one cannot be read or written.
+        UsageError: if one is no Python, or cannot be changed safely.
+    """
+    old = {name: read_regular(name) for name in args.files}
+    new = {name: port(source, name) for name, source in old.items()}
+    changed = [name for name in new if new[name].source != old[name]]
+    for name in changed:
+        if args.diff:
+            print(_diff(name, old[name], new[name].source), end="")
+        elif not args.check:
+            Path(name).write_bytes(new[name].source)  # in place: modes and links stay
+    for name, (_, remarks) in new.items():
+        for line, what, advice in remarks:
+            print(f"{name}:{line}: {what} stays: {advice}")
+    verb = "would change" if args.check or args.diff else "changed"
+    print(f"{verb.capitalize()}: {len(changed)} of {len(new)}.")
+    return int(args.check and bool(changed))
+
+
+def port(source: bytes, name: str = "the script") -> Ported:
+    """Returns a script with imports of this package in place of RLlib's.
+
+    Args:
+        source: of the script, in any encoding that Python reads.
+        name: of the script, for messages.
+
+    Raises:
+        UsageError: if it is no Python, or if more would change than imports.
+    """
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(source).readline)
+        script = _Script(source.decode(encoding).encode())
+        new = script.ported()
+        script.require_same(_Script(new))
+    except (SyntaxError, ValueError) as error:
+        raise UsageError(
+            f"{name} cannot be ported: {error}. Give a Python script; an import that is written in "
+            "an unusual way is best changed by hand."
+        ) from error
+    return Ported(new.decode().encode(encoding), sorted(script.remarks()))
+
+
+def _diff(name: str, old: bytes, new: bytes) -> str:
+    before, after = (text.decode(errors="replace").splitlines(True) for text in (old, new))
+    return "".join(difflib.unified_diff(before, after, name, name))
+
+
+class _Import(NamedTuple):
+    module: str
+    name: str  # "" for the module itself
+    bound: str  # what the script calls it; "" for `import a.b`
+
+    @property
+    def full(self) -> str:
+        return f"{self.module}.{self.name}".removesuffix(".")
+
+
+def _imported(node: ast.Import | ast.ImportFrom) -> list[_Import]:
+    if isinstance(node, ast.Import):
+        return [_Import(alias.name, "", alias.asname or "") for alias in node.names]
+    module = "." * node.level + (node.module or "")
+    return [_Import(module, alias.name, alias.asname or alias.name) for alias in node.names]
+
+
+def _parsed(source: bytes) -> ast.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is odd in a script is not for us to say
+        return ast.parse(source.decode())
+
+
+class _Script:
+    """A script, and what becomes of its imports.
+
+    Args:
+        source: its text, in UTF-8.
+    """
+
+    def __init__(self, source: bytes) -> None:
+        self.source = source
+        self.tree = _parsed(source)
+        self.nodes = [*ast.walk(self.tree)]
+        self.imports = [n for n in self.nodes if isinstance(n, ast.Import | ast.ImportFrom)]
+        self.attributes = [node for node in self.nodes if isinstance(node, ast.Attribute)]
+        self.lines = [0, *(found.end() for found in re.finditer(rb"\r\n?|\n", source))]
+        self.newline = b"\r\n" if b"\r\n" in source else b"\n"
+
+    # -- where names go ------------------------------------------------------------------------
+
+    def place(self, old: _Import) -> _Import:
+        """Returns what is imported in place of something; the same where nothing is."""
+        if not f"{old.module}.".startswith("ray."):
+            return old
+        if found := PLACES.get((old.module, old.name)):
+            return _Import(*found, old.bound)
+        home = self.home(old.full, old.bound)
+        if not old.name:
+            return _Import(home or old.module, "", old.bound)
+        package, _, name = home.rpartition(".")
+        return _Import(package, name, old.bound) if package else old
+
+    def home(self, module: str, bound: str) -> str:
+        """Returns the module in place of one of RLlib's; "" if none has all that is used of it."""
+        if module in MODULES and bound:
+            return MODULES[module]
+        homes = {PLACES.get((module, name), ("",))[0] for name in self.used(bound)}
+        return homes.pop() if len(homes) == 1 else ""
+
+    def used(self, bound: str) -> set[str]:
+        """Returns the attributes that are read of a name, with "" if it is used by itself."""
+        attributes = {id(node.value): node.attr for node in self.attributes}
+        names = (node for node in self.nodes if isinstance(node, ast.Name) and node.id == bound)
+        return {attributes.get(id(node), "") for node in names}
+
+    # -- the new text --------------------------------------------------------------------------
+
+    def ported(self) -> bytes:
+        """Returns the text with the other imports."""
+        new = self.source
+        for node in sorted(self.imports, key=self.span, reverse=True):
+            start, end = self.span(node)
+            new = new[:start] + self.replaced(node) + new[end:]
+        return new if new == self.source else _Script(new).hooked()
+
+    def replaced(self, node: ast.Import | ast.ImportFrom) -> bytes:
+        """Returns the statements in place of one: one for each module that has some names."""
+        start, end = self.span(node)
+        places = [self.place(old) for old in _imported(node)]
+        if places == _imported(node):
+            return self.source[start:end]
+        if isinstance(node, ast.Import):
+            return self.with_names(node, places, start, end)
+        before = self.source[:start].rpartition(b"\n")[2]  # of its line
+        joint = b"; " if before.strip() else self.newline + before
+        modules = dict.fromkeys(place.module for place in places)
+        return joint.join(self.part(node, places, module) for module in modules)
+
+    def with_names(self, node: ast.Import, places: list[_Import], start: int, end: int) -> bytes:
+        """Returns an `import a as b, ...` of other modules."""
+        text = b""
+        for alias, place in zip(node.names, places, strict=True):
+            first, last = self.span(alias)
+            text += self.source[start:first] + self.written(alias, place)
+            start = last
+        return text + self.source[start:end]
+
+    def part(self, node: ast.ImportFrom, places: list[_Import], module: str) -> bytes:
+        """Returns the import of those names that go to a module, with the comments beside them."""
+        start, end = self.span(node)
+        firsts, lasts = zip(*map(self.span, node.names), strict=True)
+        in_brackets = self.source[lasts[-1] : end].endswith(b")")
+        opened = self.source.index(b"(", start) + 1 if in_brackets else firsts[0]
+        gaps = zip((opened, *lasts), (*firsts, end - in_brackets), strict=True)
+        cuts = [(in_brackets and self.source.find(b"\n", *gap) + 1) or gap[1] for gap in gaps]
+        head = re.sub(rb"^(from\s+)[\w.]+", rb"\1" + module.encode(), self.source[start : cuts[0]])
+        body = b"".join(
+            self.source[cuts[i] : firsts[i]]
+            + self.written(node.names[i], place)
+            + self.source[lasts[i] : cuts[i + 1]]
+            for i, place in enumerate(places)
+            if place.module == module
+        )
+        if places[-1].module != module:  # then a comma is left
+            body = re.sub(rb",[ \t]*\Z" if in_brackets else rb",[\s\\]*\Z", b"", body)
+        body = body if head.endswith(b"\n") else body.lstrip()
+        return head + body + self.source[cuts[-1] : end]
+
+    def written(self, alias: ast.alias, place: _Import) -> bytes:
+        """Returns a name as it is imported now: as it stood, if it has not changed."""
+        start, end = self.span(alias)
+        name = place.name or place.module
+        if name == alias.name:
+            return self.source[start:end]
+        return (name if name == place.bound else f"{name} as {place.bound}").encode()
+
+    def hooked(self) -> bytes:
+        """Returns the text with an import of `compat`, if nothing else makes its names known."""
+        top = (old for node in self.imports if node in self.tree.body for old in _imported(node))
+        hidden = (
+            node.attr in ported.NAMES or node.attr[:6] == "_mean_" for node in self.attributes
+        )
+        if not any(hidden) or any(f"{old.full}.".startswith(f"{_HOOK}.") for old in top):
+            return self.source
+        first = next(node for node in self.tree.body if not _leads(node))
+        line = min(n.lineno for n in (first, *getattr(first, "decorator_list", ())))
+        place = self.lines[line - 1]
+        hook = f"import {_HOOK}".encode() + self.newline
+        return self.source[:place] + hook + self.source[place:]
+
+    def span(self, node: ast.stmt | ast.alias) -> tuple[int, int]:
+        """Returns where a node begins and ends."""
+        last, column = node.end_lineno or node.lineno, node.end_col_offset or 0
+        return self.lines[node.lineno - 1] + node.col_offset, self.lines[last - 1] + column
+
+    def require_same(self, new: _Script) -> None:
+        """Compares with the script that was made of this one.
+
+        Raises:
+            ValueError: if anything differs but the imports that were meant to.
+        """
+        meant = Counter(self.place(old) for node in self.imports for old in _imported(node))
+        found = Counter(old for node in new.imports for old in _imported(node))
+        added = {*(found - meant)} - {_Import(_HOOK, "", "")}
+        if meant - found or added or self.rest() != new.rest():
+            raise ValueError("its imports are written in a way that cannot be changed safely")
+
+    def rest(self) -> str:
+        """Returns the structure of all but the imports."""
+        return ast.dump(_NoImports().visit(_parsed(self.source)))
+
+    # -- what is said --------------------------------------------------------------------------
+
+    def remarks(self) -> Iterator[Remark]:
+        """Yields what of RLlib stays, in imports and elsewhere."""
+        for node in self.imports:
+            for alias, old in zip(node.names, _imported(node), strict=True):
+                if old.full.startswith(_FOREIGN):
+                    yield from (Remark(alias.lineno, *told) for told in self.left(old))
+        inner = {id(node.value) for node in self.attributes}
+        for found in self.nodes:
+            if isinstance(found, ast.Attribute | ast.Constant) and id(found) not in inner:
+                text = found.value if isinstance(found, ast.Constant) else ast.unparse(found)
+                if isinstance(text, str) and _MENTIONED.fullmatch(text):
+                    yield Remark(found.lineno, text, _see(text))
+
+    def left(self, old: _Import) -> Iterator[tuple[str, str]]:
+        """Yields what stays of an import, with advice: all of it, or what our module lacks."""
+        if self.place(old) == old:
+            yield old.full, _advice(old)
+        elif old.full in MODULES:
+            for name in self.used(old.bound) - {""}:
+                if (old.full, name) not in PLACES:
+                    yield f"{old.full}.{name}", _see(old.full)
+
+
+def _advice(old: _Import) -> str:
+    """Returns what to do about an import that stays."""
+    if old.name == "*" or not old.bound:
+        return f"write `from {old.module} import NAME`, and port it again"
+    instead = f"use {ELSEWHERE[old.name]}; " if old.name in ELSEWHERE else ""
+    return instead + _see(old.full)
+
+
+class _NoImports(ast.NodeTransformer):
+    def visit_Import(self, node: ast.AST) -> None:
+        return None
+
+    visit_ImportFrom = visit_Import
+
+
+def _leads(node: ast.stmt) -> bool:
+    """Whether a statement has to come before all others: a docstring, or one of `__future__`."""
+    if isinstance(node, ast.ImportFrom):
+        return node.module == "__future__"
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def _see(name: str) -> str:
+    return f'see "{section_for(name)}" in docs/porting.md'
