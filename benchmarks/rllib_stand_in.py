@@ -142,10 +142,16 @@ def check_train_results(results: Any) -> Any:
 
 
 def check_same_batch(one: Any, other: Any) -> None:
-    """Asserts that two batches are equal."""
+    """Asserts that two batches are equal; unroll ids, as in RLlib, only if both have them."""
     assert type(one) is type(other)  # noqa: S101
-    parts = [getattr(batch, "policy_batches", {"": batch}) for batch in (one, other)]
-    check({k: dict(v) for k, v in parts[0].items()}, {k: dict(v) for k, v in parts[1].items()})
+    assert len(one) == len(other), f"{one} and {other} differ in length"  # noqa: S101
+    mine, others = (getattr(batch, "policy_batches", {"": batch}) for batch in (one, other))
+    assert mine.keys() == others.keys(), f"{mine.keys()} are not {others.keys()}"  # noqa: S101
+    for policy_id, batch in mine.items():
+        pair = dict(batch), dict(others[policy_id])
+        if not all("unroll_id" in columns for columns in pair):
+            pair = tuple({k: x for k, x in c.items() if k != "unroll_id"} for c in pair)
+        check(*pair)
 
 
 def decorator(*args: Any, **kwargs: Any) -> Any:

@@ -265,13 +265,6 @@ def test_agents_of_an_episode_tell_what_they_saw_did_and_earned_last():
     algorithm.stop()
 
 
-def test_episodes_say_where_rows_are():
-    with pytest.raises(AttributeError, match=r"'rnn_state_for': episodes hold no rows\. Read them"):
-        Episode(0, 0, None).rnn_state_for()
-    with pytest.raises(AttributeError, match=r"no attribute 'nothing'$"):
-        _ = Episode(0, 0, None).nothing
-
-
 class Stubborn(Policy):
     """Remembers a number that it drew at an episode's beginning."""
 

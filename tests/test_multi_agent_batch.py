@@ -77,8 +77,32 @@ def test_timeslices_refuse_what_they_cannot_cut(batch):
         batch.timeslices(0)
     with pytest.raises(KeyError, match="eps_id"):
         MultiAgentBatch({"p": SampleBatch(obs=[1])}, 1).timeslices(1)
-    with pytest.raises(BatchError, match="sequences"):
-        MultiAgentBatch({"p": steps([1], [0], [0], seq_lens=[1])}, 1).timeslices(1)
+    time_major = SampleBatch(eps_id=[[1]], t=[[0]], agent_index=[[0]], _time_major=True)
+    with pytest.raises(BatchError, match="'p' is time-major"):
+        MultiAgentBatch({"p": time_major}, 1).timeslices(1)
+    untold = steps([1, 1], [0, 1], [0, 0], seq_lens=[2], state_in_0=[[5.0]])
+    with pytest.raises(KeyError, match="'state_out_0' of the row before"):
+        MultiAgentBatch({"p": untold}, 2).timeslices(1)
+
+
+def test_timeslices_of_sequences_have_rows_that_are_sequences_by_themselves():
+    lone = MultiAgentBatch({"p": steps([1], [0], [0], seq_lens=[1], state_in_0=[[5.0]])}, 1)
+    assert lone.timeslices(1)[0]["p"]["state_in_0"].tolist() == [[5.0]]
+    rows = steps([1] * 3, [0, 1, 2], [0] * 3, seq_lens=[2, 1], _num_grad_updates=4.0)
+    rows.update(state_in_0=[[0.0], [7.0]], state_out_0=[[3.0], [7.0], [9.0]])
+    first, second = MultiAgentBatch({"p": rows}, 3).timeslices(2)
+    assert first["p"]["seq_lens"].tolist() == [1, 1]
+    assert first["p"]["state_in_0"].tolist() == [[0.0], [3.0]]
+    assert second["p"]["seq_lens"].tolist() == [1]
+    assert second["p"]["state_in_0"].tolist() == [[7.0]]
+    assert second["p"].num_grad_updates == 4.0
+
+
+def test_timeslices_leave_padding_out():
+    rows = steps([1] * 3, [0, 1, 2], [0] * 3, seq_lens=[2, 1]).right_zero_pad(4)
+    (piece,) = MultiAgentBatch({"p": rows}, 3).timeslices(3)
+    assert piece["p"]["obs"].tolist() == [0, 10, 20]
+    assert not piece["p"].zero_padded
 
 
 @pytest.mark.core

@@ -48,6 +48,16 @@ def test_dynamic_max_pads_to_the_longest_sequence_only():
     assert chop(max_seq_len=4, dynamic_max=False)[0][0].tolist() == [4, 4, 0, 0, 8, 8, 8, 0]
 
 
+def test_sequences_may_be_filled_up_with_their_last_row():
+    assert chop(padding="last")[0][0].tolist() == [4, 4, 8, 8, 8, 8]
+    features = chop(padding="last", max_seq_len=4, dynamic_max=False)[0]
+    assert features[0].tolist() == [4, 4, 4, 4, 8, 8, 8, 8]
+    texts = chop(padding="last", feature_columns=[np.array(list("abcde"))])[0]
+    assert texts[0].tolist() == list("abcdee")
+    with pytest.raises(BatchError, match='`padding` must be "zero" or "last", but got \'first\''):
+        chop(padding="first")
+
+
 def test_nested_features_and_objects_are_padded():
     nested = {"a": np.ones((5, 2)), "b": (np.array(list("abcde")),)}
     features, _, _ = chop(feature_columns=[nested])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfpolicies.errors import ConfigError
 
@@ -14,14 +14,24 @@ NAMES = frozenset(
         "_create_exploration",
         "batch_builder",
         "entropy_coeff",
+        "env_id",
         "from_batch",
+        "from_dict",
+        "get_single_step_input_dict",
         "kl_coeff",
         "last_extra_action_outs_for",
+        "last_terminated_for",
+        "last_truncated_for",
         "loss_initialized",
         "maybe_initialize_optimizer_and_loss",
+        "policy_batches",
+        "policy_map",
+        "policy_mapping_fn",
         "prev_action_for",
         "prev_reward_for",
         "rnn_state_for",
+        "started",
+        "to_dict",
     }
 )
 """The names there are of policies, models and episodes."""
@@ -101,6 +111,16 @@ def missing(obj: Any, name: str, message: str, names: Collection[str] = NAMES) -
 def hint() -> str:
     """Returns what an error about such a name adds while no module knows any."""
     return "" if MODULES else ". Code written for RLlib finds it after `import tfpolicies.compat`"
+
+
+class AskedByPorted(type):
+    """The class of classes that ported code calls more of than they have."""
+
+    if not TYPE_CHECKING:  # it would let any name pass
+
+        def __getattr__(cls, name: str) -> Any:
+            """Asks what only ported code calls."""
+            return missing(cls, name, f"type object {cls.__name__!r} has no attribute {name!r}")
 
 
 def statistics(view: Any, train_batch: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tfpolicies import ported
 from tfpolicies.batch import layout as _layout
 from tfpolicies.batch.column_batch import ColumnBatch
 from tfpolicies.batch.joining import join_columns
@@ -17,6 +18,7 @@ from tfpolicies.batch.packing import pack_leaf, unpack_leaf
 from tfpolicies.errors import (
     BatchError,
     BatchUsageError,
+    MissingColumnError,
     UnknownPolicyError,
     UsageError,
     near_matches,
@@ -87,6 +89,13 @@ class SampleBatch(ColumnBatch):
     OBS_EMBEDS = "obs_embeds"
     RETURNS_TO_GO = "returns_to_go"
     ATTENTION_MASKS = "attention_masks"
+
+    if not TYPE_CHECKING:  # it would let any name pass
+
+        def __getattr__(self, name: str) -> Any:
+            """Asks what only ported code calls."""
+            message = f"{type(self).__name__!r} object has no attribute {name!r}"
+            return ported.missing(self, name, message)
 
     def env_steps(self) -> int:
         """Returns `count`."""
@@ -382,27 +391,32 @@ class MultiAgentBatch:
         """Cuts the batch into pieces of `k` env steps, the rest coming last.
 
         Rows are ordered by `eps_id`, `t` and `agent_index`. A policy without rows in a piece is
-        absent from it. Batches without `unroll_id` get one, the number of the piece.
+        absent from it. Batches without `unroll_id` get one, the number of the piece. Of a batch
+        with sequences, each row becomes one by itself, with the memory that acting had there.
 
         Raises:
-            MissingColumnError: if a batch lacks `eps_id`, `t` or `agent_index`.
+            MissingColumnError: if a batch lacks `eps_id`, `t` or `agent_index`; or `state_out_<i>`,
+                where the memory within its sequences is needed.
             BatchUsageError: if `k` is not positive.
-            BatchError: if a batch has sequences, which cutting by env steps would break.
+            BatchError: if a batch is time-major.
         """
         if k < 1:
             raise BatchUsageError(f"`k` must be at least 1 env step, but got {k}.")
         filled = {pid: batch for pid, batch in self.policy_batches.items() if batch.count}
         for policy_id, batch in filled.items():
-            if _layout.SEQ_LENS in batch or batch.time_major:
+            if batch.time_major:
                 raise BatchError(
-                    f"Only batches without sequences can be cut by env steps, but that of "
-                    f"{policy_id!r} has some. Cut before the rows are chopped into sequences."
+                    f"Only batch-major batches can be cut by env steps, but that of {policy_id!r} "
+                    "is time-major. Cut before transposing."
                 )
-        num_steps, steps = _number_env_steps(list(filled.values()))
+        single = {pid: _without_sequences(batch) for pid, batch in filled.items()}
+        num_steps, steps = _number_env_steps(list(single.values()))
         starts = range(0, num_steps, k)
         pieces: list[dict[str, SampleBatch]] = [{} for _ in starts]
-        for (policy_id, batch), (order, row_steps) in zip(filled.items(), steps, strict=True):
+        for (policy_id, batch), (order, row_steps) in zip(single.items(), steps, strict=True):
             rows = batch._take(order)
+            if _layout.SEQ_LENS in filled[policy_id]:
+                rows[_layout.SEQ_LENS] = np.ones(rows.count, np.int32)
             bounds = np.searchsorted(row_steps, [*starts, num_steps]).tolist()
             for number, (start, stop) in enumerate(pairwise(bounds)):
                 if start < stop:
@@ -458,6 +472,40 @@ def _number_env_steps(
     orders = [np.lexsort((agents, part)) for (_, _, agents), part in zip(keys, splits, strict=True)]
     ordered = [(order, part[order]) for order, part in zip(orders, splits, strict=True)]
     return int(numbers.max()) + 1, ordered
+
+
+def _without_sequences(batch: SampleBatch) -> SampleBatch:
+    """Returns the rows without padding, each with the memory that acting had there."""
+    lengths = batch._raw(_layout.SEQ_LENS)
+    if lengths is None:
+        return batch
+    positions = _layout.row_positions(lengths, batch.layout)
+    columns = {
+        name: _memory_of_rows(batch, name, positions)
+        if per_sequence
+        else map_leaves(lambda leaf: take_rows(leaf, positions), column)
+        for name, column, per_sequence in _layout.by_axis(batch)
+        if name != _layout.SEQ_LENS
+    }
+    training, updates = batch.raw_is_training, batch.num_grad_updates
+    return SampleBatch(columns, _is_training=training, _num_grad_updates=updates)
+
+
+def _memory_of_rows(batch: SampleBatch, name: str, positions: np.ndarray) -> np.ndarray:
+    """Returns the memory `[rows, ...]` behind a column `state_in_<i>` `[num_seqs, ...]`."""
+    lengths = batch._raw(_layout.SEQ_LENS)
+    owners = np.repeat(np.arange(len(lengths)), lengths)
+    memory = take_rows(batch._raw(name), owners)
+    later = np.flatnonzero(np.diff(owners, prepend=-1) == 0)  # not the first of their sequence
+    if len(later):
+        left = name.replace(_layout.STATE_IN, _layout.STATE_OUT)
+        if left not in batch:
+            raise MissingColumnError(
+                f"The memory of a row within a sequence is {left!r} of the row before, but the "
+                f"batch has {list(batch)}. Its own `timeslices` keeps sequences whole."
+            )
+        memory[later] = take_rows(batch._raw(left), positions[later - 1])
+    return memory
 
 
 def _with_unroll_id(batch: SampleBatch, number: int) -> SampleBatch:

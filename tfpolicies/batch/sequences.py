@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,7 @@ def chop_into_sequences(
     shuffle: bool = False,
     seq_lens: Any = None,
     states_already_reduced_to_init: bool = False,
+    padding: str = "zero",
     rng: np.random.Generator | None = None,
 ) -> tuple[list[Any], list[Any], np.ndarray]:
     """Cuts rows into sequences and pads these to one length.
@@ -59,15 +60,16 @@ def chop_into_sequences(
         shuffle: whether the sequences are put in random order.
         seq_lens: the lengths [num_seqs], if they are known already; the ids are not used then.
         states_already_reduced_to_init: whether `state_columns` have one row per sequence.
+        padding: what fills a sequence up: `"zero"` (None in columns of objects or text), or
+            `"last"`, its last row again.
         rng: the source of randomness for `shuffle`; a fresh one if None.
 
     Returns:
-        The features, each [num_seqs * padded length, ...] (padding is zero, or None in
-        columns of objects or text); the states [num_seqs, ...] at the beginnings of the
-        sequences; the lengths, int32 [num_seqs].
+        The features, each [num_seqs * padded length, ...]; the states [num_seqs, ...] at the
+        beginnings of the sequences; the lengths, int32 [num_seqs].
 
     Raises:
-        BatchError: if lengths do not fit each other or `max_seq_len`.
+        BatchError: if lengths do not fit each other or `max_seq_len`, or `padding` is neither.
 
     >>> features, states, lengths = chop_into_sequences(
     ...     feature_columns=[[4, 4, 8, 8, 8]], state_columns=[[4, 5, 8, 7, 8]], max_seq_len=2,
@@ -77,6 +79,8 @@ def chop_into_sequences(
     """
     if max_seq_len < 1:
         raise BatchError(f"`max_seq_len` must be at least 1, but got {max_seq_len}.")
+    if padding not in ("zero", "last"):
+        raise BatchError(f'`padding` must be "zero" or "last", but got {padding!r}.')
     features = [map_leaves(as_leaf, column) for column in feature_columns]
     states = [map_leaves(as_leaf, column) for column in state_columns]
     of_rows = [*features, *([] if states_already_reduced_to_init else states)]
@@ -101,9 +105,19 @@ def chop_into_sequences(
         features = _take(features, np.concatenate([np.empty(0, np.int64), *ranges]))
         states, lengths = _take(states, order), lengths[order]
     width = int(lengths.max(initial=0)) if dynamic_max else max_seq_len
-    positions, total = padded_positions(lengths, width), len(lengths) * width
-    padded = [map_leaves(lambda leaf: spread_rows(leaf, positions, total), f) for f in features]
+    pad = _filled_up(lengths, width, padding)
+    padded = [map_leaves(pad, column) for column in features]
     return padded, states, lengths.astype(np.int32, copy=False)
+
+
+def _filled_up(lengths: np.ndarray, width: int, padding: str) -> Callable[[Any], Any]:
+    """Returns what fills the sequences of a column up to `width` rows each."""
+    if padding == "last":
+        steps = np.minimum(np.arange(width), lengths[:, None] - 1)
+        rows = (np.cumsum(lengths) - lengths)[:, None] + steps
+        return lambda leaf: take_rows(leaf, rows.ravel())
+    positions, total = padded_positions(lengths, width), len(lengths) * width
+    return lambda leaf: spread_rows(leaf, positions, total)
 
 
 def _take(columns: list[Any], indices: np.ndarray) -> list[Any]:
@@ -191,12 +205,13 @@ def pad_batch_to_sequences_of_same_size(
     wanted = batch if feature_keys is None else feature_keys
     keys = [key for key in wanted if key != SEQ_LENS and key not in state_keys]
     states = [dict.get(batch, key) for key in state_keys]
+    ids: dict[str, Any] = {name: dict.get(batch, key) for name, key in _IDS.items()}
     reduced = lengths is not None and _common_rows(states) == len(lengths)
     features, states, lengths = chop_into_sequences(
         feature_columns=[_column(batch, key) for key in keys],
         state_columns=states,
         max_seq_len=max_seq_len if has_states else batch_divisibility_req,
-        **{name: dict.get(batch, key) for name, key in _IDS.items()},
+        **ids,
         dynamic_max=has_states and not _sees_window(view_requirements),
         shuffle=shuffle,
         seq_lens=lengths,

@@ -47,17 +47,25 @@ _NAMES = {
         "TupleFlatteningPreprocessor"
     ),
     "tfpolicies.compat.replay": "MultiAgentReplayBuffer",
+    "tfpolicies.compat.schedules": (
+        "ConstantSchedule ExponentialSchedule LinearSchedule PiecewiseSchedule PolynomialSchedule "
+        "Schedule"
+    ),
     "tfpolicies.compat.tf_model": (
         "add_time_dimension DistributionalQTFModel FullyConnectedNetwork ModelV2 "
         "RecurrentNetwork restore_original_dimensions TFModelV2 VisionNetwork"
     ),
     "tfpolicies.compat.utils": (
-        "batch convert_to_numpy explained_variance flatten_space FLOAT_MAX FLOAT_MIN "
+        "batch convert_to_numpy explained_variance flatten_space FLOAT_MAX FLOAT_MIN from_config "
         "make_tf_callable one_hot override SMALL_NUMBER softmax try_import_tf "
         "try_import_torch unbatch UnsupportedSpaceException warn_if_infinite_kl_divergence"
     ),
     "tfpolicies.compat.vector_env": "VectorEnv",
     "tfpolicies.batch.postprocessing": "adjust_nstep discount_cumsum Postprocessing standardized",
+    "tfpolicies.batch.sample_batch": (
+        "concat_samples_into_ma_batch convert_ma_batch_to_sample_batch"
+    ),
+    "tfpolicies.batch.sequences": "chop_into_sequences pad_batch_to_sequences_of_same_size",
     "tfpolicies.config.callbacks": "make_multi_callbacks",
     "tfpolicies.envs.checking": "check_env",
     "tfpolicies.envs.making": "EnvContext",

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
 from tfpolicies.algorithms.algorithm import Algorithm
 from tfpolicies.algorithms.pg import PGPolicy
 from tfpolicies.algorithms.ppo import PPOTFPolicy, value_statistics
+from tfpolicies.batch.sample_batch import SampleBatch
+from tfpolicies.batch.view_requirement import ViewRequirement
+from tfpolicies.compat.batches import (
+    policy_batches,
+    single_step_input,
+    view_as_dict,
+    view_from_dict,
+)
 from tfpolicies.compat.configs import OF_CONFIGS
+from tfpolicies.compat.episodes import ASKED
 from tfpolicies.compat.runs import OF_ALGORITHMS
 from tfpolicies.compat.workers import OF_WORKER_SETS, OF_WORKERS
 from tfpolicies.config.algorithm_config import AlgorithmConfig
@@ -17,6 +27,7 @@ from tfpolicies.policy.kind import PolicyKind
 from tfpolicies.policy.policy import Policy
 from tfpolicies.program.view import ModelView
 from tfpolicies.rollout.episode import Episode
+from tfpolicies.rollout.multi_agent_episode import MultiAgentEpisode
 from tfpolicies.rollout.rollout_worker import RolloutWorker
 
 
@@ -24,26 +35,25 @@ def _nothing() -> None:
     """Does nothing: what ported constructors ask for is made on demand here."""
 
 
-def _in_batches(name: str) -> Any:
-    def refuse(episode: Any) -> NoReturn:
-        raise AttributeError(
-            f"{type(episode).__name__!r} object has no attribute {name!r}: episodes hold no rows. "
-            "Read them in on_postprocess_trajectory or on_sample_end, whose batches have "
-            "state_out_0, action_logp, action_dist_inputs and the like"
-        )
-
-    return refuse
+def _method(function: Callable[..., Any]) -> Callable[[Any], Any]:
+    """Returns what gives an object a function as its method."""
+    return partial(partial, function)
 
 
-_OF_EPISODES = {
-    name: _in_batches(name)
-    for name in (
-        "batch_builder",
-        "last_extra_action_outs_for",
-        "prev_action_for",
-        "prev_reward_for",
-        "rnn_state_for",
+def _no_rows(episode: Any) -> NoReturn:
+    raise AttributeError(
+        f"{type(episode).__name__!r} object has no attribute 'batch_builder': episodes hold no "
+        "rows. Read them in on_postprocess_trajectory or on_sample_end"
     )
+
+
+_OF_EPISODES: dict[str, Callable[[Any], Any]] = {
+    "batch_builder": _no_rows,
+    "env_id": lambda episode: episode.env_index,
+    "policy_map": lambda episode: episode.worker.policy_map,
+    "policy_mapping_fn": lambda episode: episode.worker.policy_mapping_fn,
+    "started": lambda episode: episode.length > 0,
+    **{name: _method(function) for name, function in ASKED.items()},
 }
 
 _LOOKUPS: dict[type, dict[str, Callable[[Any], Any]]] = {
@@ -63,8 +73,19 @@ _LOOKUPS: dict[type, dict[str, Callable[[Any], Any]]] = {
     RolloutWorker: OF_WORKERS,
     ModelView: {"from_batch": lambda model: model},
     Episode: _OF_EPISODES,
+    MultiAgentEpisode: {"policy_mapping_fn": lambda episode: episode.mapping_fn},
+    SampleBatch: {
+        "policy_batches": policy_batches,
+        "get_single_step_input_dict": _method(single_step_input),
+    },
+    ViewRequirement: {"to_dict": _method(view_as_dict)},
 }
 """By class and name, what returns the attribute of an object."""
+
+_OF_CLASSES: dict[type, dict[str, Callable[..., Any]]] = {
+    ViewRequirement: {"from_dict": view_from_dict}
+}
+"""By class and name, the methods of classes themselves."""
 
 
 def lookup(obj: Any, name: str) -> Any:
@@ -73,6 +94,8 @@ def lookup(obj: Any, name: str) -> Any:
     Raises:
         LookupError: if objects of its class have nothing there.
     """
+    if isinstance(obj, type):
+        return _OF_CLASSES[obj][name]
     for kind in type(obj).__mro__:
         if name in _LOOKUPS.get(kind, ()):
             return _LOOKUPS[kind][name](obj)

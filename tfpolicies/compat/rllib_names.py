@@ -13,6 +13,11 @@ _TUNE = "tfpolicies.compat.tune"
 _UTILITIES = "override softmax SMALL_NUMBER try_import_tf try_import_torch"
 _EXPORTED = "MultiAgentEnv Policy RolloutWorker SampleBatch TFPolicy"
 
+_SCHEDULES = (
+    "ConstantSchedule ExponentialSchedule LinearSchedule PiecewiseSchedule PolynomialSchedule "
+    "Schedule"
+)
+
 _BY_HAND = {
     "ray": "tune",
     "ray.rllib": f"{_EXPORTED} BaseEnv VectorEnv",
@@ -75,9 +80,12 @@ _BY_HAND = {
     "ray.rllib.policy.eager_tf_policy_v2": "EagerTFPolicyV2",
     "ray.rllib.policy.policy": "Policy PolicySpec ViewRequirement",
     "ray.rllib.policy.policy_map": "PolicyMap",
-    "ray.rllib.policy.rnn_sequencing": "add_time_dimension",
+    "ray.rllib.policy.rnn_sequencing": (
+        "add_time_dimension chop_into_sequences pad_batch_to_sequences_of_same_size"
+    ),
     "ray.rllib.policy.sample_batch": (
-        "concat_samples DEFAULT_POLICY_ID MultiAgentBatch SampleBatch"
+        "concat_samples concat_samples_into_ma_batch convert_ma_batch_to_sample_batch "
+        "DEFAULT_POLICY_ID MultiAgentBatch SampleBatch"
     ),
     "ray.rllib.policy.tf_mixins": (
         "EntropyCoeffSchedule KLCoeffMixin LearningRateSchedule ValueNetworkMixin"
@@ -89,6 +97,7 @@ _BY_HAND = {
     "ray.rllib.utils.annotations": "Deprecated override",
     "ray.rllib.utils.deprecation": "Deprecated",
     "ray.rllib.utils.error": "EnvError UnsupportedSpaceException",
+    "ray.rllib.utils.from_config": "from_config",
     "ray.rllib.utils.framework": "TensorType try_import_tf try_import_torch",
     "ray.rllib.utils.metrics": (
         "LAST_TARGET_UPDATE_TS LEARNER_STATS_KEY NUM_AGENT_STEPS_SAMPLED NUM_AGENT_STEPS_TRAINED "
@@ -100,6 +109,12 @@ _BY_HAND = {
     "ray.rllib.utils.pre_checks.env": "check_env",
     "ray.rllib.utils.replay_buffers": "MultiAgentReplayBuffer",
     "ray.rllib.utils.replay_buffers.multi_agent_replay_buffer": "MultiAgentReplayBuffer",
+    "ray.rllib.utils.schedules": _SCHEDULES,
+    **{
+        f"ray.rllib.utils.schedules.{name.removesuffix('Schedule').lower()}_schedule": name
+        for name in _SCHEDULES.split()[:-1]
+    },
+    "ray.rllib.utils.schedules.schedule": "Schedule",
     "ray.rllib.utils.sgd": "standardized",
     "ray.rllib.utils.spaces.space_utils": "batch flatten_space unbatch",
     "ray.rllib.utils.tf_utils": (

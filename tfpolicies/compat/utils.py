@@ -11,8 +11,9 @@ import gymnasium as gym
 import numpy as np
 import tensorflow as tf
 
+from tfpolicies import compat
 from tfpolicies.batch.leaves import unbatched
-from tfpolicies.errors import NotOfferedError
+from tfpolicies.errors import ConfigError, NotOfferedError
 from tfpolicies.errors import UnsupportedSpaceError as UnsupportedSpaceException
 from tfpolicies.models import losses
 from tfpolicies.models.spaces import leaves
@@ -167,6 +168,38 @@ def warn_if_infinite_kl_divergence(policy: Any, kl_divergence: Any) -> None:
 def explained_variance(y: tf.Tensor, pred: tf.Tensor) -> tf.Tensor:
     """Returns the share of the variance of `y` `[N]` that `pred` `[N]` explains, at least -1."""
     return losses.explained_variance(y, pred, tf.ones_like(y))
+
+
+def from_config(cls: Any, config: Any = None, **kwargs: Any) -> Any:
+    """Returns an object of a class, with the settings of a dict.
+
+    Args:
+        cls: the class, unless the config names one; or the config itself.
+        config: keyword arguments, and under "type" the class: itself, or a name that
+            `tfpolicies.compat` has, with RLlib's module in front or without. Or only the class; or
+            an object of `cls`, which is returned.
+        **kwargs: come before those of the config.
+
+    Raises:
+        ConfigError: if there is no such class.
+
+    >>> from_config({"type": "ConstantSchedule", "value": 2.0})(100)
+    2.0
+    """
+    if config is None and isinstance(cls, dict | str):
+        cls, config = None, cls
+    if isinstance(cls, type) and isinstance(config, cls):
+        return config
+    settings = {**(config if isinstance(config, dict) else {"type": config}), **kwargs}
+    found = settings.pop("type", None) or cls
+    if isinstance(found, str) and (name := found.rpartition(".")[2]) in compat.__all__:
+        found = getattr(compat, name)
+    if not callable(found):
+        raise ConfigError(
+            f"`type` must be a class, or the name of one in {compat.__name__}, got {found!r}. "
+            "Import the class, and give it itself."
+        )
+    return found(**settings)
 
 
 def unset(owner: Any, method: str) -> NotOfferedError:

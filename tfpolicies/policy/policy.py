@@ -99,6 +99,7 @@ class Policy(abc.ABC):
     _pageable: Any = None
     """`holding.state`, for the map's shortest way to it."""
     _views: PolicyViews | None = None
+    _sees_zeros = False  # whether postprocessing is run on a batch that nobody sampled
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -60,9 +60,10 @@ class PolicyViews(MutableMapping[str, ViewRequirement]):
         return {**vars(self), "_policy": None, "_defaults": None, "is_settled": False}
 
     def _all(self) -> dict[str, ViewRequirement]:
-        if self._defaults is None:
-            self._defaults = self._policy._default_views()
-        return {**self._defaults, **self.added}
+        views = self._defaults or self._policy._default_views()
+        if not self._policy._sees_zeros:  # from which it will be known what is read
+            self._defaults = views
+        return {**views, **self.added}
 
     def __getitem__(self, column: str) -> ViewRequirement:
         return self._all()[column]

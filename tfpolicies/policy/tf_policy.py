@@ -94,7 +94,6 @@ class TFPolicy(PolicyKind):
     """
 
     learning: ProgramLearning
-    _sees_zeros = False  # whether postprocessing is run on a batch that nobody sampled
     _overridden: ClassVar[frozenset[str]] = frozenset()
     """The methods that a subclass has of its own in place of those here, which are what runs."""
     _parts: ClassVar[dict[str, Callable[[Any], Any]]] = {
@@ -503,9 +502,10 @@ class TFPolicy(PolicyKind):
 
         A small batch of zeros is postprocessed and, if the class has a loss, learned from without
         an update: columns that acting does not read are not used for it, likewise for training, and
-        what nobody reads is left out.
+        what nobody reads is left out. That postprocessing itself sees all columns there may be.
         """
-        return read_views(self, super()._default_views())
+        views = super()._default_views()
+        return views if self._sees_zeros else read_views(self, views)
 
     # -- trajectories -------------------------------------------------------------------------
 

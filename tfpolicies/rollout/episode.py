@@ -48,6 +48,11 @@ class Episode:
     _last_obs: dict[Any, Any] = field(default_factory=dict)
     _last_actions: dict[Any, Any] = field(default_factory=dict)
     _last_rewards: dict[Any, float] = field(default_factory=dict)
+    _prev_actions: dict[Any, Any] = field(default_factory=dict)
+    _prev_rewards: dict[Any, float] = field(default_factory=dict)
+    _terminateds: dict[Any, bool] = field(default_factory=dict)
+    _truncateds: dict[Any, bool] = field(default_factory=dict)
+    _acted: dict[Any, tuple[Mapping[str, np.ndarray], int]] = field(default_factory=dict)
 
     if not TYPE_CHECKING:  # it would let any name pass
 
@@ -99,11 +104,35 @@ class Episode:
         obs: Mapping[Any, Any],
         actions: Mapping[Any, Any] = _NOTHING,
         rewards: Mapping[Any, float] = _NOTHING,
+        terminateds: Mapping[Any, bool] = _NOTHING,
+        truncateds: Mapping[Any, bool] = _NOTHING,
     ) -> None:
         """Takes down what agents saw, did and got last, by their ids, for callbacks to ask."""
+        if ported.MODULES:
+            _keep(self._last_actions, self._prev_actions, actions)
+            _keep(self._last_rewards, self._prev_rewards, rewards)
+            self._terminateds.update(terminateds)
+            self._truncateds.update(truncateds)
         self._last_obs.update(obs)
         self._last_actions.update(actions)
         self._last_rewards.update(rewards)
+
+    def note_acting(
+        self, agents: Sequence[Any], columns: Mapping[str, np.ndarray], first: int
+    ) -> None:
+        """Takes down that agents acted as the rows of `columns` from `first` on.
+
+        Args:
+            agents: their ids.
+            columns: of acting, from `own_columns`.
+            first: the row of the first agent.
+        """
+        self._acted.update({agent: (columns, row) for row, agent in enumerate(agents, first)})
+
+
+def _keep(last: dict[Any, Any], previous: dict[Any, Any], new: Mapping[Any, Any]) -> None:
+    """Makes what was last the previous one, for those who have a new one."""
+    previous.update({agent: last[agent] for agent in new if agent in last})
 
 
 class RolloutMetrics(NamedTuple):
@@ -158,8 +187,9 @@ class EpisodeFollower:
         self._tell("on_episode_start", episode, index)
         return episode
 
-    def step(self, step: Any, actions: Any) -> None:
-        """Takes over one step of all environments, by `actions` `[N, ...]`."""
+    def step(self, step: Any, actions: Any, columns: Mapping[str, np.ndarray]) -> None:
+        """Takes over one step of all environments, by actions and columns of acting `[N, ...]`."""
+        acted = own_columns(columns)
         indices, place = step.final or ((), None)
         last = {int(index): k for k, index in enumerate(indices)}
         for i, episode in enumerate(self._episodes):
@@ -167,13 +197,20 @@ class EpisodeFollower:
                 episode.note({SINGLE_AGENT: _row(step.obs, i)})
                 continue
             reached = _row(place, last[i]) if i in last else _row(step.obs, i)
-            action, reward = _row(actions, i), float(step.rewards[i])
-            episode.note({SINGLE_AGENT: reached}, {SINGLE_AGENT: action}, {SINGLE_AGENT: reward})
+            reward = float(step.rewards[i])
+            ends, told = (
+                (step.terminateds[i], step.truncateds[i]),
+                [reached, _row(actions, i), reward],
+            )
+            if acted:
+                told += ends
+                episode.note_acting((SINGLE_AGENT,), acted, i)
+            episode.note(*[{SINGLE_AGENT: value} for value in told])
             episode.length += 1
             episode.total_reward += reward
             episode.last_infos[SINGLE_AGENT] = last_info_of(step.infos, i)
             self._tell("on_episode_step", episode, i)
-            if step.terminateds[i] or step.truncateds[i]:
+            if any(ends):
                 self._tell("on_episode_end", episode, i)
                 self._finished[i].append(episode)
                 self._episodes[i] = self._begin(i, step.obs if i in last else None)
@@ -199,6 +236,11 @@ class EpisodeFollower:
     def oldest(self, env_index: int) -> Episode:
         """Returns the oldest episode of an environment that was not taken, finished or not."""
         return (self._finished[env_index] or self._episodes[env_index : env_index + 1])[0]
+
+
+def own_columns(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns the columns of acting in memory that stays as it is; `{}` if nobody could ask."""
+    return {name: x.copy() for name, x in columns.items()} if ported.MODULES else {}
 
 
 def with_notes(metrics: RolloutMetrics, episode: Episode) -> RolloutMetrics:

@@ -81,12 +81,12 @@ def play_episodes(
     while (done < shares).any() and now() < goal.limit:
         connecting = envs.connecting
         started = now()
-        env_actions, _ = memory.act(obs)
+        env_actions, columns = memory.act(obs)
         acted = now()
         step = envs.step(env_actions)
         stepped = now()
         if follower is not None:
-            follower.step(step, env_actions)
+            follower.step(step, env_actions, columns)
         if memory.is_needed:
             memory.stepped(step.rewards, step.terminateds | step.truncateds, step.dead)
         obs = batch_leaves(space_leaves, step.obs, "the environment's observation")

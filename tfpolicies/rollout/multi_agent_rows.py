@@ -19,6 +19,7 @@ from tfpolicies.models.ports import leaf_ports
 from tfpolicies.models.spaces import Leaf, action_leaves, leaves, pick
 from tfpolicies.policy.session import Memory
 from tfpolicies.rollout.columns import require_same_columns
+from tfpolicies.rollout.episode import own_columns
 
 NOBODY = 0
 """The seat that takes what is meant for agents without one."""
@@ -255,6 +256,13 @@ class PolicyRows:
         for name, column in columns.items():
             table.columns[name][where] = column
         table.columns["record:"][where] = np.arange(first_record, first_record + count)
+
+    def note_acting(self, columns: Mapping[str, np.ndarray]) -> None:
+        """Tells the episodes of those who acted by which columns `[K, ...]` they did."""
+        kept, first = own_columns(columns), 0
+        for copy, part, _ in self.waiting if kept else ():
+            copy.episode.note_acting(part.agents, kept, first)
+            first += len(part.agents)
 
     def stacked(self, observed: Sequence[Any]) -> list[np.ndarray]:
         """Returns the leaves `[K, ...]` of K single observations, in memory of their own.

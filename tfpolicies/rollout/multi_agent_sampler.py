@@ -152,7 +152,7 @@ class MultiAgentSampler(Sampler):
         copy.begin(episode)
         episode.last_infos.update(infos)
         if self._notes:
-            episode.note(obs, {}, {})
+            episode.note(obs)
         self._episode_agent_steps[index] = 0
         copy.wait(copy.cast(tuple(obs)), obs)
         self._call("on_episode_start", episode, index)
@@ -355,7 +355,7 @@ class MultiAgentSampler(Sampler):
 
     def _ends_with(self, copy: Copy, moves: dict[Any, Any], step: MultiAgentStep) -> bool:
         """Takes down the answer of a copy that was stepped; returns whether its episode is over."""
-        obs, rewards, _, _, infos = step
+        obs, rewards, terminateds, truncateds, infos = step
         episode = copy.episode
         t, episode.length = episode.length, episode.length + 1
         if infos:
@@ -374,7 +374,7 @@ class MultiAgentSampler(Sampler):
         if self._complete and episode.length == LONG and not over:
             report_long_sample(copy.index, LONG)
         if self._notes:
-            episode.note(obs, moves, rewards)
+            episode.note(obs, moves, rewards, terminateds, truncateds)
         return over
 
     def _replace(self, copy: Copy, error: Exception) -> None:
@@ -415,6 +415,8 @@ class MultiAgentSampler(Sampler):
             if rows.memory.is_needed:
                 columns = rows.memory.remember(columns, call.obs, call.seen, call.states, seats[i])
             rows.write_columns(columns, int(firsts[i]))
+            if self._notes:
+                rows.note_acting(columns)
             if rows.connection is not None:
                 asked = now()
                 actions = rows.connection.act(actions, seats[i])

@@ -308,7 +308,7 @@ class SingleAgentSampler(Sampler):
                         for i in range(buffer.num_envs):
                             infos[i, t] = dict(last_info_of(step.infos, i))
                     if follower is not None:
-                        follower.step(step, env_actions)
+                        follower.step(step, env_actions, columns)
                     buffer.used = t + 1
         others = now() - started - inference - waited
         before, after = envs.connecting[0] - connecting[0], envs.connecting[1] - connecting[1]

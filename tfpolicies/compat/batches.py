@@ -1,0 +1,130 @@
+"""What batches and view requirements have for ported code."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from tfpolicies.batch.leaves import count_rows, iterate_leaves, map_leaves
+from tfpolicies.batch.sample_batch import DEFAULT_POLICY_ID, SampleBatch
+from tfpolicies.batch.view_builder import Past, Trajectories, steps_back
+from tfpolicies.batch.view_requirement import ViewRequirement
+from tfpolicies.errors import BatchError, BatchUsageError, MissingColumnError
+from tfpolicies.storage.spaces_json import decode_space, encode_space
+
+_STORED = (
+    "data_col",
+    "space",
+    "shift",
+    "index",
+    "batch_repeat_value",
+    "used_for_training",
+    "used_for_compute_actions",
+)
+
+
+def policy_batches(batch: SampleBatch) -> dict[str, SampleBatch]:
+    """Returns the batch by the id of its policy, as a `MultiAgentBatch` has its own."""
+    return {DEFAULT_POLICY_ID: batch}
+
+
+def single_step_input(
+    batch: SampleBatch,
+    view_requirements: Mapping[str, ViewRequirement],
+    index: int | Literal["last"] = "last",
+) -> SampleBatch:
+    """Returns what acting reads at one step of a trajectory, as a batch of one row.
+
+    What lies before the batch is what the views of its first row say, zero where it has none.
+
+    Args:
+        batch: one trajectory.
+        view_requirements: those of a policy or model; what acting does not read is left out.
+        index: of the row; "last" is the step behind the last row, which observes its `new_obs`.
+
+    Raises:
+        BatchError: if the batch is padded or time-major, or has no row `index`.
+        MissingColumnError: if a column that a view is made of is missing.
+    """
+    if batch.layout.is_rectangular:
+        raise BatchError(
+            f"A step can be taken of rows one after the other, but the batch has {batch.layout}. "
+            "Take it before padding."
+        )
+    views = {n: v for n, v in view_requirements.items() if v.used_for_compute_actions}
+    read = ["new_obs", *views, *_sources(views)]
+    columns, at_end = {name: batch[name] for name in read if name in batch}, index == "last"
+    if at_end and "obs" in columns and "new_obs" not in columns:
+        raise MissingColumnError(
+            f"The step behind the last row observes 'new_obs', but the batch has {list(batch)}. "
+            "Keep that column, or give the `index` of a row."
+        )
+    count = _rows([columns[source] for source in _sources(views) if source in columns])
+    chosen = -1 if at_end else index
+    if chosen not in range(-count, count):
+        raise BatchError(f'`index` must be "last" or one of {count} rows, but got {index!r}.')
+    row = int(chosen) % count
+    asked = {name: _one_later(name, view) for name, view in views.items()} if at_end else views
+    trajectories = Trajectories(np.arange(count) == count - 1, _past(columns, views))
+    found = trajectories.views(columns, asked)
+    step = {n: map_leaves(lambda leaf: leaf[row : row + 1], x) for n, x in found.items()}
+    return SampleBatch(step, seq_lens=[1])
+
+
+def _sources(views: Mapping[str, ViewRequirement]) -> list[str]:
+    return [view.data_col or name for name, view in views.items()]
+
+
+def _rows(columns: Sequence[Any]) -> int:
+    return max((count_rows(leaf) or 0 for leaf in iterate_leaves(tuple(columns))), default=0)
+
+
+def _one_later(name: str, view: ViewRequirement) -> ViewRequirement:
+    """Returns what a view of the next step is of this one, as far as that is known."""
+    later = view.shift_arr + 1
+    is_known = later.max() <= 0 or (view.data_col or name) == "obs"
+    if view.index is not None or not is_known:
+        return view
+    return dataclasses.replace(view, shift=later.tolist())
+
+
+def _past(columns: Mapping[str, Any], views: Mapping[str, ViewRequirement]) -> Past:
+    """Returns what the views of the first row say of the rows before it."""
+    depths = {name: n for name, n in steps_back(views).items() if name in columns}
+    past = {
+        name: [np.zeros((1, n, *x.shape[1:]), x.dtype) for x in iterate_leaves(columns[name])]
+        for name, n in depths.items()
+    }
+    for (name, view), source in zip(views.items(), _sources(views), strict=True):
+        if name in columns and source in past and view.index is None:
+            back = view.shift_arr < 0
+            for leaf, target in zip(iterate_leaves(columns[name]), past[source], strict=True):
+                first = np.reshape(leaf[0], (len(back), *target.shape[2:]))
+                target[0, depths[source] + view.shift_arr[back]] = first[back]
+    return Past(np.array([max(depths.values(), default=0)]), past)
+
+
+# -- view requirements as JSON ----------------------------------------------------------------
+
+
+def view_as_dict(view: ViewRequirement) -> dict[str, Any]:
+    """Returns a view requirement as JSON values; its space says what it is under `"space"`."""
+    space = encode_space(view.space)  # type: ignore[arg-type]  # None became a Box
+    shift = view.shift if isinstance(view.shift, str) else np.asarray(view.shift).tolist()
+    changed = {"space": {"space": space["type"].lower(), **space}, "shift": shift}
+    return {name: getattr(view, name) for name in _STORED} | changed
+
+
+def view_from_dict(d: Mapping[str, Any]) -> ViewRequirement:
+    """Returns the view requirement that `to_dict` was called on.
+
+    Raises:
+        BatchUsageError: if `d` lacks one of its entries, or has others.
+        CheckpointError: if its space is malformed.
+    """
+    if sorted(d) != sorted(_STORED):
+        raise BatchUsageError(f"`d` must have {sorted(_STORED)}, as of to_dict(), got {sorted(d)}.")
+    return ViewRequirement(**{**d, "space": decode_space(d["space"])})

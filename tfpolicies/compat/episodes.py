@@ -1,0 +1,99 @@
+"""What ported callbacks ask an episode about its agents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tfpolicies.envs.multi_agent_env import ALL
+from tfpolicies.errors import UsageError
+from tfpolicies.policy.by_methods import memory_leaves
+from tfpolicies.rollout.episode import SINGLE_AGENT, Episode
+
+
+def prev_action_for(episode: Episode, agent_id: Any = SINGLE_AGENT) -> Any:
+    """Returns an agent's action before the last one, as the environment took it; None if none."""
+    return _followed(episode)._prev_actions.get(agent_id)
+
+
+def prev_reward_for(episode: Episode, agent_id: Any = SINGLE_AGENT) -> float:
+    """Returns what the environment gave an agent before its last reward; 0 if nothing."""
+    return float(_followed(episode)._prev_rewards.get(agent_id, 0.0))
+
+
+def last_terminated_for(episode: Episode, agent_id: Any = SINGLE_AGENT) -> bool:
+    """Whether the environment said that an agent, or the episode for all, terminated."""
+    ends = _followed(episode)._terminateds
+    return bool(ends.get(agent_id) or ends.get(ALL))
+
+
+def last_truncated_for(episode: Episode, agent_id: Any = SINGLE_AGENT) -> bool:
+    """Whether the environment said that an agent, or the episode for all, was cut off."""
+    ends = _followed(episode)._truncateds
+    return bool(ends.get(agent_id) or ends.get(ALL))
+
+
+def rnn_state_for(episode: Episode, agent_id: Any = SINGLE_AGENT) -> list[np.ndarray]:
+    """Returns the memory that an agent's last action left, one array per state, without rows.
+
+    Before its first action it is the memory at the start; `[]` if the policy has none.
+    """
+    if agent_id not in _followed(episode)._acted:
+        return memory_leaves(_policy(episode, agent_id).get_initial_state())
+    columns, row = episode._acted[agent_id]
+    return [x[row] for name, x in columns.items() if name.startswith("state_out_")]
+
+
+def last_extra_action_outs_for(
+    episode: Episode, agent_id: Any = SINGLE_AGENT
+) -> dict[str, np.ndarray]:
+    """Returns what an agent's last action came with, such as `action_logp`; `{}` before it."""
+    if agent_id not in _followed(episode)._acted:
+        return {}
+    columns, row = episode._acted[agent_id]
+    given = _policy(episode, agent_id).acting.given
+    views = [each for view in given for each in (view, view.following) if each is not None]
+    inputs = {port.name for view in views for port in view.ports}
+    found = {
+        name: column[row]
+        for name, column in columns.items()
+        if name not in inputs and not name.startswith(("actions", "state_"))
+    }
+    return (
+        {"action_prob": np.exp(found["action_logp"]), **found} if "action_logp" in found else found
+    )
+
+
+ASKED: dict[str, Callable[..., Any]] = {
+    function.__name__: function
+    for function in (
+        prev_action_for,
+        prev_reward_for,
+        last_terminated_for,
+        last_truncated_for,
+        rnn_state_for,
+        last_extra_action_outs_for,
+    )
+}
+"""The methods that ported code finds on episodes."""
+
+
+def _policy(episode: Episode, agent_id: Any) -> Any:
+    return episode.worker.policy_map[episode.policy_for(agent_id)]
+
+
+def _followed(episode: Episode) -> Episode:
+    """Returns an episode whose agents somebody took notes of.
+
+    Raises:
+        UsageError: if nobody did.
+    """
+    if episode.length and not episode._acted:
+        raise UsageError(
+            f"Nobody took notes in this episode of {episode.length} steps, since no callback is "
+            "given episodes. Override on_episode_step, even by one that does nothing; or read the "
+            "columns of the batch."
+        )
+    return episode

@@ -1,0 +1,204 @@
+"""Values that change with time steps, as objects; settings take lists or functions instead."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfpolicies.errors import UsageError
+
+Interpolation = Callable[[Any, Any, Any], Any]
+
+
+class Schedule(abc.ABC):
+    """A function of the time step, for `lr`, `epsilon_schedule` and other settings that take one.
+
+    A subclass overrides `_value(t)`, with operators that fit numbers and tensors.
+
+    Args:
+        framework: with `"tf"` and `"tf2"` all values are tensors; otherwise those of tensors are.
+    """
+
+    def __init__(self, framework: str | None = None) -> None:
+        self.framework = framework
+
+    @abc.abstractmethod
+    def _value(self, t: Any) -> Any:
+        """Returns the value at a time step, a number or a float32 tensor."""
+
+    def value(self, t: Any) -> Any:
+        """Returns the value at a time step: a float, or a float32 tensor of the shape of `t`."""
+        if self.framework in ("tf", "tf2") or tf.is_tensor(t):
+            t = tf.cast(t, tf.float32)
+            return tf.broadcast_to(tf.cast(self._value(t), tf.float32), tf.shape(t))
+        return float(self._value(t))
+
+    def __call__(self, t: Any) -> Any:
+        """Is `value`."""
+        return self.value(t)
+
+
+class ConstantSchedule(Schedule):
+    """One value, at all time steps.
+
+    Args:
+        value: which.
+        framework: see `Schedule`.
+    """
+
+    def __init__(self, value: float, framework: str | None = None) -> None:
+        super().__init__(framework)
+        self._constant = value
+
+    def _value(self, t: Any) -> Any:
+        return self._constant
+
+
+def _on_a_line(left: Any, right: Any, alpha: Any) -> Any:
+    return left + alpha * (right - left)
+
+
+class PiecewiseSchedule(Schedule):
+    """Values between points, linear by default.
+
+    Args:
+        endpoints: `[(timestep, value), ...]`, with time steps that do not descend.
+        framework: see `Schedule`.
+        interpolation: `f(left, right, alpha)`, the value at the share `alpha`, in [0, 1), of the
+            way between two points.
+        outside_value: the value before the first point, and from the last one on.
+
+    Raises:
+        UsageError: for other endpoints; and for time steps outside, if they have no value. Tensors
+            cannot be looked at, so they need one in any case.
+
+    >>> PiecewiseSchedule([(0, 20.0), (500, 30.0)])(400)
+    28.0
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[tuple[int, float]],
+        framework: str | None = None,
+        interpolation: Interpolation = _on_a_line,
+        outside_value: float | None = None,
+    ) -> None:
+        super().__init__(framework)
+        self.endpoints = _points(endpoints)
+        self.interpolation = interpolation
+        self.outside_value = outside_value
+
+    def _value(self, t: Any) -> Any:
+        (first, _), (last, _) = self.endpoints[0], self.endpoints[-1]
+        if self.outside_value is None and (tf.is_tensor(t) or not first <= t < last):
+            raise UsageError(
+                f"The endpoints say what is from {first} to {last}, the end left out, but the time "
+                f"step is {t!r:.100}. Give an `outside_value`."
+            )
+        where, found = (tf if tf.is_tensor(t) else np).where, self.outside_value or 0.0
+        for (start, left), (stop, right) in pairwise(self.endpoints):
+            alpha = (t - start) / max(stop - start, 1)
+            found = where((start <= t) & (t < stop), self.interpolation(left, right, alpha), found)
+        return found
+
+
+class PolynomialSchedule(Schedule):
+    """`final_p + (initial_p - final_p) * (1 - t / schedule_timesteps)^power`, then `final_p`.
+
+    Args:
+        schedule_timesteps: when it is `final_p`.
+        final_p: the last value.
+        framework: see `Schedule`.
+        initial_p: the first value.
+        power: the exponent.
+
+    Raises:
+        UsageError: if `schedule_timesteps` is not positive.
+    """
+
+    def __init__(
+        self,
+        schedule_timesteps: int,
+        final_p: float,
+        framework: str | None = None,
+        initial_p: float = 1.0,
+        power: float = 2.0,
+    ) -> None:
+        super().__init__(framework)
+        self.schedule_timesteps = _positive(schedule_timesteps)
+        self.final_p, self.initial_p, self.power = final_p, initial_p, power
+
+    def _value(self, t: Any) -> Any:
+        lesser = (tf if tf.is_tensor(t) else np).minimum
+        left = 1.0 - lesser(t, self.schedule_timesteps) / self.schedule_timesteps
+        return self.final_p + (self.initial_p - self.final_p) * left**self.power
+
+
+class LinearSchedule(PolynomialSchedule):
+    """From `initial_p` to `final_p` in a line; a `PolynomialSchedule` of the first power.
+
+    Args:
+        settings: see `PolynomialSchedule`.
+
+    >>> LinearSchedule(schedule_timesteps=100, initial_p=2.0, final_p=1.0)(25)
+    1.75
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(power=1.0, **settings)
+
+
+class ExponentialSchedule(Schedule):
+    """`initial_p * decay_rate^(t / schedule_timesteps)`, without an end.
+
+    Args:
+        schedule_timesteps: after so many the value is `initial_p * decay_rate`.
+        framework: see `Schedule`.
+        initial_p: the first value.
+        decay_rate: see above.
+
+    Raises:
+        UsageError: if `schedule_timesteps` is not positive.
+    """
+
+    def __init__(
+        self,
+        schedule_timesteps: int,
+        framework: str | None = None,
+        initial_p: float = 1.0,
+        decay_rate: float = 0.1,
+    ) -> None:
+        super().__init__(framework)
+        self.schedule_timesteps = _positive(schedule_timesteps)
+        self.initial_p, self.decay_rate = initial_p, decay_rate
+
+    def _value(self, t: Any) -> Any:
+        return self.initial_p * self.decay_rate ** (t / self.schedule_timesteps)
+
+
+def _positive(schedule_timesteps: int) -> int:
+    if not schedule_timesteps > 0:
+        raise UsageError(
+            f"`schedule_timesteps` must be more than 0, got {schedule_timesteps!r}. For one value "
+            "at all time steps use a ConstantSchedule."
+        )
+    return schedule_timesteps
+
+
+def _points(endpoints: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    try:
+        points = [(int(timestep), float(value)) for timestep, value in endpoints]
+    except (TypeError, ValueError):
+        points = []
+    if not points or points != sorted(points, key=itemgetter(0)):
+        raise UsageError(
+            "`endpoints` must be [(timestep, value), ...] with time steps that do not descend, got "
+            f"{endpoints!r:.200}. Sort them."
+        )
+    return points
