@@ -61,6 +61,9 @@ OF_WORKER_SETS = frozenset(
 OF_WORKERS = frozenset(["assert_healthy", "env_context", "env_creator", "last_batch"])
 """Those of workers."""
 
+EVERY = NAMES | OF_ALGORITHMS | OF_CONFIGS | OF_WORKER_SETS | OF_WORKERS
+"""All of them."""
+
 MODULES: dict[str, str] = {}
 """The modules that know them, by name; imported on first use."""
 

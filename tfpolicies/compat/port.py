@@ -235,7 +235,7 @@ class _Script:
         """Returns the text with an import of `compat`, if nothing else makes its names known."""
         top = (old for node in self.imports if node in self.tree.body for old in _imported(node))
         hidden = (
-            node.attr in ported.NAMES or node.attr[:6] == "_mean_" for node in self.attributes
+            node.attr in ported.EVERY or node.attr[:6] == "_mean_" for node in self.attributes
         )
         if not any(hidden) or any(f"{old.full}.".startswith(f"{_HOOK}.") for old in top):
             return self.source
