@@ -1,5 +1,6 @@
 """`check_env` says what is wrong with an environment, and nothing about one that is right."""
 
+import logging
 import random
 
 import gymnasium as gym
@@ -218,10 +219,37 @@ def test_building_plays_an_environment_of_its_own_and_changes_nothing(made):
     algorithm.stop()
 
 
+class Cut(Noted):
+    """Shows less than its space says in the second step."""
+
+    def step(self, action):
+        obs, *rest = super().step(action)
+        return (obs if len(self.actions) < 2 else obs[:2]), *rest
+
+
 def test_building_names_what_is_wrong_with_an_environment(made):
-    with pytest.raises(EnvError, match=r"has 2.0 at \(2,\).*disable_env_checking=True\) leaves"):
-        built(Outgrown).build()
+    with pytest.raises(EnvError, match=r"has the shape \(2,\).*disable_env_checking=True\) leaves"):
+        built(Cut).build()
     assert [env.closed for env in made] == [1, 1]
+
+
+class Wide(Noted):
+    """Gives float64 where its space has float32."""
+
+    def step(self, action):
+        obs, *rest = super().step(action)
+        return obs.astype(np.float64), *rest
+
+
+@pytest.mark.parametrize(
+    ("env", "told"), [(Outgrown, "has 2.0 at (2,)"), (Wide, "has the dtype float64")]
+)
+def test_building_warns_of_what_sampling_takes(made, caplog, env, told):
+    with caplog.at_level(logging.WARNING, "tfpolicies"):
+        algorithm = built(env).debugging(log_level="WARN").build()
+    assert [message for message in caplog.messages if told in message]
+    assert algorithm.train()["num_env_steps_sampled"] == 128
+    algorithm.stop()
 
 
 class Excused(Outgrown):

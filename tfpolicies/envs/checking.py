@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -230,32 +230,47 @@ def _require_element(space: spaces.Space, value: Any, what: str) -> None:
     """Raises an `EnvError` that says why a value is not in a space."""
     fault = _fault(space, value)
     if fault is not None:
-        where, problem = fault
-        part = f", part {where!r}," if where else ""
-        raise EnvError(f"{what}{part} {problem}")
+        part = f", part {fault.where!r}," if fault.where else ""
+        raise fault.kind(f"{what}{part} {fault.problem}")
 
 
-def _fault(space: spaces.Space, value: Any, path: str = "") -> tuple[str, str] | None:
-    """Returns where a value is not as its space says, and what is wrong there; None if it fits."""
+class UnlikeSpaceError(EnvError):
+    """An observation is not as its space says, but sampling takes it: it casts, without bounds."""
+
+
+class _Fault(NamedTuple):
+    """Where a value is not as its space says, and what is wrong there."""
+
+    where: str
+    problem: str
+    kind: type[EnvError] = EnvError
+
+
+def _fault(space: spaces.Space, value: Any, path: str = "") -> _Fault | None:
+    """Returns what is wrong with a value of a space; None if it fits."""
     if isinstance(space, spaces.Dict):
         if not isinstance(value, Mapping):
-            return path, f"must be a dict with the keys {list(space.keys())}: {_got(value)}."
+            return _Fault(
+                path, f"must be a dict with the keys {list(space.keys())}: {_got(value)}."
+            )
         if set(value) != set(space.keys()):
-            return path, (
+            return _Fault(
+                path,
                 f"has the keys {list(value)}, but its space has {list(space.keys())}. Return "
-                "exactly these."
+                "exactly these.",
             )
         parts = [(key, sub, value[key]) for key, sub in space.items()]
     elif isinstance(space, spaces.Tuple):
         if not isinstance(value, tuple) or len(value) != len(space.spaces):
-            return path, f"must be a tuple of {len(space.spaces)} parts: {_got(value)}."
+            return _Fault(path, f"must be a tuple of {len(space.spaces)} parts: {_got(value)}.")
         parts = [(str(i), sub, x) for i, (sub, x) in enumerate(zip(space, value, strict=True))]
     elif isinstance(space, spaces.Box):
-        problem = _box_problem(space, value)
-        return None if problem is None else (path, problem)
+        return _fault_in_box(space, value, path)
+    elif space.contains(value):
+        return None
     else:
-        fits = space.contains(value)
-        return None if fits else (path, f"must be an element of {space}: {_got(value)}.")
+        problem = f"must be an element of {space}: {_got(value)}."
+        return _Fault(path, problem, UnlikeSpaceError)
     for key, sub, part in parts:
         fault = _fault(sub, part, f"{path}/{key}" if path else str(key))
         if fault is not None:
@@ -263,20 +278,29 @@ def _fault(space: spaces.Space, value: Any, path: str = "") -> tuple[str, str] |
     return None
 
 
-def _box_problem(space: Any, value: Any) -> str | None:
+def _fault_in_box(space: Any, value: Any, path: str) -> _Fault | None:
     if not isinstance(value, np.ndarray | np.generic):
-        return f"must be an array: {_got(value)}. Return np.array(..., np.{space.dtype})."
+        problem = f"must be an array: {_got(value)}. Return np.array(..., np.{space.dtype})."
+        return _Fault(path, problem, UnlikeSpaceError)
     value = np.asarray(value)
     if value.shape != space.shape:
-        return f"has the shape {value.shape}, but its space has {space.shape}; it is {space}."
+        shapes = f"has the shape {value.shape}, but its space has {space.shape}; it is {space}."
+        return _Fault(path, shapes)
+    if value.dtype.kind == "f" and np.isnan(value).any():
+        place = tuple(np.argwhere(np.isnan(value))[0].tolist())
+        text = f"has a NaN at {place}. Look for divisions by zero and values never set."
+        return _Fault(path, text)
+    unlike = _unlike(space, value)
+    return None if unlike is None else _Fault(path, unlike, UnlikeSpaceError)
+
+
+def _unlike(space: Any, value: np.ndarray) -> str | None:
+    """Returns what numbers are not as their space says, None if they are."""
     if not np.can_cast(value.dtype, space.dtype):
         return (
             f"has the dtype {value.dtype}, but its space has {space.dtype}. Return "
             f"`x.astype(np.{space.dtype})`, or change the space."
         )
-    if value.dtype.kind == "f" and np.isnan(value).any():
-        place = tuple(np.argwhere(np.isnan(value))[0].tolist())
-        return f"has a NaN at {place}. Look for divisions by zero and values never set."
     outside = (value < space.low) | (value > space.high)
     if outside.any():
         place = tuple(np.argwhere(outside)[0].tolist())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +14,7 @@ import numpy as np
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.sections import CONNECTORS, connector_state
 from tfpolicies.connectors import ActionConnectorPipeline, AgentConnectorPipeline, restore
-from tfpolicies.envs.checking import check_env
+from tfpolicies.envs.checking import UnlikeSpaceError, check_env
 from tfpolicies.envs.making import (
     EnvContext,
     announce,
@@ -28,6 +29,10 @@ from tfpolicies.errors import ConfigError, EnvError
 
 _STEPS = 3  # that are played of an environment before training
 _MOST_SECONDS = 1.0  # an environment that takes longer to make is not made once more
+_FOUND = (
+    f"It was found by playing {_STEPS} steps before training; "
+    "environment(disable_env_checking=True) leaves that out."
+)
 _UNCHECKED = (
     "disable_env_checking",
     "env_step_timeout_s",
@@ -36,6 +41,8 @@ _UNCHECKED = (
     "restart_failed_sub_environments",
 )
 """Settings with which environments are not checked: faults are expected."""
+
+logger = logging.getLogger("tfpolicies")
 
 Connectors = tuple[AgentConnectorPipeline, ActionConnectorPipeline]
 
@@ -132,7 +139,8 @@ def check_environment(worker: Any) -> None:
         worker: a `RolloutWorker`.
 
     Raises:
-        EnvError: if something is wrong with the environment.
+        EnvError: if something is wrong with the environment. Of an observation that is not as its
+            space says, but can be sampled, there is only a warning.
     """
     envs = worker.environments
     maker = None if envs is None or isinstance(envs, VectorEnvironments) else envs.maker
@@ -144,11 +152,10 @@ def check_environment(worker: Any) -> None:
         try:
             if not getattr(env, "_skip_env_checking", False):
                 check_env(env, steps=_STEPS)
+        except UnlikeSpaceError as error:
+            logger.warning("%s %s", error, _FOUND)
         except EnvError as error:
-            raise EnvError(
-                f"{error} It was found by playing {_STEPS} steps before training; "
-                "environment(disable_env_checking=True) leaves that out."
-            ) from error
+            raise EnvError(f"{error} {_FOUND}") from error
         finally:
             env.close()
 
