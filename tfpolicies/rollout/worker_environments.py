@@ -132,8 +132,9 @@ def check_environment(worker: Any) -> None:
     """Plays a few steps of an environment that is made like the worker's, and closes it.
 
     It does not with `disable_env_checking`, where faults are expected, and where that would take
-    long or cannot be done; nor if the environment's `_skip_env_checking` is true. No generator of
-    random numbers that the environment shares is changed.
+    long or cannot be done; nor if the environment's `_skip_env_checking` is true, or if it leaves
+    its spaces to the policies. No generator of random numbers that the environment shares is
+    changed.
 
     Args:
         worker: a `RolloutWorker`.
@@ -150,7 +151,7 @@ def check_environment(worker: Any) -> None:
     with same_randomness():
         env = maker(0)
         try:
-            if not getattr(env, "_skip_env_checking", False):
+            if _may_be_checked(env):
                 check_env(env, steps=_STEPS)
         except UnlikeSpaceError as error:
             logger.warning("%s %s", error, _FOUND)
@@ -158,6 +159,11 @@ def check_environment(worker: Any) -> None:
             raise EnvError(f"{error} {_FOUND}") from error
         finally:
             env.close()
+
+
+def _may_be_checked(env: Any) -> bool:
+    spaces = (getattr(env, f"{of}_space", None) for of in ("observation", "action"))
+    return None not in spaces and not getattr(env, "_skip_env_checking", False)
 
 
 @contextlib.contextmanager
