@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NoReturn
 
 from tfpolicies.algorithms.algorithm import Algorithm
@@ -19,6 +18,7 @@ from tfpolicies.compat.batches import (
 )
 from tfpolicies.compat.configs import OF_CONFIGS
 from tfpolicies.compat.episodes import ASKED
+from tfpolicies.compat.methods import method
 from tfpolicies.compat.runs import OF_ALGORITHMS
 from tfpolicies.compat.workers import OF_WORKER_SETS, OF_WORKERS
 from tfpolicies.config.algorithm_config import AlgorithmConfig
@@ -35,11 +35,6 @@ def _nothing() -> None:
     """Does nothing: what ported constructors ask for is made on demand here."""
 
 
-def _method(function: Callable[..., Any]) -> Callable[[Any], Any]:
-    """Returns what gives an object a function as its method."""
-    return partial(partial, function)
-
-
 def _no_rows(episode: Any) -> NoReturn:
     raise AttributeError(
         f"{type(episode).__name__!r} object has no attribute 'batch_builder': episodes hold no "
@@ -53,7 +48,7 @@ _OF_EPISODES: dict[str, Callable[[Any], Any]] = {
     "policy_map": lambda episode: episode.worker.policy_map,
     "policy_mapping_fn": lambda episode: episode.worker.policy_mapping_fn,
     "started": lambda episode: episode.length > 0,
-    **{name: _method(function) for name, function in ASKED.items()},
+    **{name: method(function) for name, function in ASKED.items()},
 }
 
 _LOOKUPS: dict[type, dict[str, Callable[[Any], Any]]] = {
@@ -76,9 +71,9 @@ _LOOKUPS: dict[type, dict[str, Callable[[Any], Any]]] = {
     MultiAgentEpisode: {"policy_mapping_fn": lambda episode: episode.mapping_fn},
     SampleBatch: {
         "policy_batches": policy_batches,
-        "get_single_step_input_dict": _method(single_step_input),
+        "get_single_step_input_dict": method(single_step_input),
     },
-    ViewRequirement: {"to_dict": _method(view_as_dict)},
+    ViewRequirement: {"to_dict": method(view_as_dict)},
 }
 """By class and name, what returns the attribute of an object."""
 

@@ -8,19 +8,16 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from tfpolicies.compat.methods import method
 from tfpolicies.storage.spaces_json import encode_space
 
 NOT_SERIALIZABLE = "__not_serializable__"
 """What `serialize()` has in place of functions and objects."""
 
 
-def fragment_length_of(config: Any) -> Callable[..., int]:
-    """Returns `config.get_rollout_fragment_length(worker_index=0)`."""
-
-    def get_rollout_fragment_length(worker_index: int = 0) -> int:
-        return int(config.fragment_length(worker_index=worker_index))
-
-    return get_rollout_fragment_length
+def get_rollout_fragment_length(config: Any, worker_index: int = 0) -> int:
+    """Returns how many steps a worker samples of each environment; of 0, the common number."""
+    return int(config.fragment_length(worker_index=worker_index))
 
 
 def is_atari(config: Any) -> bool:
@@ -63,11 +60,11 @@ def _plain(value: Any) -> Any:
 
 
 OF_CONFIGS: dict[str, Callable[[Any], Any]] = {
-    "get_rollout_fragment_length": fragment_length_of,
+    "get_rollout_fragment_length": method(get_rollout_fragment_length),
     "is_atari": is_atari,
     "multiagent": multiagent,
     "pop": lambda config: config.get,
-    "serialize": lambda config: lambda: serialized(config),
+    "serialize": method(serialized),
     "total_train_batch_size": lambda config: config.train_batch_size,
 }
 """By name, what returns it."""

@@ -7,23 +7,17 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-
-def saving(algorithm: Any) -> Callable[..., None]:
-    """Returns `algorithm.save_checkpoint(checkpoint_dir)`."""
-
-    def save_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> None:
-        algorithm.save(checkpoint_dir)
-
-    return save_checkpoint
+from tfpolicies.compat.methods import method
 
 
-def loading(algorithm: Any) -> Callable[..., None]:
-    """Returns `algorithm.load_checkpoint(checkpoint_dir)`."""
+def save_checkpoint(algorithm: Any, checkpoint_dir: str | os.PathLike[str]) -> None:
+    """Saves an algorithm in a folder."""
+    algorithm.save(checkpoint_dir)
 
-    def load_checkpoint(checkpoint_dir: str | os.PathLike[str]) -> None:
-        algorithm.restore(checkpoint_dir)
 
-    return load_checkpoint
+def load_checkpoint(algorithm: Any, checkpoint_dir: str | os.PathLike[str]) -> None:
+    """Restores an algorithm from a folder."""
+    algorithm.restore(checkpoint_dir)
 
 
 def logdir(algorithm: Any) -> str:
@@ -37,9 +31,9 @@ def logdir(algorithm: Any) -> str:
 OF_ALGORITHMS: dict[str, Callable[[Any], Any]] = {
     "_counters": lambda algorithm: algorithm.counters,
     "get_config": lambda algorithm: lambda: algorithm.config,
-    "load_checkpoint": loading,
+    "load_checkpoint": method(load_checkpoint),
     "logdir": logdir,
-    "save_checkpoint": saving,
+    "save_checkpoint": method(save_checkpoint),
     "step": lambda algorithm: algorithm.train,
 }
 """By name, what returns it."""

@@ -5,102 +5,87 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
+from tfpolicies.compat.methods import method
 from tfpolicies.envs.making import EnvContext, make_any_environments
 from tfpolicies.errors import UsageError
 
 
-def asking(workers: Any) -> Callable[..., int]:
-    """Returns `workers.foreach_worker_async(func, healthy_only=..., remote_worker_ids=...)`.
+def foreach_worker_async(
+    workers: Any,
+    func: Callable[[Any], Any],
+    *,
+    healthy_only: bool = True,
+    remote_worker_ids: Collection[int] | None = None,
+) -> int:
+    """Has `func(worker)` called in remote workers, and waits for none.
 
-    It has `func(worker)` called in remote workers, waits for none, and returns how many will answer
-    to `fetch_ready_async_reqs`.
+    Returns:
+        How many will answer to `fetch_ready_async_reqs`.
     """
-
-    def foreach_worker_async(
-        func: Callable[[Any], Any],
-        *,
-        healthy_only: bool = True,
-        remote_worker_ids: Collection[int] | None = None,
-    ) -> int:
-        del healthy_only  # others are never called
-        remotes = workers._remotes
-        workers._complete_weights()
-        return 0 if remotes is None else int(remotes.request(func, remote_worker_ids))
-
-    return foreach_worker_async
+    del healthy_only  # others are never called
+    remotes = workers._remotes
+    workers._complete_weights()
+    return 0 if remotes is None else int(remotes.request(func, remote_worker_ids))
 
 
-def fetching(workers: Any) -> Callable[..., list[tuple[int, Any]]]:
-    """Returns `workers.fetch_ready_async_reqs(timeout_seconds=0)`.
+def fetch_ready_async_reqs(
+    workers: Any, *, timeout_seconds: float | None = 0.0, mark_healthy: bool = False
+) -> list[tuple[int, Any]]:
+    """Returns `(index, answer)` of what was asked by `foreach_worker_async` and arrived.
 
-    It gives `(index, answer)` of what was asked by `foreach_worker_async` and arrived, after
-    `timeout_seconds` at most, or, if that is None, of all.
+    It waits for `timeout_seconds` at most, or, if that is None, for all.
     """
-
-    def fetch_ready_async_reqs(
-        *, timeout_seconds: float | None = 0.0, mark_healthy: bool = False
-    ) -> list[tuple[int, Any]]:
-        del mark_healthy  # who answers is
-        remotes = workers._remotes
-        return [] if remotes is None else list(remotes.take_answers(timeout_seconds))
-
-    return fetch_ready_async_reqs
+    del mark_healthy  # who answers is
+    remotes = workers._remotes
+    return [] if remotes is None else list(remotes.take_answers(timeout_seconds))
 
 
-def adding(workers: Any) -> Callable[..., None]:
-    """Returns `workers.add_workers(num_workers)`, which starts more remote workers."""
+def add_workers(workers: Any, num_workers: int, validate: bool = False) -> None:
+    """Starts more remote workers.
 
-    def add_workers(num_workers: int, validate: bool = False) -> None:
-        del validate  # it waits for them
-        remotes = workers._remotes
-        if remotes is None:
-            raise UsageError(
-                "add_workers adds to remote workers, of which there are none: build with "
-                "num_rollout_workers of 1 or more."
-            )
-        remotes.add(num_workers)
-
-    return add_workers
-
-
-def trains(workers: Any) -> Callable[..., bool]:
-    """Returns `workers.is_policy_to_train(policy_id, batch=None)`."""
-    return lambda policy_id, batch=None: workers.local_worker().roster.trains(policy_id, batch)
+    Raises:
+        UsageError: if there are none so far.
+    """
+    del validate  # it waits for them
+    remotes = workers._remotes
+    if remotes is None:
+        raise UsageError(
+            "add_workers adds to remote workers, of which there are none: build with "
+            "num_rollout_workers of 1 or more."
+        )
+    remotes.add(num_workers)
 
 
-def creator(worker: Any) -> Callable[[EnvContext], Any]:
-    """Returns what makes an environment like the worker's of a context."""
+def is_policy_to_train(workers: Any, policy_id: str, batch: Any = None) -> bool:
+    """Whether a policy is trained, on a batch."""
+    return bool(workers.local_worker().roster.trains(policy_id, batch))
+
+
+def env_creator(worker: Any, context: EnvContext) -> Any:
+    """Returns a new environment like the worker's, of a context."""
     given = worker.creation_args()["env_creator"]
     source = worker.config.env if given is None else given
-
-    def env_creator(context: EnvContext) -> Any:
-        made: Any = make_any_environments(source, 1, context)
-        return made.get_sub_environments()[0]
-
-    return env_creator
+    made: Any = make_any_environments(source, 1, context)
+    return made.get_sub_environments()[0]
 
 
-def asserting(worker: Any) -> Callable[[], None]:
-    """Returns `worker.assert_healthy()`."""
-
-    def assert_healthy() -> None:
-        worker._require_sampler()
-
-    return assert_healthy
+def assert_healthy(worker: Any) -> None:
+    """Raises what sampling would if the worker was stopped or has no environment."""
+    worker._require_sampler()
 
 
 OF_WORKER_SETS: dict[str, Callable[[Any], Any]] = {
-    "add_workers": adding,
-    "fetch_ready_async_reqs": fetching,
-    "foreach_worker_async": asking,
-    "is_policy_to_train": trains,
+    "add_workers": method(add_workers),
+    "fetch_ready_async_reqs": method(fetch_ready_async_reqs),
+    "foreach_worker_async": method(foreach_worker_async),
+    "is_policy_to_train": method(is_policy_to_train),
 }
 """By name, what returns it."""
 
 OF_WORKERS: dict[str, Callable[[Any], Any]] = {
-    "assert_healthy": asserting,
+    "assert_healthy": method(assert_healthy),
     "env_context": lambda worker: worker._context(),
-    "env_creator": creator,
+    "env_creator": method(env_creator),
     "last_batch": lambda worker: worker._first_batch,
 }
 """By name, what returns it."""

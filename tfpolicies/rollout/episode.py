@@ -198,10 +198,8 @@ class EpisodeFollower:
                 continue
             reached = _row(place, last[i]) if i in last else _row(step.obs, i)
             reward = float(step.rewards[i])
-            ends, told = (
-                (step.terminateds[i], step.truncateds[i]),
-                [reached, _row(actions, i), reward],
-            )
+            ends = step.terminateds[i], step.truncateds[i]
+            told = [reached, _row(actions, i), reward]
             if acted:
                 told += ends
                 episode.note_acting((SINGLE_AGENT,), acted, i)
