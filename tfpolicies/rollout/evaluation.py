@@ -60,7 +60,7 @@ def play_episodes(
         goal: how many.
         seeds: one for each environment.
         times: those of steps before, to be added to.
-        follower: follows the episodes, for callbacks or a policy that asks for them.
+        follower: follows the episodes for callbacks; None: only for a policy that asks for them.
     """
     times = StepTimes() if times is None else times
     space_leaves = leaves(envs.observation_space)
@@ -72,6 +72,8 @@ def play_episodes(
     returns, lengths = np.zeros(count), np.zeros(count, np.int64)
     played: list[RolloutMetrics] = []
     memory = Memory(policy, count)
+    if follower is None and memory.acting.asks_for_episodes:
+        follower = EpisodeFollower(lambda *told: None, None, count, np.random.default_rng())
     if follower is not None:
         follower.start_all(first)
         if memory.acting.asks_for_episodes:
