@@ -210,6 +210,20 @@ def test_callbacks_surround_an_evaluation():
     assert calls == [("start", algorithm), ("end", algorithm)]
 
 
+def test_a_policy_that_asks_for_episodes_gets_them_without_a_worker():
+    seen = []
+
+    class Asking(Zero):
+        def compute_actions(self, obs_batch, state_batches=None, episodes=None, **kwargs):
+            seen.append([episode.length for episode in episodes])
+            return super().compute_actions(obs_batch)
+
+    policy = Asking(CountingEnv.observation_space, CountingEnv.action_space, {})
+    envs = make_environments(lambda context: CountingEnv(0, [3]), 1, EnvContext({}))
+    assert len(play_episodes(policy, envs, Goal(1, True))) == 1
+    assert seen == [[0], [1], [2]]
+
+
 @pytest.mark.parametrize("several", [False, True])
 def test_callbacks_follow_the_episodes_of_an_evaluation(several):
     class Measuring(DefaultCallbacks):
