@@ -376,8 +376,9 @@ class Updates:
             minibatches = minibatches.padded_to(capacity)
         learner = self._learner(form, fetches=fetches)
         columns = batch.placed(capacity, self._runtime.placed)
-        of_each = minibatches.rows, minibatches.mask, minibatches.along
-        index, mask, along = self._runtime.lent(of_each)
+        lend = self._runtime.lent
+        index, mask = lend(minibatches.rows), lend(minibatches.mask)
+        along = {name: lend(array) for name, array in minibatches.along.items()}
         shapes = capacity, *minibatches.rows.shape
         totals, first, steps = self._no_totals, 0, minibatches.steps
         while True:
