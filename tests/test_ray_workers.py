@@ -254,3 +254,18 @@ def test_remote_workers_need_no_environment_to_be_called():
     assert built.workers.foreach_worker(lambda w: w.worker_index) == [0, 1]
     all_equal(built.workers.foreach_worker(weights_of))
     built.stop()
+
+
+def fails_first(worker):
+    worker.callbacks.calls = getattr(worker.callbacks, "calls", 0) + 1
+    if worker.callbacks.calls == 1:
+        raise ValueError("the first call fails")
+    return worker.callbacks.calls
+
+
+def test_a_sample_that_arrives_with_the_failure_of_an_earlier_call_counts(algorithm):
+    remotes = algorithm.workers._remotes
+    remotes._request(fails_first, 2)
+    time.sleep(2.0)  # both calls of both workers are done
+    assert remotes.sample_ready(fails_first, 2) == [2, 2]
+    assert algorithm.workers.healthy_worker_ids() == []

@@ -421,8 +421,9 @@ class RayWorkers:
             found, failed = [], False
             for reference, remote, answer, error in self._arrived(waiting):
                 if error is None:
-                    remote.samples.remove(reference)
                     found.append(answer)
+                    if reference in remote.samples:  # else an earlier call let the worker go
+                        remote.samples.remove(reference)
                 elif remote.healthy:
                     self._fail(remote, error)
                     failed = True
