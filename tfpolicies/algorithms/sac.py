@@ -79,9 +79,9 @@ class SACTFPolicy(OffPolicyTFPolicy):
         log_alpha = self.networks["temperature"]()
         alpha = tf.stop_gradient(tf.exp(log_alpha))
 
-        policy = dist_class(model(train_batch)[0])
+        policy = dist_class(model(train_batch)[0], model)
         actions, logp = policy.sample(noise[0]), policy.sampled_logp(noise[0])
-        next_policy = dist_class(model({SampleBatch.OBS: reached})[0])
+        next_policy = dist_class(model({SampleBatch.OBS: reached})[0], model)
         next_actions, next_logp = next_policy.sample(noise[1]), next_policy.sampled_logp(noise[1])
 
         next_q = tf.reduce_min(target_critic(reached, actions=next_actions), axis=-1)
@@ -147,8 +147,9 @@ class SACTFPolicy(OffPolicyTFPolicy):
             ConfigError: for a distribution that does not transform normal noise.
         """
         usual = "squashed_gaussian" if static["normalize_actions"] else "diag_gaussian"
-        chosen = static["model"]["custom_action_dist"]
-        found = ActionDistribution.of(action_space, usual if chosen is None else chosen)
+        settings = static["model"]
+        chosen = settings["custom_action_dist"]
+        found = ActionDistribution.of(action_space, usual if chosen is None else chosen, settings)
         if {kind for kind, _ in found.noise_blocks} != {"normal"}:
             raise ConfigError(
                 f"model['custom_action_dist'] must transform normal noise for {cls.__name__}, "

@@ -13,6 +13,7 @@ from tfpolicies.algorithms.registry import registered_names
 from tfpolicies.lazy import lazily
 
 _NAMES = {
+    "tfpolicies.compat.action_dist": "ActionDistribution",
     "tfpolicies.compat.agents": (
         "build_trainer get_algorithm_class get_trainable_cls get_trainer_class "
         + " ".join(f"{name}Trainer" for name in registered_names())
@@ -51,14 +52,20 @@ _NAMES = {
         "ConstantSchedule ExponentialSchedule LinearSchedule PiecewiseSchedule PolynomialSchedule "
         "Schedule"
     ),
+    "tfpolicies.compat.tf_action_dist": (
+        "Beta Categorical Deterministic DiagGaussian Dirichlet "
+        "get_categorical_class_with_temperature GumbelSoftmax MultiActionDistribution "
+        "MultiCategorical SquashedGaussian TFActionDistribution"
+    ),
     "tfpolicies.compat.tf_model": (
         "add_time_dimension DistributionalQTFModel FullyConnectedNetwork ModelV2 "
         "RecurrentNetwork restore_original_dimensions TFModelV2 VisionNetwork"
     ),
     "tfpolicies.compat.utils": (
         "batch convert_to_numpy explained_variance flatten_space FLOAT_MAX FLOAT_MIN from_config "
-        "make_tf_callable one_hot override SMALL_NUMBER softmax try_import_tf "
-        "try_import_torch unbatch UnsupportedSpaceException warn_if_infinite_kl_divergence"
+        "LARGE_INTEGER make_tf_callable MAX_LOG_NN_OUTPUT MIN_LOG_NN_OUTPUT one_hot override "
+        "SMALL_NUMBER softmax try_import_tf try_import_torch unbatch UnsupportedSpaceException "
+        "warn_if_infinite_kl_divergence"
     ),
     "tfpolicies.compat.vector_env": "VectorEnv",
     "tfpolicies.batch.postprocessing": "adjust_nstep discount_cumsum Postprocessing standardized",

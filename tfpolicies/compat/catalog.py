@@ -12,11 +12,12 @@ import tensorflow as tf
 
 from tfpolicies.compat.adapter import TFModelFactory
 from tfpolicies.compat.preprocessors import Preprocessor, get_preprocessor
+from tfpolicies.compat.tf_action_dist import class_for
 from tfpolicies.compat.tf_model import TFModelV2
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.errors import ConfigError, ModelError
 from tfpolicies.models.catalog import NormalizedColumns
-from tfpolicies.models.distributions import ActionDistribution, Distribution
+from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.distributions.base import register_box_distribution
 from tfpolicies.models.network import model_source
 from tfpolicies.models.registry import register_model
@@ -49,37 +50,36 @@ class ModelCatalog:
 
         Args:
             action_dist_name: a non-empty text.
-            action_dist_class: a subclass of `tfpolicies.models.distributions.Distribution`; it is
-                taken for Boxes of floats.
+            action_dist_class: a subclass of `ActionDistribution`, which is taken for the whole
+                action space; or of `tfpolicies.models.distributions.Distribution`, which is taken
+                for Boxes of floats.
 
         Raises:
-            ConfigError: for another class. RLlib's distributions draw their own chance; here noise
-                comes in, so that a seed gives the same actions on all runtimes and in exports.
+            ConfigError: for another class.
         """
-        if not (
-            isinstance(action_dist_class, type) and issubclass(action_dist_class, Distribution)
-        ):
-            raise ConfigError(
-                f"The distribution {action_dist_name!r} must be a subclass of "
-                "tfpolicies.models.distributions.Distribution, which turns noise into actions: "
-                "num_inputs(space), noise_size(space), sample(noise), logp(actions), entropy(), "
-                f"kl(other); got {action_dist_class!r}."
-            )
         register_box_distribution(action_dist_name, action_dist_class)
 
     @staticmethod
     def get_action_dist(
-        action_space: gym.Space, config: Mapping[str, Any] | None = None, **ignored: Any
-    ) -> tuple[ActionDistribution, int]:
+        action_space: gym.Space,
+        config: Mapping[str, Any] | None = None,
+        dist_type: Any = None,
+        **ignored: Any,
+    ) -> tuple[Any, int]:
         """Returns the distribution of an action space, and how many numbers a row of it takes.
+
+        It is called with `(inputs, model)`: a class of `tfpolicies.compat`, or a partial of one.
 
         Args:
             action_space: the space.
             config: `model` settings, of which `custom_action_dist` is read.
+            dist_type: None for the usual one; "deterministic" or "gumbel_softmax".
             **ignored: accepted for ported code (`framework`).
+
+        >>> ModelCatalog.get_action_dist(gym.spaces.Discrete(3), {})
+        (<class 'tfpolicies.compat.tf_action_dist.Categorical'>, 3)
         """
-        dist_class = ActionDistribution.of(action_space, (config or {}).get("custom_action_dist"))
-        return dist_class, dist_class.num_inputs
+        return class_for(action_space, config or {}, dist_type)
 
     @staticmethod
     def get_model_v2(
@@ -105,7 +105,9 @@ class ModelCatalog:
         """
         del framework, name
         settings = model_settings(model_config)
-        dist_class, width = ModelCatalog.get_action_dist(action_space, settings)
+        custom = settings["custom_action_dist"]
+        dist_class = ActionDistribution.of(action_space, custom, settings)
+        width = dist_class.num_inputs
         if num_outputs != width:
             raise ModelError(
                 f"num_outputs must be {width}, what the distribution of {action_space} takes, got "

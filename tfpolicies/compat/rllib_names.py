@@ -11,6 +11,7 @@ _ALGORITHMS = "tfpolicies.algorithms."
 _TUNE = "tfpolicies.compat.tune"
 
 _UTILITIES = "override softmax SMALL_NUMBER try_import_tf try_import_torch"
+_LIMITS = "LARGE_INTEGER MAX_LOG_NN_OUTPUT MIN_LOG_NN_OUTPUT"
 _EXPORTED = "MultiAgentEnv Policy RolloutWorker SampleBatch TFPolicy"
 
 _SCHEDULES = (
@@ -61,7 +62,8 @@ _BY_HAND = {
     "ray.rllib.execution": "synchronous_parallel_sample",
     "ray.rllib.execution.rollout_ops": "standardized synchronous_parallel_sample",
     "ray.rllib.execution.train_ops": "multi_gpu_train_one_step train_one_step",
-    "ray.rllib.models": "MODEL_DEFAULTS ModelCatalog ModelV2 Preprocessor",
+    "ray.rllib.models": "ActionDistribution MODEL_DEFAULTS ModelCatalog ModelV2 Preprocessor",
+    "ray.rllib.models.action_dist": "ActionDistribution",
     "ray.rllib.models.catalog": "MODEL_DEFAULTS ModelCatalog",
     "ray.rllib.models.modelv2": "ModelV2 restore_original_dimensions",
     "ray.rllib.models.preprocessors": (
@@ -73,6 +75,11 @@ _BY_HAND = {
     "ray.rllib.models.tf.fcnet": "FullyConnectedNetwork",
     "ray.rllib.models.tf.misc": "normc_initializer",
     "ray.rllib.models.tf.recurrent_net": "RecurrentNetwork",
+    "ray.rllib.models.tf.tf_action_dist": (
+        "ActionDistribution Beta Categorical Deterministic DiagGaussian Dirichlet "
+        "get_categorical_class_with_temperature GumbelSoftmax MultiActionDistribution "
+        "MultiCategorical SquashedGaussian TFActionDistribution"
+    ),
     "ray.rllib.models.tf.tf_modelv2": "TFModelV2",
     "ray.rllib.models.tf.visionnet": "VisionNetwork",
     "ray.rllib.policy": "build_tf_policy Policy TFPolicy",
@@ -93,7 +100,7 @@ _BY_HAND = {
     "ray.rllib.policy.tf_policy": "TFPolicy",
     "ray.rllib.policy.tf_policy_template": "build_tf_policy",
     "ray.rllib.policy.view_requirement": "ViewRequirement",
-    "ray.rllib.utils": f"{_UTILITIES} check_env",
+    "ray.rllib.utils": f"{_UTILITIES} {_LIMITS} check_env",
     "ray.rllib.utils.annotations": "Deprecated override",
     "ray.rllib.utils.deprecation": "Deprecated",
     "ray.rllib.utils.error": "EnvError UnsupportedSpaceException",
@@ -104,7 +111,7 @@ _BY_HAND = {
         "NUM_ENV_STEPS_SAMPLED NUM_ENV_STEPS_TRAINED NUM_TARGET_UPDATES"
     ),
     "ray.rllib.utils.metrics.learner_info": "LEARNER_INFO LEARNER_STATS_KEY",
-    "ray.rllib.utils.numpy": "convert_to_numpy one_hot SMALL_NUMBER softmax",
+    "ray.rllib.utils.numpy": f"{_LIMITS} convert_to_numpy one_hot SMALL_NUMBER softmax",
     "ray.rllib.utils.policy": "create_policy_for_framework validate_policy_id",
     "ray.rllib.utils.pre_checks.env": "check_env",
     "ray.rllib.utils.replay_buffers": "MultiAgentReplayBuffer",
@@ -178,22 +185,13 @@ def _placed() -> dict[tuple[str, str], tuple[str, str]]:
 PLACES = _placed()
 """By RLlib's module and name, the module and name here."""
 
-_DISTRIBUTION = (
-    "a subclass of tfpolicies.models.distributions.Distribution, which turns noise into actions"
-)
 ELSEWHERE = {
-    "ActionDistribution": _DISTRIBUTION,
-    "Categorical": "tfpolicies.models.distributions.Categorical",
-    "Deterministic": "tfpolicies.models.distributions.Deterministic",
-    "DiagGaussian": "tfpolicies.models.distributions.DiagGaussian",
     "JsonReader": "policy.learn_on_batch(batch), with batches that you read",
     "JsonWriter": (
         "RolloutWorker.sample(), whose batches are dicts of NumPy arrays that you may keep"
     ),
-    "MultiCategorical": "tfpolicies.models.distributions.MultiCategorical",
+    "SlateMultiCategorical": "MultiCategorical, which picks for each place by itself",
     "SampleBatchBuilder": "SampleBatch({'obs': ..., ...}), of whole columns",
-    "SquashedGaussian": "tfpolicies.models.distributions.SquashedGaussian",
-    "TFActionDistribution": _DISTRIBUTION,
 }
 """What stands for names of RLlib that are not here."""
 

@@ -16,10 +16,13 @@ from tfpolicies.batch.leaves import unbatched
 from tfpolicies.errors import ConfigError, NotOfferedError
 from tfpolicies.errors import UnsupportedSpaceError as UnsupportedSpaceException
 from tfpolicies.models import losses
+from tfpolicies.models.distributions.gaussian import LOG_STD_RANGE
 from tfpolicies.models.spaces import leaves
 
 FLOAT_MAX = 3.4e38
 FLOAT_MIN = -3.4e38
+LARGE_INTEGER = 100_000_000
+MIN_LOG_NN_OUTPUT, MAX_LOG_NN_OUTPUT = LOG_STD_RANGE
 SMALL_NUMBER = 1e-6
 unbatch = unbatched
 

@@ -275,7 +275,8 @@ class _Comparison:
         if by_itself:
             return
         params = tf.zeros([explorer.num_params], tf.float32)
-        distribution = spec.dist_class(tf.constant(inputs))
+        model = self._program.model_of(self._state)
+        distribution = spec.dist_class(tf.constant(inputs), model)
         actions, logp = explorer.apply(distribution, tf.constant(noise), params)
         width = _row_sizes(inputs, noise)
         self._compare("action_logp", ours["action_logp"], logp.numpy(), width)

@@ -583,13 +583,16 @@ class Network:
         """Runs the model with its own variables."""
         return self._run(inputs, self.filter_variables, training=training)
 
+    def with_weights(self, weights: Sequence[tf.Tensor]) -> keras.StatelessScope:
+        """Returns a context in which the model and its layers have weights of `variables`."""
+        own = self.model.variables
+        return keras.StatelessScope(state_mapping=list(zip(own, weights[: len(own)], strict=True)))
+
     def stateless(self, weights: Sequence[tf.Tensor], inputs: NetworkInputs) -> NetworkOutputs:
         """Runs the model with the given weights, in the order of `variables`, for inference."""
         # Unlike `stateless_call`, a call works where the model's `call` takes no `training`.
-        count = len(self.model.variables)
-        mapping = list(zip(self.model.variables, weights[:count], strict=True))
-        with keras.StatelessScope(state_mapping=mapping):
-            return self._run(inputs, weights[count:], training=False)
+        with self.with_weights(weights):
+            return self._run(inputs, weights[len(self.model.variables) :], training=False)
 
     def _run(
         self, inputs: NetworkInputs, filters: Sequence[Any], *, training: bool

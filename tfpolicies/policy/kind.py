@@ -18,7 +18,7 @@ from tfpolicies.models.losses import clip_gradients
 from tfpolicies.models.network import ModelSource, model_source
 from tfpolicies.models.spaces import nest
 from tfpolicies.policy.policy import Policy
-from tfpolicies.program.acting_view import require_width
+from tfpolicies.program.acting_view import distribution_of
 from tfpolicies.program.networks import NetworkPlan
 from tfpolicies.program.spec import static_settings
 
@@ -64,7 +64,7 @@ class PolicyKind(Policy):
 
         Args:
             model: call it on `train_batch` for `(dist_inputs, state)`, then `value_function()`.
-            dist_class: `dist_class(dist_inputs)` gives the action distributions.
+            dist_class: `dist_class(dist_inputs, model)` gives the action distributions.
             train_batch: tensors by column; `loss_mask` weighs the rows of a padded minibatch.
 
         Raises:
@@ -195,10 +195,8 @@ class PolicyKind(Policy):
         dist_inputs, dist_class, states = self.action_distribution_fn(
             model, obs_batch=obs_batch, state_batches=state_batches, **kwargs
         )
-        require_width(self, dist_inputs)
-        actions, logp = kwargs["explorer"].apply(
-            dist_class(dist_inputs), kwargs["noise"], kwargs["params"]
-        )
+        distribution = distribution_of(self, model, dist_inputs, dist_class)
+        actions, logp = kwargs["explorer"].apply(distribution, kwargs["noise"], kwargs["params"])
         return nest(self.action_space, actions), logp, dist_inputs, states
 
     def get_batch_divisibility_req(self) -> int:
@@ -216,7 +214,8 @@ class PolicyKind(Policy):
     @classmethod
     def _distribution(cls, action_space: gym.Space, static: Mapping[str, Any]) -> Any:
         """Returns the action distribution of the class for a space, given the static config."""
-        return ActionDistribution.of(action_space, static["model"]["custom_action_dist"])
+        settings = static["model"]
+        return ActionDistribution.of(action_space, settings["custom_action_dist"], settings)
 
     @classmethod
     def _model_source(
@@ -258,8 +257,8 @@ class PolicyKind(Policy):
 
         They are standard normal, float32 `[B, k]`, and drawn anew for each update.
         """
-        del dist_class, static
-        return 0
+        del static
+        return int(dist_class.loss_noise)
 
     @classmethod
     def _make_optimizer(cls, static: Mapping[str, Any]) -> Any:

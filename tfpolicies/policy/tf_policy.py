@@ -81,7 +81,7 @@ class TFPolicy(PolicyKind):
             `__session_creator` makes the session in graph mode, with the graph as default.
 
     Attributes:
-        dist_class: the action distribution class: `dist_class(dist_inputs)`.
+        dist_class: the action distribution class: `dist_class(dist_inputs, model)`.
         automatic: the settings that were "auto", and what a checkpoint says they became.
         exploration: how noise becomes actions, and the numbers that steer it.
         framework: `"tf"` for policies in graph mode, otherwise `"tf2"`.

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfpolicies.errors import ConfigError
+from tfpolicies.models.distributions.base import WholeSpace
 from tfpolicies.models.network import Network, NetworkInputs, NetworkOutputs
 from tfpolicies.models.ports import SEQ_LENS
 from tfpolicies.models.spaces import nest, pick
@@ -36,6 +37,26 @@ class _WithWeights:
     def __call__(self, inputs: NetworkInputs, *, training: bool) -> NetworkOutputs:
         del training
         return self._network.stateless(self._weights, inputs)
+
+
+def distribution_of(view: Any, model: Any, dist_inputs: tf.Tensor, dist_class: Any) -> Any:
+    """Returns the distributions of a batch, given what `action_distribution_fn` returned.
+
+    Args:
+        view: of the class.
+        model: that computed the inputs.
+        dist_inputs: float32 `[N, n]`.
+        dist_class: the class's own; or a `WholeSpace`, or a partial of one.
+
+    Raises:
+        ConfigError: unless `dist_inputs` are as the distribution of the class takes them.
+    """
+    require_width(view, dist_inputs)
+    whole = getattr(dist_class, "func", dist_class)
+    if isinstance(whole, type) and issubclass(whole, WholeSpace):
+        arguments = getattr(dist_class, "keywords", {})
+        dist_class = whole.over(view.action_space, view.config["model"], **arguments)
+    return dist_class(dist_inputs, model)
 
 
 def require_width(view: Any, dist_inputs: tf.Tensor) -> None:
@@ -73,7 +94,8 @@ class ActingView:
         self._spec = spec
         self._rows = tf.shape(inputs[0])[0]
         run = _WithWeights(network, weights)
-        self._model = ModelView(run, time_steps, training=False, resident=False)
+        self._network, self._weights = network, weights
+        self._model = ModelView(run, time_steps, training=False)
         obs, seen, self._states = network.ports.split(inputs)
         found: dict[str, Any] = {"obs": nest(spec.observation_space, obs)}
         arrays = iter(seen)
@@ -97,7 +119,8 @@ class ActingView:
         Raises:
             ConfigError: if its results have other shapes than it must give.
         """
-        found = view.action_sampler_fn(self._model, **self._arguments(), **given)
+        with self._network.with_weights(self._weights):
+            found = view.action_sampler_fn(self._model, **self._arguments(), **given)
         actions, logp, dist_inputs, states = found
         width = self._spec.dist_class.num_inputs
         if logp is None:
@@ -108,8 +131,10 @@ class ActingView:
         parts = [tf.cast(pick(actions, leaf.path), leaf.dtype) for leaf in self._spec.action_leaves]
         return Chosen(parts, logp, dist_inputs, list(states))
 
-    def distribution(self, view: Any) -> Any:
-        """Returns the distribution of actions that `action_distribution_fn` of a class gives.
+    def logp(self, view: Any, actions: Any) -> tf.Tensor:
+        """Returns the log-probability of actions, nested as their space is, float32 `[N]`.
+
+        Their distribution is what `action_distribution_fn` of a class gives.
 
         Raises:
             ConfigError: if the class says only how actions are sampled.
@@ -120,9 +145,9 @@ class ActingView:
                 f"{owner.__name__} overrides `action_sampler_fn`, so the distribution of its "
                 "actions is not known. Override `action_distribution_fn`, too."
             )
-        dist_inputs, dist_class, _ = view.action_distribution_fn(self._model, **self._arguments())
-        require_width(view, dist_inputs)
-        return dist_class(dist_inputs)
+        with self._network.with_weights(self._weights):
+            found = view.action_distribution_fn(self._model, **self._arguments())
+            return distribution_of(view, self._model, *found[:2]).logp(actions)
 
     def values(self) -> tf.Tensor:
         """Returns the values `[N]` of the last call of the model."""

@@ -179,7 +179,7 @@ class ProgramFunctions:
         """
         self.traces.note("log_likelihoods", inputs, actions)
         acting = ActingView(self.spec, self.network, weights, inputs)
-        return acting.distribution(self.spec.view()).logp(nest(self.spec.action_space, actions))
+        return acting.logp(self.spec.view(), nest(self.spec.action_space, actions))
 
     # -- learning -----------------------------------------------------------------------------
 
@@ -229,7 +229,8 @@ class ProgramFunctions:
 
     def _loss(self, view: Any, model: ModelView, batch: TrainBatch) -> Any:
         try:
-            return view.loss(model, self.spec.dist_class, batch)
+            noise = vars(view).get("learning_noise")
+            return view.loss(model, self.spec.dist_class.drawing_from(noise), batch)
         except tf.errors.OperatorNotAllowedInGraphError as error:
             raise ConfigError(
                 f"{self.spec.policy_class.__name__}.loss asks in Python (`if`, `and`, `while`) "

@@ -114,6 +114,7 @@ class ProgramSpec:
             space_key(self.observation_space),
             space_key(self.action_space),
             fingerprint({**self.static, "model": model}),
+            self.dist_class.kinds,
             self.explorer.key,
             self.source.key,
             tuple(plan.key for plan in self.networks.values()),

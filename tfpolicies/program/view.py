@@ -101,14 +101,9 @@ class ModelView:
         network: what runs: a `Network`, or one with other weights.
         time_steps: the steps of each sequence, for models with a memory.
         training: whether layers such as Dropout are in training mode.
-        resident: whether the variables of the network's model hold the policy's weights, so that
-            its layers and methods can be used one by one.
     """
 
-    def __init__(
-        self, network: Any, time_steps: Any, *, training: bool, resident: bool = True
-    ) -> None:
-        self._is_resident = resident
+    def __init__(self, network: Any, time_steps: Any, *, training: bool) -> None:
         self._network = network
         self._time_steps = time_steps
         self._training = training
@@ -165,11 +160,8 @@ class ModelView:
         """Returns what the user's own model has under that name, a layer or a method."""
         if name in ported.NAMES:
             return ported.missing(self, name, f"model.{name} cannot be had here: call the model")
-        if name.startswith("__") or not self._is_resident:
-            raise AttributeError(
-                f"model.{name} cannot be had here: outside `loss` a model is only called, for its "
-                "weights are those of any policy of the kind. Add an output to the model instead."
-            )
+        if name.startswith("__"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         model = self._network.model
         return getattr(model.inner if isinstance(model, AdaptedModel) else model, name)
 

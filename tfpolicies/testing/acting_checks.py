@@ -270,8 +270,9 @@ def _first_choice(leaf: Leaf, subject: Subject) -> np.ndarray:
 def _check_finite(subject: Subject, policy: Any, found: dict[str, np.ndarray]) -> None:
     numbers = {n: x for n, x in found.items() if n in _FLOATS}
     if subject.is_tf:
-        distribution = policy.dist_class(tf.constant(found["action_dist_inputs"]))
-        shifted = policy.dist_class(tf.constant(np.roll(found["action_dist_inputs"], 1, axis=0)))
+        inputs, model = found["action_dist_inputs"], policy.model
+        distribution = policy.dist_class(tf.constant(inputs), model)
+        shifted = policy.dist_class(tf.constant(np.roll(inputs, 1, axis=0)), model)
         with contextlib.suppress(ConfigError):  # some distributions have no closed form
             numbers["entropy"] = distribution.entropy().numpy()
             numbers["KL to itself"] = distribution.kl(distribution).numpy()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import tensorflow as tf
@@ -17,6 +17,7 @@ from tfpolicies.models.distributions.base import (
     BOX_DISTRIBUTIONS,
     MASKED_LOGIT,
     Distribution,
+    WholeSpace,
     checked_kind,
 )
 from tfpolicies.models.distributions.bernoulli import Bernoulli
@@ -34,7 +35,8 @@ class ActionDistribution:
 
     Attributes:
         space: the action space; a Dict or Tuple gives a `Product`.
-        kinds: the distribution class of each leaf.
+        kinds: the distribution class of each leaf; one alone if it is over the whole space.
+        loss_noise: how many numbers of noise a row takes in a loss.
 
     >>> dist_class = ActionDistribution.of(spaces.Tuple([spaces.Discrete(3), spaces.Box(-1, 1)]))
     >>> dist_class.num_inputs, dist_class.noise_blocks, dist_class.mask_size
@@ -42,11 +44,12 @@ class ActionDistribution:
     """
 
     space: spaces.Space
-    kinds: tuple[type[Distribution], ...]
+    kinds: tuple[Any, ...]
+    loss_noise: ClassVar[int] = 0
 
     @classmethod
     def of(
-        cls, space: spaces.Space, custom: str | type[Distribution] | None = None
+        cls, space: spaces.Space, custom: Any = None, settings: Mapping[str, Any] | None = None
     ) -> ActionDistribution:
         """Returns the distribution of `space`.
 
@@ -55,13 +58,18 @@ class ActionDistribution:
                 MultiCategorical, MultiBinary Bernoulli, a Box of floats DiagGaussian.
             custom: what a Box of floats gets instead, wherever one is in `space`:
                 a name of `BOX_DISTRIBUTIONS` or a subclass of `Distribution`. Other leaves take no
-                notice.
+                notice. A `WholeSpace` class, or its name, is taken for all of `space`.
+            settings: the `model` settings, for such a class.
 
         Raises:
             UnsupportedSpaceError: if a leaf has none, or is a Box of too many integers.
             ConfigError: if `custom` is none of these.
         """
-        box_kind = _box_kind(custom)
+        custom = BOX_DISTRIBUTIONS.find(custom) or custom
+        if isinstance(custom, type) and issubclass(custom, WholeSpace):
+            found: ActionDistribution = custom.over(space, settings or {})
+            return found
+        box_kind = DiagGaussian if custom is None else checked_kind(custom)
         kinds = tuple(_kind(leaf, box_kind) for leaf in action_leaves(space))
         if not kinds:
             raise UnsupportedSpaceError(f"The action space {space} is empty: there is no action.")
@@ -72,12 +80,22 @@ class ActionDistribution:
 
         Args:
             inputs: `[B, num_inputs]` float32.
-            model: accepted for ported code, and unused.
+            model: that computed them, with the policy's weights; a `WholeSpace` class may read it.
         """
         del model
         if self._is_nested:
             return Product(inputs, self.space, self.leaves, self.kinds)
         return self.kinds[0](inputs, self.space)
+
+    def drawing_from(self, noise: tf.Tensor | None) -> ActionDistribution:
+        """Returns what a loss is given.
+
+        Args:
+            noise: float32 `[B, loss_noise]`, standard normal, for entropies and divergences that
+                are estimated from samples. Those here have closed forms.
+        """
+        del noise
+        return self
 
     @cached_property
     def leaves(self) -> tuple[Leaf, ...]:
@@ -160,12 +178,6 @@ class ActionDistribution:
     @cached_property
     def _mask_sizes(self) -> list[int]:
         return [kind.mask_size(leaf.space) for kind, leaf in self._pairs]
-
-
-def _box_kind(custom: Any) -> type[Distribution]:
-    if custom is None:
-        return DiagGaussian
-    return checked_kind(BOX_DISTRIBUTIONS.find(custom) or custom)
 
 
 def _kind(leaf: Leaf, box_kind: type[Distribution]) -> type[Distribution]:

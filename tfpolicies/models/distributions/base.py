@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -101,17 +101,41 @@ class Distribution(abc.ABC):
         return self.logp(action)
 
 
+@for_place("custom_action_dist")
+class WholeSpace(abc.ABC):
+    """A class of distributions over all leaves of an action space at once.
+
+    The parts of an action may depend on each other, as those of an autoregressive policy do.
+    """
+
+    @classmethod
+    @abc.abstractmethod
+    def over(cls, space: spaces.Space, settings: Mapping[str, Any], **arguments: Any) -> Any:
+        """Returns the `ActionDistribution` of a space.
+
+        Args:
+            space: the action space.
+            settings: the `model` settings.
+            **arguments: further ones of the class.
+        """
+
+
 BOX_DISTRIBUTIONS = Register("A distribution", ConfigError)
-"""What a Box of floats can be given by name."""
+"""What a Box of floats, or a whole action space, can be given by name."""
 
 
-def register_box_distribution(name: str, kind: type[Distribution]) -> None:
-    """Gives a distribution for Boxes of floats a name, for `model={"custom_action_dist": name}`.
+def register_box_distribution(name: str, kind: type[Distribution | WholeSpace]) -> None:
+    """Gives a distribution a name, for `model={"custom_action_dist": name}`.
+
+    Args:
+        name: a non-empty text.
+        kind: a `Distribution` for Boxes of floats, or a `WholeSpace`.
 
     Raises:
-        ConfigError: if the name is no text or the class is no `Distribution`.
+        ConfigError: if the name is no text or the class is none of these.
     """
-    BOX_DISTRIBUTIONS.add(name, checked_kind(kind))
+    is_whole = isinstance(kind, type) and issubclass(kind, WholeSpace)
+    BOX_DISTRIBUTIONS.add(name, kind if is_whole else checked_kind(kind))
 
 
 def checked_kind(kind: Any) -> type[Distribution]:

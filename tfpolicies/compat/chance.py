@@ -1,0 +1,119 @@
+"""Where ported distributions take their chance from.
+
+Inside a policy it is the noise that the policy draws (`docs/decisions/004`); by itself a
+distribution draws from TensorFlow's global generator, as RLlib's do.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfpolicies.models.distributions.noise import NoiseBlocks
+
+_TINY = np.finfo(np.float32).tiny
+_CANDIDATES = 8  # of which each is accepted with a probability of at least 0.95
+
+
+class _Noise:
+    """The noise of one call: columns that are handed out, and seeds for what they do not cover.
+
+    Args:
+        noise: float32 `[B, k]`, at least one row.
+        blocks: what kind of noise its columns are; others only seed.
+    """
+
+    def __init__(self, noise: tf.Tensor, blocks: NoiseBlocks) -> None:
+        self._noise = noise
+        self._count = itertools.count()
+        self._left: dict[str, tf.Tensor] = {}
+        start = 0
+        for kind, size in blocks:
+            part, start = noise[:, start : start + size], start + size
+            before = self._left.get(kind)
+            self._left[kind] = part if before is None else tf.concat([before, part], axis=-1)
+
+    def take(self, kind: str, size: int) -> tf.Tensor | None:
+        """Returns the next columns of a kind, `[B, size]`; None if there are not as many left."""
+        left = self._left.get(kind)
+        if left is None or left.shape[-1] < size:
+            return None
+        self._left[kind] = left[:, size:]
+        return left[:, :size]
+
+    def seed(self) -> tf.Tensor:
+        """Returns a new seed, int32 `[2]`; equal noise gives equal seeds."""
+        ends = tf.stack([self._noise[0, 0], self._noise[0, -1]])
+        return tf.bitcast(ends, tf.int32) + tf.constant([next(self._count), 0])
+
+
+_PRESENT: ContextVar[_Noise | None] = ContextVar("noise", default=None)
+
+
+@contextmanager
+def drawing_from(noise: tf.Tensor | None, blocks: NoiseBlocks = ()) -> Iterator[None]:
+    """Has distributions of this thread take their chance from `noise`; None changes nothing.
+
+    Args:
+        noise: float32 `[B, k]`.
+        blocks: what kind of noise its columns are, from left to right; others only seed.
+    """
+    if noise is None:
+        yield
+        return
+    token = _PRESENT.set(_Noise(noise, blocks))
+    try:
+        yield
+    finally:
+        _PRESENT.reset(token)
+
+
+def _seed() -> tf.Tensor:
+    present = _PRESENT.get()
+    if present is not None:
+        return present.seed()
+    return tf.random.uniform([2], maxval=2**31 - 1, dtype=tf.int32)
+
+
+def _uniform(shape: Any) -> tf.Tensor:
+    return tf.random.stateless_uniform(shape, _seed(), minval=_TINY)
+
+
+_DRAWS: dict[str, Callable[[Any], tf.Tensor]] = {
+    "gumbel": lambda shape: -tf.math.log(-tf.math.log(_uniform(shape))),
+    "normal": lambda shape: tf.random.stateless_normal(shape, _seed()),
+    "logistic": lambda shape: -tf.math.log(1.0 / _uniform(shape) - 1.0),
+}
+"""By the kinds of `NOISE_KINDS`, what draws a tensor of a shape."""
+
+
+def noise_like(inputs: tf.Tensor, kind: str, size: int) -> tf.Tensor:
+    """Returns noise of a kind for the rows of `inputs`, float32 `[B, size]`."""
+    present = _PRESENT.get()
+    taken = None if present is None else present.take(kind, size)
+    return _DRAWS[kind]([tf.shape(inputs)[0], size]) if taken is None else taken
+
+
+def gamma(alpha: tf.Tensor) -> tf.Tensor:
+    """Draws from gamma distributions of the rate 1; differentiable in `alpha`.
+
+    Marsaglia and Tsang 2000 (doi:10.1145/358407.358414): of eight candidates the first that is
+    accepted. What is wanted for `alpha` is that for `alpha + 1` times `U ** (1 / alpha)`.
+
+    Args:
+        alpha: float32 of any shape, positive.
+    """
+    d = alpha[..., None] + 2.0 / 3.0
+    shape = tf.concat([tf.shape(alpha), [_CANDIDATES]], 0)
+    x = _DRAWS["normal"](shape)
+    v = tf.maximum(1.0 + x / tf.sqrt(9.0 * d), 1e-6) ** 3
+    fits = tf.math.log(_uniform(shape)) < 0.5 * x * x + d * (1.0 - v + tf.math.log(v))
+    first = tf.one_hot(tf.argmax(tf.cast(fits, tf.int32), axis=-1), _CANDIDATES)
+    boost = tf.exp(tf.math.log(_uniform(tf.shape(alpha))) / alpha)
+    return tf.reduce_sum(d * v * first, axis=-1) * boost

@@ -1,0 +1,559 @@
+"""RLlib's classes of action distributions, over those of `tfpolicies.models.distributions`.
+
+They are built from `(inputs, model)` and draw by themselves, eagerly or in a graph. Formulas are
+the core's; only those that it does not have are here.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import numpy as np
+import tensorflow as tf
+from gymnasium import spaces
+
+from tfpolicies.compat.action_dist import ActionDistribution, PortedDistribution
+from tfpolicies.compat.chance import gamma, noise_like
+from tfpolicies.errors import ConfigError
+from tfpolicies.models import distributions as own
+from tfpolicies.models.distributions.base import BOX_DISTRIBUTIONS, IMPOSSIBLE_LOG_PROB, softplus
+from tfpolicies.models.spaces import cell_sizes, leaves, nest, pick
+
+_TINY = 1e-7
+
+
+class TFActionDistribution(ActionDistribution):
+    """A distribution that samples once: `sample` gives the same actions whenever it is asked.
+
+    A subclass writes `_build_sample_op` instead of `sample`.
+
+    Attributes:
+        sample_op: the sample, drawn when it is first asked for.
+        sampled_action_logp_op: its log-probability, float32 `[B]`.
+    """
+
+    def _build_sample_op(self) -> Any:
+        raise self._lacks("_build_sample_op(self)")
+
+    @functools.cached_property
+    def sample_op(self) -> Any:
+        return self._build_sample_op()
+
+    @functools.cached_property
+    def sampled_action_logp_op(self) -> tf.Tensor:
+        return self.logp(self.sample_op)
+
+    def sample(self) -> Any:
+        return self.sample_op
+
+    def sampled_action_logp(self) -> tf.Tensor:
+        return self.sampled_action_logp_op
+
+
+class TransformedNoise(TFActionDistribution):
+    """A distribution of the core in this form.
+
+    Args:
+        inputs: `[B, n]`; arrays are taken, too.
+        model: that computed them; kept.
+        kind: the class in the core.
+        space: its action space.
+    """
+
+    def __init__(
+        self, inputs: Any, model: Any = None, *, kind: type[own.Distribution], space: gym.Space
+    ) -> None:
+        super().__init__(_rows(inputs), model)
+        self._own = kind(self.inputs, space)
+
+    def _build_sample_op(self) -> Any:
+        size = self._own.noise_size(self._own.space)
+        return self._own.sample(noise_like(self.inputs, self._own.noise_kind, size))
+
+    def deterministic_sample(self) -> Any:
+        return self._own.deterministic_sample()
+
+    def logp(self, x: Any) -> tf.Tensor:
+        return self._own.logp(x)
+
+    def entropy(self) -> tf.Tensor:
+        return self._own.entropy()
+
+    def kl(self, other: Any) -> tf.Tensor:
+        return self._own.kl(other._own)
+
+
+class Categorical(TransformedNoise):
+    """One of n actions, from n logits.
+
+    Args:
+        inputs: logits `[B, n]`.
+        model: kept.
+        temperature: a positive number that logits are divided by; None: the class's own.
+
+    Raises:
+        ConfigError: if the temperature is not positive.
+
+    >>> Categorical(np.array([[1.0, 3.0, 2.0]])).deterministic_sample().numpy()
+    array([1])
+    """
+
+    temperature: ClassVar[float] = 1.0
+
+    def __init__(self, inputs: Any, model: Any = None, temperature: float | None = None) -> None:
+        chosen = self.temperature if temperature is None else temperature
+        logits = _rows(inputs) / _positive("temperature", chosen)
+        super().__init__(
+            logits, model, kind=own.Categorical, space=spaces.Discrete(logits.shape[-1])
+        )
+
+    def logp(self, x: Any) -> tf.Tensor:
+        return super().logp(tf.reshape(x, [-1]))
+
+    @staticmethod
+    def required_model_output_shape(action_space: Any, model_config: Any) -> int:
+        return int(action_space.n)
+
+
+def get_categorical_class_with_temperature(t: float) -> type[Categorical]:
+    """Returns a `Categorical` whose logits are divided by `t`, a positive number."""
+    return type("CategoricalWithTemperature", (Categorical,), {"temperature": t})
+
+
+class MultiCategorical(TransformedNoise):
+    """An independent choice in each cell, from the logits of all cells in a row.
+
+    Args:
+        inputs: logits `[B, n]`.
+        model: kept.
+        input_lens: how many actions each cell has.
+        action_space: a MultiDiscrete or a Box of integers with these cells; None for one row.
+    """
+
+    def __init__(
+        self, inputs: Any, model: Any, input_lens: Sequence[int], action_space: Any = None
+    ) -> None:
+        space = spaces.MultiDiscrete(np.array(input_lens)) if action_space is None else action_space
+        super().__init__(inputs, model, kind=own.MultiCategorical, space=space)
+        self.action_space = space
+        self.input_lens = [int(n) for n in input_lens]
+
+    @classmethod
+    def over(
+        cls, space: gym.Space, settings: Mapping[str, Any], **arguments: Any
+    ) -> PortedDistribution:
+        cells = {"input_lens": cell_sizes(space), "action_space": space}
+        return super().over(space, settings, **{**cells, **arguments})
+
+    @functools.cached_property
+    def cats(self) -> list[Categorical]:
+        """The distribution of each cell."""
+        parts = tf.split(self.inputs, self.input_lens, axis=-1)
+        return [Categorical(logits, self.model) for logits in parts]
+
+    def logp(self, x: Any) -> tf.Tensor:
+        """Returns the log-probability of actions, float32 `[B]`.
+
+        Args:
+            x: a tensor `[B, *shape]`, or what is no tensor by cell, `[cells, B]`.
+        """
+        by_cell = not tf.is_tensor(x) and len(x) == len(self.input_lens)
+        return super().logp(tf.stack(list(x), axis=1) if by_cell else x)
+
+    def multi_entropy(self) -> tf.Tensor:
+        """Returns the entropy of each cell, float32 `[B, cells]`."""
+        return tf.stack([cat.entropy() for cat in self.cats], axis=1)
+
+    def multi_kl(self, other: Any) -> tf.Tensor:
+        """Returns KL(self || other) of each cell, float32 `[B, cells]`."""
+        pairs = zip(self.cats, other.cats, strict=True)
+        return tf.stack([cat.kl(its) for cat, its in pairs], axis=1)
+
+    @staticmethod
+    def required_model_output_shape(action_space: gym.Space, model_config: Any) -> int:
+        return sum(cell_sizes(action_space))
+
+
+class DiagGaussian(TransformedNoise):
+    """Independent normals, from k means and k logarithms of standard deviations, concatenated.
+
+    Args:
+        inputs: `[B, 2k]`.
+        model: kept.
+        action_space: a Box of k numbers, whose shape actions get; None for `[B, k]`.
+
+    Attributes:
+        mean: `[B, k]`.
+        log_std: `[B, k]`.
+        std: `[B, k]`.
+    """
+
+    def __init__(self, inputs: Any, model: Any = None, *, action_space: Any = None) -> None:
+        space = _line(inputs) if action_space is None else action_space
+        super().__init__(inputs, model, kind=own.DiagGaussian, space=space)
+        self.mean, self.log_std = tf.split(self.inputs, 2, axis=-1)
+        self.std = tf.exp(self.log_std)
+
+    @staticmethod
+    def required_model_output_shape(action_space: Any, model_config: Any) -> int:
+        return 2 * math.prod(action_space.shape)
+
+
+class Deterministic(TransformedNoise):
+    """The inputs `[B, k]` are the actions; log-probability and entropy are 0."""
+
+    def __init__(self, inputs: Any, model: Any = None) -> None:
+        space = _line(inputs, parts=1)
+        super().__init__(inputs, model, kind=own.Deterministic, space=space)
+
+    @staticmethod
+    def required_model_output_shape(action_space: Any, model_config: Any) -> int:
+        return math.prod(action_space.shape)
+
+
+class _Range:
+    """Moves numbers from a range to [low, high], and back.
+
+    Log-probabilities and entropies are those before numbers are moved, as RLlib's are.
+
+    Args:
+        first: the lower end of the range.
+        last: its upper end.
+        low: numbers, or arrays of them.
+        high: likewise.
+
+    Raises:
+        ConfigError: if `low` is not less than `high`.
+    """
+
+    def __init__(self, first: float, last: float, low: Any, high: Any) -> None:
+        if not np.all(np.less(low, high)):
+            raise ConfigError(f"low must be less than high; got low={low!r}, high={high!r}.")
+        self._first, self._low, self._high = first, low, high
+        self._scale = np.asarray((np.asarray(high) - low) / (last - first), np.float32)
+
+    def moved(self, x: tf.Tensor) -> tf.Tensor:
+        return tf.clip_by_value((x - self._first) * self._scale + self._low, self._low, self._high)
+
+    def moved_back(self, x: Any) -> tf.Tensor:
+        return (tf.cast(x, tf.float32) - self._low) / self._scale + self._first
+
+
+class SquashedGaussian(TFActionDistribution):
+    """Normals put through tanh, moved to [low, high]; there is no entropy nor KL in closed form.
+
+    Args:
+        inputs: `[B, 2k]`, k means and k logarithms of standard deviations, which are clipped.
+        model: kept.
+        low: numbers that actions are not below.
+        high: numbers that actions are not above.
+
+    Raises:
+        ConfigError: if `low` is not less than `high`.
+    """
+
+    def __init__(self, inputs: Any, model: Any = None, low: Any = -1.0, high: Any = 1.0) -> None:
+        super().__init__(_rows(inputs), model)
+        self.low, self.high, self._range = low, high, _Range(-1.0, 1.0, low, high)
+        self._own = own.SquashedGaussian(self.inputs, _line(inputs))
+
+    def _build_sample_op(self) -> tf.Tensor:
+        noise = noise_like(self.inputs, "normal", self.inputs.shape[-1] // 2)
+        return self._range.moved(self._own.sample(noise))
+
+    def deterministic_sample(self) -> tf.Tensor:
+        return self._range.moved(self._own.deterministic_sample())
+
+    def logp(self, x: Any) -> tf.Tensor:
+        return tf.maximum(self._own.logp(self._range.moved_back(x)), IMPOSSIBLE_LOG_PROB)
+
+    def entropy(self) -> tf.Tensor:
+        return self._own.entropy()
+
+    def kl(self, other: Any) -> tf.Tensor:
+        return self._own.kl(other._own)
+
+    @staticmethod
+    def required_model_output_shape(action_space: Any, model_config: Any) -> int:
+        return 2 * math.prod(action_space.shape)
+
+
+class GumbelSoftmax(TFActionDistribution):
+    """Nearly one-hot vectors that gradients pass through (Jang et al. 2017, arXiv:1611.01144).
+
+    Args:
+        inputs: logits `[B, n]`.
+        model: kept.
+        temperature: a positive number; the lower, the nearer to one-hot.
+
+    Raises:
+        ConfigError: if the temperature is not positive.
+    """
+
+    def __init__(self, inputs: Any, model: Any = None, temperature: float = 1.0) -> None:
+        super().__init__(_rows(inputs), model)
+        self.temperature = _positive("temperature", temperature)
+        self.probs = tf.nn.softmax(self.inputs)
+
+    def _build_sample_op(self) -> tf.Tensor:
+        noise = noise_like(self.inputs, "gumbel", self.inputs.shape[-1])
+        return tf.nn.softmax((self.inputs + noise) / self.temperature)
+
+    def deterministic_sample(self) -> tf.Tensor:
+        return self.probs
+
+    def logp(self, x: Any) -> tf.Tensor:
+        """Returns that of the categorical distribution, for vectors `[B, n]` or numbers `[B]`."""
+        x = tf.convert_to_tensor(x)
+        if x.shape.rank == 1:
+            x = tf.one_hot(tf.cast(x, tf.int32), self.inputs.shape[-1])
+        return tf.reduce_sum(x * tf.nn.log_softmax(self.inputs), axis=-1)
+
+    @staticmethod
+    def required_model_output_shape(action_space: Any, model_config: Any) -> int:
+        return int(action_space.n)
+
+
+class _Concentrated(TFActionDistribution):
+    """Dirichlet distributions over the last axis of `_concentration`, summed over axes before it.
+
+    The density is prod(x ** (a - 1)) / B(a), and E[log x] = digamma(a) - digamma(sum(a)).
+    """
+
+    _concentration: tf.Tensor
+
+    def _proportions(self) -> tf.Tensor:
+        drawn = gamma(self._concentration)
+        return drawn / tf.reduce_sum(drawn, axis=-1, keepdims=True)
+
+    def _log_density(self, x: tf.Tensor) -> tf.Tensor:
+        terms = tf.reduce_sum((self._concentration - 1.0) * tf.math.log(x), axis=-1)
+        return _by_row(terms - tf.math.lbeta(self._concentration))
+
+    def entropy(self) -> tf.Tensor:
+        a = self._concentration
+        terms = tf.reduce_sum((a - 1.0) * self._mean_logs(), axis=-1)
+        return _by_row(tf.math.lbeta(a) - terms)
+
+    def kl(self, other: Any) -> tf.Tensor:
+        a, b = self._concentration, other._concentration
+        terms = tf.reduce_sum((a - b) * self._mean_logs(), axis=-1)
+        return _by_row(tf.math.lbeta(b) - tf.math.lbeta(a) + terms)
+
+    def _mean_logs(self) -> tf.Tensor:
+        a = self._concentration
+        return tf.math.digamma(a) - tf.math.digamma(tf.reduce_sum(a, axis=-1, keepdims=True))
+
+
+class Beta(_Concentrated):
+    """Independent beta distributions, moved to [low, high].
+
+    Args:
+        inputs: `[B, 2k]`; alpha and beta are log(exp(x) + 1) + 1 of its halves.
+        model: kept.
+        low: the lower bound.
+        high: the upper bound.
+
+    Attributes:
+        inputs: alpha and beta, `[B, 2k]`.
+
+    Raises:
+        ConfigError: if `low` is not less than `high`.
+    """
+
+    def __init__(self, inputs: Any, model: Any = None, low: Any = 0.0, high: Any = 1.0) -> None:
+        bound = -math.log(1e-6)
+        super().__init__(softplus(tf.clip_by_value(_rows(inputs), -bound, bound)) + 1.0, model)
+        self.low, self.high, self._range = low, high, _Range(0.0, 1.0, low, high)
+        self._concentration = tf.stack(tf.split(self.inputs, 2, axis=-1), axis=-1)
+
+    def _build_sample_op(self) -> tf.Tensor:
+        return self._range.moved(self._proportions()[..., 0])
+
+    def deterministic_sample(self) -> tf.Tensor:
+        """Returns the means."""
+        alpha, both = self._concentration[..., 0], tf.reduce_sum(self._concentration, axis=-1)
+        return self._range.moved(alpha / both)
+
+    def logp(self, x: Any) -> tf.Tensor:
+        share = tf.clip_by_value(self._range.moved_back(x), _TINY, 1.0 - _TINY)
+        return self._log_density(tf.stack([share, 1.0 - share], axis=-1))
+
+    @staticmethod
+    def required_model_output_shape(action_space: Any, model_config: Any) -> int:
+        return 2 * math.prod(action_space.shape)
+
+
+class Dirichlet(_Concentrated):
+    """Shares that sum to 1, from `[B, k]` logarithms of concentrations.
+
+    Attributes:
+        inputs: the concentrations, `[B, k]`.
+    """
+
+    def __init__(self, inputs: Any, model: Any = None) -> None:
+        super().__init__(tf.exp(_rows(inputs)) + _TINY, model)
+        self._concentration = self.inputs
+
+    def _build_sample_op(self) -> tf.Tensor:
+        return self._proportions()
+
+    def deterministic_sample(self) -> tf.Tensor:
+        return tf.nn.softmax(self.inputs)
+
+    def logp(self, x: Any) -> tf.Tensor:
+        shares = tf.maximum(tf.cast(x, tf.float32), _TINY)
+        return self._log_density(shares / tf.reduce_sum(shares, axis=-1, keepdims=True))
+
+    @staticmethod
+    def required_model_output_shape(action_space: Any, model_config: Any) -> int:
+        return math.prod(action_space.shape)
+
+
+class MultiActionDistribution(TFActionDistribution):
+    """Independent distributions of the parts of a Dict or Tuple.
+
+    Args:
+        inputs: `[B, n]`.
+        model: each part's, too.
+        child_distributions: a class for each part, in the order of the space.
+        input_lens: how many inputs each takes.
+        action_space: the nested space.
+        **kwargs: arguments of all classes.
+
+    Attributes:
+        flat_child_distributions: the distributions.
+    """
+
+    def __init__(
+        self,
+        inputs: Any,
+        model: Any,
+        *,
+        child_distributions: Sequence[Callable[..., Any]],
+        input_lens: Sequence[int],
+        action_space: gym.Space,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(_rows(inputs), model)
+        self.action_space = action_space
+        self.input_lens = [int(n) for n in input_lens]
+        pairs = zip(
+            child_distributions, tf.split(self.inputs, self.input_lens, axis=-1), strict=True
+        )
+        self.flat_child_distributions = [kind(part, model, **kwargs) for kind, part in pairs]
+
+    @classmethod
+    def over(
+        cls, space: gym.Space, settings: Mapping[str, Any], **arguments: Any
+    ) -> PortedDistribution:
+        return super().over(space, settings, **{**_children(space), **arguments})
+
+    def _build_sample_op(self) -> Any:
+        return nest(self.action_space, [child.sample() for child in self.flat_child_distributions])
+
+    def deterministic_sample(self) -> Any:
+        modes = [child.deterministic_sample() for child in self.flat_child_distributions]
+        return nest(self.action_space, modes)
+
+    def sampled_action_logp(self) -> tf.Tensor:
+        return tf.add_n([child.sampled_action_logp() for child in self.flat_child_distributions])
+
+    def logp(self, x: Any) -> tf.Tensor:
+        """Returns the log-probability of actions: nested, a list by part, or `[B, k]` of all."""
+        pairs = zip(self.flat_child_distributions, self._parts(x), strict=True)
+        return tf.add_n([child.logp(part) for child, part in pairs])
+
+    def entropy(self) -> tf.Tensor:
+        return tf.add_n([child.entropy() for child in self.flat_child_distributions])
+
+    def kl(self, other: Any) -> tf.Tensor:
+        pairs = zip(self.flat_child_distributions, other.flat_child_distributions, strict=True)
+        return tf.add_n([child.kl(its) for child, its in pairs])
+
+    @staticmethod
+    def required_model_output_shape(action_space: gym.Space, model_config: Any) -> int:
+        return sum(_children(action_space)["input_lens"])
+
+    def _parts(self, x: Any) -> list[Any]:
+        if tf.is_tensor(x) or isinstance(x, np.ndarray):
+            modes = [child.deterministic_sample() for child in self.flat_child_distributions]
+            return list(tf.split(x, [math.prod(mode.shape[1:]) for mode in modes], axis=-1))
+        if isinstance(x, list | tuple) and not any(isinstance(y, Mapping | tuple) for y in x):
+            return list(x)
+        return [pick(x, leaf.path) for leaf in leaves(self.action_space)]
+
+
+_BY_TYPE = {"deterministic": Deterministic, "gumbel_softmax": GumbelSoftmax}
+
+
+def class_for(space: gym.Space, settings: Mapping[str, Any], dist_type: Any = None) -> Any:
+    """Returns what RLlib's catalog has for a space: a class, or a partial of one, and its inputs.
+
+    Args:
+        space: the action space.
+        settings: of the model, of which `custom_action_dist` is read.
+        dist_type: None, "deterministic" or "gumbel_softmax".
+
+    Raises:
+        ConfigError: if it is none of these.
+    """
+    custom = settings.get("custom_action_dist")
+    custom = BOX_DISTRIBUTIONS.find(custom) or custom
+    if custom is None and dist_type is not None:
+        custom = _BY_TYPE.get(dist_type, dist_type)
+        if custom not in (*_BY_TYPE.values(), MultiActionDistribution):
+            raise ConfigError(f"dist_type must be one of {sorted(_BY_TYPE)}; got {dist_type!r}.")
+    if custom is None and isinstance(space, spaces.Dict | spaces.Tuple):
+        custom = MultiActionDistribution
+    if custom is None:
+        return _usual_class(space)
+    found = own.ActionDistribution.of(space, custom, settings)
+    if not isinstance(found, PortedDistribution):
+        return found, found.num_inputs
+    arguments = found.arguments
+    return functools.partial(custom, **arguments) if arguments else custom, found.num_inputs
+
+
+def _usual_class(space: Any) -> tuple[Any, int]:
+    """Returns the class for a leaf, or a partial of one, and how many inputs it takes."""
+    found = own.ActionDistribution.of(space)
+    (kind,) = found.kinds
+    known: dict[Any, Any] = {
+        own.Categorical: Categorical,
+        own.DiagGaussian: functools.partial(DiagGaussian, action_space=space),
+    }
+    if kind is own.MultiCategorical:
+        cells = {"input_lens": cell_sizes(space), "action_space": space}
+        known[kind] = functools.partial(MultiCategorical, **cells)
+    other = functools.partial(TransformedNoise, kind=kind, space=space)
+    return known.get(kind, other), found.num_inputs
+
+
+def _children(space: gym.Space) -> dict[str, Any]:
+    pairs = [_usual_class(leaf.space) for leaf in leaves(space)]
+    kinds, sizes = zip(*pairs, strict=True)
+    return {"child_distributions": kinds, "input_lens": sizes, "action_space": space}
+
+
+def _rows(inputs: Any) -> tf.Tensor:
+    return tf.cast(inputs, tf.float32)
+
+
+def _line(inputs: Any, parts: int = 2) -> spaces.Box:
+    return spaces.Box(-np.inf, np.inf, (inputs.shape[-1] // parts,), np.float32)
+
+
+def _by_row(terms: tf.Tensor) -> tf.Tensor:
+    """Sums terms `[B, ...]` to `[B]`."""
+    return tf.reduce_sum(terms, axis=list(range(1, terms.shape.rank)))
+
+
+def _positive(name: str, value: Any) -> Any:
+    if not value > 0.0:
+        raise ConfigError(f"{name} must be a positive number, got {value!r}.")
+    return value
