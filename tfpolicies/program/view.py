@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfpolicies import ported
 from tfpolicies.errors import ConfigError, MissingColumnError, UsageError, near_matches
 from tfpolicies.models.adapted import AdaptedModel
-from tfpolicies.models.network import NetworkInputs, NetworkOutputs
+from tfpolicies.models.network import NetworkInputs, NetworkOutputs, users_model
 from tfpolicies.models.ports import SEQ_LENS
 from tfpolicies.models.spaces import Leaf, batch_leaves, pick
 
@@ -170,7 +170,7 @@ class ModelView:
                 f"model.{name} cannot be had here: outside `loss` a model is only called, for its "
                 "weights are those of any policy of the kind. Add an output to the model instead."
             )
-        model = self._network.model
+        model = users_model(self._network.model)
         return getattr(model.inner if isinstance(model, AdaptedModel) else model, name)
 
 
