@@ -32,6 +32,7 @@ NAMES = frozenset(
         "rnn_state_for",
         "started",
         "to_dict",
+        "windowed_memory",
     }
 )
 """The names there are of policies, models and episodes."""

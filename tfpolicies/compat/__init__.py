@@ -23,6 +23,7 @@ _NAMES = {
         "ModelWeights MultiAgentDict PartialAlgorithmConfigDict ResultDict TensorStructType "
         "TensorType"
     ),
+    "tfpolicies.compat.attention": "GTrXLNet",
     "tfpolicies.compat.catalog": "ModelCatalog normc_initializer with_common_config",
     "tfpolicies.compat.envs": (
         "BaseEnv ENV_STATE EpisodeV2 MultiAgentCartPole ParallelPettingZooEnv PettingZooEnv "

@@ -23,6 +23,7 @@ from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.network import ports_of
 from tfpolicies.models.ports import ACTIONS, OBS, SEQ_LENS, InputPorts, View
 from tfpolicies.models.preprocessing import encoded_shape, is_image
+from tfpolicies.models.settings import has_memory
 from tfpolicies.models.spaces import Leaf, nest
 from tfpolicies.models.views import views_of
 
@@ -51,7 +52,8 @@ class TFModelFactory:
     ) -> keras.Model:
         """Makes a `TFModelV2` and the Keras model around it.
 
-        The constructor gets the `custom_model_config` as keyword arguments if it takes them, and in
+        One that gives features to a memory around it makes as many as it likes, and is told None
+        for `num_outputs`; its `value_function` is not asked. The constructor gets the `custom_model_config` as keyword arguments if it takes them, and in
         `model_config` in any case.
 
         Raises:
@@ -59,7 +61,9 @@ class TFModelFactory:
         """
         kind = self.model_class
         obs_space = preprocessed_space(observation_space)
-        arguments = (obs_space, action_space, num_outputs, dict(model_config), kind.__name__)
+        remembered = has_memory(model_config)  # by a memory around it
+        width = None if remembered else num_outputs
+        arguments = (obs_space, action_space, width, dict(model_config), kind.__name__)
         extra = custom_model_config if _takes(kind, arguments, custom_model_config) else {}
         _require_no_reuse(kind)
         try:
@@ -69,11 +73,15 @@ class TFModelFactory:
         if kind not in _CHECKED:
             _require_own_layers(kind, inner, kind(*arguments, **extra))
             _CHECKED.add(kind)
-        return adapted(inner, observation_space, action_space)
+        return adapted(inner, observation_space, action_space, with_value=not remembered)
 
 
 def adapted(
-    inner: TFModelV2, observation_space: gym.Space, action_space: gym.Space
+    inner: TFModelV2,
+    observation_space: gym.Space,
+    action_space: gym.Space,
+    *,
+    with_value: bool = True,
 ) -> TFModelAdapter:
     """Returns the Keras model, built, that runs a `TFModelV2`.
 
@@ -81,11 +89,12 @@ def adapted(
         inner: the model; it belongs to the result from here on.
         observation_space: the environment's.
         action_space: the environment's.
+        with_value: whether it is asked for values, if it has a `value_function`.
 
     Raises:
         ModelError: if it has a form that cannot work here.
     """
-    model = TFModelAdapter(inner, InputPorts(observation_space))
+    model = TFModelAdapter(inner, InputPorts(observation_space), with_value=with_value)
     model.views = views_of(model, observation_space, action_space)
     _build(model, observation_space, action_space)
     return model
@@ -97,6 +106,7 @@ class TFModelAdapter(keras.Model):
     Args:
         inner: the model.
         ports: the inputs, of which those of the observation are read.
+        with_value: whether it is asked for values, if it has a `value_function`.
 
     Attributes:
         state_shapes: the shapes of the memory.
@@ -104,14 +114,15 @@ class TFModelAdapter(keras.Model):
         views: what it reads besides the observation and its memory.
     """
 
-    def __init__(self, inner: TFModelV2, ports: InputPorts) -> None:
+    def __init__(self, inner: TFModelV2, ports: InputPorts, *, with_value: bool) -> None:
         super().__init__(name=type(inner).__name__)
         self.inner = inner
         self.state_shapes = _state_shapes(inner)
         self.view_requirements = dict(inner.view_requirements)
         self.views: tuple[View, ...] = ()
         self._ports = ports
-        self._has_value = type(inner).value_function is not TFModelV2.value_function
+        has_value = type(inner).value_function is not TFModelV2.value_function
+        self._has_value = with_value and has_value
 
     def hand_to(self, policy: Any) -> None:
         """Takes down whose weights methods of the inner model that are looked up now run with."""

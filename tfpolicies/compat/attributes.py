@@ -10,6 +10,7 @@ from tfpolicies.algorithms.pg import PGPolicy
 from tfpolicies.algorithms.ppo import PPOTFPolicy, value_statistics
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.batch.view_requirement import ViewRequirement
+from tfpolicies.compat.attention import windowed_memory
 from tfpolicies.compat.batches import (
     policy_batches,
     single_step_input,
@@ -57,6 +58,7 @@ _LOOKUPS: dict[type, dict[str, Callable[[Any], Any]]] = {
         # False while postprocessing is given zeros to learn its columns
         "loss_initialized": lambda policy: lambda: not policy._sees_zeros,
         "maybe_initialize_optimizer_and_loss": lambda policy: _nothing,
+        "windowed_memory": method(windowed_memory),
     },
     PPOTFPolicy: {
         "entropy_coeff": lambda policy: policy._in_force("entropy_coeff"),

@@ -72,6 +72,7 @@ _BY_HAND = {
         "TupleFlatteningPreprocessor"
     ),
     "ray.rllib.models.tf": "FullyConnectedNetwork RecurrentNetwork TFModelV2 VisionNetwork",
+    "ray.rllib.models.tf.attention_net": "GTrXLNet",
     "ray.rllib.models.tf.fcnet": "FullyConnectedNetwork",
     "ray.rllib.models.tf.misc": "normc_initializer",
     "ray.rllib.models.tf.recurrent_net": "RecurrentNetwork",

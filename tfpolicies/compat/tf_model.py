@@ -18,7 +18,7 @@ from tfpolicies.compat.preprocessors import flat_space
 from tfpolicies.errors import ModelError, NotOfferedError
 from tfpolicies.models.catalog import build_model
 from tfpolicies.models.preprocessing import encoded_shape
-from tfpolicies.models.settings import model_settings
+from tfpolicies.models.settings import model_settings, without_memory
 from tfpolicies.models.spaces import flat_size, leaves, nest
 
 
@@ -422,7 +422,8 @@ def _catalog_model(
     space: gym.Space, num_outputs: int | None, config: Mapping[str, Any]
 ) -> tuple[Any, int]:
     """Returns a model of the catalog with a value, and how many outputs it has."""
-    settings = {**_ABSENT, **config, "custom_model": None, "custom_model_config": {}}
+    given = {**_ABSENT, **config, "custom_model": None, "custom_model_config": {}}
+    settings = without_memory(given)  # which may be around the whole of which this is a part
     if num_outputs is None:
         hidden = [*model_settings(settings)["fcnet_hiddens"]]
         hidden += model_settings(settings)["post_fcnet_hiddens"]

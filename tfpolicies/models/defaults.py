@@ -11,6 +11,7 @@ from tfpolicies.models.registry import MODELS
 from tfpolicies.rules import BOOL, COUNT, DICT, FINITE, Rule, is_count
 
 _MOST_LAYERS, _MOST_BLOCKS = 256, 64  # blocks are attention's units and heads
+_MOST_STEPS = 1000  # of the past that are handed over beside a memory
 
 
 def is_list_of_counts(value: Any) -> bool:
@@ -46,10 +47,7 @@ _BLOCKS = Rule(lambda x: is_count(x) and x <= _MOST_BLOCKS, f"an integer from 1 
 _ACTIVATION = Rule(lambda x: x is None or isinstance(x, str), "a Keras activation name")
 _ATARI = "frames are scaled to [0, 1] and otherwise left as the environment gives them; crop, "
 _ATARI += "resize and stack them there, with gymnasium.wrappers.AtariPreprocessing and others"
-_ONE_STEP = Rule(
-    lambda x: is_count(x, 0) and x <= 1,
-    "0 or 1: only the last step is handed over, earlier ones are in the memory",
-)
+_STEPS = Rule(lambda x: is_count(x, 0) and x <= _MOST_STEPS, f"an integer from 0 to {_MOST_STEPS}")
 _MODEL = Rule(
     lambda x: x is None or callable(x) or MODELS.find(x) is not None,
     "None, a keras.Model, a factory or the name of a registered model",
@@ -102,8 +100,8 @@ SETTINGS: dict[str, tuple[Any, Rule]] = {
     "attention_position_wise_mlp_dim": (32, COUNT),  # hidden units behind each attention
     # the larger, the more a new unit passes its input on
     "attention_init_gru_gate_bias": (2.0, FINITE),
-    "attention_use_n_prev_actions": (0, _ONE_STEP),
-    "attention_use_n_prev_rewards": (0, _ONE_STEP),
+    "attention_use_n_prev_actions": (0, _STEPS),  # how many of the last actions it also reads
+    "attention_use_n_prev_rewards": (0, _STEPS),  # and of the last rewards
     # Atari frames are prepared by environment wrappers: only these values are taken, and any `dim`.
     "framestack": (True, _only(True, f"True: {_ATARI}")),
     "dim": (84, COUNT),  # of no effect: images have the size that the environment gives them

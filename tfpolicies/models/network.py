@@ -18,10 +18,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies.errors import ModelError
-from tfpolicies.models.calling import ZERO_ROWS, all_layers, call_model, call_with_zeros
+from tfpolicies.models.calling import ZERO_ROWS, all_layers, call_model, call_with_zeros, zeros
 from tfpolicies.models.catalog import (
+    RememberingModel,
     build_model,
     build_q_model,
+    build_remembering,
     initializer_of,
     memory_of,
 )
@@ -31,6 +33,7 @@ from tfpolicies.models.filters import normalize
 from tfpolicies.models.ports import SEQ_LENS, InputPorts, model_leaves, plain_leaves
 from tfpolicies.models.preprocessing import encode, encoded_shape, is_image
 from tfpolicies.models.registry import MODELS
+from tfpolicies.models.settings import has_memory
 from tfpolicies.models.spaces import pick
 from tfpolicies.models.views import declared, views_of
 
@@ -111,6 +114,9 @@ def model_source(
     registered one; or None for a model of the catalog. A factory with parameters `action_space` or
     `model_config` is given these, too; one without any parameter is called as it is.
 
+    With `use_lstm`, `use_gru` or `use_attention` a custom model gives features, of any number, to
+    the memory around it; `num_outputs` is then the width of the memory.
+
     Raises:
         ModelError: if it is none of these.
     """
@@ -118,6 +124,8 @@ def model_source(
     custom = MODELS.find(custom) or custom
 
     def complete(model: keras.Model) -> keras.Model:
+        if has_memory(config):
+            model = _remembering(model, observation_space, dist_class, config, with_value)
         return _complete(model, observation_space, dist_class, config, with_value=with_value)
 
     if custom is None:
@@ -143,9 +151,11 @@ def model_source(
         arguments = dict(config["custom_model_config"])
         context = context_of(custom, dist_class.space, config)
 
+        width = num_outputs if not has_memory(config) else _width_of_memory(config)
+
         def make_custom() -> keras.Model:
             told = {**arguments, **context}
-            return complete(model_of(custom, observation_space, num_outputs, told))
+            return complete(model_of(custom, observation_space, width, told))
 
         given = fingerprint([arguments, context.get("model_config")])
         factory_key = ("factory", custom, given, num_outputs, *value_key)
@@ -411,6 +421,58 @@ def _complete(
     if Categorical in dist_class.kinds and _are_probabilities(_dist_inputs_of(outputs)):
         _warn_of_probabilities(model.name.rstrip("0123456789_"))
     return model
+
+
+def _width_of_memory(config: Mapping[str, Any]) -> int:
+    return int(config["attention_dim" if config["use_attention"] else "lstm_cell_size"])
+
+
+def _remembering(
+    model: keras.Model,
+    observation_space: gym.Space,
+    dist_class: ActionDistribution,
+    config: Mapping[str, Any],
+    with_value: bool,
+) -> keras.Model:
+    """Builds a user's model, and puts the memory that the settings ask for around it.
+
+    Raises:
+        ModelError: if it has a memory already, or gives no rows of features.
+    """
+    require_float32()
+    ports = ports_of(model, observation_space, dist_class)
+    if ports.memory:
+        raise ModelError(
+            f"The model {model.name!r} has a memory of its own. Leave use_lstm, use_gru and "
+            "use_attention False; or give a model without inputs state_in_0, ..."
+        )
+    tried = zeros(ports)
+    shape = getattr(_dist_inputs_of(call_with_zeros(model, ports)), "shape", ())
+    if len(shape) != 2 or shape[0] != ZERO_ROWS:
+        raise ModelError(
+            f"The model {model.name!r} must give features of shape [B, n] to the memory around it, "
+            f"as its only output, the first of a pair, or 'action_dist_inputs' of a dict; got "
+            f"{tuple(shape)} for {ZERO_ROWS} rows. Flatten them."
+        )
+    return build_remembering(
+        model,
+        functools.partial(call_actor, model),
+        {name: array.shape[1:] for name, array in tried.items()},
+        dist_class.num_inputs,
+        config,
+        with_value=with_value,
+        action_leaves=dist_class.leaves,
+    )
+
+
+def users_model(model: keras.Model) -> keras.Model:
+    """Returns a user's own model, of a model that may have a critic beside it or a memory around it.
+
+    It is the model itself where there is neither.
+    """
+    if isinstance(model, RememberingModel):
+        return model.features
+    return model.actor if isinstance(model, ActorCritic) else model
 
 
 def _are_probabilities(dist_inputs: Any) -> bool:

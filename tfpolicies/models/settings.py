@@ -62,17 +62,26 @@ _READ_BY = {
 """What settings are of no effect without: one of some memories."""
 
 
+def has_memory(settings: Mapping[str, Any]) -> bool:
+    """Whether settings ask for a memory.
+
+    >>> has_memory(model_settings({"use_gru": True})), has_memory(model_settings({}))
+    (True, False)
+    """
+    return any(settings[key] for key in _MEMORIES)
+
+
+def without_memory(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns settings that ask for no memory, and are as given otherwise."""
+    return {**settings, **{key: MODEL_DEFAULTS[key] for key in (*_MEMORIES, *_READ_BY)}}
+
+
 def _check_together(settings: Mapping[str, Any]) -> None:
     used = [key for key in _MEMORIES if settings[key]]
     if len(used) > 1:
         raise ModelSettingError(
             f"At most one of model['use_lstm'], model['use_gru'] and model['use_attention'] can be "
             f"True, got {' and '.join(used)}. Choose one kind of memory."
-        )
-    if used and settings["custom_model"] is not None:
-        raise ModelSettingError(
-            f"model[{used[0]!r}] must be False beside a custom_model, got True. Give your own "
-            "model its memory: inputs state_in_0, ... and seq_lens, outputs state_out_0, ..."
         )
     if used and settings["no_final_linear"]:
         raise ModelSettingError(

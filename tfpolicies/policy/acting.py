@@ -27,9 +27,15 @@ from tfpolicies.program.runtimes.runtime import Actor
 from tfpolicies.state import PolicyState, tick
 
 _ALWAYS_GIVEN = ("action_logp", "action_prob", "action_dist_inputs")
+_AS_ARGUMENTS = {"prev_n_actions": "prev_actions", "prev_n_rewards": "prev_rewards"}
+"""Views of n steps that the arguments for the previous step give, where no view is that step."""
 _MOST_AHEAD = 2**18  # numbers of noise, of 4 bytes each
 
 logger = logging.getLogger("tfpolicies")
+
+
+class MemoryCountError(UsageError):
+    """A policy with a memory was given none, or one of another number of arrays."""
 
 
 class ProgramActing:
@@ -373,6 +379,8 @@ class ProgramActing:
         for view in self.program.ports.views:
             batch = given.get(view.name)
             if batch is None:
+                batch = self._told_as_previous(view.name, given)
+            if batch is None:
                 raise UsageError(_missing(view.name))
             if view.name == "prev_rewards":
                 found.append(numbers(batch, "prev_reward_batch").reshape(-1))
@@ -381,11 +389,17 @@ class ProgramActing:
                 found += batch_leaves(view.leaves, batch, name)
         return found
 
+    def _told_as_previous(self, view: str, given: Mapping[str, Any]) -> Any:
+        """Returns what an argument for the previous step says of a view; None if nothing."""
+        argument = _AS_ARGUMENTS.get(view)
+        names = [each.name for each in self.program.ports.views]
+        return None if argument is None or argument in names else given.get(argument)
+
     def _memory(self, states: Sequence[Any] | None, rows: int) -> list[np.ndarray]:
         ports = self.program.ports.states
         if states is None or len(states) != len(ports):
             given = "none" if states is None else len(states)
-            raise UsageError(
+            raise MemoryCountError(
                 f"This policy has a memory of {len(ports)} arrays, but state_batches has {given}. "
                 "Let `session = policy.session()` keep it and call `session.act(obs)`; or pass it "
                 "by hand: `state = policy.get_initial_state()`, then `action, state, _ = "

@@ -25,6 +25,7 @@ from tfpolicies.connectors.pipelines import pipelines_from_state
 from tfpolicies.errors import CheckpointError, ConfigError
 from tfpolicies.finite import first_bad
 from tfpolicies.marks import fits
+from tfpolicies.models.catalog import RememberingModel
 from tfpolicies.models.extent import built_from
 from tfpolicies.policy.by_methods import FILTERS
 from tfpolicies.program.spec import program_fingerprint
@@ -187,7 +188,10 @@ def _built_model(policy: Any) -> keras.Model | None:
     """Returns the model that a factory made for a policy; None where no factory did."""
     custom = policy.config.get("model", {}).get("custom_model")
     program = policy.holding.program
-    return None if custom is None or program is None else program.functions.network.model
+    if custom is None or program is None:
+        return None
+    model = program.functions.network.model
+    return model.features if isinstance(model, RememberingModel) else model
 
 
 @dataclasses.dataclass(frozen=True)

@@ -161,8 +161,9 @@ class Policy(abc.ABC):
         Args:
             obs_batch: observations, nested as the space is; lists of rows are accepted.
             state_batches: the memory of each row, one array `[B, size]` per state tensor.
-            prev_action_batch: the last actions `[B, ...]`, for models that read them.
-            prev_reward_batch: the last rewards `[B]`, likewise.
+            prev_action_batch: the last actions `[B, ...]`, for models that read them; of one that
+                reads the n last, `[B, n, ...]`.
+            prev_reward_batch: the last rewards `[B]`, or `[B, n]`, likewise.
             info_batch: accepted and unused.
             episodes: accepted and unused.
             explore: sample (True) or be greedy (False); None takes `config["explore"]`.

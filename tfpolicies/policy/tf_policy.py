@@ -12,11 +12,12 @@ import gymnasium as gym
 import keras
 import numpy as np
 
+from tfpolicies import ported
 from tfpolicies.batch.leaves import map_leaves
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.batch.view_requirement import ViewRequirement
 from tfpolicies.config.read_only import copied
-from tfpolicies.errors import BatchError, ConfigError
+from tfpolicies.errors import BatchError, ConfigError, UsageError
 from tfpolicies.exploration.making import make_exploration
 from tfpolicies.export.onnx_file import export_onnx
 from tfpolicies.export.result import ExportResult
@@ -25,13 +26,14 @@ from tfpolicies.models.adapted import AdaptedModel
 from tfpolicies.models.filters import MeanStdFilter, RewardFilter
 from tfpolicies.models.kept_model import kept_model
 from tfpolicies.models.learning_rates import changing_rate
+from tfpolicies.models.network import users_model
 from tfpolicies.models.ports import PREVIOUS
 from tfpolicies.models.running_filter import Scaling
 from tfpolicies.models.spaces import require_values
 from tfpolicies.models.views import declared
 from tfpolicies.models.weight_mapping import MappingReport, match_weights
 from tfpolicies.policy import by_methods
-from tfpolicies.policy.acting import ProgramActing
+from tfpolicies.policy.acting import MemoryCountError, ProgramActing
 from tfpolicies.policy.checkpoints import reduced
 from tfpolicies.policy.fragments import Fragments
 from tfpolicies.policy.identity import AUTOMATIC, complete_config, derived_seed
@@ -257,8 +259,9 @@ class TFPolicy(PolicyKind):
         if "_loss_model" in vars(self):
             return vars(self)["_loss_model"]
         model = self.program.model_of(self._state)
-        if isinstance(model, AdaptedModel):
-            model.hand_to(self)
+        own = users_model(model)
+        if isinstance(own, AdaptedModel):
+            own.hand_to(self)
         return model
 
     def make_rl_module(self) -> keras.Model:
@@ -340,12 +343,29 @@ class TFPolicy(PolicyKind):
                 infinity, or a mask that allows no action (see `debugging(check_inputs=...)`).
         """
         acting = self._acting
-        inputs = acting.inputs_to_act_on(
-            obs_batch, state_batches, prev_action_batch, prev_reward_batch, views
-        )
+        previous = prev_action_batch, prev_reward_batch
+        try:
+            inputs = acting.inputs_to_act_on(obs_batch, state_batches, *previous, views)
+        except MemoryCountError as error:
+            memory, shown = self._in_full(state_batches, error)
+            found = self.compute_actions(
+                obs_batch, memory, *previous, explore=explore, timestep=timestep, views=views
+            )
+            return found._replace(state_outs=shown(found.state_outs))
         explore = self.config["explore"] if explore is None else explore
         outputs = acting.run(inputs, explore, timestep)
         return acting.batch(acting.arrays(outputs, explore=explore, own=False))
+
+    def _in_full(self, states: Any, error: UsageError) -> tuple[Any, Any]:
+        """Returns a memory in the form of ported code in that of the policy, and the way back.
+
+        Raises:
+            UsageError: the one given, if it has no such form.
+        """
+        try:
+            return ported.lookup(self, "windowed_memory")(states)
+        except (LookupError, TypeError, ValueError):
+            raise error from None
 
     def _views_in(self, input_dict: Mapping[str, Any]) -> dict[str, Any]:
         names = (view.name for view in self.program.ports.views if view.name not in PREVIOUS)

@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from tfpolicies.errors import ModelError
-from tfpolicies.models.network import ActorCritic, Network
+from tfpolicies.models.network import Network, users_model
 from tfpolicies.program.view import LOSS_MASK, TrainBatch
 
 PREFIX = "model/"
@@ -54,7 +54,7 @@ def with_own_loss(network: Network, loss: Any, batch: TrainBatch) -> Any:
     Raises:
         ModelError: if the model returns something else, or makes variables.
     """
-    model = _asked(network)
+    model = users_model(network.model)
     custom_loss = getattr(model, "custom_loss", None)
     if custom_loss is None:
         return loss
@@ -76,7 +76,7 @@ def own_stats(network: Network) -> dict[str, tf.Tensor]:
     Raises:
         ModelError: if one is not a single number.
     """
-    model = _asked(network)
+    model = users_model(network.model)
     custom_metrics = getattr(model, "custom_metrics", None)
     if custom_metrics is None:
         return {}
@@ -90,12 +90,6 @@ def own_stats(network: Network) -> dict[str, tf.Tensor]:
             )
         found[PREFIX + name] = tf.reshape(tensor, [])
     return found
-
-
-def _asked(network: Network) -> keras.Model:
-    """Returns the user's model: a value network of the catalog may stand beside it."""
-    model = network.model
-    return model.actor if isinstance(model, ActorCritic) else model
 
 
 def _scalars(found: Any, count: int, model: keras.Model) -> list[tf.Tensor]:

@@ -17,7 +17,7 @@ from tfpolicies.models.distributions import ActionDistribution, DiagGaussian, Sq
 from tfpolicies.models.filters import filtered_leaves
 from tfpolicies.models.learning_rates import changing_rate
 from tfpolicies.models.network import ModelSource, fingerprint
-from tfpolicies.models.settings import model_settings
+from tfpolicies.models.settings import model_settings, without_memory
 from tfpolicies.models.spaces import MASK, Leaf, has_mask, leaves, space_key
 from tfpolicies.program.networks import NetworkPlan
 from tfpolicies.program.surroundings import require_usual_tensorflow
@@ -83,7 +83,7 @@ class ProgramSpec:
         if policy_class._overrides("make_model"):
             made = _MadeByClass(policy_class, spec.view())
             model = {**static["model"], "custom_model": made, "custom_model_config": {}}
-            given = {**static, "model": model}
+            given = {**static, "model": without_memory(model)}  # which `make_model` sees to
         source = policy_class._model_source(observation_space, dist_class, given)
         return replace(spec, source=source)
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfpolicies import ported
 from tfpolicies.errors import ConfigError, MissingColumnError, UsageError, near_matches
 from tfpolicies.models.adapted import AdaptedModel
-from tfpolicies.models.network import NetworkInputs, NetworkOutputs
+from tfpolicies.models.network import NetworkInputs, NetworkOutputs, users_model
 from tfpolicies.models.ports import SEQ_LENS
 from tfpolicies.models.spaces import Leaf, batch_leaves, pick
 
@@ -162,7 +162,7 @@ class ModelView:
             return ported.missing(self, name, f"model.{name} cannot be had here: call the model")
         if name.startswith("__"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        model = self._network.model
+        model = users_model(self._network.model)
         return getattr(model.inner if isinstance(model, AdaptedModel) else model, name)
 
 

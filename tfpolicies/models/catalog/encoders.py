@@ -12,6 +12,7 @@ import numpy as np
 from gymnasium import spaces
 
 from tfpolicies.errors import ModelError
+from tfpolicies.models.catalog.heads import dense
 from tfpolicies.models.catalog.initializers import Kernels
 from tfpolicies.models.preprocessing import encoded_shape
 from tfpolicies.models.settings import pair
@@ -113,12 +114,8 @@ class Encoder:
         return x
 
     def dense(self, x: Any, units: int, name: str, role: str, activation: Any = None) -> Any:
-        """Puts one dense layer behind `x`; its role decides about the fresh weights."""
-        kernel = self._kernels.dense(role)
-        layer = keras.layers.Dense(
-            units, activation=activation, kernel_initializer=kernel, name=name
-        )
-        return layer(x)
+        """Puts one dense layer behind `x`; see `heads.dense`."""
+        return dense(self._kernels, x, units, name, role, activation)
 
     def _part(self, leaf: Leaf, name: str, x: Any, tower: str) -> Any:
         if name in self._filters:

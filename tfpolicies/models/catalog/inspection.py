@@ -13,7 +13,9 @@ STATE_IN = "state_in_"
 SEQ_LENS = "seq_lens"
 PREV_ACTIONS = "prev_actions"
 PREV_REWARDS = "prev_rewards"
-PREV_N = ("prev_n_obs", "prev_n_actions", "prev_n_rewards")
+PREV_N_ACTIONS = "prev_n_actions"
+PREV_N_REWARDS = "prev_n_rewards"
+PREV_N = ("prev_n_obs", PREV_N_ACTIONS, PREV_N_REWARDS)
 
 
 def memory_of(model: keras.Model) -> list[tuple[int, ...]]:

@@ -1,0 +1,139 @@
+"""Attention as ported code knows it: `GTrXLNet`, and memories that are the last outputs alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import gymnasium as gym
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfpolicies.compat.preprocessors import flat_space
+from tfpolicies.compat.tf_model import RecurrentNetwork
+from tfpolicies.models.catalog import memory_of
+from tfpolicies.models.catalog.attention import attention_core
+from tfpolicies.models.catalog.heads import action_outputs, value_output
+from tfpolicies.models.catalog.initializers import Kernels
+from tfpolicies.models.settings import model_settings
+
+Memory = Sequence[np.ndarray]
+
+
+class GTrXLNet(RecurrentNetwork):
+    """The attention of `use_attention` right behind the observation, as a model or a part of one.
+
+    `docs/models.md` says what it computes. The state has one tensor `[S, memory_inference,
+    attention_dim]` per unit, and behind them the number of steps in it, `[S, 1]`.
+
+    Args:
+        observation_space: what is flattened.
+        action_space: kept.
+        num_outputs: units of the output; None: the output is the last unit's, and there is no
+            value.
+        model_config: kept.
+        name: a name.
+        num_transformer_units: the setting `attention_num_transformer_units`; the others likewise.
+        attention_dim: units of the residual stream.
+        num_heads: heads of each attention.
+        memory_inference: earlier steps that can be attended to.
+        memory_training: must be the same, or left out.
+        head_dim: units of each head.
+        position_wise_mlp_dim: hidden units behind each attention.
+        init_gru_gate_bias: what the gates' biases start with.
+
+    Raises:
+        ModelSettingError: if a value is out of its range.
+    """
+
+    def __init__(
+        self,
+        observation_space: gym.Space,
+        action_space: gym.Space,
+        num_outputs: int | None,
+        model_config: Mapping[str, Any],
+        name: str,
+        *,
+        num_transformer_units: int = 1,
+        attention_dim: int = 64,
+        num_heads: int = 2,
+        memory_inference: int = 50,
+        memory_training: int = 50,
+        head_dim: int = 32,
+        position_wise_mlp_dim: int = 32,
+        init_gru_gate_bias: float = 2.0,
+    ) -> None:
+        super().__init__(observation_space, action_space, num_outputs, model_config, name)
+        units = {
+            "num_transformer_units": num_transformer_units,
+            "dim": attention_dim,
+            "num_heads": num_heads,
+            "head_dim": head_dim,
+            "memory_inference": memory_inference,
+            "memory_training": memory_training,
+            "position_wise_mlp_dim": position_wise_mlp_dim,
+            "init_gru_gate_bias": init_gru_gate_bias,
+        }
+        settings = model_settings({f"attention_{key}": value for key, value in units.items()})
+        self.trxl_model = _attention_model(flat_space(observation_space), num_outputs, settings)
+        self.num_outputs = attention_dim if num_outputs is None else num_outputs
+        self._values: Any = None
+
+    def forward_rnn(
+        self, inputs: tf.Tensor, state: list[tf.Tensor], seq_lens: Any
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        named = {f"state_in_{i}": part for i, part in enumerate(state)}
+        found = self.trxl_model({"obs": inputs, "seq_lens": seq_lens, **named})
+        self._values = found.get("values")
+        return found["outputs"], [found[f"state_out_{i}"] for i in range(len(state))]
+
+    def get_initial_state(self) -> list[np.ndarray]:
+        return [np.zeros(shape, np.float32) for shape in memory_of(self.trxl_model)]
+
+    def value_function(self) -> tf.Tensor:
+        return tf.reshape(self._values, [-1])
+
+
+def _attention_model(
+    space: gym.spaces.Box, num_outputs: int | None, settings: Mapping[str, Any]
+) -> keras.Model:
+    """Returns a model from sequences to `outputs`, `values` unless they are features, and states."""
+    kernels = Kernels(ortho_init=False, seed=0)
+    inputs = {
+        "obs": keras.Input((None, *space.shape), name="obs"),
+        "seq_lens": keras.Input((), name="seq_lens", dtype="int32"),
+    }
+    x, states_in, states_out = attention_core(*inputs.values(), settings, kernels)
+    outputs = {"outputs": x}
+    if num_outputs is not None:
+        outputs["outputs"] = action_outputs(kernels, x, num_outputs, settings)
+        outputs["values"] = value_output(kernels, x)
+    outputs |= {f"state_out_{i}": part for i, part in enumerate(states_out)}
+    inputs |= {f"state_in_{i}": part for i, part in enumerate(states_in)}
+    return keras.Model(inputs, outputs, name="trxl")
+
+
+def windowed_memory(policy: Any, states: Memory) -> tuple[list[np.ndarray], Callable[..., Any]]:
+    """Returns a memory of attention that lacks its count, with it, and what shows the next one so.
+
+    Ported code keeps the last outputs of each unit, `[B, steps, dim]`, zeros before an episode, and
+    is given the newest one, `[B, dim]`. The count is that of the steps from the first on that is
+    not all zeros.
+
+    Args:
+        policy: whose memory it is.
+        states: one array per unit.
+
+    Raises:
+        LookupError: if the policy's memory is another one.
+    """
+    *units, count = (port.shape for port in policy.program.ports.states)
+    is_windows = count == (1,) and all(len(shape) == 2 for shape in units)
+    windows = [np.asarray(part, np.float32) for part in states]
+    if not (units and is_windows and [part.shape[1:] for part in windows] == units):
+        raise LookupError("attention")
+    told = np.any([(part != 0).any(axis=2) for part in windows], axis=0)  # [B, steps]
+    first = np.where(told.any(axis=1), told.argmax(axis=1), told.shape[1])
+    counts = (told.shape[1] - first).astype(np.float32)[:, None]
+    return [*windows, counts], lambda after: [part[:, -1] for part in after[:-1]]

@@ -1,0 +1,39 @@
+"""Dense layers with the catalog's fresh weights, and the outputs of its models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+
+from tfpolicies.models.catalog.initializers import Kernels
+from tfpolicies.models.catalog.layers import FreeLogStd
+
+
+def dense(
+    kernels: Kernels, x: Any, units: int, name: str, role: str, activation: Any = None
+) -> Any:
+    """Puts one dense layer behind `x`; its role decides about the fresh weights."""
+    kernel = kernels.dense(role)
+    layer = keras.layers.Dense(units, activation=activation, kernel_initializer=kernel, name=name)
+    return layer(x)
+
+
+def action_outputs(
+    kernels: Kernels, x: Any, num_outputs: int, settings: Mapping[str, Any], final: Any = None
+) -> Any:
+    """Puts the inputs of the action distribution behind `x`: linear, or activated by `final`.
+
+    With `free_log_std` only their first half is computed from `x`.
+    """
+    free = settings["free_log_std"]
+    units = num_outputs // 2 if free else num_outputs
+    role = "action" if not settings["no_final_linear"] else "hidden"
+    outputs = dense(kernels, x, units, "fc_out", role, final)
+    return FreeLogStd(name="log_std")(outputs) if free else outputs
+
+
+def value_output(kernels: Kernels, x: Any) -> Any:
+    """Puts the value behind `x`."""
+    return dense(kernels, x, 1, "value_out", "value")

@@ -1,0 +1,162 @@
+"""A memory behind features: those of the catalog's encoder, or of a model of the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+
+from tfpolicies.errors import ModelError
+from tfpolicies.models.catalog.attention import attention_core
+from tfpolicies.models.catalog.encoders import flattened
+from tfpolicies.models.catalog.heads import action_outputs, value_output
+from tfpolicies.models.catalog.initializers import Kernels
+from tfpolicies.models.catalog.inspection import (
+    PREV_ACTIONS,
+    PREV_N_ACTIONS,
+    PREV_N_REWARDS,
+    PREV_REWARDS,
+    SEQ_LENS,
+    STATE_IN,
+)
+from tfpolicies.models.catalog.layers import FoldTime, UnfoldTime
+from tfpolicies.models.catalog.recurrent import recurrent_core
+from tfpolicies.models.preprocessing import encoded_shape
+from tfpolicies.models.spaces import Leaf, port_names
+
+Named = dict[str, Any]  # Keras tensors by name
+
+
+@keras.saving.register_keras_serializable(package="tfpolicies")
+class RememberingModel(keras.Model):
+    """A functional model: a memory around a model of the user's, whose attributes it has, too."""
+
+    @property
+    def features(self) -> keras.Model:
+        """The user's model, whose outputs the memory reads."""
+        return next(layer for layer in self.layers if isinstance(layer, keras.Model))
+
+    def __getattr__(self, name: str) -> Any:
+        """Returns what the user's model has under that name."""
+        if name.startswith("_") or not vars(self).get("built"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.features, name)
+
+
+def sequence_inputs(shapes: Mapping[str, Sequence[int]]) -> Named:
+    """Returns inputs of sequences `[B, T, ...]`, given the shape of a step of each."""
+    return {
+        name: keras.Input((None, *shape), name=name, dtype="float32")
+        for name, shape in shapes.items()
+    }
+
+
+def previous_inputs(settings: Mapping[str, Any], action_leaves: Sequence[Leaf]) -> Named:
+    """Returns the inputs of previous actions and rewards that a memory reads beside features.
+
+    Raises:
+        ModelError: if it reads actions, and their leaves are not given.
+    """
+    actions, rewards = (
+        int(settings[f"lstm_use_prev_{what}"] or settings[f"attention_use_n_prev_{what}s"])
+        for what in ("action", "reward")
+    )
+    if actions and not action_leaves:
+        raise ModelError(
+            "A model that reads the previous action needs to know the action space: give "
+            "action_leaves=leaves(action_space)."
+        )
+    shapes: dict[str, Sequence[int]] = {}
+    if actions:
+        names = port_names(action_leaves, PREV_ACTIONS if actions == 1 else PREV_N_ACTIONS)
+        steps = () if actions == 1 else (actions,)
+        for leaf, name in zip(action_leaves, names, strict=True):
+            shapes[name] = (*steps, *encoded_shape(leaf))
+    if rewards:
+        shapes[PREV_REWARDS if rewards == 1 else PREV_N_REWARDS] = (rewards,)
+    return sequence_inputs(shapes)
+
+
+def memory_model(
+    features: Callable[[Named], Any],
+    own: Named,
+    previous: Named,
+    num_outputs: int,
+    settings: Mapping[str, Any],
+    kernels: Kernels,
+    *,
+    with_value: bool,
+    kind: type[keras.Model] = keras.Model,
+) -> keras.Model:
+    """Returns a model with the memory that settings ask for; see `build_model`.
+
+    Args:
+        features: makes `[N, F]` of rows `[N, ...]` by name.
+        own: what `features` reads, sequences by name.
+        previous: what the memory reads beside them, likewise.
+        num_outputs: inputs of the action distribution per row.
+        settings: a complete `model` config.
+        kernels: gives kernel initializers.
+        with_value: whether the model also estimates values.
+        kind: the class of the model.
+    """
+    inputs = {**own, **previous, **own}  # what both read is one input
+    rows = {name: FoldTime(name=f"{name}_rows")(x) for name, x in inputs.items()}
+    found = features({name: rows[name] for name in own})
+    extras = [flattened(rows[name]) for name in previous]
+    if extras:
+        found = keras.layers.Concatenate(name="with_previous")([found, *extras])
+    x = UnfoldTime(name="sequences")([found, next(iter(inputs.values()))])
+    seq_lens = keras.Input((), name=SEQ_LENS, dtype="int32")
+    core = attention_core if settings["use_attention"] else recurrent_core
+    remembered, states_in, states_out = core(x, seq_lens, settings, kernels)
+    outputs = {"action_dist_inputs": action_outputs(kernels, remembered, num_outputs, settings)}
+    if with_value:
+        outputs["vf_preds"] = value_output(kernels, remembered)
+    outputs |= {f"state_out_{i}": state for i, state in enumerate(states_out)}
+    inputs |= {f"{STATE_IN}{i}": state for i, state in enumerate(states_in)}
+    return kind({**inputs, SEQ_LENS: seq_lens}, outputs, name="policy")
+
+
+def build_remembering(
+    model: keras.Model,
+    features: Callable[[Named], Any],
+    shapes: Mapping[str, Sequence[int]],
+    num_outputs: int,
+    settings: Mapping[str, Any],
+    *,
+    with_value: bool,
+    action_leaves: Sequence[Leaf],
+) -> RememberingModel:
+    """Builds a memory around a model of the user's; inputs and outputs are as in `build_model`.
+
+    Args:
+        model: the user's, built; it becomes a part of the result.
+        features: calls it: makes `[N, F]` of rows `[N, ...]` by name.
+        shapes: of a row of each input that it reads, by name.
+        num_outputs: inputs of the action distribution per row.
+        settings: a complete `model` config.
+        with_value: whether values are estimated, too.
+        action_leaves: the leaves of the action space.
+
+    Raises:
+        ModelError: if Keras cannot put it there, or both read an input in different shapes.
+    """
+    own, previous = sequence_inputs(shapes), previous_inputs(settings, action_leaves)
+    for name in own.keys() & previous.keys():
+        if own[name].shape != previous[name].shape:
+            raise ModelError(
+                f"The model {model.name!r} reads {name!r} of the shape {own[name].shape[2:]}, but "
+                f"the memory around it {previous[name].shape[2:]}. Let both read as many steps."
+            )
+    kernels = Kernels(ortho_init=settings["ortho_init"], seed=0)
+    how: dict[str, Any] = {"with_value": with_value, "kind": RememberingModel}
+    try:
+        return memory_model(features, own, previous, num_outputs, settings, kernels, **how)
+    except Exception as error:
+        raise ModelError(
+            f"No memory can be put around the model {model.name!r}: {error} Give it another name "
+            "if it is called as a layer of the memory; or write a model with a memory of its own, "
+            "see 'Memory' in docs/models.md."
+        ) from error
