@@ -57,8 +57,9 @@ _NAMES = {
     ),
     "tfpolicies.compat.utils": (
         "batch convert_to_numpy explained_variance flatten_space FLOAT_MAX FLOAT_MIN from_config "
-        "make_tf_callable one_hot override SMALL_NUMBER softmax try_import_tf "
-        "try_import_torch unbatch UnsupportedSpaceException warn_if_infinite_kl_divergence"
+        "get_tf_eager_cls_if_necessary make_tf_callable one_hot override SMALL_NUMBER softmax "
+        "try_import_tf try_import_torch unbatch UnsupportedSpaceException "
+        "warn_if_infinite_kl_divergence"
     ),
     "tfpolicies.compat.vector_env": "VectorEnv",
     "tfpolicies.batch.postprocessing": "adjust_nstep discount_cumsum Postprocessing standardized",
