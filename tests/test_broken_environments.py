@@ -122,7 +122,7 @@ class Noting(DefaultCallbacks):
 
 def vector_of(config):
     def made(number):
-        return lambda: Breaking(config.copy_with(number))
+        return lambda: Breaking(config.copy_with_overrides(vector_index=number))
 
     return SyncVectorEnv([made(0), made(1)], autoreset_mode=AutoresetMode.SAME_STEP)
 

@@ -517,7 +517,7 @@ def test_distributions_have_names():
 
 def test_get_model_v2_gives_a_model_for_make_model():
     model = ModelCatalog.get_model_v2(OBS, TWO, 2, {"fcnet_hiddens": [4]}, framework="tf")
-    logits, values = model(FIVE)
-    assert (logits.shape, values.shape) == ((5, 2), (5, 1))
+    logits, state = model({"obs": FIVE})
+    assert (logits.shape, model.value_function().shape, state) == ((5, 2), (5,), [])
     with pytest.raises(ModelError, match="num_outputs must be 2"):
         ModelCatalog.get_model_v2(OBS, TWO, 3, {})

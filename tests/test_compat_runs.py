@@ -153,7 +153,7 @@ def test_a_worker_tells_where_its_environments_run_and_makes_another_one():
     worker = made_worker(tiny(counting, env_config={"size": 3}), worker_index=2)
     assert worker.env_context == {"size": 3}
     assert worker.env_context.worker_index == 2
-    assert worker.env_creator(worker.env_context.copy_with(5)).number == 5
+    assert worker.env_creator(worker.env_context.copy_with_overrides(vector_index=5)).number == 5
     assert worker.last_batch is None
     assert worker.assert_healthy() is None
     worker.stop()

@@ -297,7 +297,7 @@ def test_an_unknown_name_lists_near_matches():
 
 @pytest.mark.core
 def test_a_context_takes_its_arguments_in_the_order_of_rllib():
-    context = EnvContext({"a": 1}, 2, 3, True, 4, True).copy_with(5)
+    context = EnvContext({"a": 1}, 2, 3, True, 4, True).copy_with_overrides(vector_index=5)
     assert context == {"a": 1}
     assert (context.worker_index, context.vector_index, context.num_workers) == (2, 5, 4)
     assert (context.remote, context.recreated_worker) == (True, True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import importlib
 from collections.abc import Collection
@@ -12,6 +13,7 @@ from tfpolicies.errors import ConfigError
 NAMES = frozenset(
     {
         "_create_exploration",
+        "as_eager",
         "batch_builder",
         "entropy_coeff",
         "env_id",
@@ -32,7 +34,9 @@ NAMES = frozenset(
         "rnn_state_for",
         "started",
         "to_dict",
+        "variables",
         "windowed_memory",
+        "with_tracing",
     }
 )
 """The names there are of policies, models and episodes."""
@@ -54,6 +58,9 @@ OF_CONFIGS = frozenset(
 )
 """Those of configs."""
 
+OF_FILTERS = frozenset(["as_serializable", "buffer", "copy", "reset_buffer", "running_stats"])
+"""Those of filters."""
+
 OF_WORKER_SETS = frozenset(
     ["add_workers", "fetch_ready_async_reqs", "foreach_worker_async", "is_policy_to_train"]
 )
@@ -62,7 +69,7 @@ OF_WORKER_SETS = frozenset(
 OF_WORKERS = frozenset(["assert_healthy", "env_context", "env_creator", "last_batch"])
 """Those of workers."""
 
-EVERY = NAMES | OF_ALGORITHMS | OF_CONFIGS | OF_WORKER_SETS | OF_WORKERS
+EVERY = NAMES | OF_ALGORITHMS | OF_CONFIGS | OF_FILTERS | OF_WORKER_SETS | OF_WORKERS
 """All of them."""
 
 MODULES: dict[str, str] = {}
@@ -74,8 +81,12 @@ def register(module: str) -> None:
 
     Args:
         module: its name. It has `lookup(obj, name)`, which returns what an object has under a name
-            of ported code, or raises a `LookupError`; and `statistics(view, train_batch)`, which
-            returns the statistics by name that a ported loss kept in attributes of a traced view.
+            of ported code, or raises a `LookupError`; `statistics(view, train_batch)`, which
+            returns the statistics by name that a ported loss kept in attributes of a traced view;
+            `factory_of(given)`, which returns the factory of the models of a ported class, or what
+            it was given; `keras_model(made, observation_space, action_space)`, which returns the
+            Keras model that runs a ported one, or what it was given; and `prepare_model(policy,
+            model)`, which gives a policy's Keras model the attributes that ported code reads.
     """
     MODULES[module] = module
 
@@ -117,7 +128,40 @@ def hint() -> str:
     return "" if MODULES else ". Code written for RLlib finds it after `import tfpolicies.compat`"
 
 
-class AskedByPorted(type):
+def factory_of(given: Any) -> Any:
+    """Returns the factory of the models of a ported class; or what it was given, if it is none."""
+    for module in map(importlib.import_module, MODULES):
+        given = module.factory_of(given)
+    return given
+
+
+def keras_model(made: Any, observation_space: Any, action_space: Any) -> Any:
+    """Returns the Keras model that runs a ported one; or what it was given, if it is none."""
+    for module in map(importlib.import_module, MODULES):
+        made = module.keras_model(made, observation_space, action_space)
+    return made
+
+
+def prepare_model(policy: Any, model: Any) -> Any:
+    """Returns a policy's Keras model, with what ported code reads of it."""
+    for module in map(importlib.import_module, MODULES):
+        module.prepare_model(policy, model)
+    return model
+
+
+class Count(int):
+    """A whole number that ported code also reads as the variable that it is elsewhere.
+
+    >>> Count(3), Count(3).numpy()
+    (3, 3)
+    """
+
+    def numpy(self) -> int:
+        """Returns the number."""
+        return int(self)
+
+
+class AskedByPorted(abc.ABCMeta):
     """The class of classes that ported code calls more of than they have."""
 
     if not TYPE_CHECKING:  # it would let any name pass

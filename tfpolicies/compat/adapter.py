@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 from gymnasium import spaces
 
+from tfpolicies.compat.keras_model import as_tf_model, is_ported_class
 from tfpolicies.compat.preprocessors import preprocessed_space
 from tfpolicies.compat.tf_model import InputDict, TFModelV2, parts_of
 from tfpolicies.errors import ModelError
@@ -33,13 +34,13 @@ _CHECKED: weakref.WeakSet[type] = weakref.WeakSet()
 
 @dataclass(frozen=True)
 class TFModelFactory:
-    """The factory of Keras models that run a `TFModelV2` class; equal for equal classes.
+    """The factory of Keras models that run a ported class; equal for equal classes.
 
     Attributes:
-        model_class: the class.
+        model_class: a subclass of `TFModelV2`, or a Keras model's class, see `KerasAsTFModel`.
     """
 
-    model_class: type[TFModelV2]
+    model_class: type
 
     def __call__(
         self,
@@ -59,21 +60,33 @@ class TFModelFactory:
         Raises:
             ModelError: if it cannot be made, or in a form that cannot work here.
         """
-        kind = self.model_class
+        kind, make = self.model_class, as_tf_model(self.model_class)
         obs_space = preprocessed_space(observation_space)
         remembered = has_memory(model_config)  # by a memory around it
         width = None if remembered else num_outputs
         arguments = (obs_space, action_space, width, dict(model_config), kind.__name__)
-        extra = custom_model_config if _takes(kind, arguments, custom_model_config) else {}
+        extra = custom_model_config if _takes(make, arguments, custom_model_config) else {}
         _require_no_reuse(kind)
         try:
-            inner = kind(*arguments, **extra)
+            inner = make(*arguments, **extra)
         except Exception as error:
             raise ModelError(f"{kind.__name__} could not be made: {error}{_hint(error)}") from error
         if kind not in _CHECKED:
-            _require_own_layers(kind, inner, kind(*arguments, **extra))
+            _require_own_layers(kind, inner, make(*arguments, **extra))
             _CHECKED.add(kind)
         return adapted(inner, observation_space, action_space, with_value=not remembered)
+
+
+def factory_of(given: Any) -> Any:
+    """Returns the factory of the models of a ported class; or what it was given, if it is none."""
+    is_tf_model = isinstance(given, type) and issubclass(given, TFModelV2)
+    return TFModelFactory(given) if is_tf_model or is_ported_class(given) else given
+
+
+def keras_model(made: Any, observation_space: gym.Space, action_space: gym.Space) -> Any:
+    """Returns the Keras model that runs a `TFModelV2`; or what it was given, if it is none."""
+    is_ported = isinstance(made, TFModelV2)
+    return adapted(made, observation_space, action_space) if is_ported else made
 
 
 def adapted(
@@ -115,14 +128,13 @@ class TFModelAdapter(keras.Model):
     """
 
     def __init__(self, inner: TFModelV2, ports: InputPorts, *, with_value: bool) -> None:
-        super().__init__(name=type(inner).__name__)
+        super().__init__(name=inner.class_name)
         self.inner = inner
         self.state_shapes = _state_shapes(inner)
         self.view_requirements = dict(inner.view_requirements)
         self.views: tuple[View, ...] = ()
         self._ports = ports
-        has_value = type(inner).value_function is not TFModelV2.value_function
-        self._has_value = with_value and has_value
+        self._has_value = with_value and inner.gives_value
 
     def hand_to(self, policy: Any) -> None:
         """Takes down whose weights methods of the inner model that are looked up now run with."""
@@ -137,6 +149,16 @@ class TFModelAdapter(keras.Model):
         owner = vars(self).get("_owner")
         policy = None if owner is None else owner()
         return found if policy is None or not inspect.ismethod(found) else _Method(policy, name)
+
+    def __call__(self, inputs: Any, *memory: Any, **kwargs: Any) -> Any:
+        """Calls the inner model as a policy does; or, given what RLlib's users give, as they do.
+
+        That is `model(input_dict, state, seq_lens)`, or a dict of `obs` alone: it gives `(outputs,
+        state)`.
+        """
+        if memory or (isinstance(inputs, Mapping) and [*inputs] == [OBS]):
+            return self.inner(inputs, *memory)
+        return super().__call__(inputs, **kwargs)
 
     def build(self, input_shape: Any = None) -> None:
         """Does nothing: calling the inner model builds its layers; those never called stay so."""
@@ -292,21 +314,29 @@ def _keywords(code: CodeType) -> set[str]:
     return {name for group in groups for name in group if isinstance(name, str)}
 
 
-def _takes(kind: type, arguments: Sequence[Any], extra: Mapping[str, Any]) -> bool:
+def _takes(make: Any, arguments: Sequence[Any], extra: Mapping[str, Any]) -> bool:
     try:
-        inspect.signature(kind).bind(*arguments, **extra)
+        inspect.signature(make).bind(*arguments, **extra)
     except TypeError:
         return False
     return True
 
 
 def _hint(error: Exception) -> str:
-    if "KerasTensor" not in str(error):
-        return ""
-    return (
+    return next((hint for sign, hint in _HINTS.items() if sign in str(error)), "")
+
+
+_HINTS = {
+    "KerasTensor": (
         " Functional models of Keras 3 are made of layers and keras.ops: write keras.ops.reshape "
         "for tf.reshape, or keep the TensorFlow calls in `forward`."
-    )
+    ),
+    "'sequences'": (
+        " What a recurrent layer of Keras 3 reads is called `sequences`: leave the name `inputs=` "
+        "out."
+    ),
+}
+"""What to do about errors of Keras 3, by what they say."""
 
 
 def _state_shapes(inner: TFModelV2) -> list[tuple[int, ...]]:
@@ -358,7 +388,8 @@ def _build(model: TFModelAdapter, observation_space: gym.Space, action_space: gy
         model.call(seen)
     except Exception as error:
         shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in seen.items())
-        raise ModelError(f"{model.name} could not be called with {shapes}: {error}") from error
+        what = f"{model.name} could not be called with {shapes}: {error}{_hint(error)}"
+        raise ModelError(what) from error
     model.collect_parts()
 
     def refuse(next_creator: Any, **given: Any) -> Any:

@@ -10,6 +10,7 @@ from tfpolicies.algorithms.pg import PGPolicy
 from tfpolicies.algorithms.ppo import PPOTFPolicy, value_statistics
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.batch.view_requirement import ViewRequirement
+from tfpolicies.compat.adapter import factory_of, keras_model
 from tfpolicies.compat.attention import windowed_memory
 from tfpolicies.compat.batches import (
     policy_batches,
@@ -19,17 +20,22 @@ from tfpolicies.compat.batches import (
 )
 from tfpolicies.compat.configs import OF_CONFIGS
 from tfpolicies.compat.episodes import ASKED
+from tfpolicies.compat.filters import OF_FILTERS
+from tfpolicies.compat.keras_model import prepare_model
 from tfpolicies.compat.methods import method
 from tfpolicies.compat.runs import OF_ALGORITHMS
 from tfpolicies.compat.workers import OF_WORKER_SETS, OF_WORKERS
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.distributed.worker_set import WorkerSet
+from tfpolicies.models.running_filter import RunningFilter
 from tfpolicies.policy.kind import PolicyKind
 from tfpolicies.policy.policy import Policy
 from tfpolicies.program.view import ModelView
 from tfpolicies.rollout.episode import Episode
 from tfpolicies.rollout.multi_agent_episode import MultiAgentEpisode
 from tfpolicies.rollout.rollout_worker import RolloutWorker
+
+__all__ = ["factory_of", "keras_model", "lookup", "prepare_model", "statistics"]
 
 
 def _nothing() -> None:
@@ -54,7 +60,9 @@ _OF_EPISODES: dict[str, Callable[[Any], Any]] = {
 
 _LOOKUPS: dict[type, dict[str, Callable[[Any], Any]]] = {
     Policy: {"_create_exploration": lambda policy: _nothing},
+    RunningFilter: OF_FILTERS,
     PolicyKind: {
+        "variables": lambda policy: lambda: list(policy.model.variables),
         # False while postprocessing is given zeros to learn its columns
         "loss_initialized": lambda policy: lambda: not policy._sees_zeros,
         "maybe_initialize_optimizer_and_loss": lambda policy: _nothing,
@@ -79,10 +87,11 @@ _LOOKUPS: dict[type, dict[str, Callable[[Any], Any]]] = {
 }
 """By class and name, what returns the attribute of an object."""
 
-_OF_CLASSES: dict[type, dict[str, Callable[..., Any]]] = {
-    ViewRequirement: {"from_dict": view_from_dict}
+_OF_CLASSES: dict[type, dict[str, Callable[[Any], Any]]] = {
+    PolicyKind: dict.fromkeys(("as_eager", "with_tracing"), lambda kind: lambda: kind),
+    ViewRequirement: {"from_dict": lambda kind: view_from_dict},
 }
-"""By class and name, the methods of classes themselves."""
+"""By class and name, what returns the method of a class itself."""
 
 
 def lookup(obj: Any, name: str) -> Any:
@@ -91,11 +100,13 @@ def lookup(obj: Any, name: str) -> Any:
     Raises:
         LookupError: if objects of its class have nothing there.
     """
-    if isinstance(obj, type):
-        return _OF_CLASSES[obj][name]
-    for kind in type(obj).__mro__:
-        if name in _LOOKUPS.get(kind, ()):
-            return _LOOKUPS[kind][name](obj)
+    is_class = isinstance(obj, type)
+    lookups = _OF_CLASSES if is_class else _LOOKUPS
+    for kind in (obj if is_class else type(obj)).__mro__:
+        if name in lookups.get(kind, ()):
+            return lookups[kind][name](obj)
+    if is_class:
+        raise LookupError(name)
     if vars(obj).get("_is_view"):
         return _recorded(obj, name)
     raise LookupError(name)

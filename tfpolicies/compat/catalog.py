@@ -10,19 +10,19 @@ import gymnasium as gym
 import keras
 import tensorflow as tf
 
-from tfpolicies.compat.adapter import TFModelFactory
-from tfpolicies.compat.preprocessors import Preprocessor, get_preprocessor
+from tfpolicies.compat.preprocessors import Preprocessor, get_preprocessor, preprocessed_space
 from tfpolicies.compat.tf_action_dist import class_for
-from tfpolicies.compat.tf_model import TFModelV2
+from tfpolicies.compat.tf_model import FullyConnectedNetwork, TFModelV2, VisionNetwork
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.errors import ConfigError, ModelError
 from tfpolicies.models.catalog import NormalizedColumns
+from tfpolicies.models.catalog.encoders import is_convolved
 from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.distributions.base import register_box_distribution
 from tfpolicies.models.network import model_source
 from tfpolicies.models.registry import register_model
 from tfpolicies.models.settings import model_settings
-from tfpolicies.models.spaces import action_leaves, is_float_box
+from tfpolicies.models.spaces import action_leaves, is_float_box, leaves
 
 
 class ModelCatalog:
@@ -34,15 +34,14 @@ class ModelCatalog:
 
         Args:
             model_name: a non-empty text.
-            model_class: a subclass of `TFModelV2`; or a factory `f(observation_space, num_outputs,
-                **custom_model_config)` of Keras models, such as a subclass of `keras.Model` with
-                that constructor.
+            model_class: a subclass of `TFModelV2`; or of `keras.Model` with the constructor
+                `(input_space, action_space, num_outputs, *, name, **custom_model_config)`; or a
+                factory `f(observation_space, num_outputs, **custom_model_config)` of Keras models.
 
         Raises:
             ModelSettingError: if it is neither.
         """
-        is_ported = isinstance(model_class, type) and issubclass(model_class, TFModelV2)
-        register_model(model_name, TFModelFactory(model_class) if is_ported else model_class)
+        register_model(model_name, model_class)
 
     @staticmethod
     def register_custom_action_dist(action_dist_name: str, action_dist_class: Any) -> None:
@@ -89,8 +88,12 @@ class ModelCatalog:
         model_config: Mapping[str, Any],
         framework: str = "tf",
         name: str = "default_model",
-    ) -> keras.Model:
-        """Returns a new Keras model with a value, as a policy's `make_model` gives it.
+    ) -> TFModelV2 | keras.Model:
+        """Returns a new model with a value, as a policy's `make_model` may give it.
+
+        Of the catalog that is a `VisionNetwork` for an image, and a `FullyConnectedNetwork` for
+        other observations without images. Models with a memory, of several images, and custom ones
+        are Keras models.
 
         Args:
             obs_space: the environment's, or the one that a `TFModelV2` is told.
@@ -98,12 +101,12 @@ class ModelCatalog:
             num_outputs: must be what the action distribution takes.
             model_config: `model` settings.
             framework: accepted for ported code.
-            name: accepted for ported code.
+            name: of the model.
 
         Raises:
             ModelError: if `num_outputs` is another number.
         """
-        del framework, name
+        del framework
         settings = model_settings(model_config)
         custom = settings["custom_action_dist"]
         dist_class = ActionDistribution.of(action_space, custom, settings)
@@ -114,6 +117,11 @@ class ModelCatalog:
                 f"{num_outputs!r}. For a model of another width make a FullyConnectedNetwork."
             )
         space = getattr(obs_space, "original_space", obs_space)
+        special = ("custom_model", "use_lstm", "use_gru", "use_attention")
+        images = [is_convolved(leaf, settings) for leaf in leaves(space)]
+        if not any(settings[key] for key in special) and (images == [True] or not any(images)):
+            kind = VisionNetwork if any(images) else FullyConnectedNetwork
+            return kind(preprocessed_space(space), action_space, num_outputs, settings, name)
         return model_source(space, dist_class, settings, with_value=True).make()
 
     @staticmethod

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 
 from tfpolicies.batch.leaves import iterate_leaves
 from tfpolicies.compat.utils import batch
 from tfpolicies.models.env_actions import from_env
-from tfpolicies.models.spaces import action_leaves, nest, pick
+from tfpolicies.models.spaces import action_leaves, is_float_box, nest, pick
 from tfpolicies.policy.identity import derived_seed
 from tfpolicies.policy.policy import ActionBatch, Policy
 
@@ -19,7 +20,8 @@ from tfpolicies.policy.policy import ActionBatch, Policy
 class RandomPolicy(Policy):
     """Draws actions from its action space, whatever it sees, and learns nothing.
 
-    The setting `seed`, with the policy's id, fixes them.
+    The setting `seed`, with the policy's id, fixes them. With `ignore_action_bounds`, actions of a
+    Box of floats are normally distributed, and taken for normalised ones if those are asked for.
 
     >>> from gymnasium import spaces
     >>> policy = RandomPolicy(spaces.Discrete(3), spaces.Discrete(2), {"seed": 0})
@@ -30,7 +32,13 @@ class RandomPolicy(Policy):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         seed = derived_seed(self.config.get("seed"), self.policy_id, "actions")
+        self._ignores_bounds = self.config.get("ignore_action_bounds", False) and is_float_box(
+            self.action_space
+        )
         self._drawn_from = copy.deepcopy(self.action_space)
+        if self._ignores_bounds:
+            shape, dtype = self.action_space.shape, self.action_space.dtype
+            self._drawn_from = spaces.Box(-np.inf, np.inf, shape, dtype)  # type: ignore[arg-type]
         self._drawn_from.seed(seed % 2**31)
 
     def compute_actions(
@@ -44,7 +52,7 @@ class RandomPolicy(Policy):
         del args, kwargs
         rows = len(next(iterate_leaves(obs_batch)))
         actions = batch([self._drawn_from.sample() for _ in range(rows)])
-        if self.config.get("normalize_actions", True):
+        if self.config.get("normalize_actions", True) and not self._ignores_bounds:
             found = action_leaves(self.action_space)
             drawn = [pick(actions, leaf.path) for leaf in found]
             actions = nest(self.action_space, from_env(found, drawn))

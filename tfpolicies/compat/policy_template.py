@@ -9,11 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
-import keras
 
-from tfpolicies.compat.adapter import adapted
 from tfpolicies.compat.preprocessors import preprocessed_space
-from tfpolicies.compat.tf_model import TFModelV2
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.sections import Training
 from tfpolicies.errors import ConfigError
@@ -154,10 +151,9 @@ def _model_of(policy: Any) -> Any:
 
 
 def _model_maker(function: Callable[..., Any]) -> Callable[..., Any]:
-    def make_model(self: Any) -> keras.Model:
-        space, actions = self.observation_space, self.action_space
-        made = function(self, preprocessed_space(space), actions, self.config)
-        return adapted(made, space, actions) if isinstance(made, TFModelV2) else made
+    def make_model(self: Any) -> Any:
+        space = preprocessed_space(self.observation_space)
+        return function(self, space, self.action_space, self.config)
 
     return make_model
 

@@ -126,7 +126,8 @@ _BY_HAND = {
     "ray.rllib.utils.sgd": "standardized",
     "ray.rllib.utils.spaces.space_utils": "batch flatten_space unbatch",
     "ray.rllib.utils.tf_utils": (
-        "explained_variance make_tf_callable one_hot warn_if_infinite_kl_divergence"
+        "explained_variance get_tf_eager_cls_if_necessary make_tf_callable one_hot "
+        "warn_if_infinite_kl_divergence"
     ),
     "ray.rllib.utils.torch_utils": "FLOAT_MAX FLOAT_MIN",
     "ray.rllib.utils.typing": (

@@ -170,6 +170,22 @@ class TFModelV2:
         """
         return {}
 
+    @property
+    def class_name(self) -> str:
+        """The name of the class that the user wrote."""
+        return type(self).__name__
+
+    @property
+    def gives_value(self) -> bool:
+        """Whether `value_function` can be asked."""
+        return type(self).value_function is not TFModelV2.value_function
+
+    @property
+    def inference_view_requirements(self) -> dict[str, ViewRequirement]:
+        """Those of `view_requirements` that acting reads."""
+        views = self.view_requirements.items()
+        return {name: view for name, view in views if view.used_for_compute_actions}
+
     def is_time_major(self) -> bool:
         """Returns False: rows are S sequences of T steps."""
         return False
@@ -183,11 +199,11 @@ class TFModelV2:
         return nullcontext()
 
     def variables(self, as_dict: bool = False) -> Any:
-        """Returns the variables of all layers, as a list or by their paths."""
+        """Returns the variables of all layers, as a list or by name: `attribute.layer.kernel:0`."""
         return _variables(self, "variables", as_dict)
 
     def trainable_variables(self, as_dict: bool = False) -> Any:
-        """Returns the variables that learn, as a list or by their paths."""
+        """Returns the variables that learn, as a list or by name."""
         return _variables(self, "trainable_variables", as_dict)
 
 
@@ -379,33 +395,44 @@ def flat(obs: Any) -> tf.Tensor:
     return tf.reshape(rows, [tf.shape(rows)[0], math.prod(rows.shape[1:])])
 
 
-def parts_of(value: Any) -> list[Any]:
-    """Returns the Keras layers and variables, and the TensorFlow ones, that an object holds.
+def named_parts(model: TFModelV2) -> list[tuple[str, Any]]:
+    """Returns the Keras layers and variables, and the TensorFlow ones, that a model holds, by name.
 
-    Attributes of `TFModelV2` objects, lists, tuples and dicts are looked through, each only once.
+    Attributes of `TFModelV2` objects, lists, tuples and dicts are looked through, each only once. A
+    name is `attribute`, `list_0`, `dict_key` or `model.attribute`.
     """
-    found: list[Any] = []
+    found: list[tuple[str, Any]] = []
     seen: set[int] = set()
 
-    def walk(value: Any) -> None:
+    def walk(name: str, value: Any) -> None:
         if id(value) in seen:
             return
         seen.add(id(value))
         if isinstance(value, keras.layers.Layer | keras.Variable | tf.Variable):
-            found.append(value)
+            found.append((name, value))
         elif isinstance(value, TFModelV2):
-            walk(vars(value))
+            for key, part in vars(value).items():
+                walk(f"{name}.{key}" if name else key, part)
         elif isinstance(value, Mapping | list | tuple):
-            for part in value.values() if isinstance(value, Mapping) else value:
-                walk(part)
+            for key, part in value.items() if isinstance(value, Mapping) else enumerate(value):
+                walk(f"{name}_{key}", part)
 
-    walk(value)
+    walk("", model)
     return found
 
 
+def parts_of(model: TFModelV2) -> list[Any]:
+    """Returns the layers and variables that a model holds, see `named_parts`."""
+    return [part for _, part in named_parts(model)]
+
+
 def _variables(model: TFModelV2, kind: str, as_dict: bool) -> Any:
-    found = {v.path: v for part in parts_of(model) for v in getattr(part, kind, [])}
-    return found if as_dict else list(found.values())
+    named = {
+        f"{name}.{variable.path.replace('/', '.')}:0": variable
+        for name, part in named_parts(model)
+        for variable in getattr(part, kind, [])
+    }
+    return named if as_dict else list(named.values())
 
 
 _ABSENT: dict[str, Any] = {

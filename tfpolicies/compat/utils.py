@@ -27,6 +27,7 @@ SMALL_NUMBER = 1e-6
 unbatch = unbatched
 
 Method = TypeVar("Method", bound=Callable[..., Any])
+Policy = TypeVar("Policy", bound=type)
 
 
 def try_import_tf(error: bool = False) -> tuple[ModuleType, ModuleType, int]:
@@ -162,6 +163,12 @@ def batch(list_of_structs: Sequence[Any]) -> Any:
     if isinstance(first, tuple):
         return tuple(batch(parts) for parts in zip(*list_of_structs, strict=True))
     return np.stack(list_of_structs)
+
+
+def get_tf_eager_cls_if_necessary(orig_cls: Policy, config: Any) -> Policy:
+    """Returns the class itself: a policy class says how it runs."""
+    del config
+    return orig_cls
 
 
 def warn_if_infinite_kl_divergence(policy: Any, kl_divergence: Any) -> None:

@@ -20,7 +20,10 @@ class DefaultCallbacks:
         """Is called when an algorithm is built."""
 
     def on_create_policy(self, *, policy_id: str, policy: Any) -> None:
-        """Is called when a worker made a policy."""
+        """Is called when a worker made a policy.
+
+        Connectors can be put into its rows: `policy.action_connectors.append(...)`.
+        """
 
     def on_sub_environment_created(
         self, *, worker: Any, sub_environment: Any, env_context: Any, env_index: int
@@ -114,7 +117,9 @@ def gets_batches(callbacks: DefaultCallbacks) -> bool:
     return any(overrides(callbacks, name) for name in _BATCH_HOOKS)
 
 
-def make_multi_callbacks(classes: Sequence[type[DefaultCallbacks]]) -> type[DefaultCallbacks]:
+def make_multi_callbacks(
+    callback_class_list: Sequence[type[DefaultCallbacks]],
+) -> type[DefaultCallbacks]:
     """Returns a class whose methods call those of all given classes, in order.
 
     >>> class Hello(DefaultCallbacks):
@@ -124,7 +129,8 @@ def make_multi_callbacks(classes: Sequence[type[DefaultCallbacks]]) -> type[Defa
     hello there
     hello there
     """
-    return _calling_all(classes, lambda: [kind() for kind in classes])
+    kinds = list(callback_class_list)
+    return _calling_all(kinds, lambda: [kind() for kind in kinds])
 
 
 def joined_callbacks(parts: Sequence[DefaultCallbacks]) -> DefaultCallbacks:

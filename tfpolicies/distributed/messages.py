@@ -240,7 +240,11 @@ def add_policy(
     set_roster(worker, roster)
     if made:
         policy = worker.policy_map[policy_id]
-        worker.callbacks.on_create_policy(policy_id=policy_id, policy=policy)
+        told = policy.agent_connectors, policy.action_connectors
+        policy.agent_connectors = policy.action_connectors = None
+        worker.roster.tell_created(policy_id, policy)  # which has put what it puts in the state
+        if told != (None, None):
+            policy.agent_connectors, policy.action_connectors = told
 
 
 def remove_policy(worker: RolloutWorker, policy_id: str, roster: Roster) -> None:

@@ -55,11 +55,39 @@ class EnvContext(dict[str, Any]):
         self.remote = remote
         self.recreated_worker = recreated_worker
 
-    def copy_with(self, vector_index: int) -> EnvContext:
-        """Returns the context of another environment of the same worker."""
-        twin = copy.copy(self)
-        twin.vector_index = vector_index
-        return twin
+    def copy_with_overrides(
+        self, env_config: Mapping[str, Any] | None = None, **places: int | bool | None
+    ) -> EnvContext:
+        """Returns the context of another environment.
+
+        Args:
+            env_config: its settings, of which a copy is made; None: those of this one.
+            **places: attributes that differ, such as `vector_index=1`; None: as here.
+
+        Raises:
+            EnvError: if there is no such attribute.
+
+        >>> other = EnvContext({"a": 1}, worker_index=2).copy_with_overrides(vector_index=3)
+        >>> other, other.worker_index, other.vector_index
+        ({'a': 1}, 2, 3)
+        """
+        if unknown := places.keys() - vars(self):
+            raise EnvError(
+                f"An EnvContext has the attributes {sorted(vars(self))}, got {sorted(unknown)}. "
+                "Give settings of the environment as `env_config`."
+            )
+        kept = {**vars(self), **{name: x for name, x in places.items() if x is not None}}
+        return EnvContext(self if env_config is None else copy.deepcopy(env_config), **kept)
+
+    def set_defaults(self, defaults: Mapping[str, Any]) -> None:
+        """Adds the settings that are missing.
+
+        >>> context = EnvContext({"a": 1})
+        >>> context.set_defaults({"a": -1, "b": 2})
+        >>> context
+        {'a': 1, 'b': 2}
+        """
+        self.update({key: value for key, value in defaults.items() if key not in self})
 
 
 def make_any_environments(
@@ -131,10 +159,10 @@ def announce(
         on_created: called with the environment, its context and its index.
     """
     if not isinstance(env, VectorEnv):
-        on_created(env, context.copy_with(index), index)
+        on_created(env, context.copy_with_overrides(vector_index=index), index)
         return
     for i, part in enumerate(getattr(env, "envs", None) or [env] * env.num_envs):
-        on_created(part, context.copy_with(i), i)
+        on_created(part, context.copy_with_overrides(vector_index=i), i)
 
 
 def make_environments(
@@ -313,7 +341,7 @@ def _by_creator(
     if not isinstance(first, gym.Env | VectorEnv) and not is_pettingzoo(first):
         raise _unusable(source, first)
     count = 1 if isinstance(first, VectorEnv) else num_envs
-    envs = [first, *(create(context.copy_with(i)) for i in range(1, count))]
+    envs = [first, *(create(context.copy_with_overrides(vector_index=i)) for i in range(1, count))]
     if len({id(env) for env in envs}) < count:
         raise EnvError(
             f"{source!r} gives one environment again and again, but {num_envs} are to be stepped "
@@ -321,7 +349,7 @@ def _by_creator(
         )
 
     def make(index: int) -> Any:
-        return _of_our_api(create(context.copy_with(index)))
+        return _of_our_api(create(context.copy_with_overrides(vector_index=index)))
 
     return _made_by(make, _stepped([_of_our_api(env) for env in envs]))
 

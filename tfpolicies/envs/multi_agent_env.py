@@ -155,7 +155,7 @@ def _is_nested(space: Any) -> bool:
 
 
 def make_multi_agent(
-    env_creator: str | Callable[[Mapping[str, Any]], gym.Env],
+    env_name_or_creator: str | Callable[[Mapping[str, Any]], gym.Env],
 ) -> type[MultiAgentEnv]:
     """Returns a class of environments in which each agent plays a copy of its own.
 
@@ -163,13 +163,15 @@ def make_multi_agent(
     The class is called with a config: `num_agents` (1 by default), and what the creator reads.
 
     Args:
-        env_creator: a name registered with Gymnasium, or `f(config)` that gives a `gymnasium.Env`.
+        env_name_or_creator: a name registered with Gymnasium, or `f(config)` that gives a
+            `gymnasium.Env`.
 
     >>> env = make_multi_agent("CartPole-v1")({"num_agents": 2})
     >>> sorted(env.reset(seed=3)[0]), env.step({0: 1, 1: 0})[1]
     ([0, 1], {0: 1.0, 1: 1.0})
     """
-    create = (lambda config: gym.make(env_creator)) if isinstance(env_creator, str) else env_creator
+    given = env_name_or_creator
+    create = (lambda config: gym.make(given)) if isinstance(given, str) else given
 
     class IndependentAgents(MultiAgentEnv):
         """One copy of an environment for each agent."""

@@ -15,7 +15,7 @@ from tfpolicies.models.catalog import ACTIONS, build_critic
 from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.network import ModelSource, context_of, model_of, require_float32
 from tfpolicies.models.ports import InputPorts, model_leaves
-from tfpolicies.models.registry import MODELS
+from tfpolicies.models.registry import model_given
 
 
 class Critics(keras.Model):
@@ -56,7 +56,7 @@ def critic_source(
     Raises:
         ModelError: for a model instance; and when one is made, if it is not as said.
     """
-    custom = MODELS.find(config["custom_model"]) or config["custom_model"]
+    custom = model_given(config["custom_model"])
     if isinstance(custom, keras.Layer):
         raise ModelError(
             f"The custom_model of critics must be a factory, or a registered name: there are "

@@ -32,7 +32,7 @@ from tfpolicies.models.extent import require_room
 from tfpolicies.models.filters import normalize
 from tfpolicies.models.ports import SEQ_LENS, InputPorts, model_leaves, plain_leaves
 from tfpolicies.models.preprocessing import encode, encoded_shape, is_image
-from tfpolicies.models.registry import MODELS
+from tfpolicies.models.registry import model_given
 from tfpolicies.models.settings import has_memory
 from tfpolicies.models.spaces import pick
 from tfpolicies.models.views import declared, views_of
@@ -120,8 +120,7 @@ def model_source(
     Raises:
         ModelError: if it is none of these.
     """
-    custom, num_outputs = config["custom_model"], dist_class.num_inputs
-    custom = MODELS.find(custom) or custom
+    custom, num_outputs = model_given(config["custom_model"]), dist_class.num_inputs
 
     def complete(model: keras.Model) -> keras.Model:
         if has_memory(config):
@@ -406,7 +405,7 @@ def _complete(
     ports = ports_of(model, observation_space, dist_class)
     outputs = call_with_zeros(model, ports)
     check_outputs(model, outputs, dist_class.num_inputs, ports)
-    if with_value and _value_of(outputs) is None:
+    if with_value and value_of(outputs) is None:
         if ports.memory or ports.views:
             raise ModelError(
                 f"The model {model.name!r} has a memory or reads previous steps, so it has to "
@@ -466,7 +465,7 @@ def _remembering(
 
 
 def users_model(model: keras.Model) -> keras.Model:
-    """Returns a user's own model, of a model that may have a critic beside it or a memory around it.
+    """Returns a user's own model, of one that may have a critic beside it or a memory around it.
 
     It is the model itself where there is neither.
     """
@@ -539,7 +538,8 @@ def variables_of_actor(model: keras.Model) -> list[Any] | None:
     return None if actor is None else list(actor.variables)
 
 
-def _value_of(outputs: Any) -> Any:
+def value_of(outputs: Any) -> Any:
+    """Returns the value of what a model gave; None if it gives none."""
     if isinstance(outputs, Mapping):
         return outputs.get("vf_preds", outputs.get("value"))
     if isinstance(outputs, list | tuple) and len(outputs) == 2:
@@ -561,7 +561,7 @@ def check_outputs(model: keras.Model, outputs: Any, num_outputs: int, ports: Inp
     """
     rows = (ZERO_ROWS, ZERO_ROWS) if ports.is_recurrent else (ZERO_ROWS,)
     axes = "B, T" if ports.is_recurrent else "B"
-    dist_inputs, values = _dist_inputs_of(outputs), _value_of(outputs)
+    dist_inputs, values = _dist_inputs_of(outputs), value_of(outputs)
 
     def got(x: Any) -> str:
         shape = getattr(x, "shape", None)
@@ -674,7 +674,7 @@ class Network:
                 lengths = tf.fill([tf.shape(inputs.states[0])[0]], inputs.time_steps)
             seen[SEQ_LENS] = tf.cast(lengths, tf.int32)
         outputs = call_model(self.model, seen, training=training)
-        dist_inputs, values = _dist_inputs_of(outputs), _value_of(outputs)
+        dist_inputs, values = _dist_inputs_of(outputs), value_of(outputs)
         states = [outputs[f"state_out_{i}"] for i in range(len(self.ports.states))]
         if recurrent:
             dist_inputs = tf.reshape(dist_inputs, [-1, dist_inputs.shape[-1]])

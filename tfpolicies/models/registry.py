@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tfpolicies import ported
 from tfpolicies.errors import ModelSettingError
 from tfpolicies.registers import Register
 
@@ -30,3 +31,13 @@ def register_model(name: str, factory: Callable[..., Any]) -> None:
             f"**custom_model_config) that returns a keras.Model, got {factory!r}."
         )
     MODELS.add(name, factory)
+
+
+def model_given(custom_model: Any) -> Any:
+    """Returns what a setting `custom_model` stands for.
+
+    That is what is registered under a name, with a class that ported code gives as the factory of
+    its models; or what was given.
+    """
+    found = MODELS.find(custom_model)
+    return ported.factory_of(custom_model if found is None else found)

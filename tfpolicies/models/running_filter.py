@@ -20,10 +20,11 @@ import abc
 import copy
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
+from tfpolicies import ported
 from tfpolicies.errors import ObservationError, WeightsError
 from tfpolicies.models.running_stat import RunningStat
 from tfpolicies.rules import Rule
@@ -78,6 +79,13 @@ class RunningFilter(abc.ABC):
         self._frozen = [RunningStat(shape) for shape in shapes]
         self._pending = [RunningStat(shape) for shape in shapes]
         self._refresh()
+
+    if not TYPE_CHECKING:  # it would let any name pass
+
+        def __getattr__(self, name: str) -> Any:
+            """Asks what only ported code calls."""
+            message = f"{type(self).__name__!r} object has no attribute {name!r}"
+            return ported.missing(self, name, message, ported.OF_FILTERS)
 
     @property
     def statistics(self) -> tuple[RunningStat, ...]:

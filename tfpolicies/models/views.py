@@ -73,10 +73,14 @@ def _steps_of(model: keras.Model, name: str, inputs: Mapping[str, tuple]) -> int
     return steps
 
 
+class ViewsRead(dict[str, Any]):
+    """View requirements that tell what a model reads, and are not what it asked for."""
+
+
 def declared(model: keras.Model) -> Mapping[str, Any]:
     """Returns the view requirements that a model has as an attribute, by name."""
     found: Mapping[str, Any] = getattr(model, "view_requirements", None) or {}
-    return found
+    return {} if isinstance(found, ViewsRead) else found
 
 
 def acting_requirements(model: keras.Model) -> dict[str, Any]:

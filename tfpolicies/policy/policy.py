@@ -50,7 +50,7 @@ class ActionBatch(NamedTuple):
 
 
 @for_place("policy_class")
-class Policy(abc.ABC):
+class Policy(metaclass=ported.AskedByPorted):
     """Something that chooses actions for observations, and may learn to do it better.
 
     A hand-written policy implements `compute_actions`. One that learns also overrides
@@ -764,7 +764,7 @@ class Policy(abc.ABC):
         """Returns the TensorFlow session of a graph-mode policy, None for others."""
         return None
 
-    def close(self) -> None:  # noqa: B027 - most policies hold nothing
+    def close(self) -> None:
         """Gives back what the policy holds outside of Python's memory; here nothing."""
 
     def get_host(self) -> str:

@@ -230,7 +230,7 @@ class TFPolicy(PolicyKind):
     @property
     def global_timestep(self) -> int:
         """Rows acted on so far, or what `on_global_var_update` said last."""
-        return self._state.global_timestep
+        return ported.Count(self._state.global_timestep)
 
     @global_timestep.setter
     def global_timestep(self, value: int) -> None:
@@ -262,7 +262,7 @@ class TFPolicy(PolicyKind):
         own = users_model(model)
         if isinstance(own, AdaptedModel):
             own.hand_to(self)
-        return model
+        return ported.prepare_model(self, model)
 
     def make_rl_module(self) -> keras.Model:
         """Returns the policy's Keras model: here the model is the module; see `model`."""
@@ -556,13 +556,17 @@ class TFPolicy(PolicyKind):
 
     # -- weights and state --------------------------------------------------------------------
 
-    def get_weights(self) -> dict[str, np.ndarray]:
-        """Returns copies of the networks' variables under canonical keys, in order.
+    def get_weights(self, as_dict: bool = True) -> Any:
+        """Returns copies of the networks' variables.
 
         Followers, such as target networks, are not among them. The seeds of layers with dropout
         are; those of LSTM and GRU layers without, which are never read, are not.
+
+        Args:
+            as_dict: whether they come under canonical keys, in order; False: as a list.
         """
-        return self._state.copy_of(*self.program.layout.networks)
+        found = self._state.copy_of(*self.program.layout.networks)
+        return found if as_dict else list(found.values())
 
     def set_weights(self, weights: Mapping[str, Any] | Sequence[Any]) -> None:
         """Overwrites the networks' variables; a target network becomes equal to what it follows.

@@ -10,6 +10,7 @@ from typing import Any
 
 import gymnasium as gym
 
+from tfpolicies import ported
 from tfpolicies.errors import ConfigError, SpaceError
 from tfpolicies.exploration.transform import Transform
 from tfpolicies.models.action_pipeline import ActionPipeline
@@ -206,7 +207,8 @@ class _MadeByClass:
     view: Any = field(compare=False)
 
     def __call__(self, observation_space: gym.Space, num_outputs: int) -> Any:
-        return self.view.make_model()
+        made, view = self.view.make_model(), self.view
+        return ported.keras_model(made, view.observation_space, view.action_space)
 
 
 def _check_overrides(policy_class: Any) -> None:

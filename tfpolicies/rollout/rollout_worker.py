@@ -811,7 +811,9 @@ class RolloutWorker(ParallelIteration):
     def foreach_env_with_context(self, func: Callable[[Any, EnvContext], Any]) -> list[Any]:
         """Returns `func(env, env_context)` for each environment; `[]` without any."""
         context, envs = self._context(), self._sub_environments()
-        return [func(env, context.copy_with(i)) for i, env in enumerate(envs)]
+        return [
+            func(env, context.copy_with_overrides(vector_index=i)) for i, env in enumerate(envs)
+        ]
 
     def _sub_environments(self) -> list[Any]:
         return [] if self.environments is None else self.environments.get_sub_environments()

@@ -8,6 +8,7 @@ from typing import Any
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.multi_agent import ToTrain, as_predicate, require_mapping_fn
 from tfpolicies.config.policy_spec import PolicySpec, validate_policy_id
+from tfpolicies.connectors import ActionConnectorPipeline, AgentConnectorPipeline
 from tfpolicies.errors import (
     ConfigError,
     PolicyExistsError,
@@ -32,7 +33,8 @@ class Roster:
         config: of the worker.
         worker_index: of the worker.
         num_workers: of the run.
-        on_create_policy: the callback, called with each policy that is made here.
+        on_create_policy: the callback, called with each policy that is made here; the policy's
+            rows of connectors are there, if empty, for it to append to.
 
     Attributes:
         policy_map: the policies.
@@ -97,11 +99,22 @@ class Roster:
         if connectors is not None:
             policy.agent_connectors, policy.action_connectors = connectors
         try:
-            self._on_create_policy(policy_id=policy_id, policy=policy)
+            self.tell_created(policy_id, policy)
         except BaseException:
             self.remove(policy_id)
             raise
         return policy
+
+    def tell_created(self, policy_id: str, policy: Policy) -> None:
+        """Calls `on_create_policy`, which may put connectors into the rows of a policy."""
+        if policy.agent_connectors is None:
+            policy.agent_connectors = AgentConnectorPipeline()
+            policy.action_connectors = ActionConnectorPipeline()
+            policy.agent_connectors.connect(policy.observation_space)
+            policy.action_connectors.connect(policy.action_space)
+        self._on_create_policy(policy_id=policy_id, policy=policy)
+        if not (policy.agent_connectors or policy.action_connectors):
+            policy.agent_connectors = policy.action_connectors = None
 
     def add(
         self,

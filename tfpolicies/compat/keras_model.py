@@ -1,0 +1,191 @@
+"""Keras models in ported code: classes of RLlib's form, and what is read of `policy.model`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gymnasium as gym
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfpolicies.batch.view_defaults import with_memory
+from tfpolicies.batch.view_requirement import ViewRequirement
+from tfpolicies.compat.tf_model import TFModelV2
+from tfpolicies.errors import ConfigError, ModelError
+from tfpolicies.models.adapted import AdaptedModel
+from tfpolicies.models.network import value_of
+from tfpolicies.models.views import ViewsRead, declared
+
+
+def is_ported_class(given: Any) -> bool:
+    """Whether a class is a Keras model's that is made of `input_space` and `action_space`."""
+    is_class = isinstance(given, type) and issubclass(given, keras.Model)
+    return is_class and "input_space" in inspect.signature(given.__init__).parameters
+
+
+class KerasAsTFModel(TFModelV2):
+    """A `TFModelV2` that calls a Keras model of RLlib's form.
+
+    That one is called with a dict of what `forward` is given as tensors: rows `[N, ...]` of `obs`
+    and others, with `state_in_0`, ... and `seq_lens` for a memory, whose form its
+    `get_initial_state` tells. It returns `(outputs [N, num_outputs], state after)`, and in a third
+    part a dict, of which `vf_preds` `[N]` are the values.
+
+    Args:
+        kind: the class of the Keras model.
+        obs_space: as `TFModelV2` has it, as the other arguments.
+        action_space: likewise.
+        num_outputs: likewise.
+        model_config: likewise.
+        name: likewise.
+        **custom_model_config: for `kind`.
+    """
+
+    def __init__(
+        self,
+        kind: type[keras.Model],
+        obs_space: gym.Space,
+        action_space: gym.Space,
+        num_outputs: int,
+        model_config: Mapping[str, Any],
+        name: str,
+        **custom_model_config: Any,
+    ) -> None:
+        super().__init__(obs_space, action_space, num_outputs, model_config, name)
+        self.base_model = kind(
+            input_space=obs_space,
+            action_space=action_space,
+            num_outputs=num_outputs,
+            name=name,
+            **custom_model_config,
+        )
+        self.view_requirements.update(declared(self.base_model))
+        self._values: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        """Returns what the Keras model has under that name."""
+        if name.startswith("_") or "base_model" not in vars(self):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.base_model, name)
+
+    @property
+    def class_name(self) -> str:
+        """The name of the Keras model's class."""
+        return type(self.base_model).__name__
+
+    @property
+    def gives_value(self) -> bool:
+        """Whether the last call gave values."""
+        return self._values is not None
+
+    def forward(
+        self, input_dict: dict[str, Any], state: list[tf.Tensor], seq_lens: tf.Tensor | None
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        rows = {name: x for name, x in input_dict.items() if name != "is_training"}
+        found = self.base_model(rows, **self._training(input_dict))
+        if not isinstance(found, tuple | list) or len(found) not in (2, 3):
+            raise ModelError(
+                f"{self.name}.call must return (outputs [N, num_outputs], state, extras), got "
+                f"{type(found).__name__}. Write `return outputs, [], {{'vf_preds': values}}`."
+            )
+        outputs, after, *extras = found
+        self._values = extras[0].get("vf_preds") if extras else None
+        return outputs, list(after)
+
+    def _training(self, input_dict: Mapping[str, Any]) -> dict[str, bool]:
+        takes = "training" in inspect.signature(self.base_model.call).parameters
+        return {"training": input_dict["is_training"]} if takes else {}
+
+    def value_function(self) -> tf.Tensor:
+        return tf.reshape(self._values, [-1])
+
+    def get_initial_state(self) -> list[np.ndarray]:
+        begin = getattr(type(self.base_model), "get_initial_state", None)
+        return [] if begin is None else list(begin(self.base_model))
+
+
+def as_tf_model(kind: type) -> Callable[..., TFModelV2]:
+    """Returns what makes a `TFModelV2` of a ported class, with the arguments of one."""
+    return kind if issubclass(kind, TFModelV2) else functools.partial(KerasAsTFModel, kind)
+
+
+# -- what is read of `policy.model` ---------------------------------------------------------------
+
+
+def prepare_model(policy: Any, model: keras.Model) -> None:
+    """Gives a policy's Keras model what ported code reads of a `TFModelV2`.
+
+    That is `base_model`, `view_requirements`, `inference_view_requirements`, `is_time_major()`, and
+    `value_function()`: the values `[N]` of the last call that was not traced. Its attributes are
+    no part of the model: they are neither stored nor copied with it.
+    """
+    if isinstance(model, AdaptedModel) or "is_time_major" in vars(model):
+        return
+    views = ViewsRead(_views_read(policy, model))
+    last = _LastCall(model)
+    read = {
+        "base_model": model,
+        "view_requirements": views,
+        "inference_view_requirements": acting(views),
+        "is_time_major": lambda: False,
+        "value_function": last.values,
+    }
+    object.__setattr__(model, "call", last.call)  # Keras would keep track of attributes
+    for name in (name for name in read if not hasattr(model, name)):
+        object.__setattr__(model, name, read[name])
+
+
+def acting(views: Mapping[str, ViewRequirement]) -> dict[str, ViewRequirement]:
+    """Returns the view requirements that acting reads, by name."""
+    return {name: view for name, view in views.items() if view.used_for_compute_actions}
+
+
+def _views_read(policy: Any, model: keras.Model) -> dict[str, ViewRequirement]:
+    found = {"obs": ViewRequirement(space=policy.observation_space), **declared(model)}
+    for view in policy.acting.views:
+        shift = view.shifts if view.is_window else view.shifts[0]
+        found.setdefault(view.name, ViewRequirement(view.source, shift=shift))
+    length = policy.config["model"]["max_seq_len"]
+    return with_memory(found, policy.get_initial_state(), max_seq_len=length)
+
+
+class _LastCall:
+    """What a Keras model gave last where it was called with numbers.
+
+    Args:
+        model: whose calls go through here.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        self._name = model.name
+        self._call = model.call
+        self._takes_dict = isinstance(getattr(model, "_inputs_struct", None), Mapping)
+        self._outputs: Any = None
+
+    def call(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Calls the model; `{"obs": rows}` stands for the rows."""
+        is_row_dict = isinstance(inputs, Mapping) and [*inputs] == ["obs"]
+        given = inputs["obs"] if is_row_dict and not self._takes_dict else inputs
+        outputs = self._call(given, *args, **kwargs)
+        if tf.executing_eagerly():
+            self._outputs = outputs
+        return outputs
+
+    def values(self) -> tf.Tensor:
+        """Returns the values `[N]` of the last call.
+
+        Raises:
+            ConfigError: if there was none, or the model gives no values.
+        """
+        values = value_of(self._outputs)
+        if values is None:
+            what = "was not called yet" if self._outputs is None else "has no value output"
+            raise ConfigError(
+                f"policy.model.value_function(): the model {self._name!r} {what}. Call "
+                "policy.model({'obs': rows}) of a policy with values first."
+            )
+        return tf.reshape(values, [-1])
