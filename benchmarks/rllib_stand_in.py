@@ -229,23 +229,43 @@ def install() -> None:
 # -- scripts ----------------------------------------------------------------------------------
 
 _PROCESSORS = 16  # that Ray believes in, so that no worker waits for one
+_TRIES = 5  # to start Ray, which gives up after 30 seconds on a machine that has much to do
 
 
 def run_script() -> None:
     """Runs the module that the command line names, with the arguments behind it, as a script."""
     del sys.argv[0]
     ray, tune = _ray(), importlib.import_module("ray.tune")
-    ray.init(num_cpus=_PROCESSORS, include_dashboard=False)
-    fit = tune.Tuner.fit
-
-    def fit_or_raise(tuner: Any) -> Any:
-        results = fit(tuner)
-        for error in results.errors:
-            raise error
-        return results
-
-    tune.Tuner.fit = fit_or_raise
+    ray.init = functools.partial(_start, ray, ray.init)
+    tune.Tuner.fit = functools.partialmethod(_fit, tune.Tuner.fit)
+    _complete_ray()
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+
+
+def _start(ray: Any, init: Any, *args: Any, **settings: Any) -> Any:
+    """Starts Ray as it suits the machine, whatever a script says."""
+    del args, settings
+    for tries in range(_TRIES):
+        try:
+            return init(num_cpus=_PROCESSORS, include_dashboard=False, ignore_reinit_error=True)
+        except Exception as error:
+            if "timed out" not in str(error) or tries == _TRIES - 1:
+                raise
+            ray.shutdown()
+
+
+def _fit(tuner: Any, fit: Any) -> Any:
+    """Returns the results of a `Tuner`, all of whose trials have ended well."""
+    results = fit(tuner)
+    for error in results.errors:
+        raise error
+    return results
+
+
+def _complete_ray() -> None:
+    """Gives Ray's private module what scripts of RLlib's time ask it for."""
+    utils: Any = importlib.import_module("ray._private.utils")
+    utils.get_user_temp_dir = tempfile.gettempdir
 
 
 # -- pytest -----------------------------------------------------------------------------------
@@ -279,9 +299,9 @@ def pytest_configure(config: Any) -> None:
 
 
 def pytest_collection_finish(session: Any) -> None:
-    """Gives Ray's private module what tests of its time ask it for."""
-    if utils := sys.modules.get("ray._private.utils"):
-        utils.get_user_temp_dir = tempfile.gettempdir
+    """Completes Ray, if a test imports it."""
+    if "ray._private.utils" in sys.modules:
+        _complete_ray()
 
 
 def pytest_runtest_logreport(report: Any) -> None:

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfpolicies.compat.adapter import TFModelFactory
 from tfpolicies.compat.preprocessors import Preprocessor, get_preprocessor
-from tfpolicies.compat.tf_model import TFModelV2
+from tfpolicies.compat.tf_model import FullyConnectedNetwork, TFModelV2, VisionNetwork
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.errors import ConfigError, ModelError
 from tfpolicies.models.catalog import NormalizedColumns
@@ -89,7 +89,8 @@ class ModelCatalog:
         model_config: Mapping[str, Any],
         framework: str = "tf",
         name: str = "default_model",
-    ) -> keras.Model:
+        model_interface: type[TFModelV2] | None = None,
+    ) -> keras.Model | TFModelV2:
         """Returns a new Keras model with a value, as a policy's `make_model` gives it.
 
         Args:
@@ -98,13 +99,23 @@ class ModelCatalog:
             num_outputs: must be what the action distribution takes.
             model_config: `model` settings.
             framework: accepted for ported code.
-            name: accepted for ported code.
+            name: of a model with an interface.
+            model_interface: a `TFModelV2` without `forward`: the result is an object of it that is
+                a `FullyConnectedNetwork`, or a `VisionNetwork`, too. Its constructor decides about
+                `num_outputs`.
 
         Raises:
             ModelError: if `num_outputs` is another number.
         """
-        del framework, name
+        del framework
         settings = model_settings(model_config)
+        if model_interface is not None:
+            is_image = len(obs_space.shape or ()) > 1
+            network = VisionNetwork if is_image else FullyConnectedNetwork
+            joint = f"{model_interface.__name__}_as_{network.__name__}"
+            kind = type(joint, (model_interface, network), {})
+            width = None if num_outputs is None else int(num_outputs)  # Keras wants Python's
+            return kind(obs_space, action_space, width, settings, name)
         dist_class, width = ModelCatalog.get_action_dist(action_space, settings)
         if num_outputs != width:
             raise ModelError(
