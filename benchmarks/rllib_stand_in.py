@@ -1,4 +1,6 @@
-"""What stands in for the rest of RLlib while its unit tests run: `benchmarks.rllib_tests`.
+"""What stands in for the rest of RLlib while its own code runs here.
+
+`benchmarks.rllib_tests` runs its unit tests, `benchmarks.rllib_examples` its example scripts.
 
 Modules below the package `rllib_rest` that are not files there are made when they are imported.
 Their names are stand-ins, whose use raises a `MissingName`, but for the few that tests need to be
@@ -15,6 +17,7 @@ import importlib.abc
 import importlib.util
 import json
 import os
+import runpy
 import signal
 import sys
 import tempfile
@@ -218,9 +221,56 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def install() -> None:
-    """Makes modules below `rllib_rest` importable, behind those that are files."""
+    """Makes modules below `rllib_rest` importable, behind those that are files.
+
+    `override` may stand above methods of stand-ins then, which have none.
+    """
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.append(_Finder())
+        compat: Any = importlib.import_module("tfpolicies.compat")
+        compat.override = lambda parent: lambda method: method
+
+
+# -- scripts ----------------------------------------------------------------------------------
+
+_PROCESSORS = 16  # that Ray believes in, so that no worker waits for one
+_TRIES = 5  # to start Ray, which gives up after 30 seconds on a machine that has much to do
+
+
+def run_script() -> None:
+    """Runs the module that the command line names, with the arguments behind it, as a script."""
+    del sys.argv[0]
+    ray, tune = _ray(), importlib.import_module("ray.tune")
+    ray.init = functools.partial(_start, ray, ray.init)
+    tune.Tuner.fit = functools.partialmethod(_fit, tune.Tuner.fit)
+    _complete_ray()
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+
+
+def _start(ray: Any, init: Any, *args: Any, **settings: Any) -> Any:
+    """Starts Ray as it suits the machine, whatever a script says."""
+    del args, settings
+    for tries in range(_TRIES):
+        try:
+            return init(num_cpus=_PROCESSORS, include_dashboard=False, ignore_reinit_error=True)
+        except Exception as error:
+            if "timed out" not in str(error) or tries == _TRIES - 1:
+                raise
+            ray.shutdown()
+
+
+def _fit(tuner: Any, fit: Any) -> Any:
+    """Returns the results of a `Tuner`, all of whose trials have ended well."""
+    results = fit(tuner)
+    for error in results.errors:
+        raise error
+    return results
+
+
+def _complete_ray() -> None:
+    """Gives Ray's private module what scripts of RLlib's time ask it for."""
+    utils: Any = importlib.import_module("ray._private.utils")
+    utils.get_user_temp_dir = tempfile.gettempdir
 
 
 # -- pytest -----------------------------------------------------------------------------------
@@ -247,17 +297,16 @@ def pytest_runtest_call(item: Any) -> Any:
 
 
 def pytest_configure(config: Any) -> None:
-    """Lets `override` stand above methods of stand-ins, which have none; stands in for PyTorch."""
+    """Stands in for PyTorch."""
     compat: Any = importlib.import_module("tfpolicies.compat")
     torch, nn = (importlib.import_module(f"{PACKAGE}.{name}") for name in ("torch", "torch.nn"))
     compat.try_import_torch = lambda error=False: (torch, nn)
-    compat.override = lambda parent: lambda method: method
 
 
 def pytest_collection_finish(session: Any) -> None:
-    """Gives Ray's private module what tests of its time ask it for."""
-    if utils := sys.modules.get("ray._private.utils"):
-        utils.get_user_temp_dir = tempfile.gettempdir
+    """Completes Ray, if a test imports it."""
+    if "ray._private.utils" in sys.modules:
+        _complete_ray()
 
 
 def pytest_runtest_logreport(report: Any) -> None:

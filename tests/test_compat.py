@@ -7,22 +7,18 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from environments import CountingEnv, NestedCountingEnv
 from gymnasium import spaces
 from tiny import OBS, TWO, assert_equal, batch_for, rows_of
 
 import tfpolicies
 from tfpolicies import (
     Algorithm,
-    AlgorithmConfig,
-    DefaultCallbacks,
     MultiAgentEnv,
     PGConfig,
     Policy,
     PPOConfig,
     PPOTF1Policy,
     PPOTF2Policy,
-    RolloutWorker,
     SampleBatch,
     compat,
 )
@@ -31,9 +27,7 @@ from tfpolicies.compat import (
     PGTrainer,
     Postprocessing,
     PPOTrainer,
-    RandomPolicy,
     UnsupportedSpaceException,
-    VectorEnv,
     batch,
     build_tf_policy,
     create_policy_for_framework,
@@ -119,70 +113,6 @@ def test_a_registered_environment_may_have_several_agents():
     made = make_any_environments("two.of:them", 2, EnvContext({}))
     assert len(made.get_sub_environments()) == 2
     made.close()
-
-
-def vectorised(kind):
-    class Counting(VectorEnv):
-        """Three environments that count, behind the methods of RLlib's vector environments."""
-
-        def __init__(self, context):
-            self.parts = [kind(number) for number in range(3)]
-            super().__init__(kind.observation_space, kind.action_space, 3)
-
-        def vector_reset(self, *, seeds=None, options=None):
-            self.seeds = seeds
-            found = [env.reset() for env in self.parts]
-            return [obs for obs, _ in found], [info for _, info in found]
-
-        def reset_at(self, index, *, seed=None, options=None):
-            return self.parts[index].reset(seed=seed, options=options)
-
-        def vector_step(self, actions):
-            found = [env.step(action) for env, action in zip(self.parts, actions, strict=True)]
-            return tuple(list(part) for part in zip(*found, strict=True))
-
-        def get_sub_environments(self):
-            return self.parts
-
-    return Counting
-
-
-@pytest.mark.parametrize("kind", [CountingEnv, NestedCountingEnv])
-def test_a_ported_vector_environment_gives_the_batches_of_its_parts(kind):
-    class Callbacks(DefaultCallbacks):
-        def on_sample_end(self, *, worker, samples):
-            samples["step"] = np.array([info["step"] for info in samples["infos"]])
-
-    batches = []
-    for env, count in ((vectorised(kind), 1), (lambda context: kind(context.vector_index), 3)):
-        config = AlgorithmConfig().environment(env).callbacks(Callbacks).debugging(seed=3)
-        config.rollouts(num_envs_per_worker=count, rollout_fragment_length=9)
-        worker = RolloutWorker(config=config, default_policy_class=RandomPolicy)
-        batches.append([worker.sample() for _ in range(2)])
-        assert worker.foreach_env(lambda env: env.number) == [0, 1, 2]
-    for own, plain in zip(*batches, strict=True):
-        for name in ("obs", "new_obs", "actions", "rewards", "terminateds", "truncateds", "step"):
-            parts = zip(tf.nest.flatten(own[name]), tf.nest.flatten(plain[name]), strict=True)
-            assert all(np.array_equal(left, right) for left, right in parts), name
-
-
-def test_a_ported_vector_environment_is_seeded_and_says_what_it_lacks():
-    env = vectorised(CountingEnv)(None)
-    env.reset(seed=5)
-    assert env.seeds == [5, 6, 7]
-    env.reset(seed=[8, 9, 1])
-    assert env.seeds == [8, 9, 1]
-    bare = VectorEnv(OBS, TWO, 2)
-    assert bare.envs == []
-    with pytest.raises(AttributeError, match="'VectorEnv' object has no attribute 'parts'"):
-        _ = bare.parts
-    for call, words in (
-        (bare.reset, "vector_reset"),
-        (lambda: bare.reset_at(0), "reset_at"),
-        (lambda: bare.step(np.zeros(2, int)), "vector_step"),
-    ):
-        with pytest.raises(NotOfferedError, match=words):
-            call()
 
 
 def test_registering_a_name_again_replaces_it_and_shadows_gymnasiums():

@@ -53,9 +53,9 @@ class TFModelFactory:
     ) -> keras.Model:
         """Makes a `TFModelV2` and the Keras model around it.
 
-        One that gives features to a memory around it makes as many as it likes, and is told None
-        for `num_outputs`; its `value_function` is not asked. The constructor gets the `custom_model_config` as keyword arguments if it takes them, and in
-        `model_config` in any case.
+        The constructor gets the `custom_model_config` as keyword arguments if it takes them, and in
+        `model_config` in any case. With a memory around the model, `num_outputs` is None: it gives
+        as many features as it likes, and its `value_function` is not called.
 
         Raises:
             ModelError: if it cannot be made, or in a form that cannot work here.

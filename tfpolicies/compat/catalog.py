@@ -88,6 +88,7 @@ class ModelCatalog:
         model_config: Mapping[str, Any],
         framework: str = "tf",
         name: str = "default_model",
+        model_interface: type[TFModelV2] | None = None,
     ) -> TFModelV2 | keras.Model:
         """Returns a new model with a value, as a policy's `make_model` may give it.
 
@@ -102,12 +103,23 @@ class ModelCatalog:
             model_config: `model` settings.
             framework: accepted for ported code.
             name: of the model.
+            model_interface: a `TFModelV2` without `forward`: the result is an object of it that is
+                a `FullyConnectedNetwork`, or a `VisionNetwork`, too. Its constructor decides about
+                `num_outputs`.
 
         Raises:
             ModelError: if `num_outputs` is another number.
         """
         del framework
         settings = model_settings(model_config)
+        space = getattr(obs_space, "original_space", obs_space)
+        images = [is_convolved(leaf, settings) for leaf in leaves(space)]
+        kind = VisionNetwork if any(images) else FullyConnectedNetwork
+        if model_interface is not None:
+            joint = f"{model_interface.__name__}_as_{kind.__name__}"
+            width = None if num_outputs is None else int(num_outputs)  # Keras wants Python's
+            own = type(joint, (model_interface, kind), {})
+            return own(obs_space, action_space, width, settings, name)
         custom = settings["custom_action_dist"]
         dist_class = ActionDistribution.of(action_space, custom, settings)
         width = dist_class.num_inputs
@@ -116,11 +128,8 @@ class ModelCatalog:
                 f"num_outputs must be {width}, what the distribution of {action_space} takes, got "
                 f"{num_outputs!r}. For a model of another width make a FullyConnectedNetwork."
             )
-        space = getattr(obs_space, "original_space", obs_space)
         special = ("custom_model", "use_lstm", "use_gru", "use_attention")
-        images = [is_convolved(leaf, settings) for leaf in leaves(space)]
         if not any(settings[key] for key in special) and (images == [True] or not any(images)):
-            kind = VisionNetwork if any(images) else FullyConnectedNetwork
             return kind(preprocessed_space(space), action_space, num_outputs, settings, name)
         return model_source(space, dist_class, settings, with_value=True).make()
 

@@ -142,7 +142,7 @@ _RUNS = "CheckpointConfig FailureConfig RunConfig"
 _OF_TUNE = {
     "ray.air": _RUNS,
     "ray.air.config": _RUNS,
-    "ray.train": _RUNS,
+    "ray.train": f"{_RUNS} get_checkpoint get_context report",
     "ray.tune": "register_env run Tuner",
 }
 """Names of `compat.tune`, by where scripts have them from; Ray's other ones there stay Ray's."""

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
-from gymnasium.vector import AutoresetMode
 
-from tfpolicies.compat.utils import batch, unset
-from tfpolicies.envs.vector import single_rows
+from tfpolicies.compat.utils import unset
+from tfpolicies.envs.repairs import BREAKS, Repairs, check_observation, require_space
+from tfpolicies.envs.vector import SeparateEnvironments, Step, SteppedTogether, all_anew
+from tfpolicies.errors import EnvError
+
+logger = logging.getLogger("tfpolicies")
 
 
-class VectorEnv(gym.vector.VectorEnv):
-    """N environments behind one step: a vector environment of Gymnasium made of four methods.
+class VectorEnv(SteppedTogether):
+    """N environments behind one step, made of a few methods.
 
     A subclass overrides `vector_reset`, `reset_at` and `vector_step`. It decides the number of
-    environments, whatever `num_envs_per_worker` is.
+    environments, whatever `num_envs_per_worker` is. Samplers step it by one `vector_step`, and
+    reset the environments whose episodes have ended by `reset_at`.
+
+    An environment that broke, and was made anew, may be told by an exception in place of its
+    observation; its episode is dropped. With `restart_failed_sub_environments` one that gives what
+    is not of its space is made anew by `restart_at`, and all are if a method raises.
 
     Args:
         observation_space: of one environment.
@@ -25,14 +33,50 @@ class VectorEnv(gym.vector.VectorEnv):
         num_envs: N.
     """
 
-    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
-
     def __init__(
         self, observation_space: gym.Space, action_space: gym.Space, num_envs: int
     ) -> None:
-        self.observation_space = self.single_observation_space = observation_space
-        self.action_space = self.single_action_space = action_space
+        self.observation_space = observation_space
+        self.action_space = action_space
         self.num_envs = num_envs
+
+    @staticmethod
+    def vectorize_gym_envs(
+        make_env: Callable[[int], gym.Env] | None = None,
+        existing_envs: Sequence[gym.Env] | None = None,
+        num_envs: int = 1,
+        action_space: gym.Space | None = None,
+        observation_space: gym.Space | None = None,
+        restart_failed_sub_environments: bool = False,
+    ) -> VectorEnv:
+        """Returns plain environments behind one step.
+
+        Args:
+            make_env: makes the environment of an index; not needed if there are enough.
+            existing_envs: those that there are, for the first indices.
+            num_envs: N.
+            action_space: of one environment, that of the first one by default.
+            observation_space: likewise.
+            restart_failed_sub_environments: whether one that raises is made anew by `make_env`.
+
+        Raises:
+            EnvError: if there are too few environments, and nothing makes more.
+        """
+        envs = list(existing_envs or ())
+        if make_env is None and (len(envs) < num_envs or restart_failed_sub_environments):
+            raise EnvError(
+                f"make_env is None, but {num_envs} environments are to be stepped, {len(envs)} are "
+                f"given, and {restart_failed_sub_environments=}. Give a function of the index."
+            )
+        makes = make_env if restart_failed_sub_environments else None
+        while make_env is not None and len(envs) < num_envs:
+            envs.append(make_env(len(envs)))
+        return _PlainVectorEnv(
+            observation_space or require_space(envs[0], "observation_space"),
+            action_space or require_space(envs[0], "action_space"),
+            envs,
+            makes,
+        )
 
     def vector_reset(
         self, *, seeds: list[int] | None = None, options: list[dict[str, Any]] | None = None
@@ -46,10 +90,21 @@ class VectorEnv(gym.vector.VectorEnv):
         raise unset(self, "vector_reset(self, *, seeds=None, options=None)")
 
     def reset_at(
-        self, index: int, *, seed: int | None = None, options: dict[str, Any] | None = None
+        self,
+        index: int | None = None,
+        *,
+        seed: int | None = None,
+        options: dict[str, Any] | None = None,
     ) -> tuple[Any, dict[str, Any]]:
-        """Starts a new episode of one environment; returns its observation and info."""
+        """Starts a new episode of one environment; returns its observation and info.
+
+        The observation is an exception if that broke it, and it was made anew.
+        """
         raise unset(self, "reset_at(self, index, *, seed=None, options=None)")
+
+    def restart_at(self, index: int | None = None) -> None:
+        """Makes one environment anew, which `reset_at` is then called for."""
+        raise unset(self, "restart_at(self, index)")
 
     def vector_step(
         self, actions: list[Any]
@@ -69,38 +124,189 @@ class VectorEnv(gym.vector.VectorEnv):
         """Returns the N environments, for those who want to talk to them; [] if there are none."""
         return []
 
-    def __getattr__(self, name: str) -> Any:
-        """Returns the environments as `envs`, where Gymnasium's vector environments have them."""
-        if name == "envs":
-            return self.get_sub_environments()
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+    def try_render_at(self, index: int | None = None) -> Any:
+        """Returns an image of one environment, as `render` gives it; None if there is none."""
+        envs = self.get_sub_environments()
+        return envs[index or 0].render() if envs else None
 
-    def reset(
-        self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
+    def close(self) -> None:
+        """Closes the environments."""
+        for env in self.get_sub_environments():
+            env.close()
+
+    def as_environments(self) -> SteppedByMethods:
+        """Returns what steps these environments."""
+        return SteppedByMethods(self)
+
+
+class _PlainVectorEnv(VectorEnv):
+    """Plain environments behind one step.
+
+    Args:
+        observation_space: of one environment.
+        action_space: of one environment.
+        envs: the environments.
+        make_env: makes the environment of an index in the place of one that broke; None: what it
+            raises is an error.
+    """
+
+    def __init__(
+        self,
+        observation_space: gym.Space,
+        action_space: gym.Space,
+        envs: list[gym.Env],
+        make_env: Callable[[int], gym.Env] | None,
+    ) -> None:
+        super().__init__(observation_space, action_space, len(envs))
+        self.envs = envs
+        self.make_env = make_env
+
+    def vector_reset(
+        self, *, seeds: list[int] | None = None, options: list[dict[str, Any]] | None = None
+    ) -> tuple[list[Any], list[dict[str, Any]]]:
+        given = zip(seeds or [None] * self.num_envs, options or [None] * self.num_envs, strict=True)
+        found = [self.reset_at(i, seed=seed, options=o) for i, (seed, o) in enumerate(given)]
+        return [obs for obs, _ in found], [info for _, info in found]
+
+    def reset_at(
+        self,
+        index: int | None = None,
+        *,
+        seed: int | None = None,
+        options: dict[str, Any] | None = None,
     ) -> tuple[Any, dict[str, Any]]:
-        """Returns the observations that `vector_reset` gives, batched, and its infos."""
-        count = self.num_envs
-        seeds = [seed + i for i in range(count)] if isinstance(seed, int) else seed
-        obs, infos = self.vector_reset(
-            seeds=None if seeds is None else list(seeds),
-            options=None if options is None else [options] * count,
-        )
-        return batch(obs), self._joined(infos)
+        try:
+            return self.envs[index or 0].reset(seed=seed, options=options)
+        except Exception as error:
+            return self._mended(index or 0, error), {}
 
-    def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """Does a `vector_step`, and `reset_at` where an episode ended."""
-        reached, rewards, terminateds, truncateds, infos = self.vector_step(single_rows(actions))
-        obs, told = list(reached), self._joined(infos)
-        ended, cut = np.array(terminateds, bool), np.array(truncateds, bool)
-        if (ended | cut).any():
-            told["final_obs"] = np.full(self.num_envs, None, object)
-        for index in np.flatnonzero(ended | cut).tolist():
-            told["final_obs"][index] = obs[index]
-            obs[index], _ = self.reset_at(index)
-        return batch(obs), np.array(rewards, np.float64), ended, cut, told
+    def restart_at(self, index: int | None = None) -> None:
+        if self.make_env is None:
+            raise EnvError(f"Environment {index or 0} cannot be made anew: make_env is None.")
+        try:
+            self.envs[index or 0].close()
+        except BREAKS as error:
+            logger.warning("Environment %d broke in close(): %r", index or 0, error)
+        self.envs[index or 0] = self.make_env(index or 0)
 
-    def _joined(self, infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        joined: dict[str, Any] = {}
-        for index, info in enumerate(infos):
-            joined = self._add_info(joined, dict(info), index)
-        return joined
+    def vector_step(
+        self, actions: list[Any]
+    ) -> tuple[list[Any], list[float], list[bool], list[bool], list[dict[str, Any]]]:
+        found = [self._step_at(index, action) for index, action in enumerate(actions)]
+        obs, rewards, terminateds, truncateds, infos = map(list, zip(*found, strict=True))
+        return obs, rewards, terminateds, truncateds, infos
+
+    def _step_at(self, index: int, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        try:
+            return self.envs[index].step(action)
+        except Exception as error:
+            return self._mended(index, error), 0.0, True, True, {}
+
+    def _mended(self, index: int, error: Exception) -> Exception:
+        """Makes an environment anew if that is asked for, and returns what it raised."""
+        if self.make_env is None:
+            raise error
+        self.restart_at(index)
+        return error
+
+    def get_sub_environments(self) -> list[Any]:
+        return self.envs
+
+
+class SteppedByMethods(SeparateEnvironments):
+    """What steps a `VectorEnv`.
+
+    Args:
+        env: a `VectorEnv`.
+
+    Raises:
+        EnvError: if it lacks a space; by `reset`, if an observation is not of its space.
+    """
+
+    def __init__(self, env: VectorEnv) -> None:
+        observation_space = require_space(env, "observation_space")
+        super().__init__(observation_space, require_space(env, "action_space"), env.num_envs)
+        self.env = env
+        self._step = env.vector_step
+
+    def guard(self, repairs: Repairs) -> None:
+        super().guard(repairs)
+        self._watch()
+
+    def _watch(self) -> None:
+        self._step = self._repairs.watched(0, "vector_step", self.env.vector_step)
+
+    def reset(self, seeds: Sequence[int] | None) -> Any:
+        try:
+            return self._first(seeds)
+        except BREAKS as error:
+            self._repairs.broke(0, "vector_reset", error)
+            return self._all_renewed()
+
+    def _first(self, seeds: Sequence[int] | None = None) -> Any:
+        """Returns the first observations of new episodes, batched."""
+        reset = self.env.vector_reset
+        found, _ = reset() if seeds is None else reset(seeds=list(seeds))
+        return self._stack([*map(self._checked_first, range(self.num_envs), found)])
+
+    def _checked_first(self, index: int, obs: Any) -> Any:
+        """Returns the first observation of an environment, which may have broken in its reset."""
+        if isinstance(obs, Exception):
+            self._take_down(index, "vector_reset", obs)
+            return self._first_observation(index)
+        what = f"observation that {self._repairs.call(index, 'vector_reset')} gave"
+        check_observation(self.observation_space, obs, what)
+        return obs
+
+    def _all_renewed(self) -> Any:
+        """Makes the whole `VectorEnv` anew; returns its first observations."""
+
+        def start(env: VectorEnv) -> Any:
+            self.env = env
+            self._watch()
+            return self._first()
+
+        return self._repairs.renewed(0, self.env, start)[1]
+
+    def _reset_at(self, index: int, seed: int | None) -> Any:
+        while True:
+            found = self.env.reset_at(index, seed=seed)
+            if not (isinstance(found, tuple) and found and isinstance(found[0], Exception)):
+                return found
+            self._take_down(index, "reset_at", found[0])
+
+    def step(self, actions: Any) -> Step:
+        rows = self._rows(actions)
+        try:
+            results = list(zip(*self._step(rows), strict=True))
+        except BREAKS as error:
+            error = self._repairs.broke(0, "vector_step", error)
+            return all_anew(self.num_envs, error, self._all_renewed())
+        return self._step_of(results, rows, {})
+
+    def _mended(self, results: Sequence[Any]) -> dict[int, Exception]:
+        broken = {i: row[0] for i, row in enumerate(results) if isinstance(row[0], Exception)}
+        for index, error in broken.items():
+            self._take_down(index, "vector_step", error)
+        return broken
+
+    def _take_down(self, index: int, method: str, error: Exception) -> None:
+        """Takes down that an environment broke, and that the `VectorEnv` has made it anew."""
+        self._repairs.mended(index, method, error)
+        self._announce(index)
+
+    def _renewed(self, index: int) -> Any:
+        self.env.restart_at(index)
+        self._announce(index)
+        return self._reset(index)
+
+    def _announce(self, index: int) -> None:
+        """Tells of an environment that was made anew."""
+        if envs := self.env.get_sub_environments():
+            self._repairs.on_made(envs[index], index)
+
+    def get_sub_environments(self) -> list[Any]:
+        return list(self.env.get_sub_environments() or [self.env])
+
+    def close(self) -> None:
+        self.env.close()

@@ -24,8 +24,15 @@ from tfpolicies.envs.pettingzoo import (
     pettingzoo_env,
 )
 from tfpolicies.envs.registry import ENVIRONMENTS
-from tfpolicies.envs.vector import Environments, PlainEnvironments, VectorEnvironments
+from tfpolicies.envs.vector import (
+    Environments,
+    PlainEnvironments,
+    SteppedTogether,
+    VectorEnvironments,
+)
 from tfpolicies.errors import EnvError, near_matches
+
+_MANY = (VectorEnv, SteppedTogether)
 
 
 class EnvContext(dict[str, Any]):
@@ -109,9 +116,9 @@ def make_any_environments(
             called with the context; for other classes and functions their signature decides
             between the context and its settings as keywords (see `calling.called`). They may give a
             plain environment, a `MultiAgentEnv` or one of PettingZoo, and are then called once for
-            each; or a vector environment (EnvPool included), which is taken as it is and decides
-            the number. An environment may be given itself where one is enough: no second one can
-            be made of it.
+            each; or a vector environment (EnvPool included) or what is `SteppedTogether`, which
+            are taken as they are and decide the number. An environment may be given itself where
+            one is enough: no second one can be made of it.
         num_envs: how many are stepped together.
         context: the context of the first one.
         on_created: called with each environment, its context and its index; see `announce`.
@@ -139,8 +146,7 @@ def make_any_environments(
     if made is None and not may_be_none:
         raise _unusable(source, made)
     if made is not None and on_created is not None:
-        envs = [made.env] if isinstance(made, VectorEnvironments) else made.get_sub_environments()
-        for i, env in enumerate(envs):
+        for i, env in enumerate(made.get_sub_environments()):
             announce(env, i, context, on_created)
     return made
 
@@ -158,10 +164,12 @@ def announce(
         context: of the first environment of the worker.
         on_created: called with the environment, its context and its index.
     """
-    if not isinstance(env, VectorEnv):
+    if not isinstance(env, _MANY):
         on_created(env, context.copy_with_overrides(vector_index=index), index)
         return
-    for i, part in enumerate(getattr(env, "envs", None) or [env] * env.num_envs):
+    together = isinstance(env, SteppedTogether)
+    parts = env.get_sub_environments() if together else getattr(env, "envs", None)
+    for i, part in enumerate(parts or [env] * env.num_envs):
         on_created(part, context.copy_with_overrides(vector_index=i), i)
 
 
@@ -192,7 +200,7 @@ def is_instance(source: Any) -> bool:
     """Whether an environment is given itself, of which no second one can be made."""
     if isinstance(source, type):
         return False
-    return isinstance(source, gym.Env | VectorEnv) or is_pettingzoo(source)
+    return isinstance(source, (gym.Env, *_MANY)) or is_pettingzoo(source)
 
 
 def require_alone(env: Any, num_envs: int, num_workers: int, *, evaluates: bool) -> None:
@@ -201,7 +209,7 @@ def require_alone(env: Any, num_envs: int, num_workers: int, *, evaluates: bool)
     Raises:
         EnvError: if more are.
     """
-    several = num_envs > 1 and not isinstance(env, VectorEnv)
+    several = num_envs > 1 and not isinstance(env, _MANY)
     reasons = {
         f"{num_envs} environments are to be stepped together": several,
         f"{num_workers} remote workers need environments of their own": num_workers > 0,
@@ -338,9 +346,9 @@ def _by_creator(
     first = create(context)
     if first is None:
         return None
-    if not isinstance(first, gym.Env | VectorEnv) and not is_pettingzoo(first):
+    if not isinstance(first, (gym.Env, *_MANY)) and not is_pettingzoo(first):
         raise _unusable(source, first)
-    count = 1 if isinstance(first, VectorEnv) else num_envs
+    count = 1 if isinstance(first, _MANY) else num_envs
     envs = [first, *(create(context.copy_with_overrides(vector_index=i)) for i in range(1, count))]
     if len({id(env) for env in envs}) < count:
         raise EnvError(
@@ -358,6 +366,8 @@ def _stepped(envs: Sequence[Any]) -> Environments | MultiAgentEnvironments:
     """Returns environments behind one step."""
     if isinstance(envs[0], VectorEnv):
         return VectorEnvironments(envs[0])
+    if isinstance(envs[0], SteppedTogether):
+        return envs[0].as_environments()
     if isinstance(envs[0], MultiAgentEnv):
         return MultiAgentEnvironments(envs)
     return PlainEnvironments(envs)

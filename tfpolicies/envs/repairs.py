@@ -110,6 +110,7 @@ class Repairs:
 
     Attributes:
         breaks: how many there were, in all environments.
+        on_made: as given.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class Repairs:
         on_made: Callable[[Any, int], None] = lambda env, index: None,
     ) -> None:
         self.make = make
-        self._on_made = on_made
+        self.on_made = on_made
         self.watchdog = watchdog
         self._limit = limit
         self.breaks = self._episodes = 0  # of all environments; only whole episodes count
@@ -179,6 +180,14 @@ class Repairs:
         self._has_started |= call.startswith("step")
         self._count(index, reason, error)
         return error
+
+    def mended(self, index: int, call: str, error: Exception) -> None:
+        """Takes down that an environment broke, and has been made anew without our doing.
+
+        Raises:
+            EnvError: if it broke too often without finishing an episode, or completing a step.
+        """
+        self._count(index, f"broke in {call}: {type(error).__name__}: {error}", error)
 
     def _count(self, index: int, reason: str, error: BaseException) -> None:
         """Counts a break, and says so unless there were many of them.
@@ -245,7 +254,7 @@ class Repairs:
             except BREAKS as error:
                 self._failed_again(index, tries, error)
                 continue
-            self._on_made(old, index)
+            self.on_made(old, index)
             try:
                 found = start(old)
             except BREAKS as error:

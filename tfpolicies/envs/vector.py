@@ -2,7 +2,8 @@
 
 Three kinds of environments are stepped: plain `gymnasium.Env` instances in a loop of our own,
 Gymnasium vector environments in any of their three autoreset modes, and EnvPool (which is a vector
-environment too). What differs between them ends here:
+environment too); and those of other APIs that are `SteppedTogether`. What differs between them ends
+here:
 
 * A step's `obs` are what the next actions are chosen for.
 * `dead[i]` says that environment i was only being reset in this step (Gymnasium's NEXT_STEP mode):
@@ -114,6 +115,24 @@ class Environments(abc.ABC):
             _restore(env, state)
 
 
+class SteppedTogether(abc.ABC):
+    """N environments of another API, which know how they are stepped; creators may give one.
+
+    Attributes:
+        num_envs: N.
+    """
+
+    num_envs: int
+
+    @abc.abstractmethod
+    def as_environments(self) -> Environments:
+        """Returns what steps these environments."""
+
+    @abc.abstractmethod
+    def get_sub_environments(self) -> list[Any]:
+        """Returns the environments, by index, for callers that want to talk to them; or []."""
+
+
 def _state_of(env: Any) -> list[Any] | None:
     """Returns the states of an environment's layers from the outside in, or None."""
     if callable(getattr(env, "get_state", None)):
@@ -139,47 +158,40 @@ def _restore(env: Any, layers: Sequence[Any]) -> None:
 _NONE: Mapping[int, Exception] = {}
 
 
-class PlainEnvironments(Environments):
-    """Plain `gymnasium.Env` instances, stepped one after the other and reset at once when done.
+class SeparateEnvironments(Environments):
+    """Environments that are reset one by one, each when its episode has ended.
+
+    A subclass steps them and hands what that gave to `_step_of`.
 
     Args:
-        envs: the instances; they share one observation and action space.
-
-    Raises:
-        EnvError: if their spaces differ, or (by `reset`) if an observation is not of its space.
+        observation_space: of one environment.
+        action_space: of one environment.
+        num_envs: N.
     """
 
-    def __init__(self, envs: Sequence[gym.Env]) -> None:
-        self.envs = list(envs)
-        self.num_envs = len(self.envs)
-        self.observation_space = require_space(self.envs[0], "observation_space")
-        self.action_space = require_space(self.envs[0], "action_space")
-        for i, env in enumerate(self.envs):
-            for kind in ("observation", "action"):
-                own, first = getattr(env, f"{kind}_space"), getattr(self, f"{kind}_space")
-                if own != first:
-                    raise EnvError(
-                        f"Environment {i} has the {kind} space {own}, but the first one has "
-                        f"{first}; environments of a worker share one."
-                    )
-        self._watch_calls()
-        self._stack = _stacker(self.observation_space, self.num_envs)
-        self._is_sound = sound_check(self.observation_space)
-        self._discrete = isinstance(self.action_space, gym.spaces.Discrete)
-        self._own_copy = copier(self.action_space)
+    def __init__(
+        self, observation_space: gym.Space, action_space: gym.Space, num_envs: int
+    ) -> None:
+        self.num_envs = num_envs
+        self.observation_space = observation_space
+        self.action_space = action_space
+        self._stack = _stacker(observation_space, num_envs)
+        self._is_sound = sound_check(observation_space)
+        self._discrete = isinstance(action_space, gym.spaces.Discrete)
+        self._own_copy = copier(action_space)
 
-    def guard(self, repairs: Repairs) -> None:
-        super().guard(repairs)
-        self._watch_calls()
+    @abc.abstractmethod
+    def _reset_at(self, index: int, seed: int | None) -> Any:
+        """Returns what an environment gives that starts a new episode."""
 
-    def _watch_calls(self) -> None:
-        watched, envs = self._repairs.watched, self.envs
-        self._steps = [watched(i, "step", env.step) for i, env in enumerate(envs)]
-        self._resets = [watched(i, "reset", env.reset) for i, env in enumerate(envs)]
+    @abc.abstractmethod
+    def _renewed(self, index: int) -> Any:
+        """Puts a new environment in the place of one that broke; returns its first observation."""
 
-    def reset(self, seeds: Sequence[int] | None) -> Any:
-        given = [None] * self.num_envs if seeds is None else list(seeds)
-        return self._stack([self._reset(i, seed) for i, seed in enumerate(given)])
+    def _mended(self, results: Sequence[Any]) -> dict[int, Exception]:
+        """Returns which environments say that they broke and have been made anew."""
+        del results
+        return {}
 
     def _reset(self, index: int, seed: int | None = None) -> Any:
         """Returns the first observation of a new episode of one environment."""
@@ -191,11 +203,7 @@ class PlainEnvironments(Environments):
 
     def _first_observation(self, index: int, seed: int | None = None) -> Any:
         what = self._repairs.call(index, "reset")
-        try:
-            found = self._resets[index](seed=seed)
-        except TypeError:
-            explain_seed(self.envs[index].reset, what)
-            raise
+        found = self._reset_at(index, seed)
         if not isinstance(found, tuple) or len(found) != 2:
             raise EnvError(
                 f"{what} must return a pair (observation, info), got {found!r:.200}. Write "
@@ -204,31 +212,23 @@ class PlainEnvironments(Environments):
         check_observation(self.observation_space, found[0], f"observation that {what} gave")
         return found[0]
 
-    def _renewed(self, index: int) -> Any:
-        """Puts a new environment in the place of one that broke; returns its first observation."""
-
-        def start(env: Any) -> Any:
-            self.envs[index] = env
-            self._watch_calls()
-            return self._first_observation(index)
-
-        return self._repairs.renewed(index, self.envs[index], start)[1]
-
-    def step(self, actions: Any) -> Step:
+    def _rows(self, actions: Any) -> list[Any]:
+        """Returns single actions, for the environments to keep."""
         # `tolist` turns an array of ints into ints at once, which beats indexing it N times.
         if self._discrete:
-            rows = actions.astype(self.action_space.dtype, copy=False).tolist()
-        else:
-            rows = single_rows(self._own_copy(actions))
-        results: list[Any] = []
-        broken: dict[int, Exception] = {}
-        for step, action in zip(self._steps, rows, strict=True):
-            try:
-                results.append(step(action))
-            except BREAKS as error:
-                index = len(results)
-                broken[index] = self._repairs.broke(index, f"step({action!r})", error)
-                results.append(None)
+            return actions.astype(self.action_space.dtype, copy=False).tolist()
+        return single_rows(self._own_copy(actions))
+
+    def _step_of(
+        self, results: list[Any], rows: Sequence[Any], broken: dict[int, Exception]
+    ) -> Step:
+        """Returns the step that was taken.
+
+        Args:
+            results: what each environment gave; of one that broke anything.
+            rows: their actions.
+            broken: those that broke.
+        """
         made = None if broken else self._made_of(results)
         if made is None:
             return self._repaired(results, rows, broken)
@@ -262,18 +262,21 @@ class PlainEnvironments(Environments):
         self, results: list[Any], actions: Sequence[Any], broken: dict[int, Exception]
     ) -> Step:
         """Returns the step with new environments in the place of those that broke."""
+        mended = {} if broken else self._mended(results)
         for i, result in enumerate(results):
-            if i in broken:
+            if i in broken or i in mended:
                 continue
             try:
                 self._check_result(i, result)
             except EnvError as error:
                 self._repairs.broke(i, f"step({actions[i]!r})", error)
                 broken[i] = error
-        for i in set(range(self.num_envs)).difference(broken):
+        for i in set(range(self.num_envs)).difference(broken, mended):
             self._repairs.stepped(i)
-        for i in broken:
-            results[i] = self._renewed(i), 0.0, False, False, {}
+        for i in (*broken, *mended):
+            first = self._reset(i) if i in mended else self._renewed(i)
+            results[i] = first, 0.0, False, False, {}
+        broken |= mended
         made = self._made_of(results, broken)
         if made is None:
             raise EnvError(f"The results of a step cannot be put together: {results!r:.500}.")
@@ -301,6 +304,72 @@ class PlainEnvironments(Environments):
             self._repairs.worked(i)
             obs[i] = self._reset(i)
         return np.array(ended), last
+
+
+class PlainEnvironments(SeparateEnvironments):
+    """Plain `gymnasium.Env` instances, stepped one after the other and reset at once when done.
+
+    Args:
+        envs: the instances; they share one observation and action space.
+
+    Raises:
+        EnvError: if their spaces differ, or (by `reset`) if an observation is not of its space.
+    """
+
+    def __init__(self, envs: Sequence[gym.Env]) -> None:
+        self.envs = list(envs)
+        spaces = (require_space(self.envs[0], f"{of}_space") for of in ("observation", "action"))
+        super().__init__(*spaces, len(self.envs))
+        for i, env in enumerate(self.envs):
+            for kind in ("observation", "action"):
+                own, first = getattr(env, f"{kind}_space"), getattr(self, f"{kind}_space")
+                if own != first:
+                    raise EnvError(
+                        f"Environment {i} has the {kind} space {own}, but the first one has "
+                        f"{first}; environments of a worker share one."
+                    )
+        self._watch_calls()
+
+    def guard(self, repairs: Repairs) -> None:
+        super().guard(repairs)
+        self._watch_calls()
+
+    def _watch_calls(self) -> None:
+        watched, envs = self._repairs.watched, self.envs
+        self._steps = [watched(i, "step", env.step) for i, env in enumerate(envs)]
+        self._resets = [watched(i, "reset", env.reset) for i, env in enumerate(envs)]
+
+    def reset(self, seeds: Sequence[int] | None) -> Any:
+        given = [None] * self.num_envs if seeds is None else list(seeds)
+        return self._stack([self._reset(i, seed) for i, seed in enumerate(given)])
+
+    def _reset_at(self, index: int, seed: int | None) -> Any:
+        try:
+            return self._resets[index](seed=seed)
+        except TypeError:
+            explain_seed(self.envs[index].reset, self._repairs.call(index, "reset"))
+            raise
+
+    def _renewed(self, index: int) -> Any:
+        def start(env: Any) -> Any:
+            self.envs[index] = env
+            self._watch_calls()
+            return self._first_observation(index)
+
+        return self._repairs.renewed(index, self.envs[index], start)[1]
+
+    def step(self, actions: Any) -> Step:
+        rows = self._rows(actions)
+        results: list[Any] = []
+        broken: dict[int, Exception] = {}
+        for step, action in zip(self._steps, rows, strict=True):
+            try:
+                results.append(step(action))
+            except BREAKS as error:
+                index = len(results)
+                broken[index] = self._repairs.broke(index, f"step({action!r})", error)
+                results.append(None)
+        return self._step_of(results, rows, broken)
 
     def get_sub_environments(self) -> list[Any]:
         return list(self.envs)
@@ -397,14 +466,7 @@ class VectorEnvironments(Environments):
         try:
             return self._made_of(*self._step(actions))
         except BREAKS as error:
-            return self._all_anew(self._repairs.broke(0, "step", error))
-
-    def _all_anew(self, error: Exception) -> Step:
-        """Returns the step in which all environments broke, since nobody can tell which did."""
-        count = self.num_envs
-        never, broken = np.zeros(count, bool), dict.fromkeys(range(count), error)
-        first, rewards = self._renewed(), np.zeros(count, np.float32)
-        return Step(first, rewards, never, never, {}, ~never, None, broken)
+            return all_anew(self.num_envs, self._repairs.broke(0, "step", error), self._renewed())
 
     def _made_of(
         self, obs: Any, rewards: Any, terminateds: Any, truncateds: Any, infos: Any
@@ -484,6 +546,19 @@ def _rows(space: gym.Space, batch: Any, indices: np.ndarray | int) -> Any:
     if isinstance(space, gym.spaces.Tuple):
         return tuple(_rows(sub, batch[i], indices) for i, sub in enumerate(space))
     return np.array(batch[indices])
+
+
+def all_anew(num_envs: int, error: Exception, first: Any) -> Step:
+    """Returns the step in which all environments broke, since nobody can tell which did.
+
+    Args:
+        num_envs: how many there are.
+        error: what one of them raised.
+        first: the first observations of the new ones, batched.
+    """
+    never, broken = np.zeros(num_envs, bool), dict.fromkeys(range(num_envs), error)
+    rewards = np.zeros(num_envs, np.float32)
+    return Step(first, rewards, never, never, {}, ~never, None, broken)
 
 
 def copier(space: gym.Space) -> Callable[[Any], Any]:

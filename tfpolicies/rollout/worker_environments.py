@@ -24,7 +24,7 @@ from tfpolicies.envs.making import (
 )
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
 from tfpolicies.envs.repairs import Repairs, Watchdog
-from tfpolicies.envs.vector import Environments, VectorEnvironments
+from tfpolicies.envs.vector import Environments, PlainEnvironments
 from tfpolicies.errors import ConfigError, EnvError
 
 _STEPS = 3  # that are played of an environment before training
@@ -144,7 +144,8 @@ def check_environment(worker: Any) -> None:
             space says, but can be sampled, there is only a warning.
     """
     envs = worker.environments
-    maker = None if envs is None or isinstance(envs, VectorEnvironments) else envs.maker
+    each = isinstance(envs, PlainEnvironments | MultiAgentEnvironments)
+    maker = envs.maker if each else None
     slow = worker.seconds_to_make > _MOST_SECONDS * worker.config.num_envs_per_worker
     if maker is None or slow or any(worker.config[name] for name in _UNCHECKED):
         return

@@ -1,0 +1,235 @@
+"""RLlib's own example scripts on this package: `python -m benchmarks.rllib_examples --rllib PATH`.
+
+`PATH` is the folder `rllib` of the sources of release 2.10.0. Its examples are ported by
+`tfpolicies port` into a temporary folder, and each script of the table below is run there with its
+smallest stop setting, in a process of its own. What scripts import of RLlib that has no place here
+is a stand-in that fails when it is used, naming itself (`rllib_stand_in.py`). Ray believes that
+there are enough processors, and `ray.init()` does nothing. A trial of Tune that fails fails its
+script.
+
+Prints each verdict and how many run. `--table FILE` writes the table, with the scripts that do not
+count and the reason; `--only TEXT ...` runs scripts whose path contains one of the texts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+
+from benchmarks.rllib_stand_in import PACKAGE
+from benchmarks.rllib_tests import markdown, write_folder
+from tfpolicies.errors import UsageError
+
+_ITERS = "--stop-iters 1"
+_STOP = f"{_ITERS} --stop-timesteps 1000"
+_TF2 = "--framework tf2"
+_ALL = f"{_TF2} {_STOP}"
+_SERVING = "inference_and_serving/policy_inference_after_training"
+_EPISODES = f"{_ALL} --num-episodes-during-inference 1"
+
+SCRIPTS = {
+    "autoregressive_action_dist": _ALL,
+    "cartpole_lstm": _ALL,
+    "centralized_critic": _ALL,
+    "centralized_critic_2": _ALL,
+    "checkpoint_by_custom_criteria": _ALL,
+    "compute_adapted_gae_on_postprocess_trajectory": "",
+    "curriculum_learning": _ALL,
+    "custom_env": _ALL,
+    "custom_env --no-tune": f"{_ALL} --no-tune",
+    "custom_eval": _ALL,
+    "custom_experiment": "--train-iterations 1",
+    "custom_model_api": _TF2,
+    "custom_train_fn": _TF2,
+    "deterministic_training": f"{_TF2} {_ITERS}",
+    "documentation/custom_gym_env": "",
+    "documentation/rllib_on_ray_readme": "",
+    "documentation/rllib_on_rllib_readme": "",
+    "documentation/saving_and_loading_algos_and_policies": "",
+    "env_rendering_and_recording": _ALL,
+    "export/cartpole_dqn_export": "",
+    "export/onnx_tf": _TF2,
+    "fractional_gpus": f"{_ALL} --num-gpus 0",
+    "hierarchical_training": _ALL,
+    f"{_SERVING}": _EPISODES,
+    f"{_SERVING}_with_attention": _EPISODES,
+    f"{_SERVING}_with_lstm": _EPISODES,
+    "multi_agent_cartpole": _ALL,
+    "multi_agent_custom_policy": _ALL,
+    "multi_agent_different_spaces_for_agents": _ALL,
+    "multi_agent_two_trainers": f"{_TF2} {_ITERS}",
+    "nested_action_spaces": f"{_TF2} {_ITERS}",
+    "parallel_evaluation_and_training": _ALL,
+    "parametric_actions_cartpole": _ALL,
+    "parametric_actions_cartpole_embeddings_learnt_by_model": _ALL,
+    "restore_1_of_n_agents_from_checkpoint": f"{_ALL} --pre-training-iters 1",
+    "rock_paper_scissors_multiagent": _ALL,
+    "sb2rllib_rllib_example": "",
+    "two_step_game": _ALL,
+    "two_trainer_workflow": _STOP,
+}
+"""What is run, with its arguments."""
+
+_BROKEN = "fails with RLlib, too:"
+_NEW = "RLlib's new API stack"
+_OFFLINE = "offline data"
+_REMOTE = "remote_worker_envs: see docs/porting.md"
+_SERVER = "policy server and client"
+
+NOT_COUNTED = {
+    "action_masking": _NEW,
+    "attention_net_supervised": f"{_BROKEN} imports a module `rllib`",
+    "complex_struct_space": "Repeated spaces: see docs/porting.md",
+    "connectors/connector_v2_frame_stacking": _NEW,
+    "connectors/connector_v2_mean_std_filtering": _NEW,
+    "connectors/connector_v2_nested_observation_spaces": _NEW,
+    "connectors/connector_v2_prev_actions_prev_rewards": _NEW,
+    "connectors/v1/adapt_connector_policy": "APPO",
+    "connectors/v1/run_connector_policy": "APPO",
+    "connectors/v1/self_play_with_policy_checkpoint": "OpenSpiel and PyTorch",
+    "custom_input_api": f"{_OFFLINE}, CQL",
+    "custom_keras_model": f"{_BROKEN} its callback reads result['result']",
+    "custom_logger": "ray.tune.logger.Logger, which Ray has no more",
+    "custom_metrics_and_callbacks": f"{_BROKEN} its callback reads the column 'dones'",
+    "custom_model_loss_and_metrics": _OFFLINE,
+    "custom_recurrent_rnn_tokenizer": _NEW,
+    "documentation/replay_buffer_demo": "replay buffers",
+    "env/bandit_envs_recommender_system": "bandits, RecSim",
+    "env/greyscale_env": "PyTorch, SuperSuit",
+    "env/mbmpo_env": "MBMPO",
+    "export/onnx_torch": "PyTorch",
+    "inference_and_serving/serve_and_rllib": "Ray Serve",
+    "learner/multi_agent_cartpole_ppo": _NEW,
+    "learner/ppo_load_rl_modules": _NEW,
+    "learner/ppo_tuner": _NEW,
+    "learner/train_w_bc_finetune_w_ppo": _NEW,
+    "multi_agent_independent_learning": "Waterworld of PettingZoo's SISL",
+    "multi_agent_parameter_sharing": "Waterworld of PettingZoo's SISL",
+    "offline_rl": f"{_OFFLINE}, CQL",
+    "remote_base_env_with_custom_api": _REMOTE,
+    "remote_envs_with_inference_done_on_main_node": _REMOTE,
+    "replay_buffer_api": "R2D2",
+    "saving_experiences": _OFFLINE,
+    "sb2rllib_sb_example": "Stable-Baselines2",
+    "self_play_league_based_with_open_spiel": "OpenSpiel",
+    "self_play_with_open_spiel": "OpenSpiel",
+    "serving/cartpole_client": _SERVER,
+    "serving/cartpole_server": _SERVER,
+    "serving/dummy_client_with_two_episodes": _SERVER,
+    "serving/unity3d_client": "Unity",
+    "serving/unity3d_dummy_client": "Unity",
+    "serving/unity3d_server": "Unity",
+    "unity3d_env_local": "Unity",
+}
+"""What is not run, because it is about something that is not offered."""
+
+_RUN = "from benchmarks.rllib_stand_in import run_script; run_script()"
+_RAISED = re.compile(r"^(?:\w+\.)*(\w*(?:Error|Exception|Interrupt|MissingName|Exit)\b.*)")
+
+
+class Verdict(NamedTuple):
+    """How a script ended."""
+
+    script: str
+    verdict: str  # "runs", "fails", "late"
+    reason: str
+
+
+def run_example(folder: Path, script: str, seconds: int) -> Verdict:
+    """Runs a script in a process of its own."""
+    module = f"{PACKAGE}.examples.{script.partition(' ')[0].replace('/', '.')}"
+    home = Path(__file__).parent.parent
+    settings = {"PYTHONPATH": f"{folder}{os.pathsep}{home}", "HOME": str(folder)}
+    settings |= {"TF_CPP_MIN_LOG_LEVEL": "3", "RAY_DEDUP_LOGS": "0", "COLUMNS": "10000"}
+    noted = folder / f"{script.replace('/', '.')}.log"
+    with noted.open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _RUN, module, *SCRIPTS[script].split()],
+            cwd=folder,
+            env={**os.environ, **settings},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            status = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            status = None
+            os.killpg(process.pid, signal.SIGKILL)  # its own session, with what it started
+            process.wait()
+    if status == 0:
+        return Verdict(script, "runs", "")
+    last = _raised(noted.read_text(errors="replace"))
+    return Verdict(script, "late" if status is None else "fails", last)
+
+
+def _raised(text: str) -> str:
+    """Returns the last line that says what was raised."""
+    found = [match[1] for line in text.splitlines() if (match := _RAISED.match(line.strip()))]
+    return found[-1] if found else ""
+
+
+def chosen(rllib: Path, only: list[str]) -> list[str]:
+    """Returns the scripts that run, in the order of the table.
+
+    Raises:
+        UsageError: if one of them is not there.
+    """
+    found = [script for script in SCRIPTS if any(text in script for text in only)]
+    for script in (*found, *NOT_COUNTED):
+        path = rllib / "examples" / f"{script.partition(' ')[0]}.py"
+        if not path.is_file():
+            raise UsageError(f"--rllib: no {path}. Give the folder `rllib` of release 2.10.0.")
+    return found
+
+
+def rows(verdicts: list[Verdict]) -> Iterator[tuple[str, ...]]:
+    """Yields the rows of the table: what ran, then what does not count."""
+    yield from verdicts
+    for script, reason in NOT_COUNTED.items():
+        yield script, "not counted", reason
+
+
+def main() -> int:
+    """Runs the scripts and prints the verdicts."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.rllib_examples", description=__doc__
+    )
+    parser.add_argument("--rllib", type=Path, required=True, help="the folder of its sources")
+    parser.add_argument("--only", nargs="+", default=[""], metavar="TEXT", help="of scripts' paths")
+    parser.add_argument("--seconds", type=int, default=240, help="for one script (default 240)")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="where the table goes")
+    parser.add_argument("--logs", type=Path, metavar="FOLDER", help="where what they print goes")
+    options = parser.parse_args()
+    scripts = chosen(options.rllib, options.only)
+    console = Console()
+    verdicts: list[Verdict] = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_folder(options.rllib, folder)
+        for script in scripts:
+            verdicts.append(run_example(folder, script, options.seconds))
+            console.print(*verdicts[-1], soft_wrap=True, markup=False, highlight=False)
+            if options.table:
+                options.table.write_text(markdown(Verdict._fields, rows(verdicts)))
+            if options.logs:
+                options.logs.mkdir(parents=True, exist_ok=True)
+                log = folder / f"{script.replace('/', '.')}.log"
+                (options.logs / log.name).write_bytes(log.read_bytes())
+    runs = sum(verdict.verdict == "runs" for verdict in verdicts)
+    console.print(f"{runs} of {len(verdicts)} run; {len(NOT_COUNTED)} do not count.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
