@@ -52,9 +52,10 @@ class TFModelFactory:
     ) -> keras.Model:
         """Makes a `TFModelV2` and the Keras model around it.
 
-        One that gives features to a memory around it makes as many as it likes, and is told None
-        for `num_outputs`; its `value_function` is not asked. The constructor gets the `custom_model_config` as keyword arguments if it takes them, and in
-        `model_config` in any case.
+        One that gives features to a memory around it gives as many as it likes: it is told None for
+        `num_outputs`, and its `value_function` is not asked. The constructor gets the
+        `custom_model_config` as keyword arguments if it takes them, and in `model_config` in any
+        case.
 
         Raises:
             ModelError: if it cannot be made, or in a form that cannot work here.

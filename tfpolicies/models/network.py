@@ -466,7 +466,7 @@ def _remembering(
 
 
 def users_model(model: keras.Model) -> keras.Model:
-    """Returns a user's own model, of a model that may have a critic beside it or a memory around it.
+    """Returns a user's own model: without the critic beside it, or the memory around it.
 
     It is the model itself where there is neither.
     """

@@ -66,9 +66,7 @@ def build_model(
         own = sequence_inputs({name: encoded_shape(leaf) for name, leaf in pairs})
         previous = previous_inputs(settings, action_leaves)
         return memory_model(
-            lambda rows: encoder.fully_connected(
-                encoder.joined(rows), encoder.hidden_layers, "fc"
-            ),
+            lambda rows: encoder.fully_connected(encoder.joined(rows), encoder.hidden_layers, "fc"),
             *(own, previous, num_outputs, settings, kernels),
             with_value=with_value,
         )
