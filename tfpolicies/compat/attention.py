@@ -98,7 +98,7 @@ class GTrXLNet(RecurrentNetwork):
 def _attention_model(
     space: gym.spaces.Box, num_outputs: int | None, settings: Mapping[str, Any]
 ) -> keras.Model:
-    """Returns a model from sequences to `outputs`, states, and `values` unless for features."""
+    """Returns a model of sequences; its `outputs` are features, without `values`, if not told."""
     kernels = Kernels(ortho_init=False, seed=0)
     inputs = {
         "obs": keras.Input((None, *space.shape), name="obs"),

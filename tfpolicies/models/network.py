@@ -465,7 +465,7 @@ def _remembering(
 
 
 def users_model(model: keras.Model) -> keras.Model:
-    """Returns a user's own model, of one that may have a critic beside it or a memory around it.
+    """Returns a user's own model: without the critic beside it, or the memory around it.
 
     It is the model itself where there is neither.
     """
