@@ -152,7 +152,7 @@ def check_environment(worker: Any) -> None:
         env = maker(0)
         try:
             if _may_be_checked(env):
-                check_env(env, steps=_STEPS)
+                check_env(env, steps=_STEPS, action_mask_key=worker.config.action_mask_key)
         except UnlikeSpaceError as error:
             logger.warning("%s %s", error, _FOUND)
         except EnvError as error:
