@@ -192,8 +192,7 @@ class TFModelAdapter(keras.Model):
         lead = tf.shape(next(iter(given.values())))[:2]
         rows = {name: tf.reshape(x, [-1, *x.shape[2:]]) for name, x in given.items()}
         input_dict = self._input_dict(rows, training)
-        input_dict |= {f"state_in_{i}": x for i, x in enumerate(state)}
-        input_dict[SEQ_LENS] = seq_lens
+        input_dict |= {f"state_in_{i}": x for i, x in enumerate(state)} | {SEQ_LENS: seq_lens}
         outputs, after = self.inner(input_dict, state, seq_lens)
         width = tf.constant([outputs.shape[-1]])
         found = {"action_dist_inputs": tf.reshape(outputs, tf.concat([lead, width], 0))}

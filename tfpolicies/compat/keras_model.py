@@ -12,12 +12,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfpolicies.batch.layout import STATE_IN
 from tfpolicies.batch.view_defaults import with_memory
 from tfpolicies.batch.view_requirement import ViewRequirement
 from tfpolicies.compat.tf_model import TFModelV2
 from tfpolicies.errors import ConfigError, ModelError
 from tfpolicies.models.adapted import AdaptedModel
 from tfpolicies.models.network import value_of
+from tfpolicies.models.ports import SEQ_LENS
 from tfpolicies.models.views import ViewsRead, declared
 
 
@@ -85,8 +87,11 @@ class KerasAsTFModel(TFModelV2):
     def forward(
         self, input_dict: dict[str, Any], state: list[tf.Tensor], seq_lens: tf.Tensor | None
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        rows = {name: x for name, x in input_dict.items() if name != "is_training"}
-        found = self.base_model(rows, **self._training(input_dict))
+        given = {name: x for name, x in input_dict.items() if name != "is_training"}
+        given |= {f"{STATE_IN}{i}": x for i, x in enumerate(state)}
+        if seq_lens is not None:
+            given[SEQ_LENS] = seq_lens
+        found = self.base_model(given, **self._training(input_dict))
         if not isinstance(found, tuple | list) or len(found) not in (2, 3):
             raise ModelError(
                 f"{self.name}.call must return (outputs [N, num_outputs], state, extras), got "

@@ -98,6 +98,9 @@ def connector_states(name: str, kind: Any, listed: Any) -> list[list[Any]]:
 
 _BATCH_MODE = one_of("truncate_episodes", "complete_episodes")
 _COMPRESSION = Rule(lambda x: x in (True, False, "bulk"), "a bool, 'bulk'")
+_FILTER = Rule(
+    lambda x: FILTER.holds(x) or callable(x), f"{FILTER.words}, or f(shape) that gives a filter"
+)
 _COEF = Rule(lambda x: is_number(x) and 0 < x <= 1, "a number in (0, 1]").or_none()
 
 
@@ -110,7 +113,7 @@ class Rollouts(Section):
     rollout_fragment_length: int | str = setting(200, COUNT_OR_AUTO)  # rows per env and sample()
     batch_mode: str = setting("truncate_episodes", _BATCH_MODE)
     compress_observations: bool | str = setting(False, _COMPRESSION)  # True: rows; "bulk": columns
-    observation_filter: str = setting("NoFilter", FILTER)  # normalised by running statistics
+    observation_filter: Any = setting("NoFilter", _FILTER)  # of running statistics, or one's own
     agent_connectors: Sequence[Any] = ()  # connectors, or their states; each policy gets its own
     action_connectors: Sequence[Any] = ()  # the same for actions; policies may override both
     reward_filter: str = setting("NoFilter", FILTER)  # learned from at a running scale

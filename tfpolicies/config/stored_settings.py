@@ -141,6 +141,7 @@ _STRATEGY["*"] = _STRATEGY  # the strategy that another one works on
 _ROSTER = ("policy_mapping_fn", "policies_to_train")
 _FUNCTIONS = (
     *_ROSTER,
+    "observation_filter",
     "observation_fn",
     "env_task_fn",
     "custom_eval_function",

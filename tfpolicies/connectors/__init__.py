@@ -20,6 +20,7 @@ from tfpolicies.connectors.connector import (
     restore,
 )
 from tfpolicies.connectors.frame_stack import FrameStack
+from tfpolicies.connectors.own_filter import OwnFilter
 from tfpolicies.connectors.pipelines import (
     ActionConnectorPipeline,
     AgentConnectorPipeline,
@@ -42,6 +43,7 @@ __all__ = [
     "FlattenObservations",
     "FrameStack",
     "ObservationConnector",
+    "OwnFilter",
     "UnsquashActions",
     "connector_metrics",
     "pipelines_from_state",

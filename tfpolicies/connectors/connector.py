@@ -144,6 +144,10 @@ class AgentConnector(Connector):
     @abc.abstractmethod
     def __call__(self, step: AgentStep) -> AgentStep: ...
 
+    def alone(self, step: AgentStep) -> AgentStep:
+        """Does what a call does, of rows that belong to no sampled episode."""
+        return self(step)
+
     def observation_space(self, space: spaces.Space) -> spaces.Space:
         """Returns the space of the observations that a policy behind the connector sees."""
         return space

@@ -248,7 +248,10 @@ class AgentConnectorPipeline(ConnectorPipeline):
             UsageError: if a connector remembers something of running episodes.
         """
         self.require_no_memory()
-        return first_row(self(AgentStep(with_batch_axis(observation), np.zeros(1, int))).obs)
+        step = AgentStep(with_batch_axis(observation), np.zeros(1, int))
+        for connector in self:
+            step = connector.alone(step)  # type: ignore[attr-defined]
+        return first_row(step.obs)
 
 
 @register_connector

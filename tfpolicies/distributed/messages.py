@@ -10,15 +10,15 @@ import numpy as np
 
 from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
 from tfpolicies.config.policy_spec import PolicySpec
+from tfpolicies.connectors import OwnFilter
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
-from tfpolicies.models.running_filter import RunningFilter
 from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.evaluation import play
 from tfpolicies.rollout.rollout_worker import RolloutWorker
 from tfpolicies.rollout.sampler import Played
 
 Spaces = dict[str, tuple[gym.Space | None, gym.Space | None]]
-Changes = dict[str, dict[str, RunningFilter]]
+Changes = dict[str, dict[str, Any]]
 """By policy id and attribute, filters with what they observed since they were asked last."""
 
 _FOR_LEARNING = ("_optimizer_variables", "target_weights", "rng", "learning_rng")
@@ -93,8 +93,14 @@ def _take_changes(worker: RolloutWorker) -> Changes:
 def _filters(worker: RolloutWorker) -> Changes:
     """Returns the filters of all policies, which stay where they are, in memory or not."""
     handles = ((pid, worker.policy_map.handle(pid)) for pid in worker.policy_map)
-    found = ((pid, policy.holding.filters) for pid, policy in handles)
-    return {pid: dict(own) for pid, own in found if own}
+    found = ((pid, {**policy.holding.filters, **own_filter_of(policy)}) for pid, policy in handles)
+    return {pid: own for pid, own in found if own}
+
+
+def own_filter_of(policy: Any) -> dict[str, OwnFilter]:
+    """Returns the filter that the user wrote, among the connectors of a policy, if there is one."""
+    found = [each for each in policy.agent_connectors or () if isinstance(each, OwnFilter)]
+    return {"own_filter": found[0]} if found else {}
 
 
 def merge_changes(worker: RolloutWorker, changes: Changes) -> set[str]:

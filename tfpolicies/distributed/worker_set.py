@@ -461,6 +461,9 @@ class WorkerSet:
             now = policy.holding.version
             if now is None or self._followed.get(policy_id) != now:
                 own.holding.take_over(leader.policy_map[policy_id])
+                theirs = messages.own_filter_of(policy)
+                for name, mine in messages.own_filter_of(own).items():
+                    mine.sync(theirs[name])
                 self._followed[policy_id] = now
                 changed.append(policy_id)
             own.global_timestep = policy.global_timestep

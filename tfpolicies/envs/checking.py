@@ -19,16 +19,19 @@ from tfpolicies.errors import EnvError
 _FLAGS = (bool, np.bool_)
 
 
-def check_env(env: Any, *, steps: int = 200, seed: int = 0) -> None:
+def check_env(
+    env: Any, *, steps: int = 200, seed: int = 0, action_mask_key: str = "action_mask"
+) -> None:
     """Plays an environment with random actions, and explains what is wrong with it.
 
-    Action masks of observations `{"observations": ..., "action_mask": ...}` are respected. The
-    environment is left in the middle of an episode.
+    Where observations are dicts with an action mask, it is respected. The environment is left in
+    the middle of an episode.
 
     Args:
         env: a `gymnasium.Env`, a `MultiAgentEnv` or an environment of PettingZoo.
         steps: how many to play; over several episodes, if they are shorter.
         seed: of the first reset and of the actions.
+        action_mask_key: the key of masks in observations.
 
     Raises:
         EnvError: at the first fault; the message names the agent, the part of the observation, the
@@ -44,7 +47,7 @@ def check_env(env: Any, *, steps: int = 200, seed: int = 0) -> None:
             f"{type(env).__name__}. Give an instance, not a class or a name."
         )
     kind: Any = _MultiAgentCheck if isinstance(env, MultiAgentEnv) else _SingleAgentCheck
-    check = kind(env, np.random.default_rng(seed))
+    check = kind(env, np.random.default_rng(seed), action_mask_key)
     seen = check.reset(seed)
     for _ in range(steps):
         seen, over = check.step(seen)
@@ -58,10 +61,12 @@ class _SingleAgentCheck:
     Args:
         env: the environment.
         rng: draws actions.
+        mask_key: of masks in observations.
     """
 
-    def __init__(self, env: gym.Env, rng: np.random.Generator) -> None:
+    def __init__(self, env: gym.Env, rng: np.random.Generator, mask_key: str) -> None:
         self.env = env
+        self._mask_key = mask_key
         for name in ("observation_space", "action_space"):
             _require_space(getattr(env, name, None), f"`{name}` of {type(env).__name__}")
         self._actions = _seeded(env.action_space, rng)
@@ -79,7 +84,7 @@ class _SingleAgentCheck:
 
     def step(self, obs: Any) -> tuple[Any, bool]:
         """Plays a step; returns the next observation, and whether the episode is over."""
-        action = random_action(self._actions, obs)
+        action = _random_action(self._actions, obs, self._mask_key)
         found = _called("step", lambda: self.env.step(action), action)
         if not isinstance(found, tuple) or len(found) != 5:
             raise EnvError(
@@ -102,10 +107,12 @@ class _MultiAgentCheck:
     Args:
         env: the environment.
         rng: draws actions.
+        mask_key: of masks in observations.
     """
 
-    def __init__(self, env: MultiAgentEnv, rng: np.random.Generator) -> None:
+    def __init__(self, env: MultiAgentEnv, rng: np.random.Generator, mask_key: str) -> None:
         self.env = env
+        self._mask_key = mask_key
         self._envs = MultiAgentEnvironments([env])
         self._ids = env.get_agent_ids()
         self._rng = rng
@@ -150,7 +157,10 @@ class _MultiAgentCheck:
 
     def step(self, waiting: dict[Any, Any]) -> tuple[dict[Any, Any], bool]:
         """Plays a step; returns the observations of those who act next, and whether it is over."""
-        actions = {agent: random_action(self._actions[agent], x) for agent, x in waiting.items()}
+        actions = {
+            agent: _random_action(self._actions[agent], x, self._mask_key)
+            for agent, x in waiting.items()
+        }
         found = _called("step", lambda: self._envs.step(0, actions), actions)
         obs, rewards, terminateds, truncateds, _ = found
         self._check_observations(obs, "step")
@@ -200,11 +210,11 @@ def _seeded(space: Any, rng: np.random.Generator) -> Any:
     return twin
 
 
-def random_action(space: Any, obs: Any) -> Any:
+def _random_action(space: Any, obs: Any, mask_key: str) -> Any:
     """Returns an action that the mask of an observation allows, if it has one."""
-    masked = isinstance(obs, Mapping) and set(obs) == {"observations", "action_mask"}
-    if masked and isinstance(space, spaces.Discrete):
-        return space.sample(mask=np.asarray(obs["action_mask"], np.int8))
+    mask = obs.get(mask_key) if isinstance(obs, Mapping) else None
+    if isinstance(space, spaces.Discrete) and np.shape(mask) == (space.n,):
+        return space.sample(mask=np.asarray(mask, np.int8))
     return space.sample()
 
 

@@ -56,12 +56,21 @@ def make_filter(name: Any, observation_space: spaces.Space) -> MeanStdFilter:
     Raises:
         ConfigError: for any other name, or a callable.
     """
+    require_filter(name)
+    return MeanStdFilter(observation_space, () if name == "NoFilter" else None)
+
+
+def require_filter(name: Any) -> None:
+    """Checks that a policy can filter by what its setting `observation_filter` is.
+
+    Raises:
+        ConfigError: for what is no name of a filter.
+    """
     if not FILTER.holds(name):
         raise ConfigError(
             f"`observation_filter` must be {FILTER.words}{FILTER.hint(name)}, got {name!r}."
             f"{near_matches(name, FILTERS)}"
         )
-    return MeanStdFilter(observation_space, () if name == "NoFilter" else None)
 
 
 class MeanStdFilter(RunningFilter):

@@ -39,8 +39,8 @@ FILTER = Rule(
     f"one of {FILTERS}",
     lambda x: (
         (
-            " (a callable cannot be exported with the policy: put it into a layer of the model, an "
-            "agent connector or a gymnasium.ObservationWrapper)"
+            " (a callable is for the config of an algorithm or worker, which make it a connector; "
+            "what is exported with a policy is a layer of its model)"
         )
         * callable(x)
     ),

@@ -15,7 +15,7 @@ from tfpolicies.errors import ConfigError, SpaceError
 from tfpolicies.exploration.transform import Transform
 from tfpolicies.models.action_pipeline import ActionPipeline
 from tfpolicies.models.distributions import ActionDistribution, DiagGaussian, SquashedGaussian
-from tfpolicies.models.filters import filtered_leaves
+from tfpolicies.models.filters import filtered_leaves, require_filter
 from tfpolicies.models.learning_rates import changing_rate
 from tfpolicies.models.network import ModelSource, fingerprint
 from tfpolicies.models.settings import model_settings, without_memory
@@ -156,6 +156,7 @@ class ProgramSpec:
         """Which observation leaves are normalised by running statistics."""
         if self.static["observation_filter"] == "NoFilter":
             return ()
+        require_filter(self.static["observation_filter"])
         return filtered_leaves(self.observation_space)
 
     @cached_property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
@@ -84,6 +84,23 @@ class Collected:
         stops = (np.flatnonzero(self.ends) + 1).tolist()
         for start, stop in zip([0, *stops], stops, strict=False):
             yield int(self.columns["unroll_id"][start]), slice(start, stop)
+
+    def without(self, barred: np.ndarray) -> list[Collected]:
+        """Returns the trajectories whose last row is not barred, bool `[R]`; none if all are."""
+        pieces = [rows for _, rows in self.pieces() if not barred[rows.stop - 1]]
+        if not pieces:
+            return []
+        kept = np.concatenate([np.arange(rows.start, rows.stop) for rows in pieces])
+        return [
+            replace(
+                self,
+                obs=[leaf[kept] for leaf in self.obs],
+                new_obs=[leaf[kept] for leaf in self.new_obs],
+                columns={name: column[kept] for name, column in self.columns.items()},
+                ends=self.ends[kept],
+                shape=None,
+            )
+        ]
 
     def prepare(self, clip_rewards: bool | float | None) -> None:
         """Takes the rows into the filters, and scales and clips the rewards."""

@@ -259,6 +259,19 @@ def last_info_of(infos: Any, index: int) -> Mapping[str, Any]:
     return info.get("final_info", info)
 
 
+def barred_in(infos: Any, count: int) -> list[int]:
+    """Returns which of `count` environments say that steps up to this one are not to be learned.
+
+    Their info has `training_enabled`, and that is false.
+    """
+    if isinstance(infos, Mapping):
+        if not infos.keys() & {"training_enabled", "final_info"}:
+            return []
+        infos = [_info_of(infos, i) for i in range(count)]
+    told = (info.get("final_info", info) for info in infos)
+    return [i for i, info in enumerate(told) if not info.get("training_enabled", True)]
+
+
 def _info_of(infos: Any, index: int) -> Mapping[str, Any]:
     """Returns the info of one environment, from a list of them or a vector environment's dict."""
     if isinstance(infos, Sequence):

@@ -89,6 +89,8 @@ class Roster:
             settings.pop("framework", None)  # it chooses the class of policies that name none
         else:
             settings = config.to_dict()
+        if callable(settings["observation_filter"]):
+            settings["observation_filter"] = "NoFilter"  # a connector of the policy filters
         spaces: Any = spec.observation_space, spec.action_space
         connectors = connectors_of(config)
         if connectors is not None:

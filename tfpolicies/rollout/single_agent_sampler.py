@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfpolicies.batch.sample_batch import SampleBatch
+from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
 from tfpolicies.config.callbacks import follows_episodes
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
 from tfpolicies.envs.vector import Environments, Step
@@ -30,6 +30,7 @@ from tfpolicies.rollout.episode import (
     Episode,
     EpisodeFollower,
     RolloutMetrics,
+    barred_in,
     last_info_of,
     with_notes,
 )
@@ -57,6 +58,7 @@ class _Buffer:
         finals: last observations of episodes that the environment reset at once:
             (t, environment indices, leaves).
         infos: dicts `[N, W]`, of what the steps gave; None where nobody reads them.
+        barred: (t, environment index) of steps whose info says not to learn from what ends there.
     """
 
     def __init__(self, num_envs: int, width: int, obs_leaves: tuple[Leaf, ...]) -> None:
@@ -73,6 +75,7 @@ class _Buffer:
         self.alive = np.ones((num_envs, width), bool)
         self.finals: list[tuple[int, np.ndarray, list[np.ndarray]]] = []
         self.infos: np.ndarray | None = None
+        self.barred: list[tuple[int, int]] = []
 
     def keep_infos(self) -> None:
         """Makes room for infos; there are none of the steps written so far."""
@@ -125,6 +128,7 @@ class _Buffer:
             self.alive[:, start : self.used],
         )
         new.finals = [(t - start, i, x) for t, i, x in self.finals if t >= start]
+        new.barred = [(t - start, i) for t, i in self.barred if t >= start]
         if self.infos is not None:
             new.infos = np.empty((self.num_envs, width), object)
             new.infos[:, : new.used] = self.infos[:, start : self.used]
@@ -234,11 +238,12 @@ class SingleAgentSampler(Sampler):
             return None
         return EpisodeFollower(self._tell, self._worker, self.envs.num_envs, self.rng)
 
-    def sample(self) -> SampleBatch:
+    def sample(self) -> SampleBatch | MultiAgentBatch:
         """Returns the next postprocessed batch.
 
         Rows are ordered by environment and time; with `truncate_episodes` each environment has
-        exactly `fragment_length` of them.
+        exactly `fragment_length` of them. Where the last info of a trajectory has a false
+        `training_enabled`, its rows are left out of a `MultiAgentBatch` that counts their steps.
         """
         if self._buffer is None:
             raise UsageError("sample() needs running episodes; call reset() first.")
@@ -304,6 +309,8 @@ class SingleAgentSampler(Sampler):
                         self._keep_final(buffer, step, t)
                     if step.broken is not None:
                         self._drop_episodes(buffer, step.broken, t)
+                    if step.infos and any(step.infos):
+                        buffer.barred += [(t, i) for i in barred_in(step.infos, envs.num_envs)]
                     if infos is not None:
                         for i in range(buffer.num_envs):
                             infos[i, t] = dict(last_info_of(step.infos, i))
@@ -387,7 +394,9 @@ class SingleAgentSampler(Sampler):
 
     # -- from rows to a batch -----------------------------------------------------------------
 
-    def _to_batch(self, policy: Any, buffer: _Buffer, taken: np.ndarray) -> SampleBatch:
+    def _to_batch(
+        self, policy: Any, buffer: _Buffer, taken: np.ndarray
+    ) -> SampleBatch | MultiAgentBatch:
         used = buffer.used
         is_whole = not self._complete and bool(taken.all())
         shape = (1, int(taken.sum())) if self._complete else (buffer.num_envs, self._length)
@@ -434,7 +443,12 @@ class SingleAgentSampler(Sampler):
             pieces = zip(collected.pieces(), self._episodes_taken, strict=True)
             return {unroll: (episode, SINGLE_AGENT) for (unroll, _), episode in pieces}
 
-        return self._postprocessor.batches([collected], who)[DEFAULT_POLICY_ID]
+        if not buffer.barred:
+            return self._postprocessor.batches([collected], who)[DEFAULT_POLICY_ID]
+        barred = np.zeros(buffer.alive.shape, bool)
+        barred[tuple(np.array(buffer.barred).T[::-1])] = True
+        kept = collected.without(flat(cut(barred)))
+        return MultiAgentBatch(self._postprocessor.batches(kept, who), rows)
 
     def _episodes_of(
         self, collected: Collected, env_index: np.ndarray, returns_before: np.ndarray
@@ -562,7 +576,8 @@ class SingleAgentSampler(Sampler):
         episodes: what they keep with an episode may be anything. So may infos that wait.
         """
         buffer = self._buffer
-        untold = self._follower is not None or (buffer is not None and buffer.has_infos())
+        waits = buffer is not None and (buffer.has_infos() or buffer.barred)
+        untold = self._follower is not None or waits
         states = None if untold else self.envs.get_state()
         if states is None or buffer is None:
             return None

@@ -13,7 +13,12 @@ import numpy as np
 
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.sections import CONNECTORS, connector_state
-from tfpolicies.connectors import ActionConnectorPipeline, AgentConnectorPipeline, restore
+from tfpolicies.connectors import (
+    ActionConnectorPipeline,
+    AgentConnectorPipeline,
+    OwnFilter,
+    restore,
+)
 from tfpolicies.envs.checking import UnlikeSpaceError, check_env
 from tfpolicies.envs.making import (
     EnvContext,
@@ -60,6 +65,9 @@ def connectors_of(config: AlgorithmConfig | Mapping[str, Any]) -> Connectors | N
         [restore(*connector_state(name, kind, each)) for each in config.get(name) or ()]
         for name, kind in CONNECTORS.items()
     )
+    make_filter = config.get("observation_filter")
+    if callable(make_filter):
+        agent.append(OwnFilter(make_filter, updates=not config.get("in_evaluation", False)))
     if not agent and not action:
         return None
     return AgentConnectorPipeline(agent), ActionConnectorPipeline(action)
@@ -153,7 +161,7 @@ def check_environment(worker: Any) -> None:
         env = maker(0)
         try:
             if _may_be_checked(env):
-                check_env(env, steps=_STEPS)
+                check_env(env, steps=_STEPS, action_mask_key=worker.config.action_mask_key)
         except UnlikeSpaceError as error:
             logger.warning("%s %s", error, _FOUND)
         except EnvError as error:

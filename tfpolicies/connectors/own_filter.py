@@ -1,0 +1,130 @@
+"""A filter of observations that a user wrote, as a connector."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from tfpolicies.connectors.agent_connectors import ObservationConnector, map_boxes
+from tfpolicies.connectors.connector import AgentStep, register_connector
+from tfpolicies.errors import ConfigError, ObservationError
+from tfpolicies.models.spaces import batch_leaves, has_mask, is_float_box, leaves, nest, pick
+
+
+@register_connector
+class OwnFilter(ObservationConnector):
+    """What a function gives as `observation_filter`: it sees one observation after the other.
+
+    The filter is called as `filter(observation, update=...)` and returns an observation of the same
+    shapes; Boxes of floats have any values then. It may have `copy()`, `sync(other)`,
+    `apply_changes(other, with_buffer=False)` and `reset_buffer()`, so that workers and evaluation
+    act by common statistics: what it saw since `reset_buffer` is what `apply_changes` adds to
+    another one. Checkpoints do not hold it.
+
+    Args:
+        make: `f(shape)` that gives the filter; the shape is nested as the space is, with None for
+            what is no Box of floats. None, as where a checkpoint is read: there is no filter yet.
+        name: of the function.
+        updates: whether the filter sees observations to learn from them.
+
+    >>> def halves(shape):
+    ...     return lambda observation, update: observation / 2
+    >>> half = OwnFilter(halves)
+    >>> half.connect(spaces.Box(-1.0, 1.0, (1,)))
+    Box(-inf, inf, (1,), float32)
+    >>> half(AgentStep(np.array([[1.0], [-1.0]], np.float32), np.arange(2))).obs.tolist()
+    [[0.5], [-0.5]]
+    """
+
+    def __init__(
+        self, make: Callable[[Any], Any] | None = None, name: str = "", updates: bool = True
+    ) -> None:
+        self._make = make
+        self._name = name or getattr(make, "__qualname__", type(make).__name__)
+        self._updates = updates
+        self._unshared = 0  # observations since what was seen was taken or dropped
+        self.filter: Any = None
+
+    def params(self) -> dict[str, Any]:
+        return {"name": self._name}
+
+    def connect(self, space: spaces.Space) -> spaces.Space:
+        if self.filter is None and self._make is not None:
+            inner: Any = space["observations"] if has_mask(space) else space  # type: ignore[index]
+            shapes = [leaf.shape if is_float_box(leaf.space) else None for leaf in leaves(inner)]
+            self.filter = self._make(nest(inner, shapes))
+        return super().connect(space)
+
+    def alone(self, step: AgentStep) -> AgentStep:
+        before, self._updates = self._updates, False
+        try:
+            return self(step)
+        finally:
+            self._updates = before
+
+    def _seen_space(self, space: spaces.Space) -> spaces.Space:
+        return map_boxes(space, _unbounded)
+
+    def _seen(self, space: spaces.Space, arrays: list[np.ndarray], step: AgentStep) -> Any:
+        if self.filter is None:
+            raise ConfigError(
+                f"The observation_filter {self._name!r} is a function of yours, which no file "
+                "holds. Give it to the config again: rollouts(observation_filter=...)."
+            )
+        rows = [
+            self.filter(nest(space, [leaf[i] for leaf in arrays]), update=self._updates)
+            for i in range(len(arrays[0]))
+        ]
+        self._unshared += self._updates * len(rows)
+        found = leaves(self._seen_space(space))
+        try:
+            batch = nest(
+                space, [np.stack([pick(row, leaf.path) for row in rows]) for leaf in found]
+            )
+            return nest(space, batch_leaves(found, batch, "obs"))
+        except (ObservationError, KeyError, IndexError, TypeError, ValueError) as error:
+            raise ObservationError(
+                f"The observation_filter {self._name!r} must return observations of the shapes of "
+                f"{space}: {error}"
+            ) from error
+
+    # -- what workers do with filters ---------------------------------------------------------
+
+    @property
+    def pending_count(self) -> int:
+        """How many observations were seen that no other worker knows of."""
+        return self._unshared
+
+    def snapshot(self) -> OwnFilter:
+        """Returns a copy with a filter of its own."""
+        twin = copy.copy(self)
+        twin._make = None  # which need not travel
+        own_copy = getattr(self.filter, "copy", None)
+        twin.filter = copy.deepcopy(self.filter) if own_copy is None else own_copy()
+        return twin
+
+    def forget_pending(self) -> None:
+        """Has the filter begin anew with what others are to be told."""
+        self._unshared = 0
+        if hasattr(self.filter, "reset_buffer"):
+            self.filter.reset_buffer()
+
+    def apply_changes(self, other: OwnFilter) -> None:
+        """Adds what another filter has seen, if the filter can do that."""
+        if hasattr(self.filter, "apply_changes"):
+            self.filter.apply_changes(other.filter, with_buffer=False)
+
+    def sync(self, other: OwnFilter) -> None:
+        """Acts as another filter does from now on."""
+        if hasattr(self.filter, "sync"):
+            self.filter.sync(other.filter)
+        else:
+            self.filter = other.snapshot().filter
+
+
+def _unbounded(box: spaces.Box) -> spaces.Box:
+    return spaces.Box(-np.inf, np.inf, box.shape, np.float32) if is_float_box(box) else box
