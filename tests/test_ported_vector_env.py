@@ -153,7 +153,7 @@ class Wrong(Counting):
 
 
 def test_an_environment_that_gives_what_is_not_of_its_space_is_restarted_where_that_is_allowed():
-    with pytest.raises(EnvError, match="`step` of environment 1 of worker 0.*nan"):
+    with pytest.raises(EnvError, match=r"`step` of environment 1 of worker 0.*nan"):
         worker_of(Wrong, length=3).sample()
     worker = worker_of(Wrong, length=4, restart=True)
     assert worker.sample()["obs"][:, 0].tolist() == [0, 0, 0, 0, 1, 11, 11, 11, 2, 2, 2, 2]
