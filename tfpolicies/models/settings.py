@@ -68,7 +68,7 @@ def has_memory(settings: Mapping[str, Any]) -> bool:
     >>> has_memory(model_settings({"use_gru": True})), has_memory(model_settings({}))
     (True, False)
     """
-    return any(settings[key] for key in _MEMORIES)
+    return any(settings.get(key) for key in _MEMORIES)
 
 
 def without_memory(settings: Mapping[str, Any]) -> dict[str, Any]:
