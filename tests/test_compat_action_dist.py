@@ -291,7 +291,8 @@ def test_a_ported_distribution_explores_by_chance_too(chain):
     a, b = greedy.compute_actions(obs, timestep=0).actions  # epsilon is 1
     assert (set(a.tolist()), set(b.tolist())) == ({0, 1}, {0, 1, 2})
     found = greedy.compute_actions(obs, explore=False).actions
-    dist = greedy.dist_class(greedy.compute_actions(obs).extras["action_dist_inputs"], greedy.model)
+    inputs = tf.constant(greedy.compute_actions(obs).extras["action_dist_inputs"])
+    dist = greedy.dist_class(inputs, greedy.model)
     np.testing.assert_array_equal(found, dist.deterministic_sample())
 
 

@@ -197,14 +197,14 @@ def convert(
 
 
 _CHANCE = re.compile(
-    "(Random|Multinomial|(Parameterized)?TruncatedNormal|"
+    "((Stateless)?Random|Multinomial|(Parameterized|Stateless)?TruncatedNormal|"
     "Stateful(Uniform|StandardNormal|TruncatedNormal|RandomBinomial))"
 )
-"""How the names of operations begin that give another result whenever they run."""
+"""How the names of operations begin that draw random numbers."""
 
 
 def _require_no_chance(graph: Any) -> None:
-    """Raises a `ConfigError` if a graph draws random numbers, which nothing seeds in ONNX."""
+    """Raises a `ConfigError` if a graph draws random numbers, which differ in ONNX."""
     nodes = [*graph.node, *(node for each in graph.library.function for node in each.node_def)]
     drawing = next((node.op for node in nodes if _CHANCE.match(node.op)), None)
     if drawing is not None:
