@@ -133,7 +133,7 @@ def test_a_central_critic_learns_from_what_the_others_did(base):
     assert stats["vf_loss"] == pytest.approx(np.minimum(errors, 10.0).mean(), rel=1e-4)
 
 
-def test_acting_cannot_ask_the_model_for_parts_of_it():
+def test_acting_may_call_parts_of_the_model_which_have_the_policys_weights():
     class Curious(PGTF2Policy):
         def make_model(self):
             return tf.keras.Sequential([tf.keras.layers.Input((3,)), tf.keras.layers.Dense(2)])
@@ -141,9 +141,10 @@ def test_acting_cannot_ask_the_model_for_parts_of_it():
         def action_distribution_fn(self, model, *, obs_batch, state_batches, **kwargs):
             return model.layers[0](obs_batch), self.dist_class, []
 
-    policy = make(Curious)
-    with pytest.raises(AttributeError, match=r"model\.layers cannot be had here: outside"):
-        policy.compute_actions(FIVE)
+    for policy in (make(Curious), make(Curious, seed=1)):
+        kernel, bias = policy.get_weights().values()
+        found = policy.compute_actions(FIVE).extras["action_dist_inputs"]
+        np.testing.assert_allclose(found, FIVE @ kernel + bias, atol=1e-6)
 
 
 class Shared(TFModelV2):

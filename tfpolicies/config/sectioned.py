@@ -22,7 +22,12 @@ from tfpolicies.config.idioms import setting_hint
 from tfpolicies.config.read_only import copied, handed_out, in_dict, is_same
 from tfpolicies.config.search_spaces import has_search_space, require_values
 from tfpolicies.config.setting import check, taken, told_of
-from tfpolicies.errors import FrozenConfigError, UnknownSettingError, near_matches
+from tfpolicies.errors import (
+    ConfigError,
+    FrozenConfigError,
+    UnknownSettingError,
+    near_matches,
+)
 
 logger = logging.getLogger("tfpolicies")
 
@@ -164,7 +169,21 @@ class SectionedConfig:
         return self[name]
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self[name] = value
+        if name == "algo_class":
+            self._take_algorithm(value)
+        else:
+            self[name] = value
+
+    def _take_algorithm(self, value: Any) -> None:
+        """Sets the algorithm whose settings these are: a class, or the name of that it has."""
+        self._check_not_frozen("algo_class")
+        if isinstance(value, type):
+            vars(self)["algo_class"] = value
+        elif value != getattr(self.algo_class, "__name__", None):
+            raise ConfigError(
+                f"algo_class must be a class such as tfpolicies.PPO, got {value!r}. An algorithm's "
+                "own config, such as PPOConfig(), has it already."
+            )
 
     def __delattr__(self, name: str) -> None:
         raise FrozenConfigError(f"{name} cannot be deleted: a config keeps all of its settings.")

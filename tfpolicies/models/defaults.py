@@ -112,7 +112,8 @@ SETTINGS: dict[str, tuple[Any, Rule]] = {
     "custom_model": (None, _MODEL),
     "custom_model_config": ({}, DICT),  # keyword arguments of the factory
     # what a Box of floats in the action space gets: None for "diag_gaussian", or
-    # "squashed_gaussian", "deterministic", or a subclass of models.distributions.Distribution
+    # "squashed_gaussian", "deterministic", or a subclass of models.distributions.Distribution;
+    # a WholeSpace class is for all of the action space
     "custom_action_dist": (None, _DISTRIBUTION),
     "custom_preprocessor": (None, _NO_PREPROCESSOR),
 }

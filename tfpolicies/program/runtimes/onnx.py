@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from tfpolicies.errors import ConfigError
 from tfpolicies.program.functions import ActInputs, ActOutputs
 from tfpolicies.program.outputs import ActLayout
 from tfpolicies.program.runtimes.runtime import Actor, Runtime, act_with_weights
@@ -183,6 +185,7 @@ def convert(
     Raises:
         Exception: whatever tf2onnx or TensorFlow raises for what they cannot convert.
     """
+    _require_no_chance(function.get_concrete_function(*signature).graph.as_graph_def())
     with quiet_conversion():
         import tf2onnx
 
@@ -191,6 +194,23 @@ def convert(
         )
     rename_outputs(model, output_names)
     return model.SerializeToString()
+
+
+_CHANCE = re.compile(
+    "((Stateless)?Random|Multinomial|(Parameterized|Stateless)?TruncatedNormal|"
+    "Stateful(Uniform|StandardNormal|TruncatedNormal|RandomBinomial))"
+)
+"""How the names of operations begin that draw random numbers."""
+
+
+def _require_no_chance(graph: Any) -> None:
+    """Raises a `ConfigError` if a graph draws random numbers, which differ in ONNX."""
+    nodes = [*graph.node, *(node for each in graph.library.function for node in each.node_def)]
+    drawing = next((node.op for node in nodes if _CHANCE.match(node.op)), None)
+    if drawing is not None:
+        raise ConfigError(
+            f"it draws random numbers by itself ({drawing}), where a policy's noise is an input"
+        )
 
 
 def rename_outputs(model: Any, names: Sequence[str]) -> None:
