@@ -106,7 +106,7 @@ def test_an_export_is_the_model_with_its_memory(tmp_path):
     policy.export_model(tmp_path, onnx=True)  # compares what it has written
     player, session = OnnxPolicy(tmp_path), policy.session()
     for row in FIVE:
-        assert player.act(row, 0.5, explore=False) == session.act(row, 0.5, explore=False)
+        assert player.act(row, 0.5) == session.act(row, 0.5, explore=False)
 
 
 def test_the_first_policy_begins_with_the_weights_of_an_instance_which_stays_as_it_is():
@@ -171,6 +171,13 @@ def test_the_arguments_for_the_last_step_give_the_n_last_ones(catalog):
     )
     expected = named.extras["action_dist_inputs"][0]
     assert_close({"": extras["action_dist_inputs"]}, {"": expected}, atol=0)
+    one = make(model={**LSTM, "fcnet_hiddens": [4]}).compute_single_action
+    state = [np.zeros(4), np.zeros(4)]
+    found = [
+        one(FIVE[0], state, prev_action=action, prev_reward=0.5, explore=False)[2]
+        for action in (1, [1])  # n = 1, too
+    ]
+    assert_equal(*found)
 
 
 # -- what is refused ------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfpolicies.errors import BatchError, ConfigError, ObservationError, UsageError
 from tfpolicies.models.distributions.noise import NoiseAhead, NoiseKind
-from tfpolicies.models.ports import PREVIOUS
+from tfpolicies.models.ports import PREVIOUS, View
 from tfpolicies.models.preprocessed import turned_back
 from tfpolicies.models.spaces import batch_leaves, nest, numbers
 from tfpolicies.policy.input_check import InputCheck
@@ -385,8 +385,7 @@ class ProgramActing:
             if view.name == "prev_rewards":
                 found.append(numbers(batch, "prev_reward_batch").reshape(-1))
             else:
-                name = "prev_action_batch" if view.name in PREVIOUS else f"views[{view.name!r}]"
-                found += batch_leaves(view.leaves, batch, name)
+                found += _steps_of(view, batch)
         return found
 
     def _told_as_previous(self, view: str, given: Mapping[str, Any]) -> Any:
@@ -478,6 +477,19 @@ class ProgramActing:
             clip=spec.pipeline.clip if clip is None else clip,
         )
         return [x.numpy() for x in pipeline.to_env([tf.constant(leaf) for leaf in actions])]
+
+
+def _steps_of(view: View, batch: Any) -> list[np.ndarray]:
+    """Returns the leaves of a view, checked; previous actions may have an axis of one step."""
+    if view.name not in PREVIOUS:
+        return batch_leaves(view.leaves, batch, f"views[{view.name!r}]")
+    try:
+        return batch_leaves(view.leaves, batch, "prev_action_batch")
+    except ObservationError:
+        steps = [leaf._replace(shape=(1, *leaf.shape)) for leaf in view.leaves]
+        with contextlib.suppress(ObservationError):
+            return [leaf[:, 0] for leaf in batch_leaves(steps, batch, "prev_action_batch")]
+        raise
 
 
 def _missing(view: str) -> str:
