@@ -98,6 +98,7 @@ _BY_HAND = {
     "ray.rllib.utils.deprecation": "Deprecated",
     "ray.rllib.utils.error": "EnvError UnsupportedSpaceException",
     "ray.rllib.utils.from_config": "from_config",
+    "ray.rllib.utils.filter": "Filter MeanStdFilter",
     "ray.rllib.utils.framework": "TensorType try_import_tf try_import_torch",
     "ray.rllib.utils.metrics": (
         "LAST_TARGET_UPDATE_TS LEARNER_STATS_KEY NUM_AGENT_STEPS_SAMPLED NUM_AGENT_STEPS_TRAINED "
@@ -182,8 +183,10 @@ PLACES = _placed()
 _DISTRIBUTION = (
     "a subclass of tfpolicies.models.distributions.Distribution, which turns noise into actions"
 )
+_UNIFORM = "replay_buffer_config={'capacity': ...}: replay is uniform"
 ELSEWHERE = {
     "ActionDistribution": _DISTRIBUTION,
+    "AgentCollector": "RolloutWorker.sample(), or SampleBatch({'obs': ..., ...}), of whole columns",
     "Categorical": "tfpolicies.models.distributions.Categorical",
     "Deterministic": "tfpolicies.models.distributions.Deterministic",
     "DiagGaussian": "tfpolicies.models.distributions.DiagGaussian",
@@ -191,10 +194,15 @@ ELSEWHERE = {
     "JsonWriter": (
         "RolloutWorker.sample(), whose batches are dicts of NumPy arrays that you may keep"
     ),
+    "MinSegmentTree": _UNIFORM,
+    "MultiAgentEnvWrapper": "environment(MyEnv), whose copies a worker steps together",
     "MultiCategorical": "tfpolicies.models.distributions.MultiCategorical",
     "SampleBatchBuilder": "SampleBatch({'obs': ..., ...}), of whole columns",
+    "SegmentTree": _UNIFORM,
     "SquashedGaussian": "tfpolicies.models.distributions.SquashedGaussian",
+    "SumSegmentTree": _UNIFORM,
     "TFActionDistribution": _DISTRIBUTION,
+    "get_global_worker": "the worker that callbacks and foreach_worker are given",
 }
 """What stands for names of RLlib that are not here."""
 
@@ -203,8 +211,12 @@ SECTIONS = {
     "ray.rllib.algorithms": "Algorithm and policy",
     "ray.rllib.algorithms.algorithm_config": "Config",
     "ray.rllib.algorithms.callbacks": "Workers, evaluation and callbacks",
+    "ray.rllib.connectors": "Not offered",
+    "ray.rllib.core": "Not offered",
     "ray.rllib.env": "Workers, evaluation and callbacks",
     "ray.rllib.evaluation": "Workers, evaluation and callbacks",
+    "ray.rllib.evaluation.collectors": "Not offered",
+    "ray.rllib.execution.segment_tree": "Not offered",
     "ray.rllib.models": "A custom model",
     "ray.rllib.models.action_dist": "A custom action distribution",
     "ray.rllib.models.tf.tf_action_dist": "A custom action distribution",
@@ -223,7 +235,7 @@ def section_for(module: str) -> str:
     """Returns the section of the guide for a module of RLlib.
 
     >>> section_for("ray.rllib.models.tf.attention_net"), section_for("ray.rllib.core")
-    ('A custom model', 'Imports')
+    ('A custom model', 'Not offered')
     """
     while module not in SECTIONS and "." in module:
         module = module.rpartition(".")[0]
