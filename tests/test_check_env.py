@@ -10,7 +10,8 @@ from environments import CountingEnv, NestedCountingEnv
 from gymnasium import spaces
 from multi_agent_worlds import SPACE, Staggered
 
-from tfpolicies import DefaultCallbacks, PPOConfig
+from tfpolicies import DefaultCallbacks, PPOConfig, RolloutWorker
+from tfpolicies.compat import RandomPolicy
 from tfpolicies.envs import check_env
 from tfpolicies.envs.multi_agent_env import make_multi_agent
 from tfpolicies.errors import EnvError
@@ -306,3 +307,39 @@ def test_an_environment_that_takes_long_to_make_is_made_once(made, monkeypatch):
 def test_an_environment_of_which_there_is_one_is_not_played(made, env):
     built(env).build().stop()
     assert all(each.actions == [] for each in made)
+
+
+class Parametric(gym.Env):
+    """Allows one action of three, which its observation names under a key."""
+
+    action_space = spaces.Discrete(3)
+
+    def __init__(self, key):
+        self.key = key
+        self.observation_space = spaces.Dict({key: spaces.MultiBinary(3), "n": spaces.Discrete(2)})
+
+    def _seen(self):
+        self.allowed = (getattr(self, "allowed", 0) + 1) % 3
+        return {self.key: np.eye(3, dtype=np.int8)[self.allowed], "n": 0}
+
+    def reset(self, *, seed=None, options=None):
+        return self._seen(), {}
+
+    def step(self, action):
+        if action != self.allowed:
+            raise ValueError("forbidden")
+        return self._seen(), 0.0, False, False, {}
+
+
+@pytest.mark.core
+def test_the_mask_under_a_configured_key_is_respected():
+    check_env(Parametric("action_mask"), steps=20)
+    check_env(Parametric("valid"), steps=20, action_mask_key="valid")
+    with pytest.raises(EnvError, match="forbidden"):
+        check_env(Parametric("valid"), steps=20)
+    settings = {"custom_model": lambda observation_space, num_outputs: None}
+    config = PPOConfig().environment(lambda context: Parametric("valid"), action_mask_key="valid")
+    worker = RolloutWorker(
+        config=config.training(model=settings), default_policy_class=RandomPolicy
+    )
+    worker_environments.check_environment(worker)

@@ -1,5 +1,6 @@
 """Old names that ported code imports: environments, policies from functions, helpers, trainers."""
 
+import json
 import threading
 
 import gymnasium as gym
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from gymnasium import spaces
-from tiny import OBS, TWO, assert_equal, batch_for, rows_of
+from tiny import OBS, TWO, assert_equal, batch_for, make, rows_of
 
 import tfpolicies
 from tfpolicies import (
@@ -33,6 +34,7 @@ from tfpolicies.compat import (
     create_policy_for_framework,
     explained_variance,
     flatten_space,
+    get_tf_eager_cls_if_necessary,
     one_hot,
     override,
     register_env,
@@ -45,6 +47,7 @@ from tfpolicies.compat import (
 )
 from tfpolicies.envs.making import EnvContext, check_source, make_any_environments
 from tfpolicies.errors import ConfigError, EnvError, NotOfferedError, PolicyOwnedError
+from tfpolicies.models.filters import MeanStdFilter
 
 FIVE = rows_of(OBS, 5, seed=3)
 
@@ -452,3 +455,35 @@ def test_a_name_that_something_else_stands_for_says_what():
         from tfpolicies.compat import JsonWriter  # noqa: F401
     with pytest.raises(ImportError, match=r"Use MultiCategorical, which picks for each place"):
         _ = compat.SlateMultiCategorical
+
+
+# -- policies and filters -------------------------------------------------------------------------
+
+
+def test_policies_have_what_scripts_ask_variables_and_classes_for():
+    policy = make()
+    weights = policy.get_weights()
+    listed = policy.get_weights(as_dict=False)
+    assert [x.tobytes() for x in listed] == [x.tobytes() for x in weights.values()]
+    policy.set_weights(listed)
+    assert policy.get_weights(as_dict=True).keys() == weights.keys()
+    policy.compute_actions(np.zeros((3, 3), np.float32))
+    assert policy.global_timestep.numpy() == int(policy.global_timestep) == 3
+    assert json.dumps(policy.global_timestep) == "3"
+    assert PPOTF2Policy.with_tracing() is PPOTF2Policy.as_eager() is PPOTF2Policy
+    assert get_tf_eager_cls_if_necessary(PPOTF2Policy, {}) is PPOTF2Policy
+    with pytest.raises(AttributeError, match="'PPOTF2Policy' has no attribute 'as_lazy'"):
+        _ = PPOTF2Policy.as_lazy
+
+
+def test_filters_tell_their_statistics_and_are_copied():
+    held = MeanStdFilter(OBS)
+    rows = np.array([[0.0, 1.0, 2.0], [2.0, 1.0, 0.0]], np.float32)
+    held.observe([rows])
+    twin = held.copy()
+    assert (held.running_stats.n, held.buffer.n) == (2, 2)
+    np.testing.assert_allclose(held.running_stats.mean, [1.0, 1.0, 1.0])
+    held.reset_buffer()
+    assert (held.running_stats.n, twin.as_serializable().buffer.n) == (0, 2)
+    with pytest.raises(AttributeError, match="has no attribute 'rs'"):
+        _ = held.rs

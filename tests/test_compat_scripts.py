@@ -17,8 +17,10 @@ from tfpolicies import (
     PGConfig,
     PGTF2Policy,
     Policy,
+    PolicySpec,
     PPOConfig,
     PPOTF2Policy,
+    RolloutWorker,
     SampleBatch,
 )
 from tfpolicies.compat import (
@@ -299,6 +301,19 @@ def test_random_policies_draw_from_any_space():
     assert (states, extras) == ([], {})
     assert all(space.contains(one) for one in _rows(actions))
     assert str(twin.compute_actions(np.zeros((4, 3)))[0]) == str(actions)
+
+
+def test_a_random_policy_may_ignore_bounds():
+    box = gym.spaces.Box(1.0, 1.5, (2,), np.float32)
+    for normalize in (True, False):
+        config = {"ignore_action_bounds": True, "normalize_actions": normalize, "seed": 1}
+        actions = RandomPolicy(OBS, box, config).compute_actions(np.zeros((50, 3))).actions
+        assert abs(actions.mean()) < 0.5 < actions.std() < 1.5
+    spec = PolicySpec(RandomPolicy, config={"ignore_action_bounds": True})
+    config = AlgorithmConfig().environment("Pendulum-v1", clip_actions=True)
+    config.multi_agent(policies={"default_policy": spec}).debugging(seed=1)
+    worker = RolloutWorker(config=config.rollouts(rollout_fragment_length=50))
+    assert np.abs(worker.sample()["actions"]).max() > 1.0  # as drawn: the environment's are clipped
 
 
 def _rows(actions):

@@ -5,9 +5,15 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from tfpolicies import PPOConfig, PPOTF2Policy, RolloutWorker
+from tfpolicies import DefaultCallbacks, PPOConfig, PPOTF2Policy, RolloutWorker
 from tfpolicies.cli import main
-from tfpolicies.connectors import ClipObservations, ClipReward, FrameStack, UnsquashActions
+from tfpolicies.connectors import (
+    ActionConnector,
+    ClipObservations,
+    ClipReward,
+    FrameStack,
+    UnsquashActions,
+)
 from tfpolicies.errors import ConfigError, UsageError
 
 pytestmark = pytest.mark.usefixtures("kept_programs")
@@ -163,3 +169,30 @@ def test_a_learner_whose_workers_sample_elsewhere_has_the_connectors(ray_cluster
     )
     assert alone.get_policy().agent_connectors[0].params() == {"low": 0.0, "high": 2.0}
     alone.stop()
+
+
+class Opposite(ActionConnector):
+    """Makes 1 of action 0, and 0 of 1; takes down what comes in."""
+
+    seen: list = []
+
+    def __call__(self, step):
+        self.seen.append(step.actions)
+        return step._replace(actions=1 - step.actions)
+
+
+def test_connectors_can_be_appended_where_a_policy_is_made():
+    class Appends(DefaultCallbacks):
+        def on_create_policy(self, *, policy_id, policy):
+            policy.action_connectors.append(Opposite())
+            policy.agent_connectors.prepend(ClipReward(sign=True))
+
+    def worker_with(callbacks):
+        plain = config().callbacks(callbacks).rollouts(agent_connectors=[])
+        return RolloutWorker(config=plain, default_policy_class=PPOTF2Policy)
+
+    assert worker_with(DefaultCallbacks).get_policy().action_connectors is None
+    batch = worker_with(Appends).sample()
+    drawn = np.stack(Opposite.seen, axis=1)  # [2, 4]: environment by environment
+    assert drawn.ravel().tolist() == batch["actions"].tolist()
+    assert set(batch["rewards"].tolist()) == {1.0}

@@ -1,5 +1,6 @@
 """Infos are in batches, and the episode beside them, where somebody reads them; nowhere else."""
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from environments import CountingEnv, SavedCountingEnv, counting_creator
@@ -8,13 +9,15 @@ from test_page_overrides import Pair
 from tfpolicies import (
     AlgorithmConfig,
     DefaultCallbacks,
+    MultiAgentBatch,
     Policy,
     PPOConfig,
     PPOTF2Policy,
     RolloutWorker,
+    SampleBatch,
 )
 from tfpolicies.policy.policy import ActionBatch
-from tfpolicies.rollout.episode import Episode
+from tfpolicies.rollout.episode import Episode, barred_in
 
 
 class Zero(Policy):
@@ -186,3 +189,53 @@ def test_postprocessing_reads_infos_also_where_it_is_tried_on_zeros():
     batch = worker.sample()
     assert batch["rewards"].tolist() == [1.0, 2.0, 3.0, 4.0, 1.0, 1.0]
     assert worker.learn_on_batch(batch)["default_policy"]["num_agent_steps_trained"] == 6
+
+
+# -- what infos say about learning ----------------------------------------------------------------
+
+
+class Off(gym.Wrapper):
+    """Infos say that some episodes, by their number from 1 on, are not to be learned from."""
+
+    def __init__(self, env, barred):
+        super().__init__(env)
+        self.barred, self.number = barred, 0
+
+    def reset(self, **kwargs):
+        self.number += 1
+        return self.env.reset(**kwargs)
+
+    def step(self, action):
+        *found, info = self.env.step(action)
+        return *found, {**info, "training_enabled": self.number not in self.barred}
+
+
+def of_barred(*barred, policy=Zero, **settings):
+    return worker_of(policy, lambda: Off(CountingEnv(), barred), **settings)
+
+
+@pytest.mark.core
+def test_trajectories_whose_last_info_says_so_are_not_learned_from():
+    worker = of_barred(2, policy=Reading)  # episodes of 4, 1 and 6 steps
+    batch = worker.sample()
+    assert (type(batch), batch.count) == (MultiAgentBatch, 6)
+    assert batch["default_policy"]["t"].tolist() == [0, 1, 2, 3, 0]
+    assert [len(infos) for infos, *_ in worker.get_policy().kept] == [4, 1]
+    assert batch["default_policy"]["bonus"].tolist() == [2.0] * 5
+    assert isinstance(worker.sample(), SampleBatch)
+
+
+def test_of_episodes_that_are_all_barred_only_the_steps_are_counted():
+    worker = of_barred(1, 2, 3, 4, 5, batch_mode="complete_episodes")
+    batch = worker.sample()
+    assert (batch.policy_batches, batch.count) == ({}, 11)
+    assert [episode.episode_length for episode in worker.get_metrics()] == [4, 1, 6]
+
+
+def test_vector_environments_say_it_for_each_of_theirs():
+    assert barred_in({}, 2) == []
+    told = {"training_enabled": np.array([True, False])}
+    assert barred_in(told, 2) == barred_in({"final_info": told}, 2) == [1]
+    present = {**told, "_training_enabled": np.array([True, False])}
+    assert barred_in({**present, "other": np.zeros(2)}, 2) == []
+    assert barred_in([{}, {"final_info": {"training_enabled": False}}], 2) == [1]

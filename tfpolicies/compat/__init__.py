@@ -35,6 +35,7 @@ _NAMES = {
         "NUM_ENV_STEPS_SAMPLED NUM_ENV_STEPS_TRAINED NUM_TARGET_UPDATES "
         "synchronous_parallel_sample train_one_step"
     ),
+    "tfpolicies.compat.filters": "Filter MeanStdFilter",
     "tfpolicies.compat.metrics": "collect_episodes collect_metrics pretty_print summarize_episodes",
     "tfpolicies.compat.mixins": (
         "compute_gae_for_sample_batch DynamicTFPolicyV2 EagerTFPolicyV2 EntropyCoeffSchedule "

@@ -106,6 +106,7 @@ _BY_HAND = {
     "ray.rllib.utils.deprecation": "Deprecated",
     "ray.rllib.utils.error": "EnvError UnsupportedSpaceException",
     "ray.rllib.utils.from_config": "from_config",
+    "ray.rllib.utils.filter": "Filter MeanStdFilter",
     "ray.rllib.utils.framework": "TensorType try_import_tf try_import_torch",
     "ray.rllib.utils.metrics": (
         "LAST_TARGET_UPDATE_TS LEARNER_STATS_KEY NUM_AGENT_STEPS_SAMPLED NUM_AGENT_STEPS_TRAINED "
@@ -187,13 +188,20 @@ def _placed() -> dict[tuple[str, str], tuple[str, str]]:
 PLACES = _placed()
 """By RLlib's module and name, the module and name here."""
 
+_UNIFORM = "replay_buffer_config={'capacity': ...}: replay is uniform"
 ELSEWHERE = {
+    "AgentCollector": "RolloutWorker.sample(), or SampleBatch({'obs': ..., ...}), of whole columns",
     "JsonReader": "policy.learn_on_batch(batch), with batches that you read",
     "JsonWriter": (
         "RolloutWorker.sample(), whose batches are dicts of NumPy arrays that you may keep"
     ),
-    "SlateMultiCategorical": "MultiCategorical, which picks for each place by itself",
+    "MinSegmentTree": _UNIFORM,
+    "MultiAgentEnvWrapper": "environment(MyEnv), whose copies a worker steps together",
     "SampleBatchBuilder": "SampleBatch({'obs': ..., ...}), of whole columns",
+    "SegmentTree": _UNIFORM,
+    "SlateMultiCategorical": "MultiCategorical, which picks for each place by itself",
+    "SumSegmentTree": _UNIFORM,
+    "get_global_worker": "the worker that callbacks and foreach_worker are given",
 }
 """What stands for names of RLlib that are not here."""
 
@@ -202,8 +210,12 @@ SECTIONS = {
     "ray.rllib.algorithms": "Algorithm and policy",
     "ray.rllib.algorithms.algorithm_config": "Config",
     "ray.rllib.algorithms.callbacks": "Workers, evaluation and callbacks",
+    "ray.rllib.connectors": "Not offered",
+    "ray.rllib.core": "Not offered",
     "ray.rllib.env": "Workers, evaluation and callbacks",
     "ray.rllib.evaluation": "Workers, evaluation and callbacks",
+    "ray.rllib.evaluation.collectors": "Not offered",
+    "ray.rllib.execution.segment_tree": "Not offered",
     "ray.rllib.models": "A custom model",
     "ray.rllib.models.action_dist": "A custom action distribution",
     "ray.rllib.models.tf.tf_action_dist": "A custom action distribution",
@@ -222,7 +234,7 @@ def section_for(module: str) -> str:
     """Returns the section of the guide for a module of RLlib.
 
     >>> section_for("ray.rllib.models.tf.attention_net"), section_for("ray.rllib.core")
-    ('A custom model', 'Imports')
+    ('A custom model', 'Not offered')
     """
     while module not in SECTIONS and "." in module:
         module = module.rpartition(".")[0]

@@ -414,7 +414,8 @@ def named_parts(model: TFModelV2) -> list[tuple[str, Any]]:
             for key, part in vars(value).items():
                 walk(f"{name}.{key}" if name else key, part)
         elif isinstance(value, Mapping | list | tuple):
-            for key, part in value.items() if isinstance(value, Mapping) else enumerate(value):
+            numbered = value if isinstance(value, Mapping) else dict(enumerate(value))
+            for key, part in numbered.items():
                 walk(f"{name}_{key}", part)
 
     walk("", model)

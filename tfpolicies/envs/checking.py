@@ -212,9 +212,9 @@ def _seeded(space: Any, rng: np.random.Generator) -> Any:
 
 def _random_action(space: Any, obs: Any, mask_key: str) -> Any:
     """Returns an action that the mask of an observation allows, if it has one."""
-    mask = obs.get(mask_key) if isinstance(obs, Mapping) else None
-    if isinstance(space, spaces.Discrete) and np.shape(mask) == (space.n,):
-        return space.sample(mask=np.asarray(mask, np.int8))
+    mask = np.asarray(obs.get(mask_key) if isinstance(obs, Mapping) else None)
+    if isinstance(space, spaces.Discrete) and mask.shape == (space.n,):
+        return space.sample(mask=mask.astype(np.int8))
     return space.sample()
 
 
