@@ -22,7 +22,7 @@ _FLAGS = (bool, np.bool_)
 def check_env(env: Any, *, steps: int = 200, seed: int = 0) -> None:
     """Plays an environment with random actions, and explains what is wrong with it.
 
-    Action masks of observations `{"observations": ..., "action_mask": ...}` are respected. The
+    Masks of Discrete actions, under the key `action_mask` of Dict observations, are respected. The
     environment is left in the middle of an episode.
 
     Args:
@@ -202,9 +202,9 @@ def _seeded(space: Any, rng: np.random.Generator) -> Any:
 
 def random_action(space: Any, obs: Any) -> Any:
     """Returns an action that the mask of an observation allows, if it has one."""
-    masked = isinstance(obs, Mapping) and set(obs) == {"observations", "action_mask"}
-    if masked and isinstance(space, spaces.Discrete):
-        return space.sample(mask=np.asarray(obs["action_mask"], np.int8))
+    mask = obs.get("action_mask") if isinstance(obs, Mapping) else None
+    if isinstance(space, spaces.Discrete) and np.shape(mask) == (space.n,):
+        return space.sample(mask=(np.asarray(mask) != 0).astype(np.int8))
     return space.sample()
 
 
