@@ -202,7 +202,7 @@ def _seeded(space: Any, rng: np.random.Generator) -> Any:
 
 def random_action(space: Any, obs: Any) -> Any:
     """Returns an action that the mask of an observation allows, if it has one."""
-    mask = obs.get("action_mask") if isinstance(obs, Mapping) else None
+    mask: Any = obs.get("action_mask") if isinstance(obs, Mapping) else None
     if isinstance(space, spaces.Discrete) and np.shape(mask) == (space.n,):
         return space.sample(mask=(np.asarray(mask) != 0).astype(np.int8))
     return space.sample()
