@@ -277,6 +277,30 @@ def test_building_names_the_agent_of_whom_something_is_wrong():
         built(lambda context: Deaf()).build()
 
 
+class Masked(gym.Env):
+    """Shows a mask beside more than one other part; a forbidden action is an error."""
+
+    observation_space = spaces.Dict(
+        cart=SPACE, embeddings=SPACE, action_mask=spaces.Box(0, 1, (5,), np.int8)
+    )
+    action_space = spaces.Discrete(5)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.allowed = int(self.np_random.integers(5))
+        mask = np.eye(5, dtype=np.int8)[self.allowed]
+        return {"cart": SPACE.sample(), "embeddings": SPACE.sample(), "action_mask": mask}, {}
+
+    def step(self, action):
+        if action != self.allowed:
+            raise ValueError("forbidden")
+        return self.reset()[0], 0.0, False, False, {}
+
+
+def test_a_mask_beside_any_other_parts_is_respected():
+    check_env(Masked(), steps=5)
+
+
 @pytest.mark.parametrize(
     "settings",
     [

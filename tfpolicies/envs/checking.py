@@ -24,8 +24,8 @@ def check_env(
 ) -> None:
     """Plays an environment with random actions, and explains what is wrong with it.
 
-    Where observations are dicts with an action mask, it is respected. The environment is left in
-    the middle of an episode.
+    Masks of Discrete actions, under the key `action_mask_key` of Dict observations, are respected.
+    The environment is left in the middle of an episode.
 
     Args:
         env: a `gymnasium.Env`, a `MultiAgentEnv` or an environment of PettingZoo.
@@ -212,9 +212,9 @@ def _seeded(space: Any, rng: np.random.Generator) -> Any:
 
 def _random_action(space: Any, obs: Any, mask_key: str) -> Any:
     """Returns an action that the mask of an observation allows, if it has one."""
-    mask = np.asarray(obs.get(mask_key) if isinstance(obs, Mapping) else None)
-    if isinstance(space, spaces.Discrete) and mask.shape == (space.n,):
-        return space.sample(mask=mask.astype(np.int8))
+    mask: Any = obs.get(mask_key) if isinstance(obs, Mapping) else None
+    if isinstance(space, spaces.Discrete) and np.shape(mask) == (space.n,):
+        return space.sample(mask=(np.asarray(mask) != 0).astype(np.int8))
     return space.sample()
 
 

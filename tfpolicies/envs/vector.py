@@ -318,8 +318,12 @@ class PlainEnvironments(SeparateEnvironments):
 
     def __init__(self, envs: Sequence[gym.Env]) -> None:
         self.envs = list(envs)
-        spaces = (require_space(self.envs[0], f"{of}_space") for of in ("observation", "action"))
-        super().__init__(*spaces, len(self.envs))
+        first = self.envs[0]
+        super().__init__(
+            require_space(first, "observation_space"),
+            require_space(first, "action_space"),
+            len(self.envs),
+        )
         for i, env in enumerate(self.envs):
             for kind in ("observation", "action"):
                 own, first = getattr(env, f"{kind}_space"), getattr(self, f"{kind}_space")
