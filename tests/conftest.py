@@ -5,6 +5,7 @@ import importlib.util
 import logging
 import signal
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,12 @@ def kept_programs():
         patch.setattr("tfpolicies.program.program._registry", {})
         yield
     gc.collect()
+
+
+@pytest.fixture
+def new_programs(monkeypatch):
+    """Makes all Programs of a test anew, in a file that keeps them: it asks what is traced."""
+    monkeypatch.setattr("tfpolicies.program.program._registry", weakref.WeakValueDictionary())
 
 
 @pytest.fixture(scope="session")

@@ -377,7 +377,7 @@ def test_every_kind_converts_to_onnx_and_agrees(name):
     signature = [tf.TensorSpec([None, size], tf.float32, name=n) for n, size in sizes.items()]
     names = [f"action_{i}" for i in range(len(dist_class.leaves))] + ["logp", "sampled_logp"]
     names += ["entropy", "kl"] if statistics else []
-    traced = tf.function(function, input_signature=signature)
+    traced = tf.function(function, input_signature=signature, autograph=False)
     model = convert(traced, signature, [*names, "valid"])
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     for rows in (1, 5):

@@ -31,6 +31,8 @@ from tfpolicies.program.columns import BatchReader
 from tfpolicies.program.update_forms import Form
 from tfpolicies.reporting.machine import MachineLoad
 
+pytestmark = pytest.mark.usefixtures("kept_programs")
+
 
 def creator(kind, *arguments):
     return lambda context: kind(*arguments)
@@ -458,7 +460,7 @@ def test_an_algorithm_refuses_the_config_of_another_one():
 def test_a_general_config_builds_an_algorithm_that_has_its_own_defaults_in_the_rest():
     config = AlgorithmConfig(algo_class=PPO).environment("CartPole-v1")
     config.training(lr=0.125, model={"fcnet_hiddens": [8]}).debugging(log_level="ERROR")
-    algorithm = config.build()
+    algorithm = config.framework(jit_compile=False).build()
     assert type(algorithm) is PPO
     assert algorithm.config.lr == algorithm.get_policy().cur_lr == 0.125
     assert algorithm.config.train_batch_size == PPOConfig().train_batch_size == 4000
@@ -669,6 +671,7 @@ def test_acting_does_not_disturb_training_when_it_is_greedy():
 # -- memory -----------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("new_programs")
 @pytest.mark.soak
 @pytest.mark.parametrize(("kind", "iterations"), [(PPOConfig, 100), (PGConfig, 50)])
 def test_many_iterations_leave_no_memory_behind(kind, iterations):
@@ -701,6 +704,7 @@ def test_the_algorithm_classes_say_what_they_build():
 # -- traces -----------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("new_programs")
 @pytest.mark.core
 def test_a_whole_run_traces_each_function_once_and_compiles_the_update_at_most_twice(monkeypatch):
     config = tiny(env="CartPole-v1").framework(inference="auto", jit_compile=True)

@@ -1,6 +1,7 @@
 """The rooms import only downwards, as ARCHITECTURE.md draws them."""
 
 import ast
+import functools
 import graphlib
 from pathlib import Path
 
@@ -53,7 +54,8 @@ def module_of(path: Path) -> str:
     return ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__")
 
 
-def imported_names(path: Path) -> set[str]:
+@functools.cache
+def imported_names(path: Path) -> frozenset[str]:
     """All that a file imports, anywhere in it: in functions, and for annotations, too."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -61,7 +63,7 @@ def imported_names(path: Path) -> set[str]:
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-    return {name for name in found if name.startswith("tfpolicies.")}
+    return frozenset(name for name in found if name.startswith("tfpolicies."))
 
 
 def imports_of(path: Path) -> set[str]:

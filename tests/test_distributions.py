@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-import scipy.stats
+import scipy  # its parts are imported by the tests that use them
 import tensorflow as tf
 from gymnasium import spaces
 

@@ -22,6 +22,8 @@ from tfpolicies.reporting.run_folder import RunFolder, find_runs
 from tfpolicies.storage.checkpoint import read_checkpoint
 from tfpolicies.system.signals import SignalEnd, Signals, current
 
+pytestmark = pytest.mark.usefixtures("kept_programs")
+
 PACKAGE_HOME = Path(__file__).parent.parent
 BATCH = 20  # steps of an iteration
 WORLD = """

@@ -15,6 +15,8 @@ from tfpolicies.rollout import evaluation, multi_agent_sampler, single_agent_sam
 from tfpolicies.rollout.evaluation import play_episodes
 from tfpolicies.rollout.sampler import Goal
 
+pytestmark = pytest.mark.usefixtures("kept_programs")
+
 
 class Zero(Policy):
     def compute_actions(self, obs_batch, state_batches=None, **kwargs):

@@ -22,7 +22,10 @@ from tfpolicies import PGConfig, PGTF2Policy, PPOTF2Policy
 from tfpolicies.errors import ExportError, MissingPackageError, UnknownPolicyError
 from tfpolicies.export.verify import random_observations, verify_onnx, verify_saved_model
 from tfpolicies.models.spaces import leaves
+from tfpolicies.program.runtimes.onnx import convert, cpu_session
 from tfpolicies.system.folder_lock import FolderLock
+
+pytestmark = pytest.mark.usefixtures("kept_programs")
 
 OUTPUTS = ["action_dist_inputs", "action_logp", "actions", "actions_normalized"]
 CARTPOLE = gym.make("CartPole-v1")
@@ -652,3 +655,20 @@ def test_random_observations_lie_in_their_space_and_near_zero_where_it_has_no_bo
         assert len(np.unique(batch, axis=0)) > 1
     assert 1.0 < np.abs(rows[0]).max() < 100.0
     assert np.abs(rows[1]).max() < 100.0
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("fails", ["convert.from_function", "optimizer._optimizers"])
+def test_a_graph_is_optimized_in_place_and_on_copies_where_that_fails(monkeypatch, fails):
+    """An optimizer that fails is left out, which needs the graph as it was before."""
+
+    def failing(*args, **kwargs):
+        raise ValueError(fails)
+
+    replacement = {"first": failing} if fails.endswith("optimizers") else failing
+    monkeypatch.setattr(f"tf2onnx.{fails}", replacement)
+    spec = tf.TensorSpec([None, 2], tf.float32, name="x")
+    function = tf.function(lambda x: (2.0 * x + 1.0,), input_signature=[spec], autograph=False)
+    session = cpu_session(convert(function, [spec], ["y"]))
+    (found,) = session.run(["y"], {"x": np.array([[1.0, -3.0]], np.float32)})
+    assert found.tolist() == [[3.0, -5.0]]

@@ -5,7 +5,7 @@ import socket
 
 import numpy as np
 import pytest
-import scipy.stats
+import scipy  # its parts are imported by the tests that use them
 from gymnasium import spaces
 from tiny import OBS, PLANE, TWO, assert_close, assert_equal, batch_for, make, rows_of
 

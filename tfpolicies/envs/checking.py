@@ -84,7 +84,7 @@ class _SingleAgentCheck:
 
     def step(self, obs: Any) -> tuple[Any, bool]:
         """Plays a step; returns the next observation, and whether the episode is over."""
-        action = _random_action(self._actions, obs, self._mask_key)
+        action = random_action(self._actions, obs, self._mask_key)
         found = _called("step", lambda: self.env.step(action), action)
         if not isinstance(found, tuple) or len(found) != 5:
             raise EnvError(
@@ -158,7 +158,7 @@ class _MultiAgentCheck:
     def step(self, waiting: dict[Any, Any]) -> tuple[dict[Any, Any], bool]:
         """Plays a step; returns the observations of those who act next, and whether it is over."""
         actions = {
-            agent: _random_action(self._actions[agent], x, self._mask_key)
+            agent: random_action(self._actions[agent], x, self._mask_key)
             for agent, x in waiting.items()
         }
         found = _called("step", lambda: self._envs.step(0, actions), actions)
@@ -210,7 +210,7 @@ def _seeded(space: Any, rng: np.random.Generator) -> Any:
     return twin
 
 
-def _random_action(space: Any, obs: Any, mask_key: str) -> Any:
+def random_action(space: Any, obs: Any, mask_key: str = "action_mask") -> Any:
     """Returns an action that the mask of an observation allows, if it has one."""
     mask: Any = obs.get(mask_key) if isinstance(obs, Mapping) else None
     if isinstance(space, spaces.Discrete) and np.shape(mask) == (space.n,):

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from tfpolicies.errors import ConfigError
+from tfpolicies.program.devices import CPU
 from tfpolicies.program.functions import ActInputs, ActOutputs
 from tfpolicies.program.outputs import ActLayout
 from tfpolicies.program.runtimes.runtime import Actor, Runtime, act_with_weights
@@ -189,11 +191,43 @@ def convert(
     with quiet_conversion():
         import tf2onnx
 
-        model, _ = tf2onnx.convert.from_function(
-            function, input_signature=list(signature), opset=opset
-        )
+        concrete = function.get_concrete_function(*signature)
+        try:
+            model = _converted(concrete, signature, opset)
+        except Exception:  # it leaves out what fails of its optimizers, and for that copies graphs
+            model, _ = tf2onnx.convert.from_function(
+                function, input_signature=list(signature), opset=opset
+            )
     rename_outputs(model, output_names)
     return model.SerializeToString()
+
+
+def _converted(concrete: Any, signature: Sequence[Any], opset: int) -> Any:
+    """Converts a traced function as `tf2onnx.convert.from_function` does, in less time.
+
+    The difference: each of tf2onnx's optimizers works on the graph itself, not on a copy of it.
+    """
+    from tf2onnx import optimizer, tf_loader, tfonnx
+
+    inputs, outputs = (
+        [tensor.name for tensor in tensors if tensor.dtype != tf.resource]
+        for tensors in (concrete.inputs, concrete.outputs)
+    )
+    names = dict(zip(inputs, [spec.name for spec in signature], strict=False))  # then captured ones
+    with tf.device(CPU):
+        frozen = tf_loader.from_function(concrete, inputs, outputs)
+        with tf.Graph().as_default() as graph:
+            tf.import_graph_def(frozen, name="")
+            made = tfonnx.process_tf_graph(
+                graph,
+                continue_on_error=True,
+                opset=opset,
+                input_names=inputs,
+                output_names=outputs,
+                tensors_to_rename=names,
+            )
+            made = optimizer.optimize_graph(made, catch_errors=False)
+    return made.make_model("a policy's function")
 
 
 _CHANCE = re.compile(
