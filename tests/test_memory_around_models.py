@@ -211,7 +211,7 @@ def reads_four(observation_space, num_outputs):
 @pytest.mark.parametrize(
     ("model", "memory", "words"),
     [
-        (remembers, LSTM, "has a memory of its own. Leave use_lstm"),
+        (remembers, LSTM, "already has a memory. Leave use_lstm"),
         (in_a_box, LSTM, r"features of shape \[B, n\].* got \(2, 3, 1\) for 2 rows"),
         (named_like_a_layer, LSTM, "around the model 'lstm'.*Give it another name"),
         (reads_four, ATTENTION, r"'prev_n_rewards' of the shape \(4,\), but .* \(2,\)"),

@@ -164,7 +164,8 @@ class _PlainVectorEnv(VectorEnv):
     def vector_reset(
         self, *, seeds: list[int] | None = None, options: list[dict[str, Any]] | None = None
     ) -> tuple[list[Any], list[dict[str, Any]]]:
-        given = zip(seeds or [None] * self.num_envs, options or [None] * self.num_envs, strict=True)
+        nothing: list[Any] = [None] * self.num_envs
+        given = zip(seeds or nothing, options or nothing, strict=True)
         found = [self.reset_at(i, seed=seed, options=o) for i, (seed, o) in enumerate(given)]
         return [obs for obs, _ in found], [info for _, info in found]
 

@@ -168,7 +168,7 @@ def announce(
         on_created(env, context.copy_with_overrides(vector_index=index), index)
         return
     if isinstance(env, SteppedTogether):
-        parts = env.get_sub_environments()
+        parts: Any = env.get_sub_environments()
     else:
         parts = getattr(env, "envs", None)
     for i, part in enumerate(parts or [env] * env.num_envs):

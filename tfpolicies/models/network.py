@@ -442,16 +442,17 @@ def _remembering(
     ports = ports_of(model, observation_space, dist_class)
     if ports.memory:
         raise ModelError(
-            f"The model {model.name!r} has a memory of its own. Leave use_lstm, use_gru and "
+            f"The model {model.name!r} already has a memory. Leave use_lstm, use_gru and "
             "use_attention False; or give a model without inputs state_in_0, ..."
         )
     tried = zeros(ports)
-    shape = getattr(_dist_inputs_of(call_with_zeros(model, ports)), "shape", ())
+    features = _dist_inputs_of(call_with_zeros(model, ports))
+    shape: tuple[int, ...] = tuple(getattr(features, "shape", ()))
     if len(shape) != 2 or shape[0] != ZERO_ROWS:
         raise ModelError(
             f"The model {model.name!r} must give features of shape [B, n] to the memory around it, "
             f"as its only output, the first of a pair, or 'action_dist_inputs' of a dict; got "
-            f"{tuple(shape)} for {ZERO_ROWS} rows. Flatten them."
+            f"{shape} for {ZERO_ROWS} rows. Flatten them."
         )
     return build_remembering(
         model,

@@ -157,6 +157,6 @@ def build_remembering(
     except Exception as error:
         raise ModelError(
             f"No memory can be put around the model {model.name!r}: {error} Give it another name "
-            "if it is called as a layer of the memory; or write a model with a memory of its own, "
+            "if it is called as a layer of the memory; or write a model that keeps its own memory, "
             "see 'Memory' in docs/models.md."
         ) from error

@@ -185,13 +185,14 @@ def convert(
         opset: the version of ONNX's operators.
 
     Raises:
+        ConfigError: if the function draws random numbers.
         Exception: whatever tf2onnx or TensorFlow raises for what they cannot convert.
     """
-    _require_no_chance(function.get_concrete_function(*signature).graph.as_graph_def())
+    concrete = function.get_concrete_function(*signature)
+    _require_no_chance(concrete.graph.as_graph_def())
     with quiet_conversion():
         import tf2onnx
 
-        concrete = function.get_concrete_function(*signature)
         try:
             model = _converted(concrete, signature, opset)
         except Exception:  # it leaves out what fails of its optimizers, and for that copies graphs
