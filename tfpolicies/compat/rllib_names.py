@@ -190,8 +190,8 @@ ELSEWHERE = {
     "JsonWriter": (
         "RolloutWorker.sample(), whose batches are dicts of NumPy arrays that you may keep"
     ),
-    "SlateMultiCategorical": "MultiCategorical, which picks for each place by itself",
     "SampleBatchBuilder": "SampleBatch({'obs': ..., ...}), of whole columns",
+    "SlateMultiCategorical": "MultiCategorical, which picks for each place by itself",
 }
 """What stands for names of RLlib that are not here."""
 
