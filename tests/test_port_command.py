@@ -231,9 +231,9 @@ def test_names_that_compat_makes_known_get_its_import(name: str) -> None:
             'see "Imports"',
         ),
         (
-            "from ray.rllib.models.action_dist import ActionDistribution",
-            "ray.rllib.models.action_dist.ActionDistribution",
-            "use a subclass of tfpolicies.models.distributions.Distribution",
+            "from ray.rllib.models.tf.tf_action_dist import SlateMultiCategorical",
+            "ray.rllib.models.tf.tf_action_dist.SlateMultiCategorical",
+            "use MultiCategorical, which picks for each place by itself",
         ),
         (
             "import ray.rllib.policy.sample_batch as rows\nrows.SampleBatch, rows.compressed",

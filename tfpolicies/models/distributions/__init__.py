@@ -12,6 +12,7 @@ from tfpolicies.models.distributions.action_distribution import (
 )
 from tfpolicies.models.distributions.base import MASKED_LOGIT as MASKED_LOGIT
 from tfpolicies.models.distributions.base import Distribution as Distribution
+from tfpolicies.models.distributions.base import WholeSpace as WholeSpace
 from tfpolicies.models.distributions.base import (
     register_box_distribution as register_box_distribution,
 )
