@@ -104,7 +104,7 @@ def _attention_model(
         "obs": keras.Input((None, *space.shape), name="obs"),
         "seq_lens": keras.Input((), name="seq_lens", dtype="int32"),
     }
-    x, states_in, states_out = attention_core(*inputs.values(), settings, kernels)
+    x, states_in, states_out = attention_core(inputs["obs"], inputs["seq_lens"], settings, kernels)
     outputs = {"outputs": x}
     if num_outputs is not None:
         outputs["outputs"] = action_outputs(kernels, x, num_outputs, settings)

@@ -447,7 +447,7 @@ def _remembering(
             "use_attention False; or give a model without inputs state_in_0, ..."
         )
     tried = zeros(ports)
-    shape = getattr(_dist_inputs_of(call_with_zeros(model, ports)), "shape", ())
+    shape: Sequence[int] = getattr(_dist_inputs_of(call_with_zeros(model, ports)), "shape", ())
     if len(shape) != 2 or shape[0] != ZERO_ROWS:
         raise ModelError(
             f"The model {model.name!r} must give features of shape [B, n] to the memory around it, "
