@@ -8,7 +8,7 @@ from looking_back import Counter, check_views
 from tiny import OBS, assert_close, assert_equal, make, rows_of
 
 from tfpolicies import Policy, PPOTF2Policy, RolloutWorker
-from tfpolicies.errors import ModelError
+from tfpolicies.errors import ConfigError, ModelError
 from tfpolicies.export.player import OnnxPolicy
 from tfpolicies.models.losses import masked_mean
 
@@ -119,6 +119,14 @@ def test_the_first_policy_begins_with_the_weights_of_an_instance_which_stays_as_
     assert policy.to_keras().features is not mine
     for given, kept in zip(before, mine.get_weights(), strict=True):
         np.testing.assert_array_equal(given, kept)
+
+
+def test_no_copy_is_made_around_a_model_that_keras_cannot_rebuild():
+    given = Features(OBS, 4)
+    policy = make(model={**LSTM, "custom_model": given})
+    assert policy.model.features is given
+    with pytest.raises(ConfigError, match="give the model as a factory"):
+        policy.to_keras()
 
 
 def test_a_checkpoint_does_without_the_factory(tmp_path):

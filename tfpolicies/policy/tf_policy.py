@@ -278,7 +278,7 @@ class TFPolicy(PolicyKind):
         """
         require_tensorflow()
         model = self.program.spec.source.make()
-        if model is self.program.functions.network.model:
+        if users_model(model) is users_model(self.program.functions.network.model):
             raise ConfigError(
                 "this model cannot be copied, because Keras cannot rebuild it from its config; "
                 "give the model as a factory f(observation_space, num_outputs) instead."
