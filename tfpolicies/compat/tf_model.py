@@ -415,8 +415,8 @@ def named_parts(model: TFModelV2) -> list[tuple[str, Any]]:
                 walk(f"{name}.{key}" if name else key, part)
         elif isinstance(value, Mapping | list | tuple):
             numbered = value if isinstance(value, Mapping) else dict(enumerate(value))
-            for key, part in numbered.items():
-                walk(f"{name}_{key}", part)
+            for place, part in numbered.items():
+                walk(f"{name}_{place}", part)
 
     walk("", model)
     return found
