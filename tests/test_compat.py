@@ -487,3 +487,15 @@ def test_filters_tell_their_statistics_and_are_copied():
     assert (held.running_stats.n, twin.as_serializable().buffer.n) == (0, 2)
     with pytest.raises(AttributeError, match="has no attribute 'rs'"):
         _ = held.rs
+
+
+def test_arguments_have_rllibs_names():
+    two = compat.make_multi_agent(env_name_or_creator="CartPole-v1")({"num_agents": 2})
+    assert two.get_agent_ids() == {0, 1}
+    both = compat.make_multi_callbacks(callback_class_list=[DefaultCallbacks, DefaultCallbacks])
+    assert len(both().parts) == 2
+    context = EnvContext({"a": {"b": 1}}, worker_index=2)
+    other = context.copy_with_overrides(env_config={"c": 3}, vector_index=1, worker_index=None)
+    assert (other, other.worker_index, other.vector_index) == ({"c": 3}, 2, 1)
+    with pytest.raises(EnvError, match=r"got \['place'\]. Give settings of the environment as"):
+        context.copy_with_overrides(place=1)

@@ -8,7 +8,7 @@ from tiny import make
 
 from tfpolicies import PPO, PPOConfig, PPOTF2Policy, RolloutWorker
 from tfpolicies.connectors import AgentStep, OwnFilter
-from tfpolicies.errors import ConfigError, ObservationError
+from tfpolicies.errors import CheckpointError, ConfigError, ObservationError
 
 
 class Counting:
@@ -37,8 +37,12 @@ class Counting:
         self.buffer = 0
 
 
+def creator(context):
+    return CountingEnv()
+
+
 def config_with(make_filter, **more):
-    config = PPOConfig().environment(lambda context: CountingEnv()).debugging(seed=1)
+    config = PPOConfig().environment(creator).debugging(seed=1)
     config.framework(inference="tf", jit_compile=False).training(
         model={"fcnet_hiddens": [4]}, train_batch_size=4, sgd_minibatch_size=4, num_sgd_iter=1
     )
@@ -74,6 +78,14 @@ def test_evaluation_and_single_actions_act_by_the_statistics_of_training(tmp_pat
     assert theirs.seen == seen > 3
     algorithm.compute_single_action(CountingEnv().reset(seed=0)[0])
     assert mine.seen == seen
+    algorithm.save(tmp_path / "run")
+    with pytest.raises(CheckpointError, match="Counting"):
+        PPO.from_checkpoint(tmp_path / "run", config={"env": creator})
+    given = {"env": creator, "observation_filter": Counting}
+    again = PPO.from_checkpoint(tmp_path / "run", config=given)
+    assert again.train()["timesteps_total"] == 8
+    assert filter_of(again.worker).seen > 3
+    again.stop()
     policy_folder = tmp_path / "policy"
     algorithm.get_policy().export_checkpoint(policy_folder)
     alone = PPOTF2Policy.from_checkpoint(policy_folder)
@@ -121,7 +133,7 @@ def test_nested_and_masked_observations_pass_a_filter_but_for_the_mask():
 
 
 def test_a_policy_by_itself_takes_names_of_filters_only():
-    with pytest.raises(ConfigError, match=r"callable is for the config of an algorithm"):
+    with pytest.raises(ConfigError, match=r"A callable is for the config of an algorithm"):
         make(observation_filter=Counting)
     with pytest.raises(ConfigError, match=r"or f\(shape\) that gives a filter, got 'Filter'"):
         PPOConfig().rollouts(observation_filter="Filter")

@@ -66,9 +66,15 @@ def require_filter(name: Any) -> None:
     Raises:
         ConfigError: for what is no name of a filter.
     """
+    if callable(name):
+        raise ConfigError(
+            f"`observation_filter` of a policy by itself must be {FILTER.words}, got {name!r}. A "
+            "callable is for the config of an algorithm or a worker, which put what it gives in "
+            "front of the policy; what is exported with a policy is a layer of its model."
+        )
     if not FILTER.holds(name):
         raise ConfigError(
-            f"`observation_filter` must be {FILTER.words}{FILTER.hint(name)}, got {name!r}."
+            f"`observation_filter` must be {FILTER.words}, got {name!r}."
             f"{near_matches(name, FILTERS)}"
         )
 

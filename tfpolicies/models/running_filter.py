@@ -27,24 +27,14 @@ import numpy as np
 from tfpolicies import ported
 from tfpolicies.errors import ObservationError, WeightsError
 from tfpolicies.models.running_stat import RunningStat
-from tfpolicies.rules import Rule
+from tfpolicies.rules import one_of
 
 CLIP = 10.0  # normalised values are clipped to +-CLIP
 
 FILTERS = ("NoFilter", "MeanStdFilter", "ConcurrentMeanStdFilter")
 """What `observation_filter` can be; the last two are one: workers' statistics are merged."""
 
-FILTER = Rule(
-    lambda x: isinstance(x, str) and x in FILTERS,
-    f"one of {FILTERS}",
-    lambda x: (
-        (
-            " (a callable is for the config of an algorithm or worker, which make it a connector; "
-            "what is exported with a policy is a layer of its model)"
-        )
-        * callable(x)
-    ),
-)
+FILTER = one_of(*FILTERS)
 
 _FIELDS = ("count", "mean", "m2")
 _Filter = TypeVar("_Filter", bound="RunningFilter")

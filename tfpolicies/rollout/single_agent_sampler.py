@@ -89,6 +89,13 @@ class _Buffer:
             self.infos[:, : self.used][self.alive[:, : self.used]]
         )
 
+    def is_barred(self) -> np.ndarray:
+        """Returns which steps are barred, bool `[N, W]`."""
+        found = np.zeros(self.alive.shape, bool)
+        for t, index in self.barred:
+            found[index, t] = True
+        return found
+
     def begin(self, obs: list[np.ndarray]) -> None:
         """Writes the observations that the first actions are chosen for."""
         for buffer, leaf in zip(self.obs, obs, strict=True):
@@ -445,9 +452,7 @@ class SingleAgentSampler(Sampler):
 
         if not buffer.barred:
             return self._postprocessor.batches([collected], who)[DEFAULT_POLICY_ID]
-        barred = np.zeros(buffer.alive.shape, bool)
-        barred[tuple(np.array(buffer.barred).T[::-1])] = True
-        kept = collected.without(flat(cut(barred)))
+        kept = collected.without(flat(cut(buffer.is_barred())))
         return MultiAgentBatch(self._postprocessor.batches(kept, who), rows)
 
     def _episodes_of(
