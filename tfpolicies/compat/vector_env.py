@@ -164,8 +164,9 @@ class _PlainVectorEnv(VectorEnv):
     def vector_reset(
         self, *, seeds: list[int] | None = None, options: list[dict[str, Any]] | None = None
     ) -> tuple[list[Any], list[dict[str, Any]]]:
-        given = zip(seeds or [None] * self.num_envs, options or [None] * self.num_envs, strict=True)
-        found = [self.reset_at(i, seed=seed, options=o) for i, (seed, o) in enumerate(given)]
+        none = [None] * self.num_envs
+        given = zip(range(self.num_envs), seeds or none, options or none, strict=True)
+        found = [self.reset_at(i, seed=seed, options=each) for i, seed, each in given]
         return [obs for obs, _ in found], [info for _, info in found]
 
     def reset_at(

@@ -139,10 +139,9 @@ def announce(
     if not isinstance(env, _MANY):
         on_created(env, context.copy_with(index), index)
         return
+    parts: Sequence[Any] | None = getattr(env, "envs", None)
     if isinstance(env, SteppedTogether):
         parts = env.get_sub_environments()
-    else:
-        parts = getattr(env, "envs", None)
     for i, part in enumerate(parts or [env] * env.num_envs):
         on_created(part, context.copy_with(i), i)
 
