@@ -293,6 +293,16 @@ def test_a_vector_environment_that_decides_its_number_shares_the_train_batch(cap
     assert algorithm.config.rollout_fragment_length == 8
 
 
+def test_a_vector_environment_that_decides_its_number_is_resumed(tmp_path):
+    make = counting_creator("next_step", 3)
+    config = tiny().environment(make).rollouts(num_envs_per_worker=2)
+    algorithm = config.build()
+    algorithm.save(tmp_path)
+    resumed = Algorithm.from_checkpoint(tmp_path, config={"env": make})
+    assert resumed.config.rollout_fragment_length == algorithm.config.rollout_fragment_length == 11
+    assert resumed.train()["num_env_steps_sampled"] == algorithm.train()["num_env_steps_sampled"]
+
+
 def test_global_time_reaches_the_policy_and_its_schedules():
     config = tiny().training(lr_schedule=[[0, 1e-2], [64, 0.0]])
     algorithm = config.build()

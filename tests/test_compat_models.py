@@ -521,3 +521,24 @@ def test_get_model_v2_gives_a_model_for_make_model():
     assert (logits.shape, model.value_function().shape, state) == ((5, 2), (5,), [])
     with pytest.raises(ModelError, match="num_outputs must be 2"):
         ModelCatalog.get_model_v2(OBS, TWO, 3, {})
+
+
+class Advantages(TFModelV2):
+    """A head over whatever network it becomes."""
+
+    def __init__(self, obs_space, action_space, num_outputs, model_config, name):
+        super().__init__(obs_space, action_space, None, model_config, name)
+        self.head = keras.layers.Dense(num_outputs)
+
+
+def test_get_model_v2_makes_a_network_of_a_model_interface():
+    settings = {"fcnet_hiddens": [4]}
+    model = ModelCatalog.get_model_v2(OBS, TWO, TWO.n, settings, model_interface=Advantages)
+    assert isinstance(model, Advantages)
+    assert isinstance(model, FullyConnectedNetwork)
+    features, state = model(input_dict={"obs": FIVE})
+    assert (features.shape, model.head(features).shape, state) == ((5, 4), (5, 2), [])
+    frames = spaces.Box(0, 255, (42, 42, 3), np.uint8)
+    settings = {"post_fcnet_hiddens": [4]}
+    model = ModelCatalog.get_model_v2(frames, TWO, 2, settings, model_interface=Advantages)
+    assert isinstance(model, VisionNetwork)

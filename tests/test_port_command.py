@@ -68,6 +68,10 @@ def left(text: str) -> list[str]:
             "from tfpolicies.compat import tune as air, tune\nair.RunConfig()",
         ),
         (
+            "from ray import train\ntrain.report({})\ntrain.get_context()",
+            "from tfpolicies.compat import tune as train\ntrain.report({})\ntrain.get_context()",
+        ),
+        (
             "from ray.tune import grid_search, Tuner",
             "from ray.tune import grid_search\nfrom tfpolicies.compat.tune import Tuner",
         ),

@@ -108,8 +108,8 @@ def _with_model(settings: Mapping[str, Any], **model: Any) -> dict[str, Any]:
     return {**settings, "model": {**settings["model"], **model}}
 
 
-_USUALLY = {"inference": "onnx", "jit_compile": True}
-"""What "auto" became for most policies that are not in graph mode."""
+_USUALLY = {"inference": "onnx", "jit_compile": True, "rollout_fragment_length": None}
+"""What "auto" became for most policies that are not in graph mode; None: that differs."""
 
 
 def automatic_of(

@@ -167,10 +167,9 @@ def announce(
     if not isinstance(env, _MANY):
         on_created(env, context.copy_with_overrides(vector_index=index), index)
         return
+    parts: Sequence[Any] | None = getattr(env, "envs", None)
     if isinstance(env, SteppedTogether):
-        parts: Any = env.get_sub_environments()
-    else:
-        parts = getattr(env, "envs", None)
+        parts = env.get_sub_environments()
     for i, part in enumerate(parts or [env] * env.num_envs):
         on_created(part, context.copy_with_overrides(vector_index=i), i)
 
