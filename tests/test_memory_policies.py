@@ -11,6 +11,8 @@ from tfpolicies import PPOConfig, PPOTF2Policy, RolloutWorker
 from tfpolicies.errors import UsageError, WeightsError
 from tfpolicies.policy.checkpoints import write_policy_checkpoint
 
+pytestmark = pytest.mark.usefixtures("kept_programs")
+
 LSTM = {"use_lstm": True, "lstm_cell_size": 6, "fcnet_hiddens": [5], "max_seq_len": 4}
 MODELS = {
     "lstm": LSTM,

@@ -24,6 +24,8 @@ from tfpolicies.connectors import FrameStack
 from tfpolicies.errors import TfPoliciesError, UnpicklableError
 from tfpolicies.testing import random_batch
 
+pytestmark = pytest.mark.usefixtures("kept_programs")
+
 LSTM = {"use_lstm": True, "lstm_cell_size": 4, "fcnet_hiddens": [4], "max_seq_len": 4}
 LAYERS = keras.Sequential([keras.Input((3,)), travellers.Doubled(), keras.layers.Dense(2)])
 KINDS = {

@@ -27,6 +27,8 @@ from tfpolicies import (
 )
 from tfpolicies.policy.policy import ActionBatch
 
+pytestmark = pytest.mark.usefixtures("kept_programs")
+
 
 def make_worker(
     mode="plain",
