@@ -14,6 +14,7 @@ from tiny import OBS, TWO, assert_equal, batch_for, make, rows_of
 import tfpolicies
 from tfpolicies import (
     Algorithm,
+    DefaultCallbacks,
     MultiAgentEnv,
     PGConfig,
     Policy,
