@@ -214,7 +214,7 @@ def _random_action(space: Any, obs: Any, mask_key: str) -> Any:
     """Returns an action that the mask of an observation allows, if it has one."""
     mask = np.asarray(obs.get(mask_key) if isinstance(obs, Mapping) else None)
     if isinstance(space, spaces.Discrete) and mask.shape == (space.n,):
-        return space.sample(mask=mask.astype(np.int8))
+        return space.sample(mask=(mask != 0).astype(np.int8))
     return space.sample()
 
 
