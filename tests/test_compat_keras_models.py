@@ -51,14 +51,19 @@ class Plain(keras.Model):
         return self.out(sample_batch["obs_flat"]) + float(training), []
 
 
-def with_class(kind, inference="tf", policy_class=PPOTF2Policy, obs=OBS, **config):
+def with_class(kind, policy_class=PPOTF2Policy, obs=OBS, **config):
     model = {"custom_model": kind, "custom_model_config": config, "max_seq_len": 2}
-    return make(policy_class, obs, model=model, inference=inference)
+    return make(policy_class, obs, model=model)
+
+
+@pytest.fixture(scope="module")
+def remembering():
+    return with_class(Cells, cells=3)
 
 
 @pytest.mark.core
-def test_a_keras_class_with_a_memory_acts_as_its_layers_say():
-    policy = with_class(Cells, "onnx", cells=3)
+def test_a_keras_class_with_a_memory_acts_as_its_layers_say(remembering):
+    policy = remembering
     memory = [np.full((5, 3), 0.5, np.float32), np.full((5, 3), -0.5, np.float32)]
     _, after, extras = policy.compute_actions(FIVE, memory, explore=False)
     layers = policy.model.base_model
@@ -69,8 +74,8 @@ def test_a_keras_class_with_a_memory_acts_as_its_layers_say():
     assert (policy.model.name, layers.seen, policy.model.double_cells()) == ("Cells", ((3,), 2), 6)
 
 
-def test_a_keras_class_with_a_memory_learns_and_is_called_as_rllibs_users_do():
-    policy = with_class(Cells)
+def test_a_keras_class_with_a_memory_learns_and_is_called_as_rllibs_users_do(remembering):
+    policy = remembering.copy()
     before = policy.get_weights()
     policy.learn_on_batch(random_batch(policy, 6))
     assert all(np.any(before[key] != w) for key, w in policy.get_weights().items())

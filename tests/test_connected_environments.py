@@ -13,8 +13,11 @@ from tfpolicies.connectors import (
     ClipReward,
     FrameStack,
     UnsquashActions,
+    register_connector,
 )
+from tfpolicies.distributed import messages
 from tfpolicies.errors import ConfigError, UsageError
+from tfpolicies.rollout.policy_connection import pipelines_of
 
 pytestmark = pytest.mark.usefixtures("kept_programs")
 
@@ -171,6 +174,7 @@ def test_a_learner_whose_workers_sample_elsewhere_has_the_connectors(ray_cluster
     alone.stop()
 
 
+@register_connector
 class Opposite(ActionConnector):
     """Makes 1 of action 0, and 0 of 1; takes down what comes in."""
 
@@ -196,3 +200,7 @@ def test_connectors_can_be_appended_where_a_policy_is_made():
     drawn = np.stack(Opposite.seen, axis=1)  # [2, 4]: environment by environment
     assert drawn.ravel().tolist() == batch["actions"].tolist()
     assert set(batch["rewards"].tolist()) == {1.0}
+    worker, other = worker_with(Appends), worker_with(Appends)  # which is told of a new policy
+    state = messages.acting_state(worker.get_policy())
+    messages.add_policy(other, "default_policy", state, messages.roster_of(other), made=True)
+    assert list(map(len, pipelines_of(other.get_policy()))) == [1, 1]
