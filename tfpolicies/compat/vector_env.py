@@ -283,7 +283,7 @@ class SteppedByMethods(SeparateEnvironments):
         except BREAKS as error:
             error = self._repairs.broke(0, "vector_step", error)
             return all_anew(self.num_envs, error, self._all_renewed())
-        return self._step_of(results, rows, {})
+        return self._made_of(results) or self._repaired(results, rows, {})
 
     def _mended(self, results: Sequence[Any]) -> dict[int, Exception]:
         broken = {i: row[0] for i, row in enumerate(results) if isinstance(row[0], Exception)}

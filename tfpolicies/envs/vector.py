@@ -161,7 +161,7 @@ _NONE: Mapping[int, Exception] = {}
 class SeparateEnvironments(Environments):
     """Environments that are reset one by one, each when its episode has ended.
 
-    A subclass steps them and hands what that gave to `_step_of`.
+    A subclass steps them; `_made_of` makes a step of what that gave, or else `_repaired` does.
 
     Args:
         observation_space: of one environment.
@@ -177,7 +177,7 @@ class SeparateEnvironments(Environments):
         self.action_space = action_space
         self._stack = _stacker(observation_space, num_envs)
         self._is_sound = sound_check(observation_space)
-        self._discrete = isinstance(action_space, gym.spaces.Discrete)
+        self._whole = action_space.dtype if isinstance(action_space, gym.spaces.Discrete) else None
         self._own_copy = copier(action_space)
 
     @abc.abstractmethod
@@ -215,26 +215,9 @@ class SeparateEnvironments(Environments):
     def _rows(self, actions: Any) -> list[Any]:
         """Returns single actions, for the environments to keep."""
         # `tolist` turns an array of ints into ints at once, which beats indexing it N times.
-        if self._discrete:
-            return actions.astype(self.action_space.dtype, copy=False).tolist()
+        if self._whole is not None:
+            return actions.astype(self._whole, copy=False).tolist()
         return single_rows(self._own_copy(actions))
-
-    def _step_of(
-        self, results: list[Any], rows: Sequence[Any], broken: dict[int, Exception]
-    ) -> Step:
-        """Returns the step that was taken.
-
-        Args:
-            results: what each environment gave; of one that broke anything.
-            rows: their actions.
-            broken: those that broke.
-        """
-        made = None if broken else self._made_of(results)
-        if made is None:
-            return self._repaired(results, rows, broken)
-        if self._repairs.breaks:
-            self._repairs.stepped()
-        return made
 
     def _made_of(self, results: Sequence[Any], broken: Mapping[int, Exception] = _NONE) -> Any:
         """Returns the step that results make, before environments reset; None if one is unsound."""
@@ -255,6 +238,8 @@ class SeparateEnvironments(Environments):
             stacked = self._stack(obs)
         if broken:
             dead = np.isin(np.arange(self.num_envs), list(broken))
+        elif self._repairs.breaks:
+            self._repairs.stepped()
         flags = np.array(terminateds, bool), np.array(truncateds, bool)
         return Step(stacked, numbers, *flags, infos, dead, final, broken or None)
 
@@ -363,7 +348,8 @@ class PlainEnvironments(SeparateEnvironments):
         return self._repairs.renewed(index, self.envs[index], start)[1]
 
     def step(self, actions: Any) -> Step:
-        rows = self._rows(actions)
+        whole = self._whole  # not by `_rows`: a call costs more than the branch
+        rows = self._rows(actions) if whole is None else actions.astype(whole, copy=False).tolist()
         results: list[Any] = []
         broken: dict[int, Exception] = {}
         for step, action in zip(self._steps, rows, strict=True):
@@ -373,7 +359,8 @@ class PlainEnvironments(SeparateEnvironments):
                 index = len(results)
                 broken[index] = self._repairs.broke(index, f"step({action!r})", error)
                 results.append(None)
-        return self._step_of(results, rows, broken)
+        made = None if broken else self._made_of(results)
+        return made or self._repaired(results, rows, broken)
 
     def get_sub_environments(self) -> list[Any]:
         return list(self.envs)
