@@ -18,6 +18,8 @@ from tfpolicies.cli.arguments import parse
 from tfpolicies.errors import UsageError
 from tfpolicies.reporting.progress_csv import read_progress
 
+pytestmark = pytest.mark.usefixtures("kept_programs")
+
 PACKAGE_HOME = Path(__file__).parent.parent
 QUICK = ["--set", "jit_compile=False", "--set", "inference=tf", "--seed", "7"]
 

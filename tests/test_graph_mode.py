@@ -28,6 +28,8 @@ from tfpolicies import (
 from tfpolicies.errors import ConfigError, ModelError
 from tfpolicies.testing.batches import random_batch
 
+pytestmark = pytest.mark.usefixtures("kept_programs")
+
 LSTM = {"use_lstm": True, "lstm_cell_size": 4, "fcnet_hiddens": [4], "max_seq_len": 4}
 KINDS = {
     "flat": {},
@@ -59,7 +61,7 @@ def keras_state():
     ("kind", "jit"),
     telling(
         [*((kind, "auto") for kind in KINDS), ("flat", True)],
-        *((kind, "auto") for kind in ("box actions", "conv", "lstm")),
+        *((kind, "auto") for kind in ("conv", "lstm")),
     ),
 )
 def test_graph_mode_acts_and_learns_like_traced_functions(kind, jit):
@@ -218,6 +220,7 @@ def test_the_session_holds_the_policys_variables():
         np.testing.assert_array_equal(session.run(variable.value), wanted)
 
 
+@pytest.mark.usefixtures("new_programs")
 @pytest.mark.core
 def test_a_program_is_traced_once_for_all_its_sessions():
     policies = [graph(seed=i, lr=1e-3 * (i + 1)) for i in range(5)]
@@ -339,7 +342,7 @@ def test_an_update_that_fails_half_way_leaves_the_policy_as_it_was():
 # -- memory ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("quick_collections")
+@pytest.mark.usefixtures("quick_collections", "new_programs")
 @pytest.mark.soak
 def test_policies_in_turn_give_their_memory_back():
     eager, wanted = make(seed=3), None
