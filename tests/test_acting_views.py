@@ -22,6 +22,7 @@ from looking_back import (
     check_views,
     looks_back,
 )
+from marking import telling
 from multi_agent_worlds import SPACE, Crowd, Staggered, sampler_of
 from tiny import make
 
@@ -38,6 +39,8 @@ from tfpolicies.algorithms.dqn import DQNTF2Policy
 from tfpolicies.errors import BatchError, ModelError, UsageError
 from tfpolicies.export.player import OnnxPolicy
 from tfpolicies.testing import check_policy, random_batch
+
+pytestmark = pytest.mark.usefixtures("kept_programs")
 
 QUICK = {"seed": 0, "inference": "tf", "jit_compile": False}
 
@@ -353,8 +356,7 @@ def test_an_observation_filter_normalises_what_is_looked_back_on():
 # -- exports --------------------------------------------------------------------------------------
 
 
-@pytest.mark.core
-@pytest.mark.parametrize("policy_class", [PPOTF2Policy, PPOTF1Policy])
+@pytest.mark.parametrize("policy_class", telling([PPOTF2Policy, PPOTF1Policy], PPOTF2Policy))
 def test_exports_take_each_view_by_its_name(tmp_path, policy_class):
     policy = worker_of(policy_class).get_policy()
     saved = tf.saved_model.load(str(policy.export_model(tmp_path / "saved").path))
