@@ -135,5 +135,7 @@ def test_nested_and_masked_observations_pass_a_filter_but_for_the_mask():
 def test_a_policy_by_itself_takes_names_of_filters_only():
     with pytest.raises(ConfigError, match=r"A callable is for the config of an algorithm"):
         make(observation_filter=Counting)
+    with pytest.raises(ConfigError, match=r"a function f\(shape\) that gives a filter, got 'x'"):
+        OwnFilter.from_params({"make": "x"})
     with pytest.raises(ConfigError, match=r"or f\(shape\) that gives a filter, got 'Filter'"):
         PPOConfig().rollouts(observation_filter="Filter")

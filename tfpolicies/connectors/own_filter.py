@@ -31,6 +31,9 @@ class OwnFilter(ObservationConnector):
         name: of the function.
         updates: whether the filter sees observations to learn from them.
 
+    Raises:
+        ConfigError: if `make` cannot be called.
+
     >>> def halves(shape):
     ...     return lambda observation, update: observation / 2
     >>> half = OwnFilter(halves)
@@ -43,6 +46,11 @@ class OwnFilter(ObservationConnector):
     def __init__(
         self, make: Callable[[Any], Any] | None = None, name: str = "", updates: bool = True
     ) -> None:
+        if make is not None and not callable(make):
+            raise ConfigError(
+                f"OwnFilter takes a function f(shape) that gives a filter, got {make!r}. Give it "
+                "to the config: rollouts(observation_filter=...)."
+            )
         self._make = make
         self._name = name or getattr(make, "__qualname__", type(make).__name__)
         self._updates = updates
