@@ -43,10 +43,8 @@ SCRIPTS = {
     "centralized_critic": _ALL,
     "centralized_critic_2": _ALL,
     "checkpoint_by_custom_criteria": _ALL,
-    "compute_adapted_gae_on_postprocess_trajectory": "",
     "curriculum_learning": _ALL,
     "custom_env": _ALL,
-    "custom_env --no-tune": f"{_ALL} --no-tune",
     "custom_eval": _ALL,
     "custom_experiment": "--train-iterations 1",
     "custom_model_api": _TF2,
@@ -87,6 +85,7 @@ NOT_COUNTED = {
     "action_masking": _NEW,
     "attention_net_supervised": f"{_BROKEN} imports a module `rllib`",
     "complex_struct_space": "Repeated spaces: see docs/porting.md",
+    "compute_adapted_gae_on_postprocess_trajectory": "callbacks to import, no script",
     "connectors/connector_v2_frame_stacking": _NEW,
     "connectors/connector_v2_mean_std_filtering": _NEW,
     "connectors/connector_v2_nested_observation_spaces": _NEW,
@@ -147,7 +146,7 @@ class Verdict(NamedTuple):
 
 def run_example(folder: Path, script: str, seconds: int) -> Verdict:
     """Runs a script in a process of its own."""
-    module = f"{PACKAGE}.examples.{script.partition(' ')[0].replace('/', '.')}"
+    module = f"{PACKAGE}.examples.{script.replace('/', '.')}"
     home = Path(__file__).parent.parent
     settings = {"PYTHONPATH": f"{folder}{os.pathsep}{home}", "HOME": str(folder)}
     settings |= {"TF_CPP_MIN_LOG_LEVEL": "3", "RAY_DEDUP_LOGS": "0", "COLUMNS": "10000"}
@@ -187,7 +186,7 @@ def chosen(rllib: Path, only: list[str]) -> list[str]:
     """
     found = [script for script in SCRIPTS if any(text in script for text in only)]
     for script in (*found, *NOT_COUNTED):
-        path = rllib / "examples" / f"{script.partition(' ')[0]}.py"
+        path = rllib / "examples" / f"{script}.py"
         if not path.is_file():
             raise UsageError(f"--rllib: no {path}. Give the folder `rllib` of release 2.10.0.")
     return found

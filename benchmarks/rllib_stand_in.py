@@ -20,7 +20,6 @@ import os
 import runpy
 import signal
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -270,7 +269,7 @@ def _fit(tuner: Any, fit: Any) -> Any:
 def _complete_ray() -> None:
     """Gives Ray's private module what scripts of RLlib's time ask it for."""
     utils: Any = importlib.import_module("ray._private.utils")
-    utils.get_user_temp_dir = tempfile.gettempdir
+    utils.get_user_temp_dir = os.getcwd  # the folder that is thrown away
 
 
 # -- pytest -----------------------------------------------------------------------------------
