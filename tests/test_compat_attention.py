@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tiny import OBS, TWO, make, rows_of
+from tiny import OBS, TWO, make, rows_of, varied
 
 from tfpolicies import ported
 from tfpolicies.compat import GTrXLNet, ModelCatalog, TFModelV2
@@ -66,13 +66,6 @@ class Inside(TFModelV2):
 ModelCatalog.register_custom_model("doubling", Doubling)
 ModelCatalog.register_custom_model("gtrxl", GTrXLNet)
 ModelCatalog.register_custom_model("inside", Inside)
-
-
-def varied(policy, seed=1):
-    rng = np.random.default_rng(seed)
-    weights = policy.get_weights()
-    policy.set_weights({k: w + 0.4 * rng.normal(size=w.shape) for k, w in weights.items()})
-    return policy
 
 
 def played(policy):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from looking_back import Counter, check_views
-from tiny import OBS, assert_close, assert_equal, make, rows_of
+from tiny import OBS, assert_close, assert_equal, make, rows_of, varied
 
 from tfpolicies import Policy, PPOTF2Policy, RolloutWorker
 from tfpolicies.errors import ConfigError, ModelError
@@ -55,13 +55,6 @@ class Features(keras.Model):
 
     def custom_metrics(self):
         return {"own": self.own}
-
-
-def varied(policy, seed=1):
-    rng = np.random.default_rng(seed)
-    weights = policy.get_weights()
-    policy.set_weights({k: w + 0.4 * rng.normal(size=w.shape) for k, w in weights.items()})
-    return policy
 
 
 def played(policy):

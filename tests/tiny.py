@@ -59,6 +59,14 @@ def trajectory(policy: Any, rows: int, seed: int = 0, *, terminated: bool = True
     )
 
 
+def varied(policy: Any, seed: int = 1) -> Any:
+    """Gives a policy weights with which what it does depends on all of its inputs."""
+    rng = np.random.default_rng(seed)
+    weights = policy.get_weights()
+    policy.set_weights({k: w + 0.4 * rng.normal(size=w.shape) for k, w in weights.items()})
+    return policy
+
+
 def batch_for(policy: Any, rows: int, seed: int = 0) -> SampleBatch:
     """Returns a postprocessed train batch of `rows` rows."""
     return policy.postprocess_trajectory(trajectory(policy, rows, seed))
