@@ -134,7 +134,7 @@ class TFModelAdapter(keras.Model):
         self.view_requirements = dict(inner.view_requirements)
         self.views: tuple[View, ...] = ()
         self._ports = ports
-        self._has_value = with_value and inner.gives_value
+        self._with_value = with_value
 
     def hand_to(self, policy: Any) -> None:
         """Takes down whose weights methods of the inner model that are looked up now run with."""
@@ -186,7 +186,7 @@ class TFModelAdapter(keras.Model):
         given = dict(inputs) if isinstance(inputs, Mapping) else {self._only_input(): inputs}
         if not self.state_shapes:
             outputs, _ = self.inner(self._input_dict(given, training))
-            return (outputs, self._values([-1, 1])) if self._has_value else outputs
+            return (outputs, self._values([-1, 1])) if self._gives_value else outputs
         state = [given.pop(f"state_in_{i}") for i in range(len(self.state_shapes))]
         seq_lens = given.pop(SEQ_LENS)
         lead = tf.shape(next(iter(given.values())))[:2]
@@ -196,7 +196,7 @@ class TFModelAdapter(keras.Model):
         outputs, after = self.inner(input_dict, state, seq_lens)
         width = tf.constant([outputs.shape[-1]])
         found = {"action_dist_inputs": tf.reshape(outputs, tf.concat([lead, width], 0))}
-        if self._has_value:
+        if self._gives_value:
             found["vf_preds"] = self._values(tf.concat([lead, [1]], 0))
         return found | {f"state_out_{i}": x for i, x in enumerate(after)}
 
@@ -216,6 +216,10 @@ class TFModelAdapter(keras.Model):
     def _only_input(self) -> str:
         pairs = zip(self._ports.obs, self._ports.is_mask, strict=True)
         return next(port.name for port, mask in pairs if not mask)
+
+    @property
+    def _gives_value(self) -> bool:
+        return self._with_value and self.inner.gives_value
 
     def _values(self, shape: Any) -> tf.Tensor:
         return tf.reshape(self.inner.value_function(), shape)
