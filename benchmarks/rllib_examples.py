@@ -2,7 +2,7 @@
 
 `PATH` is the folder `rllib` of the sources of release 2.10.0. Its examples are ported by
 `tfpolicies port` into a temporary folder, and each script of the table below is run there with its
-smallest stop setting, in a process of its own. What scripts import of RLlib that has no place here
+smallest stop setting, in a separate process. What scripts import of RLlib that has no place here
 is a stand-in that fails when it is used, naming itself (`rllib_stand_in.py`). Ray believes that
 there are enough processors, and `ray.init()` does nothing. A trial of Tune that fails fails its
 script.
@@ -145,7 +145,7 @@ class Verdict(NamedTuple):
 
 
 def run_example(folder: Path, script: str, seconds: int) -> Verdict:
-    """Runs a script in a process of its own."""
+    """Runs a script in a separate process."""
     module = f"{PACKAGE}.examples.{script.replace('/', '.')}"
     home = Path(__file__).parent.parent
     settings = {"PYTHONPATH": f"{folder}{os.pathsep}{home}", "HOME": str(folder)}

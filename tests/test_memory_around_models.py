@@ -1,4 +1,4 @@
-"""A memory around a model of one's own, and the n last actions and rewards that it reads."""
+"""A memory around a user's model, and the n last actions and rewards that it reads."""
 
 import keras
 import numpy as np

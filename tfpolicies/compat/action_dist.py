@@ -145,7 +145,7 @@ class PortedDistribution(SpaceDistribution):
 class PortedBatch:
     """A batch of distributions as the core and as RLlib's code ask for it.
 
-    What is not here is looked for in an object of the class, such as attributes of its own.
+    Attributes that are not here are looked up in an object of the class.
 
     Args:
         owner: what the batch is of.

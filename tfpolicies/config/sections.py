@@ -113,7 +113,7 @@ class Rollouts(Section):
     rollout_fragment_length: int | str = setting(200, COUNT_OR_AUTO)  # rows per env and sample()
     batch_mode: str = setting("truncate_episodes", _BATCH_MODE)
     compress_observations: bool | str = setting(False, _COMPRESSION)  # True: rows; "bulk": columns
-    observation_filter: Any = setting("NoFilter", _FILTER)  # of running statistics, or one's own
+    observation_filter: Any = setting("NoFilter", _FILTER)  # of running statistics, or your own
     agent_connectors: Sequence[Any] = ()  # connectors, or their states; each policy gets its own
     action_connectors: Sequence[Any] = ()  # the same for actions; policies may override both
     reward_filter: str = setting("NoFilter", FILTER)  # learned from at a running scale

@@ -108,7 +108,7 @@ class OwnFilter(ObservationConnector):
         return self._unshared
 
     def snapshot(self) -> OwnFilter:
-        """Returns a copy with a filter of its own."""
+        """Returns a copy with its own copy of the filter."""
         twin = copy.copy(self)
         twin._make = None  # which need not travel
         own_copy = getattr(self.filter, "copy", None)
