@@ -376,9 +376,9 @@ class Updates:
             minibatches = minibatches.padded_to(capacity)
         learner = self._learner(form, fetches=fetches)
         columns = batch.placed(capacity, self._runtime.placed)
-        lend = self._runtime.lent
-        index, mask = lend(minibatches.rows), lend(minibatches.mask)
-        along = {name: lend(array) for name, array in minibatches.along.items()}
+        of_each = [minibatches.rows, minibatches.mask, *minibatches.along.values()]
+        index, mask, *lent = self._runtime.lent(of_each)
+        along = dict(zip(minibatches.along, lent, strict=True))
         shapes = capacity, *minibatches.rows.shape
         totals, first, steps = self._no_totals, 0, minibatches.steps
         while True:

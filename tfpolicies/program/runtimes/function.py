@@ -137,9 +137,9 @@ class FunctionRuntime(Runtime):
         """Returns nested arrays as tensors."""
         return tf.nest.map_structure(tf.constant, arrays)
 
-    def lent(self, array: np.ndarray) -> tf.Tensor:
-        """Returns an array as a tensor that may share its memory."""
-        return self._lend(array)
+    def lent(self, arrays: Sequence[np.ndarray]) -> list[tf.Tensor]:
+        """Returns arrays as tensors that may share their memory."""
+        return [*map(self._lend, arrays)]
 
     def load(self, state: PolicyState) -> None:
         """Copies a state into the resident variables, unless it is there."""

@@ -251,9 +251,9 @@ class Runtime(Actor):
         """Returns nested arrays where update functions take them from, as copies if those last."""
         return arrays
 
-    def lent(self, array: np.ndarray) -> Any:
-        """Returns an array, which nobody changes, for a single call of update functions."""
-        return array
+    def lent(self, arrays: Sequence[np.ndarray]) -> Sequence[Any]:
+        """Returns arrays, which nobody changes, for a single call of update functions."""
+        return arrays
 
 
 def concrete(function: Any, signature: Sequence[Any], *, for_xla: bool) -> Any:
