@@ -67,8 +67,7 @@ _NAMES = {
         "batch convert_to_numpy explained_variance flatten_space FLOAT_MAX FLOAT_MIN from_config "
         "get_tf_eager_cls_if_necessary LARGE_INTEGER make_tf_callable MAX_LOG_NN_OUTPUT "
         "MIN_LOG_NN_OUTPUT one_hot override SMALL_NUMBER softmax try_import_tf try_import_torch "
-        "unbatch UnsupportedSpaceException "
-        "warn_if_infinite_kl_divergence"
+        "unbatch UnsupportedSpaceException warn_if_infinite_kl_divergence"
     ),
     "tfpolicies.compat.vector_env": "VectorEnv",
     "tfpolicies.batch.postprocessing": "adjust_nstep discount_cumsum Postprocessing standardized",

@@ -21,7 +21,7 @@ from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.distributions.base import register_box_distribution
 from tfpolicies.models.network import model_source
 from tfpolicies.models.registry import register_model
-from tfpolicies.models.settings import model_settings
+from tfpolicies.models.settings import has_memory, model_settings
 from tfpolicies.models.spaces import action_leaves, is_float_box, leaves
 
 
@@ -128,8 +128,8 @@ class ModelCatalog:
                 f"num_outputs must be {width}, what the distribution of {action_space} takes, got "
                 f"{num_outputs!r}. For a model of another width make a FullyConnectedNetwork."
             )
-        special = ("custom_model", "use_lstm", "use_gru", "use_attention")
-        if not any(settings[key] for key in special) and (images == [True] or not any(images)):
+        is_plain = settings["custom_model"] is None and not has_memory(settings)
+        if is_plain and (images == [True] or not any(images)):
             return kind(preprocessed_space(space), action_space, num_outputs, settings, name)
         return model_source(space, dist_class, settings, with_value=True).make()
 

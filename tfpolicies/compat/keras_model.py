@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfpolicies.batch.layout import STATE_IN
 from tfpolicies.batch.view_defaults import with_memory
 from tfpolicies.batch.view_requirement import ViewRequirement
-from tfpolicies.compat.tf_model import TFModelV2
+from tfpolicies.compat.tf_model import TFModelV2, acting
 from tfpolicies.errors import ConfigError, ModelError
 from tfpolicies.models.adapted import AdaptedModel
 from tfpolicies.models.network import value_of
@@ -142,11 +142,6 @@ def prepare_model(policy: Any, model: keras.Model) -> None:
     object.__setattr__(model, "call", last.call)  # Keras would keep track of attributes
     for name in (name for name in read if not hasattr(model, name)):
         object.__setattr__(model, name, read[name])
-
-
-def acting(views: Mapping[str, ViewRequirement]) -> dict[str, ViewRequirement]:
-    """Returns the view requirements that acting reads, by name."""
-    return {name: view for name, view in views.items() if view.used_for_compute_actions}
 
 
 def _views_read(policy: Any, model: keras.Model) -> dict[str, ViewRequirement]:

@@ -146,8 +146,7 @@ class MultiCategorical(TransformedNoise):
     def over(
         cls, space: gym.Space, settings: Mapping[str, Any], **arguments: Any
     ) -> PortedDistribution:
-        cells = {"input_lens": cell_sizes(space), "action_space": space}
-        return super().over(space, settings, **{**cells, **arguments})
+        return super().over(space, settings, **{**_cells(space), **arguments})
 
     @functools.cached_property
     def cats(self) -> list[Categorical]:
@@ -528,10 +527,13 @@ def _usual_class(space: Any) -> tuple[Any, int]:
         own.DiagGaussian: functools.partial(DiagGaussian, action_space=space),
     }
     if kind is own.MultiCategorical:
-        cells = {"input_lens": cell_sizes(space), "action_space": space}
-        known[kind] = functools.partial(MultiCategorical, **cells)
+        known[kind] = functools.partial(MultiCategorical, **_cells(space))
     other = functools.partial(TransformedNoise, kind=kind, space=space)
     return known.get(kind, other), found.num_inputs
+
+
+def _cells(space: gym.Space) -> dict[str, Any]:
+    return {"input_lens": cell_sizes(space), "action_space": space}
 
 
 def _children(space: gym.Space) -> dict[str, Any]:

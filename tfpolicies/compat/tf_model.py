@@ -183,8 +183,7 @@ class TFModelV2:
     @property
     def inference_view_requirements(self) -> dict[str, ViewRequirement]:
         """Those of `view_requirements` that acting reads."""
-        views = self.view_requirements.items()
-        return {name: view for name, view in views if view.used_for_compute_actions}
+        return acting(self.view_requirements)
 
     def is_time_major(self) -> bool:
         """Returns False: rows are S sequences of T steps."""
@@ -393,6 +392,11 @@ def flat(obs: Any) -> tf.Tensor:
         return tf.concat([flat(part) for part in parts], axis=-1)
     rows = tf.cast(obs, tf.float32)
     return tf.reshape(rows, [tf.shape(rows)[0], math.prod(rows.shape[1:])])
+
+
+def acting(views: Mapping[str, ViewRequirement]) -> dict[str, ViewRequirement]:
+    """Returns the view requirements that acting reads, by name."""
+    return {name: view for name, view in views.items() if view.used_for_compute_actions}
 
 
 def named_parts(model: TFModelV2) -> list[tuple[str, Any]]:

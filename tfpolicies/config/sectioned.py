@@ -22,12 +22,7 @@ from tfpolicies.config.idioms import setting_hint
 from tfpolicies.config.read_only import copied, handed_out, in_dict, is_same
 from tfpolicies.config.search_spaces import has_search_space, require_values
 from tfpolicies.config.setting import check, taken, told_of
-from tfpolicies.errors import (
-    ConfigError,
-    FrozenConfigError,
-    UnknownSettingError,
-    near_matches,
-)
+from tfpolicies.errors import ConfigError, FrozenConfigError, UnknownSettingError, near_matches
 
 logger = logging.getLogger("tfpolicies")
 

@@ -303,12 +303,9 @@ class PlainEnvironments(SeparateEnvironments):
 
     def __init__(self, envs: Sequence[gym.Env]) -> None:
         self.envs = list(envs)
-        first = self.envs[0]
-        super().__init__(
-            require_space(first, "observation_space"),
-            require_space(first, "action_space"),
-            len(self.envs),
-        )
+        observation_space = require_space(self.envs[0], "observation_space")
+        action_space = require_space(self.envs[0], "action_space")
+        super().__init__(observation_space, action_space, len(self.envs))
         for i, env in enumerate(self.envs):
             for kind in ("observation", "action"):
                 own, first = getattr(env, f"{kind}_space"), getattr(self, f"{kind}_space")

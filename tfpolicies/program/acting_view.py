@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfpolicies.errors import ConfigError
-from tfpolicies.models.distributions.base import WholeSpace
+from tfpolicies.models.distributions.base import is_whole_space
 from tfpolicies.models.network import Network, NetworkInputs, NetworkOutputs
 from tfpolicies.models.ports import SEQ_LENS
 from tfpolicies.models.spaces import nest, pick
@@ -53,7 +53,7 @@ def distribution_of(view: Any, model: Any, dist_inputs: tf.Tensor, dist_class: A
     """
     require_width(view, dist_inputs)
     whole = getattr(dist_class, "func", dist_class)
-    if isinstance(whole, type) and issubclass(whole, WholeSpace):
+    if is_whole_space(whole):
         arguments = getattr(dist_class, "keywords", {})
         dist_class = whole.over(view.action_space, view.config["model"], **arguments)
     return dist_class(dist_inputs, model)

@@ -17,8 +17,8 @@ from tfpolicies.models.distributions.base import (
     BOX_DISTRIBUTIONS,
     MASKED_LOGIT,
     Distribution,
-    WholeSpace,
     checked_kind,
+    is_whole_space,
 )
 from tfpolicies.models.distributions.bernoulli import Bernoulli
 from tfpolicies.models.distributions.categorical import Categorical, MultiCategorical
@@ -66,7 +66,7 @@ class ActionDistribution:
             ConfigError: if `custom` is none of these.
         """
         custom = BOX_DISTRIBUTIONS.find(custom) or custom
-        if isinstance(custom, type) and issubclass(custom, WholeSpace):
+        if is_whole_space(custom):
             found: ActionDistribution = custom.over(space, settings or {})
             return found
         box_kind = DiagGaussian if custom is None else checked_kind(custom)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeGuard
 
 import numpy as np
 import tensorflow as tf
@@ -134,8 +134,12 @@ def register_box_distribution(name: str, kind: type[Distribution | WholeSpace]) 
     Raises:
         ConfigError: if the name is no text or the class is none of these.
     """
-    is_whole = isinstance(kind, type) and issubclass(kind, WholeSpace)
-    BOX_DISTRIBUTIONS.add(name, kind if is_whole else checked_kind(kind))
+    BOX_DISTRIBUTIONS.add(name, kind if is_whole_space(kind) else checked_kind(kind))
+
+
+def is_whole_space(kind: Any) -> TypeGuard[type[WholeSpace]]:
+    """Whether something is a class of distributions over a whole action space."""
+    return isinstance(kind, type) and issubclass(kind, WholeSpace)
 
 
 def checked_kind(kind: Any) -> type[Distribution]:
