@@ -1,12 +1,18 @@
 """Algorithms are found by name: the package's own, and those that other packages register."""
 
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 import tfpolicies
 from tfpolicies import PG, PPO
-from tfpolicies.algorithms.registry import algorithm_names, find_algorithm, register_algorithm
+from tfpolicies.algorithms.registry import (
+    algorithm_names,
+    exported_names,
+    find_algorithm,
+    register_algorithm,
+)
 from tfpolicies.cli import main
 from tfpolicies.errors import ConfigError
 
@@ -50,6 +56,13 @@ class ENTConfig(PGConfig):
     def __init__(self, algo_class=None):
         super().__init__(algo_class or ENT)
 '''
+
+
+@pytest.mark.parametrize("module", sorted(set(exported_names().values())))
+def test_type_checkers_see_the_names_that_are_registered(module: str) -> None:
+    registered = {name for name, home in exported_names().items() if home == module}
+    assert set(import_module(module).__all__) == registered
+    assert f"    from {module} import *\n" in Path(tfpolicies.__file__).read_text()
 
 
 @pytest.fixture

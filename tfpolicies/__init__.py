@@ -11,30 +11,12 @@ from tfpolicies.lazy import lazily
 
 TYPE_CHECKING = False  # as in `typing`, whose import would take half of the time of this one
 if TYPE_CHECKING:
-    from tfpolicies.algorithms.a2c import A2C as A2C
-    from tfpolicies.algorithms.a2c import A2CConfig as A2CConfig
-    from tfpolicies.algorithms.a2c import A2CTF1Policy as A2CTF1Policy
-    from tfpolicies.algorithms.a2c import A2CTF2Policy as A2CTF2Policy
+    from tfpolicies.algorithms.a2c import *
     from tfpolicies.algorithms.algorithm import Algorithm as Algorithm
-    from tfpolicies.algorithms.dqn import DQN as DQN
-    from tfpolicies.algorithms.dqn import DQNConfig as DQNConfig
-    from tfpolicies.algorithms.dqn import DQNTF1Policy as DQNTF1Policy
-    from tfpolicies.algorithms.dqn import DQNTF2Policy as DQNTF2Policy
-    from tfpolicies.algorithms.dqn import DQNTFPolicy as DQNTFPolicy
-    from tfpolicies.algorithms.pg import PG as PG
-    from tfpolicies.algorithms.pg import PGConfig as PGConfig
-    from tfpolicies.algorithms.pg import PGTF1Policy as PGTF1Policy
-    from tfpolicies.algorithms.pg import PGTF2Policy as PGTF2Policy
-    from tfpolicies.algorithms.pg import PGTFPolicy as PGTFPolicy
-    from tfpolicies.algorithms.ppo import PPO as PPO
-    from tfpolicies.algorithms.ppo import PPOConfig as PPOConfig
-    from tfpolicies.algorithms.ppo import PPOTF1Policy as PPOTF1Policy
-    from tfpolicies.algorithms.ppo import PPOTF2Policy as PPOTF2Policy
-    from tfpolicies.algorithms.sac import SAC as SAC
-    from tfpolicies.algorithms.sac import SACConfig as SACConfig
-    from tfpolicies.algorithms.sac import SACTF1Policy as SACTF1Policy
-    from tfpolicies.algorithms.sac import SACTF2Policy as SACTF2Policy
-    from tfpolicies.algorithms.sac import SACTFPolicy as SACTFPolicy
+    from tfpolicies.algorithms.dqn import *
+    from tfpolicies.algorithms.pg import *
+    from tfpolicies.algorithms.ppo import *
+    from tfpolicies.algorithms.sac import *
     from tfpolicies.batch.postprocessing import compute_advantages as compute_advantages
     from tfpolicies.batch.sample_batch import MultiAgentBatch as MultiAgentBatch
     from tfpolicies.batch.sample_batch import SampleBatch as SampleBatch

@@ -26,6 +26,8 @@ from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.config.later import later
 from tfpolicies.models.losses import explained_variance, masked_mean
 
+__all__ = ["A2C", "A2CConfig", "A2CTF1Policy", "A2CTF2Policy"]
+
 
 class A2CTFPolicy(ActorCriticTFPolicy):
     """The mathematics of A2C, for any runtime."""

@@ -46,6 +46,8 @@ from tfpolicies.models.q_learning import chosen_values, td_errors, td_targets
 from tfpolicies.rules import BOOL, POSITIVE, Rule, one_of
 from tfpolicies.state import PolicyState
 
+__all__ = ["DQN", "DQNConfig", "DQNTF1Policy", "DQNTF2Policy", "DQNTFPolicy"]
+
 
 class DQNTFPolicy(OffPolicyTFPolicy):
     """The mathematics of DQN, for any runtime.

@@ -24,6 +24,8 @@ from tfpolicies.models.losses import masked_mean
 from tfpolicies.policy.fragments import Fragments
 from tfpolicies.policy.tf_policy import TFPolicy
 
+__all__ = ["PG", "PGConfig", "PGTF1Policy", "PGTF2Policy", "PGTFPolicy"]
+
 
 class PGPolicy(TFPolicy):
     """The mathematics of the policy gradient, for any runtime."""

@@ -35,6 +35,8 @@ from tfpolicies.models.losses import explained_variance, masked_mean
 from tfpolicies.policy.tf_policy import TFPolicy
 from tfpolicies.rules import AMOUNT, BOOL, COUNT, POSITIVE
 
+__all__ = ["PPO", "PPOConfig", "PPOTF1Policy", "PPOTF2Policy"]
+
 
 class PPOTFPolicy(ActorCriticTFPolicy):
     """The mathematics of PPO, for any runtime."""

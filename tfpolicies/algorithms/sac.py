@@ -51,6 +51,8 @@ from tfpolicies.models.spaces import is_float_box
 from tfpolicies.program.networks import NetworkPlan
 from tfpolicies.rules import AMOUNT, BOOL, POSITIVE, Rule, is_number
 
+__all__ = ["SAC", "SACConfig", "SACTF1Policy", "SACTF2Policy", "SACTFPolicy"]
+
 
 class SACTFPolicy(OffPolicyTFPolicy):
     """The mathematics of SAC, for any runtime.
