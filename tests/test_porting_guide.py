@@ -1,4 +1,4 @@
-"""The guide for porting has one table of names: that of `tfpolicies port`; and links lead somewhere."""
+"""The guide for porting has one table of names, which is that of `tfpolicies port`."""
 
 import re
 from pathlib import Path
@@ -58,7 +58,7 @@ def test_the_table_is_that_of_the_command() -> None:
         for name in code(names)
         if name.startswith("ray.") and not here.startswith("not ")
     ]
-    assert {name: here for name, here in rows} == {name: f"`{known[name]}`" for name in known}
+    assert dict(rows) == {name: f"`{known[name]}`" for name in known}
     assert len(rows) == len(known)
 
 
@@ -122,7 +122,8 @@ def test_every_section_that_a_message_names_is_there() -> None:
         for found in re.findall(r'"([^"{}]+)" in `?docs/([\w.]+\.md)', source.read_text())
     }
     assert ("Views", "models.md") in named
-    assert [(text, page) for text, page in named if text not in headings(HOME / "docs" / page)] == []
+    lost = [(text, page) for text, page in named if text not in headings(HOME / "docs" / page)]
+    assert lost == []
 
 
 def test_every_page_that_a_message_names_is_there() -> None:

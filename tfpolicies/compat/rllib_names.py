@@ -169,11 +169,11 @@ def _of_algorithms() -> Iterator[tuple[str, str]]:
     for own, names in _OWN.items():
         package = f"ray.rllib.algorithms.{own}"
         for name in names:
+            is_policy = name.endswith("Policy")
             yield package, name
-            if name.endswith("Policy"):
-                yield f"{package}.{own}_tf_policy", name
-            else:
-                yield from ((module, name) for module in ("ray.rllib.algorithms", f"{package}.{own}"))
+            yield f"{package}.{own}{'_tf_policy' if is_policy else ''}", name
+            if not is_policy:
+                yield "ray.rllib.algorithms", name
         for module in (own, f"{own}.{own}"):
             yield f"ray.rllib.agents.{module}", f"{own.upper()}Trainer"
 
