@@ -4,8 +4,9 @@
 by `tfpolicies port` into a temporary folder, beside its examples, and run there. What they import
 of RLlib that has no place here is a stand-in that fails when it is used, naming itself
 (`rllib_stand_in.py`); so is PyTorch. Loops over frameworks have TensorFlow's alone, configs for
-PyTorch or the new stack are for `tf2` and the old one; `ray.init()` does nothing. Prints a table by file; `--tests FILE` writes each test's verdict, `--missing FILE`
-the names that tests and examples want and that are not here. `--only TEXT ...` runs files whose
+PyTorch or the new stack are for `tf2` and the old one; `ray.init()` does nothing. Prints a table by
+file; `--tests FILE` writes each test's verdict, `--missing FILE` the names that tests and examples
+want and that are not here. `--only TEXT ...` runs files whose
 path contains one of the texts.
 """
 
