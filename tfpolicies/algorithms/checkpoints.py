@@ -174,7 +174,7 @@ def reduced(algorithm: Any) -> tuple[Any, tuple[Any, ...]]:
     given = travelling(given)
     kind = type(algorithm)
     require_named({"the class of the algorithm": kind, "config": given, **roster})
-    for pid in policies.keys() - settings["policies"].keys():
+    for pid in policies.keys() - algorithm.config.policies.keys():
         _require_known_class(pid, policies[pid])
     frozen = {pid: frozen_part(part) for pid, part in policies.items()}
     whole = frozen_part(PolicyPart(ALGORITHM_MANIFEST, manifest, arrays))
