@@ -540,6 +540,16 @@ def test_the_folder_of_all_versions_is_loaded_as_the_newest_one(tmp_path):
 
 
 @pytest.mark.core
+def test_tensors_that_a_function_holds_become_constants_of_its_graph():
+    factors = tf.constant([2.0, 3.0])
+    spec = tf.TensorSpec([None, 2], tf.float32, name="x")
+    content = convert(tf.function(lambda x: x * factors), [spec], ["y"])
+    session = cpu_session(content)
+    assert [x.name for x in session.get_inputs()] == ["x"]
+    assert session.run(["y"], {"x": np.ones((1, 2), np.float32)})[0].tolist() == [[2.0, 3.0]]
+
+
+@pytest.mark.core
 def test_what_a_killed_export_left_goes_with_the_next_one_and_a_running_one_stays(tmp_path):
     killed, running = (tmp_path / f".export.0000000{i}.tfp-tmp" for i in (1, 2))
     for folder in (killed, running):
