@@ -8,21 +8,27 @@ there are enough processors, and `ray.init()` does nothing. A trial of Tune that
 script.
 
 Prints each verdict and how many run. `--table FILE` writes the table, with the scripts that do not
-count and the reason; `--only TEXT ...` runs scripts whose path contains one of the texts.
+count and the reason; `--only NAME ...` runs some scripts, by path or a part of it.
+
+`--learn` runs the scripts that have a `--stop-reward`, each with its own settings and as a test of
+itself, and prints the reward that it asks for, the one that it reached, and the time.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
@@ -144,16 +150,35 @@ class Verdict(NamedTuple):
     reason: str
 
 
-def run_example(folder: Path, script: str, seconds: int) -> Verdict:
-    """Runs a script in a separate process."""
+class Learned(NamedTuple):
+    """How far a script learned."""
+
+    script: str
+    verdict: str  # "learns", "fails", "late"
+    asked: float  # mean reward
+    reached: float  # NaN where the script trains by itself, without Tune
+    seconds: int
+    reason: str
+
+
+def run_example(
+    folder: Path, script: str, seconds: int, arguments: Sequence[str] | None = None
+) -> Verdict:
+    """Runs a script in a separate process, with the arguments of the table unless others are given.
+
+    What Tune writes goes below `folder/<the script's path>`.
+    """
     module = f"{PACKAGE}.examples.{script.replace('/', '.')}"
     home = Path(__file__).parent.parent
-    settings = {"PYTHONPATH": f"{folder}{os.pathsep}{home}", "HOME": str(folder)}
+    own = folder / script
+    own.mkdir(parents=True, exist_ok=True)
+    settings = {"PYTHONPATH": f"{folder}{os.pathsep}{home}", "HOME": str(own)}
     settings |= {"TF_CPP_MIN_LOG_LEVEL": "3", "RAY_DEDUP_LOGS": "0", "COLUMNS": "10000"}
-    noted = folder / f"{script.replace('/', '.')}.log"
+    noted = _log(folder, script)
+    words = SCRIPTS[script].split() if arguments is None else arguments
     with noted.open("w") as log:
         process = subprocess.Popen(
-            [sys.executable, "-c", _RUN, module, *SCRIPTS[script].split()],
+            [sys.executable, "-c", _RUN, module, *words],
             cwd=folder,
             env={**os.environ, **settings},
             stdout=log,
@@ -172,10 +197,58 @@ def run_example(folder: Path, script: str, seconds: int) -> Verdict:
     return Verdict(script, "late" if status is None else "fails", last)
 
 
+def _log(folder: Path, script: str) -> Path:
+    return folder / f"{script.replace('/', '.')}.log"
+
+
 def _raised(text: str) -> str:
     """Returns the last line that says what was raised."""
     found = [match[1] for line in text.splitlines() if (match := _RAISED.match(line.strip()))]
     return found[-1] if found else ""
+
+
+# -- learning ---------------------------------------------------------------------------------
+
+_KEPT = ("--framework", "--num-gpus")  # of the arguments of the table; the others shorten
+
+
+def learn_example(rllib: Path, folder: Path, script: str, seconds: int) -> Learned:
+    """Runs a script with its own settings, as a test of itself, until it stops."""
+    options = own_options(rllib, script)
+    words = SCRIPTS[script].split()
+    kept = [
+        x for pair in zip(words[::2], words[1::2], strict=True) if pair[0] in _KEPT for x in pair
+    ]
+    kept += ["--as-test"] if "--as-test" in options else []
+    start = time.monotonic()
+    _, verdict, reason = run_example(folder, script, seconds, kept)
+    taken = round(time.monotonic() - start)
+    asked, reached = float(options["--stop-reward"]), reward_in(folder / script)
+    if verdict == "runs":
+        verdict = "fails" if reached < asked else "learns"
+    return Learned(script, verdict, asked, reached, taken, reason)
+
+
+def own_options(rllib: Path, script: str) -> dict[str, Any]:
+    """Returns the defaults of a script's options that are written out, by name."""
+    tree = ast.parse((rllib / "examples" / f"{script}.py").read_text())
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args]
+    named = [(node.args[0], {x.arg: x.value for x in node.keywords}) for node in calls]
+    return {
+        name.value: getattr(keywords.get("default"), "value", None)
+        for name, keywords in named
+        if isinstance(name, ast.Constant) and str(name.value).startswith("--")
+    }
+
+
+def reward_in(home: Path) -> float:
+    """Returns the highest mean reward that the last result of a trial has; NaN if there is none."""
+    files = [path.read_text().splitlines() for path in home.glob("ray_results/*/*/result.json")]
+    last = [json.loads(lines[-1]) for lines in files if lines]
+    return max((float(x.get("episode_reward_mean", "nan")) for x in last), default=float("nan"))
+
+
+# -- the run ----------------------------------------------------------------------------------
 
 
 def chosen(rllib: Path, only: list[str]) -> list[str]:
@@ -184,12 +257,17 @@ def chosen(rllib: Path, only: list[str]) -> list[str]:
     Raises:
         UsageError: if one of them is not there.
     """
-    found = [script for script in SCRIPTS if any(text in script for text in only)]
+    names = [name for text in only for name in text.split(",")]
+    found = [script for script in SCRIPTS if any(_is_meant(script, name) for name in names)]
     for script in (*found, *NOT_COUNTED):
         path = rllib / "examples" / f"{script}.py"
         if not path.is_file():
             raise UsageError(f"--rllib: no {path}. Give the folder `rllib` of release 2.10.0.")
     return found
+
+
+def _is_meant(script: str, name: str) -> bool:
+    return script == name if name in SCRIPTS else name in script
 
 
 def rows(verdicts: list[Verdict]) -> Iterator[tuple[str, ...]]:
@@ -199,35 +277,53 @@ def rows(verdicts: list[Verdict]) -> Iterator[tuple[str, ...]]:
         yield script, "not counted", reason
 
 
-def main() -> int:
-    """Runs the scripts and prints the verdicts."""
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.rllib_examples", description=__doc__
     )
     parser.add_argument("--rllib", type=Path, required=True, help="the folder of its sources")
-    parser.add_argument("--only", nargs="+", default=[""], metavar="TEXT", help="of scripts' paths")
-    parser.add_argument("--seconds", type=int, default=240, help="for one script (default 240)")
+    parser.add_argument("--only", nargs="+", default=[""], metavar="NAME", help="or parts of names")
+    parser.add_argument("--seconds", type=int, help="for one script (default 400; to learn, 1800)")
+    parser.add_argument("--learn", action="store_true", help="until the scripts' own reward")
     parser.add_argument("--table", type=Path, metavar="FILE", help="where the table goes")
     parser.add_argument("--logs", type=Path, metavar="FOLDER", help="where what they print goes")
-    options = parser.parse_args()
+    return parser
+
+
+def main() -> int:
+    """Runs the scripts and prints the verdicts."""
+    options = _parser().parse_args()
     scripts = chosen(options.rllib, options.only)
+    if options.learn:
+        scripts = [x for x in scripts if "--stop-reward" in own_options(options.rllib, x)]
+    seconds = options.seconds or (1800 if options.learn else 400)
     console = Console()
-    verdicts: list[Verdict] = []
+    found: list[Any] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_folder(options.rllib, folder)
         for script in scripts:
-            verdicts.append(run_example(folder, script, options.seconds))
-            console.print(*verdicts[-1], soft_wrap=True, markup=False, highlight=False)
+            if options.learn:
+                found.append(learn_example(options.rllib, folder, script, seconds))
+            else:
+                found.append(run_example(folder, script, seconds))
+            console.print(*found[-1], soft_wrap=True, markup=False, highlight=False)
             if options.table:
-                options.table.write_text(markdown(Verdict._fields, rows(verdicts)))
+                lines = iter(found) if options.learn else rows(found)
+                options.table.write_text(markdown(type(found[0])._fields, lines))
             if options.logs:
                 options.logs.mkdir(parents=True, exist_ok=True)
-                log = folder / f"{script.replace('/', '.')}.log"
+                log = _log(folder, script)
                 (options.logs / log.name).write_bytes(log.read_bytes())
-    runs = sum(verdict.verdict == "runs" for verdict in verdicts)
-    console.print(f"{runs} of {len(verdicts)} run; {len(NOT_COUNTED)} do not count.")
+    console.print(_summary(found))
     return 0
+
+
+def _summary(found: Sequence[Any]) -> str:
+    good = sum(each.verdict in ("runs", "learns") for each in found)
+    if found and isinstance(found[0], Learned):
+        return f"{good} of {len(found)} learn to their own reward."
+    return f"{good} of {len(found)} run; {len(NOT_COUNTED)} do not count."
 
 
 if __name__ == "__main__":

@@ -149,6 +149,18 @@ def check_train_results(results: Any) -> Any:
     return results
 
 
+def check_learning_achieved(
+    tune_results: Any,
+    min_value: float,
+    evaluation: bool = False,
+    metric: str = "episode_reward_mean",
+) -> None:
+    """Asserts that the last result of some trial has a reward of at least that."""
+    column = f"evaluation/{metric}" if evaluation else metric
+    reached = tune_results.get_dataframe()[column].max()
+    assert reached >= min_value, f"{metric} of {min_value} not reached, but {reached}"  # noqa: S101
+
+
 def check_same_batch(one: Any, other: Any) -> None:
     """Asserts that two batches are equal; unroll ids, as in RLlib, only if both have them."""
     assert type(one) is type(other)  # noqa: S101
@@ -167,11 +179,18 @@ def decorator(*args: Any, **kwargs: Any) -> Any:
     return args[0] if len(args) == 1 and callable(args[0]) and not kwargs else decorator
 
 
-_CHECKS = (check, framework_iterator, check_compute_single_action, check_train_results)
+_CHECKS = (
+    check,
+    check_compute_single_action,
+    check_learning_achieved,
+    check_same_batch,
+    check_train_results,
+    framework_iterator,
+)
 _HELPERS: dict[str, Any] = {
     f"{module}.{function.__name__}": function
     for module in ("utils", "utils.test_utils")
-    for function in (*_CHECKS, check_same_batch)
+    for function in _CHECKS
 }
 
 

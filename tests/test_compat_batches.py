@@ -9,6 +9,7 @@ import sys
 import gymnasium as gym
 import numpy as np
 import pytest
+from environments import NestedCountingEnv
 from gymnasium import spaces
 
 from tfpolicies import (
@@ -27,6 +28,35 @@ NOW, BEFORE = ViewRequirement("obs"), ViewRequirement("actions", shift=-1)
 
 def three_rows(**more):
     return SampleBatch(obs=[[1.0], [2.0], [3.0]], actions=[4, 5, 6], **more)
+
+
+# -- flat rows ----------------------------------------------------------------------------------
+
+
+class Fills(DefaultCallbacks):
+    """As RLlib's example of a centralized critic does: it writes into rows."""
+
+    def on_postprocess_trajectory(self, *, postprocessed_batch, **kwargs):
+        obs = postprocessed_batch["obs"]
+        assert obs.shape == (postprocessed_batch.count, 66)
+        np.testing.assert_array_equal(obs[:, 65:], obs["step"])
+        obs[:, :64] = np.eye(64)[5]
+        reached = postprocessed_batch["new_obs"][:]
+        reached[:, 65] += 2
+        postprocessed_batch["new_obs"] = reached
+
+
+def test_callbacks_change_nested_observations_as_flat_rows():
+    config = PPOConfig().environment(lambda context: NestedCountingEnv(3)).callbacks(Fills)
+    config.training(train_batch_size=4, sgd_minibatch_size=4, model={"fcnet_hiddens": [2]})
+    algorithm = config.framework(inference="tf", jit_compile=False).build()
+    batch = algorithm.worker.sample()
+    assert type(batch["obs"]) is type(batch["new_obs"]) is dict
+    assert batch["obs"]["where"][0].tolist() == [5] * 4
+    assert batch["obs"]["step"][:, 0].tolist() == [0, 1, 2, 3]
+    assert batch["new_obs"]["where"][0].tolist() == [3] * 4
+    assert batch["new_obs"]["step"][:, 0].tolist() == [3, 4, 5, 6]
+    algorithm.stop()
 
 
 # -- one agent like many ------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """What ported code asks of algorithms and workers: old names, states, runs without environment."""
 
 import os
+import pickle
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from tfpolicies import (
     PPOTF2Policy,
     RolloutWorker,
 )
-from tfpolicies.errors import ConfigError, UsageError, WeightsError
+from tfpolicies.errors import CheckpointError, ConfigError, UsageError, WeightsError
 
 pytestmark = pytest.mark.usefixtures("kept_programs")
 
@@ -52,6 +53,20 @@ def test_checkpoints_are_written_and_loaded_under_their_old_names(tmp_path):
     assert algorithm.callbacks.loaded == 1
     assert_equal(algorithm.get_weights()["default_policy"], before)
     algorithm.stop()
+
+
+def test_the_path_of_a_checkpoint_brings_along_in_this_process_what_no_file_can_hold(tmp_path):
+    algorithm = tiny(lambda context: CountingEnv(3)).callbacks(Told).build()
+    path = algorithm.save(tmp_path / "saved").checkpoint.path
+    twin = PPO.from_checkpoint(path, config={"lr": 0.5})
+    assert twin.config.env is algorithm.config.env
+    assert twin.config.lr == 0.5
+    assert twin.callbacks.loaded == 1  # it is a `Told`
+    for plain in (str(tmp_path / "saved"), pickle.loads(pickle.dumps(path)), path[:]):
+        with pytest.raises(CheckpointError, match=r"config\['env'\].*config\['callbacks'\]"):
+            PPO.from_checkpoint(plain)
+    for each in (algorithm, twin):
+        each.stop()
 
 
 def test_a_step_is_an_iteration_and_counts():

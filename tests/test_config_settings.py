@@ -157,7 +157,7 @@ def test_every_argument_has_its_default_and_is_taken_at_it(method):
 # -- constants --------------------------------------------------------------------------------
 
 OTHERS = {
-    "render_env": True,
+    "render_env": "human",
     "is_atari": True,
     "auto_wrap_old_gym_envs": None,
     "sample_async": True,
@@ -259,6 +259,15 @@ def test_values_that_would_change_nothing_are_taken_too():
     assert config == AlgorithmConfig()
     with pytest.raises(ConfigError, match="remote_worker_envs must be False here, got 0"):
         config.rollouts(remote_worker_envs=0)
+
+
+def test_rendering_is_taken_and_a_line_says_that_it_shows_nothing(caplog):
+    config = PPOConfig().evaluation(evaluation_config={"render_env": True})
+    config.environment(render_env=True).environment(render_env=False)
+    assert config.environment().render_env is False
+    assert {record.getMessage() for record in caplog.records} == {
+        "render_env=True shows nothing: make the environment with env_config={'render_mode': ...}."
+    }
 
 
 def test_a_frozen_config_takes_what_changes_nothing():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import importlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 from tfpolicies.errors import ConfigError
@@ -85,8 +85,10 @@ def register(module: str) -> None:
             returns the statistics by name that a ported loss kept in attributes of a traced view;
             `factory_of(given)`, which returns the factory of the models of a ported class, or what
             it was given; `keras_model(made, observation_space, action_space)`, which returns the
-            Keras model that runs a ported one, or what it was given; and `prepare_model(policy,
-            model)`, which gives a policy's Keras model the attributes that ported code reads.
+            Keras model that runs a ported one, or what it was given; `prepare_model(policy,
+            model)`, which gives a policy's Keras model the attributes that ported code reads; and
+            `shown(batch, space)`, a context in which a callback may read the observations of a
+            batch as ported code does.
     """
     MODULES[module] = module
 
@@ -147,6 +149,15 @@ def prepare_model(policy: Any, model: Any) -> Any:
     for module in map(importlib.import_module, MODULES):
         module.prepare_model(policy, model)
     return model
+
+
+@contextlib.contextmanager
+def shown(batch: Any, space: Any) -> Iterator[None]:
+    """Has the observations of a batch read and changed as ported callbacks do meanwhile."""
+    with contextlib.ExitStack() as contexts:
+        for module in map(importlib.import_module, MODULES):
+            contexts.enter_context(module.shown(batch, space))
+        yield
 
 
 class Count(int):

@@ -888,7 +888,8 @@ class Algorithm:
 
         Classes and functions of other packages than this one (an environment, callbacks, a mapping
         of agents) are not imported on a file's word: the first `save` logs a warning that names
-        those that `from_checkpoint` will ask for.
+        those that `from_checkpoint` will ask for. The path that is returned brings them along, in
+        this process.
 
         Args:
             checkpoint_dir: the folder, made if missing; a checkpoint there is replaced as a whole,
@@ -907,7 +908,9 @@ class Algorithm:
         record.write(folder)
         if record.manifest["finite"] and not policy_states:
             self._last_good = str(folder)
-        unheld = record.stored(repr(str(folder))).unheld()
+        stored = record.stored(repr(str(folder)))
+        settings, functions = checkpoints.held_back(self, stored)
+        unheld = stored.unheld()
         if unheld is not None and not self._told_of_unheld:
             self._told_of_unheld = True
             logger.warning(
@@ -919,7 +922,8 @@ class Algorithm:
             )
         if self.config.new_episodes_at_checkpoint:
             self.workers.foreach_worker(messages.begin_episodes)
-        return SaveResult(SavedCheckpoint(str(folder)), self._last_result)
+        path = checkpoints.SavedPath(str(folder), settings, messages.Roster(**functions))
+        return SaveResult(SavedCheckpoint(path), self._last_result)
 
     def restore(
         self,
@@ -965,7 +969,7 @@ class Algorithm:
         The checkpoint must be of this class or a subclass of it.
 
         Args:
-            checkpoint: the folder, or what `save` returned.
+            checkpoint: the folder, or what `save` returned, which has what no file can hold.
             policy_ids: only these of its policies; None for all.
             policy_mapping_fn: which policy acts for which agent; None for what was saved.
             policies_to_train: ids of the policies to train, or `f(policy_id, batch=None)`; None
@@ -990,8 +994,9 @@ class Algorithm:
             UnknownPolicyError: if one of `policy_ids` is not in it.
         """
         folder = path_of(checkpoint)
-        given = messages.Roster(policy_mapping_fn, policies_to_train)
-        algorithm: Algorithm = StoredAlgorithm.read(folder, policy_ids, given, config).algorithm(
+        functions = messages.Roster(policy_mapping_fn, policies_to_train)
+        given = checkpoints.given_again(checkpoint, functions, config)
+        algorithm: Algorithm = StoredAlgorithm.read(folder, policy_ids, *given).algorithm(
             cls,
             allow_other_spaces=allow_other_spaces,
             allow_non_finite=allow_non_finite,

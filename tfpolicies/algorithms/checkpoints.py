@@ -60,6 +60,29 @@ from tfpolicies.storage.pickling import checkpoint_of, frozen_part, require_name
 from tfpolicies.storage.places import Place, admitted
 
 
+class SavedPath(str):
+    """The folder of a checkpoint; in this process it brings along what no file can hold of it.
+
+    Pickled, copied or put together anew it is a plain text.
+
+    Args:
+        folder: of the checkpoint.
+        settings: of the algorithm.
+        functions: likewise.
+    """
+
+    settings: dict[str, Any]
+    functions: Roster
+
+    def __new__(cls, folder: str, settings: dict[str, Any], functions: Roster) -> SavedPath:
+        made = super().__new__(cls, folder)
+        made.settings, made.functions = settings, functions
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return str, (str(self),)
+
+
 class SavedCheckpoint(NamedTuple):
     """Where a checkpoint lies."""
 
@@ -147,17 +170,23 @@ def reduced(algorithm: Any) -> tuple[Any, tuple[Any, ...]]:
     record = record_of(algorithm)
     manifest, arrays, policies = record
     stored = record.stored(repr(algorithm))
-    settings = algorithm.config.to_dict()
-    given = travelling({name: settings[name] for name in stored.missing_settings()})
-    functions = zip(Roster._fields, stored.functions, roster_of(algorithm.worker), strict=True)
-    roster = {name: own for name, held, own in functions if isinstance(held, Missing)}
+    given, roster = held_back(algorithm, stored)
+    given = travelling(given)
     kind = type(algorithm)
     require_named({"the class of the algorithm": kind, "config": given, **roster})
-    for pid in policies.keys() - settings["policies"].keys():
+    for pid in policies.keys() - algorithm.config.policies.keys():
         _require_known_class(pid, policies[pid])
     frozen = {pid: frozen_part(part) for pid, part in policies.items()}
     whole = frozen_part(PolicyPart(ALGORITHM_MANIFEST, manifest, arrays))
     return _unpickled, (kind, whole, frozen, given, roster)
+
+
+def held_back(algorithm: Any, stored: StoredAlgorithm) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns, by name, the settings and the functions of an algorithm that no file can hold."""
+    settings = algorithm.config.to_dict()
+    functions = zip(Roster._fields, stored.functions, roster_of(algorithm.worker), strict=True)
+    roster = {name: own for name, held, own in functions if isinstance(held, Missing)}
+    return {name: settings[name] for name in stored.missing_settings()}, roster
 
 
 def _require_known_class(policy_id: str, part: PolicyPart) -> None:
@@ -208,6 +237,25 @@ def _evaluation_record(worker: Any) -> Any:
 
 
 _NOTHING = Roster()
+
+
+def given_again(
+    checkpoint: Any, functions: Roster, overrides: Mapping[str, Any] | None
+) -> tuple[Roster, dict[str, Any]]:
+    """Returns the functions and settings to take instead of stored ones.
+
+    Args:
+        checkpoint: a path, or what `Algorithm.save` returned.
+        functions: given by the caller; None for those that are not.
+        overrides: likewise.
+    """
+    found = getattr(checkpoint, "checkpoint", checkpoint)
+    path = getattr(found, "path", found)
+    if not isinstance(path, SavedPath):
+        return functions, dict(overrides or {})
+    pairs = zip(functions, path.functions, strict=True)
+    known = (own if own is not None else kept for own, kept in pairs)
+    return Roster(*known), {**path.settings, **(overrides or {})}
 
 
 class Unheld(NamedTuple):

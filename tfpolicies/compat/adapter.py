@@ -331,8 +331,8 @@ def _hint(error: Exception) -> str:
 
 _HINTS = {
     "KerasTensor": (
-        " Functional models of Keras 3 are made of layers and keras.ops: write keras.ops.reshape "
-        "for tf.reshape, or keep the TensorFlow calls in `forward`."
+        " Functional models are made of layers and of functions of Keras and TensorFlow: write "
+        "keras.ops.square for np.square, or keep such calls in `forward`."
     ),
     "'sequences'": (
         " What a recurrent layer of Keras 3 reads is called `sequences`: leave the name `inputs=` "

@@ -21,6 +21,7 @@ from tfpolicies.compat.batches import (
 from tfpolicies.compat.configs import OF_CONFIGS
 from tfpolicies.compat.episodes import ASKED
 from tfpolicies.compat.filters import OF_FILTERS
+from tfpolicies.compat.flat_rows import shown
 from tfpolicies.compat.keras_model import prepare_model
 from tfpolicies.compat.methods import method
 from tfpolicies.compat.runs import OF_ALGORITHMS
@@ -35,7 +36,7 @@ from tfpolicies.rollout.episode import Episode
 from tfpolicies.rollout.multi_agent_episode import MultiAgentEpisode
 from tfpolicies.rollout.rollout_worker import RolloutWorker
 
-__all__ = ["factory_of", "keras_model", "lookup", "prepare_model", "statistics"]
+__all__ = ["factory_of", "keras_model", "lookup", "prepare_model", "shown", "statistics"]
 
 
 def _nothing() -> None:

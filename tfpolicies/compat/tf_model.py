@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies.batch.view_requirement import ViewRequirement
+from tfpolicies.compat import symbolic as symbolic  # which lets models use TensorFlow's functions
 from tfpolicies.compat.preprocessors import flat_space
 from tfpolicies.errors import ModelError, NotOfferedError
 from tfpolicies.models.catalog import build_model

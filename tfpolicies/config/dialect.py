@@ -7,10 +7,13 @@ what they are. `idioms.py` knows what other libraries call things.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from tfpolicies.errors import ConfigError
+
+logger = logging.getLogger("tfpolicies")
 
 _LATER = {
     "num_env_runners": "num_rollout_workers",
@@ -135,7 +138,11 @@ _IN_MODEL = "the model preprocesses observations, whatever the environment"
 
 _BY_METHOD: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     "environment": {
-        "render_env": (False, "make the environment with env_config={'render_mode': ...}"),
+        "render_env": (
+            False,
+            "make the environment with env_config={'render_mode': ...}",
+            True,  # RLlib's viewer went with Gymnasium's, so that it shows nothing either
+        ),
         "is_atari": (
             False,
             "games are treated like all environments; wrap them in "
@@ -269,10 +276,16 @@ CONSTANTS: Mapping[str, Constant] = {
 """By name."""
 
 
+SAID: Mapping[str, str] = {"render_env": "shows nothing"}
+"""What a line of the log says of values that change nothing, where that is no matter of course."""
+
+
 def require_constant(name: str, value: Any) -> None:
     """Raises a `ConfigError` unless a constant setting is given its value, or a harmless one."""
     constant = CONSTANTS[name]
     if any(_same(value, accepted) for accepted in (constant.value, *constant.harmless)):
+        if name in SAID and not _same(value, constant.value):
+            logger.warning("%s=%r %s: %s.", name, value, SAID[name], constant.why)
         return
     if constant.value == _GONE:
         raise ConfigError(f"{name}={value!r} has been deprecated: {constant.why}.")

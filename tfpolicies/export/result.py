@@ -38,8 +38,8 @@ class ExportResult(NamedTuple):
             return f"{told} Load it with onnxruntime.InferenceSession({str(self.path)!r})."
         return (
             f"{told} Load it with tf.saved_model.load({str(self.path)!r}), which is the folder of "
-            f"one version; {str(self.path.parent)!r}, the folder of all versions, is what "
-            "TensorFlow Serving takes."
+            f"one version; {str(self.path.parent)!r}, the folder of all versions, is the newest "
+            "one, and what TensorFlow Serving takes."
         )
 
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfpolicies.export.result import ExportResult, export_errors, write_spec
 from tfpolicies.export.serving import Serving
-from tfpolicies.export.staging import place_version, staging_folder
+from tfpolicies.export.staging import link_newest, place_version, staging_folder
 from tfpolicies.export.verify import verify_saved_model
 from tfpolicies.program.program import Program
 from tfpolicies.state import PolicyState
@@ -23,7 +23,8 @@ def export_saved_model(
     """Writes `export_dir/<version>/saved_model.pb` and what belongs to it, verified.
 
     The version is the next free number, starting at 1. Whoever has TensorFlow can load it; its
-    signatures are described in `tfpolicies.export.serving`.
+    signatures are described in `tfpolicies.export.serving`. Links let `export_dir` itself be
+    loaded, which is the newest version.
 
     Args:
         program: what the policy shares with its kind.
@@ -58,4 +59,5 @@ def export_saved_model(
             packages=("tensorflow", "keras"),
         )
         path = place_version(folder, target)
+        link_newest(target)
     return ExportResult(path, parity)

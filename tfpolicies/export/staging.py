@@ -9,7 +9,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tfpolicies.errors import ExportError, FolderInUseError
-from tfpolicies.system.atomic import is_temporary, remove_if_empty, sync_folder, temporary_beside
+from tfpolicies.system.atomic import (
+    is_temporary,
+    remove_if_empty,
+    replacing,
+    sync_folder,
+    temporary_beside,
+)
 from tfpolicies.system.folder_lock import FolderLock, alone_in
 
 
@@ -62,8 +68,7 @@ def place_version(staged: Path, target: Path) -> Path:
     """
     sync_tree(staged)
     while True:
-        taken = [int(entry.name) for entry in target.iterdir() if entry.name.isdecimal()]
-        place = target / str(max(taken, default=0) + 1)
+        place = target / str(_newest(target) + 1)
         try:
             os.rename(staged, place)
         except OSError:
@@ -72,6 +77,27 @@ def place_version(staged: Path, target: Path) -> Path:
             continue  # another export took this number in the meantime
         sync_folder(target)
         return place
+
+
+def _newest(target: Path) -> int:
+    return max((int(entry.name) for entry in target.iterdir() if entry.name.isdecimal()), default=0)
+
+
+_LOADED = ("saved_model.pb", "fingerprint.pb", "variables", "assets")
+
+
+def link_newest(target: Path) -> None:
+    """Makes `target` a SavedModel, too: by links to what its newest version has.
+
+    What is there and no link stays, and so do folders on disks without links.
+    """
+    newest = str(_newest(target))
+    for name in _LOADED:
+        link = target / name
+        if (target / newest / name).exists() and (link.is_symlink() or not link.exists()):
+            with contextlib.suppress(OSError), replacing(link) as temporary:
+                temporary.symlink_to(Path(newest, name))
+    sync_folder(target)
 
 
 def place_files(staged: Path, target: Path, names: Sequence[str]) -> None:

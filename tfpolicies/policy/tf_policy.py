@@ -665,7 +665,8 @@ class TFPolicy(PolicyKind):
 
         Args:
             export_dir: the folder; made if missing. A SavedModel goes to the next numbered version
-                folder in it, ONNX to `model.onnx` and `model_sample.onnx`.
+                folder in it, to which links lead, so that TensorFlow loads either folder; ONNX to
+                `model.onnx` and `model_sample.onnx`.
             onnx: None for a SavedModel, True for ONNX, a number for ONNX of that opset.
 
         Returns:

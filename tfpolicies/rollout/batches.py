@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from tfpolicies import ported
 from tfpolicies.batch.sample_batch import SampleBatch, concat_samples
 from tfpolicies.config.callbacks import DefaultCallbacks, overrides
 from tfpolicies.models.ports import Port, plain_leaves
@@ -244,15 +245,16 @@ class Postprocessor:
                 piece = postprocessed(policy, all_agents[agent][-1], others, episode)
             else:
                 piece = batch[rows]
-            self._callbacks.on_postprocess_trajectory(
-                worker=self._worker,
-                episode=episode,
-                agent_id=agent,
-                policy_id=sample.policy_id,
-                policies=self._policies,
-                postprocessed_batch=piece,
-                original_batches=all_agents,
-            )
+            with ported.shown(piece, policy.observation_space):
+                self._callbacks.on_postprocess_trajectory(
+                    worker=self._worker,
+                    episode=episode,
+                    agent_id=agent,
+                    policy_id=sample.policy_id,
+                    policies=self._policies,
+                    postprocessed_batch=piece,
+                    original_batches=all_agents,
+                )
             pieces.append(piece)
         joined = cast(SampleBatch, concat_samples(pieces))
         joined.num_grad_updates = policy.num_grad_updates

@@ -210,11 +210,9 @@ def _converted(concrete: Any, signature: Sequence[Any], opset: int) -> Any:
     """
     from tf2onnx import optimizer, tf_loader, tfonnx
 
-    inputs, outputs = (
-        [tensor.name for tensor in tensors if tensor.dtype != tf.resource]
-        for tensors in (concrete.inputs, concrete.outputs)
-    )
-    names = dict(zip(inputs, [spec.name for spec in signature], strict=False))  # then captured ones
+    given = concrete.inputs[: len(signature)]  # what is captured comes behind: constants
+    inputs, outputs = ([tensor.name for tensor in tensors] for tensors in (given, concrete.outputs))
+    names = dict(zip(inputs, [spec.name for spec in signature], strict=True))
     with tf.device(CPU):
         frozen = tf_loader.from_function(concrete, inputs, outputs)
         with tf.Graph().as_default() as graph:

@@ -1,0 +1,82 @@
+"""Nested observations in batches that callbacks also read and change as RLlib's flat rows."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from tfpolicies.batch.sample_batch import SampleBatch
+from tfpolicies.compat.preprocessors import DictFlatteningPreprocessor
+from tfpolicies.errors import ObservationError
+from tfpolicies.models.preprocessed import turned_back
+from tfpolicies.models.spaces import leaves, nest
+
+
+class RowDict(dict[str, Any]):
+    """Observations `[T, ...]` of a Dict, and by other keys than texts the rows `[T, F]` of them.
+
+    What is written into rows has to be what a preprocessor makes: choices are one-hot.
+
+    Args:
+        space: the Dict.
+        obs: nested as it is.
+
+    >>> space = gym.spaces.Dict(at=gym.spaces.Discrete(2), speed=gym.spaces.Box(-9, 9, (1,)))
+    >>> obs = RowDict(space, {"at": np.array([1, 0]), "speed": np.array([[3.0], [4.0]])})
+    >>> obs[:, :2] = [[1, 0], [0, 1]]
+    >>> obs["at"], obs[0]
+    (array([0, 1]), array([1., 0., 3.], dtype=float32))
+    """
+
+    def __init__(self, space: gym.spaces.Dict, obs: Mapping[str, Any]) -> None:
+        super().__init__(obs)
+        self._space = space
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the rows."""
+        return self._rows().shape
+
+    def __getitem__(self, key: Any) -> Any:
+        return super().__getitem__(key) if isinstance(key, str) else self._rows()[key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if isinstance(key, str):
+            super().__setitem__(key, value)
+            return
+        rows = self._rows()
+        rows[key] = value
+        self.update(nested(self._space, rows))
+
+    def _rows(self) -> np.ndarray:
+        return DictFlatteningPreprocessor(self._space).transform_batch(dict(self))
+
+
+def nested(space: gym.Space, rows: np.ndarray) -> Any:
+    """Returns flat rows `[T, F]` nested as the space is.
+
+    Raises:
+        ObservationError: if they are not that wide, or a choice is not one-hot.
+    """
+    shape = list(np.shape(rows))
+    refused = ObservationError(f"`obs` has the shape {shape}, which does not fit {space}.")
+    return nest(space, turned_back(leaves(space), rows, refused))
+
+
+@contextlib.contextmanager
+def shown(batch: SampleBatch, space: gym.Space) -> Iterator[None]:
+    """Has the observations of a batch in both forms meanwhile, and nested again afterwards."""
+    if not isinstance(space, gym.spaces.Dict) or not all(isinstance(key, str) for key in space):
+        yield
+        return
+    own: dict[str, Any] = {name: batch[name] for name in ("obs", "new_obs") if name in batch}
+    for name, obs in own.items():
+        dict.__setitem__(batch, name, RowDict(space, obs))
+    yield
+    for name in own:
+        found = batch[name]
+        batch[name] = dict(found) if isinstance(found, Mapping) else nested(space, found)
