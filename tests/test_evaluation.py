@@ -311,6 +311,8 @@ def test_results_carry_the_latest_evaluation_if_asked_for():
     first, second, third = (algorithm.train() for _ in range(3))
     assert np.isnan(first["evaluation"]["episode_reward_mean"])
     assert first["evaluation"]["sampler_results"]["episodes_this_iter"] == 0
+    assert "hist_stats" not in first["evaluation"]
+    assert second["evaluation"]["hist_stats"]["episode_lengths"] == [5]
     assert second["evaluation"]["episodes_this_iter"] == 1
     assert third["evaluation"] is second["evaluation"]
 

@@ -197,8 +197,10 @@ class Evaluator:
         return whole
 
     def no_metrics(self) -> dict[str, Any]:
-        """Returns what is reported before the first evaluation: means are NaN."""
-        return as_metrics(Played([], 0), self.prepare())
+        """Returns what is reported before the first evaluation: means are NaN, without episodes."""
+        found = as_metrics(Played([], 0), self.prepare())
+        del found["hist_stats"]
+        return found
 
     def _say_it_was_cut(self, done: int) -> None:
         config = self.config
