@@ -9,6 +9,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from environments import SavedCountingEnv, SeededEnv
 from gymnasium import spaces
 from tiny import OBS, TWO, assert_equal, make, rows_of, trajectory
@@ -328,6 +329,19 @@ def test_a_run_folder_is_answered_with_the_checkpoint_in_it(tmp_path):
                 kind.from_checkpoint(folder)
     with pytest.raises(CheckpointError, match=r"has no policy.json.$"):
         TFPolicy.from_checkpoint(run / "checkpoints" / "events")
+
+
+def test_saved_models_of_all_policies_follow_a_checkpoint_if_asked_for(tmp_path):
+    algorithm = config(export_native_model_files=True).build()
+    before = algorithm.get_policy().get_state()
+    before["weights"] = {name: x * 0 for name, x in before["weights"].items()}
+    for turn in range(2):  # the second replaces the first
+        states = {"default_policy": before} if turn else None
+        path = algorithm.save(tmp_path, policy_states=states).checkpoint.path
+        exported = tf.saved_model.load(str(Path(path, "policies", "default_policy", "model")))
+        logits = exported(np.ones((1, 4), np.float32))["action_dist_inputs"]
+        assert bool(np.any(logits)) == (not turn)
+    assert not any(np.any(weight) for weight in weights_of(Algorithm.from_checkpoint(path)))
 
 
 def test_a_missing_checkpoint_is_not_found(tmp_path):

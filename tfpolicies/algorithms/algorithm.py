@@ -891,6 +891,9 @@ class Algorithm:
         those that `from_checkpoint` will ask for. The path that is returned brings them along, in
         this process.
 
+        With `checkpointing(export_native_model_files=True)` a SavedModel of each policy that has a
+        Keras model follows, in `policies/<policy_id>/model`.
+
         Args:
             checkpoint_dir: the folder, made if missing; a checkpoint there is replaced as a whole,
                 whatever interrupts it. None makes `checkpoint_<iteration>` in the working folder.
@@ -902,10 +905,13 @@ class Algorithm:
 
         Raises:
             CheckpointError: if it cannot be written.
+            ExportError: if a SavedModel cannot be written; the checkpoint is there.
         """
         folder = Path(checkpoint_dir or f"checkpoint_{self.iteration:06d}")
         record = checkpoints.record_of(self, policy_states)
         record.write(folder)
+        if self.config.export_native_model_files:
+            checkpoints.export_models(self.worker.policy_map, record, folder, policy_states or {})
         if record.manifest["finite"] and not policy_states:
             self._last_good = str(folder)
         stored = record.stored(repr(str(folder)))

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import numpy as np
 
@@ -34,7 +35,7 @@ from tfpolicies.config.stored_settings import (
 from tfpolicies.distributed.messages import Roster, roster_of
 from tfpolicies.envs.making import EnvContext, make_any_environments
 from tfpolicies.envs.vector import Environments
-from tfpolicies.errors import CheckpointError, ConfigError, UnpicklableError
+from tfpolicies.errors import CheckpointError, ConfigError, NotOfferedError, UnpicklableError
 from tfpolicies.models.extent import built_from
 from tfpolicies.policy.checkpoints import (
     ALGORITHM_MANIFEST,
@@ -158,6 +159,32 @@ def record_of(
     groups = {"sampler": sampler_arrays, "extra": extra_arrays}
     arrays = {name: group for name, group in groups.items() if group}
     return AlgorithmRecord(manifest, arrays, policies)
+
+
+def export_models(
+    policies: Mapping[str, Any],
+    record: AlgorithmRecord,
+    folder: str | os.PathLike[str],
+    states: Mapping[str, Mapping[str, Any]],
+) -> None:
+    """Writes a SavedModel of each policy of a checkpoint, but for those without a Keras model.
+
+    Args:
+        policies: by id.
+        record: what the checkpoint holds.
+        folder: of the checkpoint.
+        states: by policy id, states to take instead of the present ones.
+
+    Raises:
+        ExportError: if one cannot be written.
+    """
+    for policy_id in record.policies:
+        policy = policies[policy_id]
+        if policy_id in states:
+            policy = policy.copy()
+            policy.set_state(states[policy_id])
+        with contextlib.suppress(NotOfferedError):
+            policy.export_model(Path(folder, "policies", quote(policy_id, safe=" "), "model"))
 
 
 def reduced(algorithm: Any) -> tuple[Any, tuple[Any, ...]]:
