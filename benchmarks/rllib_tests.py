@@ -6,8 +6,8 @@ of RLlib that has no place here is a stand-in that fails when it is used, naming
 (`rllib_stand_in.py`); so is PyTorch. Loops over frameworks have TensorFlow's alone, configs for
 PyTorch or the new stack are for `tf2` and the old one; `ray.init()` does nothing. Prints a table by
 file; `--tests FILE` writes each test's verdict, `--missing FILE` the names that tests and examples
-want and that are not here. `--only TEXT ...` runs files whose
-path contains one of the texts.
+want and that are not here. `rllib_verdicts.py` has repairs of tests, and which do not count.
+`--only TEXT ...` runs files whose path contains one of the texts.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.rllib_stand_in import PACKAGE, SECONDS, VERDICTS
+from benchmarks.rllib_verdicts import is_repaired, repaired, why_not_counted
 from tfpolicies.compat.port import port
 from tfpolicies.errors import UsageError
 
@@ -61,7 +62,7 @@ FILES = {
 }
 """The tests that concern what this package offers, by their folder."""
 
-OUTCOMES = ("passed", "missing", "failed", "late", "other", "not run")
+OUTCOMES = ("ok", "ok*", "failed", "missing", "late", "not run", "not counted")
 _REST = re.compile(r"^(\s*(?:from|import)\s+)ray\.rllib\b", re.MULTILINE)
 _WHOLE = re.compile(r"^(\s*)import (ray|torch)$", re.MULTILINE)
 _TORCH = re.compile(r"""(\bframework(?:\(|=)["'])torch(?=["'])""")
@@ -110,14 +111,16 @@ def translated(source: Path) -> str:
     return _WHOLE.sub(rf"\1import {PACKAGE}.\2 as \2", _REST.sub(rf"\1{PACKAGE}", text))
 
 
-def write_folder(rllib: Path, folder: Path) -> None:
+def write_folder(rllib: Path, folder: Path, *, repairs: bool = False) -> None:
     """Writes RLlib's examples and tests, ported, as the package of what is left of RLlib."""
     package = folder / PACKAGE
     for source in sorted(rllib.rglob("*.py")):
         path = source.relative_to(rllib)
         if path.parts[0] == "examples" or "tests" in path.parts[:-1]:
             (package / path).parent.mkdir(parents=True, exist_ok=True)
-            (package / path).write_text(translated(source))
+            text = translated(source)
+            text = repaired(str(path.with_suffix("")), text) if repairs else text
+            (package / path).write_text(text)
     for inner in (path for path in package.rglob("*") if path.is_dir()):
         if not (inner / "__init__.py").exists():
             (inner / "__init__.py").write_text(_STAND_IN)
@@ -175,21 +178,20 @@ def _verdict(path: Path, test: str, lines: list[dict[str, str]]) -> Verdict:
     )
     if found is None:
         return Verdict(file, test, "not run", "the file took too long or its process ended")
-    return Verdict(file, test, *_outcome(found["outcome"], found["reason"]))
+    if found["outcome"] == "passed":
+        return Verdict(file, test, "ok*" if is_repaired(file, test) else "ok", "")
+    if why := why_not_counted(file, test):
+        return Verdict(file, test, "not counted", why)
+    return Verdict(file, test, *_failure(found["reason"]))
 
 
-def _outcome(outcome: str, reason: str) -> tuple[str, str]:
-    """Returns how a test ended, and why in one line."""
-    if outcome == "passed":
-        return outcome, ""
-    if outcome == "skipped":
-        return "other", reason
+def _failure(reason: str) -> tuple[str, str]:
+    """Returns how a test ended that did not pass, and why in one line."""
     if "TimeoutError: the test took too long" in reason:
         return "late", reason
     if "MissingName: " not in reason:
         return "failed", reason
-    name = reason.partition("MissingName: ")[2]
-    return ("other" if _is_foreign(name) else "missing"), name
+    return "missing", reason.partition("MissingName: ")[2]
 
 
 # -- what is missing --------------------------------------------------------------------------
@@ -231,6 +233,14 @@ def by_file(verdicts: list[Verdict]) -> Iterator[tuple[str, ...]]:
         yield file, str(counts.total()), *(str(counts[outcome]) for outcome in OUTCOMES)
 
 
+def share(verdicts: list[Verdict]) -> str:
+    """Returns how many of the tests that count pass, as a sentence."""
+    counts = Counter(verdict.outcome for verdict in verdicts)
+    counted = counts.total() - counts["not counted"]
+    both = counts["ok"] + counts["ok*"]
+    return f"{counted} count: {counts['ok'] / counted:.0%} ok, {both / counted:.0%} with ok*."
+
+
 def markdown(titles: tuple[str, ...], rows: Iterator[tuple[object, ...]]) -> str:
     """Returns a table in Markdown."""
     lines = [titles, ("---",) * len(titles), *rows]
@@ -250,7 +260,7 @@ def main() -> int:
     verdicts: list[Verdict] = []
     titles = ("file", "tests", *OUTCOMES)
     with tempfile.TemporaryDirectory() as name:
-        write_folder(options.rllib, Path(name))
+        write_folder(options.rllib, Path(name), repairs=True)
         for path in test_files(options.rllib, options.only):
             verdicts += run_file(options.rllib, Path(name), path, options.seconds)
             console.print(*list(by_file(verdicts))[-2])
@@ -260,7 +270,7 @@ def main() -> int:
     table = Table(*titles)
     for row in by_file(verdicts):
         table.add_row(*row)
-    console.print(table)
+    console.print(table, share(verdicts), sep="\n")
     if options.missing:
         rows = iter(missing_names(options.rllib, verdicts))
         fields = ("name", "tests that it stopped", "test files", "examples")

@@ -153,6 +153,30 @@ def test_a_recurrent_model_learns_in_graph_mode():
     assert len(changed) == 7  # all but the seed of the LSTM's dropout
 
 
+class MaskedByTheLongest(Cells):
+    """The same with RLlib's idiom, whose mask is as long as the longest sequence of a batch."""
+
+    def forward_rnn(self, inputs, state, seq_lens):
+        x, h, c = self.lstm(inputs, initial_state=state, mask=tf.sequence_mask(seq_lens))
+        self._values = self.heads["value"](x)
+        return self.heads["policy"](x), [h, c]
+
+
+@pytest.mark.parametrize("policy_class", [PPOTF2Policy, PPOTF1Policy])
+def test_a_mask_as_long_as_the_longest_sequence_will_do(policy_class):
+    ModelCatalog.register_custom_model("masked by the longest", MaskedByTheLongest)
+    names = ("cells", "masked by the longest")
+    model, own = (with_model(name, policy_class, max_seq_len=5) for name in names)
+    own.set_weights(dict(zip(own.get_weights(), model.get_weights().values(), strict=True)))
+    batch = random_batch(model, 7)  # episodes of at most three steps
+    batch["eps_id"] = np.array([1, 1, 2, 2, 2, 3, 3])
+    for policy in (model, own):
+        policy.learn_on_batch(batch)
+    pairs = zip(model.get_weights().values(), own.get_weights().values(), strict=True)
+    for one, other in pairs:
+        np.testing.assert_allclose(one, other, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", ["dense", "cells"])
 def test_exports_do_what_the_policy_does(tmp_path, name):
     policy = with_model(name)

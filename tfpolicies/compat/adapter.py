@@ -125,6 +125,8 @@ class TFModelAdapter(keras.Model):
         state_shapes: the shapes of the memory.
         view_requirements: those of the inner model.
         views: what it reads besides the observation and its memory.
+        is_cut: whether it reads sequences without the steps that no sequence of a batch has, for
+            its mask is as long as the longest one.
     """
 
     def __init__(self, inner: TFModelV2, ports: InputPorts, *, with_value: bool) -> None:
@@ -133,6 +135,7 @@ class TFModelAdapter(keras.Model):
         self.state_shapes = _state_shapes(inner)
         self.view_requirements = dict(inner.view_requirements)
         self.views: tuple[View, ...] = ()
+        self.is_cut = False
         self._ports = ports
         self._with_value = with_value
 
@@ -190,7 +193,8 @@ class TFModelAdapter(keras.Model):
         state = [given.pop(f"state_in_{i}") for i in range(len(self.state_shapes))]
         seq_lens = given.pop(SEQ_LENS)
         lead = tf.shape(next(iter(given.values())))[:2]
-        rows = {name: tf.reshape(x, [-1, *x.shape[2:]]) for name, x in given.items()}
+        whole, lead = lead, self._cut(lead, seq_lens)
+        rows = {name: tf.reshape(x[:, : lead[1]], [-1, *x.shape[2:]]) for name, x in given.items()}
         input_dict = self._input_dict(rows, training)
         input_dict |= {f"state_in_{i}": x for i, x in enumerate(state)} | {SEQ_LENS: seq_lens}
         outputs, after = self.inner(input_dict, state, seq_lens)
@@ -198,7 +202,14 @@ class TFModelAdapter(keras.Model):
         found = {"action_dist_inputs": tf.reshape(outputs, tf.concat([lead, width], 0))}
         if self._gives_value:
             found["vf_preds"] = self._values(tf.concat([lead, [1]], 0))
+        if self.is_cut:
+            missing = [[0, 0], [0, whole[1] - lead[1]], [0, 0]]
+            found = {name: tf.pad(x, missing) for name, x in found.items()}
         return found | {f"state_out_{i}": x for i, x in enumerate(after)}
+
+    def _cut(self, lead: tf.Tensor, seq_lens: tf.Tensor) -> tf.Tensor:
+        """Returns `[B, T]` of the sequences that the inner model reads."""
+        return tf.stack([lead[0], tf.reduce_max(seq_lens)]) if self.is_cut else lead
 
     def custom_loss(self, policy_loss: list[tf.Tensor], loss_inputs: Mapping[str, Any]) -> Any:
         """Returns what the inner model makes of the losses."""
@@ -377,6 +388,22 @@ def _decoded(view: View, step: Leaf, row: Leaf, x: tf.Tensor) -> tf.Tensor:
     return tf.reshape(x, [-1, *row.shape])
 
 
+def _masks_by_the_longest(model: TFModelAdapter, seen: Mapping[str, tf.Tensor]) -> bool:
+    """Whether a model asks which sequence is the longest, as `tf.sequence_mask(seq_lens)` does.
+
+    Its mask is no longer than that one, because RLlib pads to the longest sequence of a batch.
+    """
+    specs = {name: tf.TensorSpec(x.shape, x.dtype, name) for name, x in seen.items()}
+    graph = tf.function(model.call, autograph=False).get_concrete_function(specs).graph
+    taken = [x for x in graph.inputs if x.op.name == SEQ_LENS]
+    while taken:
+        readers = taken.pop().consumers()
+        if any(op.type == "Max" for op in readers):
+            return True
+        taken += [op.outputs[0] for op in readers if op.type in ("Cast", "Identity", "Reshape")]
+    return False
+
+
 def _build(model: TFModelAdapter, observation_space: gym.Space, action_space: gym.Space) -> None:
     """Builds a model by two calls, the second of which must not make variables.
 
@@ -389,6 +416,8 @@ def _build(model: TFModelAdapter, observation_space: gym.Space, action_space: gy
     seen = {name: tf.convert_to_tensor(x) for name, x in zeros(ports).items()}
     try:
         model.call(seen)
+        if model.state_shapes:
+            model.is_cut = _masks_by_the_longest(model, seen)
     except Exception as error:
         shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in seen.items())
         what = f"{model.name} could not be called with {shapes}: {error}{_hint(error)}"
