@@ -39,6 +39,7 @@ KINDS = {
     "diag_gaussian_0d": (spaces.Box(-1, 1, ()), None),
     "squashed_gaussian": (spaces.Box(-1, 1, (3,)), "squashed_gaussian"),
     "deterministic": (spaces.Box(-1, 1, (3,)), "deterministic"),
+    "bounded_deterministic": (spaces.Box(-1, 2, (3,)), "bounded_deterministic"),
     "nested": (MIXED, None),
     "nested_squashed": (MIXED, "squashed_gaussian"),
     "nested_deterministic": (MIXED, "deterministic"),

@@ -137,7 +137,7 @@ def test_help_is_there_without_tensorflow() -> None:
         (["train", "CartPol-v1"], "No environment 'CartPol-v1' is registered with Gymnasium. Did"),
         (
             ["train", "CartPole-v1", "--algo", "PP0"],
-            "--algo: there is no 'PP0'. Did you mean 'PPO'? Choose one of PPO, PG, A2C, DQN, SAC.",
+            "--algo: there is no 'PP0'. Did you mean 'PPO'? Choose one of PPO, PG, A2C, DQN, SAC,",
         ),
         (
             ["train", "CartPole-v1", "--eval-evry", "3"],

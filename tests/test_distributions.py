@@ -320,6 +320,21 @@ def test_a_deterministic_distribution_gives_its_inputs_and_is_certain():
         assert zeros.numpy().tolist() == [0, 0, 0]
 
 
+@pytest.mark.core
+def test_certain_actions_can_be_brought_into_bounds():
+    inputs = [[0.5, -9.0, 9.0], [0.0, 0.5, -9.0]]
+    tanh = np.tanh(inputs)
+    squashed = ActionDistribution.of(spaces.Box(-5, 5, (3,)), "squashed_deterministic")
+    np.testing.assert_allclose(squashed(tf.constant(inputs)).deterministic_sample(), tanh, 1e-6)
+    box = spaces.Box(np.array([-1, 0, 2], np.float32), np.array([3, np.inf, 2.5], np.float32))
+    bounded = ActionDistribution.of(box, "bounded_deterministic")
+    assert (bounded.num_inputs, bounded.noise_size) == (3, 0)
+    actions = bounded(tf.constant(inputs)).deterministic_sample().numpy()
+    wanted = [[1 + 2 * tanh[0, 0], 0, 2.5], [1, tanh[1, 1], 2]]
+    np.testing.assert_allclose(actions, wanted, rtol=1e-6)
+    assert all(action in box for action in actions)
+
+
 # -- all of them ----------------------------------------------------------------------------------
 
 

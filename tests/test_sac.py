@@ -5,11 +5,12 @@ import math
 import keras
 import numpy as np
 import pytest
+from continuous import mlp, shaken, transitions
 from gymnasium import spaces
 from marking import telling
 from tiny import OBS, PLANE, TWO, assert_equal, make, rows_of, trajectory
 
-from tfpolicies import SACConfig, SACTF1Policy, SACTF2Policy, SampleBatch
+from tfpolicies import SACConfig, SACTF1Policy, SACTF2Policy
 from tfpolicies.errors import ConfigError, ModelError, UnsupportedSpaceError
 from tfpolicies.models.registry import register_model
 from tfpolicies.testing import check_policy
@@ -27,43 +28,7 @@ def sac(obs=OBS, actions=PLANE, cls=SACTF2Policy, model=None, q=None, **config):
     return make(cls, obs, actions, **{**quick, **config})
 
 
-def shaken(policy, seed=1):
-    """Gives all networks weights that matter, and targets others; returns the policy."""
-    rng = np.random.default_rng(seed)
-    state = policy.get_state()
-    for part in ("weights", "target_weights"):
-        state[part] = {
-            key: (w + 0.4 * rng.normal(size=w.shape)).astype(np.float32)
-            for key, w in state[part].items()
-        }
-    policy.set_state(state)
-    return policy
-
-
-def transitions(policy, rows=6, seed=0):
-    """Returns random transitions, the last third of them terminated."""
-    rng = np.random.default_rng(seed)
-    space, (k,) = policy.observation_space, policy.action_space.shape
-    return SampleBatch(
-        obs=rows_of(space, rows, seed),
-        new_obs=rows_of(space, rows, seed + 100),
-        actions=rng.uniform(-1, 1, (rows, k)).astype(np.float32),
-        rewards=rng.normal(scale=2.0, size=rows).astype(np.float32),
-        terminateds=np.arange(rows) >= rows - rows // 3,
-        weights=np.linspace(0.5, 1.5, rows).astype(np.float32),
-    )
-
-
 # -- the reference, in float64 --------------------------------------------------------------------
-
-
-def mlp(weights, x):
-    """Returns what rectified layers and a linear one give, `weights` being kernels and biases."""
-    for i in range(0, len(weights), 2):
-        x = x @ weights[i] + weights[i + 1]
-        if i < len(weights) - 2:
-            x = np.maximum(x, 0)
-    return x
 
 
 def squashed_sample(outputs, noise):

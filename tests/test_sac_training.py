@@ -6,36 +6,13 @@ import subprocess
 import sys
 import textwrap
 
-import gymnasium as gym
 import numpy as np
 import pytest
+from continuous import AimEnv
 from environments import SeededEnv
 from gymnasium import spaces
 
 from tfpolicies import SAC, Algorithm, MultiAgentEnv, PolicySpec, PPOTF2Policy, SACConfig
-
-
-class AimEnv(gym.Env):
-    """One step: the closer the action is to the observation, the better."""
-
-    observation_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
-    action_space = spaces.Box(-2.0, 2.0, (1,), np.float32)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.aim = self.np_random.uniform(-1, 1, 1).astype(np.float32)
-        return self.aim, {}
-
-    def step(self, action):
-        reward = -abs(float(action[0]) - float(self.aim[0]))
-        return self.aim, reward, True, False, {}
-
-    def get_state(self):
-        return {"aim": self.aim, "rng": self.np_random.bit_generator.state}
-
-    def set_state(self, state):
-        self.aim = np.asarray(state["aim"], np.float32)
-        self.np_random.bit_generator.state = state["rng"]
 
 
 class PairEnv(MultiAgentEnv):

@@ -13,10 +13,12 @@ TYPE_CHECKING = False  # as in `typing`, whose import would take half of the tim
 if TYPE_CHECKING:
     from tfpolicies.algorithms.a2c import *
     from tfpolicies.algorithms.algorithm import Algorithm as Algorithm
+    from tfpolicies.algorithms.ddpg import *
     from tfpolicies.algorithms.dqn import *
     from tfpolicies.algorithms.pg import *
     from tfpolicies.algorithms.ppo import *
     from tfpolicies.algorithms.sac import *
+    from tfpolicies.algorithms.td3 import *
     from tfpolicies.batch.postprocessing import compute_advantages as compute_advantages
     from tfpolicies.batch.sample_batch import MultiAgentBatch as MultiAgentBatch
     from tfpolicies.batch.sample_batch import SampleBatch as SampleBatch

@@ -23,10 +23,17 @@ from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.later import later
 from tfpolicies.config.sections import Training
 from tfpolicies.config.setting import Merge, check, require, setting
-from tfpolicies.errors import ConfigError, ModelError, UsageError, near_matches
+from tfpolicies.errors import (
+    ConfigError,
+    ModelError,
+    UnsupportedSpaceError,
+    UsageError,
+    near_matches,
+)
 from tfpolicies.models.catalog import extra_inputs, memory_of
 from tfpolicies.models.losses import masked_mean
 from tfpolicies.models.network import ModelSource
+from tfpolicies.models.spaces import is_float_box
 from tfpolicies.models.views import acting_requirements
 from tfpolicies.policy.fragments import Fragments
 from tfpolicies.policy.tf_policy import TFPolicy
@@ -136,6 +143,24 @@ def check_rows_alone(name: str, config: Mapping[str, Any], owner: str) -> None:
                 f"{name}[{key!r}] must be False for {owner}: replayed rows are single transitions, "
                 "and its outputs come from linear layers of their own."
             )
+
+
+def require_vectors(action_space: gym.Space, owner: str) -> None:
+    """Checks that actions are vectors of floats, as critics of observation and action take them.
+
+    Args:
+        action_space: of the policy.
+        owner: the class of policies, for messages.
+
+    Raises:
+        UnsupportedSpaceError: for another space.
+    """
+    if not is_float_box(action_space) or len(action_space.shape or ()) != 1:
+        raise UnsupportedSpaceError(
+            f"{owner} supports one-dimensional Boxes of floats as action spaces only, got "
+            f"{action_space}. For Discrete actions use DQN or PPO; flatten other Boxes in the "
+            "environment, for example with a gymnasium.ActionWrapper."
+        )
 
 
 def rows_alone(model: keras.Model) -> keras.Model:

@@ -49,6 +49,8 @@ register_algorithm("PG", "tfpolicies.algorithms.pg", also=("PGTFPolicy",))
 register_algorithm("A2C", "tfpolicies.algorithms.a2c")
 register_algorithm("DQN", "tfpolicies.algorithms.dqn", also=("DQNTFPolicy",))
 register_algorithm("SAC", "tfpolicies.algorithms.sac", also=("SACTFPolicy",))
+register_algorithm("TD3", "tfpolicies.algorithms.td3", also=("TD3TFPolicy",))
+register_algorithm("DDPG", "tfpolicies.algorithms.ddpg", also=("DDPGTFPolicy",))
 
 
 def exported_names() -> dict[str, str]:

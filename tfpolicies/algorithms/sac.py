@@ -37,17 +37,17 @@ from tfpolicies.algorithms.off_policy import (
     OffPolicyTFPolicy,
     OffPolicyTraining,
     check_rows_alone,
+    require_vectors,
 )
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.config.later import later
 from tfpolicies.config.setting import setting, told_of
-from tfpolicies.errors import ConfigError, UnsupportedSpaceError
+from tfpolicies.errors import ConfigError
 from tfpolicies.models.critics import critic_source
 from tfpolicies.models.defaults import MODEL_DEFAULTS
 from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.losses import huber, masked_mean
 from tfpolicies.models.settings import model_settings
-from tfpolicies.models.spaces import is_float_box
 from tfpolicies.program.networks import NetworkPlan
 from tfpolicies.rules import AMOUNT, BOOL, POSITIVE, Rule, is_number
 
@@ -163,12 +163,7 @@ class SACTFPolicy(OffPolicyTFPolicy):
         self, observation_space: gym.Space, action_space: gym.Space, config: Mapping[str, Any]
     ) -> None:
         super().validate_spaces(observation_space, action_space, config)
-        if not is_float_box(action_space) or len(action_space.shape or ()) != 1:
-            raise UnsupportedSpaceError(
-                f"{type(self).__name__} supports one-dimensional Boxes of floats as action spaces "
-                f"only, got {action_space}. For Discrete actions use DQN or PPO; flatten other "
-                "Boxes in the environment, for example with a gymnasium.ActionWrapper."
-            )
+        require_vectors(action_space, type(self).__name__)
 
 
 def _dimension(dist_class: Any) -> int:

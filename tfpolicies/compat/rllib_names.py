@@ -25,6 +25,8 @@ _BY_HAND = {
     "ray.rllib.agents.a3c": "A2CTrainer",
     "ray.rllib.agents.a3c.a2c": "A2CTrainer",
     "ray.rllib.agents.callbacks": "DefaultCallbacks",
+    "ray.rllib.agents.ddpg": "TD3Trainer",
+    "ray.rllib.agents.ddpg.td3": "TD3Trainer",
     "ray.rllib.agents.registry": "get_trainer_class",
     "ray.rllib.agents.trainer": "with_common_config",
     "ray.rllib.agents.trainer_template": "build_trainer",

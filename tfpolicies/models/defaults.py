@@ -44,7 +44,7 @@ _FILTERS = Rule(
     "None, [] or a list of [channels, kernel, stride] such as [[16, 4, 2], [32, [3, 3], 1]]",
 )
 _BLOCKS = Rule(lambda x: is_count(x) and x <= _MOST_BLOCKS, f"an integer from 1 to {_MOST_BLOCKS}")
-_ACTIVATION = Rule(lambda x: x is None or isinstance(x, str), "a Keras activation name")
+ACTIVATION = Rule(lambda x: x is None or isinstance(x, str), "a Keras activation name")
 _ATARI = "frames are scaled to [0, 1] and otherwise left as the environment gives them; crop, "
 _ATARI += "resize and stack them there, with gymnasium.wrappers.AtariPreprocessing and others"
 _STEPS = Rule(lambda x: is_count(x, 0) and x <= _MOST_STEPS, f"an integer from 0 to {_MOST_STEPS}")
@@ -64,10 +64,10 @@ _NO_PREPROCESSOR = Rule(
 SETTINGS: dict[str, tuple[Any, Rule]] = {
     # Fully connected layers.
     "fcnet_hiddens": ([256, 256], COUNTS),  # units of each hidden layer
-    "fcnet_activation": ("tanh", _ACTIVATION),  # any Keras activation name
+    "fcnet_activation": ("tanh", ACTIVATION),  # any Keras activation name
     # units of the layers behind them, or behind an image's convolutions
     "post_fcnet_hiddens": ([], COUNTS),
-    "post_fcnet_activation": ("relu", _ACTIVATION),  # any Keras activation name
+    "post_fcnet_activation": ("relu", ACTIVATION),  # any Keras activation name
     "vf_share_layers": (True, BOOL),  # whether the value reads the actor's last hidden layer
     "free_log_std": (False, BOOL),  # Gaussians: one trained log standard deviation for all rows
     "no_final_linear": (False, BOOL),  # whether the output layer is the last hidden one, activated
@@ -75,7 +75,7 @@ SETTINGS: dict[str, tuple[Any, Rule]] = {
     "ortho_init": (False, BOOL),
     # Images.
     "conv_filters": (None, _FILTERS),  # None: by size; []: flatten images
-    "conv_activation": ("relu", _ACTIVATION),  # any Keras activation name
+    "conv_activation": ("relu", ACTIVATION),  # any Keras activation name
     # whether images are [channels, height, width]; None: by their shape
     "channels_first": (
         None,

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import gymnasium as gym
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfpolicies import ported
@@ -202,6 +203,10 @@ class PolicyKind(Policy):
     def get_batch_divisibility_req(self) -> int:
         """Returns a number that the rows of each update must be a multiple of; 1 by default."""
         return 1
+
+    def _followed(self, follows: np.ndarray) -> np.ndarray:
+        """Returns behind which of the next updates followers move, of those where it is due."""
+        return follows
 
     def _adapt(self, result: Mapping[str, Any]) -> None:
         """Adapts coefficients to the result of a round of training; nothing by default."""

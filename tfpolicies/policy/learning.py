@@ -77,6 +77,7 @@ class ProgramLearning(by_methods.LearningByMethods):
     def replay(self, batch: Any, minibatch_size: int, follows: np.ndarray) -> Mapping[str, Any]:
         """Updates by replayed rows in one compiled call, in which target networks move, too."""
         policy = self._policy
+        follows = policy._followed(follows)
         by_hand = policy._overridden & {*by_methods.UPDATING, *by_methods.LOADING, "learn_epochs"}
         kind = type(policy)
         moves = getattr(kind, "update_target", None)

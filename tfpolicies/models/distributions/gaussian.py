@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfpolicies.errors import ConfigError
 from tfpolicies.models.distributions.base import Distribution, register_box_distribution
+from tfpolicies.models.spaces import half_width_and_middle
 
 LOG_STD_RANGE = (-5.0, 2.0)  # of SquashedGaussian
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
@@ -126,6 +128,25 @@ class Deterministic(Distribution):
         return tf.zeros([tf.shape(self.inputs)[0]], tf.float32)
 
 
+class SquashedDeterministic(Deterministic):
+    """tanh of the model's outputs, and certain: actions in [-1, 1]."""
+
+    def sample(self, noise: tf.Tensor) -> tf.Tensor:
+        return tf.tanh(super().sample(noise))
+
+
+class BoundedDeterministic(SquashedDeterministic):
+    """tanh of the model's outputs, brought to the bounds of the Box, and certain.
+
+    Components without a lower or upper bound are in [-1, 1], clipped to the bound that exists.
+    """
+
+    def sample(self, noise: tf.Tensor) -> tf.Tensor:
+        low, high = (np.float32(x) for x in (self.space.low, self.space.high))
+        half_width, middle = half_width_and_middle(low, high)
+        return tf.clip_by_value(super().sample(noise) * half_width + middle, low, high)
+
+
 def _parts(inputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     mean, log_std = tf.split(inputs, 2, axis=-1)
     return mean, log_std
@@ -156,3 +177,5 @@ def _no_closed_form(quantity: str) -> ConfigError:
 register_box_distribution("diag_gaussian", DiagGaussian)
 register_box_distribution("squashed_gaussian", SquashedGaussian)
 register_box_distribution("deterministic", Deterministic)
+register_box_distribution("squashed_deterministic", SquashedDeterministic)
+register_box_distribution("bounded_deterministic", BoundedDeterministic)

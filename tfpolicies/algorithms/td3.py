@@ -1,0 +1,292 @@
+"""Twin delayed deep deterministic policy gradient, Fujimoto et al. 2018 (arXiv:1802.09477).
+
+One training step: collect a fragment, keep its rows in a ring buffer, and update on rows drawn
+uniformly from it, by minimising (algorithm 1 of the paper)
+
+    L(theta) = sum_i E[w l(Q_i(s, a) - y)]           l: half the square, or Huber
+    y = r + gamma^n (1 - terminated) min_i Q'_i(s', a')                  (section 4.2)
+    a' = clip(pi'(s') + clip(sigma N(0, 1), -c, c), low, high)           (equation 14)
+    L(phi) = -E[Q_1(s, pi(s))]                                           (section 5.2, delayed)
+
+Targets follow as Q' <- tau Q + (1 - tau) Q', and pi' likewise. Of d = `policy_delay` updates, the
+first one also moves the actor and the targets. A truncated episode is bootstrapped, a terminated
+one is not. `twin_q`, `policy_delay` and `smooth_target_policy` switch the paper's three parts off:
+what is left is DDPG, see `ddpg.py`.
+
+Deviations from the paper: the actor is updated with the critics from before the update, not behind
+it, as in RLlib; fresh outputs are small, by kernels of norm 0.01; the rows of all updates of one
+training step are drawn before the first of them. Noise is that of actions as the policy computes
+them: in [-1, 1] with `normalize_actions`. Deviations from RLlib: its targets move behind each
+update; gamma's exponent is the number of rewards that a row has. Prioritised replay is not offered.
+
+The defaults are those of RLlib's contributed package `rllib_td3`, as of release 2.10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import tensorflow as tf
+
+from tfpolicies.algorithms.off_policy import (
+    OffPolicyAlgorithm,
+    OffPolicyConfig,
+    OffPolicyTFPolicy,
+    OffPolicyTraining,
+    require_vectors,
+)
+from tfpolicies.batch.sample_batch import SampleBatch
+from tfpolicies.config.later import later
+from tfpolicies.config.setting import setting
+from tfpolicies.errors import ConfigError
+from tfpolicies.exploration.picking import Continuous
+from tfpolicies.models.critics import critic_source
+from tfpolicies.models.defaults import ACTIVATION, COUNTS
+from tfpolicies.models.distributions import ActionDistribution
+from tfpolicies.models.losses import huber, masked_mean
+from tfpolicies.models.network import ModelSource
+from tfpolicies.program.networks import NetworkPlan
+from tfpolicies.rules import AMOUNT, BOOL, COUNT, POSITIVE
+
+__all__ = ["TD3", "TD3Config", "TD3TF1Policy", "TD3TF2Policy", "TD3TFPolicy"]
+
+
+class TD3TFPolicy(OffPolicyTFPolicy):
+    """The mathematics of TD3, for any runtime.
+
+    Its networks are the actor, which alone acts and is exported, and the `critic` (two of them with
+    `twin_q`); both have targets. A model of the user's, which is the actor, gives `[B, k]` for k
+    components of an action; tanh brings them into the bounds. `learn_on_batch` gives `td_error`
+    `[B]`, that of the first critic.
+    """
+
+    config_class = later("TD3Config")
+    hyperparameters = (
+        *OffPolicyTFPolicy.hyperparameters,
+        "actor_lr",
+        "critic_lr",
+        "huber_threshold",
+        "l2_reg",
+        "target_noise",
+        "target_noise_clip",
+    )
+    static_keys = (
+        *OffPolicyTFPolicy.static_keys,
+        "actor_hidden_activation",
+        "actor_hiddens",
+        "critic_hidden_activation",
+        "critic_hiddens",
+        "policy_delay",
+        "smooth_target_policy",
+        "twin_q",
+        "use_huber",
+        "use_state_preprocessor",
+    )
+    _learns_beside_acting = True
+
+    def loss(self, model: Any, dist_class: Any, train_batch: Any) -> list[tf.Tensor]:
+        """Returns the losses of actor and critics."""
+        mask, obs, critic = train_batch["loss_mask"], train_batch["obs"], self.networks["critic"]
+        q = critic(obs, actions=train_batch[SampleBatch.ACTIONS])  # [B, 1], or 2 with twin_q
+        errors = q - tf.stop_gradient(self._targets(dist_class, train_batch))[:, None]
+        weighted = train_batch["weights"][:, None] * self._loss_of(errors)
+        critic_loss = masked_mean(tf.reduce_sum(weighted, axis=-1), mask)
+        critic_loss += self._decay(critic.model.trainable_variables)
+
+        actions = _actions(dist_class, model, obs)
+        actor_loss = -masked_mean(critic(obs, actions=actions)[:, 0], mask)
+        actor_loss += self._decay(model.trainable_variables)
+
+        self.record(actor_loss=actor_loss, critic_loss=critic_loss)
+        self._record_values(q[:, 0], errors[:, 0], mask)
+        return [actor_loss, critic_loss]
+
+    def _targets(self, dist_class: Any, train_batch: Any) -> tf.Tensor:
+        """Returns y `[B]`."""
+        reached = train_batch[SampleBatch.NEXT_OBS]
+        actions = _actions(dist_class, self.target_model, reached)
+        if self.config["smooth_target_policy"]:
+            actions = self._smoothed(actions, dist_class)
+        values = tf.reduce_min(self.followers["critic"](reached, actions=actions), axis=-1)
+        return train_batch[SampleBatch.REWARDS] + self.discounts(train_batch) * values
+
+    def _smoothed(self, actions: tf.Tensor, dist_class: Any) -> tf.Tensor:
+        """Returns actions `[B, k]` with clipped noise, in the bounds."""
+        limit = self.config["target_noise_clip"]
+        noise = self.config["target_noise"] * self.learning_noise
+        leaf = Continuous(dist_class.space, self.config["normalize_actions"])
+        return leaf.clip(actions + tf.clip_by_value(noise, -limit, limit))
+
+    def _loss_of(self, errors: tf.Tensor) -> tf.Tensor:
+        if not self.config["use_huber"]:
+            return 0.5 * tf.square(errors)
+        threshold = self.config["huber_threshold"]
+        return tf.square(threshold) * huber(errors / threshold)
+
+    def _decay(self, variables: Sequence[Any]) -> tf.Tensor:
+        """Returns `l2_reg` times half the squares of all weights but biases."""
+        squares = [tf.reduce_sum(tf.square(x)) for x in variables if "bias" not in x.name]
+        return 0.5 * self.config["l2_reg"] * sum(squares, tf.zeros([]))
+
+    def _followed(self, follows: np.ndarray) -> np.ndarray:
+        """Returns behind which updates targets move: at most behind those that the actor takes."""
+        at = self.num_grad_updates + np.arange(len(follows))
+        return np.asarray(follows, bool) & (at % self.config["policy_delay"] == 0)
+
+    @classmethod
+    def _learning_noise(cls, dist_class: Any, static: Mapping[str, Any]) -> int:
+        """Each component of the action in the state reached is disturbed."""
+        return int(dist_class.num_inputs) if static["smooth_target_policy"] else 0
+
+    @classmethod
+    def _networks(
+        cls, observation_space: gym.Space, dist_class: Any, static: Mapping[str, Any]
+    ) -> dict[str, NetworkPlan]:
+        """Returns the plans of actor and critics."""
+        config = {**_settings(static, "critic"), "custom_model": None}
+        source = critic_source(observation_space, dist_class, config, 1 + static["twin_q"])
+        actor = NetworkPlan(follower=True, lr="actor_lr", every=static["policy_delay"])
+        critic = NetworkPlan(source.make, follower=True, lr="critic_lr", key=source.key)
+        return {"model": actor, "critic": critic}
+
+    @classmethod
+    def _model_source(
+        cls, observation_space: gym.Space, dist_class: Any, static: Mapping[str, Any]
+    ) -> ModelSource:
+        """Returns where actors come from; those of the catalog have `actor_hiddens`."""
+        own = {**static, "model": _settings(static, "actor")}
+        return super()._model_source(observation_space, dist_class, own)
+
+    @classmethod
+    def _distribution(cls, action_space: gym.Space, static: Mapping[str, Any]) -> Any:
+        """Returns what brings the actor's outputs into the bounds.
+
+        Raises:
+            ConfigError: for a distribution with a choice of actions.
+        """
+        usual = "squashed_deterministic" if static["normalize_actions"] else "bounded_deterministic"
+        settings = static["model"]
+        chosen = settings["custom_action_dist"]
+        found = ActionDistribution.of(action_space, usual if chosen is None else chosen, settings)
+        if found.noise_size:
+            raise ConfigError(
+                f"model['custom_action_dist'] must be deterministic for {cls.__name__}, whose "
+                f"policy is one action for each observation; got {chosen!r}. Leave it out, and set "
+                "`exploration_config`."
+            )
+        return found
+
+    def validate_spaces(
+        self, observation_space: gym.Space, action_space: gym.Space, config: Mapping[str, Any]
+    ) -> None:
+        super().validate_spaces(observation_space, action_space, config)
+        require_vectors(action_space, type(self).__name__)
+
+
+def _actions(dist_class: Any, model: Any, obs: Any) -> tf.Tensor:
+    return dist_class(model({SampleBatch.OBS: obs})[0], model).deterministic_sample()
+
+
+def _settings(static: Mapping[str, Any], who: str) -> dict[str, Any]:
+    """Returns the `model` settings of "actor" or "critic"."""
+    settings = static["model"]
+    return {
+        **settings,
+        "fcnet_hiddens": settings["fcnet_hiddens"] if static["use_state_preprocessor"] else [],
+        "post_fcnet_hiddens": static[f"{who}_hiddens"],
+        "post_fcnet_activation": static[f"{who}_hidden_activation"],
+    }
+
+
+class TD3TF2Policy(TD3TFPolicy):
+    """TD3 on traced TensorFlow functions.
+
+    >>> from gymnasium import spaces
+    >>> space, actions = spaces.Box(-1, 1, (3,)), spaces.Box(-2, 2, (1,))
+    >>> policy = TD3TF2Policy(space, actions, {"seed": 0, "inference": "tf"})
+    >>> policy.compute_actions([space.sample(), space.sample()]).actions.shape
+    (2, 1)
+    """
+
+
+class TD3TF1Policy(TD3TFPolicy):
+    """TD3 in graph mode, in a `tf.Graph` and its own session."""
+
+    runtime = "session"
+
+
+class TD3(OffPolicyAlgorithm):
+    """The training loop of TD3; made by `TD3Config().build()`.
+
+    `num_target_updates` counts when targets were due; of `policy_delay` times they move once.
+    """
+
+    config_class = later("TD3Config")
+    policy_classes = {"tf2": TD3TF2Policy, "tf": TD3TF1Policy}
+
+
+_OWN_RATE = AMOUNT.or_none()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TD3Training(OffPolicyTraining):
+    """The training settings of TD3, and with other defaults of DDPG.
+
+    Hidden layers are those of `actor_hiddens` and `critic_hiddens` alone; those of
+    `model["fcnet_hiddens"]` come before them with `use_state_preprocessor`. Convolutions for images
+    are as `model` says, and its `custom_model` is the actor.
+    """
+
+    twin_q: bool = setting(True, BOOL)  # two critics, of which the smaller value counts
+    policy_delay: int = setting(2, COUNT)  # updates of the critics for one of actor and targets
+    smooth_target_policy: bool = setting(True, BOOL)  # noise on the actions of targets
+    target_noise: float = setting(0.2, AMOUNT)  # its standard deviation
+    target_noise_clip: float = setting(0.5, AMOUNT)  # its largest size
+    use_state_preprocessor: bool = setting(False, BOOL)
+    actor_hiddens: Any = setting([400, 300], COUNTS)
+    actor_hidden_activation: str | None = setting("relu", ACTIVATION)
+    critic_hiddens: Any = setting([400, 300], COUNTS)
+    critic_hidden_activation: str | None = setting("relu", ACTIVATION)
+    actor_lr: float | None = setting(1e-3, _OWN_RATE)  # None: lr
+    critic_lr: float | None = setting(1e-3, _OWN_RATE)  # None: lr
+    use_huber: bool = setting(False, BOOL)
+    huber_threshold: float = setting(1.0, POSITIVE)
+    l2_reg: float = setting(0.0, AMOUNT, kept=lambda x: 0.0 if x is None else x)
+    grad_clip_by: str = "norm"
+    train_batch_size: int = 100
+    tau: float = 5e-3
+    target_network_update_freq: int = 0
+    num_steps_sampled_before_learning_starts: int = 10_000
+    replay_buffer_config: Mapping[str, Any] = setting(
+        {"type": "MultiAgentReplayBuffer", "capacity": 1_000_000}
+    )
+
+
+class TD3Config(OffPolicyConfig):
+    """The config of TD3.
+
+    >>> config = TD3Config().environment("Pendulum-v1").training(policy_delay=3)
+    >>> config.critic_lr, config.tau, config.exploration_config["type"]
+    (0.001, 0.005, 'GaussianNoise')
+    """
+
+    training_section = TD3Training
+
+    def __init__(self, algo_class: type | None = None) -> None:
+        super().__init__(algo_class or TD3)
+        self.reporting(min_sample_timesteps_per_iteration=1000)
+        self.evaluation(evaluation_config={"explore": False})
+        self.exploration(
+            exploration_config={
+                "type": "GaussianNoise",
+                "random_timesteps": 10_000,
+                "stddev": 0.1,
+                "initial_scale": 1.0,
+                "final_scale": 1.0,
+                "scale_timesteps": 1,
+            }
+        )
