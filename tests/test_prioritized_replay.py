@@ -160,8 +160,8 @@ def test_weights_of_the_rows_themselves_are_factors():
 @pytest.mark.parametrize(
     ("indexes", "errors", "message"),
     [
-        ([0], [1.0, 2.0], "one error for each"),
-        ([[0]], [[1.0]], "one error for each"),
+        ([0], [1.0, 2.0], "one value for each"),
+        ([[0]], [[1.0]], "one value for each"),
         ([0.0], [1.0], "whole number"),
         ([0, 3], [1.0, 1.0], "from 0 to 2"),
         ([-1], [1.0], "from 0 to 2"),

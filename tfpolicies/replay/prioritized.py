@@ -25,7 +25,7 @@ from tfpolicies.rules import Rule, is_finite
 
 AMOUNT = Rule(lambda x: is_finite(x) and x >= 0, "a finite number >= 0")
 WEIGHTS, INDEXES = "weights", "batch_indexes"
-"""The columns of drawn rows that say what their loss is multiplied by, float32, and where they lie, int64."""
+"""Columns of drawn rows: the factors of their loss, float32; where they lie, int64."""
 
 
 class Priorities:
@@ -192,18 +192,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             UsageError: if the lengths differ, an index is of no row, or an error is not finite (or
                 0 with an `eps` of 0). Nothing is changed then.
         """
-        indexes, errors = np.asarray(indexes), np.asarray(errors, np.float64)
-        if indexes.ndim != 1 or indexes.shape != errors.shape or indexes.dtype.kind not in "iu":
-            raise UsageError(
-                "`indexes` and `errors` must be [B], one error for each whole number, but got "
-                f"{indexes.dtype} of shape {indexes.shape} and shape {errors.shape}. Give the "
-                f"column {INDEXES!r} of the rows that the errors are of."
-            )
-        if indexes.size and not 0 <= indexes.min() <= indexes.max() < len(self):
-            raise UsageError(
-                f"`indexes` must be from 0 to {len(self) - 1}, the rows of the buffer, but got "
-                f"{indexes.min()} to {indexes.max()}. Give the column {INDEXES!r} of drawn rows."
-            )
+        indexes, errors = checked_indexes(indexes, errors, len(self))
         self._priorities.update(indexes, np.abs(errors) + self.eps)
 
     def get_state(self) -> dict[str, Any]:
@@ -270,6 +259,27 @@ def require_amount(name: str, value: Any) -> None:
     """
     if not AMOUNT.holds(value):
         raise ConfigError(f"`{name}` must be {AMOUNT.words}, but got {value!r}.")
+
+
+def checked_indexes(indexes: Any, values: Any, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns indexes of rows and a value for each, as arrays `[B]`, the values in float64.
+
+    Raises:
+        UsageError: if the lengths differ, or an index is not from 0 and below `rows`.
+    """
+    indexes, values = np.asarray(indexes), np.asarray(values, np.float64)
+    if indexes.ndim != 1 or indexes.shape != values.shape or indexes.dtype.kind not in "iu":
+        raise UsageError(
+            "Priorities need `batch_indexes` [B], whole numbers, and one value for each, but got "
+            f"{indexes.dtype} of shape {indexes.shape} and shape {values.shape}. Give the "
+            f"column {INDEXES!r} of the rows that the values are of."
+        )
+    if indexes.size and not 0 <= indexes.min() <= indexes.max() < rows:
+        raise UsageError(
+            f"`batch_indexes` must be from 0 to {rows - 1}, as much as the buffer has, but got "
+            f"{indexes.min()} to {indexes.max()}. Give the column {INDEXES!r} of drawn rows."
+        )
+    return indexes, values
 
 
 def _are_priorities(values: np.ndarray) -> bool:
