@@ -41,20 +41,20 @@ def levels(tree):
 
 @pytest.mark.core
 def test_masses_find_the_leaves_they_fall_on_by_hand():
-    tree = SumTree(40)  # two levels
-    places, values = np.array([0, 1, 17, 39]), np.array([0.5, 1.5, 2.0, 4.0])
+    tree = SumTree(5000)  # two levels
+    places, values = np.array([0, 1, 17, 4999]), np.array([0.5, 1.5, 2.0, 4.0])
     tree.set(places, values)
     assert (tree.total, tree.least) == (8.0, 0.5)
     masses = np.array([0.0, 0.49, 0.5, 1.99, 2.0, 3.99, 4.0, 7.99])
-    assert tree.find(masses).tolist() == [0, 0, 1, 1, 17, 17, 39, 39]
-    tree.set(np.array([0, 39]), np.array([0.0, 0.25]))
+    assert tree.find(masses).tolist() == [0, 0, 1, 1, 17, 17, 4999, 4999]
+    tree.set(np.array([0, 4999]), np.array([0.0, 0.25]))
     assert (tree.total, tree.least) == (3.75, 0.25)
-    assert tree.find(np.array([0.0, 3.5])).tolist() == [1, 39]
+    assert tree.find(np.array([0.0, 3.5])).tolist() == [1, 4999]
     assert tree[places].tolist() == [0.0, 1.5, 2.0, 0.25]
 
 
 @pytest.mark.core
-@pytest.mark.parametrize("capacity", [1, 16, 17, 1000])
+@pytest.mark.parametrize("capacity", [1, 16, 17, 1000, 5000, 70_000])
 def test_sums_stay_those_of_the_leaves_whatever_is_written_in_whatever_order(capacity):
     rng, tree, leaves = np.random.default_rng(0), SumTree(capacity), np.zeros(capacity)
     for _ in range(30):
@@ -76,9 +76,9 @@ def test_sums_stay_those_of_the_leaves_whatever_is_written_in_whatever_order(cap
 
 def test_the_ends_of_intervals_find_leaves_that_are_not_0():
     rng = np.random.default_rng(3)
-    leaves = np.where(rng.random(600) < 0.5, 0.0, 10.0 ** rng.integers(-12, 3, size=600))
-    tree = SumTree(700)
-    tree.set(np.arange(600), leaves)
+    leaves = np.where(rng.random(80_000) < 0.5, 0.0, 10.0 ** rng.integers(-12, 3, size=80_000))
+    tree = SumTree(90_000)
+    tree.set(np.arange(80_000), leaves)
     ends = np.cumsum(leaves)
     masses = np.concatenate([ends, np.nextafter(ends, 0), [0.0, np.nextafter(tree.total, 0)]])
     found = tree.find(np.clip(masses, 0, np.nextafter(tree.total, 0)))

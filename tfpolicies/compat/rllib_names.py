@@ -235,7 +235,7 @@ SECTIONS = {
     "ray.rllib.offline": "Not offered",
     "ray.rllib.policy": "A custom policy",
     "ray.rllib.utils.exploration": "Configs",
-    "ray.rllib.utils.replay_buffers": "DQN and SAC",
+    "ray.rllib.utils.replay_buffers": "Replay buffers",
     "ray.rllib.utils.schedules": "Schedules",
     "ray.tune": "Ray Tune",
 }

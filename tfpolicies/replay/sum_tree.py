@@ -1,9 +1,10 @@
 """A sum tree in NumPy: numbers drawn in proportion to themselves, many in one call.
 
-Schaul et al. 2016 (arXiv:1511.05952, appendix B.2.1). A node has 16 children, so that a million
-leaves are five levels; each level is one array, and loops run over levels, never over leaves. A
-node's sum is the running sum of its children in float64, computed anew when one of them changes:
-nothing drifts, and the same leaves have the same sums however they came to be.
+Schaul et al. 2016 (arXiv:1511.05952, appendix B.2.1). A node has 16 children, and what would be the
+upper levels is one array of at most 4096 nodes, which is summed up and searched as a whole: a
+million leaves are three arrays. Loops run over levels, never over leaves. A node's sum is the
+running sum of its children in float64, computed anew when one of them changes: nothing drifts, and
+the same leaves have the same sums however they came to be.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 _WIDTH = 16  # children of a node
+_TOP = 4096  # nodes that are searched as a whole
 
 
 class SumTree:
@@ -29,7 +31,7 @@ class SumTree:
         self.capacity = capacity
         nodes = -(-capacity // _WIDTH)
         self._sums, self._least = [np.zeros((nodes, _WIDTH))], []
-        while nodes > 1:
+        while self._sums[-1].size > _TOP:
             nodes = -(-nodes // _WIDTH)
             self._sums.append(np.zeros((nodes, _WIDTH)))
             self._least.append(np.full((nodes, _WIDTH), np.inf))
@@ -37,12 +39,13 @@ class SumTree:
     @property
     def total(self) -> float:
         """The sum of all leaves."""
-        return float(self._sums[-1].cumsum(axis=1)[0, -1])
+        return float(self._sums[-1].cumsum()[-1])
 
     @property
     def least(self) -> float:
         """The least leaf that is not 0; infinity if all are."""
-        return float(self._least_of(len(self._sums) - 1, np.zeros(1, np.int64))[0])
+        top = len(self._sums) - 1
+        return float(self._least_of(top, np.arange(len(self._sums[top]))).min())
 
     def __getitem__(self, places: np.ndarray | slice) -> np.ndarray:
         """Returns the leaves at `places`, float64."""
@@ -72,10 +75,14 @@ class SumTree:
         Args:
             masses: `[B]`, from 0 and below `total`, which must be greater than 0.
         """
-        nodes, rows = np.zeros(len(masses), np.int64), np.arange(len(masses))
-        sums: np.ndarray | float = self.total
-        for level in reversed(self._sums):
-            masses = np.minimum(masses, np.nextafter(sums, 0.0))  # differences are rounded
+        top, rows = self._sums[-1].reshape(-1), np.arange(len(masses))
+        ends = top.cumsum()
+        masses = np.minimum(masses, np.nextafter(ends[-1], 0.0))  # products are rounded
+        nodes = ends.searchsorted(masses, side="right")
+        masses = masses - np.where(nodes > 0, ends[nodes - 1], 0.0)
+        sums = top[nodes]
+        for level in reversed(self._sums[:-1]):
+            masses = np.minimum(masses, np.nextafter(sums, 0.0))  # differences are, too
             ends = level.take(nodes, axis=0).cumsum(axis=1)
             child = (ends <= masses[:, None]).argmin(axis=1)  # the first that is not
             masses = masses - np.where(child > 0, ends[rows, child - 1], 0.0)
