@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -394,7 +395,7 @@ class MultiAgentReplayBuffer(ReplayBuffer):
                 self.replay_buffers[policy_id].add(item, self._weight(item, weight), **given)
         self._num_added += multi.count
 
-    def sample(self, num_items: int, policy_id: Any = None, **given: Any) -> MultiAgentBatch:  # type: ignore[override]
+    def sample(self, num_items: int, policy_id: Any = None, **given: Any) -> MultiAgentBatch:
         """Returns items of one policy, or as many of each.
 
         Args:
@@ -467,7 +468,8 @@ class MultiAgentPrioritizedReplayBuffer(MultiAgentReplayBuffer):
     An item whose rows have `weights` gets their mean as its priority, unless `add` is given one.
 
     Args:
-        *args: as `MultiAgentReplayBuffer` takes them.
+        capacity: how many rows of each policy are kept.
+        storage_unit: what an item is.
         prioritized_replay_alpha: exponent of priorities.
         prioritized_replay_beta: exponent of importance weights.
         prioritized_replay_eps: what `update_priorities` adds to absolute errors.
@@ -477,7 +479,9 @@ class MultiAgentPrioritizedReplayBuffer(MultiAgentReplayBuffer):
 
     def __init__(
         self,
-        *args: Any,
+        capacity: int = 10_000,
+        storage_unit: str | StorageUnit = "timesteps",
+        *,
         prioritized_replay_alpha: float = 0.6,
         prioritized_replay_beta: float = 0.4,
         prioritized_replay_eps: float = 1e-6,
@@ -487,7 +491,7 @@ class MultiAgentPrioritizedReplayBuffer(MultiAgentReplayBuffer):
         exponents = {"alpha": prioritized_replay_alpha, "beta": prioritized_replay_beta}
         usual = {"type": PrioritizedReplayBuffer, **exponents}
         config = underlying_buffer_config or usual
-        super().__init__(*args, underlying_buffer_config=config, **settings)
+        super().__init__(capacity, storage_unit, underlying_buffer_config=config, **settings)
         require_amount("prioritized_replay_eps", prioritized_replay_eps)
         self.prioritized_replay_eps = prioritized_replay_eps
 
@@ -548,7 +552,7 @@ def _sequence(batch: SampleBatch, i: int, rows: slice, *, zero_memory: bool) -> 
     columns = {}
     for name, column, per_sequence in by_axis(batch):
         taken = slice(i, i + 1) if per_sequence else rows
-        part = map_leaves(lambda leaf, taken=taken: leaf[taken], column)
+        part = map_leaves(itemgetter(taken), column)
         is_memory = per_sequence and zero_memory
         columns[name] = map_leaves(np.zeros_like, part) if is_memory else part
     columns[SEQ_LENS] = np.array([rows.stop - rows.start], np.int32)
