@@ -5,7 +5,17 @@ import numpy as np
 import pytest
 from environments import CountingEnv, SavedCountingEnv, TwoArmsEnv
 
-from tfpolicies import DQNConfig, MultiAgentBatch, Policy, PolicySpec, SACConfig, SampleBatch
+from tfpolicies import (
+    DefaultCallbacks,
+    DQNConfig,
+    DQNTF2Policy,
+    MultiAgentBatch,
+    Policy,
+    PolicySpec,
+    SACConfig,
+    SampleBatch,
+)
+from tfpolicies.compat import MultiAgentCartPole
 from tfpolicies.errors import (
     BatchError,
     CheckpointError,
@@ -446,5 +456,93 @@ def test_without_errors_or_indexes_the_way_out_is_named():
         trained()
     Hand.answer = {"learner_stats": {"td_error": np.array([1.0, np.nan, 2.0, 3.0])}}
     trained()
+    Hand.answer = {"td_error": np.ones(3)}
+    with pytest.raises(UsageError, match=r"\[B\]"):
+        trained()
+    Hand.answer = {"td_error": np.ones(4)}
     with pytest.raises(UsageError, match="'batch_indexes'"):
         trained(before_learn_on_batch=changed)
+
+
+class Watching(DefaultCallbacks):
+    sizes = []
+
+    def on_learn_on_batch(self, *, policy, train_batch, result, **kwargs):
+        self.sizes.append(train_batch.count)
+
+
+class Moving(DQNTF2Policy):
+    """Moves its target by a method of its own."""
+
+    moved = 0
+
+    def update_target(self, tau=None):
+        type(self).moved += 1
+        super().update_target(tau)
+
+
+def masses_of(config):
+    algorithm = config.build()
+    for _ in range(2):
+        algorithm.train()
+    states = algorithm.replay_buffer.get_state()["buffers"]
+    algorithm.stop()
+    return {pid: state["priorities"]["masses"] for pid, state in states.items()}
+
+
+def test_all_ways_to_learn_leave_the_same_priorities():
+    def made(**framework):
+        config = tiny(training_intensity=1.0, target_network_update_freq=4, lr=0.1)
+        return config.framework(**framework)
+
+    wanted = masses_of(made())["default_policy"]
+    assert len({*wanted.tolist()}) > 5
+    moving = made().multi_agent(policies={"default_policy": PolicySpec(Moving)})
+    others = [
+        made(framework="tf"),
+        made(jit_compile=True),
+        made().callbacks(Watching),
+        moving,
+    ]
+    for config in others:
+        np.testing.assert_allclose(masses_of(config)["default_policy"], wanted, rtol=1e-3)
+    assert {*Watching.sizes} == {4}
+    assert Moving.moved == 6
+
+
+@pytest.mark.core
+def test_two_policies_learn_each_by_priorities_of_its_own():
+    config = tiny(MultiAgentCartPole)
+    ids = ["a", "b"]
+    config.environment(MultiAgentCartPole, env_config={"num_agents": 2})
+    config.multi_agent(policies=set(ids), policy_mapping_fn=lambda agent, *_, **__: ids[agent % 2])
+    masses = masses_of(config)
+    assert set(masses) == {"a", "b"}
+    for own in masses.values():
+        assert (own != 1).any()
+    assert masses["a"].tolist()[:12] != masses["b"].tolist()[:12]
+
+
+@pytest.mark.core
+def test_rows_that_a_function_changed_keep_their_places():
+    def halved(batch, workers, config):
+        for each in batch.policy_batches.values():
+            assert {"weights", "batch_indexes"} <= set(each)
+            each["rewards"] = each["rewards"] / 2
+        return batch
+
+    plain, changed = (masses_of(tiny(before_learn_on_batch=f)) for f in (None, halved))
+    plain, changed = plain["default_policy"], changed["default_policy"]
+    assert plain.shape == changed.shape == (24,)
+    assert (plain != changed).any()
+
+
+def test_the_first_update_is_compiled_when_it_is_warmed_up():
+    algorithm = tiny().build()
+    algorithm.warm_up()
+    traces = dict(algorithm.get_policy().program.functions.traces)
+    before = algorithm.get_policy().get_weights()
+    algorithm.train()
+    assert dict(algorithm.get_policy().program.functions.traces) == traces
+    after = algorithm.get_policy().get_weights()
+    assert any((before[key] != after[key]).any() for key in before)

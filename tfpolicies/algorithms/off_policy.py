@@ -301,7 +301,7 @@ class OffPolicyAlgorithm(Algorithm):
             return
         errors = result.get("td_error", result.get("learner_stats", {}).get("td_error"))
         indexes = batch.get(prioritized.INDEXES)
-        if errors is None or indexes is None:
+        if errors is None or indexes is None or np.shape(errors) != indexes.shape:
             raise UsageError(
                 f"Prioritised replay needs what 'td_error' {policy_id!r} learned from which rows: "
                 "`learn_on_batch` must return it, [B], and `before_learn_on_batch` must keep the "
