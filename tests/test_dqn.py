@@ -20,6 +20,7 @@ from tfpolicies.testing import check_policy
 
 pytestmark = pytest.mark.usefixtures("kept_programs")
 
+PRIORITIZED = {"type": "MultiAgentPrioritizedReplayBuffer"}
 LOWEST = np.finfo(np.float32).min
 MASKED = spaces.Dict(observations=OBS, action_mask=spaces.MultiBinary(3))
 THREE = spaces.Discrete(3)
@@ -437,8 +438,10 @@ def test_only_discrete_actions_have_values(space):
         ({"replay_buffer_config": {"capacity": 0}}, "capacity"),
         ({"replay_buffer_config": {"capacty": 9}}, "Did you mean 'capacity'"),
         ({"replay_buffer_config": {"type": "Ring"}}, "type"),
-        ({"replay_buffer_config": {"type": "MultiAgentPrioritizedReplayBuffer"}}, "uniformly"),
         ({"replay_buffer_config": {"prioritized_replay_alpha": 0.6}}, "uniformly"),
+        ({"replay_buffer_config": {**PRIORITIZED, "prioritized_replay_beta": -1}}, "number >= 0"),
+        ({"replay_buffer_config": {**PRIORITIZED, "prioritized_replay_alfa": 1}}, "_alpha'"),
+        ({"replay_buffer_config": {"type": dict}}, "must be one of"),
     ],
 )
 def test_a_setting_out_of_its_range_fails_at_the_call(settings, words):

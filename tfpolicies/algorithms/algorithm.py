@@ -248,14 +248,14 @@ class Algorithm:
         rows = self.expected_train_batch_rows()
         self.warm_up_policies(rows, 1, rows)
 
-    def warm_up_policies(self, rows: int, num_epochs: int, minibatch_size: int) -> None:
+    def warm_up_policies(self, rows: int, num_epochs: int, minibatch_size: int | None) -> None:
         """Traces and compiles what one policy of each kind needs.
 
         Args:
             rows: of a train batch. Where several agents act, each policy gets its share, which is
                 not known before; acting is made ready only.
             num_epochs: of an update.
-            minibatch_size: likewise.
+            minibatch_size: likewise; None for one update of all rows that reports on each.
         """
         several = self.workers.has_several_agents()
         known = set()

@@ -1,7 +1,7 @@
 """Deep Q-learning, Mnih et al. 2015 (doi:10.1038/nature14236).
 
 One training step: collect a fragment, keep its rows in a ring buffer, and update on rows drawn
-uniformly from it, by minimising
+from it, uniformly or by priorities (`replay_buffer_config`), by minimising
 
     L = E[w l(Q(s, a) - y)]                          l: Huber (delta 1), or the square
     y = r + gamma^n (1 - terminated) Q'(s', a*)      (Mnih et al.; n-step: Sutton & Barto 2018, 7.1)
@@ -10,10 +10,11 @@ where Q' is the target network and a* maximises Q (double Q-learning, van Hassel
 arXiv:1509.06461, equation 4) or else Q'. The network may be duelling (Wang et al. 2016,
 arXiv:1511.06581). A truncated episode is bootstrapped, a terminated one is not.
 
-Deviations from the papers: Adam; gradients are clipped by each variable's norm; the rows of all
-updates of one training step are drawn before the first of them, which run in one compiled call.
+Deviations from the papers: Adam; gradients are clipped by each variable's norm; where rows are
+drawn uniformly, those of all updates of one training step are drawn before the first of them, which
+run in one compiled call. `replay/prioritized.py` lists those of prioritised replay.
 Near the end of a fragment, n-step sums have fewer terms, and gamma's exponent is their number.
-Distributional and noisy networks and prioritised replay are not offered.
+Distributional and noisy networks are not offered.
 """
 
 from __future__ import annotations

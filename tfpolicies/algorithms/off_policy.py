@@ -1,8 +1,10 @@
 """What algorithms share that learn from replayed rows: n-step transitions, targets, the loop.
 
 One training step: collect a fragment, keep its rows in a ring buffer (Lin 1992), and update on rows
-drawn uniformly from it. The rows of all updates of a training step are drawn before the first of
-them, so that they run in one compiled call; buffers and updates owed go to checkpoints.
+drawn from it. Where they are drawn uniformly, the rows of all updates of a training step are drawn
+before the first of them, so that they run in one compiled call. Where they are drawn by priorities
+(`replay/prioritized.py`), each update has a call of its own, since its errors say what is drawn
+next. Buffers and updates owed go to checkpoints.
 """
 
 from __future__ import annotations
@@ -38,13 +40,18 @@ from tfpolicies.models.views import acting_requirements
 from tfpolicies.policy.fragments import Fragments
 from tfpolicies.policy.tf_policy import TFPolicy
 from tfpolicies.program.networks import NetworkPlan
+from tfpolicies.replay import prioritized
 from tfpolicies.replay.multi_agent import MultiAgentReplayBuffer
+from tfpolicies.replay.prioritized import MultiAgentPrioritizedReplayBuffer
 from tfpolicies.rules import BOOL, COUNT, POSITIVE, UNIT, count, function, one_of
 
 N_STEPS = "n_steps"
 """Column of n-step transitions: how many rewards are summed up in each row, int32."""
 
-_UNIFORM = ("ReplayBuffer", "MultiAgentReplayBuffer")
+_UNIFORM = ("MultiAgentReplayBuffer", "ReplayBuffer")
+_PRIORITIZED = ("MultiAgentPrioritizedReplayBuffer", "PrioritizedReplayBuffer")
+_CAPACITY = 50_000
+_OF_PRIORITIES = {f"prioritized_replay_{name}": name for name in ("alpha", "beta", "eps")}
 _BYTES_PER_CALL = 256 * 2**20  # of rows that one compiled call learns from, at most
 
 
@@ -204,8 +211,12 @@ class OffPolicyAlgorithm(Algorithm):
         self._targets_owed: set[str] = set()  # policies that had no rows when targets moved
 
     def _new_buffer(self) -> MultiAgentReplayBuffer:
-        capacity = self.config.replay_buffer_config.get("capacity", 50_000)
-        return MultiAgentReplayBuffer(capacity, self.config.seed)
+        given = self.config.replay_buffer_config
+        made = (
+            MultiAgentPrioritizedReplayBuffer if _by_priorities(given) else MultiAgentReplayBuffer
+        )
+        more = {name: given[key] for key, name in _OF_PRIORITIES.items() if key in given}
+        return made(given.get("capacity", _CAPACITY), self.config.seed, **more)
 
     def training_step(self) -> dict[str, Any]:
         """Samples a fragment of each environment, then updates on rows of the buffer."""
@@ -290,21 +301,50 @@ class OffPolicyAlgorithm(Algorithm):
         stats = self.replay_buffer.buffers[policy_id].stats()
         bytes_per_update = size * stats["size_bytes"] // stats["capacity"]
         most = max(1, _BYTES_PER_CALL // max(1, bytes_per_update))
+        reports_rows = _by_priorities(self.config.replay_buffer_config)
+        most = 1 if reports_rows else most
         result: Mapping[str, Any] = {}
         for done in range(0, len(follows), most):
             now = follows[done : done + most]
             batch = given
             if batch is None:
                 batch = self.replay_buffer.sample(size * len(now), policy_id)
-            result = policy.learning.replay(batch, size, now)
+            result = policy.learning.replay(batch, None if reports_rows else size, now)
+            self._set_priorities(policy_id, batch, result)
         return {**result, "num_agent_steps_trained": len(follows) * size}
+
+    def _set_priorities(
+        self, policy_id: str, batch: SampleBatch, result: Mapping[str, Any]
+    ) -> None:
+        """Sets the priorities of replayed rows by their errors, as far as these are finite.
+
+        Raises:
+            UsageError: if a policy that learns by its own methods returns no errors.
+        """
+        buffer = self.replay_buffer
+        if not isinstance(buffer, MultiAgentPrioritizedReplayBuffer):
+            return
+        errors = result.get("td_error", result.get("learner_stats", {}).get("td_error"))
+        indexes = batch.get(prioritized.INDEXES)
+        if errors is None or indexes is None or np.shape(errors) != indexes.shape:
+            raise UsageError(
+                f"Prioritised replay needs what 'td_error' {policy_id!r} learned from which rows: "
+                "`learn_on_batch` must return it, [B], and `before_learn_on_batch` must keep the "
+                f"column {prioritized.INDEXES!r}. Or use "
+                f"replay_buffer_config={{'type': '{_UNIFORM[0]}'}}."
+            )
+        known = np.isfinite(errors)
+        buffer.update_priorities({policy_id: (indexes[known], np.asarray(errors)[known])})
 
     def warm_up(self) -> None:
         """Compiles the updates of one training step."""
         size, intensity = self.config.train_batch_size, self.config.training_intensity
         rows = self.expected_rows_per_sample()
         updates = 1 if intensity is None else max(1, int(intensity * rows / size))
-        self.warm_up_policies(updates * size, 1, size)
+        if _by_priorities(self.config.replay_buffer_config):
+            self.warm_up_policies(size, 1, None)
+        else:
+            self.warm_up_policies(updates * size, 1, size)
 
     def get_extra_state(self) -> dict[str, Any]:
         """Returns what is owed, and the replay buffer if `store_buffer_in_checkpoints`."""
@@ -338,7 +378,9 @@ class OffPolicyTraining(Training):
         None, POSITIVE.or_none()
     )
     replay_buffer_config: Mapping[str, Any] = setting(
-        {"type": "MultiAgentReplayBuffer", "capacity": 50_000}, merge=Merge.TYPED
+        {"type": _UNIFORM[0], "capacity": _CAPACITY},
+        merge=Merge.TYPED,
+        kept=lambda config: _by_name(config),
     )
     store_buffer_in_checkpoints: bool = setting(False, BOOL)
     before_learn_on_batch: Callable[..., MultiAgentBatch] | None = setting(  # changes drawn rows
@@ -350,24 +392,38 @@ class OffPolicyTraining(Training):
         _check_buffer(self.replay_buffer_config)
 
 
+def _by_priorities(config: Mapping[str, Any]) -> bool:
+    return config.get("type") in _PRIORITIZED
+
+
+def _by_name(config: Any) -> Any:
+    """Returns a buffer's config with a name in place of a class of this package, or of a path."""
+    kind = config.get("type") if isinstance(config, Mapping) else None
+    if isinstance(kind, type) and kind.__module__.startswith("tfpolicies."):
+        kind = kind.__name__
+    return {**config, "type": kind.rpartition(".")[2]} if isinstance(kind, str) else config
+
+
 def _check_buffer(config: Any) -> None:
     name = "replay_buffer_config"
     check(isinstance(config, Mapping), name, "a dict {'capacity': ...}", config)
-    kind = config.get("type") or _UNIFORM[1]
-    if "prioritized" in " ".join(map(str, (kind, *config))).lower():
-        raise ConfigError(
-            f"{name}={dict(config)!r}: prioritised replay is not offered, rows are drawn "
-            f"uniformly. Use {{'type': '{_UNIFORM[1]}', 'capacity': ...}}."
-        )
-    require(f"{name}['type']", one_of(*_UNIFORM), kind)
+    kind = config.get("type") or _UNIFORM[0]
+    require(f"{name}['type']", one_of(*_UNIFORM, *_PRIORITIZED), kind)
+    known = ("type", "capacity", *(_OF_PRIORITIES if _by_priorities(config) else ()))
     for key in config:
-        known = ("type", "capacity")
+        if key in _OF_PRIORITIES and key not in known:
+            raise ConfigError(
+                f"{name} has {key!r}, but type {kind!r} replays uniformly. Set {{'type': "
+                f"'{_PRIORITIZED[0]}'}} to replay by priorities."
+            )
         if key not in known:
             raise ConfigError(
                 f"{name} has no key {key!r}.{near_matches(str(key), known)} It takes "
                 f"{', '.join(known)}."
             )
-    require(f"{name}['capacity']", COUNT, config.get("capacity", 50_000))
+    require(f"{name}['capacity']", COUNT, config.get("capacity", _CAPACITY))
+    for key in set(_OF_PRIORITIES) & set(config):
+        require(f"{name}[{key!r}]", prioritized.AMOUNT, config[key])
 
 
 def _require_rows(batch: Any, rows: int) -> None:

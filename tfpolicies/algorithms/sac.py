@@ -1,7 +1,8 @@
 """Soft actor-critic for continuous actions, Haarnoja et al. 2018 (arXiv:1801.01290, 1812.05905).
 
 One training step: collect a fragment, keep its rows in a ring buffer, and update on rows drawn
-uniformly from it. Each update takes one step of each optimizer, all gradients being taken before:
+from it, uniformly or by priorities (`replay_buffer_config`). Each update takes one step of each
+optimizer, all gradients being taken before:
 
     J_Q = sum_i E[w l(Q_i(s, a) - y)]                (1812.05905, eq. 5; l: Huber, delta 1)
     y = r + gamma^n (1 - terminated) (min_i Q'_i(s', a') - alpha log pi(a'|s'))     (eq. 6)
@@ -14,10 +15,10 @@ terminated one is not. log pi is that of the squashed action (1812.05905, append
 
 Deviations from the papers: the Huber loss in place of the square, as in RLlib; alpha is learned as
 its logarithm; the log standard deviation is clipped to [-5, 2]; actor and temperature are updated
-with the critics from before the update, not behind it; the rows of all updates of one training step
-are drawn before the first of them. With `normalize_actions` actions are in [-1, 1] inside, so that
-the entropy does not depend on the units of the action space. Discrete actions and prioritised
-replay are not offered.
+with the critics from before the update, not behind it; where rows are drawn uniformly, those of all
+updates of one training step are drawn before the first of them. With `normalize_actions` actions
+are in [-1, 1] inside, so that the entropy does not depend on the units of the action space. The
+weights of prioritised replay weigh the critics alone. Discrete actions are not offered.
 """
 
 from __future__ import annotations

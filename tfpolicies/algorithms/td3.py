@@ -17,7 +17,7 @@ Deviations from the paper: the actor is updated with the critics from before the
 it, as in RLlib; fresh outputs are small, by kernels of norm 0.01; the rows of all updates of one
 training step are drawn before the first of them. Noise is that of actions as the policy computes
 them: in [-1, 1] with `normalize_actions`. Deviations from RLlib: its targets move behind each
-update; gamma's exponent is the number of rewards that a row has. Prioritised replay is not offered.
+update; gamma's exponent is the number of rewards that a row has.
 
 The defaults are those of RLlib's contributed package `rllib_td3`, as of release 2.10.
 """

@@ -49,7 +49,10 @@ _NAMES = {
         "get_preprocessor MultiBinaryPreprocessor NoPreprocessor OneHotPreprocessor Preprocessor "
         "TupleFlatteningPreprocessor"
     ),
-    "tfpolicies.compat.replay": "MultiAgentReplayBuffer",
+    "tfpolicies.compat.replay": (
+        "_ALL_POLICIES MultiAgentPrioritizedReplayBuffer MultiAgentReplayBuffer "
+        "PrioritizedReplayBuffer ReplayBuffer ReplayMode ReservoirReplayBuffer StorageUnit"
+    ),
     "tfpolicies.compat.schedules": (
         "ConstantSchedule ExponentialSchedule LinearSchedule PiecewiseSchedule PolynomialSchedule "
         "Schedule"

@@ -118,8 +118,17 @@ _BY_HAND = {
     "ray.rllib.utils.numpy": f"{_LIMITS} convert_to_numpy one_hot SMALL_NUMBER softmax",
     "ray.rllib.utils.policy": "create_policy_for_framework validate_policy_id",
     "ray.rllib.utils.pre_checks.env": "check_env",
-    "ray.rllib.utils.replay_buffers": "MultiAgentReplayBuffer",
-    "ray.rllib.utils.replay_buffers.multi_agent_replay_buffer": "MultiAgentReplayBuffer",
+    "ray.rllib.utils.replay_buffers": (
+        "MultiAgentPrioritizedReplayBuffer MultiAgentReplayBuffer PrioritizedReplayBuffer "
+        "ReplayBuffer ReplayMode ReservoirReplayBuffer StorageUnit"
+    ),
+    "ray.rllib.utils.replay_buffers.multi_agent_prioritized_replay_buffer": (
+        "MultiAgentPrioritizedReplayBuffer"
+    ),
+    "ray.rllib.utils.replay_buffers.multi_agent_replay_buffer": "MultiAgentReplayBuffer ReplayMode",
+    "ray.rllib.utils.replay_buffers.prioritized_replay_buffer": "PrioritizedReplayBuffer",
+    "ray.rllib.utils.replay_buffers.replay_buffer": "_ALL_POLICIES ReplayBuffer StorageUnit",
+    "ray.rllib.utils.replay_buffers.reservoir_replay_buffer": "ReservoirReplayBuffer",
     "ray.rllib.utils.schedules": _SCHEDULES,
     **{
         f"ray.rllib.utils.schedules.{name.removesuffix('Schedule').lower()}_schedule": name
@@ -195,19 +204,19 @@ def _placed() -> dict[tuple[str, str], tuple[str, str]]:
 PLACES = _placed()
 """By RLlib's module and name, the module and name here."""
 
-_UNIFORM = "replay_buffer_config={'capacity': ...}: replay is uniform"
+_TREE = "replay_buffer_config={'type': 'MultiAgentPrioritizedReplayBuffer'}, which has a sum tree"
 ELSEWHERE = {
     "AgentCollector": "RolloutWorker.sample(), or SampleBatch({'obs': ..., ...}), of whole columns",
     "JsonReader": "policy.learn_on_batch(batch), with batches that you read",
     "JsonWriter": (
         "RolloutWorker.sample(), whose batches are dicts of NumPy arrays that you may keep"
     ),
-    "MinSegmentTree": _UNIFORM,
+    "MinSegmentTree": _TREE,
     "MultiAgentEnvWrapper": "environment(MyEnv), whose copies a worker steps together",
     "SampleBatchBuilder": "SampleBatch({'obs': ..., ...}), of whole columns",
-    "SegmentTree": _UNIFORM,
+    "SegmentTree": _TREE,
     "SlateMultiCategorical": "MultiCategorical, which picks for each place by itself",
-    "SumSegmentTree": _UNIFORM,
+    "SumSegmentTree": _TREE,
     "get_global_worker": "the worker that callbacks and foreach_worker are given",
 }
 """What stands for names of RLlib that are not here."""
@@ -228,7 +237,7 @@ SECTIONS = {
     "ray.rllib.offline": "Not offered",
     "ray.rllib.policy": "A custom policy",
     "ray.rllib.utils.exploration": "Configs",
-    "ray.rllib.utils.replay_buffers": "DQN and SAC",
+    "ray.rllib.utils.replay_buffers": "Replay buffers",
     "ray.rllib.utils.schedules": "Schedules",
     "ray.tune": "Ray Tune",
 }

@@ -347,15 +347,16 @@ class LearningByMethods(parts.Learning):
         return {**result}
 
     def replay(
-        self, batch: SampleBatch, minibatch_size: int, follows: np.ndarray
+        self, batch: SampleBatch, minibatch_size: int | None, follows: np.ndarray
     ) -> Mapping[str, Any]:
         """Calls `update`, and the policy's `update_target` where that is due, if it has one."""
         result: Mapping[str, Any] = {}
+        size = minibatch_size or batch.count
         ends = [0, *(np.flatnonzero(follows) + 1).tolist(), len(follows)]
         for start, stop in itertools.pairwise(ends):
             if start < stop:
-                rows = batch.slice(start * minibatch_size, stop * minibatch_size)
-                result = self.update(rows, 1, minibatch_size, shuffle=False)
+                rows = batch.slice(start * size, stop * size)
+                result = self.update(rows, 1, size, shuffle=False)
                 if follows[stop - 1] and hasattr(self._policy, "update_target"):
                     self._policy.update_target()
         return result

@@ -74,7 +74,9 @@ class ProgramLearning(by_methods.LearningByMethods):
         result: dict[str, Any] = self._policy.learn_epochs(batch, *how, **more)
         return result
 
-    def replay(self, batch: Any, minibatch_size: int, follows: np.ndarray) -> Mapping[str, Any]:
+    def replay(
+        self, batch: Any, minibatch_size: int | None, follows: np.ndarray
+    ) -> Mapping[str, Any]:
         """Updates by replayed rows in one compiled call, in which target networks move, too."""
         policy = self._policy
         follows = policy._followed(follows)
@@ -83,7 +85,13 @@ class ProgramLearning(by_methods.LearningByMethods):
         moves = getattr(kind, "update_target", None)
         moves_inside = "follows" in policy.program.runtime.signatures.along
         own = moves is not kind._moves_target or (moves is not None and not moves_inside)
-        if by_hand or own or self.sees_minibatches():
+        by_hand = bool(by_hand) or self.sees_minibatches()
+        if own and not by_hand and minibatch_size is None:
+            result = self.epochs(batch, 1, None, shuffle=False)
+            if follows.any():
+                policy.update_target()
+            return result
+        if by_hand or own:
             return super().replay(batch, minibatch_size, follows)
         return self.epochs(batch, 1, minibatch_size, shuffle=False, follows=follows)
 
@@ -141,7 +149,7 @@ class ProgramLearning(by_methods.LearningByMethods):
             tell_if_resolved_anew(name, before, policy.config[name])
             policy.automatic[name] = policy.config[name]
 
-    def warm_up(self, rows: int, num_epochs: int, minibatch_size: int) -> None:
+    def warm_up(self, rows: int, num_epochs: int, minibatch_size: int | None) -> None:
         """Traces and compiles acting and learning for batches of `rows`; changes no numbers."""
         self.prepare()
         acting = self._policy._acting.tries_onnx

@@ -171,12 +171,15 @@ class Learning(Protocol):
     def adapt(self, result: Mapping[str, Any]) -> None:
         """Adapts the policy's coefficients to what `train` returned, as its class says."""
 
-    def replay(self, batch: Any, minibatch_size: int, follows: np.ndarray) -> Mapping[str, Any]:
+    def replay(
+        self, batch: Any, minibatch_size: int | None, follows: np.ndarray
+    ) -> Mapping[str, Any]:
         """Updates by replayed rows, one minibatch after the other; returns the result.
 
         Args:
             batch: `[K * minibatch_size]` rows.
-            minibatch_size: rows per update.
+            minibatch_size: rows per update; None for one update of all, whose result also has what
+                the loss records of each row.
             follows: bool `[K]`, whether target networks move behind each update.
         """
 
@@ -200,7 +203,7 @@ class Learning(Protocol):
     def resolve(self) -> None:
         """Decides in the config what every "auto" becomes, as the first use would."""
 
-    def warm_up(self, rows: int, num_epochs: int, minibatch_size: int) -> None:
+    def warm_up(self, rows: int, num_epochs: int, minibatch_size: int | None) -> None:
         """Traces and compiles acting and learning for batches of `rows`; changes no numbers."""
 
     def take_seconds_loading(self) -> float:

@@ -98,7 +98,9 @@ class Program:
             self.inference.eager.load(state)
             return self.functions.network.model
 
-    def warm_up(self, rows: int, num_epochs: int, minibatch_size: int, *, acting: bool) -> None:
+    def warm_up(
+        self, rows: int, num_epochs: int, minibatch_size: int | None, *, acting: bool
+    ) -> None:
         """Traces and compiles the update for a batch of `rows`, without updating anything.
 
         With `acting`, the act function is converted for ONNX Runtime while XLA compiles.

@@ -414,7 +414,7 @@ class Updates:
         state: PolicyState,
         rows: int,
         num_epochs: int,
-        minibatch_size: int,
+        minibatch_size: int | None,
         meanwhile: Callable[[], None] | None,
     ) -> None:
         """Traces and compiles the update for a batch of `rows`.
@@ -423,7 +423,7 @@ class Updates:
             state: nobody's, as it may be changed.
             rows: of the batch.
             num_epochs: passes over it.
-            minibatch_size: rows per update.
+            minibatch_size: rows per update; None for one update of all.
             meanwhile: called while XLA compiles, which needs no Python: on two cores it costs
                 nothing.
         """
@@ -432,7 +432,8 @@ class Updates:
             name: tf.nest.map_structure(lambda s: np.zeros((items, *s.shape[1:]), s.dtype.name), x)
             for name, x in self.signature.columns.items()
         }
-        size = min(self.items_of(minibatch_size), items)
+        size = min(self.items_of(minibatch_size or rows), items)
+        fetches = minibatch_size is None and bool(self.signature.fetches)
         nothing = draw_minibatches(items, num_epochs, size, None)
         nothing = nothing._replace(along=self._along(None, *nothing.rows.shape))
         require_tensorflow()
@@ -441,7 +442,7 @@ class Updates:
             nothing = nothing._replace(steps=int(self.resolve_form() is Form.STEP))
             self._runtime.begin_update(state)
             batch = LearnBatch(columns, is_recurrent=self._is_recurrent)
-            self._run(state, batch, nothing, meanwhile, fetches=False)
+            self._run(state, batch, nothing, meanwhile, fetches=fetches)
 
     # -- gradients ----------------------------------------------------------------------------
 

@@ -29,26 +29,21 @@ class MultiAgentReplayBuffer:
         capacity: rows kept per policy.
         seed: of all buffers' generators; each policy's also depends on its id, so that it does
             not matter who comes first. None draws one.
-        train_batch_size: how many rows `replay` returns.
-        learning_starts: how many rows of a policy must have been added before it returns any.
+        **settings: of each buffer: `train_batch_size` and `learning_starts`.
 
     Attributes:
+        buffer_class: of what class the buffers are.
         buffers: the buffer of each policy id; delete an entry to forget a policy's rows.
 
     Raises:
         ConfigError: if an argument is out of range.
     """
 
-    def __init__(
-        self,
-        capacity: int,
-        seed: int | None = None,
-        *,
-        train_batch_size: int = 32,
-        learning_starts: int = 0,
-    ) -> None:
-        self._settings = {"train_batch_size": train_batch_size, "learning_starts": learning_starts}
-        ReplayBuffer(capacity, **self._settings)  # checks the arguments, and allocates nothing
+    buffer_class: type[ReplayBuffer] = ReplayBuffer
+
+    def __init__(self, capacity: int, seed: int | None = None, **settings: Any) -> None:
+        self.buffer_class(capacity, **settings)  # checks the arguments, and allocates no rows
+        self._settings = settings
         self.capacity = capacity
         self._entropy = np.random.SeedSequence(seed).entropy
         self.buffers: dict[str, ReplayBuffer] = {}
@@ -123,4 +118,4 @@ class MultiAgentReplayBuffer:
 
     def _new_buffer(self, policy_id: str) -> ReplayBuffer:
         seed = np.random.SeedSequence([self._entropy, *policy_id.encode()])
-        return ReplayBuffer(self.capacity, seed, **self._settings)
+        return self.buffer_class(self.capacity, seed, **self._settings)

@@ -139,7 +139,7 @@ class ReplayBuffer:
         return [leaves[path] for path in stored]
 
     def sample(self, num_items: int) -> SampleBatch:
-        """Returns `num_items` rows, each drawn uniformly from all rows, with replacement.
+        """Returns `num_items` rows, each drawn from all rows, with replacement: here uniformly.
 
         Raises:
             UsageError: if the buffer is empty or `num_items` is no count.
@@ -151,10 +151,15 @@ class ReplayBuffer:
                 "An empty ReplayBuffer has no rows to sample. Call `add(batch)` first, or use "
                 "`replay()`, which returns None until there are enough rows."
             )
-        chosen = self._rng.integers(len(self), size=num_items)
-        batch = SampleBatch(map_leaves(lambda leaf: leaf.take(chosen, 0), self._columns))
+        batch = self._drawn(num_items)
         self._num_sampled += num_items
         return batch
+
+    def _drawn(self, num_items: int) -> SampleBatch:
+        return self._rows(self._rng.integers(len(self), size=num_items))
+
+    def _rows(self, chosen: np.ndarray) -> SampleBatch:
+        return SampleBatch(map_leaves(lambda leaf: leaf.take(chosen, 0), self._columns))
 
     def replay(self, policy_id: str | None = None) -> SampleBatch | None:
         """Returns `train_batch_size` rows, or None before there are enough to learn from.

@@ -1,0 +1,286 @@
+"""Prioritised replay, Schaul et al. 2016 (arXiv:1511.05952), proportional variant.
+
+A row of priority p is drawn with the probability P = p^alpha / sum p^alpha (equation 1), and its
+loss is weighted by (N P)^-beta, divided by the largest of these weights over all rows (section
+3.4). A priority is the absolute temporal-difference error plus epsilon; a new row has the greatest
+priority so far, at first 1.
+
+Deviations from the paper, both as in RLlib: rows are drawn independently of each other, not from
+strata of equal mass; beta does not change with time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import numpy as np
+
+from tfpolicies.batch.sample_batch import SampleBatch
+from tfpolicies.errors import CheckpointError, ConfigError, UnknownPolicyError, UsageError
+from tfpolicies.replay.multi_agent import MultiAgentReplayBuffer
+from tfpolicies.replay.ring_buffer import ReplayBuffer
+from tfpolicies.replay.sum_tree import SumTree
+from tfpolicies.rules import Rule, is_finite
+
+AMOUNT = Rule(lambda x: is_finite(x) and x >= 0, "a finite number >= 0")
+WEIGHTS, INDEXES = "weights", "batch_indexes"
+"""Columns of drawn rows: the factors of their loss, float32; where they lie, int64."""
+
+
+class Priorities:
+    """The priorities of places, and draws in proportion to their powers.
+
+    Args:
+        capacity: how many places there are.
+        alpha: exponent of priorities; 0 draws uniformly.
+        beta: exponent of the weights that make up for it; 0 gives ones.
+
+    Raises:
+        ConfigError: if `alpha` or `beta` is no number from 0.
+    """
+
+    def __init__(self, capacity: int, alpha: float, beta: float) -> None:
+        for name, value in (("alpha", alpha), ("beta", beta)):
+            require_amount(name, value)
+        self.alpha, self.beta = float(alpha), float(beta)
+        self.greatest = 1.0
+        self._tree = SumTree(capacity)
+
+    def enter(self, places: np.ndarray, priority: float | None = None) -> None:
+        """Gives new contents of `places` `[B]` a priority; None is the greatest so far."""
+        priority = self.greatest if priority is None else priority
+        self._tree.set(places, self._masses(np.float64(priority)))
+
+    def update(self, places: np.ndarray, priorities: np.ndarray) -> None:
+        """Sets priorities; of a place that comes twice, the last one stays.
+
+        Args:
+            places: `[B]`.
+            priorities: `[B]`, finite and greater than 0.
+
+        Raises:
+            UsageError: if a priority is not. Nothing is changed then.
+        """
+        priorities = np.asarray(priorities, np.float64)
+        self._tree.set(places, self._masses(priorities))
+        self.greatest = float(max(self.greatest, priorities.max(initial=0.0)))
+
+    def draw(self, count: int, rng: np.random.Generator) -> np.ndarray:
+        """Returns `count` places, int64, drawn independently and with replacement."""
+        return self._tree.find(rng.random(count) * self._tree.total)
+
+    def weights(self, places: np.ndarray, beta: float | None = None) -> np.ndarray:
+        """Returns importance weights float32 `[B]`: the place least often drawn has 1.
+
+        Args:
+            places: `[B]`.
+            beta: another exponent than the usual one.
+        """
+        beta = self.beta if beta is None else beta
+        return ((self._tree.least / self._tree[places]) ** beta).astype(np.float32)
+
+    def get_state(self, filled: int) -> dict[str, Any]:
+        """Returns what `set_state` takes: the powers of the first `filled` priorities, copied."""
+        masses = self._tree[:filled].copy()
+        return {"alpha": self.alpha, "greatest": self.greatest, "masses": masses}
+
+    def checked(self, state: Any, filled: int) -> tuple[float, np.ndarray]:
+        """Returns the greatest priority and the powers of a state.
+
+        Raises:
+            CheckpointError: if it is not of `filled` priorities with this `alpha`.
+        """
+        found = state if isinstance(state, Mapping) else {}
+        masses, greatest = np.asarray(found.get("masses", ())), found.get("greatest")
+        is_whole = masses.shape == (filled,) and masses.dtype.kind == "f"
+        if not is_whole or not _are_priorities(masses) or not AMOUNT.holds(greatest):
+            raise CheckpointError(
+                f"The state has no priorities of {filled} rows: it is of a buffer without "
+                "priorities, or damaged. Make a buffer as the one it is from, or begin empty."
+            )
+        if found["alpha"] != self.alpha:
+            raise CheckpointError(
+                f"The state has priorities to the power of alpha={found['alpha']!r}, but this "
+                f"buffer has alpha={self.alpha}. Make one of the same alpha."
+            )
+        return float(found["greatest"]), masses
+
+    def set_state(self, state: Any, filled: int) -> None:
+        """Puts back what `get_state` returned.
+
+        Raises:
+            CheckpointError: as `checked` does. Nothing is changed then.
+        """
+        self.greatest, masses = self.checked(state, filled)
+        self._tree = SumTree(self._tree.capacity)
+        self._tree.set(np.arange(filled), masses)
+
+    def _masses(self, priorities: np.ndarray | np.float64) -> np.ndarray:
+        """Returns priorities to the power of `alpha`.
+
+        Raises:
+            UsageError: if one is not finite and greater than 0.
+        """
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            masses = np.asarray(priorities**self.alpha)
+        if not (_are_priorities(np.asarray(priorities)) and _are_priorities(masses)):
+            raise UsageError(
+                "Priorities, and their powers by alpha, must be finite and greater than 0, got "
+                f"{np.asarray(priorities)!r:.200}. Add a small number to errors that may be 0."
+            )
+        return masses
+
+
+class PrioritizedReplayBuffer(ReplayBuffer):
+    """The newest `capacity` rows of one policy, drawn by their priorities.
+
+    Args:
+        capacity: how many rows are kept.
+        seed: of the generator that chooses rows; None draws one.
+        alpha: exponent of priorities; 0 draws uniformly.
+        beta: exponent of importance weights; 0 gives ones.
+        eps: what `update_priorities` adds to absolute errors.
+        **settings: as `ReplayBuffer` takes them.
+
+    Raises:
+        ConfigError: if an argument is out of range.
+
+    >>> buffer = PrioritizedReplayBuffer(4, seed=0, alpha=1.0, beta=1.0, eps=0.0)
+    >>> buffer.add(SampleBatch(obs=[[0.0], [1.0]]))
+    >>> buffer.update_priorities(np.array([0, 1]), np.array([1.0, -3.0]))
+    >>> rows = buffer.sample(10_000)
+    >>> round(float(rows["obs"].mean()), 1), sorted(set(rows["weights"].tolist()))
+    (0.7, [0.3333333432674408, 1.0])
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        seed: int | np.random.SeedSequence | None = None,
+        *,
+        alpha: float = 0.6,
+        beta: float = 0.4,
+        eps: float = 1e-6,
+        **settings: Any,
+    ) -> None:
+        super().__init__(capacity, seed, **settings)
+        require_amount("eps", eps)
+        self.eps = eps
+        self._priorities = Priorities(capacity, alpha, beta)
+
+    def add(self, batch: SampleBatch) -> None:
+        """Copies the rows of `batch` in, each with the greatest priority so far.
+
+        Raises:
+            BatchError: as `ReplayBuffer.add` does. Nothing is changed then.
+        """
+        before = self.num_added
+        super().add(batch)
+        first = max(before, self.num_added - self.capacity)
+        self._priorities.enter(np.arange(first, self.num_added) % self.capacity)
+
+    def update_priorities(self, indexes: np.ndarray, errors: np.ndarray) -> None:
+        """Sets the priorities of rows to their absolute errors plus `eps`.
+
+        Args:
+            indexes: `[B]`, the column `batch_indexes` of drawn rows; of a row that comes twice,
+                the last error counts.
+            errors: temporal-difference errors `[B]`.
+
+        Raises:
+            UsageError: if the lengths differ, an index is of no row, or an error is not finite (or
+                0 with an `eps` of 0). Nothing is changed then.
+        """
+        indexes, errors = checked_indexes(indexes, errors, len(self))
+        self._priorities.update(indexes, np.abs(errors) + self.eps)
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns all rows and priorities (copied), counters and the generator."""
+        return {**super().get_state(), "priorities": self._priorities.get_state(len(self))}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Puts back what `get_state` returned; the next samples are the same rows again.
+
+        Raises:
+            CheckpointError: if `state` is of a buffer of another capacity or alpha, or of one
+                without priorities, or damaged. Nothing is changed then.
+        """
+        filled = min(state.get("num_added", 0), self.capacity)
+        self._priorities.checked(state.get("priorities"), filled)
+        super().set_state(state)
+        self._priorities.set_state(state["priorities"], filled)
+
+    def _drawn(self, num_items: int) -> SampleBatch:
+        """Returns rows with the columns `weights`, float32, and `batch_indexes`, int64.
+
+        Weights that the rows were added with are factors.
+        """
+        chosen = self._priorities.draw(num_items, self._rng)
+        batch, weights = self._rows(chosen), self._priorities.weights(chosen)
+        own = batch.get(WEIGHTS)
+        batch[WEIGHTS] = weights if own is None else (weights * own).astype(np.float32)
+        batch[INDEXES] = chosen
+        return batch
+
+
+class MultiAgentPrioritizedReplayBuffer(MultiAgentReplayBuffer):
+    """One `PrioritizedReplayBuffer` per policy id, made when the policy's first rows arrive.
+
+    Its arguments are those of `MultiAgentReplayBuffer`, and `alpha`, `beta` and `eps` by name.
+    """
+
+    buffer_class = PrioritizedReplayBuffer
+
+    def update_priorities(self, errors: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> None:
+        """Sets the priorities of rows by policy id; see `PrioritizedReplayBuffer`.
+
+        Args:
+            errors: by policy id, the column `batch_indexes` and the errors of drawn rows.
+
+        Raises:
+            UnknownPolicyError: if no rows of a policy were added.
+            UsageError: as `PrioritizedReplayBuffer.update_priorities` does.
+        """
+        if unknown := [policy_id for policy_id in errors if policy_id not in self.buffers]:
+            raise UnknownPolicyError(
+                f"No rows of policies {unknown} were added; there are rows of {[*self.buffers]}."
+            )
+        for policy_id, (indexes, found) in errors.items():
+            buffer = cast(PrioritizedReplayBuffer, self.buffers[policy_id])
+            buffer.update_priorities(indexes, found)
+
+
+def require_amount(name: str, value: Any) -> None:
+    """Checks that an argument is a finite number from 0.
+
+    Raises:
+        ConfigError: if it is not.
+    """
+    if not AMOUNT.holds(value):
+        raise ConfigError(f"`{name}` must be {AMOUNT.words}, but got {value!r}.")
+
+
+def checked_indexes(indexes: Any, values: Any, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns indexes of rows and a value for each, as arrays `[B]`, the values in float64.
+
+    Raises:
+        UsageError: if the lengths differ, or an index is not from 0 and below `rows`.
+    """
+    indexes, values = np.asarray(indexes), np.asarray(values, np.float64)
+    if indexes.ndim != 1 or indexes.shape != values.shape or indexes.dtype.kind not in "iu":
+        raise UsageError(
+            "Priorities need `batch_indexes` [B], whole numbers, and one value for each, but got "
+            f"{indexes.dtype} of shape {indexes.shape} and shape {values.shape}. Give the "
+            f"column {INDEXES!r} of the rows that the values are of."
+        )
+    if indexes.size and not 0 <= indexes.min() <= indexes.max() < rows:
+        raise UsageError(
+            f"`batch_indexes` must be from 0 to {rows - 1}, as much as the buffer has, but got "
+            f"{indexes.min()} to {indexes.max()}. Give the column {INDEXES!r} of drawn rows."
+        )
+    return indexes, values
+
+
+def _are_priorities(values: np.ndarray) -> bool:
+    return bool(np.all((values > 0) & (values < np.inf)))
