@@ -283,7 +283,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--rllib", type=Path, required=True, help="the folder of its sources")
     parser.add_argument("--only", nargs="+", default=[""], metavar="NAME", help="or parts of names")
-    parser.add_argument("--seconds", type=int, help="for one script (default 400; to learn, 1800)")
+    parser.add_argument("--seconds", type=int, help="for one script (default 900; to learn, 1800)")
     parser.add_argument("--learn", action="store_true", help="until the scripts' own reward")
     parser.add_argument("--table", type=Path, metavar="FILE", help="where the table goes")
     parser.add_argument("--logs", type=Path, metavar="FOLDER", help="where what they print goes")
@@ -296,7 +296,7 @@ def main() -> int:
     scripts = chosen(options.rllib, options.only)
     if options.learn:
         scripts = [x for x in scripts if "--stop-reward" in own_options(options.rllib, x)]
-    seconds = options.seconds or (1800 if options.learn else 400)
+    seconds = options.seconds or (1800 if options.learn else 900)
     console = Console()
     found: list[Any] = []
     with tempfile.TemporaryDirectory() as name:
