@@ -1,12 +1,14 @@
-"""The CPU time of acting, sampling and learning, for `old_and_new`; prints one line of JSON.
+"""The CPU time of acting, sampling and learning, for `old_and_new`.
 
-It measures the package that it imports, which `PYTHONPATH` chooses. By hand:
-`PYTHONPATH=. python benchmarks/cpu_per_call.py acting onnx`.
+It measures the package that it imports, which `PYTHONPATH` chooses. The first line that it prints
+says which that is, and what it can measure; then it measures what each line it reads names, and
+prints the µs. By hand: `echo 32 | PYTHONPATH=. python benchmarks/cpu_per_call.py acting onnx`.
 """
 
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,15 @@ sys.path.append(str(Path(__file__).resolve().parent.parent / "examples"))
 import tfpolicies
 from tfpolicies import PPOTF2Policy, RolloutWorker, SampleBatch
 
+Works = dict[str, Callable[[], int]]
+"""What is measured, by name: functions that do something and return how many units that were."""
 
-def acting(variant: str, seconds: float) -> probe.Figures:
-    """Returns the µs of one `compute_actions` on 1 and on 32 observations."""
+
+def acting(variant: str) -> Works:
+    """Returns what calls `compute_actions` with 1 and with 32 observations."""
     policy = ours.policy_of(ours.config_of(inference=variant))
 
-    def figure(rows: int) -> float:
+    def work_of(rows: int) -> Callable[[], int]:
         obs = probe.observations(rows)
 
         def work() -> int:
@@ -31,27 +36,27 @@ def acting(variant: str, seconds: float) -> probe.Figures:
                 policy.compute_actions(obs)
             return 100
 
-        return probe.cpu_microseconds(work, seconds)
+        return work
 
-    return {str(rows): figure(rows) for rows in (1, 32)}
+    return {str(rows): work_of(rows) for rows in (1, 32)}
 
 
-def sampling(variant: str, seconds: float) -> probe.Figures:
-    """Returns the µs of one environment step with 1, 8 and 32 environments."""
+def sampling(variant: str) -> Works:
+    """Returns what steps 1, 8 and 32 environments."""
 
-    def figure(num_envs: int) -> float:
+    def work_of(num_envs: int) -> Callable[[], int]:
         worker = RolloutWorker(
             env_creator=ours.CREATORS[variant],
             config=ours.config_of(num_envs),
             default_policy_class=PPOTF2Policy,
         )
-        return probe.cpu_microseconds(lambda: len(worker.sample()), seconds)
+        return lambda: len(worker.sample())
 
-    return {str(num_envs): figure(num_envs) for num_envs in probe.ENV_COUNTS}
+    return {str(num_envs): work_of(num_envs) for num_envs in probe.ENV_COUNTS}
 
 
-def updates(variant: str, seconds: float) -> probe.Figures:
-    """Returns the µs of a gradient step: of 80 in one call, and of one in a call of its own."""
+def updates(variant: str) -> Works:
+    """Returns what takes gradient steps: 80 in one call, and one in a call of its own."""
     jit_compile = {"xla": "auto", "plain": False}[variant]
     policy = ours.policy_of(ours.config_of(jit_compile=jit_compile))
     rows = SampleBatch(probe.training_rows())
@@ -65,14 +70,11 @@ def updates(variant: str, seconds: float) -> probe.Figures:
         policy.learn_on_batch(few)
         return 1
 
-    return {
-        "80 at once": probe.cpu_microseconds(many, seconds),
-        "1": probe.cpu_microseconds(one, seconds),
-    }
+    return {"80 at once": many, "1": one}
 
 
-def traffic(variant: str, seconds: float) -> probe.Figures:
-    """Returns the µs of a step of 8 towns with 25 cars, 4 lights and three policies."""
+def traffic(variant: str) -> Works:
+    """Returns what steps 8 towns with 25 cars, 4 lights and three policies."""
     from traffic import MultiAgentTrafficGrid
     from traffic_grid import CAR_SPACE, KEEP_OR_SWITCH, LIGHT_SPACE, STAY_OR_GO
 
@@ -89,21 +91,25 @@ def traffic(variant: str, seconds: float) -> probe.Figures:
         config=config.multi_agent(policies=policies, policy_mapping_fn=mapping),
         default_policy_class=PPOTF2Policy,
     )
-    return {"8 copies": probe.cpu_microseconds(lambda: worker.sample().env_steps(), seconds)}
+    return {"8 copies": lambda: worker.sample().env_steps()}
 
 
 MEASUREMENTS = {"traffic": traffic, "acting": acting, "sampling": sampling, "updates": updates}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("measurement", choices=list(MEASUREMENTS))
     parser.add_argument("variant")
-    parser.add_argument("--seconds", type=float, default=1.0)
+    parser.add_argument("--seconds", type=float, default=0.1, help="of a stretch")
     options = parser.parse_args()
-    found = MEASUREMENTS[options.measurement](options.variant, options.seconds)
+    works = MEASUREMENTS[options.measurement](options.variant)
+    for work in works.values():
+        work(), work(), work()
     tree = str(Path(tfpolicies.__file__).resolve().parents[1])
-    print(json.dumps({"figures": found, "tree": tree}))
+    print(json.dumps({"tree": tree, "figures": list(works)}), flush=True)
+    for line in sys.stdin:
+        print(probe.cpu_microseconds(works[line.strip()], options.seconds), flush=True)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,11 @@
 
 Measures the CPU time of acting (1 and 32 observations), of sampling (1, 8 and 32 environments, per
 step) and of PPO's gradient steps (80 in one call, and one) on CartPole with two networks of 2 x 64
-units; and of sampling with many agents, in the town of `examples/traffic_grid.py`. Each figure
-comes from a process that does one thing; processes of the old and of the new commit take turns, in
-pairs. What is printed is the median over pairs of old time / new time: above 1 the new commit is
-faster. Exits with 1 if one is below `--least`.
+units; and of sampling with many agents, in the town of `examples/traffic_grid.py`. Each pair is a
+process of the old and one of the new commit, which do one thing and take turns at it, in stretches
+of a tenth of a second: what else the machine does then slows both. A pair's ratio is the median of
+old time / new time over its turns; what is printed is the median over pairs, above 1 where the new
+commit is faster. Exits with 1 if one is below `--least`.
 
 `--whole "league --policies 200"` measures another benchmark instead, each commit's own, as a whole:
 the time of the process and the CPU time of it and of those that it starts.
@@ -52,22 +53,59 @@ def checked_out(revision: str) -> Iterator[Path]:
             subprocess.run([*git, "remove", "--force", str(tree)], check=True)
 
 
-def figures(tree: Path, measurement: str, variant: str, seconds: float) -> dict[str, float]:
-    """Returns the µs of CPU per call or step that one process of a commit measured."""
-    command = [sys.executable, str(HERE / "cpu_per_call.py"), measurement, variant]
-    command += ["--seconds", str(seconds)]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=tempfile.gettempdir(),
-        env={**os.environ, "PYTHONPATH": str(tree)},
-    )
-    answer = json.loads(done.stdout.strip().splitlines()[-1])
-    if Path(answer["tree"]) != tree.resolve():
-        raise SystemExit(f"measured {answer['tree']} instead of {tree}")
-    return answer["figures"]
+class Measured:
+    """A process that measures a commit, a stretch at a time.
+
+    Attributes:
+        names: of what it can measure.
+    """
+
+    def __init__(self, tree: Path, measurement: str, variant: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(HERE / "cpu_per_call.py"), measurement, variant],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            cwd=tempfile.gettempdir(),
+            env={**os.environ, "PYTHONPATH": str(tree)},
+        )
+        answer = json.loads(self._line())
+        if Path(answer["tree"]) != tree.resolve():
+            raise SystemExit(f"measured {answer['tree']} instead of {tree}")
+        self.names: list[str] = answer["figures"]
+
+    def __enter__(self) -> Measured:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.stdin.close()
+        self._process.wait()
+
+    def __call__(self, name: str) -> float:
+        """Returns the µs of CPU per call or step, over a stretch."""
+        self._process.stdin.write(f"{name}\n")
+        self._process.stdin.flush()
+        return float(self._line())
+
+    def _line(self) -> str:
+        while line := self._process.stdout.readline():
+            if line[0] in "{0123456789":
+                return line
+        raise SystemExit(f"{shlex.join(self._process.args)} ended")
+
+
+def in_turns(
+    old: Path, new: Path, measurement: str, variant: str, turns: int
+) -> dict[str, tuple[float, float]]:
+    """Returns old time / new time of a pair of processes, and the µs of the new one, by name."""
+    found: dict[str, tuple[float, float]] = {}
+    with Measured(old, measurement, variant) as before, Measured(new, measurement, variant) as now:
+        for name in now.names:
+            both = [(before(name), now(name)) for _ in range(turns)]
+            ratio = statistics.median(earlier / later for earlier, later in both)
+            found[name] = ratio, statistics.median(later for _, later in both)
+    return found
 
 
 def whole(tree: Path, command: str) -> dict[str, float]:
@@ -90,13 +128,19 @@ def whole(tree: Path, command: str) -> dict[str, float]:
     return {"wall": (time.perf_counter() - began) * 1e6, "CPU": (cpu() - cpu_before) * 1e6}
 
 
+def as_wholes(old: Path, new: Path, command: str) -> dict[str, tuple[float, float]]:
+    """Returns old time / new time of a benchmark of both commits, and the µs of the new one."""
+    before, now = whole(old, command), whole(new, command)
+    return {name: (before[name] / now[name], now[name]) for name in now}
+
+
 def main() -> int:
     """Measures and prints; returns 1 if a ratio is too small."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--old", required=True, help="revision to compare with")
     parser.add_argument("--new", default="HEAD", help="revision that is compared")
     parser.add_argument("--pairs", type=int, default=9)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of each figure")
+    parser.add_argument("--turns", type=int, default=20, help="of each figure, in a pair")
     parser.add_argument("--only", default="", help='of what is measured, such as "acting tf"')
     parser.add_argument("--whole", action="append", help="another benchmark with its options")
     parser.add_argument("--least", type=float, default=0.97, help="smallest ratio that is fine")
@@ -109,17 +153,14 @@ def main() -> int:
     with checked_out(options.old) as old, checked_out(options.new) as new:
         for pair in range(options.pairs):
             for measurement, variant in variants:
-                order = (old, new) if pair % 2 == 0 else (new, old)
-                found = {
-                    tree: whole(tree, variant)
+                found = (
+                    as_wholes(old, new, variant)
                     if options.whole
-                    else figures(tree, measurement, variant, options.seconds)
-                    for tree in order
-                }
-                for name, before in found[old].items():
-                    key = (measurement, variant, name)
-                    ratios.setdefault(key, []).append(before / found[new][name])
-                    micros.setdefault(key, []).append(found[new][name])
+                    else in_turns(old, new, measurement, variant, options.turns)
+                )
+                for name, (ratio, micro) in found.items():
+                    ratios.setdefault((measurement, variant, name), []).append(ratio)
+                    micros.setdefault((measurement, variant, name), []).append(micro)
             print(f"pair {pair + 1} of {options.pairs}", file=sys.stderr)
     medians = {key: statistics.median(found) for key, found in ratios.items()}
     for key, median in medians.items():

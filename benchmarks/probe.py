@@ -97,22 +97,17 @@ def microseconds(call: Callable[[], Any], seconds: float) -> float:
 
 
 def cpu_microseconds(work: Callable[[], int], seconds: float) -> float:
-    """Returns the µs of CPU of this process per unit of work: the median of ten stretches.
+    """Returns the µs of CPU of this process per unit of work, over a stretch of time.
 
     Args:
         work: does something and returns how many units that were.
-        seconds: How long to measure in all, after a warm-up.
+        seconds: How long the stretch is, by the clock.
     """
-    costs: list[float] = []
-    for _ in range(3):
-        work()
-    for _ in range(10):
-        units, started = 0, time.process_time()
-        end = time.perf_counter() + seconds / 10
-        while time.perf_counter() < end:
-            units += work()
-        costs.append((time.process_time() - started) / units)
-    return statistics.median(costs) * 1e6
+    units, started = 0, time.process_time()
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        units += work()
+    return (time.process_time() - started) / units * 1e6
 
 
 def rate(work: Callable[[], int], seconds: float) -> float:

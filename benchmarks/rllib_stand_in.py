@@ -21,6 +21,7 @@ import runpy
 import signal
 import sys
 from collections.abc import Iterator, Sequence
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -238,12 +239,30 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         module.__path__ = []  # so that modules below it are looked for
 
 
+class _Files(importlib.abc.MetaPathFinder):
+    """Finds modules below `rllib_rest` that are files; what these lack when they run stands in."""
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        found = name.startswith(f"{PACKAGE}.") and PathFinder.find_spec(name, path, target)
+        if found and found.loader:
+            found.loader.exec_module = functools.partial(_executed, found.loader.exec_module)
+        return found or None
+
+
+def _executed(execute: Any, module: ModuleType) -> None:
+    try:
+        execute(module)
+    except MissingName:
+        module.__class__ = _Module  # the names behind the line that failed are stand-ins
+
+
 def install() -> None:
     """Makes modules below `rllib_rest` importable, behind those that are files.
 
     `override` may stand above methods of stand-ins then, which have none.
     """
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Files())
         sys.meta_path.append(_Finder())
         compat: Any = importlib.import_module("tfpolicies.compat")
         compat.override = lambda parent: lambda method: method

@@ -3,9 +3,10 @@
 `PATH` is the folder `rllib` of the sources of release 2.10.0. The tests of its old stack are ported
 by `tfpolicies port` into a temporary folder, beside its examples, and run there. What they import
 of RLlib that has no place here is a stand-in that fails when it is used, naming itself
-(`rllib_stand_in.py`); so is PyTorch. Loops over frameworks have TensorFlow's alone; `ray.init()`
-does nothing. Prints a table by file; `--tests FILE` writes each test's verdict, `--missing FILE`
-the names that tests and examples want and that are not here. `--only TEXT ...` runs files whose
+(`rllib_stand_in.py`); so is PyTorch. Loops over frameworks have TensorFlow's alone, configs for
+PyTorch or the new stack are for `tf2` and the old one; `ray.init()` does nothing. Prints a table by
+file; `--tests FILE` writes each test's verdict, `--missing FILE` the names that tests and examples
+want and that are not here. `--only TEXT ...` runs files whose
 path contains one of the texts.
 """
 
@@ -63,6 +64,8 @@ FILES = {
 OUTCOMES = ("passed", "missing", "failed", "late", "other", "not run")
 _REST = re.compile(r"^(\s*(?:from|import)\s+)ray\.rllib\b", re.MULTILINE)
 _WHOLE = re.compile(r"^(\s*)import (ray|torch)$", re.MULTILINE)
+_TORCH = re.compile(r"""(\bframework(?:\(|=)["'])torch(?=["'])""")
+_STACK = re.compile(r"(\b_enable_new_api_stack=)True\b")
 _STAND_IN = """\
 import functools
 from benchmarks.rllib_stand_in import install, lookup
@@ -103,6 +106,7 @@ def translated(source: Path) -> str:
     """Returns a file of RLlib with imports of this package and of stand-ins."""
     text = port(source.read_bytes(), str(source)).source.decode()
     text = text.replace('"ray.rllib.examples.', f'"{PACKAGE}.examples.')  # environments by name
+    text = _STACK.sub(r"\1False", _TORCH.sub(r"\1tf2", text))
     return _WHOLE.sub(rf"\1import {PACKAGE}.\2 as \2", _REST.sub(rf"\1{PACKAGE}", text))
 
 

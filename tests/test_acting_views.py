@@ -220,6 +220,7 @@ def test_a_session_looks_back_as_a_sampler_does(inference):
             obs, reward = env.reset()[0], None
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("policy_class", [PPOTF2Policy, PPOTF1Policy])
 @pytest.mark.parametrize("model", [looks_back, ReadsGaps])
 def test_policies_with_views_keep_their_contract(policy_class, model):
@@ -253,6 +254,7 @@ def remembers(observation_space, num_outputs):
     )
 
 
+@pytest.mark.soak
 def test_a_model_with_a_memory_reads_views_of_padded_sequences():
     model = {"custom_model": remembers, "max_seq_len": 3}
     worker = RolloutWorker(
@@ -458,6 +460,7 @@ def earned(act, episodes=60):
     return total / episodes
 
 
+@pytest.mark.soak
 def test_four_observations_learn_what_one_cannot_and_the_export_knows_it(tmp_path):
     algorithm = trained({"custom_model": last_four}, 10)  # 5120 steps
     policy = algorithm.get_policy()

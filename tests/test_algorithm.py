@@ -715,7 +715,6 @@ def test_the_algorithm_classes_say_what_they_build():
 
 
 @pytest.mark.usefixtures("new_programs")
-@pytest.mark.core
 def test_a_whole_run_traces_each_function_once_and_compiles_the_update_at_most_twice(monkeypatch):
     config = tiny(env="CartPole-v1").framework(inference="auto", jit_compile=True)
     config.rollouts(batch_mode="complete_episodes").training(train_batch_size=64)

@@ -10,6 +10,7 @@ import tensorflow as tf
 import tiny
 from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
+from marking import telling
 
 from benchmarks.conformance import Combination, make_policy
 from tfpolicies import PGTF2Policy, Policy, PPOConfig, PPOTF2Policy
@@ -45,16 +46,15 @@ COVERING = [  # every observation space, every action space and every model; mos
 ]
 
 
-@pytest.mark.parametrize("names", COVERING, ids=" x ".join)
-def test_the_packages_policies_keep_the_contract(names):
-    report = check_policy(make_policy(Combination(*names)), exports=False)
+@pytest.mark.parametrize(("seen", "done", "model"), telling(COVERING, soak=COVERING[1:]))
+def test_the_packages_policies_keep_the_contract(seen, done, model):
+    report = check_policy(make_policy(Combination(seen, done, model)), exports=False)
     missing = {"memory", "masks", "exports"} - set(report.passed)
     assert {result.check for result in report.results} - set(report.passed) == missing
-    assert ("memory" in report.passed) == (names[2] in ("lstm", "gru", "attention"))
-    assert ("masks" in report.passed) == (names[2] == "masked")
+    assert ("memory" in report.passed) == (model in ("lstm", "gru", "attention"))
+    assert ("masks" in report.passed) == (model == "masked")
 
 
-@pytest.mark.core
 def test_a_policy_with_everything_is_exported_too_and_left_as_it_was():
     model = {**LSTM, "lstm_use_prev_action": True, "lstm_use_prev_reward": True}
     actions = spaces.Dict(arm=tiny.PLANE, gear=spaces.Discrete(3, start=1))

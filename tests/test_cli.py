@@ -213,6 +213,7 @@ def test_the_best_checkpoint_is_that_of_the_best_evaluation(trained: Path) -> No
     assert manifest["progress"]["iteration"] == best
 
 
+@pytest.mark.soak
 def test_training_ends_when_the_last_100_episodes_reach_the_target(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -264,6 +265,7 @@ def test_another_backend_of_keras_is_named_in_one_line(here: Path) -> None:
     assert list(here.iterdir()) == []
 
 
+@pytest.mark.soak
 def test_pg_trains_and_ships_for_an_importable_environment_with_settings(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -632,6 +634,7 @@ class Reach(gym.Env):
 """
 
 
+@pytest.mark.soak
 def test_an_environment_that_has_changed_since_training_is_taken_if_told_so(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -731,6 +734,7 @@ def test_the_main_job_ends_with_an_export_that_plays_well_enough(
         assert f"{relative / file}" in shown
 
 
+@pytest.mark.soak
 def test_training_goes_on_while_the_exported_policy_falls_short(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -37,6 +37,7 @@ def test_a_custom_tf_model_learns_and_is_exported(tmp_path, load):
     assert (tmp_path / "model.onnx").is_file()
 
 
+@pytest.mark.soak
 def test_self_play_adds_frozen_copies_to_the_league(load):
     module = load("self_play")
     algorithms = []
@@ -71,6 +72,7 @@ def test_rollout_workers_by_hand_give_the_batches_of_one_and_of_three_policies(l
     assert traffic["traffic_light_policy"].count == 4 * traffic.env_steps()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("framework", ["tf2", "tf"])
 def test_players_with_a_centralized_critic_learn_to_give_way(load, framework):
     assert load("centralized_critic").main(stop_iters=8, framework=framework) > 7.0

@@ -242,7 +242,6 @@ class Copied(PPOTF2Policy):
     loss = copied_loss
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("model", [{}, {"use_lstm": True, "lstm_cell_size": 3, "max_seq_len": 4}])
 def test_a_copied_loss_learns_what_that_of_ppo_does(model):
     config = {"model": {"fcnet_hiddens": [4], **model}, "entropy_coeff": 0.1, "lr": 0.01}

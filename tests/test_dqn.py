@@ -360,7 +360,6 @@ def test_epsilon_follows_the_timestep_that_is_given():
     assert (out.extras["action_prob"] == 1).all()
 
 
-@pytest.mark.core
 def test_graph_mode_computes_the_same():
     settings = {"tau": 0.5, "lr": 0.01}
     traced, graph = dqn(**settings), make(DQNTF1Policy, model={"fcnet_hiddens": [4]}, hiddens=[3],

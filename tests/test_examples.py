@@ -18,6 +18,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
     return importlib.import_module
 
 
+@pytest.mark.soak
 def test_a_users_own_model_learns_a_users_own_environment_and_is_exported(
     tmp_path: Path, load: Callable[[str], ModuleType]
 ) -> None:
@@ -39,6 +40,7 @@ def test_the_main_job_in_python_plays_its_own_export_to_the_target(
     assert (tmp_path / "checkpoint" / "algorithm.json").is_file()
 
 
+@pytest.mark.soak
 def test_soft_actor_critic_trains_on_the_pendulum_and_plays_greedily(
     load: Callable[[str], ModuleType], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -49,6 +51,7 @@ def test_soft_actor_critic_trains_on_the_pendulum_and_plays_greedily(
     assert "1,000 steps" in capsys.readouterr().out
 
 
+@pytest.mark.soak
 def test_a_population_learns_side_by_side_and_its_worst_become_copies_of_the_best(
     tmp_path: Path, load: Callable[[str], ModuleType], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,7 +16,7 @@ def test_damaged_states_are_refused_or_right():
     assert result.refused > 100
 
 
-@pytest.mark.core
+@pytest.mark.soak
 def test_hostile_files_are_refused_or_right_and_execute_nothing():
     command = [sys.executable, "-m", "benchmarks.fuzz_attacks", "--count", "200", "--seed", "2"]
     root = Path(__file__).parents[1]

@@ -1,6 +1,7 @@
 """Graph mode: the session runtime gives what traced functions give, and leaves all else alone."""
 
 import gc
+import itertools
 import threading
 import weakref
 
@@ -61,7 +62,8 @@ def keras_state():
     ("kind", "jit"),
     telling(
         [*((kind, "auto") for kind in KINDS), ("flat", True)],
-        *((kind, "auto") for kind in ("conv", "lstm")),
+        ("conv", "auto"),
+        soak=[("flat", True), ("box actions", "auto"), ("lstm", "auto")],
     ),
 )
 def test_graph_mode_acts_and_learns_like_traced_functions(kind, jit):
@@ -385,8 +387,10 @@ def test_a_checkpoint_continues_in_graph_mode(tmp_path):
     assert_equal(moved.get_weights(), policy.get_weights())
 
 
-@pytest.mark.parametrize("kind", ["flat", "lstm"])
-@pytest.mark.parametrize("onnx", [None, True])
+@pytest.mark.parametrize(
+    ("kind", "onnx"),
+    telling(itertools.product(["flat", "lstm"], [None, True]), soak=[("lstm", True)]),
+)
 def test_exports_agree_with_the_session(tmp_path, kind, onnx):
     policy = graph(lr=0.01, **KINDS[kind])
     policy.learn_on_batch(random_batch(policy, 12))

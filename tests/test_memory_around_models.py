@@ -130,7 +130,6 @@ def test_a_checkpoint_does_without_the_factory(tmp_path):
     np.testing.assert_array_equal(played(loaded), played(policy))
 
 
-@pytest.mark.core
 def test_the_model_has_its_say_in_the_loss():
     worker = worker_of(**LSTM, custom_model=Features)
     policy = worker.get_policy()
@@ -144,7 +143,6 @@ def test_the_model_has_its_say_in_the_loss():
     assert moved == set(before) - unread
 
 
-@pytest.mark.core
 def test_a_batch_has_the_n_last_actions_and_rewards():
     worker = worker_of(**ATTENTION, fcnet_hiddens=[4])
     samples = [worker.sample() for _ in range(3)]

@@ -147,7 +147,7 @@ def test_acting_without_the_memory_shows_the_right_call():
         previous.compute_single_action(np.zeros(3, np.float32), previous.get_initial_state())
 
 
-@pytest.mark.core
+@pytest.mark.soak
 def test_sequences_learn_alike_with_and_without_xla():
     batch = worker_of(MODELS["lstm"]).sample()
     results = []

@@ -17,6 +17,8 @@ from tfpolicies.models.losses import masked_mean
 from tfpolicies.program.update_forms import Form
 from tfpolicies.testing import random_batch
 
+pytestmark = pytest.mark.usefixtures("kept_programs")
+
 SPACES = {
     "discrete": spaces.Discrete(4),
     "image": spaces.Box(0, 255, (3, 3, 1), np.uint8),

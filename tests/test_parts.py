@@ -218,7 +218,6 @@ def test_a_policy_is_freed_with_its_last_reference():
             gc.enable()
 
 
-@pytest.mark.core
 def test_names_of_ported_code_are_found_once_compat_is_there():
     code = """
 import gymnasium as gym, numpy as np

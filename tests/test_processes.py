@@ -248,7 +248,7 @@ for kind, (actions, stats, weights) in zip(KINDS, before):
 """
 
 
-@pytest.mark.core
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("around", "wanted"),
     [
@@ -270,7 +270,7 @@ def test_what_surrounds_a_policy_that_is_made_is_named_in_one_line(around, wante
     assert [line[: len(start)] for line, start in zip(lines, wanted, strict=True)] == wanted
 
 
-@pytest.mark.core
+@pytest.mark.soak
 def test_keras_in_another_precision_is_refused_in_one_line():
     lines = printed_by(MODES)["floatx"] + printed_by(MODES)["precision"]
 
@@ -281,7 +281,7 @@ def test_keras_in_another_precision_is_refused_in_one_line():
     ]
 
 
-@pytest.mark.core
+@pytest.mark.soak
 def test_a_model_in_double_precision_is_refused_in_one_line():
     *refused, first, second, third = printed_by(MODES)["model"]
 
@@ -292,6 +292,6 @@ def test_a_model_in_double_precision_is_refused_in_one_line():
     assert [first, second, third] == ["no error"] * 3
 
 
-@pytest.mark.core
+@pytest.mark.soak
 def test_functions_that_run_eagerly_change_no_number():
     assert printed_by(MODES)["functions"] == ["True True True"] * 3

@@ -106,7 +106,8 @@ def test_a_program_is_freed_when_its_policies_go():
 
 @pytest.mark.usefixtures("quick_collections")
 @pytest.mark.parametrize(
-    ("kind", "stays"), telling([(PPOTF2Policy, 0), (PPOTF1Policy, 4)], (PPOTF2Policy, 0))
+    ("kind", "stays"),
+    telling([(PPOTF2Policy, 0), (PPOTF1Policy, 4)], (PPOTF2Policy, 0), soak=[(PPOTF1Policy, 4)]),
 )
 def test_graphs_of_updates_are_freed(kind, stays):
     def learn(width):

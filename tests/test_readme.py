@@ -18,6 +18,7 @@ def run_python_of(page: Path) -> dict[str, Any]:
     return names
 
 
+@pytest.mark.soak
 def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names = run_python_of(README)
@@ -26,6 +27,7 @@ def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.Monke
     assert {path.name for path in Path().iterdir()} == {"runs", "exported"}
 
 
+@pytest.mark.soak
 def test_the_python_of_the_guide_runs_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,8 @@ from tfpolicies.errors import ConfigError, ModelError, UnsupportedSpaceError
 from tfpolicies.models.registry import register_model
 from tfpolicies.testing import check_policy
 
+pytestmark = pytest.mark.usefixtures("kept_programs")
+
 NESTED = spaces.Dict(place=OBS, mode=spaces.Discrete(3))
 
 
@@ -129,7 +131,6 @@ def next_noise(policy, rows):
 # -- losses ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("twin_q", [True, False])
 @pytest.mark.parametrize(("cls", "entropy"), [(SACTF2Policy, "auto"), (SACTF1Policy, -0.5)])
 def test_losses_and_statistics_are_those_of_the_papers(twin_q, cls, entropy):
@@ -265,7 +266,6 @@ def test_the_temperature_starts_at_initial_alpha_and_moves_towards_the_target_en
     assert (stats["target_entropy"], stats["alpha_value"] < 0.2) == (-50.0, True)
 
 
-@pytest.mark.core
 def test_networks_learn_at_their_own_rates_or_at_lr():
     policy = sac(lr=0.5, critic_lr=0.0)
     rates = {name: policy.hyper(name) for name in ("actor_lr", "critic_lr", "entropy_lr")}
@@ -590,13 +590,13 @@ def test_only_vectors_of_floats_are_actions(space):
 # -- as every policy ------------------------------------------------------------------------------
 
 
-@pytest.mark.core
+@pytest.mark.soak
 @pytest.mark.parametrize("cls", [SACTF2Policy, SACTF1Policy])
 def test_it_keeps_the_contract_of_policies(cls):
     check_policy(sac(cls=cls))
 
 
-@pytest.mark.core
+@pytest.mark.soak
 def test_a_policy_goes_on_from_its_checkpoint_to_the_bit(tmp_path):
     policy = sac(lr=0.01, q={"custom_model": own_critic})
     step = np.array([True])

@@ -113,7 +113,7 @@ def test_the_buffer_keeps_what_the_loss_reads_and_updates_run_in_one_call():
     assert result["num_target_updates"] == 6  # behind each update
 
 
-@pytest.mark.core
+@pytest.mark.soak
 def test_it_learns_to_aim():
     config = tiny(
         lr=0.01,
@@ -167,6 +167,7 @@ KILLED = """
 """
 
 
+@pytest.mark.soak
 def test_a_run_that_was_killed_goes_on_as_if_it_had_not(tmp_path):
     paths = [os.path.dirname(__file__)]
     script = textwrap.dedent(KILLED).format(paths=paths, folder=str(tmp_path))
@@ -212,6 +213,7 @@ def test_another_policy_may_act_beside_it():
         np.testing.assert_array_equal(before[key], value)
 
 
+@pytest.mark.soak
 def test_graph_mode_learns_the_same():
     results = [
         config.build().train()

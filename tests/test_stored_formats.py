@@ -16,6 +16,7 @@ def expected():
         return dict(stored)
 
 
+@pytest.mark.soak
 def test_files_of_an_earlier_version_give_what_they_gave(expected):
     found = {}
     for name, arrays in played(STORED):

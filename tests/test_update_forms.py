@@ -56,7 +56,14 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", telling(KINDS, "dense", "large lstm", "keras lstm", "both"))
+@pytest.mark.parametrize(
+    "kind",
+    telling(
+        KINDS,
+        *("dense", "large lstm", "both"),
+        soak=["lstm", "gru", "gated transformer", "attention", "keras lstm", "depthwise"],
+    ),
+)
 def test_the_operations_of_an_update_decide_how_it_is_compiled(kind):
     model, expected = KINDS[kind]
     policy = make(model=model, jit_compile="auto")
@@ -86,6 +93,7 @@ def test_a_batch_that_xla_cannot_compile_the_update_of_is_learned_from_without_i
     assert_close(policy.get_weights(), plain.get_weights(), atol=1e-6)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("policy_class", [PPOTF2Policy, PPOTF1Policy])
 @pytest.mark.parametrize("model", [CONVOLUTIONS, {**MEMORY, "use_gru": True}])
 def test_a_plain_loop_around_a_compiled_step_gives_the_same_numbers(policy_class, model):
@@ -116,6 +124,7 @@ def in_pieces(monkeypatch, policy, minibatches):
         itertools.product([PPOTF2Policy, PPOTF1Policy], [False, True]),
         (PPOTF2Policy, True),
         (PPOTF1Policy, False),
+        soak=[(PPOTF1Policy, True)],
     ),
 )
 def test_an_update_in_one_two_or_seven_pieces_gives_equal_bits(monkeypatch, policy_class, jit):
@@ -191,6 +200,7 @@ def test_minibatches_that_a_callback_sees_are_taken_back_when_they_are_interrupt
     assert (after["rng"], after["num_grad_updates"]) == (before["rng"], 0)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("model", [{"fcnet_hiddens": [5]}, {**MEMORY, "use_gru": True}])
 def test_a_policy_learns_on_after_its_first_compiled_call_was_interrupted(monkeypatch, model):
     policy, twin = (make(jit_compile=True, lr=0.01, model=model) for _ in range(2))

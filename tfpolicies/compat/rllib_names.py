@@ -167,8 +167,13 @@ MODULES = {"ray.tune": _TUNE} | {
 def _of_algorithms() -> Iterator[tuple[str, str]]:
     """Yields modules of RLlib with the names that registered algorithms give them."""
     for own, names in _OWN.items():
-        for module in ("", f".{own}", f".{own}.{own}", f".{own}.{own}_tf_policy"):
-            yield from ((f"ray.rllib.algorithms{module}", name) for name in names)
+        package = f"ray.rllib.algorithms.{own}"
+        for name in names:
+            is_policy = name.endswith("Policy")
+            yield package, name
+            yield f"{package}.{own}{'_tf_policy' if is_policy else ''}", name
+            if not is_policy:
+                yield "ray.rllib.algorithms", name
         for module in (own, f"{own}.{own}"):
             yield f"ray.rllib.agents.{module}", f"{own.upper()}Trainer"
 
@@ -206,25 +211,23 @@ ELSEWHERE = {
 """What stands for names of RLlib that are not here."""
 
 SECTIONS = {
-    "ray.rllib": "Imports",
-    "ray.rllib.algorithms": "Algorithm and policy",
-    "ray.rllib.algorithms.algorithm_config": "Config",
-    "ray.rllib.algorithms.callbacks": "Workers, evaluation and callbacks",
-    "ray.rllib.connectors": "Not offered",
+    "ray.rllib": "Names",
+    "ray.rllib.algorithms": "Not offered",
+    "ray.rllib.algorithms.algorithm_config": "Configs",
+    "ray.rllib.connectors": "Connectors",
     "ray.rllib.core": "Not offered",
-    "ray.rllib.env": "Workers, evaluation and callbacks",
-    "ray.rllib.evaluation": "Workers, evaluation and callbacks",
-    "ray.rllib.evaluation.collectors": "Not offered",
-    "ray.rllib.execution.segment_tree": "Not offered",
+    "ray.rllib.env": "Environments",
+    "ray.rllib.env.multi_agent_env_runner": "Not offered",
+    "ray.rllib.env.single_agent_env_runner": "Not offered",
     "ray.rllib.models": "A custom model",
     "ray.rllib.models.action_dist": "A custom action distribution",
     "ray.rllib.models.tf.tf_action_dist": "A custom action distribution",
-    "ray.rllib.models.torch": "Imports",
-    "ray.rllib.offline": "Workers, evaluation and callbacks",
+    "ray.rllib.models.torch": "Not offered",
+    "ray.rllib.offline": "Not offered",
     "ray.rllib.policy": "A custom policy",
-    "ray.rllib.utils.exploration": "Config",
-    "ray.rllib.utils.replay_buffers": "What differs, and why",
-    "ray.rllib.utils.schedules": "Config",
+    "ray.rllib.utils.exploration": "Configs",
+    "ray.rllib.utils.replay_buffers": "DQN and SAC",
+    "ray.rllib.utils.schedules": "Schedules",
     "ray.tune": "Ray Tune",
 }
 """The section of `docs/porting.md` for what has no place here, by the beginning of its module."""
@@ -238,4 +241,4 @@ def section_for(module: str) -> str:
     """
     while module not in SECTIONS and "." in module:
         module = module.rpartition(".")[0]
-    return SECTIONS.get(module, "Imports")
+    return SECTIONS.get(module, "Names")
