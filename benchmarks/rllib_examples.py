@@ -226,7 +226,7 @@ def learn_example(rllib: Path, folder: Path, script: str, seconds: int) -> Learn
     asked, reached = float(options["--stop-reward"]), reward_in(folder / script)
     if verdict == "runs":
         verdict = "fails" if reached < asked else "learns"
-    return Learned(script, verdict, asked, reached, taken, reason)
+    return Learned(script, verdict, asked, round(reached, 3), taken, reason)
 
 
 def own_options(rllib: Path, script: str) -> dict[str, Any]:
