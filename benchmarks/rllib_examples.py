@@ -154,7 +154,7 @@ class Learned(NamedTuple):
     """How far a script learned."""
 
     script: str
-    verdict: str  # "learns", "fails", "late"
+    verdict: str  # "learns", "short" (it stopped before), "fails", "late"
     asked: float  # mean reward
     reached: float  # NaN where the script trains by itself, without Tune
     seconds: int
@@ -225,7 +225,7 @@ def learn_example(rllib: Path, folder: Path, script: str, seconds: int) -> Learn
     taken = round(time.monotonic() - start)
     asked, reached = float(options["--stop-reward"]), reward_in(folder / script)
     if verdict == "runs":
-        verdict = "fails" if reached < asked else "learns"
+        verdict = "short" if reached < asked else "learns"
     return Learned(script, verdict, asked, round(reached, 3), taken, reason)
 
 
