@@ -154,7 +154,7 @@ class Learned(NamedTuple):
     """How far a script learned."""
 
     script: str
-    verdict: str  # "learns", "fails", "late"
+    verdict: str  # "learns", "short" (it stopped before), "fails", "late"
     asked: float  # mean reward
     reached: float  # NaN where the script trains by itself, without Tune
     seconds: int
@@ -225,8 +225,8 @@ def learn_example(rllib: Path, folder: Path, script: str, seconds: int) -> Learn
     taken = round(time.monotonic() - start)
     asked, reached = float(options["--stop-reward"]), reward_in(folder / script)
     if verdict == "runs":
-        verdict = "fails" if reached < asked else "learns"
-    return Learned(script, verdict, asked, reached, taken, reason)
+        verdict = "short" if reached < asked else "learns"
+    return Learned(script, verdict, asked, round(reached, 3), taken, reason)
 
 
 def own_options(rllib: Path, script: str) -> dict[str, Any]:
@@ -283,7 +283,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--rllib", type=Path, required=True, help="the folder of its sources")
     parser.add_argument("--only", nargs="+", default=[""], metavar="NAME", help="or parts of names")
-    parser.add_argument("--seconds", type=int, help="for one script (default 400; to learn, 1800)")
+    parser.add_argument("--seconds", type=int, help="for one script (default 900; to learn, 1800)")
     parser.add_argument("--learn", action="store_true", help="until the scripts' own reward")
     parser.add_argument("--table", type=Path, metavar="FILE", help="where the table goes")
     parser.add_argument("--logs", type=Path, metavar="FOLDER", help="where what they print goes")
@@ -296,7 +296,7 @@ def main() -> int:
     scripts = chosen(options.rllib, options.only)
     if options.learn:
         scripts = [x for x in scripts if "--stop-reward" in own_options(options.rllib, x)]
-    seconds = options.seconds or (1800 if options.learn else 400)
+    seconds = options.seconds or (1800 if options.learn else 900)
     console = Console()
     found: list[Any] = []
     with tempfile.TemporaryDirectory() as name:
