@@ -391,6 +391,15 @@ def test_wrong_settings_are_named(config, settings, message):
         config().training(**settings)
 
 
+def test_targets_that_move_with_the_actor_have_no_other_pace():
+    config = TD3Config().training(target_network_update_freq=100)
+    message = "target_network_update_freq must be 0 with policy_delay=2, got 100"
+    with pytest.raises(ConfigError, match=message):
+        config.validate()
+    config.training(policy_delay=1).validate()
+    DDPGConfig().training(target_network_update_freq=100).validate()
+
+
 # -- what acts ------------------------------------------------------------------------------------
 
 

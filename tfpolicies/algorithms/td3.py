@@ -290,3 +290,17 @@ class TD3Config(OffPolicyConfig):
                 "scale_timesteps": 1,
             }
         )
+
+    def validate(self) -> None:
+        """Checks settings against each other.
+
+        Raises:
+            ConfigError: naming the contradiction.
+        """
+        super().validate()
+        if self.policy_delay > 1 and self.target_network_update_freq > 0:
+            raise ConfigError(
+                f"target_network_update_freq must be 0 with policy_delay={self.policy_delay}, got "
+                f"{self.target_network_update_freq}: targets move with the actor then. Leave it "
+                "out, or use policy_delay=1."
+            )
