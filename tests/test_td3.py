@@ -280,7 +280,7 @@ def test_update_target_moves_all_targets_at_once():
 
 
 def test_networks_learn_at_their_own_rates_or_at_lr():
-    policy = td3(lr=0.5, actor_lr=None, critic_lr=0.0)
+    policy = td3(lr=0.5, critic_lr=0.0)
     assert (policy.hyper("actor_lr"), policy.hyper("critic_lr")) == (0.5, 0.0)
     before = policy.get_state()
     policy.learn_on_batch(transitions(policy))
@@ -305,8 +305,9 @@ SHARED = {
     "actor_hidden_activation": "relu",
     "critic_hiddens": [400, 300],
     "critic_hidden_activation": "relu",
-    "actor_lr": 1e-3,
-    "critic_lr": 1e-3,
+    "lr": 1e-3,  # of both networks: RLlib's actor_lr and critic_lr
+    "actor_lr": None,
+    "critic_lr": None,
     "use_huber": False,
     "huber_threshold": 1.0,
     "use_state_preprocessor": False,
@@ -389,6 +390,15 @@ def test_the_defaults_are_those_of_rllibs_contributed_packages():
 def test_wrong_settings_are_named(config, settings, message):
     with pytest.raises(ConfigError, match=message):
         config().training(**settings)
+
+
+def test_targets_that_move_with_the_actor_have_no_other_pace():
+    config = TD3Config().training(target_network_update_freq=100)
+    message = "target_network_update_freq must be 0 with policy_delay=2, got 100"
+    with pytest.raises(ConfigError, match=message):
+        config.validate()
+    config.training(policy_delay=1).validate()
+    DDPGConfig().training(target_network_update_freq=100).validate()
 
 
 # -- what acts ------------------------------------------------------------------------------------

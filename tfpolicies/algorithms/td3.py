@@ -19,7 +19,8 @@ training step are drawn before the first of them. Noise is that of actions as th
 them: in [-1, 1] with `normalize_actions`. Deviations from RLlib: its targets move behind each
 update; gamma's exponent is the number of rewards that a row has.
 
-The defaults are those of RLlib's contributed package `rllib_td3`, as of release 2.10.
+The defaults are those of RLlib's contributed package `rllib_td3`, as of release 2.10; what it has
+as `actor_lr` and `critic_lr`, 1e-3, is `lr` here, for both where they have no rate of their own.
 """
 
 from __future__ import annotations
@@ -251,8 +252,9 @@ class TD3Training(OffPolicyTraining):
     actor_hidden_activation: str | None = setting("relu", ACTIVATION)
     critic_hiddens: Any = setting([400, 300], COUNTS)
     critic_hidden_activation: str | None = setting("relu", ACTIVATION)
-    actor_lr: float | None = setting(1e-3, _OWN_RATE)  # None: lr
-    critic_lr: float | None = setting(1e-3, _OWN_RATE)  # None: lr
+    lr: Any = 1e-3
+    actor_lr: float | None = setting(None, _OWN_RATE)  # None: lr
+    critic_lr: float | None = setting(None, _OWN_RATE)  # None: lr
     use_huber: bool = setting(False, BOOL)
     huber_threshold: float = setting(1.0, POSITIVE)
     l2_reg: float = setting(0.0, AMOUNT, kept=lambda x: 0.0 if x is None else x)
@@ -270,7 +272,7 @@ class TD3Config(OffPolicyConfig):
     """The config of TD3.
 
     >>> config = TD3Config().environment("Pendulum-v1").training(policy_delay=3)
-    >>> config.critic_lr, config.tau, config.exploration_config["type"]
+    >>> config.lr, config.tau, config.exploration_config["type"]
     (0.001, 0.005, 'GaussianNoise')
     """
 
@@ -290,3 +292,17 @@ class TD3Config(OffPolicyConfig):
                 "scale_timesteps": 1,
             }
         )
+
+    def validate(self) -> None:
+        """Checks settings against each other.
+
+        Raises:
+            ConfigError: naming the contradiction.
+        """
+        super().validate()
+        if self.policy_delay > 1 and self.target_network_update_freq > 0:
+            raise ConfigError(
+                f"target_network_update_freq must be 0 with policy_delay={self.policy_delay}, got "
+                f"{self.target_network_update_freq}: targets move with the actor then. Leave it "
+                "out, or use policy_delay=1."
+            )

@@ -142,7 +142,8 @@ class BoundedDeterministic(SquashedDeterministic):
     """
 
     def sample(self, noise: tf.Tensor) -> tf.Tensor:
-        low, high = (np.asarray(x, np.float32) for x in (self.space.low, self.space.high))
+        with np.errstate(over="ignore"):
+            low, high = (x.astype(np.float32) for x in (self.space.low, self.space.high))
         half_width, middle = half_width_and_middle(low, high)
         return tf.clip_by_value(super().sample(noise) * half_width + middle, low, high)
 
