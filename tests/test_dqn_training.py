@@ -207,8 +207,14 @@ class CorridorEnv(gym.Env):
         return np.eye(5, dtype=np.float32)[self.cell], float(done), done, self.now == 20, {}
 
 
-@pytest.mark.core
-def test_it_learns_the_values_of_a_corridor():
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("MultiAgentReplayBuffer", marks=pytest.mark.core),
+        "MultiAgentPrioritizedReplayBuffer",
+    ],
+)
+def test_it_learns_the_values_of_a_corridor(kind):
     config = tiny(
         corridor,
         lr=0.02,
@@ -216,7 +222,7 @@ def test_it_learns_the_values_of_a_corridor():
         train_batch_size=32,
         training_intensity=32,
         target_network_update_freq=48,
-        replay_buffer_config={"capacity": 5000},
+        replay_buffer_config={"type": kind, "capacity": 5000},
     )
     config.exploration(exploration_config={"final_epsilon": 0.3, "epsilon_timesteps": 600})
     algorithm = config.rollouts(num_envs_per_worker=4).build()
