@@ -163,5 +163,5 @@ def is_repaired(file: str, test: str) -> bool:
 def why_not_counted(file: str, test: str) -> str | None:
     """Returns why a test is no part of the share, None if it is one."""
     name = f"{file}::{test}::"
-    parts = {part if part.endswith("::") else f"::{part}::": why for part, why in NOT_COUNTED.items()}
-    return next((why for part, why in parts.items() if part in name), None)
+    parts = {part if part.endswith("::") else f"::{part}::": part for part in NOT_COUNTED}
+    return next((NOT_COUNTED[part] for known, part in parts.items() if known in name), None)
