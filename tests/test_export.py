@@ -535,7 +535,9 @@ def test_the_folder_of_all_versions_is_loaded_as_the_newest_one(tmp_path):
         served = tf.saved_model.load(tmp_path).signatures["serving_default"](obs=tf.constant(obs))
         logits = policy.compute_actions(obs)[2]["action_dist_inputs"]
         np.testing.assert_allclose(served["action_dist_inputs"], logits, rtol=1e-5)
-    assert os.readlink(tmp_path / "saved_model.pb") == "2/saved_model.pb"
+    links = {path.name: os.readlink(path) for path in tmp_path.iterdir() if path.is_symlink()}
+    files = ("saved_model.pb", "fingerprint.pb", "variables")
+    assert links == {"newest": "2", **{name: f"newest/{name}" for name in files}}
     assert (tmp_path / "assets" / "mine").is_file()
 
 

@@ -192,9 +192,11 @@ class TFModelAdapter(keras.Model):
             return (outputs, self._values([-1, 1])) if self._gives_value else outputs
         state = [given.pop(f"state_in_{i}") for i in range(len(self.state_shapes))]
         seq_lens = given.pop(SEQ_LENS)
-        lead = tf.shape(next(iter(given.values())))[:2]
-        whole, lead = lead, self._cut(lead, seq_lens)
-        rows = {name: tf.reshape(x[:, : lead[1]], [-1, *x.shape[2:]]) for name, x in given.items()}
+        whole = lead = tf.shape(next(iter(given.values())))[:2]
+        if self.is_cut:
+            lead = tf.stack([whole[0], tf.reduce_max(seq_lens)])
+            given = {name: x[:, : lead[1]] for name, x in given.items()}
+        rows = {name: tf.reshape(x, [-1, *x.shape[2:]]) for name, x in given.items()}
         input_dict = self._input_dict(rows, training)
         input_dict |= {f"state_in_{i}": x for i, x in enumerate(state)} | {SEQ_LENS: seq_lens}
         outputs, after = self.inner(input_dict, state, seq_lens)
@@ -206,10 +208,6 @@ class TFModelAdapter(keras.Model):
             missing = [[0, 0], [0, whole[1] - lead[1]], [0, 0]]
             found = {name: tf.pad(x, missing) for name, x in found.items()}
         return found | {f"state_out_{i}": x for i, x in enumerate(after)}
-
-    def _cut(self, lead: tf.Tensor, seq_lens: tf.Tensor) -> tf.Tensor:
-        """Returns `[B, T]` of the sequences that the inner model reads."""
-        return tf.stack([lead[0], tf.reduce_max(seq_lens)]) if self.is_cut else lead
 
     def custom_loss(self, policy_loss: list[tf.Tensor], loss_inputs: Mapping[str, Any]) -> Any:
         """Returns what the inner model makes of the losses."""

@@ -89,14 +89,18 @@ _LOADED = ("saved_model.pb", "fingerprint.pb", "variables", "assets")
 def link_newest(target: Path) -> None:
     """Makes `target` a SavedModel, too: by links to what its newest version has.
 
-    What is there and no link stays, and so do folders on disks without links.
+    They all lead through one link, `newest`, so that they change at once. What is there and no link
+    stays, and so do folders on disks without links.
     """
-    newest = str(_newest(target))
-    for name in _LOADED:
-        link = target / name
-        if (target / newest / name).exists() and (link.is_symlink() or not link.exists()):
-            with contextlib.suppress(OSError), replacing(link) as temporary:
-                temporary.symlink_to(Path(newest, name))
+    version, newest = str(_newest(target)), target / "newest"
+    if newest.exists() and not newest.is_symlink():
+        return
+    with contextlib.suppress(OSError):
+        with replacing(newest) as temporary:
+            temporary.symlink_to(version)
+        for name in _LOADED:
+            if (newest / name).exists() and not os.path.lexists(target / name):
+                (target / name).symlink_to(Path("newest", name))
     sync_folder(target)
 
 
