@@ -304,7 +304,6 @@ def watched(algorithm, monkeypatch):
     return seen
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(("config", "env"), [(DQNConfig, saved_counting), (SACConfig, aiming)])
 def test_after_each_update_its_errors_are_the_priorities(config, env, monkeypatch):
     algorithm = tiny(env, config, training_intensity=1.0, train_batch_size=4, n_step=2).build()
@@ -393,7 +392,6 @@ def test_the_type_chooses_the_buffer_by_rllibs_names():
     assert type(config.build().replay_buffer) is MultiAgentReplayBuffer
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(("config", "env"), [(DQNConfig, two_arms), (SACConfig, aiming)])
 def test_a_run_goes_on_from_its_checkpoint_bit_for_bit(config, env, tmp_path):
     def made():
@@ -510,7 +508,6 @@ def test_all_ways_to_learn_leave_the_same_priorities():
     assert Moving.moved == 6
 
 
-@pytest.mark.core
 def test_two_policies_learn_each_by_priorities_of_its_own():
     config = tiny(MultiAgentCartPole)
     ids = ["a", "b"]
@@ -523,7 +520,6 @@ def test_two_policies_learn_each_by_priorities_of_its_own():
     assert masses["a"].tolist()[:12] != masses["b"].tolist()[:12]
 
 
-@pytest.mark.core
 def test_rows_that_a_function_changed_keep_their_places():
     def halved(batch, workers, config):
         for each in batch.policy_batches.values():

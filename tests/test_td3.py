@@ -131,7 +131,6 @@ def test_losses_and_statistics_are_those_of_the_papers(cls, settings):
     np.testing.assert_allclose(result["td_error"], errors, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("settings", [{}, {"use_huber": True, "twin_q": False, "l2_reg": 0.1}])
 def test_each_gradient_is_that_of_its_own_loss_alone_by_finite_differences(settings):
     policy = shaken(td3(gamma=0.9, **settings))
@@ -223,7 +222,6 @@ def moved(before, after):
     }
 
 
-@pytest.mark.core
 def test_actor_and_targets_move_once_in_policy_delay_updates_in_both_modes():
     policy, other = (shaken(td3(cls=cls)) for cls in (TD3TF2Policy, TD3TF1Policy))
     states = [policy.get_state()]

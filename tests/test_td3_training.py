@@ -41,7 +41,6 @@ def learned(result):
     return result["info"]["learner"]["default_policy"]["learner_stats"]
 
 
-@pytest.mark.core
 def test_updates_of_a_training_step_run_in_one_call_and_the_actor_waits():
     algorithm = tiny(training_intensity=4).build()
     for _ in range(2):
@@ -57,7 +56,6 @@ def test_updates_of_a_training_step_run_in_one_call_and_the_actor_waits():
     assert (slots["optimizer/000_iteration"], slots["critic_optimizer/000_iteration"]) == (6, 12)
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("config_class", [TD3Config, DDPGConfig])
 def test_a_run_goes_on_from_its_checkpoint_bit_for_bit(tmp_path, config_class):
     algorithm, restored = (
