@@ -55,6 +55,7 @@ def test_the_packages_policies_keep_the_contract(seen, done, model):
     assert ("masks" in report.passed) == (model == "masked")
 
 
+@pytest.mark.soak
 def test_a_policy_with_everything_is_exported_too_and_left_as_it_was():
     model = {**LSTM, "lstm_use_prev_action": True, "lstm_use_prev_reward": True}
     actions = spaces.Dict(arm=tiny.PLANE, gear=spaces.Discrete(3, start=1))

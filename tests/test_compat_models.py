@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from gymnasium import spaces
+from marking import telling
 from tiny import OBS, TWO, batch_for, make, rows_of, trajectory
 
 from tfpolicies import PGTF2Policy, Policy, PolicyMap, PPOTF1Policy, PPOTF2Policy, ViewRequirement
@@ -162,7 +163,7 @@ class MaskedByTheLongest(Cells):
         return self.heads["policy"](x), [h, c]
 
 
-@pytest.mark.parametrize("policy_class", [PPOTF2Policy, PPOTF1Policy])
+@pytest.mark.parametrize("policy_class", telling([PPOTF2Policy, PPOTF1Policy], soak=[PPOTF1Policy]))
 def test_a_mask_as_long_as_the_longest_sequence_will_do(policy_class):
     ModelCatalog.register_custom_model("masked by the longest", MaskedByTheLongest)
     names = ("cells", "masked by the longest")

@@ -5,6 +5,7 @@ import pytest
 from benchmarks.policy_map_model import run_machine, run_threads
 
 
+@pytest.mark.soak
 def test_the_map_equals_a_plain_dict_of_policies():
     done = run_machine(examples=4, steps=40)
     assert done.total() > 100

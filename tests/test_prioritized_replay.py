@@ -14,6 +14,7 @@ from tfpolicies import (
     PolicySpec,
     SACConfig,
     SampleBatch,
+    TD3Config,
 )
 from tfpolicies.compat import MultiAgentCartPole
 from tfpolicies.errors import (
@@ -270,11 +271,18 @@ def aiming(context):
     return gym.make("Pendulum-v1")
 
 
+SMALL = {
+    DQNConfig: {"hiddens": []},
+    SACConfig: {"q_model_config": {"fcnet_hiddens": [8]}},
+    TD3Config: {"actor_hiddens": [8], "critic_hiddens": [8]},
+}
+
+
 def tiny(env=saved_counting, config=DQNConfig, **training):
-    quick = {"model": {"fcnet_hiddens": [8]}, "train_batch_size": 4}
-    quick |= {"hiddens": []} if config is DQNConfig else {"q_model_config": {"fcnet_hiddens": [8]}}
     settings = {
-        **quick,
+        "model": {"fcnet_hiddens": [8]},
+        **SMALL[config],
+        "train_batch_size": 4,
         "num_steps_sampled_before_learning_starts": 0,
         "replay_buffer_config": BY_PRIORITIES,
         **training,
@@ -304,7 +312,9 @@ def watched(algorithm, monkeypatch):
     return seen
 
 
-@pytest.mark.parametrize(("config", "env"), [(DQNConfig, saved_counting), (SACConfig, aiming)])
+@pytest.mark.parametrize(
+    ("config", "env"), [(DQNConfig, saved_counting), (SACConfig, aiming), (TD3Config, aiming)]
+)
 def test_after_each_update_its_errors_are_the_priorities(config, env, monkeypatch):
     algorithm = tiny(env, config, training_intensity=1.0, train_batch_size=4, n_step=2).build()
     seen = watched(algorithm, monkeypatch)

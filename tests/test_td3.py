@@ -378,10 +378,6 @@ def test_the_defaults_are_those_of_rllibs_contributed_packages():
         ({"twin_q": 2}, "twin_q must be True or False, got 2"),
         ({"actor_hiddens": [0]}, "actor_hiddens must be a list of integers >= 1"),
         ({"critic_hidden_activation": 3}, "critic_hidden_activation must be a Keras activation"),
-        (
-            {"replay_buffer_config": {"type": "MultiAgentPrioritizedReplayBuffer"}},
-            "prioritised replay is not offered",
-        ),
     ],
 )
 @pytest.mark.parametrize("config", [TD3Config, DDPGConfig])
