@@ -328,9 +328,9 @@ class OffPolicyAlgorithm(Algorithm):
         indexes = batch.get(prioritized.INDEXES)
         if errors is None or indexes is None or np.shape(errors) != indexes.shape:
             raise UsageError(
-                f"Prioritised replay needs what 'td_error' {policy_id!r} learned from which rows: "
-                "`learn_on_batch` must return it, [B], and `before_learn_on_batch` must keep the "
-                f"column {prioritized.INDEXES!r}. Or use "
+                f"Prioritised replay needs the 'td_error' [B] of policy {policy_id!r} and the rows "
+                "that it is of: `learn_on_batch` must return it, and `before_learn_on_batch` must "
+                f"keep the column {prioritized.INDEXES!r}. Or use "
                 f"replay_buffer_config={{'type': '{_UNIFORM[0]}'}}."
             )
         known = np.isfinite(errors)
