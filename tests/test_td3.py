@@ -398,7 +398,6 @@ def test_targets_that_move_with_the_actor_have_no_other_pace():
 # -- what acts ------------------------------------------------------------------------------------
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("kinds", [(TD3TF2Policy, TD3TF1Policy), (DDPGTF2Policy, DDPGTF1Policy)])
 def test_one_seed_gives_one_sequence_of_actions_on_all_runtimes(kinds):
     ways = {"tf": kinds[0], "onnx": kinds[0], "session": kinds[1]}
