@@ -13,10 +13,9 @@ environments, by `register_tuned`.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from typing import Any
 
-from tfpolicies.algorithms.tuned_table import TUNED, Tuned
+from tfpolicies.algorithms.tuned_table import TUNED
 
 
 def tuned_settings(algo: str, env: str) -> dict[str, Any]:

@@ -59,9 +59,7 @@ def _merged(*parts: Settings) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for part in parts:
         for name, value in part.items():
-            old = found.get(name)
-            both = isinstance(old, Mapping) and isinstance(value, Mapping)
-            found[name] = {**old, **value} if both else value
+            found[name] = {**found.get(name, {}), **value} if isinstance(value, Mapping) else value
     return found
 
 
@@ -99,7 +97,7 @@ def _zoo(
         TUNED[algo, name + each] = entry
 
 
-_NORMALISED = {"observation_filter": "MeanStdFilter"}
+_NORMALISED = {"observation_filter": "MeanStdFilter", "reward_filter": "ReturnStdFilter"}
 _GAUSSIAN = {"model": {"free_log_std": True}}
 _STOCHASTIC = {"type": "StochasticSampling"}
 _NORMAL = {
@@ -215,7 +213,7 @@ _zoo(
 )
 
 _DEEP = {"model": {"fcnet_hiddens": [256, 256], "fcnet_activation": "relu", "ortho_init": False}}
-_PPO_MUJOCO = {
+_PPO_MUJOCO: dict[str, tuple[float, Settings, Settings]] = {
     "HalfCheetah": (
         5819.099,
         _DEEP,
