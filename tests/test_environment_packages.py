@@ -169,6 +169,8 @@ def test_atari_by_envpool_tells_lost_lives_and_true_rewards():
     assert lost >= 4 * ended  # of five lives, the last one ends the game
 
 
+@pytest.mark.filterwarnings("ignore:builtin type .*Swig:DeprecationWarning")  # of Box2D
+@pytest.mark.filterwarnings("ignore:builtin type swig:DeprecationWarning")
 @pytest.mark.parametrize("name", ["MinAtar/Breakout-v1", "LunarLander-v3", "HalfCheetah-v5"])
 def test_environments_of_the_extra_are_made_by_name(name):
     envs = make_environments(name, 2, EnvContext({}))
