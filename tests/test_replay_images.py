@@ -96,7 +96,7 @@ def test_frames_that_no_row_has_any_more_are_let_go():
         sizes.append(buffer.stats()["size_bytes"])
         require_whole(buffer.sample(3), 2)
     assert max(sizes) < 2500 * SIDE * SIDE  # 2 x 1024 frames to compare with, and the rows' own
-    assert buffer._rows._frames["obs"].first > 3000
+    assert buffer._rows._frames["obs"].first > 2000  # of 3600
 
 
 def test_different_frames_with_the_same_sum_are_told_apart():

@@ -93,6 +93,10 @@ class OffPolicyTFPolicy(TFPolicy):
             gamma = tf.pow(gamma, tf.cast(train_batch[N_STEPS], tf.float32))
         return gamma * (1.0 - tf.cast(train_batch[SampleBatch.TERMINATEDS], tf.float32))
 
+    @property
+    def _lookahead(self) -> int:
+        return int(self.config["n_step"]) - 1
+
     def postprocess_fragments(self, fragments: Fragments) -> None:
         """Adds `weights` (ones) and, if `n_step` is not 1, makes n-step transitions."""
         rewards, terminateds = (fragments.columns[x] for x in ("rewards", "terminateds"))
