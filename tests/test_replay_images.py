@@ -179,6 +179,8 @@ def test_a_damaged_state_of_images_is_refused_and_changes_nothing():
     bad = [
         {**good, "frames": {}},
         {**good, "rows": []},
+        {**good, "rows": 5},
+        {**good, "rows": [(start, None)]},
         {**good, "rows": [(start + 1, segment)]},
         {**good, "rows": [(start, segment), (25, segment)]},
         {**good, "frames": {"obs": {**frames, "next": frames["next"] + 1}}},
@@ -196,9 +198,7 @@ def test_a_damaged_state_of_images_is_refused_and_changes_nothing():
 
 @pytest.mark.core
 def test_rows_beyond_the_limit_lie_in_a_file_without_a_name(tmp_path):
-    buffer = MultiAgentReplayBuffer(
-        400, seed=0, memory_limit_bytes=10_000, storage_path=tmp_path
-    )
+    buffer = MultiAgentReplayBuffer(400, seed=0, memory_limit_bytes=10_000, storage_path=tmp_path)
     plain = MultiAgentReplayBuffer(400, seed=0)
     for each in (buffer, plain):
         filled(each, 2, games=2, steps=10, adds=5)

@@ -8,6 +8,7 @@ the oldest are forgotten first.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -55,8 +56,6 @@ class Frames:
         self._known: list[dict[int, int]] = [{}, {}]  # by sum of bytes; older ones, newer ones
         self._oldest_known = [0, 0]  # numbers; those in the dicts are not below
         self._floors: list[tuple[int, int]] = []  # (row, number): rows from there have none below
-        words = -(-size // 8)
-        self._factors = np.random.default_rng(0).integers(2**63, size=words, dtype=np.uint64) | 1
 
     def __getitem__(self, number: int) -> np.ndarray:
         """Returns one frame, which is not to be written to."""
@@ -67,6 +66,11 @@ class Frames:
     def nbytes(self) -> int:
         """The bytes reserved."""
         return sum(chunk.nbytes for chunk in self._chunks.values())
+
+    @functools.cached_property
+    def _factors(self) -> np.ndarray:
+        words = -(-math.prod(self.shape) * self.dtype.itemsize // 8)
+        return np.random.default_rng(0).integers(2**63, size=words, dtype=np.uint64) | np.uint64(1)
 
     def begin_row(self, row: int) -> None:
         """Is told the number of the row that the next frames are of."""
