@@ -1,10 +1,10 @@
 """Each algorithm killed in the middle and resumed: `python -m benchmarks.killed_runs`.
 
 Each is trained twice with the same seed, from the same script: once without interruption, and once
-in processes that are killed (SIGKILL) at random moments after a checkpoint was written, until one of
-them is left to end. Episodes begin anew at checkpoints, and checkpoints hold the replay buffer. In
-the end policies (weights, optimizers, generators, counters), replay buffers, and the counters of the
-runs must be equal to the bit. Prints a line per algorithm; exits with 1 if one differs.
+in processes that are killed (SIGKILL) at random moments after a checkpoint was written, until the
+last one is left to end. Episodes begin anew at checkpoints, and checkpoints hold the replay buffer.
+In the end policies (weights, optimizers, generators, counters), replay buffers and the counters of
+the runs must be equal to the bit. Prints a line per algorithm; exits with 1 if one differs.
 """
 
 from __future__ import annotations
