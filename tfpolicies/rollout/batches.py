@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from tfpolicies import ported
 from tfpolicies.batch.sample_batch import SampleBatch, concat_samples
 from tfpolicies.config.callbacks import DefaultCallbacks, overrides
+from tfpolicies.models.filters import ReturnFilter
 from tfpolicies.models.ports import Port, plain_leaves
 from tfpolicies.models.spaces import nest
 from tfpolicies.policy.fragments import Fragments
@@ -22,10 +23,13 @@ from tfpolicies.rollout.columns import (
     seen_after,
 )
 from tfpolicies.rollout.packing import PackedColumns, Packing
+from tfpolicies.rollout.running_returns import RunningReturns
 from tfpolicies.rollout.views import Lookback
 
 Who = Mapping[int, tuple[Any, Any]]
 """The episode and the agent of each trajectory, by unroll id."""
+
+_Kept = TypeVar("_Kept", Lookback, RunningReturns)
 
 _Originals = dict[int, dict[Any, tuple[Any, ...]]]
 """What postprocessing is told of trajectories as they were collected, by episode id and agent."""
@@ -103,19 +107,30 @@ class Collected:
             )
         ]
 
-    def prepare(self, clip_rewards: bool | float | None) -> None:
-        """Takes the rows into the filters, and scales and clips the rewards."""
+    def prepare(self, clip_rewards: bool | float | None, returns: np.ndarray | None) -> None:
+        """Takes the rows into the filters, and scales and clips the rewards.
+
+        Args:
+            clip_rewards: None, True (the sign) or a bound.
+            returns: `[R]`, those so far, where rewards are scaled by these.
+        """
         learning, columns = self.learning, self.columns
+        seen = columns if returns is None else {**columns, "rewards": returns}
         learning.observe(
-            [leaf[None] for leaf in self.obs], {name: x[None] for name, x in columns.items()}
+            [leaf[None] for leaf in self.obs], {name: x[None] for name, x in seen.items()}
         )
         self.obs, self.new_obs = ([*learning.seen(x)] for x in (self.obs, self.new_obs))
         columns["rewards"] = learning.scaled(clipped_rewards(self.earned, clip_rewards))
 
+    @property
+    def packing(self) -> Packing:
+        """Where the rows stand in an array `[N, T]`."""
+        return Packing.of(self.ends) if self.shape is None else Packing(self.shape)
+
     def postprocess(self) -> None:
         """Adds the policy's columns for all trajectories at once."""
         policy, columns = self.policy, self.columns
-        packing = Packing.of(self.ends) if self.shape is None else Packing(self.shape)
+        packing = self.packing
         open_rows = np.flatnonzero(self.ends & ~columns["terminateds"])
         after = [leaf[open_rows] for leaf in self.new_obs]
         if views := policy.acting.views:
@@ -170,6 +185,7 @@ class Postprocessor:
     ) -> None:
         self._running = running
         self._lookbacks: dict[str, Lookback] = {}  # by policy id
+        self._running_returns: dict[str, RunningReturns] = {}  # likewise
         self._with_ids = enable_connectors
         self._clip_rewards = clip_rewards
         self._callbacks = callbacks
@@ -186,7 +202,7 @@ class Postprocessor:
             who: asked where somebody works on single trajectories.
         """
         for sample in samples:
-            sample.prepare(self._clip_rewards)
+            sample.prepare(self._clip_rewards, self._returns(sample))
             views = sample.learning.settled_views()
             if views:
                 lookback = self._lookbacks.setdefault(sample.policy_id, Lookback())
@@ -209,15 +225,33 @@ class Postprocessor:
             found[sample.policy_id] = in_sequences(batch, policy) if recurrent else batch
         return found
 
-    def get_state(self) -> list[Any]:
-        """Returns what later samples look back on, as plain values and arrays."""
-        return [[name, lookback.get_state()] for name, lookback in self._lookbacks.items()]
+    def get_state(self) -> dict[str, Any]:
+        """Returns what later samples look back on, `views` and `returns`, as values and arrays."""
+        kept = {"views": self._lookbacks, "returns": self._running_returns}
+        return {
+            what: [[name, each.get_state()] for name, each in by_policy.items()]  # type: ignore[attr-defined]
+            for what, by_policy in kept.items()
+        }
 
-    def set_state(self, state: Sequence[Any]) -> None:
-        """Restores what `get_state` returned."""
-        self._lookbacks = {name: Lookback() for name, _ in state}
-        for name, saved in state:
-            self._lookbacks[name].set_state(saved)
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Restores what `get_state` returned; what is missing in it begins anew."""
+        self._lookbacks = _restored(Lookback, state.get("views", ()))
+        self._running_returns = _restored(RunningReturns, state.get("returns", ()))
+
+    def _returns(self, sample: Collected) -> np.ndarray | None:
+        """Returns the returns so far of a sample's rows, where its rewards are scaled by these."""
+        policy = sample.policy
+        if not isinstance(policy.holding.filters.get("reward_filter"), ReturnFilter):
+            return None
+        kept = self._running_returns.setdefault(sample.policy_id, RunningReturns())
+        clipped = clipped_rewards(sample.earned, self._clip_rewards)
+        return kept.add(
+            {**sample.columns, "rewards": clipped},
+            sample.ends,
+            sample.packing,
+            set(self._running()),
+            gamma=policy.config.get("gamma", 0.99),
+        )
 
     def _originals(self, samples: Sequence[Collected], who: Who) -> _Originals:
         """Returns the rows as collected: `(policy_id, policy, batch)` for each trajectory.
@@ -259,3 +293,10 @@ class Postprocessor:
         joined = cast(SampleBatch, concat_samples(pieces))
         joined.num_grad_updates = policy.num_grad_updates
         return joined
+
+
+def _restored(kind: type[_Kept], states: Sequence[Any]) -> dict[str, _Kept]:
+    found = {name: kind() for name, _ in states}
+    for name, saved in states:
+        found[name].set_state(saved)
+    return found

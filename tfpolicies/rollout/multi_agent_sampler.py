@@ -592,7 +592,7 @@ class MultiAgentSampler(Sampler):
             "episode_agent_steps": self._episode_agent_steps.copy(),
             "pending": metrics_state(self.metrics),
             "rng": self.rng.bit_generator.state,
-            "views": self._postprocessor.get_state(),
+            **self._postprocessor.get_state(),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -629,7 +629,7 @@ class MultiAgentSampler(Sampler):
         ]
         self._env_steps, self._agent_steps = (np.array(x) for x in state["steps"])
         self._episode_agent_steps = np.array(state["episode_agent_steps"])
-        self._postprocessor.set_state(state.get("views", ()))
+        self._postprocessor.set_state(state)
 
 
 def _total(rewards: Mapping[Any, Any]) -> float:

@@ -597,7 +597,7 @@ class SingleAgentSampler(Sampler):
             "pending": metrics_state(self.metrics),
             "rng": self.rng.bit_generator.state,
             "memory": self._memory_of(self._policy()).get_state(),
-            "views": self._postprocessor.get_state(),
+            **self._postprocessor.get_state(),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -610,7 +610,7 @@ class SingleAgentSampler(Sampler):
         self._buffer = buffer
         self._memory = None
         self._memory_of(self._policy()).set_state(state["memory"])
-        self._postprocessor.set_state(state.get("views", ()))
+        self._postprocessor.set_state(state)
         self._running = _Running(*state["running"])
         self._next_unroll = state["next_unroll"]
         self.metrics = restored_metrics(state["pending"])
