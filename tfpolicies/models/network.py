@@ -20,17 +20,19 @@ import tensorflow as tf
 from tfpolicies.errors import ModelError
 from tfpolicies.models.calling import ZERO_ROWS, all_layers, call_model, call_with_zeros, zeros
 from tfpolicies.models.catalog import (
+    QHeads,
     RememberingModel,
     build_model,
     build_q_model,
     build_remembering,
     initializer_of,
     memory_of,
+    q_noise_size,
 )
 from tfpolicies.models.distributions import ActionDistribution, Categorical
 from tfpolicies.models.extent import require_room
 from tfpolicies.models.filters import normalize
-from tfpolicies.models.ports import SEQ_LENS, InputPorts, model_leaves, plain_leaves
+from tfpolicies.models.ports import NOISE, SEQ_LENS, InputPorts, model_leaves, plain_leaves
 from tfpolicies.models.preprocessing import encode, encoded_shape, is_image
 from tfpolicies.models.registry import model_given
 from tfpolicies.models.settings import has_memory
@@ -48,6 +50,7 @@ class NetworkInputs(NamedTuple):
     states: Sequence[tf.Tensor] = ()  # each [S, *shape]
     seq_lens: tf.Tensor | None = None  # int32 [S]; None: all sequences have T steps
     time_steps: Any = 1  # T, with N = S * T
+    noise: tf.Tensor | None = None  # [N, k] or [1, k] for a noisy network; None for zeros
 
 
 class NetworkOutputs(NamedTuple):
@@ -98,6 +101,7 @@ class ModelSource(NamedTuple):
     make: Callable[[], keras.Model]  # a new one with each call
     template: keras.Model | None = None  # an instance whose weights its first policy takes
     is_catalog: bool = False  # whether settings alone describe it
+    noise_size: int = 0  # numbers of noise that noisy ones take for each row
 
 
 def model_source(
@@ -182,14 +186,18 @@ def q_model_source(
 
     Args:
         observation_space: as the environment has it.
-        num_actions: how many values are estimated.
-        static: with the complete `model` config, `hiddens` and `dueling`.
+        num_actions: how many values, or distributions, are estimated.
+        static: with the complete `model` config, and the settings of `QHeads`.
 
     Raises:
         ModelError: if Keras's global dtype is not float32.
     """
-    how = {name: static[name] for name in ("hiddens", "dueling")}
-    return _catalog_source(build_q_model, observation_space, num_actions, static["model"], how)
+    heads = QHeads.of(static)
+    noise_size = q_noise_size(model_leaves(observation_space), num_actions, static["model"], heads)
+    source = _catalog_source(
+        build_q_model, observation_space, num_actions, static["model"], {"heads": heads}
+    )
+    return source._replace(noise_size=noise_size)
 
 
 def _catalog_source(
@@ -674,6 +682,9 @@ class Network:
             if lengths is None:
                 lengths = tf.fill([tf.shape(inputs.states[0])[0]], inputs.time_steps)
             seen[SEQ_LENS] = tf.cast(lengths, tf.int32)
+        if self.ports.noise_size:
+            mean = inputs.noise is None
+            seen[NOISE] = tf.zeros([1, self.ports.noise_size]) if mean else inputs.noise
         outputs = call_model(self.model, seen, training=training)
         dist_inputs, values = _dist_inputs_of(outputs), value_of(outputs)
         states = [outputs[f"state_out_{i}"] for i in range(len(self.ports.states))]

@@ -12,7 +12,7 @@ from tfpolicies import ported
 from tfpolicies.errors import ConfigError, MissingColumnError, UsageError, near_matches
 from tfpolicies.models.adapted import AdaptedModel
 from tfpolicies.models.network import NetworkInputs, NetworkOutputs, users_model
-from tfpolicies.models.ports import SEQ_LENS
+from tfpolicies.models.ports import NOISE, SEQ_LENS
 from tfpolicies.models.spaces import Leaf, batch_leaves, pick
 
 LOSS_MASK = "loss_mask"
@@ -114,6 +114,8 @@ class ModelView:
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """Runs the model on `batch["obs"]` and what else it reads of the batch.
 
+        That is `noise`, too, for a noisy network, which has its mean weights without.
+
         Args:
             batch: columns as rows `[N, ...]`.
             state: the memory `[S, ...]`; the batch's `state_in_*` by default.
@@ -128,7 +130,12 @@ class ModelView:
             seq_lens = self._lengths(batch) if seq_lens is None else seq_lens
             steps = self._time_steps
         inputs = NetworkInputs(
-            [pick(obs, leaf.path) for leaf in ports.obs_leaves], seen, state or [], seq_lens, steps
+            [pick(obs, leaf.path) for leaf in ports.obs_leaves],
+            seen,
+            state or [],
+            seq_lens,
+            steps,
+            batch.get(NOISE) if ports.noise_size else None,
         )
         self._outputs = self._network(inputs, training=self._training)
         return self._outputs.dist_inputs, self._outputs.states

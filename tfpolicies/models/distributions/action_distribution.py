@@ -87,6 +87,10 @@ class ActionDistribution:
             return Product(inputs, self.space, self.leaves, self.kinds)
         return self.kinds[0](inputs, self.space)
 
+    def with_inputs(self, inputs: tf.Tensor) -> Any:
+        """Builds the distributions whose `inputs` are these: logits at a temperature, say."""
+        return self(inputs)
+
     def drawing_from(self, noise: tf.Tensor | None) -> ActionDistribution:
         """Returns what a loss is given.
 
