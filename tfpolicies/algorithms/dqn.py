@@ -58,7 +58,7 @@ from tfpolicies.models.defaults import COUNTS
 from tfpolicies.models.distributions import ActionDistribution, Categorical
 from tfpolicies.models.distributions.action_values import AtomValues, DuelingValues
 from tfpolicies.models.losses import huber, masked_mean
-from tfpolicies.models.network import ModelSource, q_model_source
+from tfpolicies.models.network import ModelSource, NetworkInputs, q_model_source
 from tfpolicies.models.ports import NOISE
 from tfpolicies.models.q_learning import (
     atom_errors,
@@ -129,7 +129,7 @@ class DQNTFPolicy(OffPolicyTFPolicy):
         if static["model"]["custom_model"] is not None:
             return super()._model_source(observation_space, dist_class, static)
         check_rows_alone("model", static["model"], cls.__name__)
-        return q_model_source(observation_space, dist_class.mask_size, static)
+        return q_model_source(observation_space, dist_class.num_inputs, static)
 
     @classmethod
     def _update_noise(cls, source: ModelSource, static: Mapping[str, Any]) -> int:
@@ -150,17 +150,13 @@ class DQNTFPolicy(OffPolicyTFPolicy):
     def loss(self, model: Any, dist_class: Any, train_batch: Any) -> tf.Tensor:
         """Returns the mean loss of the temporal-difference errors, weighted by `weights`."""
         obs, reached = train_batch[SampleBatch.OBS], train_batch[SampleBatch.NEXT_OBS]
-        own, next_own, chooser_own = self._noise()
-        outputs, _ = model({SampleBatch.OBS: obs, **own})
-        next_outputs, _ = self.target_model({SampleBatch.OBS: reached, **next_own})
-        chooser = next_outputs
+        noise = self._noise()
+        outputs = _outputs(model, obs, noise[0])
+        next_outputs = chooser = _outputs(self.target_model, reached, noise[1])
         if self.config["double_q"]:
-            chooser, _ = model({SampleBatch.OBS: reached, **chooser_own})
-        given = _Given(
-            train_batch[SampleBatch.ACTIONS],
-            train_batch[SampleBatch.REWARDS],
-            self.discounts(train_batch),
-        )
+            chooser = _outputs(model, reached, noise[2])
+        actions, rewards = train_batch[SampleBatch.ACTIONS], train_batch[SampleBatch.REWARDS]
+        given = _Given(actions, rewards, self.discounts(train_batch))
         chosen, errors = _compared(dist_class, given, outputs, next_outputs, chooser)
         mask, losses = train_batch["loss_mask"], errors
         self._record_values(chosen, errors, mask)
@@ -170,14 +166,14 @@ class DQNTFPolicy(OffPolicyTFPolicy):
         return masked_mean(train_batch["weights"] * losses, mask)
 
     def _noise(self) -> list[dict[str, tf.Tensor]]:
-        """Returns what a batch must have besides, for each of three calls of a network."""
+        """Returns what a batch has besides, for each of three calls of a network."""
         if not self.config["noisy"]:
             return [{}, {}, {}]
         return [{NOISE: row[None]} for row in tf.split(self.update_noise, 3)]
 
     def extra_action_out_fn(self) -> dict[str, tf.Tensor]:
         """Returns the action values, `q_values` `[N, n]`."""
-        return {"q_values": self.dist_class(self.dist_inputs).inputs}
+        return {"q_values": self.dist_inputs}
 
     def compute_td_error(
         self,
@@ -204,14 +200,14 @@ class DQNTFPolicy(OffPolicyTFPolicy):
             ObservationError: if observations do not fit their space.
         """
         del importance_weights
-        next_outputs = self._outputs(self._target_state(), obs_tp1)
-        chooser = self._outputs(self._state, obs_tp1) if self.config["double_q"] else next_outputs
+        next_outputs = chooser = self._outputs_of(self._target_state(), obs_tp1)
+        if self.config["double_q"]:
+            chooser = self._outputs_of(self._state, obs_tp1)
         discount = self.hyper("gamma") ** self.config["n_step"]
         goes_on = discount * (1.0 - np.asarray(terminateds_mask, np.float32))
         given = _Given(np.asarray(act_t), np.asarray(rew_t, np.float32), goes_on)
-        outputs = self._outputs(self._state, obs_t)
-        _, errors = _compared(self.dist_class, given, outputs, next_outputs, chooser)
-        return errors.numpy()
+        outputs = self._outputs_of(self._state, obs_t)
+        return _compared(self.dist_class, given, outputs, next_outputs, chooser)[1].numpy()
 
     def _target_state(self) -> PolicyState:
         """Returns a state whose model is the target network, for acting."""
@@ -220,8 +216,17 @@ class DQNTFPolicy(OffPolicyTFPolicy):
             state.segments[source][...] = state.segments[name]
         return state
 
-    def _outputs(self, state: PolicyState, obs: Any) -> np.ndarray:
-        return self._acting.dist_inputs(self._acting.checked_inputs(obs), state)
+    def _outputs_of(self, state: PolicyState, obs: Any) -> tf.Tensor:
+        inputs = NetworkInputs([*map(tf.constant, self._acting.checked_inputs(obs))])
+        with self.program.lock:
+            self.program.model_of(state)
+            return self.program.functions.network(inputs, training=False).outputs
+
+
+def _outputs(model: Any, obs: Any, noise: Mapping[str, tf.Tensor]) -> tf.Tensor:
+    """Returns what a network gives for observations, `[B, num_outputs]`."""
+    model({SampleBatch.OBS: obs, **noise})
+    return model.raw_outputs()
 
 
 class _Given(NamedTuple):
@@ -240,18 +245,18 @@ def _compared(
     Args:
         dist_class: says what outputs of networks mean.
         given: the transitions.
-        outputs: of the online network in s, `[B, num_inputs]`.
+        outputs: of the online network in s, `[B, num_outputs]`.
         next_outputs: of the target network in s'.
         chooser: those that choose the action in s'.
     """
     actions, rewards, discounts = given
-    chosen = chosen_values(dist_class(outputs).inputs, actions)
-    chooser = dist_class(chooser).inputs
+    chosen = chosen_values(dist_class.inputs_of(outputs), actions)
+    chooser = dist_class.inputs_of(chooser)
     if isinstance(dist_class, AtomValues):
         next_logits = dist_class.logits(next_outputs)
         targets = atom_targets(rewards, discounts, next_logits, chooser, dist_class.atoms)
         return chosen, atom_errors(dist_class.logits(outputs), actions, tf.stop_gradient(targets))
-    targets = td_targets(rewards, discounts, dist_class(next_outputs).inputs, chooser)
+    targets = td_targets(rewards, discounts, dist_class.inputs_of(next_outputs), chooser)
     return chosen, td_errors(chosen, tf.stop_gradient(targets))
 
 

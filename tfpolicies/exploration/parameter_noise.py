@@ -129,15 +129,11 @@ class ParameterNoise(Exploration):
             difference of greedy actions.
         """
         if self._sizes:
-            distance = softmax_distance(self._logits(clean), self._logits(perturbed), self._sizes)
+            distance = softmax_distance(clean, perturbed, self._sizes)
         else:
             distance = action_distance(self._greedy(clean), self._greedy(perturbed))
         self.stddev *= ADAPTATION if distance <= self.threshold else 1 / ADAPTATION
         return distance
-
-    def _logits(self, inputs: np.ndarray) -> np.ndarray:
-        logits: np.ndarray = self._dist_class(tf.constant(inputs, tf.float32)).inputs.numpy()
-        return logits
 
     def _greedy(self, inputs: np.ndarray) -> np.ndarray:
         parts = parts_of(self._dist_class(tf.constant(inputs, tf.float32)))

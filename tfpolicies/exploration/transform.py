@@ -84,7 +84,7 @@ class Sample:
         if self._tempered:
             temperature = tf.maximum(params[0], MIN_TEMPERATURE)
             logits = tf.maximum(distribution.inputs / temperature, MASKED_LOGIT)  # never -inf
-            distribution = self._dist_class.with_inputs(logits)
+            distribution = self._dist_class(logits)
         return distribution.sample_leaves(noise), distribution
 
 

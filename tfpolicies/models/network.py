@@ -56,7 +56,8 @@ class NetworkInputs(NamedTuple):
 class NetworkOutputs(NamedTuple):
     """What a network computes for N rows."""
 
-    dist_inputs: tf.Tensor  # [N, num_outputs], masked
+    dist_inputs: tf.Tensor  # [N, num_inputs], masked
+    outputs: tf.Tensor  # [N, num_outputs], masked: what they are computed from
     values: tf.Tensor | None  # [N]
     states: list[tf.Tensor]  # the memory after each sequence, [S, ...] each
 
@@ -124,7 +125,7 @@ def model_source(
     Raises:
         ModelError: if it is none of these.
     """
-    custom, num_outputs = model_given(config["custom_model"]), dist_class.num_inputs
+    custom, num_outputs = model_given(config["custom_model"]), dist_class.num_outputs
 
     def complete(model: keras.Model) -> keras.Model:
         if has_memory(config):
@@ -412,7 +413,7 @@ def _complete(
     """Builds and checks a user's model, and gives it a critic if one is needed and missing."""
     ports = ports_of(model, observation_space, dist_class)
     outputs = call_with_zeros(model, ports)
-    check_outputs(model, outputs, dist_class.num_inputs, ports)
+    check_outputs(model, outputs, dist_class.num_outputs, ports)
     if with_value and value_of(outputs) is None:
         if ports.memory or ports.views:
             raise ModelError(
@@ -466,7 +467,7 @@ def _remembering(
         model,
         functools.partial(call_actor, model),
         {name: array.shape[1:] for name, array in tried.items()},
-        dist_class.num_inputs,
+        dist_class.num_outputs,
         config,
         with_value=with_value,
         action_leaves=dist_class.leaves,
@@ -686,18 +687,18 @@ class Network:
             mean = inputs.noise is None
             seen[NOISE] = tf.zeros([1, self.ports.noise_size]) if mean else inputs.noise
         outputs = call_model(self.model, seen, training=training)
-        dist_inputs, values = _dist_inputs_of(outputs), value_of(outputs)
+        found, values = _dist_inputs_of(outputs), value_of(outputs)
         states = [outputs[f"state_out_{i}"] for i in range(len(self.ports.states))]
         if recurrent:
-            dist_inputs = tf.reshape(dist_inputs, [-1, dist_inputs.shape[-1]])
+            found = tf.reshape(found, [-1, found.shape[-1]])
         masks = [x for x, mask in zip(inputs.obs, self.ports.is_mask, strict=True) if mask]
         if masks:
             flat = [tf.reshape(x, [tf.shape(x)[0], math.prod(x.shape[1:])]) for x in masks]
             mask = flat[0] if len(flat) == 1 else tf.concat(flat, axis=-1)
-            dist_inputs = self._dist_class.masked(dist_inputs, mask)
+            found = self._dist_class.masked(found, mask)
         if values is not None:
             values = tf.reshape(values, [-1])
-        return NetworkOutputs(dist_inputs, values, states)
+        return NetworkOutputs(self._dist_class.inputs_of(found), found, values, states)
 
     def encoded(self, obs: Any) -> dict[str, tf.Tensor]:
         """Returns rows of observations, nested as their space is, as the model sees them, by port.

@@ -150,13 +150,27 @@ class ModelView:
 
     def value_function(self) -> tf.Tensor:
         """Returns the values `[B]` of the last call."""
-        if self._outputs is None or self._outputs.values is None:
-            reason = "was not called yet" if self._outputs is None else "has no value output"
+        values = self._last("value_function").values
+        if values is None:
             raise ConfigError(
-                f"model.value_function(): the model {reason}. Call `model(train_batch)` first, and "
-                "let `wants_value` of the policy class return True."
+                "model.value_function(): the model has no value output. Let `wants_value` of the "
+                "policy class return True."
             )
-        return self._outputs.values
+        return values
+
+    def raw_outputs(self) -> tf.Tensor:
+        """Returns what the model gave in the last call, masked: `[B, num_outputs]`.
+
+        The inputs of distributions are computed from it (`ActionDistribution.inputs_of`).
+        """
+        return self._last("raw_outputs").outputs
+
+    def _last(self, asked: str) -> NetworkOutputs:
+        if self._outputs is None:
+            raise ConfigError(
+                f"model.{asked}(): the model was not called yet. Call `model(train_batch)` first."
+            )
+        return self._outputs
 
     @property
     def trainable_variables(self) -> list[Any]:

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfpolicies.models.distributions.action_distribution import ActionDistribution
 from tfpolicies.models.distributions.base import MASKED_LOGIT
-from tfpolicies.models.distributions.categorical import Categorical
+from tfpolicies.models.distributions.categorical import Categorical as Categorical
 
 
 class DuelingValues(ActionDistribution):
@@ -30,8 +30,8 @@ class DuelingValues(ActionDistribution):
 class AtomValues(ActionDistribution):
     """Distributions of the return of each action: C51, Bellemare et al. 2017 (arXiv:1707.06887).
 
-    A network gives `[B, n * num_atoms]`, for each of n actions the logits of its atoms. The value
-    of an action is the mean of its distribution.
+    A model gives `[B, n * num_atoms]`, for each of n actions the logits of its atoms. The value of
+    an action, which it is chosen by, is the mean of its distribution.
 
     Attributes:
         num_atoms: m.
@@ -42,7 +42,7 @@ class AtomValues(ActionDistribution):
 
     >>> from gymnasium import spaces
     >>> two = AtomValues(spaces.Discrete(2), (Categorical,), 3, 0.0, 4.0, False)
-    >>> two(np.log([[0.5, 0.25, 0.25, 0.25, 0.25, 0.5]])).inputs.numpy()
+    >>> two.inputs_of(np.log([[0.5, 0.25, 0.25, 0.25, 0.25, 0.5]])).numpy()
     array([[1.5, 2.5]])
     """
 
@@ -51,30 +51,25 @@ class AtomValues(ActionDistribution):
     v_max: float
     dueling: bool
 
-    def __call__(self, inputs: tf.Tensor, model: object = None) -> Categorical:
-        """Builds the distributions of actions by their values, of logits `[B, n * m]`."""
-        del model
-        logits = self.logits(inputs)
-        values = tf.reduce_sum(tf.nn.softmax(logits, axis=-1) * self.atoms, axis=-1)
-        possible = tf.reduce_max(logits, axis=-1) > MASKED_LOGIT / 2
-        return self.with_inputs(tf.where(possible, values, MASKED_LOGIT))
-
-    def with_inputs(self, inputs: tf.Tensor) -> Categorical:
-        """Builds the distributions of actions by their values `[B, n]`."""
-        return Categorical(inputs, self.space)
-
     @cached_property
     def atoms(self) -> np.ndarray:
         """The returns that the distributions are over, float32 `[m]`."""
         return np.linspace(self.v_min, self.v_max, self.num_atoms, dtype=np.float32)
 
-    @cached_property
-    def num_inputs(self) -> int:
-        return self.mask_size * self.num_atoms
+    @property
+    def num_outputs(self) -> int:
+        return self.num_inputs * self.num_atoms
 
-    def logits(self, inputs: tf.Tensor) -> tf.Tensor:
-        """Returns what a network gives, by action and atom: `[B, n, m]`."""
-        return tf.reshape(inputs, [-1, self.mask_size, self.num_atoms])
+    def logits(self, outputs: tf.Tensor) -> tf.Tensor:
+        """Returns what a model gives, by action and atom: `[B, n, m]`."""
+        return tf.reshape(outputs, [-1, self.num_inputs, self.num_atoms])
+
+    def inputs_of(self, outputs: tf.Tensor) -> tf.Tensor:
+        """Returns the values of all actions, `MASKED_LOGIT` where all logits are."""
+        logits = self.logits(outputs)
+        values = tf.reduce_sum(tf.nn.softmax(logits, axis=-1) * self.atoms, axis=-1)
+        possible = tf.reduce_max(logits, axis=-1) > MASKED_LOGIT / 2
+        return tf.where(possible, values, MASKED_LOGIT)
 
     def masked(self, inputs: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
         """Replaces all logits of forbidden actions by `MASKED_LOGIT`."""
@@ -82,7 +77,7 @@ class AtomValues(ActionDistribution):
         if self.dueling:
             logits = _centred(logits, allowed)
         logits = tf.where(allowed, logits, MASKED_LOGIT)
-        return tf.reshape(logits, [-1, self.num_inputs])
+        return tf.reshape(logits, [-1, self.num_outputs])
 
 
 def _centred(outputs: tf.Tensor, allowed: tf.Tensor) -> tf.Tensor:
