@@ -428,8 +428,6 @@ def test_only_discrete_actions_have_values(space):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"num_atoms": 51}, "num_atoms must be 1"),
-        ({"noisy": True}, "noisy must be False"),
         ({"td_error_loss_fn": "l1"}, "td_error_loss_fn must be one of"),
         ({"n_step": 0}, "n_step must be an integer >= 1"),
         ({"tau": 1.1}, "tau must be a number in"),
