@@ -170,7 +170,9 @@ def test_gradients_of_logits_are_what_they_say_minus_what_they_should():
     nothing = np.zeros(9, np.float32)
     target = projected(shares[:, 0], batch["rewards"], nothing, FIVE).numpy()
     taken = np.eye(2)[batch["actions"]][:, :, None]
-    slope = (taken * (shares - target[:, None]) * batch["weights"][:, None, None] / 9).reshape(9, 10)
+    slope = (taken * (shares - target[:, None]) * batch["weights"][:, None, None] / 9).reshape(
+        9, 10
+    )
     gradients, _ = policy.compute_gradients(batch)
     np.testing.assert_allclose(gradients[0], batch["obs"].T @ slope, atol=1e-5)
     np.testing.assert_allclose(gradients[1], slope.sum(0), atol=1e-5)
@@ -271,9 +273,7 @@ def noisy_loss(policy, batch, noise):
 
 @pytest.mark.core
 def test_gradients_of_means_and_sigmas_are_finite_differences():
-    policy = dqn(
-        model={"fcnet_hiddens": []}, hiddens=[], dueling=False, noisy=True, grad_clip=None
-    )
+    policy = dqn(model={"fcnet_hiddens": []}, hiddens=[], dueling=False, noisy=True, grad_clip=None)
     batch = transitions(policy, 9)
     batch["terminateds"][:] = True
     batch["rewards"] = np.clip(batch["rewards"], -0.2, 0.2)
@@ -348,9 +348,7 @@ def test_one_seed_acts_alike_on_all_runtimes():
         np.testing.assert_allclose(learned, found[0][2], atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "kind", telling([DQNTF2Policy, DQNTF1Policy], soak=[DQNTF1Policy])
-)
+@pytest.mark.parametrize("kind", telling([DQNTF2Policy, DQNTF1Policy], soak=[DQNTF1Policy]))
 def test_a_policy_with_all_parts_keeps_its_contract(kind):
     config = {"model": {"fcnet_hiddens": [4]}, "hiddens": [3], "jit_compile": False}
     check_policy(kind(MASKED, THREE, {**PARTS, **config, "seed": 0}))
