@@ -53,6 +53,15 @@ _UNIFORM = ("MultiAgentReplayBuffer", "ReplayBuffer")
 _PRIORITIZED = ("MultiAgentPrioritizedReplayBuffer", "PrioritizedReplayBuffer")
 _CAPACITY = 50_000
 _OF_PRIORITIES = {f"prioritized_replay_{name}": name for name in ("alpha", "beta", "eps")}
+BY_PRIORITIES: Mapping[str, Any] = {
+    "type": _PRIORITIZED[0],
+    "capacity": _CAPACITY,
+    "prioritized_replay_alpha": 0.6,
+    "prioritized_replay_beta": 0.4,
+    "prioritized_replay_eps": 1e-6,
+}
+"""What `replay_buffer_config` is by default where RLlib replays by priorities."""
+
 _OF_ROOM = ("memory_limit_bytes", "storage_path")
 _BYTES_PER_CALL = 256 * 2**20  # of rows that one compiled call learns from, at most
 

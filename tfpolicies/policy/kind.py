@@ -271,6 +271,19 @@ class PolicyKind(Policy):
         return int(dist_class.loss_noise)
 
     @classmethod
+    def _update_noise(cls, source: ModelSource, static: Mapping[str, Any]) -> int:
+        """Returns how many numbers of noise `loss` needs for each update: `self.update_noise`.
+
+        They are standard normal, float32 `[k]`, and the same for all rows.
+
+        Args:
+            source: where networks come from.
+            static: the static config.
+        """
+        del source, static
+        return 0
+
+    @classmethod
     def _make_optimizer(cls, static: Mapping[str, Any]) -> Any:
         """Returns a new Keras optimizer; its learning rate is set from `lr` at each update.
 

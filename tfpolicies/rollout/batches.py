@@ -10,9 +10,11 @@ import numpy as np
 from tfpolicies import ported
 from tfpolicies.batch.sample_batch import SampleBatch, concat_samples
 from tfpolicies.config.callbacks import DefaultCallbacks, overrides
+from tfpolicies.models.filters import ReturnFilter
 from tfpolicies.policy.learning_batches import in_sequences
 from tfpolicies.rollout.collected import Collected, Trajectory
-from tfpolicies.rollout.columns import postprocessed
+from tfpolicies.rollout.columns import clipped_rewards, postprocessed
+from tfpolicies.rollout.running_returns import RunningReturns
 from tfpolicies.rollout.views import Lookback
 from tfpolicies.rollout.waiting import Waiting
 
@@ -47,6 +49,7 @@ class Postprocessor:
     ) -> None:
         self._running = running
         self._lookbacks: dict[str, Lookback] = {}  # by policy id
+        self._running_returns: dict[str, RunningReturns] = {}  # likewise
         self._waiting: dict[str, Waiting] = {}  # likewise
         self._with_ids = enable_connectors
         self._clip_rewards = clip_rewards
@@ -64,7 +67,7 @@ class Postprocessor:
             who: asked where somebody works on single trajectories.
         """
         for sample in samples:
-            sample.prepare(self._clip_rewards)
+            sample.prepare(self._clip_rewards, self._returns(sample))
             views = sample.learning.settled_views()
             if views:
                 lookback = self._lookbacks.setdefault(sample.policy_id, Lookback())
@@ -120,20 +123,39 @@ class Postprocessor:
     def get_state(self) -> dict[str, Any]:
         """Returns what later samples look back on and what waits for them: values and arrays."""
         return {
-            "views": [[name, lookback.get_state()] for name, lookback in self._lookbacks.items()],
-            "waiting": [[name, waiting.get_state()] for name, waiting in self._waiting.items()],
+            "views": _states(self._lookbacks),
+            "returns": _states(self._running_returns),
+            "waiting": _states(self._waiting),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restores what `get_state` returned, as far as it is there."""
-        self._lookbacks, self._waiting = {}, {}
+        """Restores what `get_state` returned; what is missing in it begins anew."""
+        self._lookbacks, self._running_returns, self._waiting = {}, {}, {}
         for name, saved in state.get("views", ()):
             self._lookbacks[name] = Lookback()
             self._lookbacks[name].set_state(saved)
+        for name, saved in state.get("returns", ()):
+            self._running_returns[name] = RunningReturns()
+            self._running_returns[name].set_state(saved)
         for name, saved in state.get("waiting", ()):
             if name in self._policies:
                 self._waiting[name] = Waiting()
                 self._waiting[name].set_state(saved, name, self._policies[name])
+
+    def _returns(self, sample: Collected) -> np.ndarray | None:
+        """Returns the returns so far of a sample's rows, where its rewards are scaled by these."""
+        policy = sample.policy
+        if not isinstance(policy.holding.filters.get("reward_filter"), ReturnFilter):
+            return None
+        kept = self._running_returns.setdefault(sample.policy_id, RunningReturns())
+        clipped = clipped_rewards(sample.earned, self._clip_rewards)
+        return kept.add(
+            {**sample.columns, "rewards": clipped},
+            sample.ends,
+            sample.packing,
+            set(self._running()),
+            gamma=policy.config.get("gamma", 0.99),
+        )
 
     def _originals(self, samples: Sequence[Collected], who: Who) -> _Originals:
         """Returns the rows as collected: `(policy_id, policy, batch)` for each trajectory.
@@ -175,3 +197,7 @@ class Postprocessor:
         joined = cast(SampleBatch, concat_samples(pieces))
         joined.num_grad_updates = policy.num_grad_updates
         return joined
+
+
+def _states(by_policy: Mapping[str, Any]) -> list[list[Any]]:
+    return [[name, each.get_state()] for name, each in by_policy.items()]

@@ -118,19 +118,30 @@ class Collected:
         for _, rows in self.pieces():
             yield tuple(int(columns[x][rows.start]) for x in ("eps_id", "agent_index")), rows
 
-    def prepare(self, clip_rewards: bool | float | None) -> None:
-        """Takes the rows into the filters, and scales and clips the rewards."""
+    def prepare(self, clip_rewards: bool | float | None, returns: np.ndarray | None) -> None:
+        """Takes the rows into the filters, and scales and clips the rewards.
+
+        Args:
+            clip_rewards: None, True (the sign) or a bound.
+            returns: `[R]`, those so far, where rewards are scaled by these.
+        """
         learning, columns = self.learning, self.columns
+        seen = columns if returns is None else {**columns, "rewards": returns}
         learning.observe(
-            [leaf[None] for leaf in self.obs], {name: x[None] for name, x in columns.items()}
+            [leaf[None] for leaf in self.obs], {name: x[None] for name, x in seen.items()}
         )
         self.obs, self.new_obs = ([*learning.seen(x)] for x in (self.obs, self.new_obs))
         columns["rewards"] = learning.scaled(clipped_rewards(self.earned, clip_rewards))
 
+    @property
+    def packing(self) -> Packing:
+        """Where the rows stand in an array `[N, T]`."""
+        return Packing.of(self.ends) if self.shape is None else Packing(self.shape)
+
     def postprocess(self) -> None:
         """Adds the policy's columns for all trajectories at once."""
         policy, columns = self.policy, self.columns
-        packing = Packing.of(self.ends) if self.shape is None else Packing(self.shape)
+        packing = self.packing
         open_rows = np.flatnonzero(self.ends & ~columns["terminateds"])
         after = [leaf[open_rows] for leaf in self.new_obs]
         if views := policy.acting.views:
