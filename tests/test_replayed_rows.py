@@ -9,8 +9,9 @@ from environments import MODES, CountingEnv, counting_creator
 from gymnasium import spaces
 from multi_agent_worlds import World, flags
 
-from tfpolicies import DQNConfig
+from tfpolicies import DQNConfig, DQNTF2Policy
 from tfpolicies.config.callbacks import DefaultCallbacks
+from tfpolicies.rollout.rollout_worker import RolloutWorker
 
 pytestmark = pytest.mark.usefixtures("kept_programs")
 
@@ -169,6 +170,16 @@ def test_rows_that_wait_are_in_checkpoints(tmp_path):
     assert distinct(other, *COLUMNS) == THREE_STEPS
     for each in (algorithm, restored):
         each.stop()
+
+
+def test_fragments_may_be_shorter_than_the_sums():
+    config = tiny(ramp, fragment=1, n_step=3)
+    worker = RolloutWorker(env_creator=ramp, default_policy_class=DQNTF2Policy, config=config)
+    batches = [worker.sample() for _ in range(16)]
+    assert [batch.count // 3 for batch in batches[:8]] == [0, 0, 1, 1, 1, 1, 3, 0]
+    rows = [row for batch in batches if batch.count for row in distinct(batch, *COLUMNS)]
+    assert sorted(set(rows)) == THREE_STEPS
+    worker.stop()
 
 
 def test_callbacks_see_each_row_once_and_whole():
