@@ -8,6 +8,7 @@ import pytest
 from gymnasium import spaces
 from marking import telling
 from test_dqn import MASKED, THREE, dqn, q_of, transitions
+from test_dqn_training import learned, tiny
 from tiny import OBS, TWO, assert_equal, make, rows_of, varied
 
 from tfpolicies import DQNConfig, DQNTF1Policy, DQNTF2Policy
@@ -170,7 +171,9 @@ def test_gradients_of_logits_are_what_they_say_minus_what_they_should():
     nothing = np.zeros(9, np.float32)
     target = projected(shares[:, 0], batch["rewards"], nothing, FIVE).numpy()
     taken = np.eye(2)[batch["actions"]][:, :, None]
-    slope = (taken * (shares - target[:, None]) * batch["weights"][:, None, None] / 9).reshape(9, 10)
+    slope = (taken * (shares - target[:, None]) * batch["weights"][:, None, None] / 9).reshape(
+        9, 10
+    )
     gradients, _ = policy.compute_gradients(batch)
     np.testing.assert_allclose(gradients[0], batch["obs"].T @ slope, atol=1e-5)
     np.testing.assert_allclose(gradients[1], slope.sum(0), atol=1e-5)
@@ -271,9 +274,7 @@ def noisy_loss(policy, batch, noise):
 
 @pytest.mark.core
 def test_gradients_of_means_and_sigmas_are_finite_differences():
-    policy = dqn(
-        model={"fcnet_hiddens": []}, hiddens=[], dueling=False, noisy=True, grad_clip=None
-    )
+    policy = dqn(model={"fcnet_hiddens": []}, hiddens=[], dueling=False, noisy=True, grad_clip=None)
     batch = transitions(policy, 9)
     batch["terminateds"][:] = True
     batch["rewards"] = np.clip(batch["rewards"], -0.2, 0.2)
@@ -348,9 +349,7 @@ def test_one_seed_acts_alike_on_all_runtimes():
         np.testing.assert_allclose(learned, found[0][2], atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "kind", telling([DQNTF2Policy, DQNTF1Policy], soak=[DQNTF1Policy])
-)
+@pytest.mark.parametrize("kind", telling([DQNTF2Policy, DQNTF1Policy], soak=[DQNTF1Policy]))
 def test_a_policy_with_all_parts_keeps_its_contract(kind):
     config = {"model": {"fcnet_hiddens": [4]}, "hiddens": [3], "jit_compile": False}
     check_policy(kind(MASKED, THREE, {**PARTS, **config, "seed": 0}))
@@ -429,3 +428,52 @@ def test_policies_of_the_same_parts_share_a_program():
     one, same, other = rainbow(), rainbow(seed=7, lr=0.1), rainbow(v_max=3.0)
     assert one.program is same.program
     assert one.program is not other.program
+
+
+# -- training -------------------------------------------------------------------------------------
+
+
+@pytest.mark.core
+def test_a_run_with_all_parts_goes_on_from_its_checkpoint_bit_for_bit(tmp_path):
+    def config():
+        prioritized = {"type": "MultiAgentPrioritizedReplayBuffer", "capacity": 64}
+        return tiny(
+            store_buffer_in_checkpoints=True, replay_buffer_config=prioritized, n_step=3, **PARTS
+        )
+
+    algorithm = config().build()
+    for _ in range(2):
+        algorithm.train()
+    algorithm.save(tmp_path)
+    restored = config().build()
+    restored.restore(tmp_path)
+    for _ in range(3):
+        assert learned(algorithm.train()) == learned(restored.train())
+    assert_equal(restored.get_policy().get_weights(), algorithm.get_policy().get_weights())
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    "parts",
+    [{"num_atoms": 51, "v_min": 0.0, "v_max": 100.0}, {"noisy": True, **greedy_epsilon(0.0)}],
+    ids=["atoms", "noisy"],
+)
+def test_each_part_learns_to_balance_a_pole(parts):
+    exploration = parts.get("exploration_config", {"epsilon_timesteps": 3000})
+    config = DQNConfig().environment("CartPole-v1")
+    config.rollouts(num_envs_per_worker=4, rollout_fragment_length=16)
+    config.training(
+        lr=1e-3,
+        train_batch_size=64,
+        training_intensity=16,
+        model={"fcnet_hiddens": [64]},
+        hiddens=[64],
+        target_network_update_freq=200,
+        **{name: value for name, value in parts.items() if name != "exploration_config"},
+    )
+    config.exploration(exploration_config=exploration).debugging(seed=0, log_level="ERROR")
+    config.evaluation(evaluation_duration=20, evaluation_config={"explore": False})
+    algorithm = config.build()
+    while algorithm.counters["num_env_steps_sampled"] < 16_000:
+        algorithm.train()
+    assert algorithm.evaluate()["evaluation"]["episode_reward_mean"] > 100
