@@ -44,6 +44,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies.algorithms.off_policy import (
+    BY_PRIORITIES,
     OffPolicyAlgorithm,
     OffPolicyConfig,
     OffPolicyTFPolicy,
@@ -314,6 +315,7 @@ class DQNTraining(OffPolicyTraining):
     lr: float = 5e-4
     grad_clip: float | None = 40.0
     grad_clip_by: str = "norm"
+    replay_buffer_config: Mapping[str, Any] = setting(BY_PRIORITIES)
     adam_epsilon: float = setting(1e-8, POSITIVE)  # of the default optimizer
     double_q: bool = setting(True, BOOL)  # the online network chooses, the target one values
     dueling: bool = setting(True, BOOL)  # off for a model of one's own

@@ -58,6 +58,11 @@ class PolicyKind(Policy):
         "jit_compile",
     )
 
+    @property
+    def _lookahead(self) -> int:
+        """How many rows behind a row `postprocess_fragments` reads; so many wait for the next."""
+        return 0
+
     def loss(self, model: Any, dist_class: Any, train_batch: Any) -> tf.Tensor:
         """Returns the loss of one minibatch, a scalar tensor; traced for all policies of a kind.
 
