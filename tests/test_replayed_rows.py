@@ -1,6 +1,8 @@
 """What replayed rows are: true transitions, to the last of each episode, whatever resets it."""
 
+import resource
 import sys
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -243,4 +245,56 @@ def test_rows_whose_next_ones_must_not_be_learned_from_wait_no_longer():
     algorithm = tiny(lambda context: Sometimes(), fragment=3, envs=1, n_step=3).build()
     batch = replayed(algorithm, 14)
     assert set(distinct(batch, *COLUMNS)) <= set(THREE_STEPS)
+    algorithm.stop()
+
+
+# -- memory ---------------------------------------------------------------------------------------
+
+
+def resident():
+    """The megabytes that this process has in memory."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 2**20
+
+
+class Screens(gym.Env):
+    """Stacks of four frames of noise; episodes of twenty steps."""
+
+    observation_space = spaces.Box(0, 255, (64, 64, 4), np.uint8)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.now = 0
+        self.frames = [self.frame()] * 4
+        return np.stack(self.frames, -1), {}
+
+    def frame(self):
+        return self.np_random.integers(256, size=(64, 64), dtype=np.uint8)
+
+    def step(self, action):
+        self.now += 1
+        self.frames = [*self.frames[1:], self.frame()]
+        return np.stack(self.frames, -1), 0.0, False, self.now == 20, {}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("env", ["CartPole-v1", "screens"])
+def test_a_run_takes_no_more_memory_once_its_buffer_is_full(env):
+    screens = env == "screens"
+    config = tiny((lambda context: Screens()) if screens else env, fragment=16, envs=8, n_step=3)
+    config.training(
+        num_steps_sampled_before_learning_starts=100,
+        train_batch_size=8,
+        replay_buffer_config={"capacity": 4000},
+    )
+    if screens:
+        config.training(model={"conv_filters": [[4, [8, 8], 8]], "fcnet_hiddens": [4]})
+    algorithm = config.build()
+    most = {}
+    for rows in (10_000, 15_000, 25_000):  # the buffer is full at 4000
+        while algorithm.replay_buffer.num_added < rows:
+            algorithm.train()
+            most[rows] = max(most.get(rows, 0), resident())
+    assert most[25_000] - most[15_000] < 9  # megabytes; 8 of frames are let go of at a time
     algorithm.stop()
