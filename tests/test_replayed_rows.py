@@ -1,6 +1,8 @@
 """What replayed rows are: true transitions, to the last of each episode, whatever resets it."""
 
+import pickle
 import resource
+import shutil
 import sys
 from pathlib import Path
 
@@ -171,6 +173,41 @@ def test_rows_that_wait_are_in_checkpoints(tmp_path):
         np.testing.assert_array_equal(one[name], other[name])
     assert distinct(other, *COLUMNS) == THREE_STEPS
     for each in (algorithm, restored):
+        each.stop()
+
+
+@pytest.mark.parametrize("kept_in", ["memory", "files"])
+def test_images_are_in_checkpoints_and_travel_by_pickle(tmp_path, kept_in):
+    config = tiny(lambda context: Screens(), fragment=4, envs=2, n_step=3)
+    limit = {"memory_limit_bytes": 0, "storage_path": str(tmp_path)} if kept_in == "files" else {}
+    config.training(
+        model={"conv_filters": [[4, [8, 8], 8]], "fcnet_hiddens": [4]},
+        num_steps_sampled_before_learning_starts=8,
+        train_batch_size=4,
+        replay_buffer_config={"capacity": 30, **limit},
+    )
+    algorithm = config.build()
+    replayed(algorithm, 6)
+    restored = config.copy(copy_frozen=False).build()
+    for name in ("first", "second"):
+        algorithm.save(tmp_path / name)
+    shutil.rmtree(tmp_path / "first")
+    algorithm.replay_buffer.sample(5, "default_policy")  # the state is that of the checkpoint
+    restored.restore(tmp_path / "second")
+    restored.replay_buffer.sample(5, "default_policy")
+    state = pickle.loads(pickle.dumps(algorithm.get_extra_state()))
+    shutil.rmtree(tmp_path / "second")
+    twin = config.copy(copy_frozen=False).build()
+    twin.set_extra_state(state)
+    drawn = [
+        each.replay_buffer.sample(40, "default_policy") for each in (algorithm, restored, twin)
+    ]
+    for other in drawn[1:]:
+        for name in drawn[0]:
+            np.testing.assert_array_equal(drawn[0][name], other[name])
+    room = algorithm.replay_buffer.room
+    assert (room.bytes_in_files > 0) == (kept_in == "files")
+    for each in (algorithm, restored, twin):
         each.stop()
 
 
