@@ -20,7 +20,8 @@ from tfpolicies.replay.room import Room
 _REMEMBERED = 1024  # frames that new ones are compared with, at least
 _NAME = "frames"  # of the array in segments
 _SEGMENT_BYTES = 8 * 2**20
-_SEGMENTS_PER_CHUNK = 8
+_SEGMENTS_PER_CHUNK = 8  # at most; so much memory is taken and let go of at a time
+_CHUNKS = 8  # that there are at least, if there are enough frames
 
 
 class Frames:
@@ -50,7 +51,8 @@ class Frames:
         self.first = self.next = 0
         size = max(1, math.prod(self.shape) * self.dtype.itemsize)
         self.per_segment = max(1, min(_SEGMENT_BYTES // size, expected))
-        self._per_chunk = self.per_segment * _SEGMENTS_PER_CHUNK
+        segments = min(max(1, expected // (_CHUNKS * self.per_segment)), _SEGMENTS_PER_CHUNK)
+        self._per_chunk = self.per_segment * segments
         self._room = room
         self._chunks: dict[int, np.ndarray] = {}
         self._known: list[dict[int, int]] = [{}, {}]  # by sum of bytes; older ones, newer ones
