@@ -428,8 +428,6 @@ def test_only_discrete_actions_have_values(space):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"num_atoms": 51}, "num_atoms must be 1"),
-        ({"noisy": True}, "noisy must be False"),
         ({"td_error_loss_fn": "l1"}, "td_error_loss_fn must be one of"),
         ({"n_step": 0}, "n_step must be an integer >= 1"),
         ({"tau": 1.1}, "tau must be a number in"),
@@ -439,6 +437,8 @@ def test_only_discrete_actions_have_values(space):
         ({"replay_buffer_config": {"capacity": 0}}, "capacity"),
         ({"replay_buffer_config": {"capacty": 9}}, "Did you mean 'capacity'"),
         ({"replay_buffer_config": {"type": "Ring"}}, "type"),
+        ({"replay_buffer_config": {"memory_limit_bytes": -1}}, "`memory_limit_bytes` must be"),
+        ({"replay_buffer_config": {"storage_path": "/nowhere"}}, "a folder that is there"),
         ({"replay_buffer_config": {**UNIFORM, "prioritized_replay_alpha": 0.6}}, "uniformly"),
         ({"replay_buffer_config": {**PRIORITIZED, "prioritized_replay_beta": -1}}, "number >= 0"),
         ({"replay_buffer_config": {**PRIORITIZED, "prioritized_replay_alfa": 1}}, "_alpha'"),

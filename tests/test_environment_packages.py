@@ -102,6 +102,7 @@ def test_learning_sees_lost_lives_as_ends_and_results_whole_games(monkeypatch):
     targets = batch["value_targets"][first]
     np.testing.assert_allclose(targets[:8], [2, 1, 2, 1, 2, 1, 2, 1], atol=1e-5)
     assert len(set(batch["eps_id"][:6].tolist())) == 1
+    assert len(set(batch["unroll_id"][:6].tolist())) == 3
     returns = [each.episode_reward for each in worker.get_metrics()]
     assert sorted(returns) == [4, 4, 6]
 

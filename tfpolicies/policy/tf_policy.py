@@ -129,6 +129,7 @@ class TFPolicy(PolicyKind):
         )
         transform = self.exploration.transform
         spec = ProgramSpec.of(type(self), observation_space, action_space, complete, transform)
+        self.exploration.transform = spec.explorer
         self.dist_class = spec.dist_class
         self.program = Program.of(spec)
         seed = complete["seed"]

@@ -22,7 +22,8 @@ from tfpolicies.errors import UsageError
 from tfpolicies.models.ports import leaf_ports
 from tfpolicies.models.spaces import Leaf, action_leaves, batch_leaves, leaves, nest
 from tfpolicies.policy.session import Memory
-from tfpolicies.rollout.batches import Collected, Who
+from tfpolicies.rollout.batches import Who
+from tfpolicies.rollout.collected import Collected
 from tfpolicies.rollout.columns import require_same_columns
 from tfpolicies.rollout.connected import connected, connector_metrics_of
 from tfpolicies.rollout.episode import (
@@ -431,7 +432,7 @@ class SingleAgentSampler(Sampler):
         returns_before = self._running.returns
         columns.update(self._episode_columns(columns, taken))
         if buffer.lost:
-            columns["terminateds"] = columns["terminateds"] | cut(buffer.marked(buffer.lost))
+            columns.update(self._cut_at(columns, cut(buffer.marked(buffer.lost))))
         ends = columns["terminateds"] | columns["truncateds"]
         ends[:, -1] = True
         rows = shape[0] * shape[1]
@@ -450,18 +451,35 @@ class SingleAgentSampler(Sampler):
             shape,
         )
 
+        ids = collected.columns["eps_id"]
+
         def who() -> Who:
             if self._follower is None:
                 env_index = np.nonzero(taken)[0]
                 self._episodes_taken = self._episodes_of(collected, env_index, returns_before)
-            unrolls = dict.fromkeys(unroll for unroll, _ in collected.pieces())
-            episodes = zip(unrolls, self._episodes_taken, strict=True)
-            return {unroll: (episode, SINGLE_AGENT) for unroll, episode in episodes}
+            pieces = [(unroll, int(ids[rows.start])) for unroll, rows in collected.pieces()]
+            numbers = dict.fromkeys(number for _, number in pieces)
+            episodes = dict(zip(numbers, self._episodes_taken, strict=True))
+            return {unroll: (episodes[number], SINGLE_AGENT) for unroll, number in pieces}
 
         if not buffer.barred:
             return self._postprocessor.batches([collected], who)[DEFAULT_POLICY_ID]
-        kept = collected.without(flat(cut(buffer.marked(buffer.barred))))
+        barred = flat(cut(buffer.marked(buffer.barred)))
+        lost = [
+            trajectory for trajectory, rows in collected.trajectories() if barred[rows.stop - 1]
+        ]
+        self._postprocessor.forget_waiting(lost)
+        kept = collected.without(barred)
         return MultiAgentBatch(self._postprocessor.batches(kept, who), rows)
+
+    def _cut_at(self, columns: Mapping[str, np.ndarray], lost: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns columns in which trajectories end where lives were lost, bool `[N, T]`."""
+        before = lost.ravel().cumsum().reshape(lost.shape) - lost
+        self._next_unroll += int(lost.sum())
+        return {
+            "terminateds": columns["terminateds"] | lost,
+            "unroll_id": columns["unroll_id"] + before,
+        }
 
     def _episodes_of(
         self, collected: Collected, env_index: np.ndarray, returns_before: np.ndarray
@@ -590,6 +608,7 @@ class SingleAgentSampler(Sampler):
         """
         buffer = self._buffer
         waits = buffer is not None and (buffer.has_infos() or buffer.barred or buffer.lost)
+        waits = waits or self._postprocessor.holds_infos
         untold = self._follower is not None or waits
         states = None if untold else self.envs.get_state()
         if states is None or buffer is None:
