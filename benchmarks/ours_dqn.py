@@ -44,7 +44,10 @@ def learning(request: probe.Request) -> probe.Figures:
             gamma=chosen["gamma"],
             train_batch_size=chosen["batch"],
             training_intensity=updates * chosen["batch"] / rows,
-            replay_buffer_config={"capacity": chosen["capacity"]},
+            replay_buffer_config={
+                "type": "MultiAgentReplayBuffer",
+                "capacity": chosen["capacity"],
+            },
             num_steps_sampled_before_learning_starts=chosen["learning_starts"],
             target_network_update_freq=chosen["target_interval"],
             grad_clip=chosen["grad_clip"],

@@ -41,7 +41,12 @@ class Peer:
 SB3 = Peer(
     "sb3",
     python=None,
-    requirements=("stable-baselines3==2.9.2", "gymnasium[classic-control]==1.4.0"),
+    requirements=(
+        "stable-baselines3==2.9.2",
+        "gymnasium[box2d,classic-control,mujoco]==1.4.0",
+        "mujoco==4.0.0",
+        "envpool==1.2.5",
+    ),
     torch="2.13.0",
 )
 RLLIB = Peer(

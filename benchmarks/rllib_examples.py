@@ -10,14 +10,16 @@ script.
 Prints each verdict and how many run. `--table FILE` writes the table, with the scripts that do not
 count and the reason; `--only NAME ...` runs some scripts, by path or a part of it.
 
-`--learn` runs the scripts that have a `--stop-reward`, each with its own settings and as a test of
-itself, and prints the reward that it asks for, the one that it reached, and the time.
+`--learn` runs the scripts that have a `--stop-reward`, each with the arguments that the release's
+own tests give it (its file `BUILD`), or else with its own settings as a test of itself. It prints
+the reward that is asked for, the one that was reached, and the time.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import json
 import os
 import re
@@ -213,20 +215,44 @@ _KEPT = ("--framework", "--num-gpus")  # of the arguments of the table; the othe
 
 
 def learn_example(rllib: Path, folder: Path, script: str, seconds: int) -> Learned:
-    """Runs a script with its own settings, as a test of itself, until it stops."""
+    """Runs a script as the release's own tests do, or else as a test of itself, until it stops."""
     options = own_options(rllib, script)
-    words = SCRIPTS[script].split()
-    kept = [
-        x for pair in zip(words[::2], words[1::2], strict=True) if pair[0] in _KEPT for x in pair
-    ]
-    kept += ["--as-test"] if "--as-test" in options else []
+    arguments = release_arguments(rllib).get(
+        script, ["--as-test"] if "--as-test" in options else []
+    )
+    if not any(x.startswith("--framework") for x in arguments):
+        words = SCRIPTS[script].split()
+        pairs = zip(words[::2], words[1::2], strict=True)
+        arguments = [*arguments, *(x for pair in pairs if pair[0] in _KEPT for x in pair)]
+    told = dict(x.split("=", 1) for x in arguments if "=" in x)
     start = time.monotonic()
-    _, verdict, reason = run_example(folder, script, seconds, kept)
+    _, verdict, reason = run_example(folder, script, seconds, arguments)
     taken = round(time.monotonic() - start)
-    asked, reached = float(options["--stop-reward"]), reward_in(folder / script)
+    asked = float(told.get("--stop-reward", options["--stop-reward"]))
+    reached = reward_in(folder / script)
     if verdict == "runs":
         verdict = "short" if reached < asked else "learns"
     return Learned(script, verdict, asked, round(reached, 3), taken, reason)
+
+
+@functools.cache
+def release_arguments(rllib: Path) -> dict[str, list[str]]:
+    """Returns with which arguments the release's own tests have scripts learn, by script."""
+    found: dict[str, list[str]] = {}
+    for call in ast.walk(ast.parse((rllib / "BUILD").read_text())):
+        if not isinstance(call, ast.Call) or getattr(call.func, "id", None) != "py_test":
+            continue
+        given = {x.arg: x.value for x in call.keywords if x.arg in ("main", "args")}
+        if len(given) == 2:
+            main, arguments = (ast.literal_eval(given[name]) for name in ("main", "args"))
+            if "--as-test" in arguments and not _names_another(arguments):
+                found.setdefault(main.removeprefix("examples/").removesuffix(".py"), arguments)
+    return found
+
+
+def _names_another(arguments: Sequence[str]) -> bool:
+    """Whether a test is of PyTorch, or of an algorithm that is not offered."""
+    return any(x in arguments for x in ("--framework=torch", "--run=IMPALA"))
 
 
 def own_options(rllib: Path, script: str) -> dict[str, Any]:

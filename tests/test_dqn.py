@@ -20,6 +20,7 @@ from tfpolicies.testing import check_policy
 
 pytestmark = pytest.mark.usefixtures("kept_programs")
 
+UNIFORM = {"type": "MultiAgentReplayBuffer"}
 PRIORITIZED = {"type": "MultiAgentPrioritizedReplayBuffer"}
 LOWEST = np.finfo(np.float32).min
 MASKED = spaces.Dict(observations=OBS, action_mask=spaces.MultiBinary(3))
@@ -427,8 +428,6 @@ def test_only_discrete_actions_have_values(space):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"num_atoms": 51}, "num_atoms must be 1"),
-        ({"noisy": True}, "noisy must be False"),
         ({"td_error_loss_fn": "l1"}, "td_error_loss_fn must be one of"),
         ({"n_step": 0}, "n_step must be an integer >= 1"),
         ({"tau": 1.1}, "tau must be a number in"),
@@ -438,7 +437,7 @@ def test_only_discrete_actions_have_values(space):
         ({"replay_buffer_config": {"capacity": 0}}, "capacity"),
         ({"replay_buffer_config": {"capacty": 9}}, "Did you mean 'capacity'"),
         ({"replay_buffer_config": {"type": "Ring"}}, "type"),
-        ({"replay_buffer_config": {"prioritized_replay_alpha": 0.6}}, "uniformly"),
+        ({"replay_buffer_config": {**UNIFORM, "prioritized_replay_alpha": 0.6}}, "uniformly"),
         ({"replay_buffer_config": {**PRIORITIZED, "prioritized_replay_beta": -1}}, "number >= 0"),
         ({"replay_buffer_config": {**PRIORITIZED, "prioritized_replay_alfa": 1}}, "_alpha'"),
         ({"replay_buffer_config": {"type": dict}}, "must be one of"),
@@ -481,7 +480,13 @@ def test_defaults_are_those_of_the_contract():
     assert (config.target_network_update_freq, config.tau, config.adam_epsilon) == (500, 1.0, 1e-8)
     assert config.num_steps_sampled_before_learning_starts == 1000
     assert config.min_sample_timesteps_per_iteration == 1000
-    assert config.replay_buffer_config["capacity"] == 50_000
+    assert config.replay_buffer_config == {
+        "type": "MultiAgentPrioritizedReplayBuffer",
+        "capacity": 50_000,
+        "prioritized_replay_alpha": 0.6,
+        "prioritized_replay_beta": 0.4,
+        "prioritized_replay_eps": 1e-6,
+    }
     assert config.rollout_fragment_length == "auto"
     assert config.fragment_length() == 1
     assert config.evaluation_config == {"explore": False}

@@ -9,6 +9,7 @@ import pytest
 import ray
 from environments import CountingEnv, SeededEnv
 from gymnasium import spaces
+from test_ported_vector_env import Counting
 
 import tfpolicies.compat  # noqa: F401
 from tfpolicies import DefaultCallbacks, PPOConfig
@@ -253,6 +254,19 @@ def test_remote_workers_need_no_environment_to_be_called():
     built = config(workers=1).environment(None, **sizes).build()
     assert built.workers.foreach_worker(lambda w: w.worker_index) == [0, 1]
     all_equal(built.workers.foreach_worker(weights_of))
+    built.stop()
+
+
+def test_a_ported_vector_environment_steps_in_remote_workers():
+    built = config().environment(Counting).rollouts(rollout_fragment_length=5).build()
+    batches = built.workers.sample()
+    assert [batch.count for batch in batches] == [15, 15]
+    for batch in batches:
+        numbers = batch["obs"][:, 0].reshape(3, 5)
+        assert (numbers == [[0], [1], [2]]).all()
+        steps = batch["obs"][batch["eps_id"] == batch["eps_id"][0]][:, 2]
+        assert steps.tolist() == [0.0, 1.0, 2.0, 3.0]  # the first episode has four
+    assert built.train()["num_env_steps_sampled"] == 60  # two rounds, for a batch of 40
     built.stop()
 
 

@@ -3,7 +3,14 @@
 import json
 import math
 
-from benchmarks.rllib_examples import NOT_COUNTED, SCRIPTS, chosen, own_options, reward_in
+from benchmarks.rllib_examples import (
+    NOT_COUNTED,
+    SCRIPTS,
+    chosen,
+    own_options,
+    release_arguments,
+    reward_in,
+)
 
 SCRIPT = """
 parser = argparse.ArgumentParser()
@@ -34,3 +41,14 @@ def test_the_reward_reached_is_that_of_the_best_trial_at_its_end(tmp_path):
         lines = [json.dumps({"episode_reward_mean": reward}) for reward in rewards]
         (folder / "result.json").write_text("\n".join(lines))
     assert reward_in(tmp_path) == 5.0
+
+
+def test_arguments_are_those_of_the_releases_own_tests(tmp_path):
+    (tmp_path / "BUILD").write_text(
+        'load("//x", "py_test")\n'
+        'py_test(name = "a_torch", main = "examples/a.py", srcs = glob(["*"]),\n'
+        '        args = ["--as-test", "--framework=torch", "--stop-reward=9"])\n'
+        'py_test(name = "a_tf", main = "examples/a.py", args = ["--as-test", "--stop-reward=5"])\n'
+        'py_test(name = "b", main = "examples/b.py", args = ["--stop-iters=1"])\n'
+    )
+    assert release_arguments(tmp_path) == {"a": ["--as-test", "--stop-reward=5"]}

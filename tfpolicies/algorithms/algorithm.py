@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
 import os
@@ -21,6 +22,7 @@ from tfpolicies.algorithms.evaluator import Evaluator, as_metrics
 from tfpolicies.algorithms.learn import Learned, learn
 from tfpolicies.algorithms.results import Results
 from tfpolicies.algorithms.run_records import Goals
+from tfpolicies.algorithms.tuned import require_tuned
 from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch, concat_samples
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.callbacks import DefaultCallbacks
@@ -199,6 +201,15 @@ class Algorithm:
     def get_default_config(cls) -> Any:
         """Returns a new config of this algorithm, with its defaults."""
         return cls.config_class()
+
+    @classmethod
+    def get_tuned_settings(cls, env: str) -> dict[str, Any]:
+        """Returns settings that learn well in an environment, for the caller to keep.
+
+        Raises:
+            ConfigError: if there are none for this algorithm there; the nearest ones are named.
+        """
+        return copy.deepcopy(dict(require_tuned(cls.__name__, env).settings))
 
     @classmethod
     def get_default_policy_class(cls, config: AlgorithmConfig) -> type[Policy]:

@@ -59,6 +59,7 @@ from tfpolicies.storage.import_paths import describe
 from tfpolicies.storage.json_values import Missing, decode_value, encode_value, find_missing
 from tfpolicies.storage.pickling import checkpoint_of, frozen_part, require_named
 from tfpolicies.storage.places import Place, admitted
+from tfpolicies.storage.segments import Segment
 
 
 class SavedPath(str):
@@ -103,6 +104,7 @@ class AlgorithmRecord(NamedTuple):
     manifest: dict[str, Any]
     arrays: dict[str, dict[str, np.ndarray]]
     policies: dict[str, PolicyPart]
+    segments: list[Segment]
 
     def write(self, folder: str | os.PathLike[str]) -> None:
         """Writes it into a folder, replacing the checkpoint there.
@@ -111,7 +113,12 @@ class AlgorithmRecord(NamedTuple):
             CheckpointError: if it cannot be written.
         """
         write_checkpoint(
-            folder, ALGORITHM_MANIFEST, self.manifest, self.arrays, policies=self.policies
+            folder,
+            ALGORITHM_MANIFEST,
+            self.manifest,
+            self.arrays,
+            policies=self.policies,
+            segments=self.segments,
         )
 
     def stored(self, source: str) -> StoredAlgorithm:
@@ -132,7 +139,8 @@ def record_of(
     worker = algorithm.worker
     sampler_state, sampler_arrays = _sampler_record(worker)
     extra_arrays: dict[str, np.ndarray] = {}
-    extra = take_arrays(algorithm.get_extra_state(), extra_arrays)
+    segments: list[Segment] = []
+    extra = take_arrays(algorithm.get_extra_state(), extra_arrays, segments)
     manifest = {
         "type": "Algorithm",
         "algorithm_class": encode_value(type(algorithm)),
@@ -158,7 +166,7 @@ def record_of(
     manifest["finite"] = all(part.manifest["finite"] for part in policies.values())
     groups = {"sampler": sampler_arrays, "extra": extra_arrays}
     arrays = {name: group for name, group in groups.items() if group}
-    return AlgorithmRecord(manifest, arrays, policies)
+    return AlgorithmRecord(manifest, arrays, policies, segments)
 
 
 def export_models(
@@ -195,7 +203,7 @@ def reduced(algorithm: Any) -> tuple[Any, tuple[Any, ...]]:
             policy was added of a class that its config does not name.
     """
     record = record_of(algorithm)
-    manifest, arrays, policies = record
+    manifest, arrays, policies, segments = record
     stored = record.stored(repr(algorithm))
     given, roster = held_back(algorithm, stored)
     given = travelling(given)
@@ -205,7 +213,7 @@ def reduced(algorithm: Any) -> tuple[Any, tuple[Any, ...]]:
         _require_known_class(pid, policies[pid])
     frozen = {pid: frozen_part(part) for pid, part in policies.items()}
     whole = frozen_part(PolicyPart(ALGORITHM_MANIFEST, manifest, arrays))
-    return _unpickled, (kind, whole, frozen, given, roster)
+    return _unpickled, (kind, whole, frozen, given, roster, segments)
 
 
 def held_back(algorithm: Any, stored: StoredAlgorithm) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -226,9 +234,9 @@ def _require_known_class(policy_id: str, part: PolicyPart) -> None:
         )
 
 
-def _unpickled(kind: Any, whole: Any, policies: Any, given: Any, roster: Any) -> Any:
+def _unpickled(kind: Any, whole: Any, policies: Any, given: Any, roster: Any, segments: Any) -> Any:
     source = f"A pickled {kind.__name__}"
-    checkpoint = checkpoint_of(whole, policies)
+    checkpoint = checkpoint_of(whole, policies, segments)
     stored = StoredAlgorithm(checkpoint, source, Roster(**roster), arrived(given))
     return stored.algorithm(kind, allow_non_finite=True)
 

@@ -1,7 +1,7 @@
 """Deep deterministic policy gradient, Lillicrap et al. 2015 (arXiv:1509.02971).
 
 One training step: collect a fragment, keep its rows in a ring buffer, and update on rows drawn
-uniformly from it, by minimising (algorithm 1 of the paper)
+from it (`replay_buffer_config`), by minimising (algorithm 1 of the paper)
 
     L(theta) = E[w l(Q(s, a) - y)]                   l: half the square, or Huber
     y = r + gamma^n (1 - terminated) Q'(s', pi'(s'))
@@ -13,8 +13,8 @@ they can be switched on: the mathematics, and what deviates, are in `td3.py`.
 
 Further deviations from the paper: no batch normalisation; the action enters the critic with the
 observation, not behind its first layer; both networks have weight decay, `l2_reg`, and one learning
-rate. The defaults are those of RLlib's contributed package `rllib_ddpg`, as of release 2.10, but
-for its buffer: rows are replayed uniformly, as in the paper.
+rate. The defaults are those of RLlib's contributed package `rllib_ddpg`, as of release 2.10; so
+rows are drawn by priorities, where the paper draws them uniformly.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tfpolicies.algorithms.off_policy import OffPolicyAlgorithm
+from tfpolicies.algorithms.off_policy import BY_PRIORITIES, OffPolicyAlgorithm
 from tfpolicies.algorithms.td3 import TD3Config, TD3TFPolicy, TD3Training
 from tfpolicies.config.later import later
 from tfpolicies.config.setting import setting
@@ -72,9 +72,7 @@ class DDPGTraining(TD3Training):
     train_batch_size: int = 256
     tau: float = 2e-3
     num_steps_sampled_before_learning_starts: int = 1500
-    replay_buffer_config: Mapping[str, Any] = setting(
-        {"type": "MultiAgentReplayBuffer", "capacity": 50_000}
-    )
+    replay_buffer_config: Mapping[str, Any] = setting(BY_PRIORITIES)
 
 
 class DDPGConfig(TD3Config):

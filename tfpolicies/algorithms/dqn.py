@@ -1,4 +1,4 @@
-"""Deep Q-learning, Mnih et al. 2015 (doi:10.1038/nature14236).
+"""Deep Q-learning, Mnih et al. 2015 (doi:10.1038/nature14236), and the parts of Rainbow.
 
 One training step: collect a fragment, keep its rows in a ring buffer, and update on rows drawn
 from it, uniformly or by priorities (`replay_buffer_config`), by minimising
@@ -10,24 +10,41 @@ where Q' is the target network and a* maximises Q (double Q-learning, van Hassel
 arXiv:1509.06461, equation 4) or else Q'. The network may be duelling (Wang et al. 2016,
 arXiv:1511.06581). A truncated episode is bootstrapped, a terminated one is not.
 
+With `num_atoms` > 1 the network gives the distribution Z(s, a) of the return on atoms from `v_min`
+to `v_max` (C51, Bellemare et al. 2017, arXiv:1707.06887, algorithm 1), and
+
+    L = E[w H(P y, Z(s, a))],   y = r + gamma^n (1 - terminated) Z'(s', a*),   Q(s, a) = E[Z(s, a)]
+
+where P projects onto the atoms (equation 7) and H is the cross entropy, in nats. Per row that is
+the error which sets priorities, as in RLlib; Rainbow (Hessel et al. 2018, arXiv:1710.02298) takes
+the divergence, which is smaller by the entropy of P y.
+
+With `noisy` the layers behind the encoder are noisy (Fortunato et al. 2018, arXiv:1706.10295:
+factorised noise, which is an input). Each row acts with noise of its own; an update draws that of
+Q, Q' and what chooses a* once for all rows (their algorithm 1). Greedy actions and
+`compute_td_error` have the mean weights. `exploration_config` stays as it is, as in RLlib: for
+Rainbow, which has no epsilon, set it to 0.
+
 Deviations from the papers: Adam; gradients are clipped by each variable's norm; where rows are
 drawn uniformly, those of all updates of one training step are drawn before the first of them, which
 run in one compiled call. `replay/prioritized.py` lists those of prioritised replay.
 Near the end of a fragment, n-step sums have fewer terms, and gamma's exponent is their number.
-Distributional and noisy networks are not offered.
+Noisy layers begin with means as other layers do here, not uniformly, and with sigmas of
+sigma0 / sqrt(inputs), as in the paper; RLlib draws those of kernels, whatever sigma0 is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 import tensorflow as tf
 
 from tfpolicies.algorithms.off_policy import (
+    BY_PRIORITIES,
     OffPolicyAlgorithm,
     OffPolicyConfig,
     OffPolicyTFPolicy,
@@ -36,15 +53,23 @@ from tfpolicies.algorithms.off_policy import (
 )
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.config.later import later
-from tfpolicies.config.setting import setting
-from tfpolicies.errors import UnsupportedSpaceError
+from tfpolicies.config.setting import check, setting
+from tfpolicies.errors import ConfigError, UnsupportedSpaceError
+from tfpolicies.exploration.parameter_noise import ParameterNoise
 from tfpolicies.models.defaults import COUNTS
-from tfpolicies.models.distributions import ActionDistribution
-from tfpolicies.models.distributions.dueling import DuelingValues
+from tfpolicies.models.distributions import ActionDistribution, Categorical
+from tfpolicies.models.distributions.action_values import AtomValues, DuelingValues
 from tfpolicies.models.losses import huber, masked_mean
-from tfpolicies.models.network import ModelSource, q_model_source
-from tfpolicies.models.q_learning import chosen_values, td_errors, td_targets
-from tfpolicies.rules import BOOL, POSITIVE, Rule, one_of
+from tfpolicies.models.network import ModelSource, NetworkInputs, q_model_source
+from tfpolicies.models.ports import NOISE
+from tfpolicies.models.q_learning import (
+    atom_errors,
+    atom_targets,
+    chosen_values,
+    td_errors,
+    td_targets,
+)
+from tfpolicies.rules import AMOUNT, BOOL, COUNT, FINITE, POSITIVE, one_of
 from tfpolicies.state import PolicyState
 
 __all__ = ["DQN", "DQNConfig", "DQNTF1Policy", "DQNTF2Policy", "DQNTFPolicy"]
@@ -65,7 +90,12 @@ class DQNTFPolicy(OffPolicyTFPolicy):
         "double_q",
         "dueling",
         "hiddens",
+        "noisy",
+        "num_atoms",
+        "sigma0",
         "td_error_loss_fn",
+        "v_max",
+        "v_min",
     )
 
     def validate_spaces(
@@ -77,12 +107,17 @@ class DQNTFPolicy(OffPolicyTFPolicy):
                 f"{type(self).__name__} supports Discrete actions only, got {action_space}: a "
                 "value is estimated for each action."
             )
+        if config["noisy"]:
+            _require_noisy(config)
 
     @classmethod
     def _distribution(cls, action_space: gym.Space, static: Mapping[str, Any]) -> Any:
         """Returns what turns action values into actions: the largest one is the greedy action."""
-        kind = DuelingValues if _is_dueling(static) else ActionDistribution
-        return kind.of(action_space)
+        dueling = _is_dueling(static)
+        if static["num_atoms"] > 1:
+            atoms = {name: static[name] for name in ("num_atoms", "v_min", "v_max")}
+            return AtomValues(action_space, (Categorical,), dueling=dueling, **atoms)
+        return (DuelingValues if dueling else ActionDistribution).of(action_space)
 
     @classmethod
     def _model_source(
@@ -90,13 +125,19 @@ class DQNTFPolicy(OffPolicyTFPolicy):
     ) -> ModelSource:
         """Returns where Q-networks come from.
 
-        A model of the user's gives the values of all actions, `[B, n]`; `dueling` and `hiddens` do
-        not concern it.
+        A model of the user's gives the values of all actions, `[B, n]`, or the logits of all atoms,
+        `[B, n * num_atoms]`; `dueling` and `hiddens` do not concern it.
         """
         if static["model"]["custom_model"] is not None:
             return super()._model_source(observation_space, dist_class, static)
         check_rows_alone("model", static["model"], cls.__name__)
         return q_model_source(observation_space, dist_class.num_inputs, static)
+
+    @classmethod
+    def _update_noise(cls, source: ModelSource, static: Mapping[str, Any]) -> int:
+        """Q, Q' and what chooses a* have noise of their own."""
+        del static
+        return 3 * source.noise_size
 
     @classmethod
     def _make_optimizer(cls, static: Mapping[str, Any]) -> Any:
@@ -110,22 +151,27 @@ class DQNTFPolicy(OffPolicyTFPolicy):
 
     def loss(self, model: Any, dist_class: Any, train_batch: Any) -> tf.Tensor:
         """Returns the mean loss of the temporal-difference errors, weighted by `weights`."""
-        del dist_class
-        q, _ = model(train_batch)
-        reached = {SampleBatch.OBS: train_batch[SampleBatch.NEXT_OBS]}
-        next_target, _ = self.target_model(reached)
-        chooser = model(reached)[0] if self.config["double_q"] else next_target
-        targets = td_targets(
-            train_batch[SampleBatch.REWARDS],
-            self.discounts(train_batch),
-            next_target,
-            chooser,
-        )
-        chosen, mask = chosen_values(q, train_batch[SampleBatch.ACTIONS]), train_batch["loss_mask"]
-        errors = td_errors(chosen, tf.stop_gradient(targets))
+        obs, reached = train_batch[SampleBatch.OBS], train_batch[SampleBatch.NEXT_OBS]
+        noise = self._noise()
+        outputs = _outputs(model, obs, noise[0])
+        next_outputs = chooser = _outputs(self.target_model, reached, noise[1])
+        if self.config["double_q"]:
+            chooser = _outputs(model, reached, noise[2])
+        actions, rewards = train_batch[SampleBatch.ACTIONS], train_batch[SampleBatch.REWARDS]
+        given = _Given(actions, rewards, self.discounts(train_batch))
+        chosen, errors = _compared(dist_class, given, outputs, next_outputs, chooser)
+        mask, losses = train_batch["loss_mask"], errors
         self._record_values(chosen, errors, mask)
-        loss = huber if self.config["td_error_loss_fn"] == "huber" else tf.square
-        return masked_mean(train_batch["weights"] * loss(errors), mask)
+        if self.config["num_atoms"] == 1:
+            loss = huber if self.config["td_error_loss_fn"] == "huber" else tf.square
+            losses = loss(errors)
+        return masked_mean(train_batch["weights"] * losses, mask)
+
+    def _noise(self) -> list[dict[str, tf.Tensor]]:
+        """Returns what a batch has besides, for each of three calls of a network."""
+        if not self.config["noisy"]:
+            return [{}, {}, {}]
+        return [{NOISE: row[None]} for row in tf.split(self.update_noise, 3)]
 
     def extra_action_out_fn(self) -> dict[str, tf.Tensor]:
         """Returns the action values, `q_values` `[N, n]`."""
@@ -142,6 +188,8 @@ class DQNTFPolicy(OffPolicyTFPolicy):
     ) -> np.ndarray:
         """Returns the temporal-difference error of each transition, float32 `[B]`; updates nothing.
 
+        With `num_atoms` > 1 it is the cross entropy that is the transition's loss.
+
         Args:
             obs_t: observations `[B, ...]`.
             act_t: actions `[B]`.
@@ -154,13 +202,14 @@ class DQNTFPolicy(OffPolicyTFPolicy):
             ObservationError: if observations do not fit their space.
         """
         del importance_weights
-        next_target = self._q_values(self._target_state(), obs_tp1)
-        chooser = self._q_values(self._state, obs_tp1) if self.config["double_q"] else next_target
+        next_outputs = chooser = self._outputs_of(self._target_state(), obs_tp1)
+        if self.config["double_q"]:
+            chooser = self._outputs_of(self._state, obs_tp1)
         discount = self.hyper("gamma") ** self.config["n_step"]
         goes_on = discount * (1.0 - np.asarray(terminateds_mask, np.float32))
-        targets = td_targets(np.asarray(rew_t, np.float32), goes_on, next_target, chooser)
-        chosen = chosen_values(self._q_values(self._state, obs_t), np.asarray(act_t))
-        return td_errors(chosen, targets).numpy()
+        given = _Given(np.asarray(act_t), np.asarray(rew_t, np.float32), goes_on)
+        outputs = self._outputs_of(self._state, obs_t)
+        return _compared(self.dist_class, given, outputs, next_outputs, chooser)[1].numpy()
 
     def _target_state(self) -> PolicyState:
         """Returns a state whose model is the target network, for acting."""
@@ -169,8 +218,66 @@ class DQNTFPolicy(OffPolicyTFPolicy):
             state.segments[source][...] = state.segments[name]
         return state
 
-    def _q_values(self, state: PolicyState, obs: Any) -> np.ndarray:
-        return self._acting.dist_inputs(self._acting.checked_inputs(obs), state)
+    def _outputs_of(self, state: PolicyState, obs: Any) -> tf.Tensor:
+        inputs = NetworkInputs([*map(tf.constant, self._acting.checked_inputs(obs))])
+        with self.program.lock:
+            self.program.model_of(state)
+            return self.program.functions.network(inputs, training=False).outputs
+
+
+def _outputs(model: Any, obs: Any, noise: Mapping[str, tf.Tensor]) -> tf.Tensor:
+    """Returns what a network gives for observations, `[B, num_outputs]`."""
+    model({SampleBatch.OBS: obs, **noise})
+    return model.raw_outputs()
+
+
+class _Given(NamedTuple):
+    """What transitions are, `[B]` each."""
+
+    actions: Any
+    rewards: Any
+    discounts: Any
+
+
+def _compared(
+    dist_class: Any, given: _Given, outputs: Any, next_outputs: Any, chooser: Any
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the values Q(s, a) `[B]`, and the errors `[B]` that are to become small.
+
+    Args:
+        dist_class: says what outputs of networks mean.
+        given: the transitions.
+        outputs: of the online network in s, `[B, num_outputs]`.
+        next_outputs: of the target network in s'.
+        chooser: those that choose the action in s'.
+    """
+    actions, rewards, discounts = given
+    chosen = chosen_values(dist_class.inputs_of(outputs), actions)
+    chooser = dist_class.inputs_of(chooser)
+    if isinstance(dist_class, AtomValues):
+        next_logits = dist_class.logits(next_outputs)
+        targets = atom_targets(rewards, discounts, next_logits, chooser, dist_class.atoms)
+        return chosen, atom_errors(dist_class.logits(outputs), actions, tf.stop_gradient(targets))
+    targets = td_targets(rewards, discounts, dist_class.inputs_of(next_outputs), chooser)
+    return chosen, td_errors(chosen, tf.stop_gradient(targets))
+
+
+def _require_noisy(config: Mapping[str, Any]) -> None:
+    """Checks that a policy with these settings can be noisy.
+
+    Raises:
+        ConfigError: naming the contradiction.
+    """
+    if config["model"].get("custom_model") is not None:
+        raise ConfigError(
+            "noisy=True needs the network that DQN builds: the layers of model['custom_model'] are "
+            "its own. Leave one of them out."
+        )
+    if (config["exploration_config"] or {}).get("type") in ("ParameterNoise", ParameterNoise):
+        raise ConfigError(
+            "noisy=True and exploration_config={'type': 'ParameterNoise'} both disturb the "
+            "weights. Choose one of them."
+        )
 
 
 def _is_dueling(static: Mapping[str, Any]) -> bool:
@@ -208,13 +315,21 @@ class DQNTraining(OffPolicyTraining):
     lr: float = 5e-4
     grad_clip: float | None = 40.0
     grad_clip_by: str = "norm"
+    replay_buffer_config: Mapping[str, Any] = setting(BY_PRIORITIES)
     adam_epsilon: float = setting(1e-8, POSITIVE)  # of the default optimizer
     double_q: bool = setting(True, BOOL)  # the online network chooses, the target one values
     dueling: bool = setting(True, BOOL)  # off for a model of one's own
     hiddens: Any = setting([256], COUNTS)  # hidden layers of the heads
     td_error_loss_fn: str = setting("huber", one_of("huber", "mse"))
-    num_atoms: int = setting(1, Rule(lambda x: x == 1, "1 (no distributional network)"))
-    noisy: bool = setting(False, Rule(lambda x: x is False, "False (no noisy network)"))
+    num_atoms: int = setting(1, COUNT)  # of the distribution of each return; 1: its mean alone
+    v_min: float = setting(-10.0, FINITE)  # the least return that has an atom
+    v_max: float = setting(10.0, FINITE)  # the greatest one
+    noisy: bool = setting(False, BOOL)  # whether the layers of the heads are noisy
+    sigma0: float = setting(0.5, AMOUNT)  # how noisy they begin
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check(self.v_min < self.v_max, "v_min", f"less than v_max={self.v_max}", self.v_min)
 
 
 class DQNConfig(OffPolicyConfig):

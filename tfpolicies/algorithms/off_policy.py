@@ -43,6 +43,7 @@ from tfpolicies.program.networks import NetworkPlan
 from tfpolicies.replay import prioritized
 from tfpolicies.replay.multi_agent import MultiAgentReplayBuffer
 from tfpolicies.replay.prioritized import MultiAgentPrioritizedReplayBuffer
+from tfpolicies.replay.room import check_room
 from tfpolicies.rules import BOOL, COUNT, POSITIVE, UNIT, count, function, one_of
 
 N_STEPS = "n_steps"
@@ -52,6 +53,16 @@ _UNIFORM = ("MultiAgentReplayBuffer", "ReplayBuffer")
 _PRIORITIZED = ("MultiAgentPrioritizedReplayBuffer", "PrioritizedReplayBuffer")
 _CAPACITY = 50_000
 _OF_PRIORITIES = {f"prioritized_replay_{name}": name for name in ("alpha", "beta", "eps")}
+BY_PRIORITIES: Mapping[str, Any] = {
+    "type": _PRIORITIZED[0],
+    "capacity": _CAPACITY,
+    "prioritized_replay_alpha": 0.6,
+    "prioritized_replay_beta": 0.4,
+    "prioritized_replay_eps": 1e-6,
+}
+"""What `replay_buffer_config` is by default where RLlib replays by priorities."""
+
+_OF_ROOM = ("memory_limit_bytes", "storage_path")
 _BYTES_PER_CALL = 256 * 2**20  # of rows that one compiled call learns from, at most
 
 
@@ -90,6 +101,10 @@ class OffPolicyTFPolicy(TFPolicy):
         if self.config["n_step"] > 1:
             gamma = tf.pow(gamma, tf.cast(train_batch[N_STEPS], tf.float32))
         return gamma * (1.0 - tf.cast(train_batch[SampleBatch.TERMINATEDS], tf.float32))
+
+    @property
+    def _lookahead(self) -> int:
+        return int(self.config["n_step"]) - 1
 
     def postprocess_fragments(self, fragments: Fragments) -> None:
         """Adds `weights` (ones) and, if `n_step` is not 1, makes n-step transitions."""
@@ -215,7 +230,8 @@ class OffPolicyAlgorithm(Algorithm):
         made = (
             MultiAgentPrioritizedReplayBuffer if _by_priorities(given) else MultiAgentReplayBuffer
         )
-        more = {name: given[key] for key, name in _OF_PRIORITIES.items() if key in given}
+        names = {**_OF_PRIORITIES, **{key: key for key in _OF_ROOM}}
+        more = {name: given[key] for key, name in names.items() if key in given}
         return made(given.get("capacity", _CAPACITY), self.config.seed, **more)
 
     def training_step(self) -> dict[str, Any]:
@@ -298,8 +314,7 @@ class OffPolicyAlgorithm(Algorithm):
             self._targets_owed.discard(policy_id)
             follows = follows.copy()
             follows[0] = True
-        stats = self.replay_buffer.buffers[policy_id].stats()
-        bytes_per_update = size * stats["size_bytes"] // stats["capacity"]
+        bytes_per_update = size * self.replay_buffer.buffers[policy_id].row_bytes
         most = max(1, _BYTES_PER_CALL // max(1, bytes_per_update))
         reports_rows = _by_priorities(self.config.replay_buffer_config)
         most = 1 if reports_rows else most
@@ -409,7 +424,7 @@ def _check_buffer(config: Any) -> None:
     check(isinstance(config, Mapping), name, "a dict {'capacity': ...}", config)
     kind = config.get("type") or _UNIFORM[0]
     require(f"{name}['type']", one_of(*_UNIFORM, *_PRIORITIZED), kind)
-    known = ("type", "capacity", *(_OF_PRIORITIES if _by_priorities(config) else ()))
+    known = ("type", "capacity", *_OF_ROOM, *(_OF_PRIORITIES if _by_priorities(config) else ()))
     for key in config:
         if key in _OF_PRIORITIES and key not in known:
             raise ConfigError(
@@ -422,6 +437,7 @@ def _check_buffer(config: Any) -> None:
                 f"{', '.join(known)}."
             )
     require(f"{name}['capacity']", COUNT, config.get("capacity", _CAPACITY))
+    check_room(*(config.get(key) for key in _OF_ROOM))
     for key in set(_OF_PRIORITIES) & set(config):
         require(f"{name}[{key!r}]", prioritized.AMOUNT, config[key])
 

@@ -44,7 +44,7 @@ def run_state(checkpoint: Checkpoint) -> RunState:
         _dict(decode_value(worker["global_vars"])),
         _episodes(worker["sampler"], arrays.get("sampler", {}), rng),
         _evaluation(manifest["evaluation"]),
-        put_arrays(decode_value(manifest["extra"]), arrays.get("extra", {})),
+        put_arrays(decode_value(manifest["extra"]), arrays.get("extra", {}), checkpoint.segments),
     )
 
 

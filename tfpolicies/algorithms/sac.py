@@ -18,7 +18,9 @@ its logarithm; the log standard deviation is clipped to [-5, 2]; actor and tempe
 with the critics from before the update, not behind it; where rows are drawn uniformly, those of all
 updates of one training step are drawn before the first of them. With `normalize_actions` actions
 are in [-1, 1] inside, so that the entropy does not depend on the units of the action space. The
-weights of prioritised replay weigh the critics alone. Discrete actions are not offered.
+weights of prioritised replay weigh the critics alone. Discrete actions are not offered. RLlib's
+config names a prioritised buffer and says `"prioritized_replay": False` beside it; here rows are
+drawn uniformly by default.
 """
 
 from __future__ import annotations

@@ -1,34 +1,36 @@
-"""Settings that are known to learn well, by algorithm and environment: the one table of them.
+"""Settings that are known to learn well, by algorithm and environment: what asks for them.
 
-`tfpolicies train` begins with these; in a script:
+`tfpolicies train` begins with these, and `tfpolicies tuned` lists them; in a script:
 
 >>> from tfpolicies import PPOConfig
->>> PPOConfig().update_from_dict(tuned_settings("PPO", "CartPole-v1")).num_envs_per_worker
+>>> PPOConfig.tuned("CartPole-v1").num_envs_per_worker
 8
+
+The data is in `tuned_table.py`. A package of yours adds entries for its algorithms, or for its
+environments, by `register_tuned`, best where it defines the algorithm.
 """
 
 from __future__ import annotations
 
 import copy
+import difflib
+from collections.abc import Sequence
 from typing import Any
 
-_TUNED: dict[tuple[str, str], dict[str, Any]] = {
-    ("PPO", "CartPole-v1"): {
-        "num_envs_per_worker": 8,
-        "train_batch_size": 256,
-        "sgd_minibatch_size": 256,
-        "num_sgd_iter": 20,
-        "lr": 1e-3,
-        "gamma": 0.98,
-        "lambda": 0.8,
-        "clip_param": 0.2,
-        "kl_coeff": 0.0,
-        "vf_loss_coeff": 0.5,
-        "vf_clip_param": float("inf"),
-        "grad_clip": 0.5,
-        "model": {"fcnet_hiddens": [64, 64]},
-    },
-}
+from tfpolicies.algorithms.tuned_table import TUNED, Settings, Tuned
+from tfpolicies.errors import ConfigError
+
+__all__ = [
+    "Tuned",
+    "find_tuned",
+    "nearest_tuned",
+    "register_tuned",
+    "require_tuned",
+    "tuned_entries",
+    "tuned_settings",
+]
+
+_NEAREST = 3  # pairs that are named where there is no entry
 
 
 def tuned_settings(algo: str, env: str) -> dict[str, Any]:
@@ -38,4 +40,81 @@ def tuned_settings(algo: str, env: str) -> dict[str, Any]:
         algo: the algorithm's name, such as `"PPO"`.
         env: the environment's registered name.
     """
-    return copy.deepcopy(_TUNED.get((algo, env), {}))
+    entry = find_tuned(algo, env)
+    return {} if entry is None else copy.deepcopy(dict(entry.settings))
+
+
+def find_tuned(algo: str, env: str) -> Tuned | None:
+    """Returns the entry of an algorithm and an environment; None if there is none."""
+    return TUNED.get((algo, env))
+
+
+def require_tuned(algo: str, env: str) -> Tuned:
+    """Returns the entry of an algorithm and an environment.
+
+    Raises:
+        ConfigError: if there is none; the nearest ones are named.
+    """
+    entry = find_tuned(algo, env)
+    if entry is None:
+        raise ConfigError(
+            f"There are no tuned settings for {algo} on {env}; nearest are "
+            f"{nearest_tuned(algo, env)}. `tfpolicies tuned` lists all of them."
+        )
+    return entry
+
+
+def tuned_entries(algo: str = "", env: str = "") -> dict[tuple[str, str], Tuned]:
+    """Returns entries by algorithm and environment.
+
+    Args:
+        algo: the algorithm's name; "" for all.
+        env: a part of the environment's name, in any case.
+    """
+    return {
+        pair: entry
+        for pair, entry in TUNED.items()
+        if algo in ("", pair[0]) and env.lower() in pair[1].lower()
+    }
+
+
+def nearest_tuned(algo: str, env: str) -> str:
+    """Returns which entries are most like a pair that has none, as words.
+
+    These are entries of the algorithm for environments of similar names, then those of other
+    algorithms for the environment, then any of the algorithm.
+
+    >>> nearest_tuned("PPO", "HalfCheetah-v3")
+    'PPO on HalfCheetah-v5, PPO on HalfCheetah-v4'
+    >>> nearest_tuned("PG", "Acrobot-v1")
+    'PPO on Acrobot-v1, A2C on Acrobot-v1, DQN on Acrobot-v1'
+    """
+    own = [other for name, other in TUNED if name == algo]
+    similar = [(algo, each) for each in difflib.get_close_matches(env, own, _NEAREST, 0.7)]
+    found = similar + [pair for pair in TUNED if pair[1] == env]
+    found = found or [(algo, each) for each in own] or list(TUNED)
+    return ", ".join(f"{name} on {other}" for name, other in found[:_NEAREST])
+
+
+def register_tuned(
+    algo: str,
+    env: str,
+    settings: Settings,
+    *,
+    source: str,
+    steps: int,
+    threshold: float | None = None,
+    deviations: Sequence[str] = (),
+) -> None:
+    """Adds tuned settings, or replaces those that there are.
+
+    Args:
+        algo: the algorithm's name.
+        env: the environment's registered name.
+        settings: of the algorithm's config, by name.
+        source: the paper or file that they are from.
+        steps: environment steps that the source trains for.
+        threshold: the mean return of an episode that it reports; None if it reports none.
+        deviations: how the settings differ from the source, each in a few words.
+    """
+    TUNED[algo, env] = Tuned(settings, source, steps, threshold, tuple(deviations))

@@ -191,6 +191,33 @@ def generalized_advantages(
     return np.ascontiguousarray(advantages.T), np.ascontiguousarray((advantages + value).T)
 
 
+def returns_so_far(
+    rewards: np.ndarray, ends: np.ndarray, before: np.ndarray, *, gamma: float
+) -> np.ndarray:
+    """Returns R_t = gamma R_(t-1) + r_t of N environments' T steps at once.
+
+    Args:
+        rewards: float32 [N, T].
+        ends: bool [N, T], True at the last step of each trajectory piece.
+        before: float64 [N, T], read at the first step of each piece: R of the step before it, 0
+            where an episode begins.
+        gamma: the discount per step, in [0, 1].
+
+    Returns:
+        Float64 [N, T], a new array.
+
+    >>> ends = np.array([[False, True, False]])
+    >>> returns_so_far(np.ones((1, 3)), ends, np.array([[4.0, 0.0, 0.0]]), gamma=0.5)
+    array([[3. , 2.5, 1. ]])
+    """
+    found = np.empty(rewards.shape)
+    for t in range(rewards.shape[1]):
+        goes_on = ~ends[:, t - 1] if t else np.zeros(len(rewards), bool)
+        last = np.where(goes_on, found[:, t - 1], before[:, t])
+        found[:, t] = gamma * last + rewards[:, t]
+    return found
+
+
 def discounted_returns(
     rewards: np.ndarray, ends: np.ndarray, last_values: np.ndarray | float, *, gamma: float
 ) -> np.ndarray:

@@ -18,6 +18,7 @@ from importlib.metadata import EntryPoint
 from typing import Any, NamedTuple, NoReturn
 
 from tfpolicies._version import __version__
+from tfpolicies.algorithms.registry import algorithm_names
 from tfpolicies.cli.ends import STATUSES
 from tfpolicies.cli.settings import RUN, WHAT, WORDS, flag
 from tfpolicies.cli.values import count, json_object, positive
@@ -35,6 +36,8 @@ _EXAMPLES = """\
 examples:
   tfpolicies train CartPole-v1 --until 475 --export --play 100
   tfpolicies train my_package.my_module:MyEnv --steps 200000 --set gamma=0.95
+  tfpolicies train HalfCheetah-v5 --algo SAC      by tuned settings
+  tfpolicies tuned --algo SAC                     what there are of them, and their sources
   tfpolicies train --resume                       go on with the newest run
   tfpolicies evaluate runs --episodes 100         the newest run's policy
   tfpolicies export runs --to exported
@@ -118,6 +121,7 @@ def _commands(used: str) -> dict[str, _Command]:
         "evaluate": _Command("play episodes with a trained policy", _evaluate),
         "export": _Command("write a policy as SavedModel and ONNX", _export),
         "play-exported": _Command("play episodes with an exported ONNX file alone", _play_exported),
+        "tuned": _Command("list the settings that are known to learn well", _tuned),
     }
     if used in own:
         return own
@@ -200,6 +204,11 @@ def _play_exported(parser: _Parser) -> None:
     parser.add_argument("--env-config", type=json_object, metavar="JSON", help="its settings")
     parser.add_argument("--episodes", type=positive, default=100, help="default 100")
     parser.add_argument("--seed", type=count, default=0, help="of the episodes (default 0)")
+
+
+def _tuned(parser: _Parser) -> None:
+    parser.add_argument("--algo", choices=algorithm_names(), help="of this algorithm alone")
+    parser.add_argument("--env", default="", metavar="PART", help="where ENV has this in its name")
 
 
 def _add_source(parser: _Parser) -> None:

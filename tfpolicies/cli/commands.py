@@ -6,6 +6,8 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
+from tfpolicies.algorithms.registry import find_algorithm, registered_names
+from tfpolicies.algorithms.tuned import tuned_entries
 from tfpolicies.cli.ends import DONE
 from tfpolicies.cli.serving import find_export, loaded, play_in_own_process
 from tfpolicies.cli.sources import export_policy, find_checkpoint, load_policy, print_files, shown
@@ -104,9 +106,35 @@ def play_exported(args: argparse.Namespace) -> int:
     return DONE
 
 
+def tuned(args: argparse.Namespace) -> int:
+    """Lists tuned settings; of a single entry, all there is to say."""
+    if args.algo not in (None, *registered_names()):
+        find_algorithm(args.algo)  # of another package, which adds its entries when it is imported
+    found = tuned_entries(args.algo or "", args.env)
+    console = CommandConsole()
+    if not found:
+        raise ConfigError(f"There are no tuned settings with {args.env!r} in the environment.")
+    wide = [max(map(len, names)) for names in zip(*found, strict=True)]
+    for (algo, env), entry in found.items():
+        goal = "no score" if entry.threshold is None else f"score {entry.threshold:,.1f}"
+        console.print(
+            f"{algo:{wide[0]}}  {env:{wide[1]}}  {goal:>14}  {entry.steps:>10,} steps  "
+            f"{entry.source}",
+            highlight=False,
+            soft_wrap=True,
+        )
+    if len(found) == 1:
+        (entry,) = found.values()
+        console.print(summary_table("Settings", entry.settings))
+        for words in entry.deviations:
+            console.print(f"Unlike the source: {words}.", highlight=False, soft_wrap=True)
+    return DONE
+
+
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "train": train,
     "evaluate": evaluate,
     "export": export,
     "play-exported": play_exported,
+    "tuned": tuned,
 }

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tfpolicies.algorithms.registry import algorithm_names, find_algorithm
+from tfpolicies.algorithms.tuned import find_tuned, nearest_tuned, tuned_settings
 from tfpolicies.cli.values import count, positive
 from tfpolicies.config.dialect import ALIASES
 from tfpolicies.errors import (
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from tfpolicies.algorithms.run_records import Goals
     from tfpolicies.config.algorithm_config import AlgorithmConfig
 
-_ENVS = 8  # stepped together where neither the command nor the table of tuned settings says more
+_ENVS = 8  # stepped together where neither the command nor tuned settings say more
 _TRUTHS = {"true": True, "false": False, "none": None}  # as a shell user may write them
 
 WHAT = "what is trained"
@@ -95,6 +96,11 @@ class TrainSettings:
         metavar="NAME=VALUE",
     )
     from_file: Mapping[str, Any] = field(default_factory=dict)
+    no_tuned: bool = _word(
+        WHAT,
+        "begin with RLlib's defaults, not with settings tuned for ENV (tfpolicies tuned)",
+        False,
+    )
     callbacks: str | None = _word(CODE, "a subclass of DefaultCallbacks", metavar="MODULE:CLASS")
     model: str | None = _word(
         CODE, "f(observation_space, num_outputs) -> keras.Model", metavar="MODULE:FACTORY"
@@ -202,14 +208,15 @@ class TrainSettings:
         Raises:
             ConfigError: for an unknown or invalid setting.
         """
-        from tfpolicies.algorithms.tuned import tuned_settings
-
         config: AlgorithmConfig = find_algorithm(self.algo).get_default_config()
-        config.environment(self.env).rollouts(num_envs_per_worker=_ENVS)
+        config.environment(self.env)
+        if "replay_buffer_config" not in config:  # an update follows each step of all environments
+            config.rollouts(num_envs_per_worker=_ENVS)
         config.evaluation(
             evaluation_duration=self.eval_episodes, evaluation_config={"explore": False}
         )
-        config.update_from_dict(tuned_settings(self.algo, self.env))
+        if not self.no_tuned:
+            config.update_from_dict(tuned_settings(self.algo, self.env))
         _apply_file(config, self.from_file)
         own = {word.setting: getattr(self, name) for name, word in WORDS.items() if word.setting}
         if self.eval_every is None:
@@ -218,6 +225,19 @@ class TrainSettings:
         apply_settings(config, self.set)
         config.update_from_dict(self.imported())
         return config
+
+    def told_tuned(self) -> str:
+        """Returns a line about the settings that the run begins with."""
+        entry = find_tuned(self.algo, self.env)
+        if self.no_tuned:
+            return "Settings: RLlib's defaults."
+        if entry is None:
+            near = nearest_tuned(self.algo, self.env)
+            return f"Settings: RLlib's defaults; none are tuned for {self.title} (nearest: {near})."
+        return (
+            f"Settings: tuned for {self.title}, {entry.steps:,} steps, by {entry.source}; "
+            "--no-tuned begins with RLlib's defaults."
+        )
 
     def imported(self) -> dict[str, Any]:
         """Returns the objects that the settings name, by the names of the config's settings.

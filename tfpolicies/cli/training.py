@@ -92,6 +92,7 @@ def train(args: argparse.Namespace) -> int:
                 return DONE
         else:
             settings = _started(given)
+            console.print(settings.told_tuned(), highlight=False, soft_wrap=True)
         load(console)
         if run is not None:
             _require_own_words(run, settings)

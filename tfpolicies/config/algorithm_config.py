@@ -459,16 +459,40 @@ class AlgorithmConfig(SectionedConfig):
         """
         if logger_creator is not None:
             raise ConfigError("logger_creator must be None; log the results of `train()` instead.")
-        algorithm_class = self.algo_class
-        if algorithm_class is None:
-            raise ConfigError(
-                f"{type(self).__name__} has no algorithm; build one of its subclasses (PPOConfig, "
-                "PGConfig), or give AlgorithmConfig(algo_class=...)."
-            )
+        algorithm_class = self._require_algorithm()
         config = self.copy(copy_frozen=False) if use_copy else self
         if env is not None:
             config.environment(env)
         return algorithm_class(config)
+
+    @classmethod
+    def tuned(cls, env: str) -> AlgorithmConfig:
+        """Returns a config with settings that are known to learn well in an environment.
+
+        `tfpolicies tuned` lists them with their sources, and `docs/tuned.md` says more.
+
+        Args:
+            env: the environment's registered name, which the config has, too.
+
+        Raises:
+            ConfigError: if there are none for this algorithm there, in which case the nearest ones
+                are named; or if this class has no algorithm.
+
+        >>> from tfpolicies import SACConfig
+        >>> SACConfig.tuned("Pendulum-v1").training(gamma=0.98).lr
+        0.001
+        """
+        config = cls()
+        settings = config._require_algorithm().get_tuned_settings(env)
+        return config.environment(env).update_from_dict(settings)
+
+    def _require_algorithm(self) -> Any:
+        if self.algo_class is None:
+            raise ConfigError(
+                f"{type(self).__name__} has no algorithm; build one of its subclasses (PPOConfig, "
+                "PGConfig), or give AlgorithmConfig(algo_class=...)."
+            )
+        return self.algo_class
 
 
 def _with(name: str, value: Any, settings: dict[str, Any]) -> dict[str, Any]:

@@ -45,7 +45,7 @@ SETTINGS: Mapping[str, str] = {
     "n_steps steps, since rollout_fragment_length is 'auto'",
     "net_arch": "training(model={'fcnet_hiddens': [64, 64]})",
     "norm_obs": "rollouts(observation_filter='MeanStdFilter')",
-    "norm_reward": "a wrapper of your environment, such as gymnasium.wrappers.NormalizeReward",
+    "norm_reward": "rollouts(reward_filter='ReturnStdFilter')",
     "num_envs": _ENVS,
     "policy_kwargs": "training(model={'fcnet_hiddens': [64, 64], ...})",
     "target_kl": "training(kl_target=...), the target of a penalty (kl_coeff) that adapts; no "

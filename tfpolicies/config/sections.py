@@ -16,7 +16,7 @@ from tfpolicies.config.setting import Merge, Section, check, setting
 from tfpolicies.connectors import ActionConnector, AgentConnector, restore
 from tfpolicies.errors import ConfigError
 from tfpolicies.models.defaults import MODEL_DEFAULTS
-from tfpolicies.models.running_filter import FILTER
+from tfpolicies.models.running_filter import FILTER, REWARD_FILTER
 from tfpolicies.models.settings import model_settings
 from tfpolicies.models.spaces import MASK
 from tfpolicies.rules import (
@@ -116,7 +116,8 @@ class Rollouts(Section):
     observation_filter: Any = setting("NoFilter", _FILTER)  # of running statistics, or your own
     agent_connectors: Sequence[Any] = ()  # connectors, or their states; each policy gets its own
     action_connectors: Sequence[Any] = ()  # the same for actions; policies may override both
-    reward_filter: str = setting("NoFilter", FILTER)  # learned from at a running scale
+    # learned from at a running scale: that of rewards or, "ReturnStdFilter", of their returns
+    reward_filter: str = setting("NoFilter", REWARD_FILTER)
     update_worker_filter_stats: bool = setting(True, BOOL)  # workers get the statistics of all
     use_worker_filter_stats: bool = setting(True, BOOL)  # theirs are merged into those of all
     enable_connectors: bool = setting(True, BOOL)  # False: the lists of connectors must be empty

@@ -18,6 +18,7 @@ Zero noise always gives the greedy action, exactly, whatever the parameters are.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Hashable, Sequence
 from functools import cached_property
@@ -155,12 +156,14 @@ class Transform:
     Attributes:
         key: hashable, equal for transforms that compile to the same code, given the same class,
             spaces and distribution.
-        noise_size: columns of the whole noise: the base's, then, if mixed, a coin and what random
-            actions take.
+        noise_size: columns of the whole noise: a network's (see `behind`), the base's, then, if
+            mixed, a coin and what random actions take.
         num_params: float32 parameters.
         only_kind: the kind of the noise, where all of it is of one kind and every call draws all
             of it; else None.
     """
+
+    _before = 0  # columns in front, which are a network's
 
     def __init__(self, base: Base, leaves: Sequence[ActionLeaf], mixed: bool) -> None:
         self._base = base
@@ -174,6 +177,20 @@ class Transform:
         self.only_kind: NoiseKind | None = None
         if isinstance(base, Sample) and not mixed:
             self.only_kind = base.only_kind
+
+    def behind(self, columns: int) -> Transform:
+        """Returns the transform whose noise begins with that of a network, which it draws too.
+
+        Args:
+            columns: of the network's noise, standard normal; 0 for the transform itself.
+        """
+        if not columns:
+            return self
+        found = copy.copy(self)
+        found._before, found.only_kind = columns, None
+        found.key = (columns, self.key)
+        found.noise_size = columns + self.noise_size
+        return found
 
     @cached_property
     def _normal(self) -> np.ndarray:
@@ -195,17 +212,29 @@ class Transform:
             params: float32 `[num_params]`.
             base_noise: `[B, base.noise_size]`, used instead of drawing the base's part.
         """
+        if not self._before:
+            return self._own_noise(rng, rows, params, base_noise)
+        before = rng.standard_normal((rows, self._before), np.float32)
+        return np.concatenate([before, self._own_noise(rng, rows, params, base_noise)], axis=1)
+
+    def _own_noise(
+        self,
+        rng: np.random.Generator,
+        rows: int,
+        params: np.ndarray,
+        base_noise: np.ndarray | None,
+    ) -> np.ndarray:
         epsilon = float(params[0]) if self._mixed else 0.0
         if base_noise is None and epsilon < 1.0:
             base_noise = self._base.draw(rng, rows)
         if not self._mixed and base_noise is not None:
             return base_noise
-        noise = np.zeros((rows, self.noise_size), np.float32)
+        at = self._base.noise_size
+        noise = np.zeros((rows, self.noise_size - self._before), np.float32)
         if base_noise is not None:
-            noise[:, : self._base.noise_size] = base_noise
+            noise[:, :at] = base_noise
         if epsilon > 0.0:
-            at = self._base.noise_size
-            own = rng.random((rows, self.noise_size - at), np.float32)
+            own = rng.random((rows, noise.shape[1] - at), np.float32)
             own[:, 0] = 1.0 - own[:, 0]  # the coin, in (0, 1], as 0 means none
             if len(self._normal):
                 shape = (rows, len(self._normal))
@@ -227,6 +256,8 @@ class Transform:
             noise: float32 `[B, noise_size]`.
             params: float32 `[num_params]`.
         """
+        if self._before:
+            noise = noise[:, self._before :]
         if not self._mixed:
             actions, sampled = self._base.choose(distribution, noise, params)
             if sampled is None:

@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 
 from tfpolicies._version import __version__
 from tfpolicies.errors import ExportError
-from tfpolicies.export.serving import NOISE, Serving, ServingPort
+from tfpolicies.export.serving import Serving, ServingPort
 from tfpolicies.export.verify import Parity
+from tfpolicies.models.distributions.noise import merge
+from tfpolicies.models.ports import NOISE
 from tfpolicies.program.program import Program
 from tfpolicies.storage.spaces_json import encode_space
 
@@ -63,6 +65,7 @@ def write_spec(
         **entries: what only one kind of export has.
     """
     spec = program.spec
+    blocks = merge([("normal", program.ports.noise_size), *spec.dist_class.noise_blocks])
     outputs = [_port_json(port) for port in serving.outputs]
     versions = {name: importlib.import_module(name).__version__ for name in packages}
     record: Mapping[str, Any] = {
@@ -89,8 +92,8 @@ def write_spec(
         ],
         "noise": {
             "input": NOISE,
-            "blocks": [list(block) for block in spec.dist_class.noise_blocks],
-            "size": spec.dist_class.noise_size,
+            "blocks": [list(block) for block in blocks],
+            "size": serving.explorer.noise_size,
         },
         "parity": parity.to_json(),
     }

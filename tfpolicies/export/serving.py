@@ -1,7 +1,8 @@
 """The serving function: acting with the weights, preprocessing and action pipeline inside.
 
 An export has two signatures. `serving_default` is greedy; `sample` also takes `noise`
-`[B, noise_size]` and turns it into actions of the policy's distribution. Inputs are the ports of
+`[B, noise_size]` and turns it into actions of the policy's distribution; its first columns are a
+noisy network's, which has its mean weights where they are zero. Inputs are the ports of
 the policy: `obs` or `obs_<path>`, `action_mask`, views such as `prev_actions`. Both give:
 
 * `actions` `[B, *shape]`: ready for the environment (`actions_<path>` per leaf of a nested space);
@@ -29,7 +30,7 @@ import tensorflow as tf
 
 from tfpolicies.errors import ExportError
 from tfpolicies.exploration.making import make_exploration
-from tfpolicies.models.ports import SEQ_LENS, Port
+from tfpolicies.models.ports import NOISE, SEQ_LENS, Port
 from tfpolicies.models.spaces import nest, pick
 from tfpolicies.program.functions import ActInputs, ActOutputs
 from tfpolicies.program.program import Program
@@ -37,7 +38,6 @@ from tfpolicies.state import ACTING, PolicyState
 
 _PYTHON_OPERATIONS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
 GREEDY, SAMPLE = "serving_default", "sample"
-NOISE = "noise"
 
 _NAMES = {"logp": "action_logp", "dist_inputs": "action_dist_inputs", "values": "vf_preds"}
 """What outputs of acting are called in an export, where it is something else."""
@@ -157,7 +157,8 @@ class Serving:
 
 def serving_explorer(program: Program) -> Any:
     """Returns what turns noise into actions in an export: plain sampling."""
-    return make_exploration(None, program.spec.dist_class).transform
+    sampling = make_exploration(None, program.spec.dist_class).transform
+    return sampling.behind(program.ports.noise_size)
 
 
 def input_ports(program: Program) -> list[ServingPort]:

@@ -28,14 +28,13 @@ from gymnasium import spaces
 from tfpolicies.errors import ExportError
 from tfpolicies.export.serving import (
     GREEDY,
-    NOISE,
     SAMPLE,
     output_ports,
     served_outputs,
     serving_explorer,
 )
 from tfpolicies.models.distributions import MASKED_LOGIT
-from tfpolicies.models.ports import ACTIONS, OBS, SEQ_LENS, InputPorts, View
+from tfpolicies.models.ports import ACTIONS, NOISE, OBS, SEQ_LENS, InputPorts, View
 from tfpolicies.models.spaces import Leaf, cell_sizes, is_float_box
 from tfpolicies.program.program import Program
 from tfpolicies.state import ACTING, PolicyState
@@ -200,7 +199,7 @@ class _Comparison:
             given = {name: x[:, 0] for name, x in given.items()}
         ours, wanted = (
             {p.name: x[p.name][valid] if p.axes == 2 else x[p.name] for p in self._outputs}
-            for x in (self._given(given, count, steps), self._reference(inputs, lengths))
+            for x in (self._given(given, count, steps), self._reference(inputs, lengths, noise))
         )
         self._compare_all(ours, wanted, noise[valid])
 
@@ -236,19 +235,26 @@ class _Comparison:
         inputs = random_inputs(program.ports, count, 3, self._rng)
         for memory in inputs[-len(program.ports.states) :]:
             memory.fill(0.0)
-        reached = self._reference(inputs, lengths)
+        reached = self._reference(inputs, lengths, np.zeros((count, 3, 0), np.float32))
         return [reached[port.name] for port in program.act_layout.states]
 
-    def _reference(self, inputs: Sequence[np.ndarray], lengths: np.ndarray) -> Arrays:
-        """Returns what the policy computes greedily, `[B, T, ...]`; `[B, ...]` without a memory."""
+    def _reference(
+        self, inputs: Sequence[np.ndarray], lengths: np.ndarray, noise: np.ndarray
+    ) -> Arrays:
+        """Returns what the policy computes greedily, `[B, T, ...]`; `[B, ...]` without a memory.
+
+        Of the noise `[B, T, k]` it takes what is its network's.
+        """
         program, explorer = self._program, self._program.spec.explorer
         obs, seen, memory = program.ports.split(inputs)
-        noise = np.zeros((len(lengths), explorer.noise_size), np.float32)
+        own = np.zeros((len(lengths), explorer.noise_size), np.float32)
+        networks = program.ports.noise_size
         params = np.zeros(explorer.num_params, np.float32)
         found = []
         for t in range(inputs[0].shape[1]):
             rows = [x[:, t] for x in (*obs, *seen)]
-            acted = program.runtime.run(self._state, [*rows, *memory], noise, params)
+            own[:, :networks] = noise[:, t, :networks]
+            acted = program.runtime.run(self._state, [*rows, *memory], own, params)
             outputs = program.act_layout.flatten(acted)
             found.append(served_outputs(program, [np.array(x) for x in outputs]))
             going = t < lengths
@@ -278,7 +284,7 @@ class _Comparison:
         model = self._program.model_of(self._state)
         distribution = spec.dist_class(tf.constant(inputs), model)
         actions, logp = explorer.apply(distribution, tf.constant(noise), params)
-        width = _row_sizes(inputs, noise)
+        width = _row_sizes(inputs, noise[:, self._program.ports.noise_size :])
         self._compare("action_logp", ours["action_logp"], logp.numpy(), width)
         other = np.zeros(len(noise), bool)
         for name, right in zip(normalized, actions, strict=True):

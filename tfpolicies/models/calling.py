@@ -10,7 +10,7 @@ import numpy as np
 
 from tfpolicies.errors import ModelError
 from tfpolicies.models.extent import require_room_for_rows
-from tfpolicies.models.ports import SEQ_LENS, InputPorts
+from tfpolicies.models.ports import NOISE, SEQ_LENS, InputPorts
 from tfpolicies.models.preprocessing import encoded_shape, is_image
 
 ZERO_ROWS = 2  # sequences, and steps of each, that a model is tried with
@@ -33,6 +33,8 @@ def zeros(ports: InputPorts) -> dict[str, np.ndarray]:
     if ports.is_recurrent:
         found |= {port.name: port.zeros(ZERO_ROWS) for port in ports.states}
         found[SEQ_LENS] = np.full(ZERO_ROWS, ZERO_ROWS, np.int32)
+    if ports.noise_size:
+        found[NOISE] = np.zeros((ZERO_ROWS, ports.noise_size), np.float32)
     return found
 
 

@@ -10,7 +10,14 @@ import tensorflow as tf
 from gymnasium import spaces
 
 from tfpolicies.errors import ConfigError, ObservationError, near_matches
-from tfpolicies.models.running_filter import CLIP, FILTER, FILTERS, RunningFilter, Scaling
+from tfpolicies.models.running_filter import (
+    CLIP,
+    FILTER,
+    FILTERS,
+    RETURN_FILTER,
+    RunningFilter,
+    Scaling,
+)
 from tfpolicies.models.running_stat import RunningStat
 from tfpolicies.models.spaces import MASK, batch_leaves, has_mask, leaves, nest, pick
 
@@ -58,6 +65,13 @@ def make_filter(name: Any, observation_space: spaces.Space) -> MeanStdFilter:
     """
     require_filter(name)
     return MeanStdFilter(observation_space, () if name == "NoFilter" else None)
+
+
+def make_reward_filter(name: str) -> RewardFilter | None:
+    """Returns the filter that the setting `reward_filter` names, None for `"NoFilter"`."""
+    if name == "NoFilter":
+        return None
+    return ReturnFilter() if name == RETURN_FILTER else RewardFilter()
 
 
 def require_filter(name: Any) -> None:
@@ -217,3 +231,18 @@ class RewardFilter(RunningFilter):
 
     def _label(self, index: int) -> str:
         return "rewards"
+
+
+class ReturnFilter(RewardFilter):
+    """Rewards divided by the standard deviation of discounted returns.
+
+    `observe` takes returns so far (`returns_so_far`), one for each reward. Where rewards are rare,
+    or come in the same direction, their returns vary more than they do, and so do the values that a
+    critic learns: these get a scale of about 1. Engstrom et al. 2020 (arXiv:2005.12729), section 2.
+
+    >>> rewards = ReturnFilter()
+    >>> rewards.observe([1.0, 3.0, 5.0])
+    >>> rewards.flush()
+    >>> rewards([1.0, -4.0])
+    array([ 0.5, -2. ], dtype=float32)
+    """

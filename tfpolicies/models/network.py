@@ -20,17 +20,19 @@ import tensorflow as tf
 from tfpolicies.errors import ModelError
 from tfpolicies.models.calling import ZERO_ROWS, all_layers, call_model, call_with_zeros, zeros
 from tfpolicies.models.catalog import (
+    QHeads,
     RememberingModel,
     build_model,
     build_q_model,
     build_remembering,
     initializer_of,
     memory_of,
+    q_noise_size,
 )
 from tfpolicies.models.distributions import ActionDistribution, Categorical
 from tfpolicies.models.extent import require_room
 from tfpolicies.models.filters import normalize
-from tfpolicies.models.ports import SEQ_LENS, InputPorts, model_leaves, plain_leaves
+from tfpolicies.models.ports import NOISE, SEQ_LENS, InputPorts, model_leaves, plain_leaves
 from tfpolicies.models.preprocessing import encode, encoded_shape, is_image
 from tfpolicies.models.registry import model_given
 from tfpolicies.models.settings import has_memory
@@ -48,12 +50,14 @@ class NetworkInputs(NamedTuple):
     states: Sequence[tf.Tensor] = ()  # each [S, *shape]
     seq_lens: tf.Tensor | None = None  # int32 [S]; None: all sequences have T steps
     time_steps: Any = 1  # T, with N = S * T
+    noise: tf.Tensor | None = None  # [N, k] or [1, k] for a noisy network; None for zeros
 
 
 class NetworkOutputs(NamedTuple):
     """What a network computes for N rows."""
 
-    dist_inputs: tf.Tensor  # [N, num_outputs], masked
+    dist_inputs: tf.Tensor  # [N, num_inputs], masked
+    outputs: tf.Tensor  # [N, num_outputs], masked: what they are computed from
     values: tf.Tensor | None  # [N]
     states: list[tf.Tensor]  # the memory after each sequence, [S, ...] each
 
@@ -98,6 +102,7 @@ class ModelSource(NamedTuple):
     make: Callable[[], keras.Model]  # a new one with each call
     template: keras.Model | None = None  # an instance whose weights its first policy takes
     is_catalog: bool = False  # whether settings alone describe it
+    noise_size: int = 0  # numbers of noise that noisy ones take for each row
 
 
 def model_source(
@@ -120,7 +125,7 @@ def model_source(
     Raises:
         ModelError: if it is none of these.
     """
-    custom, num_outputs = model_given(config["custom_model"]), dist_class.num_inputs
+    custom, num_outputs = model_given(config["custom_model"]), dist_class.num_outputs
 
     def complete(model: keras.Model) -> keras.Model:
         if has_memory(config):
@@ -182,14 +187,18 @@ def q_model_source(
 
     Args:
         observation_space: as the environment has it.
-        num_actions: how many values are estimated.
-        static: with the complete `model` config, `hiddens` and `dueling`.
+        num_actions: how many values, or distributions, are estimated.
+        static: with the complete `model` config, and the settings of `QHeads`.
 
     Raises:
         ModelError: if Keras's global dtype is not float32.
     """
-    how = {name: static[name] for name in ("hiddens", "dueling")}
-    return _catalog_source(build_q_model, observation_space, num_actions, static["model"], how)
+    heads = QHeads.of(static)
+    noise_size = q_noise_size(model_leaves(observation_space), num_actions, static["model"], heads)
+    source = _catalog_source(
+        build_q_model, observation_space, num_actions, static["model"], {"heads": heads}
+    )
+    return source._replace(noise_size=noise_size)
 
 
 def _catalog_source(
@@ -404,7 +413,7 @@ def _complete(
     """Builds and checks a user's model, and gives it a critic if one is needed and missing."""
     ports = ports_of(model, observation_space, dist_class)
     outputs = call_with_zeros(model, ports)
-    check_outputs(model, outputs, dist_class.num_inputs, ports)
+    check_outputs(model, outputs, dist_class.num_outputs, ports)
     if with_value and value_of(outputs) is None:
         if ports.memory or ports.views:
             raise ModelError(
@@ -458,7 +467,7 @@ def _remembering(
         model,
         functools.partial(call_actor, model),
         {name: array.shape[1:] for name, array in tried.items()},
-        dist_class.num_inputs,
+        dist_class.num_outputs,
         config,
         with_value=with_value,
         action_leaves=dist_class.leaves,
@@ -674,19 +683,22 @@ class Network:
             if lengths is None:
                 lengths = tf.fill([tf.shape(inputs.states[0])[0]], inputs.time_steps)
             seen[SEQ_LENS] = tf.cast(lengths, tf.int32)
+        if self.ports.noise_size:
+            mean = inputs.noise is None
+            seen[NOISE] = tf.zeros([1, self.ports.noise_size]) if mean else inputs.noise
         outputs = call_model(self.model, seen, training=training)
-        dist_inputs, values = _dist_inputs_of(outputs), value_of(outputs)
+        found, values = _dist_inputs_of(outputs), value_of(outputs)
         states = [outputs[f"state_out_{i}"] for i in range(len(self.ports.states))]
         if recurrent:
-            dist_inputs = tf.reshape(dist_inputs, [-1, dist_inputs.shape[-1]])
+            found = tf.reshape(found, [-1, found.shape[-1]])
         masks = [x for x, mask in zip(inputs.obs, self.ports.is_mask, strict=True) if mask]
         if masks:
             flat = [tf.reshape(x, [tf.shape(x)[0], math.prod(x.shape[1:])]) for x in masks]
             mask = flat[0] if len(flat) == 1 else tf.concat(flat, axis=-1)
-            dist_inputs = self._dist_class.masked(dist_inputs, mask)
+            found = self._dist_class.masked(found, mask)
         if values is not None:
             values = tf.reshape(values, [-1])
-        return NetworkOutputs(dist_inputs, values, states)
+        return NetworkOutputs(self._dist_class.inputs_of(found), found, values, states)
 
     def encoded(self, obs: Any) -> dict[str, tf.Tensor]:
         """Returns rows of observations, nested as their space is, as the model sees them, by port.

@@ -30,6 +30,8 @@ from tfpolicies.models.spaces import (
 )
 
 SEQ_LENS = "seq_lens"
+NOISE = "noise"
+"""The input of a noisy network, `[B, k]`, or `[1, k]` for all rows; zeros give mean weights."""
 OBS, ACTIONS, REWARDS = "obs", "actions", "rewards"
 PREVIOUS = {"prev_actions": ACTIONS, "prev_rewards": REWARDS}
 """The views of one step back, which are arguments of `compute_actions`."""
@@ -205,11 +207,14 @@ class InputPorts:
         space: the observation space.
         views: what the model reads besides the present observation and its memory.
         memory: the shapes of its state tensors.
+        noise_size: how many numbers of noise a noisy network takes for each row; they are no port,
+            but the first columns of the noise of acting.
     """
 
     space: spaces.Space
     views: tuple[View, ...] = ()
     memory: tuple[tuple[int, ...], ...] = ()
+    noise_size: int = 0
 
     @cached_property
     def obs_leaves(self) -> tuple[Leaf, ...]:

@@ -20,6 +20,12 @@ def chosen_values(values: Any, actions: Any) -> tf.Tensor:
     return tf.reduce_sum(values * choice, axis=-1)
 
 
+def chosen_atoms(logits: Any, actions: Any) -> tf.Tensor:
+    """Returns the logits `[B, m]` of `actions` `[B]` among those of all actions, `[B, n, m]`."""
+    choice = tf.one_hot(tf.cast(actions, tf.int32), logits.shape[-2])
+    return tf.reduce_sum(logits * choice[:, :, None], axis=-2)
+
+
 def td_targets(rewards: Any, discounts: Any, next_values: Any, chooser: Any) -> tf.Tensor:
     """Returns r + discount * Q'(s', argmax chooser), `[B]`.
 
@@ -35,6 +41,60 @@ def td_targets(rewards: Any, discounts: Any, next_values: Any, chooser: Any) -> 
     """
     best = chosen_values(next_values, tf.argmax(chooser, axis=-1))
     return rewards + discounts * tf.where(best > _MASKED, best, 0.0)
+
+
+def atom_targets(
+    rewards: Any, discounts: Any, next_logits: Any, chooser: Any, atoms: Any
+) -> tf.Tensor:
+    """Returns the distribution of r + discount * Z'(s', argmax chooser) on the atoms, `[B, m]`.
+
+    Bellemare et al. 2017 (arXiv:1707.06887), algorithm 1; as `td_targets` else.
+
+    Args:
+        rewards: `[B]`.
+        discounts: `[B]`, 0 where terminated.
+        next_logits: of Z'(s', .), `[B, n, m]`.
+        chooser: the values whose largest one chooses the action, `[B, n]`.
+        atoms: `[m]`, rising by equal steps.
+    """
+    logits = chosen_atoms(next_logits, tf.argmax(chooser, axis=-1))
+    goes_on = tf.cast(tf.reduce_max(logits, axis=-1) > _MASKED, tf.float32)
+    return projected(tf.nn.softmax(logits, axis=-1), rewards, discounts * goes_on, atoms)
+
+
+def projected(probabilities: Any, rewards: Any, discounts: Any, atoms: Any) -> tf.Tensor:
+    """Returns the distribution of r + discount * Z on the atoms themselves, `[B, m]`.
+
+    What is beyond the first or the last atom moves there; what is between two atoms is shared by
+    them, the nearer one getting more. Bellemare et al. 2017 (arXiv:1707.06887), equation 7.
+
+    Args:
+        probabilities: of the atoms of Z, `[B, m]`.
+        rewards: `[B]`.
+        discounts: `[B]`, 0 where nothing comes after.
+        atoms: `[m]`, rising by equal steps.
+    """
+    step = atoms[1] - atoms[0]
+    moved = rewards[:, None] + discounts[:, None] * atoms
+    moved = tf.clip_by_value(moved, atoms[0], atoms[-1])  # [B, from]
+    apart = tf.abs(moved[:, None, :] - atoms[:, None]) / step  # [B, to, from]
+    shares = tf.maximum(1.0 - apart, 0.0)
+    return tf.reduce_sum(shares * probabilities[:, None, :], axis=-1)
+
+
+def atom_errors(logits: tf.Tensor, actions: Any, targets: tf.Tensor) -> tf.Tensor:
+    """Returns the cross entropy of the targets and Z(s, a), in nats, `[B]`.
+
+    It is 0 where a mask forbids the action that was taken.
+
+    Args:
+        logits: of Z(s, .), `[B, n, m]`.
+        actions: `[B]`.
+        targets: probabilities of the atoms, `[B, m]`.
+    """
+    chosen = chosen_atoms(logits, actions)
+    entropies = -tf.reduce_sum(targets * tf.nn.log_softmax(chosen, axis=-1), axis=-1)
+    return tf.where(tf.reduce_max(chosen, axis=-1) > _MASKED, entropies, 0.0)
 
 
 def td_errors(chosen: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:

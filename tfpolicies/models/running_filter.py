@@ -36,6 +36,11 @@ FILTERS = ("NoFilter", "MeanStdFilter", "ConcurrentMeanStdFilter")
 
 FILTER = one_of(*FILTERS)
 
+RETURN_FILTER = "ReturnStdFilter"
+
+REWARD_FILTER = one_of(*FILTERS, RETURN_FILTER)
+"""What `reward_filter` can be."""
+
 _FIELDS = ("count", "mean", "m2")
 _Filter = TypeVar("_Filter", bound="RunningFilter")
 

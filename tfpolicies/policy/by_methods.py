@@ -305,6 +305,11 @@ class LearningByMethods(parts.Learning):
         """Whether `postprocess_trajectory` must be called for each trajectory."""
         return bool(self._policy._has_own_postprocessing())
 
+    @property
+    def lookahead(self) -> int:
+        """0: trajectories end where fragments do."""
+        return 0
+
     def columns(self, batch: Mapping[str, Any]) -> list[str]:
         """Returns which columns of a batch are kept to learn from them later: all but infos."""
         return [name for name in batch if name != SampleBatch.INFOS]

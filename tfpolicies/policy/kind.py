@@ -58,6 +58,11 @@ class PolicyKind(Policy):
         "jit_compile",
     )
 
+    @property
+    def _lookahead(self) -> int:
+        """How many rows behind a row `postprocess_fragments` reads; so many wait for the next."""
+        return 0
+
     def loss(self, model: Any, dist_class: Any, train_batch: Any) -> tf.Tensor:
         """Returns the loss of one minibatch, a scalar tensor; traced for all policies of a kind.
 
@@ -264,6 +269,19 @@ class PolicyKind(Policy):
         """
         del static
         return int(dist_class.loss_noise)
+
+    @classmethod
+    def _update_noise(cls, source: ModelSource, static: Mapping[str, Any]) -> int:
+        """Returns how many numbers of noise `loss` needs for each update: `self.update_noise`.
+
+        They are standard normal, float32 `[k]`, and the same for all rows.
+
+        Args:
+            source: where networks come from.
+            static: the static config.
+        """
+        del source, static
+        return 0
 
     @classmethod
     def _make_optimizer(cls, static: Mapping[str, Any]) -> Any:

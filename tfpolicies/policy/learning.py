@@ -52,6 +52,11 @@ class ProgramLearning(by_methods.LearningByMethods):
         """How updates are compiled, in words; "tf.function" before that was decided."""
         return (self.updates.form or Form.PLAIN).value
 
+    @property
+    def lookahead(self) -> int:
+        """How many rows ahead the class's `postprocess_fragments` reads."""
+        return 0 if self.by_trajectory else int(self._policy._lookahead)
+
     def columns(self, batch: Mapping[str, Any]) -> list[str]:
         """Returns the columns that the loss reads; all but infos where methods of its own learn."""
         if self._policy._overridden.isdisjoint((*by_methods.UPDATING, *by_methods.LOADING)):

@@ -124,6 +124,10 @@ class Learning(Protocol):
     def by_trajectory(self) -> bool:
         """Whether `postprocess_trajectory` must be called for each trajectory."""
 
+    @property
+    def lookahead(self) -> int:
+        """How many rows behind a row its postprocessing reads, beyond the end of a fragment."""
+
     def settled_views(self) -> Mapping[str, ViewRequirement]:
         """Returns which views batches are to have; from now on that cannot be changed."""
 

@@ -126,11 +126,11 @@ class Policy(metaclass=ported.AskedByPorted):
         ]
         if names == ["NoFilter", "NoFilter"]:
             return None, None
-        from tfpolicies.models.filters import RewardFilter, make_filter  # imports TensorFlow
+        from tfpolicies.models.filters import make_filter, make_reward_filter  # imports TensorFlow
 
         observed, rewards = names
         made = None if observed == "NoFilter" else make_filter(observed, self.observation_space)
-        return made, None if rewards == "NoFilter" else RewardFilter()
+        return made, make_reward_filter(rewards)
 
     if not TYPE_CHECKING:  # it would let any name pass
 

@@ -23,7 +23,7 @@ from tfpolicies.export.onnx_file import export_onnx
 from tfpolicies.export.result import ExportResult
 from tfpolicies.export.saved_model import export_saved_model
 from tfpolicies.models.adapted import AdaptedModel
-from tfpolicies.models.filters import MeanStdFilter, RewardFilter
+from tfpolicies.models.filters import MeanStdFilter, make_reward_filter
 from tfpolicies.models.kept_model import kept_model
 from tfpolicies.models.learning_rates import changing_rate
 from tfpolicies.models.network import users_model
@@ -129,6 +129,7 @@ class TFPolicy(PolicyKind):
         )
         transform = self.exploration.transform
         spec = ProgramSpec.of(type(self), observation_space, action_space, complete, transform)
+        self.exploration.transform = spec.explorer
         self.dist_class = spec.dist_class
         self.program = Program.of(spec)
         seed = complete["seed"]
@@ -140,8 +141,7 @@ class TFPolicy(PolicyKind):
         )
         create = identity["__session_creator"] or session_creator(complete["tf_session_args"])
         self.filter = MeanStdFilter(observation_space, spec.filtered) if spec.filtered else None
-        scaled = complete["reward_filter"] != "NoFilter"
-        self.reward_filter = RewardFilter() if scaled else None
+        self.reward_filter = make_reward_filter(complete["reward_filter"])
         self._take_up(identity["worker_index"], create)
         self._update_schedules(0)
 

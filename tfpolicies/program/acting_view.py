@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfpolicies.errors import ConfigError
 from tfpolicies.models.distributions.base import is_whole_space
 from tfpolicies.models.network import Network, NetworkInputs, NetworkOutputs
-from tfpolicies.models.ports import SEQ_LENS
+from tfpolicies.models.ports import NOISE, SEQ_LENS
 from tfpolicies.models.spaces import nest, pick
 from tfpolicies.program.spec import ProgramSpec
 from tfpolicies.program.view import ModelView
@@ -119,6 +119,8 @@ class ActingView:
         Raises:
             ConfigError: if its results have other shapes than it must give.
         """
+        if self._network.ports.noise_size:
+            self._input_dict[NOISE] = given["noise"][:, : self._network.ports.noise_size]
         with self._network.with_weights(self._weights):
             found = view.action_sampler_fn(self._model, **self._arguments(), **given)
         actions, logp, dist_inputs, states = found

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -265,6 +266,8 @@ class ProgramFunctions:
                 more["target_model"] = ModelView(target, self.spec.time_steps, training=False)
         if "noise" in along:
             more["learning_noise"] = tf.reshape(along["noise"], [-1, self.spec.noise_size])
+        if "update_noise" in along:
+            more["update_noise"] = along["update_noise"]
         return self.spec.view(hyper, **more)
 
     def learn_step(
@@ -447,6 +450,7 @@ def no_totals(stat_names: Sequence[str]) -> np.ndarray:
 def _network(spec: ProgramSpec) -> Network:
     model = spec.source.make()
     ports = ports_of(model, spec.observation_space, spec.dist_class)
+    ports = replace(ports, noise_size=spec.source.noise_size)
     return Network(model, ports, spec.dist_class, spec.filtered)
 
 

@@ -36,7 +36,7 @@ class ProgramSpec:
         hyperparameters: names of the real-valued settings, in the order of the state's vector.
         static: the settings that change code or shapes.
         dist_class: the action distribution.
-        explorer: how noise becomes actions.
+        explorer: how noise becomes actions; behind the noise of a noisy network.
         source: where networks come from.
     """
 
@@ -86,7 +86,7 @@ class ProgramSpec:
             model = {**static["model"], "custom_model": made, "custom_model_config": {}}
             given = {**static, "model": without_memory(model)}  # which `make_model` sees to
         source = policy_class._model_source(observation_space, dist_class, given)
-        return replace(spec, source=source)
+        return replace(spec, source=source, explorer=explorer.behind(source.noise_size))
 
     def view(self, hyper: Any = None, **more: Any) -> Any:
         """Returns what traced code of the class sees as `self`.
@@ -140,6 +140,11 @@ class ProgramSpec:
     def noise_size(self) -> int:
         """The numbers of noise that learning takes for each row."""
         return int(self.policy_class._learning_noise(self.dist_class, self.static))
+
+    @property
+    def update_noise_size(self) -> int:
+        """The numbers of noise that learning takes for each update."""
+        return int(self.policy_class._update_noise(self.source, self.static))
 
     @cached_property
     def obs_leaves(self) -> tuple[Leaf, ...]:

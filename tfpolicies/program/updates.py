@@ -280,6 +280,10 @@ class Updates:
                 done = 0 if state is None else state.num_grad_updates
                 taken = self._functions.optimizer.taken
                 array = np.array([taken(done + k) for k in range(steps)])
+            elif name == "update_noise":
+                array = np.zeros((steps, *spec.shape[1:]), np.float32)
+                if state is not None and size:
+                    array = state.learning_rng.standard_normal(array.shape, np.float32)
             else:
                 array = np.zeros((steps, size, *spec.shape[2:]), np.float32)
                 if state is not None:

@@ -12,7 +12,7 @@ from tfpolicies import ported
 from tfpolicies.errors import ConfigError, MissingColumnError, UsageError, near_matches
 from tfpolicies.models.adapted import AdaptedModel
 from tfpolicies.models.network import NetworkInputs, NetworkOutputs, users_model
-from tfpolicies.models.ports import SEQ_LENS
+from tfpolicies.models.ports import NOISE, SEQ_LENS
 from tfpolicies.models.spaces import Leaf, batch_leaves, pick
 
 LOSS_MASK = "loss_mask"
@@ -114,6 +114,8 @@ class ModelView:
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """Runs the model on `batch["obs"]` and what else it reads of the batch.
 
+        That is `noise`, too, for a noisy network, which has its mean weights without.
+
         Args:
             batch: columns as rows `[N, ...]`.
             state: the memory `[S, ...]`; the batch's `state_in_*` by default.
@@ -128,7 +130,12 @@ class ModelView:
             seq_lens = self._lengths(batch) if seq_lens is None else seq_lens
             steps = self._time_steps
         inputs = NetworkInputs(
-            [pick(obs, leaf.path) for leaf in ports.obs_leaves], seen, state or [], seq_lens, steps
+            [pick(obs, leaf.path) for leaf in ports.obs_leaves],
+            seen,
+            state or [],
+            seq_lens,
+            steps,
+            batch.get(NOISE) if ports.noise_size else None,
         )
         self._outputs = self._network(inputs, training=self._training)
         return self._outputs.dist_inputs, self._outputs.states
@@ -143,13 +150,27 @@ class ModelView:
 
     def value_function(self) -> tf.Tensor:
         """Returns the values `[B]` of the last call."""
-        if self._outputs is None or self._outputs.values is None:
-            reason = "was not called yet" if self._outputs is None else "has no value output"
+        values = self._last("value_function").values
+        if values is None:
             raise ConfigError(
-                f"model.value_function(): the model {reason}. Call `model(train_batch)` first, and "
-                "let `wants_value` of the policy class return True."
+                "model.value_function(): the model has no value output. Let `wants_value` of the "
+                "policy class return True."
             )
-        return self._outputs.values
+        return values
+
+    def raw_outputs(self) -> tf.Tensor:
+        """Returns what the model gave in the last call, masked: `[B, num_outputs]`.
+
+        The inputs of distributions are computed from it (`ActionDistribution.inputs_of`).
+        """
+        return self._last("raw_outputs").outputs
+
+    def _last(self, asked: str) -> NetworkOutputs:
+        if self._outputs is None:
+            raise ConfigError(
+                f"model.{asked}(): the model was not called yet. Call `model(train_batch)` first."
+            )
+        return self._outputs
 
     @property
     def trainable_variables(self) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from tfpolicies.batch.sample_batch import MultiAgentBatch, SampleBatch
 from tfpolicies.errors import BatchError, UnknownPolicyError, near_matches
 from tfpolicies.replay.ring_buffer import ReplayBuffer
+from tfpolicies.replay.room import Room
 
 
 class ReplayActor(Protocol):
@@ -29,11 +31,16 @@ class MultiAgentReplayBuffer:
         capacity: rows kept per policy.
         seed: of all buffers' generators; each policy's also depends on its id, so that it does
             not matter who comes first. None draws one.
+        memory_limit_bytes: of the rows of all policies together; those beyond lie in files. None
+            takes half of the memory that is available when the first rows come.
+        storage_path: the folder of these files, which have no name and go with the buffer; None
+            takes that of the environment variable `TMPDIR`, or /var/tmp.
         **settings: of each buffer: `train_batch_size` and `learning_starts`.
 
     Attributes:
         buffer_class: of what class the buffers are.
         buffers: the buffer of each policy id; delete an entry to forget a policy's rows.
+        room: where their rows lie.
 
     Raises:
         ConfigError: if an argument is out of range.
@@ -41,7 +48,16 @@ class MultiAgentReplayBuffer:
 
     buffer_class: type[ReplayBuffer] = ReplayBuffer
 
-    def __init__(self, capacity: int, seed: int | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        capacity: int,
+        seed: int | None = None,
+        *,
+        memory_limit_bytes: int | None = None,
+        storage_path: str | Path | None = None,
+        **settings: Any,
+    ) -> None:
+        self.room = Room(memory_limit_bytes, storage_path)
         self.buffer_class(capacity, **settings)  # checks the arguments, and allocates no rows
         self._settings = settings
         self.capacity = capacity
@@ -118,4 +134,4 @@ class MultiAgentReplayBuffer:
 
     def _new_buffer(self, policy_id: str) -> ReplayBuffer:
         seed = np.random.SeedSequence([self._entropy, *policy_id.encode()])
-        return self.buffer_class(self.capacity, seed, **self._settings)
+        return self.buffer_class(self.capacity, seed, room=self.room, **self._settings)

@@ -217,7 +217,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         Weights that the rows were added with are factors.
         """
         chosen = self._priorities.draw(num_items, self._rng)
-        batch, weights = self._rows(chosen), self._priorities.weights(chosen)
+        batch, weights = self._at(chosen), self._priorities.weights(chosen)
         own = batch.get(WEIGHTS)
         batch[WEIGHTS] = weights if own is None else (weights * own).astype(np.float32)
         batch[INDEXES] = chosen

@@ -1,23 +1,21 @@
-"""Uniform replay: the newest rows in preallocated NumPy columns, sampled with replacement.
+"""Uniform replay: the newest rows, sampled with replacement.
 
 Lin 1992 ("Self-improving reactive agents"); Mnih et al. 2015 (doi:10.1038/nature14236).
-
-The row added as number i lies at position i modulo the capacity, so one counter says where
-everything is. Adding copies slices and sampling gathers rows: no Python runs per row. The memory of
-rows that were never written is reserved, not used, where the operating system works that way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from tfpolicies.batch.layout import INFOS, SEQ_LENS
-from tfpolicies.batch.leaves import map_leaves
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.errors import BatchError, CheckpointError, ConfigError, UsageError
+from tfpolicies.replay.paths import leaves_of
+from tfpolicies.replay.room import Room
+from tfpolicies.replay.rows import Rows
 from tfpolicies.storage.generator_json import decode_generator, encode_generator
 
 _STATE_KEYS = ("capacity", "num_added", "num_sampled", "rng", "columns")
@@ -27,13 +25,15 @@ class ReplayBuffer:
     """The newest `capacity` rows of one policy.
 
     The first batch fixes the columns, their nesting, row shapes and dtypes; `new_obs` takes memory
-    only if batches have it. `infos` is left out: it is no array.
+    only if batches have it. `infos` is left out: it is no array. Of images in `obs` and `new_obs`
+    (rows from 4096 bytes) each frame is kept once; see `replay/frames.py`.
 
     Args:
         capacity: how many rows are kept.
         seed: of the generator that chooses rows; None draws one.
         train_batch_size: how many rows `replay` returns.
         learning_starts: how many rows must have been added before `replay` returns any.
+        room: where the rows lie; None makes a `Room` as it is without arguments.
 
     Raises:
         ConfigError: if an argument is out of range.
@@ -51,6 +51,7 @@ class ReplayBuffer:
         *,
         train_batch_size: int = 32,
         learning_starts: int = 0,
+        room: Room | None = None,
     ) -> None:
         _require_count("capacity", capacity, 1)
         _require_count("train_batch_size", train_batch_size, 1)
@@ -59,18 +60,17 @@ class ReplayBuffer:
         self.train_batch_size = train_batch_size
         self.learning_starts = learning_starts
         self._rng = np.random.default_rng(seed)
-        self._columns: dict[str, Any] = {}
-        self._leaves: dict[str, np.ndarray] = {}
-        self._num_added = 0
+        self._room = room or Room()
+        self._rows: Rows | None = None
         self._num_sampled = 0
 
     def __len__(self) -> int:
-        return min(self._num_added, self.capacity)
+        return 0 if self._rows is None else len(self._rows)
 
     @property
     def num_added(self) -> int:
         """How many rows were ever added."""
-        return self._num_added
+        return 0 if self._rows is None else self._rows.added
 
     @property
     def num_sampled(self) -> int:
@@ -83,22 +83,14 @@ class ReplayBuffer:
         Raises:
             BatchError: if the batch has sequences, columns of objects, or columns that differ
                 from the buffer's in name, row shape or dtype. Nothing is changed then.
+            ConfigError: if there is no room for the rows; likewise.
         """
         leaves = self.checked(batch)
-        rows = batch.count
-        if not rows:
+        if not batch.count:
             return
-        if not self._leaves:
-            self._allocate(_columns_of(batch))
-        skipped = max(rows - self.capacity, 0)
-        start = (self._num_added + skipped) % self.capacity
-        head = min(rows - skipped, self.capacity - start)
-        wraps = skipped + head < rows
-        for stored, leaf in zip(self._leaves.values(), leaves, strict=True):
-            stored[start : start + head] = leaf[skipped : skipped + head]
-            if wraps:
-                stored[: rows - skipped - head] = leaf[skipped + head :]
-        self._num_added += rows
+        rows = self._rows or Rows(self.capacity, _columns_of(batch), self._room)
+        rows.add(leaves)
+        self._rows = rows
 
     def checked(self, batch: SampleBatch) -> list[np.ndarray]:
         """Returns the arrays of `batch` in the buffer's order if `add` would accept it.
@@ -111,7 +103,7 @@ class ReplayBuffer:
                 "A ReplayBuffer keeps single rows, but the batch has sequences "
                 f"({list(batch)}, {batch.layout}). Add rows before they are cut into sequences."
             )
-        leaves = dict(_leaves_of(_columns_of(batch)))
+        leaves = dict(leaves_of(_columns_of(batch)))
         for path, leaf in leaves.items():
             if not isinstance(leaf, np.ndarray) or leaf.dtype.hasobject:
                 raise BatchError(
@@ -119,9 +111,9 @@ class ReplayBuffer:
                     f"{getattr(leaf, 'dtype', type(leaf).__name__)}. Leave it out, or call "
                     "`decompress_if_needed()` on the batch."
                 )
-        stored = self._leaves
-        if not stored or not batch.count:
+        if self._rows is None or not batch.count:
             return list(leaves.values())
+        stored = self._rows.leaves
         if leaves.keys() != stored.keys():
             raise BatchError(
                 f"All batches of a ReplayBuffer must have the same columns, but this one lacks "
@@ -130,9 +122,9 @@ class ReplayBuffer:
             )
         for path, kept in stored.items():
             leaf = leaves[path]
-            if leaf.dtype != kept.dtype or leaf.shape[1:] != kept.shape[1:]:
+            if leaf.dtype != kept.dtype or leaf.shape[1:] != kept.shape:
                 raise BatchError(
-                    f"Rows of the column {path!r} must be {kept.dtype} of shape {kept.shape[1:]}, "
+                    f"Rows of the column {path!r} must be {kept.dtype} of shape {kept.shape}, "
                     f"as in the first batch, but got {leaf.dtype} of shape {leaf.shape[1:]}. "
                     "Convert the column, or make a new buffer."
                 )
@@ -146,7 +138,7 @@ class ReplayBuffer:
         """
         if not isinstance(num_items, int | np.integer) or num_items < 0:
             raise UsageError(f"`num_items` must be a whole number from 0, but got {num_items!r}.")
-        if not self._num_added:
+        if self._rows is None:
             raise UsageError(
                 "An empty ReplayBuffer has no rows to sample. Call `add(batch)` first, or use "
                 "`replay()`, which returns None until there are enough rows."
@@ -156,10 +148,10 @@ class ReplayBuffer:
         return batch
 
     def _drawn(self, num_items: int) -> SampleBatch:
-        return self._rows(self._rng.integers(len(self), size=num_items))
+        return self._at(self._rng.integers(len(self), size=num_items))
 
-    def _rows(self, chosen: np.ndarray) -> SampleBatch:
-        return SampleBatch(map_leaves(lambda leaf: leaf.take(chosen, 0), self._columns))
+    def _at(self, places: np.ndarray) -> SampleBatch:
+        return SampleBatch() if self._rows is None else self._rows.take(places)
 
     def replay(self, policy_id: str | None = None) -> SampleBatch | None:
         """Returns `train_batch_size` rows, or None before there are enough to learn from.
@@ -170,29 +162,38 @@ class ReplayBuffer:
             policy_id: accepted so that a buffer is a `ReplayActor`; all rows are of one policy.
         """
         del policy_id
-        if self._num_added < max(self.learning_starts, min(self.train_batch_size, self.capacity)):
+        if self.num_added < max(self.learning_starts, min(self.train_batch_size, self.capacity)):
             return None
         return self.sample(self.train_batch_size)
+
+    @property
+    def row_bytes(self) -> int:
+        """How large a row is that is drawn; 0 before there are any."""
+        return 0 if self._rows is None else self._rows.row_bytes
 
     def stats(self) -> dict[str, int]:
         """Returns counters by name, and the bytes reserved."""
         return {
             "capacity": self.capacity,
             "num_entries": len(self),
-            "added_count": self._num_added,
+            "added_count": self.num_added,
             "sampled_count": self._num_sampled,
-            "size_bytes": sum(leaf.nbytes for leaf in self._leaves.values()),
+            "size_bytes": 0 if self._rows is None else self._rows.nbytes,
         }
 
     def get_state(self) -> dict[str, Any]:
-        """Returns all rows (copied), counters and the generator: JSON values and arrays."""
-        filled = len(self)
+        """Returns all rows, counters and the generator: JSON values, arrays and segments.
+
+        What does not change any more and lies in a checkpoint that was written or read is referred
+        to, not copied: such a state needs that checkpoint's files until it is written or pickled.
+        """
+        empty: dict[str, Any] = {"columns": {}, "rows": [], "frames": {}}
         return {
             "capacity": self.capacity,
-            "num_added": self._num_added,
+            "num_added": self.num_added,
             "num_sampled": self._num_sampled,
             "rng": encode_generator(self._rng),
-            "columns": map_leaves(lambda leaf: leaf[:filled].copy(), self._columns),
+            **(empty if self._rows is None else self._rows.get_state()),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -201,6 +202,7 @@ class ReplayBuffer:
         Raises:
             CheckpointError: if `state` is of a buffer of another capacity, or damaged. Nothing is
                 changed then.
+            ConfigError: if there is no room for the rows; likewise.
         """
         missing = [key for key in _STATE_KEYS if key not in state]
         if missing:
@@ -212,52 +214,27 @@ class ReplayBuffer:
                 f"The state is of a ReplayBuffer of capacity {state['capacity']!r}, but this one "
                 f"has {self.capacity}. Make one of the same capacity."
             )
-        rng = decode_generator(state["rng"])
-        columns = dict(state["columns"])
-        filled = min(state["num_added"], self.capacity)
-        lengths = {path: np.shape(leaf)[:1] for path, leaf in _leaves_of(columns)}
-        whole = all(length == (filled,) for length in lengths.values())
-        if not whole or bool(columns) != bool(filled):
+        rng, added = decode_generator(state["rng"]), max(0, int(state["num_added"]))
+        filled = min(added, self.capacity)
+        lengths = {path: np.shape(leaf)[:1] for path, leaf in leaves_of(state["columns"])}
+        held = 0 if "rows" in state else filled  # segments have the rows, but in older states
+        whole = all(length == (held,) for length in lengths.values())
+        if not whole or bool(lengths) != bool(filled):
             raise CheckpointError(
-                f"A ReplayBuffer that {state['num_added']} rows were added to holds {filled}, but "
-                f"the columns of the state have {lengths}. The state is damaged."
+                f"A ReplayBuffer that {added} rows were added to holds {filled}, but the columns "
+                f"of the state have {lengths}. The state is damaged."
             )
-        self._columns, self._leaves = {}, {}
-        if columns:
-            self._allocate(columns)
-            for stored, (_, leaf) in zip(self._leaves.values(), _leaves_of(columns), strict=True):
-                stored[:filled] = leaf
-        self._rng = rng
-        self._num_added = int(state["num_added"])
-        self._num_sampled = int(state["num_sampled"])
-
-    def _allocate(self, columns: dict[str, Any]) -> None:
-        def like(leaf: np.ndarray) -> np.ndarray:
-            return np.empty((self.capacity, *leaf.shape[1:]), leaf.dtype)
-
         try:
-            self._columns = map_leaves(like, columns)
-        except (MemoryError, ValueError) as error:  # ValueError: more than there are addresses
-            raise ConfigError(
-                f"A ReplayBuffer of capacity={self.capacity} does not fit the memory: {error}. "
-                "Make capacity smaller."
-            ) from error
-        self._leaves = dict(_leaves_of(self._columns))
+            rows = Rows.of_state(state, self.capacity, added, self._room) if filled else None
+        except (CheckpointError, ConfigError):
+            raise
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise CheckpointError(f"The state of a ReplayBuffer is damaged: {error}.") from error
+        self._rows, self._rng, self._num_sampled = rows, rng, int(state["num_sampled"])
 
 
 def _columns_of(batch: SampleBatch) -> dict[str, Any]:
     return {name: column for name, column in batch.items() if name != INFOS}
-
-
-def _leaves_of(columns: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yields each leaf with a path that tells dicts (`obs/a`) from tuples (`obs/[0]`)."""
-    for name, column in columns.items():
-        if isinstance(column, dict):
-            yield from _leaves_of({f"{name}/{key}": part for key, part in column.items()})
-        elif isinstance(column, tuple):
-            yield from _leaves_of({f"{name}/[{i}]": part for i, part in enumerate(column)})
-        else:
-            yield name, column
 
 
 def _require_count(name: str, value: Any, least: int) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -11,139 +10,19 @@ import numpy as np
 from tfpolicies import ported
 from tfpolicies.batch.sample_batch import SampleBatch, concat_samples
 from tfpolicies.config.callbacks import DefaultCallbacks, overrides
-from tfpolicies.models.ports import Port, plain_leaves
-from tfpolicies.models.spaces import nest
-from tfpolicies.policy.fragments import Fragments
+from tfpolicies.models.filters import ReturnFilter
 from tfpolicies.policy.learning_batches import in_sequences
-from tfpolicies.rollout.columns import (
-    clipped_rewards,
-    nested_columns,
-    postprocessed,
-    seen_after,
-)
-from tfpolicies.rollout.packing import PackedColumns, Packing
+from tfpolicies.rollout.collected import Collected, Trajectory
+from tfpolicies.rollout.columns import clipped_rewards, postprocessed
+from tfpolicies.rollout.running_returns import RunningReturns
 from tfpolicies.rollout.views import Lookback
+from tfpolicies.rollout.waiting import Waiting
 
 Who = Mapping[int, tuple[Any, Any]]
 """The episode and the agent of each trajectory, by unroll id."""
 
 _Originals = dict[int, dict[Any, tuple[Any, ...]]]
 """What postprocessing is told of trajectories as they were collected, by episode id and agent."""
-
-
-@dataclass(eq=False)
-class Collected:
-    """The rows of one policy that are handed out, trajectory after trajectory.
-
-    Attributes:
-        policy_id: whose they are.
-        policy: the policy of that id.
-        actions: the leaves of its actions.
-        obs: leaves `[R, ...]`.
-        new_obs: likewise.
-        columns: the other columns `[R, ...]`; rewards are the environment's.
-        ends: bool `[R]`: the last row of each trajectory.
-        earned: `[R]`, the environment's rewards.
-        learning: the policy's part of that name.
-        shape: `(N, T)` of the array that the rows fill in order; None if trajectories have to be
-            packed into one.
-        views: columns `[R, ...]` that are required besides, nested.
-    """
-
-    policy_id: str
-    policy: Any
-    actions: Sequence[Port]
-    obs: list[np.ndarray]
-    new_obs: list[np.ndarray]
-    columns: dict[str, np.ndarray]
-    ends: np.ndarray
-    shape: tuple[int, int] | None = None
-    views: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.earned = self.columns["rewards"]
-        self.learning = self.policy.learning
-
-    def batch(self) -> SampleBatch:
-        """Returns the rows as they are now."""
-        policy = self.policy
-        space, action_space = policy.observation_space, policy.action_space
-        views = policy.acting.given
-        batch = SampleBatch(
-            {
-                "obs": nest(space, self.obs),
-                "new_obs": nest(space, self.new_obs),
-                **nested_columns(dict(self.columns), self.actions, action_space, views),
-                **self.views,
-            }
-        )
-        batch.num_grad_updates = policy.num_grad_updates
-        return batch
-
-    def pieces(self) -> Iterator[tuple[int, slice]]:
-        """Yields the unroll id and the rows of each trajectory."""
-        stops = (np.flatnonzero(self.ends) + 1).tolist()
-        for start, stop in zip([0, *stops], stops, strict=False):
-            yield int(self.columns["unroll_id"][start]), slice(start, stop)
-
-    def without(self, barred: np.ndarray) -> list[Collected]:
-        """Returns the trajectories whose last row is not barred, bool `[R]`; none if all are."""
-        pieces = [rows for _, rows in self.pieces() if not barred[rows.stop - 1]]
-        if not pieces:
-            return []
-        kept = np.concatenate([np.arange(rows.start, rows.stop) for rows in pieces])
-        return [
-            replace(
-                self,
-                obs=[leaf[kept] for leaf in self.obs],
-                new_obs=[leaf[kept] for leaf in self.new_obs],
-                columns={name: column[kept] for name, column in self.columns.items()},
-                ends=self.ends[kept],
-                shape=None,
-            )
-        ]
-
-    def prepare(self, clip_rewards: bool | float | None) -> None:
-        """Takes the rows into the filters, and scales and clips the rewards."""
-        learning, columns = self.learning, self.columns
-        learning.observe(
-            [leaf[None] for leaf in self.obs], {name: x[None] for name, x in columns.items()}
-        )
-        self.obs, self.new_obs = ([*learning.seen(x)] for x in (self.obs, self.new_obs))
-        columns["rewards"] = learning.scaled(clipped_rewards(self.earned, clip_rewards))
-
-    def postprocess(self) -> None:
-        """Adds the policy's columns for all trajectories at once."""
-        policy, columns = self.policy, self.columns
-        packing = Packing.of(self.ends) if self.shape is None else Packing(self.shape)
-        open_rows = np.flatnonzero(self.ends & ~columns["terminateds"])
-        after = [leaf[open_rows] for leaf in self.new_obs]
-        if views := policy.acting.views:
-            plain = plain_leaves(policy.observation_space)
-            after += seen_after(
-                views,
-                columns,
-                open_rows,
-                obs=[self.obs[i] for i in plain],
-                new_obs=[self.new_obs[i] for i in plain],
-                actions=[columns[port.name] for port in self.actions],
-                rewards=[self.earned],
-            )
-        after += [x[open_rows] for name, x in columns.items() if name.startswith("state_out_")]
-        ends = packing.pack(self.ends)
-        ends[:, -1] = True
-        fragments = Fragments(
-            PackedColumns(columns, packing),
-            ends,
-            policy,
-            packing.places(open_rows),
-            after,
-        )
-        policy.postprocess_fragments(fragments)
-        columns.update({name: packing.unpack(x) for name, x in fragments.added.items()})
-        if fragments.reached is not None:
-            later = packing.rows_at(packing.unpack(fragments.reached))
-            self.new_obs = [leaf[later] for leaf in self.new_obs]
 
 
 class Postprocessor:
@@ -170,6 +49,8 @@ class Postprocessor:
     ) -> None:
         self._running = running
         self._lookbacks: dict[str, Lookback] = {}  # by policy id
+        self._running_returns: dict[str, RunningReturns] = {}  # likewise
+        self._waiting: dict[str, Waiting] = {}  # likewise
         self._with_ids = enable_connectors
         self._clip_rewards = clip_rewards
         self._callbacks = callbacks
@@ -186,38 +67,93 @@ class Postprocessor:
             who: asked where somebody works on single trajectories.
         """
         for sample in samples:
-            sample.prepare(self._clip_rewards)
+            sample.prepare(self._clip_rewards, self._returns(sample))
             views = sample.learning.settled_views()
             if views:
                 lookback = self._lookbacks.setdefault(sample.policy_id, Lookback())
                 batch, running = sample.batch(), set(self._running())
                 sample.views = lookback.views(batch, sample.ends, views, running)
         calls_back = overrides(self._callbacks, "on_postprocess_trajectory")
-        one_by_one = [x for x in samples if calls_back or x.learning.by_trajectory]
-        known = who() if one_by_one else {}
-        originals = self._originals(samples, known) if one_by_one else {}
+        told = {x.policy_id for x in samples if calls_back or x.learning.by_trajectory}
+        known = who() if told else {}
+        samples = [self._with_those_that_waited(sample) for sample in samples]
+        originals = self._originals(samples, known) if told else {}
         found = {}
         for sample in samples:
-            policy = sample.policy
-            if not sample.learning.by_trajectory:
-                sample.postprocess()
-            if sample in one_by_one:
-                batch = self._by_trajectory(sample, originals, known)
+            ready = self._ready(sample)
+            if sample.policy_id in told and len(ready.ends):
+                batch = self._by_trajectory(ready, originals, known)
             else:
-                batch = sample.batch()
-            recurrent = policy.is_recurrent()
-            found[sample.policy_id] = in_sequences(batch, policy) if recurrent else batch
+                batch = ready.batch()
+            policy = sample.policy
+            found[sample.policy_id] = (
+                in_sequences(batch, policy) if policy.is_recurrent() else batch
+            )
         return found
 
-    def get_state(self) -> list[Any]:
-        """Returns what later samples look back on, as plain values and arrays."""
-        return [[name, lookback.get_state()] for name, lookback in self._lookbacks.items()]
+    def forget_waiting(self, trajectories: Collection[Trajectory]) -> None:
+        """Drops rows that wait for rows of some trajectories that will never come here."""
+        for waiting in self._waiting.values():
+            waiting.forget(trajectories)
 
-    def set_state(self, state: Sequence[Any]) -> None:
-        """Restores what `get_state` returned."""
-        self._lookbacks = {name: Lookback() for name, _ in state}
-        for name, saved in state:
+    @property
+    def holds_infos(self) -> bool:
+        """Whether a row that waits has something in its info."""
+        return any(waiting.holds_infos for waiting in self._waiting.values())
+
+    def _with_those_that_waited(self, sample: Collected) -> Collected:
+        waiting = self._waiting.get(sample.policy_id)
+        return sample if waiting is None else waiting.join(sample)
+
+    def _ready(self, sample: Collected) -> Collected:
+        """Returns the rows that need not wait for later ones, postprocessed if that is for all."""
+        if sample.learning.by_trajectory:
+            return sample
+        count = sample.learning.lookahead
+        if not count:
+            sample.postprocess()
+            return sample
+        waiting = self._waiting.setdefault(sample.policy_id, Waiting())
+        ready = waiting.hold_back(sample, count, set(self._running()))
+        sample.postprocess()
+        return sample.taking(np.flatnonzero(ready))
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns what later samples look back on and what waits for them: values and arrays."""
+        return {
+            "views": _states(self._lookbacks),
+            "returns": _states(self._running_returns),
+            "waiting": _states(self._waiting),
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Restores what `get_state` returned; what is missing in it begins anew."""
+        self._lookbacks, self._running_returns, self._waiting = {}, {}, {}
+        for name, saved in state.get("views", ()):
+            self._lookbacks[name] = Lookback()
             self._lookbacks[name].set_state(saved)
+        for name, saved in state.get("returns", ()):
+            self._running_returns[name] = RunningReturns()
+            self._running_returns[name].set_state(saved)
+        for name, saved in state.get("waiting", ()):
+            if name in self._policies:
+                self._waiting[name] = Waiting()
+                self._waiting[name].set_state(saved, name, self._policies[name])
+
+    def _returns(self, sample: Collected) -> np.ndarray | None:
+        """Returns the returns so far of a sample's rows, where its rewards are scaled by these."""
+        policy = sample.policy
+        if not isinstance(policy.holding.filters.get("reward_filter"), ReturnFilter):
+            return None
+        kept = self._running_returns.setdefault(sample.policy_id, RunningReturns())
+        clipped = clipped_rewards(sample.earned, self._clip_rewards)
+        return kept.add(
+            {**sample.columns, "rewards": clipped},
+            sample.ends,
+            sample.packing,
+            set(self._running()),
+            gamma=policy.config.get("gamma", 0.99),
+        )
 
     def _originals(self, samples: Sequence[Collected], who: Who) -> _Originals:
         """Returns the rows as collected: `(policy_id, policy, batch)` for each trajectory.
@@ -259,3 +195,7 @@ class Postprocessor:
         joined = cast(SampleBatch, concat_samples(pieces))
         joined.num_grad_updates = policy.num_grad_updates
         return joined
+
+
+def _states(by_policy: Mapping[str, Any]) -> list[list[Any]]:
+    return [[name, each.get_state()] for name, each in by_policy.items()]

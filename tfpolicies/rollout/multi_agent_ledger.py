@@ -10,7 +10,7 @@ import numpy as np
 
 from tfpolicies.envs.repairs import are_sound
 from tfpolicies.errors import EnvError
-from tfpolicies.rollout.batches import Collected
+from tfpolicies.rollout.collected import Collected
 from tfpolicies.rollout.multi_agent_episode import Copy
 from tfpolicies.rollout.multi_agent_rows import PolicyRows, Seats, Table
 
@@ -171,6 +171,12 @@ class Ledger:
         samples = [self._sample_of(rows, used, copies) for rows in self.rows.values()]
         self.keep(~taken)
         return [sample for sample in samples if sample is not None]
+
+    def barred(self, taken: np.ndarray) -> set[tuple[int, ...]]:
+        """Returns the trajectories of which rows are among those marked, but must not be used."""
+        records = self.records
+        lost = np.flatnonzero(taken & np.isin(records["unroll_id"], list(self.seats.barred)))
+        return {(int(records["eps_id"][i]), int(records["agent_index"][i])) for i in lost}
 
     def _sample_of(
         self, rows: PolicyRows, taken: np.ndarray, copies: Sequence[Copy]

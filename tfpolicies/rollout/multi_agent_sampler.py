@@ -560,12 +560,13 @@ class MultiAgentSampler(Sampler):
 
     def _hand_out(self, taken: np.ndarray, env_steps: int) -> MultiAgentBatch:
         ledger = self._ledger
+        self._postprocessor.forget_waiting(ledger.barred(taken))
         samples = ledger.take(taken, self._copies)
         batches = self._postprocessor.batches(samples, lambda: ledger.seats.who)
         if not self._complete:
             ledger.turn_pages(self._copies)
         ledger.forget_trajectories(self._copies)
-        return MultiAgentBatch(batches, env_steps)
+        return MultiAgentBatch({k: x for k, x in batches.items() if x.count}, env_steps)
 
     # -- checkpoints --------------------------------------------------------------------------
 
@@ -578,6 +579,7 @@ class MultiAgentSampler(Sampler):
         states are apart.
         """
         untold = follows_episodes(self._callbacks) or self._ledger.has_infos()
+        untold = untold or self._postprocessor.holds_infos
         untold = untold or bool(self._connections.connected)
         states = None if untold else self.envs.get_state()
         if states is None or not self._copies:
@@ -592,7 +594,7 @@ class MultiAgentSampler(Sampler):
             "episode_agent_steps": self._episode_agent_steps.copy(),
             "pending": metrics_state(self.metrics),
             "rng": self.rng.bit_generator.state,
-            "views": self._postprocessor.get_state(),
+            **self._postprocessor.get_state(),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -629,7 +631,7 @@ class MultiAgentSampler(Sampler):
         ]
         self._env_steps, self._agent_steps = (np.array(x) for x in state["steps"])
         self._episode_agent_steps = np.array(state["episode_agent_steps"])
-        self._postprocessor.set_state(state.get("views", ()))
+        self._postprocessor.set_state(state)
 
 
 def _total(rewards: Mapping[Any, Any]) -> float:

@@ -22,7 +22,8 @@ from tfpolicies.errors import UsageError
 from tfpolicies.models.ports import leaf_ports
 from tfpolicies.models.spaces import Leaf, action_leaves, batch_leaves, leaves, nest
 from tfpolicies.policy.session import Memory
-from tfpolicies.rollout.batches import Collected, Who
+from tfpolicies.rollout.batches import Who
+from tfpolicies.rollout.collected import Collected
 from tfpolicies.rollout.columns import require_same_columns
 from tfpolicies.rollout.connected import connected, connector_metrics_of
 from tfpolicies.rollout.episode import (
@@ -452,7 +453,12 @@ class SingleAgentSampler(Sampler):
 
         if not buffer.barred:
             return self._postprocessor.batches([collected], who)[DEFAULT_POLICY_ID]
-        kept = collected.without(flat(cut(buffer.is_barred())))
+        barred = flat(cut(buffer.is_barred()))
+        lost = [
+            trajectory for trajectory, rows in collected.trajectories() if barred[rows.stop - 1]
+        ]
+        self._postprocessor.forget_waiting(lost)
+        kept = collected.without(barred)
         return MultiAgentBatch(self._postprocessor.batches(kept, who), rows)
 
     def _episodes_of(
@@ -582,6 +588,7 @@ class SingleAgentSampler(Sampler):
         """
         buffer = self._buffer
         waits = buffer is not None and (buffer.has_infos() or buffer.barred)
+        waits = waits or self._postprocessor.holds_infos
         untold = self._follower is not None or waits
         states = None if untold else self.envs.get_state()
         if states is None or buffer is None:
@@ -597,7 +604,7 @@ class SingleAgentSampler(Sampler):
             "pending": metrics_state(self.metrics),
             "rng": self.rng.bit_generator.state,
             "memory": self._memory_of(self._policy()).get_state(),
-            "views": self._postprocessor.get_state(),
+            **self._postprocessor.get_state(),
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -610,7 +617,7 @@ class SingleAgentSampler(Sampler):
         self._buffer = buffer
         self._memory = None
         self._memory_of(self._policy()).set_state(state["memory"])
-        self._postprocessor.set_state(state.get("views", ()))
+        self._postprocessor.set_state(state)
         self._running = _Running(*state["running"])
         self._next_unroll = state["next_unroll"]
         self.metrics = restored_metrics(state["pending"])

@@ -7,6 +7,7 @@ what no manifest lists is removed after::
     run/checkpoint/
     ├── algorithm.json                       lists name and checksum of all below
     ├── counters-03b1e51cc59b8a0f.h5         16 digits of the file's SHA-256
+    ├── segment-77a0f3c9d2be0146.h5          rows that stay; folders may share the file by links
     └── policies/
         └── main-9c1f0ab7315d2e44/           16 digits of the SHA-256 of its policy.json
             ├── policy.json                  a complete checkpoint of its own
@@ -20,7 +21,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +36,7 @@ from tfpolicies.storage.manifest import (
     MANIFEST_NAME,
     POLICIES,
     POLICY_FOLDER,
+    SEGMENTS,
     check_new_manifest,
     dump_manifest,
     invalid,
@@ -42,6 +44,7 @@ from tfpolicies.storage.manifest import (
     parse_manifest,
     sha256,
 )
+from tfpolicies.storage.segments import Home, Segment, SegmentFile
 from tfpolicies.system.atomic import (
     is_temporary,
     make_folder,
@@ -73,6 +76,7 @@ class Checkpoint(NamedTuple):
     manifest: dict[str, Any]  # the writer's entries and those this module adds
     arrays: dict[str, dict[str, np.ndarray]]  # group -> name -> array, in the writer's order
     policies: dict[str, Checkpoint]  # empty in the checkpoint of one policy
+    segments: Sequence[Segment] = ()  # checked when their rows are asked for
 
 
 # Writing ------------------------------------------------------------------------------------------
@@ -85,22 +89,25 @@ def write_checkpoint(
     arrays: Arrays,
     *,
     policies: Mapping[str, PolicyPart] | None = None,
+    segments: Sequence[Segment] = (),
 ) -> None:
     """Writes a checkpoint into `folder`, replacing the one that is there as a whole.
 
     Killed at any instant, it leaves the old or the new checkpoint whole. Array files and policies
-    that have not changed are not written again. Files that this module did not make are never
-    touched, and checkpoints under another manifest name in the same folder stay valid.
+    that have not changed are not written again, nor are segments that were written to any folder.
+    Files that this module did not make are never touched, and checkpoints under another manifest
+    name in the same folder stay valid.
 
     Args:
         folder: Made if missing, with its parents.
         manifest_name: Name of the JSON file, such as "policy.json".
         manifest: JSON values only (see `encode_value` for others), with a "type" such as
-            "Policy". `format_version`, `tfpolicies_version`, `arrays`, `policies` and `checksum`
-            are added.
+            "Policy". `format_version`, `tfpolicies_version`, `arrays`, `policies`, `segments` and
+            `checksum` are added.
         arrays: Group name ("weights", "optimizer") -> array name -> array of bools, integers or
             floats of any shape. Each group becomes one file.
         policies: Policy id -> its checkpoint, each written whole to a folder of its own.
+        segments: Rows that stay as they are, each in a file of its own.
 
     Raises:
         CheckpointError: if an argument cannot be stored (nothing is written then), or the disk
@@ -123,7 +130,9 @@ def write_checkpoint(
             raise CheckpointError(f"`policies`: an id must be a string, got {policy_id!r}.")
     with _disk_errors_named(root):
         listed = {key: _write_policy(root, key, part) for key, part in parts.items()}
-        _write_part(root, *_seal(whole, listed))
+        make_folder(root)
+        rows = [segment.write(root) for segment in segments]
+        _write_part(root, *_seal(whole, listed, rows))
         _remove_unlisted(root)
 
 
@@ -147,7 +156,9 @@ def _write_part(folder: Path, files: dict[str, bytes], name: str, text: bytes) -
 
 
 def _seal(
-    part: PolicyPart, policies: dict[str, Any] | None = None
+    part: PolicyPart,
+    policies: dict[str, Any] | None = None,
+    segments: list[dict[str, Any]] | None = None,
 ) -> tuple[dict[str, bytes], str, bytes]:
     """Returns the array files (name -> bytes), the manifest's name and the manifest's bytes."""
     files, entries = {}, {}
@@ -157,7 +168,11 @@ def _seal(
         file = f"{group}-{digest[:16]}.h5"
         files[file] = image
         entries[group] = {"file": file, "sha256": digest, "bytes": len(image)}
-    return files, part.manifest_name, dump_manifest(part.manifest, entries, policies or {})
+    return (
+        files,
+        part.manifest_name,
+        dump_manifest(part.manifest, entries, policies or {}, segments or []),
+    )
 
 
 def _check_part(part: PolicyPart) -> None:
@@ -211,6 +226,7 @@ def _listed(folder: Path) -> tuple[set[str], set[str]]:
         with contextlib.suppress(*_NO_MANIFEST):
             manifest = load_json(read_regular(path, LARGEST))
             files |= {entry["file"] for entry in manifest.get("arrays", {}).values()}
+            files |= {entry["file"] for entry in manifest.get(SEGMENTS, [])}
             folders |= {entry["folder"] for entry in manifest.get(POLICIES, {}).values()}
     return files, folders
 
@@ -250,7 +266,8 @@ def read_checkpoint(
     """Reads the checkpoint in `folder`, checking all it returns.
 
     Sizes and checksums are compared before HDF5 parses a byte, and no code of the file's choosing
-    runs. A checkpoint that is replaced meanwhile is read whole, old or new.
+    runs. Of segments the sizes are compared, and the rest when their rows are read. A checkpoint
+    that is replaced meanwhile is read whole, old or new.
 
     Args:
         folder: Where `write_checkpoint` wrote.
@@ -315,7 +332,15 @@ def _load(
         for policy_id, entry in parts.items()
         if policies is None or policy_id in policies
     }
-    return Checkpoint(manifest, arrays, read)
+    segments = [_found_segment(root, entry) for entry in manifest.pop(SEGMENTS)]
+    return Checkpoint(manifest, arrays, read, segments)
+
+
+def _found_segment(root: Path, entry: dict[str, Any]) -> Segment:
+    file = SegmentFile(root / entry["file"], entry["sha256"], entry["bytes"])
+    if not file.is_there:
+        raise _VanishedError(f"{str(file.path)!r} is missing or cut, though the manifest lists it.")
+    return Segment(None, Home(file))
 
 
 def _read_manifest_text(root: Path, manifest_name: str) -> bytes:

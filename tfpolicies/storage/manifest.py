@@ -17,7 +17,8 @@ LARGEST = 1 << 25  # bytes of a manifest
 _MOST_VALUES, _MOST_PARTS = 1 << 22, 1 << 20  # in it; parts are lists and objects
 
 POLICIES = "policies"
-_OWN_ENTRIES = ("format_version", "tfpolicies_version", "arrays", POLICIES, "checksum")
+SEGMENT, SEGMENTS = "segment", "segments"
+_OWN_ENTRIES = ("format_version", "tfpolicies_version", "arrays", POLICIES, SEGMENTS, "checksum")
 GROUP_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 MANIFEST_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.json")
 ARRAY_FILE = re.compile(r"[A-Za-z][A-Za-z0-9_]*-[0-9a-f]{16}\.h5")
@@ -47,9 +48,14 @@ def check_new_manifest(name: str, manifest: dict[str, Any]) -> None:
 
 
 def dump_manifest(
-    manifest: dict[str, Any], arrays: dict[str, Any], policies: dict[str, Any]
+    manifest: dict[str, Any],
+    arrays: dict[str, Any],
+    policies: dict[str, Any],
+    segments: list[dict[str, Any]],
 ) -> bytes:
     """Returns the file's content: the writer's entries, what they list, and a checksum of all.
+
+    Segments are listed where there are any.
 
     Raises:
         CheckpointError: if it is longer than what is read.
@@ -57,6 +63,8 @@ def dump_manifest(
     require_plausible_spaces(manifest)
     versions = {"format_version": FORMAT_VERSION, "tfpolicies_version": __version__}
     whole = {**manifest, **versions, "arrays": arrays, POLICIES: policies}
+    if segments:
+        whole[SEGMENTS] = segments
     whole["checksum"] = checksum(whole)
     text = (json.dumps(whole, indent=2) + "\n").encode()
     reason = _excess(text)
@@ -103,6 +111,10 @@ def parse_manifest(path: Path, text: bytes, kind: str) -> dict[str, Any]:
         _check_array_entry(path, group, listed)
     for policy_id, listed in manifest[POLICIES].items():
         _check_policy_entry(path, policy_id, listed)
+    if not isinstance(manifest.setdefault(SEGMENTS, []), list):
+        raise invalid(path, f"its entry {SEGMENTS!r} is not a list")
+    for listed in manifest[SEGMENTS]:
+        _check_array_entry(path, SEGMENT, listed)
     return manifest
 
 

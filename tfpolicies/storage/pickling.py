@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from tfpolicies.errors import UnpicklableError
 from tfpolicies.storage.checkpoint import Arrays, Checkpoint, PolicyPart
 from tfpolicies.storage.import_paths import describe, import_path
 from tfpolicies.storage.json_values import parts_in
+from tfpolicies.storage.segments import Segment
 
 
 def refuse_pickling(owner: Any, instead: str) -> NoReturn:
@@ -49,14 +50,19 @@ def frozen_part(part: PolicyPart) -> tuple[bytes, Arrays]:
 
 
 def checkpoint_of(
-    frozen: tuple[bytes, Arrays], policies: Mapping[str, tuple[bytes, Arrays]] | None = None
+    frozen: tuple[bytes, Arrays],
+    policies: Mapping[str, tuple[bytes, Arrays]] | None = None,
+    segments: Sequence[Segment] = (),
 ) -> Checkpoint:
     """Returns the checkpoint, as if it had been read, of what `frozen_part` returned.
 
     Args:
         frozen: of the checkpoint itself.
         policies: of the policies in it, by id.
+        segments: of the checkpoint.
     """
     manifest, arrays = frozen
     inner = {pid: checkpoint_of(part) for pid, part in (policies or {}).items()}
-    return Checkpoint(json.loads(manifest), {k: dict(x) for k, x in arrays.items()}, inner)
+    return Checkpoint(
+        json.loads(manifest), {k: dict(x) for k, x in arrays.items()}, inner, segments
+    )

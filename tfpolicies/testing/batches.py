@@ -19,11 +19,13 @@ from tfpolicies.policy.session import Memory
 from tfpolicies.testing.subject import ports_of, random_masks, with_masks
 
 
-def random_batch(policy: Policy, rows: int, *, length: int = 25, seed: int = 0) -> SampleBatch:
+def random_batch(
+    policy: Policy, rows: int, *, length: int = 25, seed: int = 0, explore: bool = True
+) -> SampleBatch:
     """Returns a batch to train on, as a sampler would give it for random observations.
 
     Trajectories of `length` steps (the last one may be shorter) end alternately by termination and
-    by truncation. The policy explores, keeps its memory from step to step, and postprocesses each
+    by truncation. The policy acts, keeps its memory from step to step, and postprocesses each
     trajectory. Acting counts as it does in a rollout: the generator and the time step move on.
 
     Args:
@@ -31,6 +33,7 @@ def random_batch(policy: Policy, rows: int, *, length: int = 25, seed: int = 0) 
         rows: of the batch, at least 1.
         length: of the trajectories.
         seed: of observations and rewards.
+        explore: sample or be greedy.
 
     Raises:
         UsageError: if `rows` or `length` is below 1.
@@ -51,7 +54,7 @@ def random_batch(policy: Policy, rows: int, *, length: int = 25, seed: int = 0) 
     length = min(length, rows)
     count = -(-rows // length)
     rewards = rng.standard_normal((count, length)).astype(np.float32)
-    columns = {**_acted(policy, rewards, rng), "rewards": rewards}
+    columns = {**_acted(policy, rewards, rng, explore), "rewards": rewards}
     pieces, left = [], rows
     for i in range(count):
         steps = min(length, left)
@@ -68,7 +71,9 @@ def random_batch(policy: Policy, rows: int, *, length: int = 25, seed: int = 0) 
     return concat_samples(pieces)  # type: ignore[return-value]
 
 
-def _acted(policy: Policy, rewards: np.ndarray, rng: np.random.Generator) -> dict[str, Any]:
+def _acted(
+    policy: Policy, rewards: np.ndarray, rng: np.random.Generator, explore: bool
+) -> dict[str, Any]:
     """Acts in N environments for T steps that earn `rewards` `[N, T]`; returns the columns."""
     count, length = rewards.shape
     ports, found = ports_of(policy), action_leaves(policy.action_space)
@@ -76,7 +81,7 @@ def _acted(policy: Policy, rewards: np.ndarray, rng: np.random.Generator) -> dic
     shown = with_masks(ports, shown, random_masks(ports, found, count * (length + 1), rng))
     memory, steps = Memory(policy, count), []
     for t in range(length):
-        _, columns = memory.act([leaf[:, t] for leaf in shown], explore=True)
+        _, columns = memory.act([leaf[:, t] for leaf in shown], explore=explore)
         memory.rewarded(rewards[:, t])
         steps.append({name: np.array(column) for name, column in columns.items()})
     stacked = {name: np.stack([step[name] for step in steps], axis=1) for name in steps[0]}

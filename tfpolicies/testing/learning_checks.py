@@ -92,12 +92,16 @@ def gradients(subject: Subject) -> str:
 
 
 def learner(subject: Subject) -> str:
-    """The learner computes for each row of a batch what acting computed when it was sampled."""
+    """The learner computes for each row of a batch what acting computed when it was sampled.
+
+    A noisy network acts with its mean weights for that.
+    """
     subject.needs_tf("a learner's view of a batch needs a Keras model")
     subject.needs_learning()
     policy = subject.twin()
     program, network = policy.program, policy.program.functions.network
-    batch = random_batch(policy, subject.rows, seed=subject.seed)
+    is_noisy = program.ports.noise_size > 0
+    batch = random_batch(policy, subject.rows, seed=subject.seed, explore=not is_noisy)
     if "action_dist_inputs" not in batch:
         raise NotApplicable("the batch has no action_dist_inputs")
     columns = tf.nest.map_structure(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -85,6 +86,23 @@ class Encoder:
             return post
         return [(n, self._config["fcnet_activation"]) for n in _ints(self._config, "")] + post
 
+    @property
+    def num_features(self) -> int:
+        """How many numbers a row has behind `hidden_layers`."""
+        hidden = self.hidden_layers
+        return hidden[-1][0] if hidden else sum(self._size(*each) for each in self._leaves)
+
+    def _size(self, leaf: Leaf, name: str) -> int:
+        """Returns how many numbers `_part` makes of a leaf."""
+        if name not in self._filters:
+            return math.prod(encoded_shape(leaf))
+        *padded, (channels, kernel, stride) = self._filters[name]
+        strides = [step for _, _, step in padded]
+        sides = zip(
+            _shrunk(_sides(leaf, self._config), strides), pair(kernel), pair(stride), strict=True
+        )
+        return channels * math.prod((side - size) // step + 1 for side, size, step in sides)
+
     def inputs(self) -> dict[str, Any]:
         """Returns a model's input for each leaf, by name."""
         return {
@@ -94,7 +112,7 @@ class Encoder:
 
     def model(self, inputs: dict[str, Any], outputs: Any, name: str) -> keras.Model:
         """Returns a model, which takes the only leaf of a space that is not nested as it is."""
-        is_nested = len(self._leaves) > 1 or bool(self._leaves[0][0].path)
+        is_nested = len(inputs) > 1 or bool(self._leaves[0][0].path)
         return keras.Model(inputs if is_nested else inputs["obs"], outputs, name=name)
 
     def joined(self, rows: Mapping[str, Any], tower: str = "") -> Any:
@@ -177,8 +195,7 @@ def filters_for(leaf: Leaf, name: str, config: Mapping[str, Any]) -> Sequence[An
             f"model={{'conv_filters': {_example(height, width)}}}, or [] to flatten images as "
             "vectors."
         )
-    for _, _, stride in filters[:-1]:
-        height, width = (-(-n // s) for n, s in zip((height, width), pair(stride), strict=True))
+    height, width = _shrunk((height, width), [stride for _, _, stride in filters[:-1]])
     kernel = pair(filters[-1][1])
     if kernel[0] > height or kernel[1] > width:
         raise ModelError(
@@ -242,6 +259,13 @@ def _say_it_is_flattened(name: str, shape: tuple[int, ...]) -> None:
         _known_sizes(),
         _example(*shape[:2]),
     )
+
+
+def _shrunk(sides: Sequence[int], strides: Sequence[Any]) -> list[int]:
+    """Returns what padded convolutions leave of the sides of an image."""
+    for stride in strides:
+        sides = [-(-n // s) for n, s in zip(sides, pair(stride), strict=True)]
+    return list(sides)
 
 
 def _known_sizes() -> str:

@@ -3,15 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import keras
 
 from tfpolicies.models.catalog.encoders import Encoder
 from tfpolicies.models.catalog.initializers import Kernels
+from tfpolicies.models.catalog.noisy import NoisyDense
+from tfpolicies.models.ports import NOISE
 from tfpolicies.models.spaces import Leaf, port_names
 
 _ACTIVATION = "relu"  # of the heads' hidden layers
+
+
+class QHeads(NamedTuple):
+    """What is behind the encoder of a Q-network; the settings of DQN have the same names."""
+
+    hiddens: tuple[int, ...]  # units of the hidden layers of each head; they are rectified
+    dueling: bool  # whether there are two heads
+    num_atoms: int  # of the distribution of each action's return; 1 for the value alone
+    noisy: bool  # whether the layers of the heads are noisy
+    sigma0: float  # how noisy they begin
+
+    @classmethod
+    def of(cls, static: Mapping[str, Any]) -> QHeads:
+        """Returns what settings say."""
+        return cls(**{name: static[name] for name in cls._fields})
+
+    def widths(self, num_actions: int) -> list[list[int]]:
+        """Returns the units of all layers of each head: the values or advantages, then V."""
+        outputs = [num_actions * self.num_atoms, self.num_atoms]
+        return [[*self.hiddens, units] for units in outputs[: 1 + self.dueling]]
+
+
+def q_noise_size(
+    space_leaves: Sequence[Leaf], num_actions: int, settings: Mapping[str, Any], heads: QHeads
+) -> int:
+    """Returns how many numbers of noise the model of `build_q_model` takes for each row.
+
+    These are, for each noisy layer, one per input and one per output.
+    """
+    if not heads.noisy:
+        return 0
+    width = _encoder(space_leaves, settings)[0].num_features
+    return sum(a + b for units in heads.widths(num_actions) for a, b in pairwise([width, *units]))
 
 
 def build_q_model(
@@ -19,36 +55,85 @@ def build_q_model(
     num_actions: int,
     settings: Mapping[str, Any],
     *,
-    hiddens: Sequence[int],
-    dueling: bool,
+    heads: QHeads,
 ) -> keras.Model:
     """Builds a model from encoded observations to action values `[B, num_actions]`.
 
     The encoder is the catalog's (convolutions for images, `fcnet_hiddens`). Behind it come the
     dense layers `q_1`, ... and `q_out`; or, if duelling, `advantage_1`, ... `advantage_out` (A) and
     `value_1`, ... `value_out` (V), joined to Q = V + A - mean(A): Wang et al. 2016
-    (arXiv:1511.06581), equation 9.
+    (arXiv:1511.06581), equation 9. With m atoms it gives their logits `[B, num_actions * m]`, those
+    of one action side by side, which are joined atom by atom. If noisy it also takes `noise`
+    `[B, q_noise_size]`, which gives the layers of the heads their columns in the order of their
+    names here.
 
     Args:
         space_leaves: the leaves of the observation space, without an action mask.
         num_actions: how many there are.
         settings: the complete `model` config.
-        hiddens: units of the hidden layers of each head; they are rectified.
-        dueling: whether there are two heads.
+        heads: what is behind the encoder.
     """
-    kernels = Kernels(ortho_init=settings["ortho_init"], seed=0)
-    encoder = Encoder(space_leaves, port_names(space_leaves, "obs"), settings, kernels)
+    encoder, kernels = _encoder(space_leaves, settings)
     inputs = encoder.inputs()
     features = encoder.fully_connected(encoder.joined(inputs), encoder.hidden_layers, "fc")
-    layers = [(units, _ACTIVATION) for units in hiddens]
+    size = q_noise_size(space_leaves, num_actions, settings, heads)
+    layers = _Layers(encoder)
+    if size:
+        inputs[NOISE] = keras.Input((size,), name=NOISE, dtype="float32")
+        layers = _NoisyLayers(encoder, kernels, heads.sigma0, inputs[NOISE])
+    names = [("advantage", "action"), ("value", "value")] if heads.dueling else [("q", "action")]
+    outputs = [
+        layers.head(features, *named, units)
+        for named, units in zip(names, heads.widths(num_actions), strict=True)
+    ]
+    values = outputs[0] if len(outputs) == 1 else _joined(outputs[0], outputs[1], num_actions)
+    return encoder.model(inputs, values, "q_network")
 
-    def head(name: str, units: int, role: str) -> Any:
-        hidden = encoder.fully_connected(features, layers, name)
-        return encoder.dense(hidden, units, f"{name}_out", role)
 
-    if dueling:
-        advantage, value = head("advantage", num_actions, "action"), head("value", 1, "value")
-        outputs = value + (advantage - keras.ops.mean(advantage, axis=-1, keepdims=True))
-    else:
-        outputs = head("q", num_actions, "action")
-    return encoder.model(inputs, outputs, "q_network")
+def _encoder(space_leaves: Sequence[Leaf], settings: Mapping[str, Any]) -> tuple[Encoder, Kernels]:
+    kernels = Kernels(ortho_init=settings["ortho_init"], seed=0)
+    return Encoder(space_leaves, port_names(space_leaves, "obs"), settings, kernels), kernels
+
+
+def _joined(advantage: Any, value: Any, num_actions: int) -> Any:
+    """Returns V + A - mean(A), atom by atom."""
+    width, atoms = advantage.shape[-1], value.shape[-1]
+    if atoms > 1:
+        advantage = keras.ops.reshape(advantage, (-1, num_actions, atoms))
+        value = keras.ops.reshape(value, (-1, 1, atoms))
+    joined = value + (advantage - keras.ops.mean(advantage, axis=1, keepdims=True))
+    return keras.ops.reshape(joined, (-1, width)) if atoms > 1 else joined
+
+
+class _Layers:
+    """Puts dense layers behind features."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self._encoder = encoder
+
+    def head(self, x: Any, prefix: str, role: str, widths: Sequence[int]) -> Any:
+        """Puts `<prefix>_1`, ... and the linear `<prefix>_out` behind `x`."""
+        for i, units in enumerate(widths[:-1], start=1):
+            x = self.dense(x, units, f"{prefix}_{i}", "hidden", _ACTIVATION)
+        return self.dense(x, widths[-1], f"{prefix}_out", role)
+
+    def dense(self, x: Any, units: int, name: str, role: str, activation: Any = None) -> Any:
+        """Puts one layer behind `x`; its role decides about the fresh weights."""
+        return self._encoder.dense(x, units, name, role, activation)
+
+
+class _NoisyLayers(_Layers):
+    """Puts noisy layers behind features; each takes the next columns of the noise."""
+
+    def __init__(self, encoder: Encoder, kernels: Kernels, sigma0: float, noise: Any) -> None:
+        super().__init__(encoder)
+        self._kernels = kernels
+        self._sigma0 = sigma0
+        self._noise = noise
+        self._taken = 0
+
+    def dense(self, x: Any, units: int, name: str, role: str, activation: Any = None) -> Any:
+        first, self._taken = self._taken, self._taken + x.shape[-1] + units
+        kernel = self._kernels.dense(role)
+        layer = NoisyDense(units, self._sigma0, activation, kernel, name=name)
+        return layer([x, self._noise[:, first : self._taken]])

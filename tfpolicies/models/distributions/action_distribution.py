@@ -104,8 +104,21 @@ class ActionDistribution:
 
     @cached_property
     def num_inputs(self) -> int:
-        """How many numbers a model must compute per row."""
+        """How many numbers the distribution of a row is made of."""
         return sum(self._input_sizes)
+
+    @property
+    def num_outputs(self) -> int:
+        """How many numbers a model must compute per row."""
+        return self.num_inputs
+
+    def inputs_of(self, outputs: tf.Tensor) -> tf.Tensor:
+        """Returns inputs `[B, num_inputs]`, given what a model computes and a mask leaves.
+
+        Args:
+            outputs: `[B, num_outputs]` float32; here they are the inputs.
+        """
+        return outputs
 
     @cached_property
     def noise_blocks(self) -> noise.NoiseBlocks:

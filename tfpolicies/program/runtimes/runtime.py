@@ -439,6 +439,8 @@ def _along(functions: ProgramFunctions) -> dict[str, tf.TensorSpec]:
     if spec.noise_size:
         steps = [spec.time_steps] if functions.network.ports.is_recurrent else []
         found["noise"] = tf.TensorSpec([None, None, *steps, spec.noise_size], tf.float32)
+    if spec.update_noise_size:
+        found["update_noise"] = tf.TensorSpec([None, spec.update_noise_size], tf.float32)
     return found
 
 

@@ -1,0 +1,246 @@
+"""What replayed rows are: true transitions, to the last of each episode, whatever resets it."""
+
+import sys
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from environments import MODES, CountingEnv, counting_creator
+from gymnasium import spaces
+from multi_agent_worlds import World, flags
+
+from tfpolicies import DQNConfig, DQNTF2Policy
+from tfpolicies.config.callbacks import DefaultCallbacks
+from tfpolicies.rollout.rollout_worker import RolloutWorker
+
+pytestmark = pytest.mark.usefixtures("kept_programs")
+
+
+def tiny(env, *, fragment=4, envs=3, **training):
+    settings = {
+        "model": {"fcnet_hiddens": [4]},
+        "hiddens": [],
+        "gamma": 0.5,
+        "num_steps_sampled_before_learning_starts": 10**6,
+        "store_buffer_in_checkpoints": True,
+        "replay_buffer_config": {"capacity": 500},
+        **training,
+    }
+    return (
+        DQNConfig()
+        .environment(env)
+        .rollouts(num_envs_per_worker=envs, rollout_fragment_length=fragment)
+        .training(**settings)
+        .framework(inference="tf", jit_compile=False)
+        .reporting(min_sample_timesteps_per_iteration=0)
+        .debugging(seed=4, log_level="ERROR")
+    )
+
+
+def replayed(algorithm, steps, policy_id="default_policy"):
+    """Returns all rows that are in the buffer after some training steps, each many times."""
+    for _ in range(steps):
+        algorithm.training_step()
+    return algorithm.replay_buffer.sample(3000, policy_id)
+
+
+def distinct(batch, *names):
+    """Returns the distinct rows of some columns, sorted, as tuples of numbers."""
+    parts = [np.asarray(batch[name], np.float64).reshape(batch.count, -1) for name in names]
+    return sorted({tuple(row) for row in np.concatenate(parts, 1).tolist()})
+
+
+# -- final observations ---------------------------------------------------------------------------
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_the_last_row_of_an_episode_reaches_its_final_observation(mode, n_step):
+    lengths = (4, 1, 6)
+    env = counting_creator(mode, 3, lengths)
+    algorithm = tiny(env, n_step=n_step).build()
+    batch = replayed(algorithm, 9)
+    ends = 0
+    for obs, new_obs, terminated in distinct_transitions(batch):
+        number, episode, now = obs
+        game = CountingEnv(int(number), lengths)
+        length = game.length(int(episode))
+        assert new_obs == (number, episode, min(now + n_step, length))
+        ended = new_obs[2] == length
+        assert terminated == (ended and not game.truncates(int(episode)))
+        ends += ended and not terminated
+    assert ends >= 5 * n_step  # rows that reach the end of truncated episodes
+    algorithm.stop()
+
+
+def distinct_transitions(batch):
+    for row in distinct(batch, "obs", "new_obs", "terminateds"):
+        yield row[:3], row[3:6], bool(row[6])
+
+
+if sys.version_info >= (3, 11):  # older ones have no EnvPool wheel
+
+    @pytest.mark.filterwarnings("ignore:.*precision lowered:UserWarning")
+    @pytest.mark.filterwarnings("ignore:EnvPool seeds are fixed:UserWarning")
+    def test_envpools_truncated_episodes_reach_their_final_observations():
+        envpool = pytest.importorskip("envpool")
+
+        def poles(context):
+            return envpool.make(
+                "CartPole-v1", env_type="gymnasium", num_envs=3, seed=1, max_episode_steps=4
+            )
+
+        algorithm = tiny(poles).build()
+        batch = replayed(algorithm, 10)
+        moved = batch["obs"][:, [0, 2]] + 0.02 * batch["obs"][:, [1, 3]]  # by velocities
+        np.testing.assert_allclose(batch["new_obs"][:, [0, 2]], moved, atol=1e-6)
+        assert not batch["terminateds"].any()
+        starts = np.abs(batch["new_obs"]).max(1) <= 0.05
+        assert not starts.all()
+        algorithm.stop()
+
+
+# -- n-step sums across the borders of fragments --------------------------------------------------
+
+
+class Ramp(gym.Env):
+    """Episodes of seven steps, then truncated; step t observes t and earns t + 1."""
+
+    observation_space = spaces.Box(0.0, 10.0, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.now = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.now += 1
+        return np.full(1, self.now, np.float32), float(self.now), False, self.now == 7, {}
+
+    def get_state(self):
+        return {"now": self.now}
+
+    def set_state(self, state):
+        self.now = state["now"]
+
+
+# gamma 0.5: 1 + 2/2 + 3/4 and so on; (obs, sum, steps in it, reached)
+THREE_STEPS = [
+    (0.0, 2.75, 3.0, 3.0),
+    (1.0, 4.5, 3.0, 4.0),
+    (2.0, 6.25, 3.0, 5.0),
+    (3.0, 8.0, 3.0, 6.0),
+    (4.0, 9.75, 3.0, 7.0),
+    (5.0, 9.5, 2.0, 7.0),
+    (6.0, 7.0, 1.0, 7.0),
+]
+COLUMNS = ("obs", "rewards", "n_steps", "new_obs")
+
+
+def ramp(context):
+    return Ramp()
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("envs", [1, 2])
+def test_sums_go_on_across_the_borders_of_fragments(envs):
+    algorithm = tiny(ramp, fragment=3, envs=envs, n_step=3).build()
+    added = []
+    for _ in range(7):
+        batch = replayed(algorithm, 1)
+        added.append(algorithm.replay_buffer.num_added // envs)
+    assert distinct(batch, *COLUMNS) == THREE_STEPS
+    assert added == [1, 4, 7, 10, 14, 16, 21]  # but for two rows of a running episode
+    assert algorithm.counters["num_env_steps_sampled"] == 21 * envs
+    algorithm.stop()
+
+
+def test_rows_that_wait_are_in_checkpoints(tmp_path):
+    config = tiny(ramp, fragment=3, envs=2, n_step=3)
+    algorithm = config.build()
+    replayed(algorithm, 3)
+    algorithm.save(tmp_path)
+    restored = config.copy(copy_frozen=False).build()
+    restored.restore(tmp_path)
+    one, other = replayed(algorithm, 2), replayed(restored, 2)
+    for name in one:
+        np.testing.assert_array_equal(one[name], other[name])
+    assert distinct(other, *COLUMNS) == THREE_STEPS
+    for each in (algorithm, restored):
+        each.stop()
+
+
+def test_fragments_may_be_shorter_than_the_sums():
+    config = tiny(ramp, fragment=1, n_step=3)
+    worker = RolloutWorker(env_creator=ramp, default_policy_class=DQNTF2Policy, config=config)
+    batches = [worker.sample() for _ in range(16)]
+    assert [batch.count // 3 for batch in batches[:8]] == [0, 0, 1, 1, 1, 1, 3, 0]
+    rows = [row for batch in batches if batch.count for row in distinct(batch, *COLUMNS)]
+    assert sorted(set(rows)) == THREE_STEPS
+    worker.stop()
+
+
+def test_callbacks_see_each_row_once_and_whole():
+    seen = []
+
+    class Watching(DefaultCallbacks):
+        def on_postprocess_trajectory(self, *, postprocessed_batch, **kwargs):
+            seen.append(postprocessed_batch)
+
+    algorithm = tiny(ramp, fragment=3, envs=2, n_step=3).callbacks(Watching).build()
+    replayed(algorithm, 7)
+    assert sum(batch.count for batch in seen) == 2 * 21
+    assert {row for batch in seen for row in distinct(batch, *COLUMNS)} == set(THREE_STEPS)
+    algorithm.stop()
+
+
+class Two(World):
+    """Agent "a" earns t + 1 in step t of seven; "b" ten times that, but leaves after five."""
+
+    def play(self, actions):
+        earned = float(self.now)
+        rewards = {"a": earned, "b": 10 * earned}
+        over = {"b": True} if self.now == 5 else {}
+        agents = [x for x in "ab" if x in actions]
+        given = {agent: rewards[agent] for agent in agents}
+        return self.obs(*agents), given, flags(self.now == 7, **over), flags(), {}
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("fragment", [3, 4])
+def test_sums_of_several_agents_go_on_for_each_alone(fragment):
+    config = tiny(lambda context: Two(), fragment=fragment, envs=2, n_step=3)
+    config.multi_agent(policies={"p"}, policy_mapping_fn=lambda agent, *args, **kwargs: "p")
+    algorithm = config.build()
+    batch = replayed(algorithm, 10, "p")
+    rows = distinct(batch, *COLUMNS)
+    mine = {(row[0], row[2], *row[3:5], row[7]) for row in rows}  # agent, time, sum, steps, reached
+    alone = {(0.0, *row) for row in THREE_STEPS}
+    other = {
+        (1.0, 0.0, 27.5, 3.0, 3.0),
+        (1.0, 1.0, 45.0, 3.0, 4.0),
+        (1.0, 2.0, 62.5, 3.0, 5.0),
+        (1.0, 3.0, 65.0, 2.0, 5.0),  # 40 + 50 / 2
+        (1.0, 4.0, 50.0, 1.0, 5.0),
+    }
+    assert mine == alone | other
+    for row in rows:  # nothing reaches into another episode or another agent
+        assert row[:2] == row[5:7]
+    algorithm.stop()
+
+
+class Sometimes(Ramp):
+    """A ramp that says in steps 3 to 5 not to learn from them."""
+
+    def step(self, action):
+        *found, _ = super().step(action)
+        return *found, {"training_enabled": not 3 <= self.now <= 5}
+
+
+def test_rows_whose_next_ones_must_not_be_learned_from_wait_no_longer():
+    algorithm = tiny(lambda context: Sometimes(), fragment=3, envs=1, n_step=3).build()
+    batch = replayed(algorithm, 14)
+    assert set(distinct(batch, *COLUMNS)) <= set(THREE_STEPS)
+    algorithm.stop()

@@ -1,0 +1,527 @@
+"""Settings that learn, by algorithm and environment: data alone; `tuned.py` is the door to it.
+
+Each entry names its source, how many environment steps that trains for, the mean return it reports,
+and where the settings differ from it. `docs/tuned.md` shows all of them.
+
+RL Baselines3 Zoo means release 2.9.0a2: `hyperparams/<algorithm>.yml` for the settings and
+`benchmark.md` for the returns. What an entry of the Zoo leaves out has Stable-Baselines3's default;
+those defaults are the `_PPO`, `_A2C`, `_DQN`, `_SAC`, `_TD3` and `_DDPG` below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+Settings = Mapping[str, Any]
+
+
+class Tuned(NamedTuple):
+    """Settings for one algorithm in one environment.
+
+    Attributes:
+        settings: of the algorithm's config, by name.
+        source: the file or paper they are from.
+        steps: environment steps that the source trains for.
+        threshold: the mean return of an episode that the source reports after them; None if it
+            reports none.
+        deviations: how the settings differ from the source, each in a few words.
+    """
+
+    settings: Settings
+    source: str
+    steps: int
+    threshold: float | None = None
+    deviations: tuple[str, ...] = ()
+
+
+TUNED: dict[tuple[str, str], Tuned] = {}
+"""By the algorithm's name and the environment's registered name."""
+
+_ZOO = "RL Baselines3 Zoo 2.9.0a2, hyperparams/{}.yml"
+_ALL = {
+    "PPO": (
+        "advantages are standardised over the train batch, not over each minibatch",
+        "the clip range is constant",
+    ),
+    "A2C": (),
+    "DQN": (),
+    "SAC": ("Huber loss of the critics, not the square",),
+    "TD3": ("actor and critics are updated from the same weights, not one behind the other",),
+    "DDPG": ("actor and critic are updated from the same weights, not one behind the other",),
+}
+_CONSTANT = "the learning rate is constant"
+_NO_SDE = "each step has noise of its own, not gSDE's"
+
+
+def _merged(*parts: Settings) -> dict[str, Any]:
+    """Returns settings of which later parts override earlier ones, dicts key by key."""
+    found: dict[str, Any] = {}
+    for part in parts:
+        for name, value in part.items():
+            found[name] = {**found.get(name, {}), **value} if isinstance(value, Mapping) else value
+    return found
+
+
+def _lin(rate: float, steps: float) -> Settings:
+    """Returns a learning rate that falls linearly to 0."""
+    return {"lr": rate, "lr_schedule": [[0, rate], [int(steps), 0.0]]}
+
+
+def _epsilon(steps: int, final: float) -> Settings:
+    kind = {"type": "EpsilonGreedy", "initial_epsilon": 1.0, "final_epsilon": final}
+    return {"exploration_config": {**kind, "epsilon_timesteps": steps}}
+
+
+def _starts(steps: int, kind: Settings) -> Settings:
+    """Returns when learning starts: before, actions are drawn uniformly."""
+    return {
+        "num_steps_sampled_before_learning_starts": steps,
+        "exploration_config": {**kind, "random_timesteps": steps},
+    }
+
+
+def _replay(capacity: int) -> Settings:
+    buffer = {"type": "MultiAgentReplayBuffer", "capacity": capacity}
+    return {"replay_buffer_config": buffer}
+
+
+def _zoo(
+    algo: str, env: str, settings: Settings, steps: float, threshold: float | None, *deviates: str
+) -> None:
+    """Adds an entry of the Zoo; a name of the environment with `|` has several versions."""
+    source = _ZOO.format(algo.lower())
+    name, _, versions = env.partition("|")
+    entry = Tuned(settings, source, int(steps), threshold, (*_ALL[algo], *deviates))
+    for each in versions.split("|") if versions else [""]:
+        TUNED[algo, name + each] = entry
+
+
+_NORMALISED = {"observation_filter": "MeanStdFilter", "reward_filter": "ReturnStdFilter"}
+_GAUSSIAN = {"model": {"free_log_std": True}}
+_STOCHASTIC = {"type": "StochasticSampling"}
+_NORMAL = {
+    "type": "GaussianNoise",
+    "stddev": 0.1,
+    "initial_scale": 1.0,
+    "final_scale": 1.0,
+    "scale_timesteps": 1,
+}
+_WANDERING = {  # Ornstein-Uhlenbeck: theta 0.15, sigma 0.5 and steps of 0.01 seconds
+    "type": "OrnsteinUhlenbeckNoise",
+    "ou_base_scale": 0.5,
+    "ou_theta": 0.0015,
+    "ou_sigma": 0.05,
+    "initial_scale": 1.0,
+    "final_scale": 1.0,
+    "scale_timesteps": 1,
+}
+_OLDER = "the return is that of the environment's version {}"
+_MUJOCO = "|-v4|-v5"
+
+# -- PPO --------------------------------------------------------------------------------------
+
+_PPO: Settings = {
+    "num_envs_per_worker": 1,
+    "train_batch_size": 2048,
+    "sgd_minibatch_size": 64,
+    "num_sgd_iter": 10,
+    "lr": 3e-4,
+    "gamma": 0.99,
+    "lambda": 0.95,
+    "clip_param": 0.2,
+    "kl_coeff": 0.0,
+    "entropy_coeff": 0.0,
+    "vf_loss_coeff": 0.5,
+    "vf_clip_param": float("inf"),
+    "grad_clip": 0.5,
+    "optimizer": {"type": "adam", "epsilon": 1e-5},
+    "model": {"fcnet_hiddens": [64, 64], "ortho_init": True},
+}
+
+
+def _ppo(envs: int, steps_each: int, **changes: Any) -> dict[str, Any]:
+    """Returns settings of PPO for a batch of some steps of each environment."""
+    sizes = {"num_envs_per_worker": envs, "train_batch_size": envs * steps_each}
+    renamed = {name.rstrip("_"): value for name, value in changes.items()}
+    return _merged(_PPO, sizes, renamed)
+
+
+_zoo(
+    "PPO",
+    "CartPole-v1",
+    {
+        "num_envs_per_worker": 8,
+        "train_batch_size": 256,
+        "sgd_minibatch_size": 256,
+        "num_sgd_iter": 20,
+        "lr": 1e-3,
+        "gamma": 0.98,
+        "lambda": 0.8,
+        "clip_param": 0.2,
+        "kl_coeff": 0.0,
+        "vf_loss_coeff": 0.5,
+        "vf_clip_param": float("inf"),
+        "grad_clip": 0.5,
+        "model": {"fcnet_hiddens": [64, 64]},
+    },
+    1e5,
+    500.0,
+    _CONSTANT,
+    "weights begin as normalised columns, not orthogonal; Adam's epsilon is 1e-7",
+)
+_zoo(
+    "PPO",
+    "Acrobot-v1",
+    _merged(_ppo(16, 256, num_sgd_iter=4, lambda_=0.94), _NORMALISED),
+    1e6,
+    -73.506,
+)
+_zoo(
+    "PPO",
+    "MountainCar-v0",
+    _merged(_ppo(16, 16, num_sgd_iter=4, lambda_=0.98), _NORMALISED),
+    1e6,
+    -110.423,
+)
+for _env, _return in (("LunarLander", 242.119), ("LunarLanderContinuous", 270.863)):
+    _shape = _GAUSSIAN if _env.endswith("Continuous") else {}
+    _zoo(
+        "PPO",
+        f"{_env}-v3",
+        _merged(
+            _ppo(16, 1024, num_sgd_iter=4, gamma=0.999, lambda_=0.98, entropy_coeff=0.01), _shape
+        ),
+        1e6,
+        _return,
+        _OLDER.format("v2"),
+    )
+_zoo(
+    "PPO",
+    "BipedalWalker-v3",
+    _merged(_ppo(32, 2048, gamma=0.999, clip_param=0.18), _GAUSSIAN, _NORMALISED),
+    5e6,
+    287.939,
+)
+_zoo(
+    "PPO",
+    "Pendulum-v1",
+    _merged(_ppo(4, 1024, gamma=0.9, lr=1e-3), _GAUSSIAN),
+    1e5,
+    -172.225,
+    _NO_SDE,
+)
+
+_DEEP = {"model": {"fcnet_hiddens": [256, 256], "fcnet_activation": "relu", "ortho_init": False}}
+_PPO_MUJOCO: dict[str, tuple[float, Settings, Settings]] = {
+    "HalfCheetah": (
+        5819.099,
+        _DEEP,
+        {
+            "gamma": 0.98,
+            "lr": 2.0633e-05,
+            "entropy_coeff": 0.000401762,
+            "clip_param": 0.1,
+            "num_sgd_iter": 20,
+            "lambda": 0.92,
+            "grad_clip": 0.8,
+            "vf_loss_coeff": 0.58096,
+        },
+    ),
+    "Hopper": (
+        2410.435,
+        _DEEP,
+        {
+            "sgd_minibatch_size": 32,
+            "gamma": 0.999,
+            "lr": 9.80828e-05,
+            "entropy_coeff": 0.00229519,
+            "num_sgd_iter": 5,
+            "lambda": 0.99,
+            "grad_clip": 0.7,
+            "vf_loss_coeff": 0.835671,
+        },
+    ),
+    "Walker2d": (
+        3478.798,
+        {},
+        {
+            "sgd_minibatch_size": 32,
+            "lr": 5.05041e-05,
+            "entropy_coeff": 0.000585045,
+            "clip_param": 0.1,
+            "num_sgd_iter": 20,
+            "grad_clip": 1.0,
+            "vf_loss_coeff": 0.871923,
+        },
+    ),
+    "Ant": (1327.158, {}, {"train_batch_size": 2048}),
+}
+for _env, (_return, _model, _own) in _PPO_MUJOCO.items():
+    _zoo(
+        "PPO",
+        _env + _MUJOCO,
+        _merged(_PPO, {"train_batch_size": 512}, _GAUSSIAN, _NORMALISED, _model, _own),
+        1e6,
+        _return,
+        _OLDER.format("v3"),
+    )
+
+_NATURE = {
+    "conv_filters": [[32, 8, 4], [64, 4, 2], [64, 3, 1]],
+    "post_fcnet_hiddens": [512],
+}
+_ATARI = {
+    "clip_rewards": True,
+    "env_config": {"stack_num": 4, "frame_skip": 4, "noop_max": 30, "use_fire_reset": True},
+}
+_LIVES = "an episode ends with the game, not with a life"
+_FIRST_LAYERS = "the first two convolutions are padded"
+for _env, _ppo_return, _dqn_return in (("Pong", 20.989, 20.602), ("Breakout", 398.033, 358.327)):
+    _zoo(
+        "PPO",
+        f"envpool:{_env}-v5",
+        _merged(
+            _ppo(8, 128, sgd_minibatch_size=256, num_sgd_iter=4, clip_param=0.1),
+            _lin(2.5e-4, 1e7),
+            {"entropy_coeff": 0.01},
+            _ATARI,
+            {"model": {**_NATURE, "vf_share_layers": True}},
+        ),
+        1e7,
+        _ppo_return,
+        _FIRST_LAYERS,
+    )
+
+# -- A2C --------------------------------------------------------------------------------------
+
+_A2C: Settings = {
+    "num_envs_per_worker": 1,
+    "rollout_fragment_length": 5,
+    "train_batch_size": 5,
+    "lr": 7e-4,
+    "gamma": 0.99,
+    "lambda": 1.0,
+    "entropy_coeff": 0.0,
+    "vf_loss_coeff": 1.0,  # of half the square
+    "grad_clip": 0.5,
+    # Keras adds epsilon under the root, to the mean square
+    "optimizer": {"type": "rmsprop", "rho": 0.99, "epsilon": 1e-10},
+    "model": {"fcnet_hiddens": [64, 64], "vf_share_layers": False, "ortho_init": True},
+}
+
+
+def _a2c(envs: int, **changes: Any) -> dict[str, Any]:
+    sizes = {"num_envs_per_worker": envs, "train_batch_size": 5 * envs}
+    return _merged(_A2C, sizes, changes)
+
+
+_zoo("A2C", "CartPole-v1", _a2c(8), 5e5, 500.0)
+_zoo("A2C", "Acrobot-v1", _merged(_a2c(16), _NORMALISED), 5e5, -83.353)
+_zoo("A2C", "MountainCar-v0", _merged(_a2c(16), _NORMALISED), 1e6, -111.263)
+_zoo(
+    "A2C",
+    "LunarLander-v3",
+    _merged(_a2c(8, gamma=0.995, entropy_coeff=1e-5), _lin(8.3e-4, 2e5)),
+    2e5,
+    155.751,
+    _OLDER.format("v2"),
+)
+
+# -- DQN --------------------------------------------------------------------------------------
+
+_DQN: Settings = {
+    "num_envs_per_worker": 1,
+    "gamma": 0.99,
+    "tau": 1.0,
+    "double_q": False,
+    "dueling": False,
+    "hiddens": [],
+    "td_error_loss_fn": "huber",
+    "grad_clip": 10.0,
+    "grad_clip_by": "global_norm",
+    "model": {"fcnet_hiddens": [256, 256], "fcnet_activation": "relu"},
+}
+
+
+def _dqn(steps: int, updates: int, rows: int, **changes: Any) -> dict[str, Any]:
+    """Returns settings of DQN for some updates of some rows each behind some steps."""
+    each = {
+        "rollout_fragment_length": steps,
+        "train_batch_size": rows,
+        "training_intensity": updates * rows / steps,
+    }
+    return _merged(_DQN, each, changes)
+
+
+_zoo(
+    "DQN",
+    "CartPole-v1",
+    _merged(
+        _dqn(256, 128, 64, lr=2.3e-3, target_network_update_freq=256),
+        {"num_steps_sampled_before_learning_starts": 1000},
+        _replay(100_000),
+        _epsilon(8000, 0.04),
+    ),
+    5e4,
+    500.0,
+    "the target moves once for 256 steps, which is when it changes there, too",
+)
+_zoo(
+    "DQN",
+    "MountainCar-v0",
+    _merged(
+        _dqn(16, 8, 128, lr=4e-3, gamma=0.98, target_network_update_freq=600),
+        {"num_steps_sampled_before_learning_starts": 1000},
+        _replay(10_000),
+        _epsilon(24_000, 0.07),
+    ),
+    1.2e5,
+    -100.849,
+)
+for _env, _return, _told in (
+    ("Acrobot-v1", -76.639, ()),
+    ("LunarLander-v3", 154.382, (_OLDER.format("v2"),)),
+):
+    _zoo(
+        "DQN",
+        _env,
+        _merged(
+            _dqn(4, 4, 128, lr=6.3e-4, target_network_update_freq=250),
+            {"num_steps_sampled_before_learning_starts": 128},
+            _replay(50_000),
+            _epsilon(12_000, 0.1),
+        ),
+        1e5,
+        _return,
+        "learning starts with the first whole minibatch",
+        *_told,
+    )
+for _env, _return in (("Pong", 20.602), ("Breakout", 358.327)):
+    _zoo(
+        "DQN",
+        f"envpool:{_env}-v5",
+        _merged(
+            _dqn(1, 2, 32, lr=1e-4, target_network_update_freq=1000),
+            {"num_envs_per_worker": 8, "training_intensity": 8.0},
+            {"num_steps_sampled_before_learning_starts": 100_000},
+            _replay(100_000),
+            _epsilon(1_000_000, 0.01),
+            _ATARI,
+            {"model": {**_NATURE}},
+        ),
+        1e7,
+        _return,
+        "8 environments step together, with two updates for 8 steps: as many as there",
+        _FIRST_LAYERS,
+    )
+
+_MINATAR = Tuned(
+    _merged(
+        _dqn(1, 1, 32, lr=2.5e-4, target_network_update_freq=1000),
+        {
+            "grad_clip": None,
+            # Keras adds epsilon under the root: the square of the paper's 0.01
+            "optimizer": {"type": "rmsprop", "rho": 0.95, "epsilon": 1e-4, "centered": True},
+            "model": {"conv_filters": [[16, 3, 1]], "post_fcnet_hiddens": [128]},
+            "num_steps_sampled_before_learning_starts": 5000,
+        },
+        _replay(100_000),
+        _epsilon(100_000, 0.1),
+    ),
+    "Young and Tian 2019 (arXiv:1903.03176), section 3 and table 1",
+    5_000_000,
+    deviations=("random actions before learning starts are those of a falling epsilon",),
+)
+for _game in ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders"):
+    TUNED["DQN", f"MinAtar/{_game}-v0"] = _MINATAR
+    TUNED["DQN", f"MinAtar/{_game}-v1"] = _MINATAR._replace(
+        deviations=(*_MINATAR.deviations, "only the actions that the game knows")
+    )
+
+# -- SAC, TD3 and DDPG ------------------------------------------------------------------------
+
+_CRITIC = {"fcnet_hiddens": [256, 256]}
+_SAC: Settings = {
+    "num_envs_per_worker": 1,
+    "train_batch_size": 256,
+    "lr": 3e-4,
+    "gamma": 0.99,
+    "tau": 0.005,
+    "model": {"fcnet_hiddens": [256, 256]},
+    "q_model_config": _CRITIC,
+}
+_WIDE = {
+    "model": {"fcnet_hiddens": [400, 300]},
+    "q_model_config": {"fcnet_hiddens": [400, 300]},
+}
+
+
+def _sac(starts: int, capacity: int = 1_000_000, **changes: Any) -> dict[str, Any]:
+    return _merged(_SAC, _starts(starts, _STOCHASTIC), _replay(capacity), changes)
+
+
+_zoo("SAC", "Pendulum-v1", _sac(100, lr=1e-3), 2e4, -156.995)
+_zoo(
+    "SAC",
+    "LunarLanderContinuous-v3",
+    _merged(_sac(10_000, tau=0.01), _lin(7.3e-4, 5e5), _WIDE),
+    5e5,
+    260.39,
+    _OLDER.format("v2"),
+)
+_zoo(
+    "SAC",
+    "BipedalWalker-v3",
+    _merged(_sac(10_000, 300_000, lr=7.3e-4, gamma=0.98, tau=0.02), _WIDE),
+    5e5,
+    297.668,
+    _NO_SDE,
+    "one update behind each step, not 64 behind 64 steps",
+)
+_CONTROL = {
+    "HalfCheetah": (9535.451, 9655.666),
+    "Hopper": (2325.547, 3606.39),
+    "Walker2d": (3863.203, 4717.823),
+    "Ant": (4615.791, 5813.274),
+}
+for _env, (_return, _) in _CONTROL.items():
+    _zoo("SAC", _env + _MUJOCO, _sac(10_000), 1e6, _return, _OLDER.format("v3"))
+
+_TD3: Settings = {
+    "num_envs_per_worker": 1,
+    "train_batch_size": 256,
+    "lr": 1e-3,
+    "gamma": 0.99,
+    "tau": 0.005,
+    "actor_hiddens": [400, 300],
+    "critic_hiddens": [400, 300],
+}
+_DDPG = {**_TD3, "l2_reg": 0.0}
+
+
+def _deterministic(
+    base: Settings, starts: int, capacity: int, noise: Settings, **changes: Any
+) -> dict[str, Any]:
+    return _merged(base, _starts(starts, noise), _replay(capacity), changes)
+
+
+for _algo, _base, _returns in (
+    ("TD3", _TD3, (-151.855, 207.451, 305.99, 93.483)),
+    ("DDPG", _DDPG, (-152.099, 230.217, 197.486, 93.512)),
+):
+    _short = _deterministic(_base, 10_000, 200_000, _NORMAL, gamma=0.98)
+    _zoo(_algo, "Pendulum-v1", _short, 2e4, _returns[0])
+    _zoo(_algo, "LunarLanderContinuous-v3", _short, 3e5, _returns[1], _OLDER.format("v2"))
+    _zoo(_algo, "BipedalWalker-v3", _short, 1e6, _returns[2])
+    _far = _deterministic(_base, 100, 1_000_000, _WANDERING)
+    _zoo(_algo, "MountainCarContinuous-v0", _far, 3e5, _returns[3])
+for _env, (_, _return) in _CONTROL.items():
+    _zoo(
+        "TD3",
+        _env + _MUJOCO,
+        _deterministic(_TD3, 10_000, 1_000_000, _NORMAL),
+        1e6,
+        _return,
+        _OLDER.format("v3"),
+    )

@@ -1,0 +1,111 @@
+"""Where the arrays of buffers lie: in memory up to a size, beyond it in files without a name.
+
+A file of that kind is gone when its arrays are, however the process ends: it has a name at no time,
+or loses it at once. Its space is taken when it is made, since a disk that is full would otherwise
+end the process at the first write.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import tempfile
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfpolicies.errors import ConfigError
+from tfpolicies.system.memory import available_memory, readable_size
+
+_LARGE_FILES = Path("/var/tmp")  # /tmp is often memory
+
+
+class Room:
+    """The space of one buffer, or of several together.
+
+    Args:
+        memory_limit_bytes: what is beyond lies in files; None takes half of the memory that is
+            available when the first array is made.
+        storage_path: the folder of the files; None takes that of the environment variable
+            `TMPDIR`, or /var/tmp, or that of temporary files.
+
+    Raises:
+        ConfigError: if the limit is no whole number from 0, or the path no folder.
+
+    >>> room = Room(memory_limit_bytes=100)
+    >>> arrays = [room.array((8,), np.float64), room.array((8,), np.float64)]
+    >>> room.bytes_in_memory, room.bytes_in_files
+    (64, 64)
+    """
+
+    def __init__(
+        self, memory_limit_bytes: int | None = None, storage_path: str | Path | None = None
+    ) -> None:
+        check_room(memory_limit_bytes, storage_path)
+        self._limit = memory_limit_bytes
+        self._folder = storage_path
+        self.bytes_in_memory = 0
+        self.bytes_in_files = 0
+
+    def array(self, shape: Sequence[int], dtype: np.dtype | type) -> np.ndarray:
+        """Returns an array of any content.
+
+        Raises:
+            ConfigError: if there is neither memory nor space on the disk for it.
+        """
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        if self._limit is None:
+            available = available_memory()
+            self._limit = available // 2 if available is not None else 2**63
+        in_memory = self.bytes_in_memory + size <= self._limit
+        try:
+            made = np.empty(shape, dtype) if in_memory else self._mapped(shape, dtype, size)
+        except (MemoryError, ValueError, OverflowError, OSError) as error:
+            raise ConfigError(
+                f"A replay buffer needs {readable_size(size)} more, but there is no room for "
+                f"it{'' if in_memory else f' in {self._place()!r}'}: {error}. Make its capacity "
+                "smaller, or set its storage_path to a folder with more space."
+            ) from error
+        self._count(size, in_memory)
+        weakref.finalize(made, self._count, -size, in_memory)
+        return made
+
+    def _count(self, size: int, in_memory: bool) -> None:
+        if in_memory:
+            self.bytes_in_memory += size
+        else:
+            self.bytes_in_files += size
+
+    def _mapped(self, shape: Sequence[int], dtype: Any, size: int) -> np.ndarray:
+        with tempfile.TemporaryFile(dir=self._place()) as file:
+            os.posix_fallocate(file.fileno(), 0, max(size, 1))
+            mapped = mmap.mmap(file.fileno(), max(size, 1))
+        return np.ndarray(tuple(shape), dtype, mapped)
+
+    def _place(self) -> str:
+        if self._folder is not None:
+            return str(self._folder)
+        given = "TMPDIR" in os.environ or not _LARGE_FILES.is_dir()
+        return tempfile.gettempdir() if given else str(_LARGE_FILES)
+
+
+def check_room(memory_limit_bytes: Any, storage_path: Any) -> None:
+    """Checks the arguments of a `Room`.
+
+    Raises:
+        ConfigError: as `Room` does.
+    """
+    limit = memory_limit_bytes
+    is_count = isinstance(limit, int | np.integer) and not isinstance(limit, bool) and limit >= 0
+    if limit is not None and not is_count:
+        raise ConfigError(
+            f"`memory_limit_bytes` must be a whole number from 0, or None, but got {limit!r}."
+        )
+    if storage_path is not None and not Path(storage_path).is_dir():
+        raise ConfigError(
+            f"`storage_path` must be a folder that is there, or None, but got {storage_path!r}."
+        )

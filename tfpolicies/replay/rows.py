@@ -1,0 +1,224 @@
+"""The rows of a buffer: columns in a ring, and the frames of their images.
+
+The row added as number i lies at place i modulo the capacity, so one counter says where everything
+is. Adding copies slices and sampling gathers rows: no Python runs per row, but for images. The
+memory of rows that were never written is reserved, not used, where the operating system works that
+way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfpolicies.batch.leaves import map_leaves
+from tfpolicies.batch.sample_batch import SampleBatch
+from tfpolicies.errors import CheckpointError
+from tfpolicies.replay.columns import Column, ImageColumn, RowColumn, frames_for, is_image
+from tfpolicies.replay.frames import Frames
+from tfpolicies.replay.paths import leaves_of
+from tfpolicies.replay.room import Room
+from tfpolicies.replay.segments import Arrays, Segments
+
+_SEGMENT_BYTES = 8 * 2**20
+_ANY_SIZE = 2**63
+_OBSERVATIONS = (SampleBatch.OBS, SampleBatch.NEXT_OBS)
+
+
+class Rows:
+    """The newest `capacity` rows of some columns.
+
+    Args:
+        capacity: how many rows are kept.
+        like: the columns of rows like those to come, nested; how many there are does not matter.
+        room: where they lie.
+
+    Attributes:
+        leaves: the columns by their paths.
+        added: how many rows were ever added.
+        row_bytes: how large a row is that is drawn.
+
+    Raises:
+        ConfigError: if there is no room for them.
+    """
+
+    def __init__(self, capacity: int, like: Mapping[str, Any], room: Room) -> None:
+        self.capacity = capacity
+        self.added = 0
+        self._frames: dict[str, Frames] = {}  # by the path of the first column that has them
+        self.leaves: dict[str, Column] = {
+            path: self._column(path, leaf, room) for path, leaf in leaves_of(like)
+        }
+        columns = iter(self.leaves.values())
+        self._nested = {name: map_leaves(lambda _: next(columns), x) for name, x in like.items()}
+        sizes = [math.prod(x.shape) * x.dtype.itemsize for x in self.leaves.values()]
+        self.row_bytes = sum(sizes)
+        kept = sum(column.kept[:1].nbytes for column in self.leaves.values())
+        self._segments = Segments(max(1, min(_SEGMENT_BYTES // max(1, kept), capacity)))
+        self._frame_segments = {path: Segments(x.per_segment) for path, x in self._frames.items()}
+
+    def __len__(self) -> int:
+        return min(self.added, self.capacity)
+
+    @property
+    def first(self) -> int:
+        """The number of the oldest row."""
+        return self.added - len(self)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes reserved."""
+        columns = sum(column.kept.nbytes for column in self.leaves.values())
+        return columns + sum(frames.nbytes for frames in self._frames.values())
+
+    def add(self, leaves: Sequence[np.ndarray]) -> None:
+        """Copies rows in, over the oldest ones once there are as many as the capacity.
+
+        Args:
+            leaves: in the order of `self.leaves`, `[B, ...]` each.
+
+        Raises:
+            ConfigError: if there is no room for more frames. No row is changed then.
+        """
+        rows = len(leaves[0])
+        skipped = max(rows - self.capacity, 0)
+        for frames in self._frames.values():
+            frames.begin_row(self.added + skipped)
+        columns = self.leaves.values()
+        pairs = zip(columns, leaves, strict=True)
+        kept = [column.to_keep(leaf[skipped:]) for column, leaf in pairs]
+        start = (self.added + skipped) % self.capacity
+        head = min(rows - skipped, self.capacity - start)
+        wraps = skipped + head < rows
+        for column, new in zip(columns, kept, strict=True):
+            column.kept[start : start + head] = new[:head]
+            if wraps:
+                column.kept[: rows - skipped - head] = new[head:]
+        self.added += rows
+        for frames in self._frames.values():
+            frames.forget_rows(self.first)
+
+    def take(self, places: np.ndarray) -> SampleBatch:
+        """Returns the rows at some places `[B]`, as copies."""
+        return SampleBatch(map_leaves(lambda column: column.take(places), self._nested))
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns all rows, as copies: JSON values, arrays without rows, and segments."""
+        frames = {
+            path: {
+                **each.get_state(),
+                "segments": self._frame_segments[path].of(each.first, each.next, each.piece),
+            }
+            for path, each in self._frames.items()
+        }
+        return {
+            "columns": map_leaves(lambda x: np.empty((0, *x.shape), x.dtype), self._nested),
+            "rows": self._segments.of(self.first, self.added, self._copies),
+            "frames": frames,
+        }
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, Any], capacity: int, added: int, room: Room) -> Rows:
+        """Returns the rows of what `get_state` returned.
+
+        Older states have all rows in `columns`, by their places.
+
+        Args:
+            state: as returned.
+            capacity: how many rows are kept.
+            added: how many rows were ever added.
+            room: where they are to lie.
+
+        Raises:
+            CheckpointError: if the state is damaged.
+            ConfigError: if there is no room for them.
+        """
+        columns = dict(state["columns"])
+        if "rows" in state:
+            cls(1, columns, Room(_ANY_SIZE))._require_alike(state)
+            rows = cls(capacity, columns, room)
+            rows._set_state(state, added)
+            return rows
+        rows = cls(capacity, columns, room)
+        filled = min(added, capacity)
+        rows.added = added - filled
+        order = np.arange(rows.added, added) % capacity
+        rows.add([leaf[order] for _, leaf in leaves_of(columns)])
+        return rows
+
+    def _require_alike(self, state: Mapping[str, Any]) -> None:
+        """Checks that a state has rows such as these, as far as its first segments tell."""
+        if state["frames"].keys() != self._frames.keys():
+            raise CheckpointError(
+                f"The state has frames of {[*state['frames']]}, but the columns have images in "
+                f"{[*self._frames]}. The state is damaged."
+            )
+        for _, segment in state["rows"][:1]:
+            _like(self._no_rows(), segment.arrays())
+        for path, frames in self._frames.items():
+            for _, segment in state["frames"][path]["segments"][:1]:
+                _like(frames.empty(), segment.arrays())
+
+    def _set_state(self, state: Mapping[str, Any], added: int) -> None:
+        for path, frames in self._frames.items():
+            stored = state["frames"][path]
+            first, stop = int(stored["first"]), int(stored["next"])
+            pieces = self._frame_segments[path].read(stored["segments"], first, stop)
+            frames.set_state(stored, (_like(frames.empty(), x) for _, x in pieces))
+        self.added = added
+        for start, arrays in self._segments.read(state["rows"], self.first, added):
+            found = _like(self._no_rows(), arrays)
+            places = np.arange(start, start + len(next(iter(found.values())))) % self.capacity
+            for path, column in self.leaves.items():
+                if isinstance(column, ImageColumn):
+                    _require_frames(column, found[path])
+                column.kept[places] = found[path]
+
+    def _no_rows(self) -> Arrays:
+        return {path: column.kept[:0] for path, column in self.leaves.items()}
+
+    def _copies(self, start: int, stop: int) -> Arrays:
+        places = np.arange(start, stop) % self.capacity
+        return {path: column.kept.take(places, 0) for path, column in self.leaves.items()}
+
+    def _column(self, path: str, leaf: np.ndarray, room: Room) -> Column:
+        name, _, inner = path.partition("/")
+        if name not in _OBSERVATIONS or not is_image(leaf):
+            return RowColumn(self.capacity, leaf, room)
+        new = frames_for(leaf, room, self.capacity)
+        for other in _OBSERVATIONS:
+            known = self._frames.get(f"{other}/{inner}" if inner else other)
+            if known is not None and (known.shape, known.dtype) == (new.shape, new.dtype):
+                new = known
+        if new not in self._frames.values():
+            self._frames[path] = new
+        return ImageColumn(self.capacity, leaf, room, new)
+
+
+def _like(like: Arrays, arrays: Arrays) -> Arrays:
+    """Returns arrays that have the names, row shapes and dtypes of others.
+
+    Raises:
+        CheckpointError: if they do not.
+    """
+    wanted, found = (
+        {name: (array.shape[1:], array.dtype) for name, array in each.items()}
+        for each in (like, arrays)
+    )
+    if found != wanted:
+        raise CheckpointError(
+            f"A segment should have rows of {wanted!s:.300}, but has {found!s:.300}. It is damaged."
+        )
+    return arrays
+
+
+def _require_frames(column: ImageColumn, numbers: np.ndarray) -> None:
+    first, stop = column.frames.first, column.frames.next
+    if not first <= numbers.min() <= numbers.max() < stop:
+        raise CheckpointError(
+            f"Rows refer to frames {numbers.min()} to {numbers.max()}, but there are {first} to "
+            f"{stop - 1}. The state is damaged."
+        )

@@ -1,0 +1,78 @@
+"""Numbered rows in segments, so that a checkpoint writes those alone that are new."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from tfpolicies.errors import CheckpointError
+from tfpolicies.storage.segments import Home, Segment
+
+Arrays = Mapping[str, np.ndarray]
+
+
+class Segments:
+    """The segments of rows that are added at one end and forgotten at the other.
+
+    They are cut at multiples of a number. One that is whole does not change, so it is written once;
+    it is referred to as long as one of its rows is kept.
+
+    Args:
+        rows: of a segment.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+        self._homes: dict[int, Home] = {}  # of whole segments, by the number of the first row
+
+    def of(
+        self, first: int, stop: int, arrays: Callable[[int, int], Arrays]
+    ) -> list[tuple[int, Segment]]:
+        """Returns what holds the rows from `first` to `stop`, with the number each begins with.
+
+        Args:
+            first: the oldest row.
+            stop: the row behind the newest.
+            arrays: called with a start and a stop; returns these rows, which will not change.
+        """
+        oldest = first - first % self._rows
+        self._homes = {start: home for start, home in self._homes.items() if start >= oldest}
+        found = []
+        for start in range(oldest, stop, self._rows):
+            home, end = self._homes.get(start), start + self._rows
+            if home is not None and home.is_there:
+                found.append((start, Segment(None, home)))
+                continue
+            home = Home()
+            if first <= start and end <= stop:
+                self._homes[start] = home
+            begin = max(start, first)
+            found.append((begin, Segment(arrays(begin, min(end, stop)), home)))
+        return found
+
+    def read(
+        self, stored: Sequence[tuple[int, Segment]], first: int, stop: int
+    ) -> Iterator[tuple[int, Arrays]]:
+        """Yields the rows from `first` to `stop` in pieces, each with the number it begins with.
+
+        Raises:
+            CheckpointError: if they are not these rows, or one is missing or damaged.
+        """
+        starts = [int(start) for start, _ in stored]
+        ends = [*starts, stop][1:]
+        whole = starts == [] if first == stop else starts[:1] <= [first] < ends[:1]
+        if not whole or any(start >= end for start, end in zip(starts, ends, strict=True)):
+            raise CheckpointError(
+                f"The rows {first} to {stop} cannot be in segments that begin with {starts!s:.200}."
+            )
+        for (start, segment), end in zip(stored, ends, strict=True):
+            arrays = segment.arrays()
+            if any(np.shape(array)[:1] != (end - start,) for array in arrays.values()):
+                raise CheckpointError(
+                    f"A segment of the rows {start} to {end} does not hold as many. It is damaged."
+                )
+            if start % self._rows == 0 and end - start == self._rows:
+                self._homes[start] = segment.home
+            begin = max(start, first)
+            yield begin, {name: array[begin - start :] for name, array in arrays.items()}

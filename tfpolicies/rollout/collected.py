@@ -1,0 +1,172 @@
+"""The rows of one policy that a sampler hands over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from tfpolicies.batch.leaves import concatenate_columns, map_leaves
+from tfpolicies.batch.sample_batch import SampleBatch
+from tfpolicies.models.ports import Port, plain_leaves
+from tfpolicies.models.spaces import nest
+from tfpolicies.policy.fragments import Fragments
+from tfpolicies.rollout.columns import clipped_rewards, nested_columns, seen_after
+from tfpolicies.rollout.packing import PackedColumns, Packing
+
+Trajectory = tuple[int, ...]
+"""Of which episode (its id) and which agent (its index) a trajectory is."""
+
+
+@dataclass(eq=False)
+class Collected:
+    """The rows of one policy that are handed out, trajectory after trajectory.
+
+    Attributes:
+        policy_id: whose they are.
+        policy: the policy of that id.
+        actions: the leaves of its actions.
+        obs: leaves `[R, ...]`.
+        new_obs: likewise.
+        columns: the other columns `[R, ...]`; rewards are the environment's.
+        ends: bool `[R]`: the last row of each trajectory.
+        earned: `[R]`, the environment's rewards.
+        learning: the policy's part of that name.
+        shape: `(N, T)` of the array that the rows fill in order; None if trajectories have to be
+            packed into one.
+        views: columns `[R, ...]` that are required besides, nested.
+    """
+
+    policy_id: str
+    policy: Any
+    actions: Sequence[Port]
+    obs: list[np.ndarray]
+    new_obs: list[np.ndarray]
+    columns: dict[str, np.ndarray]
+    ends: np.ndarray
+    shape: tuple[int, int] | None = None
+    views: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.earned = self.columns["rewards"]
+        self.learning = self.policy.learning
+
+    def batch(self) -> SampleBatch:
+        """Returns the rows as they are now."""
+        policy = self.policy
+        space, action_space = policy.observation_space, policy.action_space
+        views = policy.acting.given
+        batch = SampleBatch(
+            {
+                "obs": nest(space, self.obs),
+                "new_obs": nest(space, self.new_obs),
+                **nested_columns(dict(self.columns), self.actions, action_space, views),
+                **self.views,
+            }
+        )
+        batch.num_grad_updates = policy.num_grad_updates
+        return batch
+
+    def pieces(self) -> Iterator[tuple[int, slice]]:
+        """Yields the unroll id and the rows of each trajectory."""
+        stops = (np.flatnonzero(self.ends) + 1).tolist()
+        for start, stop in zip([0, *stops], stops, strict=False):
+            yield int(self.columns["unroll_id"][start]), slice(start, stop)
+
+    def without(self, barred: np.ndarray) -> list[Collected]:
+        """Returns the trajectories whose last row is not barred, bool `[R]`; none if all are."""
+        pieces = [rows for _, rows in self.pieces() if not barred[rows.stop - 1]]
+        if not pieces:
+            return []
+        return [self.taking(np.concatenate([np.arange(x.start, x.stop) for x in pieces]))]
+
+    def taking(self, rows: np.ndarray) -> Collected:
+        """Returns some rows, by their numbers; a trajectory ends with the last that is taken."""
+        columns = {name: column[rows] for name, column in self.columns.items()}
+        unrolls = columns["unroll_id"]
+        taken = replace(
+            self,
+            obs=[leaf[rows] for leaf in self.obs],
+            new_obs=[leaf[rows] for leaf in self.new_obs],
+            columns=columns,
+            ends=np.append(unrolls[1:] != unrolls[:-1], True)[: len(rows)],
+            shape=None,
+            views={name: map_leaves(lambda x: x[rows], view) for name, view in self.views.items()},
+        )
+        taken.earned = self.earned[rows]
+        return taken
+
+    def followed_by(self, other: Collected) -> Collected:
+        """Returns the rows of both, which have the same columns."""
+        joined = replace(
+            other,
+            obs=[np.concatenate(pair) for pair in zip(self.obs, other.obs, strict=True)],
+            new_obs=[np.concatenate(x) for x in zip(self.new_obs, other.new_obs, strict=True)],
+            columns={k: np.concatenate([self.columns[k], x]) for k, x in other.columns.items()},
+            ends=np.concatenate([self.ends, other.ends]),
+            shape=None,
+            views={k: concatenate_columns(k, [self.views[k], x]) for k, x in other.views.items()},
+        )
+        joined.earned = np.concatenate([self.earned, other.earned])
+        return joined
+
+    def trajectories(self) -> Iterator[tuple[Trajectory, slice]]:
+        """Yields the rows of each trajectory, with its episode id and agent index."""
+        columns = self.columns
+        for _, rows in self.pieces():
+            yield tuple(int(columns[x][rows.start]) for x in ("eps_id", "agent_index")), rows
+
+    def prepare(self, clip_rewards: bool | float | None, returns: np.ndarray | None) -> None:
+        """Takes the rows into the filters, and scales and clips the rewards.
+
+        Args:
+            clip_rewards: None, True (the sign) or a bound.
+            returns: `[R]`, those so far, where rewards are scaled by these.
+        """
+        learning, columns = self.learning, self.columns
+        seen = columns if returns is None else {**columns, "rewards": returns}
+        learning.observe(
+            [leaf[None] for leaf in self.obs], {name: x[None] for name, x in seen.items()}
+        )
+        self.obs, self.new_obs = ([*learning.seen(x)] for x in (self.obs, self.new_obs))
+        columns["rewards"] = learning.scaled(clipped_rewards(self.earned, clip_rewards))
+
+    @property
+    def packing(self) -> Packing:
+        """Where the rows stand in an array `[N, T]`."""
+        return Packing.of(self.ends) if self.shape is None else Packing(self.shape)
+
+    def postprocess(self) -> None:
+        """Adds the policy's columns for all trajectories at once."""
+        policy, columns = self.policy, self.columns
+        packing = self.packing
+        open_rows = np.flatnonzero(self.ends & ~columns["terminateds"])
+        after = [leaf[open_rows] for leaf in self.new_obs]
+        if views := policy.acting.views:
+            plain = plain_leaves(policy.observation_space)
+            after += seen_after(
+                views,
+                columns,
+                open_rows,
+                obs=[self.obs[i] for i in plain],
+                new_obs=[self.new_obs[i] for i in plain],
+                actions=[columns[port.name] for port in self.actions],
+                rewards=[self.earned],
+            )
+        after += [x[open_rows] for name, x in columns.items() if name.startswith("state_out_")]
+        ends = packing.pack(self.ends)
+        ends[:, -1] = True
+        fragments = Fragments(
+            PackedColumns(columns, packing),
+            ends,
+            policy,
+            packing.places(open_rows),
+            after,
+        )
+        policy.postprocess_fragments(fragments)
+        columns.update({name: packing.unpack(x) for name, x in fragments.added.items()})
+        if fragments.reached is not None:
+            later = packing.rows_at(packing.unpack(fragments.reached))
+            self.new_obs = [leaf[later] for leaf in self.new_obs]

@@ -1,0 +1,61 @@
+"""Discounted returns so far, of trajectories that are cut into fragments."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+from tfpolicies.batch.postprocessing import returns_so_far
+from tfpolicies.rollout.packing import Packing
+
+
+class RunningReturns:
+    """Adds up one policy's rewards, and keeps what the next fragments go on from.
+
+    Attributes:
+        open: R of the last row of each trajectory that goes on, by episode id and agent index.
+    """
+
+    def __init__(self) -> None:
+        self.open: dict[tuple[int, int], float] = {}
+
+    def add(
+        self,
+        columns: Mapping[str, np.ndarray],
+        ends: np.ndarray,
+        packing: Packing,
+        running: Collection[int],
+        *,
+        gamma: float,
+    ) -> np.ndarray:
+        """Returns R_t = gamma R_(t-1) + r_t of each row, float64 `[R]`.
+
+        Args:
+            columns: of the rows `[R]`, trajectory after trajectory.
+            ends: bool `[R]`: the last row of each trajectory.
+            packing: where the rows stand side by side.
+            running: the ids of episodes that go on, or whose rows are still to come.
+            gamma: the discount.
+        """
+        lasts = np.flatnonzero(ends)
+        episodes, agents = (columns[name][lasts].tolist() for name in ("eps_id", "agent_index"))
+        keys = list(zip(episodes, agents, strict=True))
+        before = np.zeros(len(ends))
+        before[[0, *(lasts[:-1] + 1)]] = [self.open.get(key, 0.0) for key in keys]
+        packed = map(packing.pack, (columns["rewards"], ends, before))
+        found = packing.unpack(returns_so_far(*packed, gamma=gamma))
+        self.open.update(zip(keys, found[lasts].tolist(), strict=True))
+        self.open = {key: value for key, value in self.open.items() if key[0] in running}
+        return found
+
+    def get_state(self) -> dict[str, np.ndarray]:
+        """Returns what is kept, as arrays."""
+        keys = np.array(list(self.open), np.int64).reshape(-1, 2)
+        return {"keys": keys, "returns": np.array(list(self.open.values()), np.float64)}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Restores what `get_state` returned."""
+        keys = [tuple(key) for key in np.asarray(state["keys"]).tolist()]
+        self.open = dict(zip(keys, np.asarray(state["returns"]).tolist(), strict=True))

@@ -1,0 +1,149 @@
+"""Rows that stay as they are, each piece an array file that checkpoints have in common.
+
+A checkpoint lists its segments as it lists its array files, by content. Whoever has the rows keeps
+the `Home` of a segment: once it is written, the next checkpoint gets the same file, by a hard link
+where it lies in another folder, and nothing is packed or hashed again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tfpolicies.errors import CheckpointError
+from tfpolicies.storage.hdf5_image import check_arrays, pack_arrays, unpack_arrays
+from tfpolicies.storage.manifest import SEGMENT, sha256
+from tfpolicies.system.atomic import place_file, replacing
+from tfpolicies.system.regular_files import content_of, open_regular, size_of
+
+
+class SegmentFile(NamedTuple):
+    """A file that holds a segment."""
+
+    path: Path
+    sha256: str
+    size: int
+
+    @property
+    def is_there(self) -> bool:
+        """Whether there is a file of this name and size."""
+        try:
+            return self.path.stat().st_size == self.size
+        except OSError:
+            return False
+
+    def read(self) -> bytes:
+        """Returns the content, checked.
+
+        Raises:
+            CheckpointError: if it is missing, damaged or cannot be read.
+        """
+        try:
+            with open_regular(self.path) as file:
+                content = content_of(file, self.size) if size_of(file) == self.size else b""
+        except OSError as error:
+            raise CheckpointError(f"{str(self.path)!r} cannot be read: {error}.") from error
+        if sha256(content) != self.sha256:
+            raise CheckpointError(
+                f"{str(self.path)!r} is damaged: its size or its SHA-256 differs from what the "
+                "manifest says. Use another checkpoint, or copy the file anew."
+            )
+        return content
+
+
+@dataclass(eq=False)
+class Home:
+    """Where a segment was written last.
+
+    Attributes:
+        file: None as long as it was not.
+    """
+
+    file: SegmentFile | None = None
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the file is there still."""
+        return self.file is not None and self.file.is_there
+
+
+class Segment:
+    """Rows that stay as they are.
+
+    Args:
+        arrays: of the same rows, by name; None where a file has them.
+        home: where they are, or will be, in files.
+
+    Raises:
+        CheckpointError: if an array holds something else than numbers.
+    """
+
+    def __init__(self, arrays: Mapping[str, np.ndarray] | None, home: Home | None = None) -> None:
+        if arrays is not None:
+            check_arrays(SEGMENT, arrays)
+        self._arrays = arrays
+        self.home = home or Home()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Segment, (dict(self.arrays()),)
+
+    def arrays(self) -> Mapping[str, np.ndarray]:
+        """Returns the rows, by name.
+
+        Raises:
+            CheckpointError: if they are in a file alone, which is missing or damaged.
+        """
+        if self._arrays is not None:
+            return self._arrays
+        file = self._file()
+        try:
+            return unpack_arrays(file.read())
+        except CheckpointError as error:
+            raise CheckpointError(f"A segment of replayed rows is lost: {error}") from error
+
+    def write(self, folder: Path) -> dict[str, Any]:
+        """Writes the file into a folder, unless it is there; returns its entry in a manifest.
+
+        Raises:
+            CheckpointError: if the rows are in a file alone, which is missing or damaged.
+            OSError: if it cannot be written.
+        """
+        if not self.home.is_there and self._arrays is not None:
+            image = pack_arrays(self._arrays)
+            digest = sha256(image)
+            path = folder / segment_name(digest)
+            place_file(path, image)
+            self.home.file = SegmentFile(path, digest, len(image))
+        file = self._file()
+        own = SegmentFile(folder / segment_name(file.sha256), file.sha256, file.size)
+        if not own.is_there:
+            _link_or_copy(file, own.path)
+        self.home.file = own
+        return {"file": own.path.name, "sha256": own.sha256, "bytes": own.size}
+
+    def _file(self) -> SegmentFile:
+        if self.home.file is None:
+            raise CheckpointError("A segment has neither rows nor a file.")
+        return self.home.file
+
+
+def segment_name(digest: str) -> str:
+    """Returns the name of a segment's file.
+
+    >>> segment_name("03b1e51cc59b8a0f66")
+    'segment-03b1e51cc59b8a0f.h5'
+    """
+    return f"{SEGMENT}-{digest[:16]}.h5"
+
+
+def _link_or_copy(file: SegmentFile, path: Path) -> None:
+    try:
+        with replacing(path) as temporary:
+            os.link(file.path, temporary)
+    except OSError:  # on another disk, or one without hard links
+        place_file(path, file.read())
