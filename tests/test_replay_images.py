@@ -179,6 +179,8 @@ def test_a_damaged_state_of_images_is_refused_and_changes_nothing():
     bad = [
         {**good, "frames": {}},
         {**good, "rows": []},
+        {**good, "rows": 5},
+        {**good, "rows": [(start, None)]},
         {**good, "rows": [(start + 1, segment)]},
         {**good, "rows": [(start, segment), (25, segment)]},
         {**good, "frames": {"obs": {**frames, "next": frames["next"] + 1}}},

@@ -28,7 +28,7 @@ Rainbow, which has no epsilon, set it to 0.
 Deviations from the papers: Adam; gradients are clipped by each variable's norm; where rows are
 drawn uniformly, those of all updates of one training step are drawn before the first of them, which
 run in one compiled call. `replay/prioritized.py` lists those of prioritised replay.
-Near the end of a fragment, n-step sums have fewer terms, and gamma's exponent is their number.
+Near the end of an episode, n-step sums have fewer terms, and gamma's exponent is their number.
 Noisy layers begin with means as other layers do here, not uniformly, and with sigmas of
 sigma0 / sqrt(inputs), as in the paper; RLlib draws those of kernels, whatever sigma0 is.
 """

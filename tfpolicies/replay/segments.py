@@ -60,7 +60,7 @@ class Segments:
             CheckpointError: if they are not these rows, or one is missing or damaged.
         """
         starts = [int(start) for start, _ in stored]
-        ends = [*starts[1:], stop]
+        ends = [*starts, stop][1:]
         whole = starts == [] if first == stop else starts[:1] <= [first] < ends[:1]
         if not whole or any(start >= end for start, end in zip(starts, ends, strict=True)):
             raise CheckpointError(
