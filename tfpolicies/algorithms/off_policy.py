@@ -168,20 +168,21 @@ def check_rows_alone(name: str, config: Mapping[str, Any], owner: str) -> None:
             )
 
 
-def require_vectors(action_space: gym.Space, owner: str) -> None:
+def require_vectors(action_space: gym.Space, owner: str, besides: str = "") -> None:
     """Checks that actions are vectors of floats, as critics of observation and action take them.
 
     Args:
         action_space: of the policy.
         owner: the class of policies, for messages.
+        besides: what else it takes, for messages.
 
     Raises:
         UnsupportedSpaceError: for another space.
     """
     if not is_float_box(action_space) or len(action_space.shape or ()) != 1:
         raise UnsupportedSpaceError(
-            f"{owner} supports one-dimensional Boxes of floats as action spaces only, got "
-            f"{action_space}. For Discrete actions use DQN or PPO; flatten other Boxes in the "
+            f"{owner} supports {besides}one-dimensional Boxes of floats as action spaces only, got "
+            f"{action_space}. For Discrete actions use DQN, SAC or PPO; flatten other Boxes in the "
             "environment, for example with a gymnasium.ActionWrapper."
         )
 

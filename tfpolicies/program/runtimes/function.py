@@ -117,8 +117,11 @@ class FunctionRuntime(Runtime):
             return [*map(np.array, function([*known[2], *map(self._lend, arrays)]))]
 
     def _placed_weights(self, state: PolicyState) -> tuple[PolicyState, int, list[tf.Tensor]]:
-        version, names = state.version, self.signatures.acting_segments
-        return state, version, [tf.constant(state.segments[name]) for name in names]
+        """Returns the weights as tensors: copies of memory, but what an update left as it is."""
+        place = tf.constant if state.left is None else self._lend
+        segments = state.acting
+        weights = [place(segments[name]) for name in self.signatures.acting_segments]
+        return state, state.version, weights
 
     # -- learning -----------------------------------------------------------------------------
 
