@@ -9,6 +9,7 @@ next. Buffers and updates owed go to checkpoints.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -413,8 +414,12 @@ def _by_priorities(config: Mapping[str, Any]) -> bool:
 
 
 def _by_name(config: Any) -> Any:
-    """Returns a buffer's config with a name in place of a class of this package, or of a path."""
-    kind = config.get("type") if isinstance(config, Mapping) else None
+    """Returns a buffer's config as text: a class of this package, or its path, by its name."""
+    if not isinstance(config, Mapping):
+        return config
+    kind, folder = config.get("type"), config.get("storage_path")
+    if isinstance(folder, os.PathLike):
+        config = {**config, "storage_path": os.fspath(folder)}
     if isinstance(kind, type) and kind.__module__.startswith("tfpolicies."):
         kind = kind.__name__
     return {**config, "type": kind.rpartition(".")[2]} if isinstance(kind, str) else config

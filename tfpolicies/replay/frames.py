@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from tfpolicies.errors import CheckpointError
 from tfpolicies.replay.room import Room
 
 _REMEMBERED = 1024  # frames that new ones are compared with, at least
@@ -130,9 +131,18 @@ class Frames:
         Args:
             state: as returned.
             pieces: the frames, in order.
+
+        Raises:
+            CheckpointError: if the state is damaged.
         """
         self.first = self.next = int(state["first"])
         self._floors = [(int(row), int(number)) for row, number in state["floors"]]
+        numbers = [self.first, *(number for _, number in self._floors), int(state["next"])]
+        if numbers != sorted(numbers) or not self._floors:
+            raise CheckpointError(
+                f"Frames from {numbers[0]} to {numbers[-1]} cannot have the floors "
+                f"{self._floors!s:.200}. The state is damaged."
+            )
         for piece in pieces:
             for frame in piece[_NAME]:
                 self._append(frame)

@@ -44,9 +44,8 @@ class Segments:
             if home is not None and home.is_there:
                 found.append((start, Segment(None, home)))
                 continue
-            home = Home()
-            if first <= start and end <= stop:
-                self._homes[start] = home
+            is_whole = first <= start and end <= stop
+            home = self._homes.setdefault(start, Home()) if is_whole else Home()
             begin = max(start, first)
             found.append((begin, Segment(arrays(begin, min(end, stop)), home)))
         return found
