@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfpolicies.batch.leaves import map_leaves
 from tfpolicies.program.devices import CPU, contexts, lender, on_device
 from tfpolicies.program.functions import ProgramFunctions
 from tfpolicies.program.outputs import ActLayout
@@ -140,9 +141,9 @@ class FunctionRuntime(Runtime):
         """Returns nested arrays as tensors."""
         return tf.nest.map_structure(tf.constant, arrays)
 
-    def lent(self, arrays: Sequence[np.ndarray]) -> list[tf.Tensor]:
-        """Returns arrays as tensors that may share their memory."""
-        return [*map(self._lend, arrays)]
+    def lent(self, arrays: Any) -> Any:
+        """Returns nested arrays as tensors that may share their memory."""
+        return map_leaves(self._lend, arrays)
 
     def load(self, state: PolicyState) -> None:
         """Copies a state into the resident variables, unless it is there."""
