@@ -349,7 +349,8 @@ def test_one_seed_acts_alike_on_all_runtimes():
         np.testing.assert_allclose(after, found[0][2], atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", telling([DQNTF2Policy, DQNTF1Policy], soak=[DQNTF1Policy]))
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", [DQNTF2Policy, DQNTF1Policy])
 def test_a_policy_with_all_parts_keeps_its_contract(kind):
     config = {"model": {"fcnet_hiddens": [4]}, "hiddens": [3], "jit_compile": False}
     check_policy(kind(MASKED, THREE, {**PARTS, **config, "seed": 0}))
