@@ -4,7 +4,7 @@ One training step: collect a fragment, keep its rows in a ring buffer, and updat
 from it, uniformly or by priorities (`replay_buffer_config`). Each update takes one step of each
 optimizer, all gradients being taken before:
 
-    J_Q = sum_i E[w l(Q_i(s, a) - y)]                (1812.05905, eq. 5; l: Huber, delta 1)
+    J_Q = sum_i E[w l(Q_i(s, a) - y)]                (1812.05905, eq. 5; l: Huber, or half the square)
     y = r + gamma^n (1 - terminated) (min_i Q'_i(s', a') - alpha log pi(a'|s'))     (eq. 6)
     J_pi = E[alpha log pi(a~|s) - min_i Q_i(s, a~)]  (eq. 9; a~ = tanh(mean + std noise), eq. 8)
     J_alpha = -log(alpha) E[log pi(a~|s) + H]        (eq. 18, by log(alpha) in place of alpha)
@@ -13,8 +13,11 @@ where a' and a~ are drawn from the present policy by noise that is an input, and
 move behind each update: Q' <- tau Q + (1 - tau) Q'. A truncated episode is bootstrapped, a
 terminated one is not. log pi is that of the squashed action (1812.05905, appendix C).
 
-Deviations from the papers: the Huber loss in place of the square, as in RLlib; alpha is learned as
-its logarithm; the log standard deviation is clipped to [-5, 2]; actor and temperature are updated
+What the references differ in is a setting: `td_error_loss_fn` is "huber" (delta 1) by default, as in
+RLlib, and "mse" as in the papers and in Stable-Baselines3; `optimizer` has Adam's epsilon, 1e-7 in
+Keras and RLlib, 1e-8 in torch; `model` and `q_model_config` have the initial weights.
+
+Deviations from the papers: alpha is learned as its logarithm; the log standard deviation is clipped to [-5, 2]; actor and temperature are updated
 with the critics from before the update, not behind it; where rows are drawn uniformly, those of all
 updates of one training step are drawn before the first of them. With `normalize_actions` actions
 are in [-1, 1] inside, so that the entropy does not depend on the units of the action space. The
@@ -49,10 +52,10 @@ from tfpolicies.errors import ConfigError
 from tfpolicies.models.critics import critic_source
 from tfpolicies.models.defaults import MODEL_DEFAULTS
 from tfpolicies.models.distributions import ActionDistribution
-from tfpolicies.models.losses import huber, masked_mean
+from tfpolicies.models.losses import half_square, huber, masked_mean
 from tfpolicies.models.settings import model_settings
 from tfpolicies.program.networks import NetworkPlan
-from tfpolicies.rules import AMOUNT, BOOL, POSITIVE, Rule, is_number
+from tfpolicies.rules import AMOUNT, BOOL, POSITIVE, Rule, is_number, one_of
 
 __all__ = ["SAC", "SACConfig", "SACTF1Policy", "SACTF2Policy", "SACTFPolicy"]
 
@@ -73,7 +76,13 @@ class SACTFPolicy(OffPolicyTFPolicy):
         "entropy_lr",
         "target_entropy",
     )
-    static_keys = (*OffPolicyTFPolicy.static_keys, "initial_alpha", "q_model_config", "twin_q")
+    static_keys = (
+        *OffPolicyTFPolicy.static_keys,
+        "initial_alpha",
+        "q_model_config",
+        "td_error_loss_fn",
+        "twin_q",
+    )
     _learns_beside_acting = True
 
     def loss(self, model: Any, dist_class: Any, train_batch: Any) -> list[tf.Tensor]:
@@ -94,7 +103,7 @@ class SACTFPolicy(OffPolicyTFPolicy):
         targets = train_batch[SampleBatch.REWARDS] + self.discounts(train_batch) * soft_values
         q = critic(obs, actions=train_batch[SampleBatch.ACTIONS])  # [B, 1], or 2 with twin_q
         errors = q - tf.stop_gradient(targets)[:, None]
-        weighted = train_batch["weights"][:, None] * huber(errors)
+        weighted = train_batch["weights"][:, None] * self._loss_of(errors)
         critic_loss = masked_mean(tf.reduce_sum(weighted, axis=-1), mask)
 
         best_q = tf.reduce_min(critic(obs, actions=actions), axis=-1)
@@ -113,6 +122,9 @@ class SACTFPolicy(OffPolicyTFPolicy):
         )
         self._record_values(q[:, 0], tf.reduce_mean(tf.abs(errors), axis=-1), mask)
         return [actor_loss, critic_loss, alpha_loss]
+
+    def _loss_of(self, errors: tf.Tensor) -> tf.Tensor:
+        return huber(errors) if self.config["td_error_loss_fn"] == "huber" else half_square(errors)
 
     def _target_entropy(self, dist_class: Any) -> tf.Tensor:
         """Returns H: the setting, or minus the dimension of the action where that is "auto"."""
@@ -235,6 +247,7 @@ class SACTraining(OffPolicyTraining):
         {**MODEL_DEFAULTS, "fcnet_activation": "relu"}, **told_of(OffPolicyTraining)["model"]
     )
     twin_q: bool = setting(True, BOOL)  # two critics, of which the smaller value counts
+    td_error_loss_fn: str = setting("huber", one_of("huber", "mse"))  # mse: half the square
     initial_alpha: float = setting(1.0, POSITIVE)
     target_entropy: float | None = setting(  # nats; None, which "auto" means: -dim(A)
         None, _ENTROPY, kept=lambda x: None if x == "auto" else x

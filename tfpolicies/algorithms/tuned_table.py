@@ -46,7 +46,7 @@ _ALL = {
     ),
     "A2C": (),
     "DQN": (),
-    "SAC": ("Huber loss of the critics, not the square",),
+    "SAC": (),
     "TD3": ("actor and critics are updated from the same weights, not one behind the other",),
     "DDPG": ("actor and critic are updated from the same weights, not one behind the other",),
 }
@@ -443,6 +443,7 @@ for _game in ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders"):
 
 _CRITIC = {"fcnet_hiddens": [256, 256]}
 _SAC: Settings = {
+    "td_error_loss_fn": "mse",
     "num_envs_per_worker": 1,
     "train_batch_size": 256,
     "lr": 3e-4,
