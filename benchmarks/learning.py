@@ -1,8 +1,8 @@
 """Trains algorithms beside Stable-Baselines3 and SBX, and files what they learn.
 
-`python -m benchmarks.learning` runs the cells that are not in `benchmarks/results/learning.csv` yet:
-a cell is a task, a library and a seed. It can be killed and started again. `--report` draws
-`docs/learning.md` from the file.
+`python -m benchmarks.learning` runs the cells that `benchmarks/results/learning.csv` has not yet: a
+cell is a task, a library and a seed. It can be killed and started again. `--report` writes
+`docs/learning.md` from that file.
 """
 
 import argparse

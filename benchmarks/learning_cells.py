@@ -34,12 +34,13 @@ CURVE_COLUMNS = ("task", "library", "seed", "settings", "step", "return_mean")
 POINTS = 50  # of a stored curve
 TIME_LIMIT = 8 * 3600.0  # seconds for one cell
 _THREADS = {
-    name: "1"
-    for name in (
-        *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"),
-        *("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"),
-    )
-} | {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"}
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "TF_NUM_INTRAOP_THREADS": "1",
+    "TF_NUM_INTEROP_THREADS": "1",
+    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
+}
 
 
 class Key(NamedTuple):

@@ -4,7 +4,7 @@ One training step: collect a fragment, keep its rows in a ring buffer, and updat
 from it, uniformly or by priorities (`replay_buffer_config`). Each update takes one step of each
 optimizer, all gradients being taken before:
 
-    J_Q = sum_i E[w l(Q_i(s, a) - y)]                (1812.05905, eq. 5; l: Huber, or half the square)
+    J_Q = sum_i E[w l(Q_i(s, a) - y)]     (1812.05905, eq. 5; l: Huber, or half the square)
     y = r + gamma^n (1 - terminated) (min_i Q'_i(s', a') - alpha log pi(a'|s'))     (eq. 6)
     J_pi = E[alpha log pi(a~|s) - min_i Q_i(s, a~)]  (eq. 9; a~ = tanh(mean + std noise), eq. 8)
     J_alpha = -log(alpha) E[log pi(a~|s) + H]        (eq. 18, by log(alpha) in place of alpha)
@@ -13,17 +13,18 @@ where a' and a~ are drawn from the present policy by noise that is an input, and
 move behind each update: Q' <- tau Q + (1 - tau) Q'. A truncated episode is bootstrapped, a
 terminated one is not. log pi is that of the squashed action (1812.05905, appendix C).
 
-What the references differ in is a setting: `td_error_loss_fn` is "huber" (delta 1) by default, as in
-RLlib, and "mse" as in the papers and in Stable-Baselines3; `optimizer` has Adam's epsilon, 1e-7 in
-Keras and RLlib, 1e-8 in torch; `model` and `q_model_config` have the initial weights.
+What the references differ in is a setting: `td_error_loss_fn` is "huber" (delta 1) by default, as
+in RLlib, and "mse" as in the papers and in Stable-Baselines3; `optimizer` has Adam's epsilon, 1e-7
+in Keras, 1e-8 in torch; initial weights are those of `model` and `q_model_config`, orthogonal by
+`ortho_init`, or those of a `custom_model`.
 
-Deviations from the papers: alpha is learned as its logarithm; the log standard deviation is clipped to [-5, 2]; actor and temperature are updated
-with the critics from before the update, not behind it; where rows are drawn uniformly, those of all
-updates of one training step are drawn before the first of them. With `normalize_actions` actions
-are in [-1, 1] inside, so that the entropy does not depend on the units of the action space. The
-weights of prioritised replay weigh the critics alone. Discrete actions are not offered. RLlib's
-config names a prioritised buffer and says `"prioritized_replay": False` beside it; here rows are
-drawn uniformly by default.
+Deviations from the papers: alpha is learned as its logarithm; the log standard deviation is clipped
+to [-5, 2]; actor and temperature are updated with the critics from before the update, not behind
+it; where rows are drawn uniformly, those of all updates of one training step are drawn before the
+first of them. With `normalize_actions` actions are in [-1, 1] inside, so that the entropy does not
+depend on the units of the action space. The weights of prioritised replay weigh the critics alone.
+Discrete actions are not offered. RLlib's config names a prioritised buffer and says
+`"prioritized_replay": False` beside it; here rows are drawn uniformly by default.
 """
 
 from __future__ import annotations
