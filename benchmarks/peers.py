@@ -49,6 +49,21 @@ SB3 = Peer(
     ),
     torch="2.13.0",
 )
+SBX = Peer(
+    "sbx",
+    python=None,
+    requirements=(
+        "sbx-rl==0.28.0",
+        "stable-baselines3==2.9.2",
+        "jax==0.10.2",
+        "flax==0.12.8",
+        "optax==0.2.8",
+        "tfp-nightly==0.26.0.dev20261027",
+        "gymnasium[box2d,classic-control,mujoco]==1.4.0",
+        "mujoco==4.0.0",
+    ),
+    torch="2.13.0",
+)
 RLLIB = Peer(
     "rllib",
     python=(3, 10),

@@ -49,6 +49,7 @@ class Reference:
         self.targets = {k: np.float64(w) for k, w in state["target_weights"].items()}
         self.policy, self.batch = policy, {k: np.asarray(v, np.float64) for k, v in batch.items()}
         self.noise = np.split(np.float64(noise), 2, axis=-1)
+        self.squares = policy.config["td_error_loss_fn"] == "mse"
 
     def actor(self, obs, noise):
         weights = [w for k, w in self.weights.items() if "/layer" not in k]
@@ -78,8 +79,8 @@ class Reference:
         self.q = self.values(self.weights, "critic/", batch["obs"], batch["actions"])
         self.errors = self.q - targets[:, None]
         size = np.abs(self.errors)
-        huber = np.where(size <= 1, 0.5 * size**2, size - 0.5)
-        critic = (batch["weights"][:, None] * huber).mean(0).sum()
+        loss = np.where((size <= 1) | self.squares, 0.5 * size**2, size - 0.5)
+        critic = (batch["weights"][:, None] * loss).mean(0).sum()
         best = self.values(self.weights, "critic/", batch["obs"], actions).min(-1)
         actor = (alpha * logp - best).mean()
         temperature = -self.log_alpha * (logp + target_entropy).mean()
@@ -97,9 +98,12 @@ def next_noise(policy, rows):
 
 
 @pytest.mark.parametrize("twin_q", [True, False])
-@pytest.mark.parametrize(("cls", "entropy"), [(SACTF2Policy, "auto"), (SACTF1Policy, -0.5)])
-def test_losses_and_statistics_are_those_of_the_papers(twin_q, cls, entropy):
-    policy = shaken(sac(cls=cls, twin_q=twin_q, target_entropy=entropy, gamma=0.9))
+@pytest.mark.parametrize(
+    ("cls", "entropy", "loss"), [(SACTF2Policy, "auto", "mse"), (SACTF1Policy, -0.5, "huber")]
+)
+def test_losses_and_statistics_are_those_of_the_papers(twin_q, cls, entropy, loss):
+    settings = {"target_entropy": entropy, "td_error_loss_fn": loss}
+    policy = shaken(sac(cls=cls, twin_q=twin_q, gamma=0.9, **settings))
     batch = transitions(policy, 30)
     reference = Reference(policy, batch, next_noise(policy, 30))
     wanted_entropy = -2.0 if entropy == "auto" else -0.5
@@ -342,6 +346,7 @@ def make_other():
         ({"target_entropy": "none"}, "target_entropy must be a number, or 'auto', got 'none'"),
         ({"initial_alpha": 0.0}, "initial_alpha must be a number > 0, got 0.0"),
         ({"twin_q": 2}, "twin_q must be True or False, got 2"),
+        ({"td_error_loss_fn": "l1"}, "td_error_loss_fn must be one of"),
         ({"q_model_config": 3}, "q_model_config must be a dict"),
         ({"_use_beta_distribution": True}, "_use_beta_distribution must be False here"),
     ],

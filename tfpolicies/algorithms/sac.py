@@ -4,7 +4,7 @@ One training step: collect a fragment, keep its rows in a ring buffer, and updat
 from it, uniformly or by priorities (`replay_buffer_config`). Each update takes one step of each
 optimizer, all gradients being taken before:
 
-    J_Q = sum_i E[w l(Q_i(s, a) - y)]                (1812.05905, eq. 5; l: Huber, delta 1)
+    J_Q = sum_i E[w l(Q_i(s, a) - y)]     (1812.05905, eq. 5; l: Huber, or half the square)
     y = r + gamma^n (1 - terminated) (min_i Q'_i(s', a') - alpha log pi(a'|s'))     (eq. 6)
     J_pi = E[alpha log pi(a~|s) - min_i Q_i(s, a~)]  (eq. 9; a~ = tanh(mean + std noise), eq. 8)
     J_alpha = -log(alpha) E[log pi(a~|s) + H]        (eq. 18, by log(alpha) in place of alpha)
@@ -20,15 +20,19 @@ all actions, and means over the policy are sums by its probabilities,
     J_pi = E[sum_a pi(a|s) (alpha log pi(a|s) - min_i Q_i(s, a))]
     J_alpha = -log(alpha) E[sum_a pi(a|s) (log pi(a|s) + H)]            (equations 10, 12, 11)
 
-Deviations from the papers: the Huber loss in place of the square, as in RLlib; alpha is learned as
-its logarithm; the log standard deviation is clipped to [-5, 2]; actor and temperature are updated
-with the critics from before the update, not behind it; where rows are drawn uniformly, those of all
-updates of one training step are drawn before the first of them. With `normalize_actions` actions
-are in [-1, 1] inside, so that the entropy does not depend on the units of the action space. The
-weights of prioritised replay weigh the critics alone. H is by default -dim(A), or 0.98 log n for n
-Discrete actions, of which RLlib's J_pi has the first critic's values alone. RLlib's config names a
-prioritised buffer and says `"prioritized_replay": False` beside it; here rows are drawn uniformly
-by default.
+What the references differ in is a setting: `td_error_loss_fn` is "huber" (delta 1) by default, as
+in RLlib, and "mse" as in the papers and in Stable-Baselines3; `optimizer` has Adam's epsilon, 1e-7
+in Keras, 1e-8 in torch; initial weights are those of `model` and `q_model_config`, orthogonal by
+`ortho_init`, or those of a `custom_model`.
+
+Deviations from the papers: alpha is learned as its logarithm; the log standard deviation is clipped
+to [-5, 2]; actor and temperature are updated with the critics from before the update, not behind
+it; where rows are drawn uniformly, those of all updates of one training step are drawn before the
+first of them. With `normalize_actions` actions are in [-1, 1] inside, so that the entropy does not
+depend on the units of the action space. The weights of prioritised replay weigh the critics alone.
+H is by default -dim(A), or 0.98 log n for n Discrete actions, of which RLlib's J_pi has the first
+critic's values alone. RLlib's config names a prioritised buffer and says `"prioritized_replay":
+False` beside it; here rows are drawn uniformly by default.
 """
 
 from __future__ import annotations
@@ -57,11 +61,11 @@ from tfpolicies.errors import ConfigError
 from tfpolicies.models.critics import critic_source
 from tfpolicies.models.defaults import MODEL_DEFAULTS
 from tfpolicies.models.distributions import ActionDistribution
-from tfpolicies.models.losses import huber, masked_mean
+from tfpolicies.models.losses import half_square, huber, masked_mean
 from tfpolicies.models.q_learning import chosen_rows
 from tfpolicies.models.settings import model_settings
 from tfpolicies.program.networks import NetworkPlan
-from tfpolicies.rules import AMOUNT, BOOL, POSITIVE, Rule, is_number
+from tfpolicies.rules import AMOUNT, BOOL, POSITIVE, Rule, is_number, one_of
 
 __all__ = ["SAC", "SACConfig", "SACTF1Policy", "SACTF2Policy", "SACTFPolicy"]
 
@@ -83,7 +87,13 @@ class SACTFPolicy(OffPolicyTFPolicy):
         "entropy_lr",
         "target_entropy",
     )
-    static_keys = (*OffPolicyTFPolicy.static_keys, "initial_alpha", "q_model_config", "twin_q")
+    static_keys = (
+        *OffPolicyTFPolicy.static_keys,
+        "initial_alpha",
+        "q_model_config",
+        "td_error_loss_fn",
+        "twin_q",
+    )
     _learns_beside_acting = True
 
     def loss(self, model: Any, dist_class: Any, train_batch: Any) -> list[tf.Tensor]:
@@ -103,7 +113,7 @@ class SACTFPolicy(OffPolicyTFPolicy):
         targets = train_batch[SampleBatch.REWARDS] + self.discounts(train_batch) * soft_values
         q = now.values(train_batch[SampleBatch.ACTIONS])  # [B, 1], or 2 with twin_q
         errors = q - tf.stop_gradient(targets)[:, None]
-        weighted = train_batch["weights"][:, None] * huber(errors)
+        weighted = train_batch["weights"][:, None] * self._loss_of(errors)
         critic_loss = masked_mean(tf.reduce_sum(weighted, axis=-1), mask)
 
         actor_loss = masked_mean(now.mean(alpha * now.logp - now.least_values), mask)
@@ -121,6 +131,9 @@ class SACTFPolicy(OffPolicyTFPolicy):
         )
         self._record_values(q[:, 0], tf.reduce_mean(tf.abs(errors), axis=-1), mask)
         return [actor_loss, critic_loss, alpha_loss]
+
+    def _loss_of(self, errors: tf.Tensor) -> tf.Tensor:
+        return huber(errors) if self.config["td_error_loss_fn"] == "huber" else half_square(errors)
 
     def _choice(self, call: int, distribution: Any, critic: Any, obs: Any) -> Any:
         """Returns what the policy does in B states; the noise of each of two calls is its own."""
@@ -312,6 +325,7 @@ class SACTraining(OffPolicyTraining):
         {**MODEL_DEFAULTS, "fcnet_activation": "relu"}, **told_of(OffPolicyTraining)["model"]
     )
     twin_q: bool = setting(True, BOOL)  # two critics, of which the smaller value counts
+    td_error_loss_fn: str = setting("huber", one_of("huber", "mse"))  # mse: half the square
     initial_alpha: float = setting(1.0, POSITIVE)
     target_entropy: float | None = setting(  # nats; None, "auto": -dim(A), or 0.98 log n
         None, _ENTROPY, kept=lambda x: None if x == "auto" else x

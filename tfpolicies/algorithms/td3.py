@@ -48,7 +48,7 @@ from tfpolicies.exploration.picking import Continuous
 from tfpolicies.models.critics import critic_source
 from tfpolicies.models.defaults import ACTIVATION, COUNTS
 from tfpolicies.models.distributions import ActionDistribution
-from tfpolicies.models.losses import huber, masked_mean
+from tfpolicies.models.losses import half_square, huber, masked_mean
 from tfpolicies.models.network import ModelSource
 from tfpolicies.program.networks import NetworkPlan
 from tfpolicies.rules import AMOUNT, BOOL, COUNT, POSITIVE
@@ -124,7 +124,7 @@ class TD3TFPolicy(OffPolicyTFPolicy):
 
     def _loss_of(self, errors: tf.Tensor) -> tf.Tensor:
         if not self.config["use_huber"]:
-            return 0.5 * tf.square(errors)
+            return half_square(errors)
         threshold = self.config["huber_threshold"]
         return tf.square(threshold) * huber(errors / threshold)
 

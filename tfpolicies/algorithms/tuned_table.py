@@ -43,10 +43,7 @@ _ALL = {
     "PPO": ("advantages are standardised over the train batch, not over each minibatch",),
     "A2C": (),
     "DQN": ("before learning starts, actions follow epsilon",),
-    "SAC": (
-        "Huber loss of the critics, not the square",
-        "actor and critics are updated from the same weights, not one behind the other",
-    ),
+    "SAC": ("actor and critics are updated from the same weights, not one behind the other",),
     "TD3": ("actor and critics are updated from the same weights, not one behind the other",),
     "DDPG": ("actor and critic are updated from the same weights, not one behind the other",),
 }
@@ -461,6 +458,7 @@ for _game in ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders"):
 
 _CRITIC = {"fcnet_hiddens": [256, 256]}
 _SAC: Settings = {
+    "td_error_loss_fn": "mse",
     "num_envs_per_worker": 1,
     "train_batch_size": 256,
     "lr": 3e-4,

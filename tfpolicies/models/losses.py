@@ -13,6 +13,11 @@ def masked_mean(values: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum(values * mask) / tf.maximum(tf.reduce_sum(mask), 1.0)
 
 
+def half_square(errors: tf.Tensor) -> tf.Tensor:
+    """Returns x^2 / 2."""
+    return 0.5 * tf.square(errors)
+
+
 def huber(errors: tf.Tensor) -> tf.Tensor:
     """Returns x^2 / 2 where |x| <= 1, and |x| - 1/2 elsewhere (Huber 1964)."""
     size = tf.abs(errors)

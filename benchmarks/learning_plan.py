@@ -1,0 +1,151 @@
+"""What the learning benchmark trains: its tasks, with the settings that drive every library.
+
+A task begins with this package's tuned settings; a peer gets the same ones, as `learning_peer.py`
+translates them.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from tfpolicies.algorithms.tuned import find_tuned, require_tuned, tuned_settings
+
+LIBRARIES = ("ours", "sb3", "sbx")
+NAMES = {"ours": "ours", "sb3": "Stable-Baselines3", "sbx": "SBX"}
+
+
+@dataclass(frozen=True)
+class Task:
+    """One algorithm in one environment.
+
+    Attributes:
+        algorithm: its name in all libraries.
+        env: the environment's registered name.
+        steps: of the environment.
+        seeds: how many seeds each library has.
+        part: what is different from the tuned settings, in one word; "" if nothing is.
+        changes: those settings.
+    """
+
+    algorithm: str
+    env: str
+    steps: int
+    seeds: Mapping[str, int] = field(hash=False)
+    part: str = ""
+    changes: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    @property
+    def name(self) -> str:
+        """The task in one word, by which `--task` and the CSV name it."""
+        part = f"-{self.part}" if self.part else ""
+        return f"{self.algorithm}-{self.env.replace(':', '-').replace('/', '-')}{part}-" + (
+            f"{self.steps // 1000}k"
+        )
+
+    def settings(self) -> dict[str, Any]:
+        """Returns the settings of this package's config."""
+        return tuned_settings(self.algorithm, self.env) | dict(self.changes)
+
+    def threshold(self) -> float | None:
+        """Returns the return that the source of the settings reports, if for no more steps."""
+        entry = require_tuned(self.algorithm, self.env)
+        return entry.threshold if self.steps >= entry.steps and not self.part else None
+
+    def digest(self) -> str:
+        """Returns eight characters that change with the settings and the steps."""
+        text = json.dumps([self.settings(), self.steps], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+class Cell(NamedTuple):
+    """One run: a process of its own."""
+
+    task: Task
+    library: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """The cell in one word, as files are called."""
+        return f"{self.task.name}-{self.library}-{self.seed}"
+
+
+_PRIORITIES = {"type": "MultiAgentPrioritizedReplayBuffer", "capacity": 100_000}
+_RAINBOW: dict[str, dict[str, Any]] = {
+    "double": {"double_q": True},
+    "dueling": {"dueling": True, "hiddens": [256]},
+    "prioritised": {"replay_buffer_config": _PRIORITIES},
+    "n-step": {"n_step": 3},
+    "distributional": {"num_atoms": 51, "v_min": 0.0, "v_max": 100.0},
+    "noisy": {"noisy": True},
+}
+"""The parts of Rainbow, each alone; discounted returns of CartPole are from 0 to 100."""
+
+_FIVE = {"ours": 5, "sb3": 5}
+_THREE = {"ours": 3, "sb3": 3}
+_ALONE = {"ours": 1}
+_WITH_SBX = {"ours": 5, "sb3": 5, "sbx": 5}
+
+TASKS = (
+    Task("SAC", "Pendulum-v1", 20_000, _WITH_SBX),
+    Task("TD3", "Pendulum-v1", 20_000, _WITH_SBX),
+    Task("PPO", "CartPole-v1", 100_000, _FIVE),
+    Task("DQN", "CartPole-v1", 50_000, _FIVE),
+    Task("A2C", "CartPole-v1", 500_000, _FIVE),
+    *(
+        Task("DQN", "CartPole-v1", 50_000, {"ours": 5}, part, changes)
+        for part, changes in _RAINBOW.items()
+    ),
+    Task("PPO", "Acrobot-v1", 100_000, _THREE),
+    Task("DQN", "Acrobot-v1", 100_000, _THREE),
+    Task("PPO", "LunarLander-v3", 300_000, _THREE),
+    Task("DQN", "LunarLander-v3", 300_000, _THREE),
+    Task("SAC", "HalfCheetah-v5", 100_000, {**_THREE, "sbx": 1}),
+    Task("TD3", "Hopper-v5", 100_000, {**_THREE, "sbx": 1}),
+    Task("SAC", "LunarLanderContinuous-v3", 100_000, _THREE),
+    Task("DQN", "MinAtar/Breakout-v1", 300_000, _ALONE),
+    Task(
+        "DQN",
+        "MinAtar/Breakout-v1",
+        300_000,
+        _ALONE,
+        "distributional",
+        {"num_atoms": 51, "v_min": 0.0, "v_max": 20.0},
+    ),
+    Task("SAC", "HalfCheetah-v5", 300_000, _ALONE),
+    Task("PPO", "HalfCheetah-v5", 1_000_000, _THREE),
+    Task("PPO", "envpool:Pong-v5", 2_000_000, _ALONE),
+)
+"""The cheapest first; 2e6 steps of Pong are 8e6 frames."""
+
+
+def cells(
+    tasks: Iterable[Task] = TASKS, libraries: Iterable[str] = LIBRARIES, seeds: int | None = None
+) -> Iterator[Cell]:
+    """Yields the cells of tasks, one seed of each library after the other.
+
+    So the libraries share what else the machine does.
+
+    Args:
+        tasks: in this order.
+        libraries: which of them.
+        seeds: the most that each library has; None: as many as the task says.
+    """
+    chosen = list(libraries)
+    for task in tasks:
+        most = max(task.seeds.values())
+        for seed in range(1, 1 + min(most, most if seeds is None else seeds)):
+            turn = LIBRARIES[seed % 3 :] + LIBRARIES[: seed % 3]
+            yield from (
+                Cell(task, library, seed)
+                for library in turn
+                if library in chosen and seed <= task.seeds.get(library, 0)
+            )
+
+
+def source(task: Task) -> str:
+    """Returns where the settings of a task are from."""
+    entry = find_tuned(task.algorithm, task.env)
+    return "" if entry is None else entry.source
