@@ -1,6 +1,6 @@
 """What the outputs of Q-networks say about actions: duelling networks and distributions of returns.
 
-Both are action distributions whose `inputs` are the values of all actions, greedy or as logits.
+Both are action distributions whose inputs are the values of all actions, greedy or as logits.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from tfpolicies.models.distributions.action_distribution import ActionDistribution
 from tfpolicies.models.distributions.base import MASKED_LOGIT
-from tfpolicies.models.distributions.categorical import Categorical as Categorical
 
 
 class DuelingValues(ActionDistribution):
@@ -41,6 +40,7 @@ class AtomValues(ActionDistribution):
             actions out of the mean.
 
     >>> from gymnasium import spaces
+    >>> from tfpolicies.models.distributions import Categorical
     >>> two = AtomValues(spaces.Discrete(2), (Categorical,), 3, 0.0, 4.0, False)
     >>> two.inputs_of(np.log([[0.5, 0.25, 0.25, 0.25, 0.25, 0.5]])).numpy()
     array([[1.5, 2.5]])
