@@ -117,7 +117,7 @@ def test_the_command_lists_entries(capsys):
     assert "HalfCheetah-v5" in shown
     assert "1,000,000 steps" in shown
     assert "train_batch_size" in shown
-    assert "Unlike the source: Huber loss" in shown
+    assert "Unlike the source: actor and critics" in shown
     assert main(["tuned"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == len(TUNED)
     assert main(["tuned", "--env", "nothing"]) == 2
