@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from tfpolicies.storage.segments import Segment
+
 STEPS = 1600
 PRIORITIZED = {"type": "MultiAgentPrioritizedReplayBuffer", "capacity": 500}
 UNIFORM = {"type": "MultiAgentReplayBuffer", "capacity": 500}
@@ -130,6 +132,8 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
         for key, part in value.items():
             yield from _leaves(f"{path}/{key}", part)
+    elif isinstance(value, Segment):
+        yield from _leaves(path, value.arrays())
     elif isinstance(value, list | tuple):
         for i, part in enumerate(value):
             yield from _leaves(f"{path}/{i}", part)

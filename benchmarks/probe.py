@@ -10,6 +10,7 @@ import logging
 import os
 import platform
 import statistics
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -73,6 +74,31 @@ def serve(
     stated = {"python": platform.python_version(), **(versions or {})}
     stated |= {name: metadata.version(name) for name in packages}
     print(json.dumps({"figures": figures, "versions": stated}), flush=True)
+
+
+def serve_stretches(
+    packages: list[str], makers: dict[str, Callable[[int], Callable[[int], None]]]
+) -> None:
+    """Makes what the command line names, then runs a stretch of steps for each line of the input.
+
+    A line of the input is a number of steps; for each, and once when it is ready, one line of JSON
+    is printed: the versions first, then the seconds of CPU and of the clock that the stretch took.
+
+    Args:
+        packages: Distributions whose versions are stated.
+        makers: Name of each variant -> a function of a seed that gives what does so many steps.
+    """
+    parser = argparse.ArgumentParser()
+    parser.add_argument("variant", choices=sorted(makers))
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    run = makers[options.variant](options.seed)
+    print(json.dumps({name: metadata.version(name) for name in packages}), flush=True)
+    for line in sys.stdin:
+        cpu, clock = time.process_time(), time.perf_counter()
+        run(int(line))
+        took = {"cpu": time.process_time() - cpu, "clock": time.perf_counter() - clock}
+        print(json.dumps(took), flush=True)
 
 
 def hush() -> None:

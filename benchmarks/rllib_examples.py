@@ -11,8 +11,8 @@ Prints each verdict and how many run. `--table FILE` writes the table, with the 
 count and the reason; `--only NAME ...` runs some scripts, by path or a part of it.
 
 `--learn` runs the scripts that have a `--stop-reward`, each with the arguments that the release's
-own tests give it (its file `BUILD`), or else with its own settings as a test of itself. It prints
-the reward that is asked for, the one that was reached, and the time.
+own tests give it (its file `BUILD`), or else with its own settings. It prints the reward that is
+asked for, the one that was reached, and the time.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import argparse
 import ast
 import functools
 import json
+import math
 import os
 import re
 import signal
@@ -215,11 +216,12 @@ _KEPT = ("--framework", "--num-gpus")  # of the arguments of the table; the othe
 
 
 def learn_example(rllib: Path, folder: Path, script: str, seconds: int) -> Learned:
-    """Runs a script as the release's own tests do, or else as a test of itself, until it stops."""
+    """Runs a script as the release's own tests do, or else with its own settings, until it stops.
+
+    A script that trains by itself, without Tune, counts if it is told to be a test of itself.
+    """
     options = own_options(rllib, script)
-    arguments = release_arguments(rllib).get(
-        script, ["--as-test"] if "--as-test" in options else []
-    )
+    arguments = release_arguments(rllib).get(script, [])
     if not any(x.startswith("--framework") for x in arguments):
         words = SCRIPTS[script].split()
         pairs = zip(words[::2], words[1::2], strict=True)
@@ -231,7 +233,8 @@ def learn_example(rllib: Path, folder: Path, script: str, seconds: int) -> Learn
     asked = float(told.get("--stop-reward", options["--stop-reward"]))
     reached = reward_in(folder / script)
     if verdict == "runs":
-        verdict = "short" if reached < asked else "learns"
+        has_learned = "--as-test" in arguments if math.isnan(reached) else reached >= asked
+        verdict = "learns" if has_learned else "short"
     return Learned(script, verdict, asked, round(reached, 3), taken, reason)
 
 

@@ -5,16 +5,15 @@ by XLA. It prints milliseconds per update, of the clock and of the processor: th
 update per call, and 64 updates per call; measured in turn, in one process.
 """
 
-import math
 import time
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 from gymnasium import spaces
 
+from benchmarks.bare_sac import BareSac
 from tfpolicies import SACTF2Policy, SampleBatch
 
 ROWS, UPDATES, ROUNDS = 256, 64, 9
@@ -35,63 +34,10 @@ def batch_of(rows: int) -> SampleBatch:
 
 def bare() -> Callable[[], Any]:
     """Returns a hand-written update on ready tensors."""
-    actor, *critics = (mlp(3, 2), *(mlp(4, 1) for _ in range(4)))
-    online, targets = critics[:2], critics[2:]
-    log_alpha = tf.Variable(0.0)
-    groups = [
-        [v for each in online for v in each.trainable_variables],
-        list(actor.trainable_variables),
-        [log_alpha],
-    ]
-    optimizers = [keras.optimizers.Adam(3e-4) for _ in groups]
-    for optimizer, variables in zip(optimizers, groups, strict=True):
-        optimizer.build(variables)
-
-    def least(models: Any, obs: Any, actions: Any) -> Any:
-        x = tf.concat([obs, actions], -1)
-        return tf.minimum(models[0](x), models[1](x))[:, 0]
-
-    @tf.function(jit_compile=True)
-    def update(obs: Any, reached: Any, actions: Any, rewards: Any, noise: Any) -> Any:
-        alpha = tf.exp(log_alpha)
-        next_actions, next_logp = sample(actor(reached), noise[:, 1:])
-        y = rewards + 0.99 * (least(targets, reached, next_actions) - alpha * next_logp)
-        with tf.GradientTape() as tape:
-            x = tf.concat([obs, actions], -1)
-            critic_loss = tf.add_n([tf.reduce_mean((q(x)[:, 0] - y) ** 2) for q in online])
-        gradients = [tape.gradient(critic_loss, groups[0])]
-        with tf.GradientTape() as tape:
-            new, logp = sample(actor(obs), noise[:, :1])
-            actor_loss = tf.reduce_mean(alpha * logp - least(online, obs, new))
-        gradients.append(tape.gradient(actor_loss, groups[1]))
-        gradients.append([-tf.reduce_mean(logp - 1.0)])
-        for optimizer, gradient, variables in zip(optimizers, gradients, groups, strict=True):
-            optimizer.apply(gradient, variables)
-        for q, target in zip(online, targets, strict=True):
-            for v, w in zip(q.trainable_variables, target.trainable_variables, strict=True):
-                w.assign(0.005 * v + 0.995 * w)
-        return critic_loss
-
-    batch = batch_of(ROWS)
+    learner, batch = BareSac(3, 1), batch_of(ROWS)
     columns = [tf.constant(batch[x]) for x in ("obs", "new_obs", "actions", "rewards")]
     noise = tf.random.stateless_normal((ROWS, 2), (0, 0))
-    return lambda: update(*columns, noise)
-
-
-def mlp(inputs: int, outputs: int) -> keras.Model:
-    """Returns a network of two rectified layers."""
-    hidden = [keras.layers.Dense(256, "relu") for _ in range(2)]
-    return keras.Sequential([keras.Input((inputs,)), *hidden, keras.layers.Dense(outputs)])
-
-
-def sample(outputs: Any, noise: Any) -> tuple[Any, Any]:
-    """Returns squashed actions and their log-probabilities."""
-    mean, log_std = tf.split(outputs, 2, -1)
-    log_std = tf.clip_by_value(log_std, -5.0, 2.0)
-    u = mean + tf.exp(log_std) * noise
-    slope = 2.0 * (math.log(2.0) - u - tf.nn.softplus(-2.0 * u))
-    logp = -0.5 * noise**2 - log_std - 0.5 * math.log(2 * math.pi) - slope
-    return tf.tanh(u), tf.reduce_sum(logp, -1)
+    return lambda: learner.update(*columns, noise)
 
 
 def main() -> None:

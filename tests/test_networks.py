@@ -122,6 +122,15 @@ def test_free_log_std_is_one_trained_vector_that_each_policy_has_for_itself():
     assert not weights_by_layer(second)["log_std/log_std"].any()
 
 
+def test_a_free_log_std_begins_where_the_settings_say():
+    model = {"fcnet_hiddens": [4], "free_log_std": True, "log_std_init": -2.0}
+    policy = make(actions=PLANE, model=model)
+    inputs = policy.compute_actions(np.eye(3, dtype=np.float32)).extras["action_dist_inputs"]
+    assert inputs[:, 2:].tolist() == [[-2, -2]] * 3
+    with pytest.raises(ConfigError, match=r"log_std_init.*free_log_std'\]=True, too"):
+        make(actions=PLANE, model={"log_std_init": -2.0})
+
+
 def test_nested_observations_are_flattened_and_joined():
     space = spaces.Dict(a=spaces.Box(-1, 1, (2, 2)), b=spaces.Discrete(3), c=OBS)
     policy = make(obs=space)

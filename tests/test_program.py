@@ -303,6 +303,19 @@ def test_a_missing_or_misshapen_column_is_named_before_anything_changes():
     assert before["rng"] == after["rng"]
 
 
+def test_a_loaded_batch_stays_as_it_was_when_a_policy_first_learned_from_it():
+    policies = [make(), make()]
+    batches = [batch_for(policy, 8) for policy in policies]
+    for policy, batch in zip(policies, batches, strict=True):
+        policy.load_batch_into_buffer(batch)
+        policy.learn_on_loaded_batch()
+    for name in ("obs", "advantages", "action_logp"):
+        batches[1][name][...] = 0.0
+    for policy in policies:
+        policy.learn_on_loaded_batch()
+    assert_equal(*(policy.get_weights() for policy in policies))
+
+
 def test_minibatches_hold_each_row_once_per_epoch():
     drawn = draw_minibatches(10, 3, 4, np.random.default_rng(0))
     assert (drawn.steps, drawn.size, drawn.whole) == (9, 4, False)

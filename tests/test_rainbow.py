@@ -8,6 +8,7 @@ import pytest
 from gymnasium import spaces
 from marking import telling
 from test_dqn import MASKED, THREE, dqn, q_of, transitions
+from test_dqn_training import learned, tiny
 from tiny import OBS, TWO, assert_equal, make, rows_of, varied
 
 from tfpolicies import DQNConfig, DQNTF1Policy, DQNTF2Policy
@@ -342,13 +343,14 @@ def test_one_seed_acts_alike_on_all_runtimes():
                       np.concatenate([x.extras["q_values"] for x in acted])])  # fmt: skip
         policy.learn_on_batch(transitions(policy))
         found[-1].append(policy.compute_actions(obs, explore=True).extras["q_values"])
-    for actions, values, learned in found[1:]:
+    for actions, before, after in found[1:]:
         np.testing.assert_array_equal(actions, found[0][0])
-        np.testing.assert_allclose(values, found[0][1], atol=1e-5)
-        np.testing.assert_allclose(learned, found[0][2], atol=1e-4)
+        np.testing.assert_allclose(before, found[0][1], atol=1e-5)
+        np.testing.assert_allclose(after, found[0][2], atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", telling([DQNTF2Policy, DQNTF1Policy], soak=[DQNTF1Policy]))
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", [DQNTF2Policy, DQNTF1Policy])
 def test_a_policy_with_all_parts_keeps_its_contract(kind):
     config = {"model": {"fcnet_hiddens": [4]}, "hiddens": [3], "jit_compile": False}
     check_policy(kind(MASKED, THREE, {**PARTS, **config, "seed": 0}))
@@ -427,3 +429,53 @@ def test_policies_of_the_same_parts_share_a_program():
     one, same, other = rainbow(), rainbow(seed=7, lr=0.1), rainbow(v_max=3.0)
     assert one.program is same.program
     assert one.program is not other.program
+
+
+# -- training -------------------------------------------------------------------------------------
+
+
+@pytest.mark.core
+def test_a_run_with_all_parts_goes_on_from_its_checkpoint_bit_for_bit(tmp_path):
+    def config():
+        prioritized = {"type": "MultiAgentPrioritizedReplayBuffer", "capacity": 64}
+        return tiny(
+            store_buffer_in_checkpoints=True, replay_buffer_config=prioritized, n_step=3, **PARTS
+        )
+
+    algorithm = config().build()
+    for _ in range(2):
+        algorithm.train()
+    algorithm.save(tmp_path)
+    restored = config().build()
+    restored.restore(tmp_path)
+    for _ in range(3):
+        a, b = (learned(each.train()) for each in (algorithm, restored))
+        assert a["learner_stats"] == b["learner_stats"]
+    assert_equal(restored.get_policy().get_weights(), algorithm.get_policy().get_weights())
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    "parts",
+    [{"num_atoms": 51, "v_min": 0.0, "v_max": 100.0}, {"noisy": True, **greedy_epsilon(0.0)}],
+    ids=["atoms", "noisy"],
+)
+def test_each_part_learns_to_balance_a_pole(parts):
+    exploration = parts.get("exploration_config", {"epsilon_timesteps": 3000})
+    config = DQNConfig().environment("CartPole-v1")
+    config.rollouts(num_envs_per_worker=4, rollout_fragment_length=16)
+    config.training(
+        lr=1e-3,
+        train_batch_size=64,
+        training_intensity=16,
+        model={"fcnet_hiddens": [64]},
+        hiddens=[64],
+        target_network_update_freq=200,
+        **{name: value for name, value in parts.items() if name != "exploration_config"},
+    )
+    config.exploration(exploration_config=exploration).debugging(seed=0, log_level="ERROR")
+    config.evaluation(evaluation_duration=20, evaluation_config={"explore": False})
+    algorithm = config.build()
+    while algorithm.counters["num_env_steps_sampled"] < 16_000:
+        algorithm.train()
+    assert algorithm.evaluate()["evaluation"]["episode_reward_mean"] > 100

@@ -49,9 +49,11 @@ def test_any_cuts_of_the_same_rows_fill_the_buffer_alike():
             buffer.add(rows(first, stop))
         whole.add(rows(0, 60))
         assert kept(buffer) == list(range(max(60 - capacity, 0), 60))
-        assert whole.get_state()["columns"]["actions"].tolist() == (
-            buffer.get_state()["columns"]["actions"].tolist()
-        )
+        numbers = [
+            [n for _, rows in each.get_state()["rows"] for n in rows.arrays()["actions"].tolist()]
+            for each in (buffer, whole)
+        ]
+        assert numbers == [list(range(max(60 - capacity, 0), 60))] * 2
 
 
 @pytest.mark.core

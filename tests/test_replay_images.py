@@ -178,7 +178,11 @@ def test_a_damaged_state_of_images_is_refused_and_changes_nothing():
     start, segment = good["rows"][0]
     bad = [
         {**good, "frames": {}},
+        {**good, "frames": {"obs": {**frames, "floors": []}}},
+        {**good, "frames": {"obs": {**frames, "floors": [[0, 10**9]]}}},
         {**good, "rows": []},
+        {**good, "rows": 5},
+        {**good, "rows": [(start, None)]},
         {**good, "rows": [(start + 1, segment)]},
         {**good, "rows": [(start, segment), (25, segment)]},
         {**good, "frames": {"obs": {**frames, "next": frames["next"] + 1}}},

@@ -1,6 +1,10 @@
 """What replayed rows are: true transitions, to the last of each episode, whatever resets it."""
 
+import pickle
+import resource
+import shutil
 import sys
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -9,8 +13,9 @@ from environments import MODES, CountingEnv, counting_creator
 from gymnasium import spaces
 from multi_agent_worlds import World, flags
 
-from tfpolicies import DQNConfig
+from tfpolicies import DQNConfig, DQNTF2Policy
 from tfpolicies.config.callbacks import DefaultCallbacks
+from tfpolicies.rollout.rollout_worker import RolloutWorker
 
 pytestmark = pytest.mark.usefixtures("kept_programs")
 
@@ -171,6 +176,51 @@ def test_rows_that_wait_are_in_checkpoints(tmp_path):
         each.stop()
 
 
+@pytest.mark.parametrize("kept_in", ["memory", "files"])
+def test_images_are_in_checkpoints_and_travel_by_pickle(tmp_path, kept_in):
+    config = tiny(lambda context: Screens(), fragment=4, envs=2, n_step=3)
+    limit = {"memory_limit_bytes": 0, "storage_path": str(tmp_path)} if kept_in == "files" else {}
+    config.training(
+        model={"conv_filters": [[4, [8, 8], 8]], "fcnet_hiddens": [4]},
+        num_steps_sampled_before_learning_starts=8,
+        train_batch_size=4,
+        replay_buffer_config={"capacity": 30, **limit},
+    )
+    algorithm = config.build()
+    replayed(algorithm, 6)
+    restored = config.copy(copy_frozen=False).build()
+    for name in ("first", "second"):
+        algorithm.save(tmp_path / name)
+    shutil.rmtree(tmp_path / "first")
+    algorithm.replay_buffer.sample(5, "default_policy")  # the state is that of the checkpoint
+    restored.restore(tmp_path / "second")
+    restored.replay_buffer.sample(5, "default_policy")
+    state = pickle.loads(pickle.dumps(algorithm.get_extra_state()))
+    shutil.rmtree(tmp_path / "second")
+    twin = config.copy(copy_frozen=False).build()
+    twin.set_extra_state(state)
+    drawn = [
+        each.replay_buffer.sample(40, "default_policy") for each in (algorithm, restored, twin)
+    ]
+    for other in drawn[1:]:
+        for name in drawn[0]:
+            np.testing.assert_array_equal(drawn[0][name], other[name])
+    room = algorithm.replay_buffer.room
+    assert (room.bytes_in_files > 0) == (kept_in == "files")
+    for each in (algorithm, restored, twin):
+        each.stop()
+
+
+def test_fragments_may_be_shorter_than_the_sums():
+    config = tiny(ramp, fragment=1, n_step=3)
+    worker = RolloutWorker(env_creator=ramp, default_policy_class=DQNTF2Policy, config=config)
+    batches = [worker.sample() for _ in range(16)]
+    assert [batch.count // 3 for batch in batches[:8]] == [0, 0, 1, 1, 1, 1, 3, 0]
+    rows = [row for batch in batches if batch.count for row in distinct(batch, *COLUMNS)]
+    assert sorted(set(rows)) == THREE_STEPS
+    worker.stop()
+
+
 def test_callbacks_see_each_row_once_and_whole():
     seen = []
 
@@ -232,4 +282,56 @@ def test_rows_whose_next_ones_must_not_be_learned_from_wait_no_longer():
     algorithm = tiny(lambda context: Sometimes(), fragment=3, envs=1, n_step=3).build()
     batch = replayed(algorithm, 14)
     assert set(distinct(batch, *COLUMNS)) <= set(THREE_STEPS)
+    algorithm.stop()
+
+
+# -- memory ---------------------------------------------------------------------------------------
+
+
+def resident():
+    """The megabytes that this process has in memory."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 2**20
+
+
+class Screens(gym.Env):
+    """Stacks of four frames of noise; episodes of twenty steps."""
+
+    observation_space = spaces.Box(0, 255, (64, 64, 4), np.uint8)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.now = 0
+        self.frames = [self.frame()] * 4
+        return np.stack(self.frames, -1), {}
+
+    def frame(self):
+        return self.np_random.integers(256, size=(64, 64), dtype=np.uint8)
+
+    def step(self, action):
+        self.now += 1
+        self.frames = [*self.frames[1:], self.frame()]
+        return np.stack(self.frames, -1), 0.0, False, self.now == 20, {}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("env", ["CartPole-v1", "screens"])
+def test_a_run_takes_no_more_memory_once_its_buffer_is_full(env):
+    screens = env == "screens"
+    config = tiny((lambda context: Screens()) if screens else env, fragment=16, envs=8, n_step=3)
+    config.training(
+        num_steps_sampled_before_learning_starts=100,
+        train_batch_size=8,
+        replay_buffer_config={"capacity": 4000},
+    )
+    if screens:
+        config.training(model={"conv_filters": [[4, [8, 8], 8]], "fcnet_hiddens": [4]})
+    algorithm = config.build()
+    most = {}
+    for rows in (10_000, 15_000, 25_000):  # the buffer is full at 4000
+        while algorithm.replay_buffer.num_added < rows:
+            algorithm.train()
+            most[rows] = max(most.get(rows, 0), resident())
+    assert most[25_000] - most[15_000] < 9  # megabytes; 8 of frames are let go of at a time
     algorithm.stop()

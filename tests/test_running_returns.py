@@ -12,8 +12,9 @@ from tfpolicies.rollout.running_returns import RunningReturns
 GAMMA = 0.5
 
 
-def add(returns, rewards, episodes, ends, running, packing=None):
+def add(returns, rewards, episodes, ends, running, packing=None, terminated=()):
     columns = {
+        "terminateds": np.isin(np.arange(len(rewards)), terminated),
         "rewards": np.array(rewards, np.float32),
         "eps_id": np.array(episodes),
         "agent_index": np.zeros(len(rewards), np.int64),
@@ -39,6 +40,14 @@ def test_trajectories_of_different_lengths_are_added_up_alike():
     assert add(returns, [1, 1, 1, 2], [7, 7, 7, 8], [0, 0, 1, 1], {7}) == [1, 1.5, 1.75, 2]
     # 8 has rows that come later: what it has earned is kept meanwhile
     assert add(returns, [4], [7], [1], {7}) == [4.875]
+
+
+def test_returns_begin_anew_where_a_life_is_lost():
+    returns = RunningReturns()
+    found = add(returns, [1, 2, 4, 8], [7, 7, 7, 7], [0, 1, 0, 1], {7}, terminated=[1])
+    assert found == [1, 2.5, 4, 10]
+    assert add(returns, [1, 1], [7, 7], [0, 1], {7}, terminated=[1]) == [6, 4]
+    assert add(returns, [1], [7], [1], {7}) == [1]
 
 
 def test_what_is_kept_can_be_restored():

@@ -8,7 +8,7 @@ import pytest
 from continuous import mlp, shaken, transitions
 from gymnasium import spaces
 from marking import telling
-from tiny import OBS, PLANE, TWO, assert_equal, make, rows_of, trajectory
+from tiny import OBS, PLANE, assert_equal, make, rows_of, trajectory
 
 from tfpolicies import SACConfig, SACTF1Policy, SACTF2Policy
 from tfpolicies.errors import ConfigError, ModelError, UnsupportedSpaceError
@@ -549,11 +549,11 @@ def test_an_unbounded_box_gets_actions_between_minus_one_and_one():
 
 @pytest.mark.parametrize(
     "space",
-    [TWO, spaces.Box(-1, 1, (2, 2)), spaces.Box(-1, 1, ()), spaces.Box(0, 3, (2,), np.int64),
-     spaces.Dict(a=PLANE)],
+    [spaces.MultiDiscrete([2, 2]), spaces.Box(-1, 1, (2, 2)), spaces.Box(-1, 1, ()),
+     spaces.Box(0, 3, (2,), np.int64), spaces.Dict(a=PLANE)],
 )  # fmt: skip
-def test_only_vectors_of_floats_are_actions(space):
-    with pytest.raises(UnsupportedSpaceError, match="one-dimensional Boxes of floats"):
+def test_only_discrete_ones_and_vectors_of_floats_are_actions(space):
+    with pytest.raises(UnsupportedSpaceError, match="Discrete and one-dimensional Boxes of floats"):
         SACTF2Policy(OBS, space, {})
 
 

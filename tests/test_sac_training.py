@@ -13,6 +13,7 @@ from environments import SeededEnv
 from gymnasium import spaces
 
 from tfpolicies import SAC, Algorithm, MultiAgentEnv, PolicySpec, PPOTF2Policy, SACConfig
+from tfpolicies.state import PolicyState
 
 
 class PairEnv(MultiAgentEnv):
@@ -72,6 +73,34 @@ def assert_same_states(one, other):
         for key, value in one[part].items():
             np.testing.assert_array_equal(other[part][key], value, err_msg=key)
     assert (one["rng"], one["learning_rng"]) == (other["rng"], other["learning_rng"])
+
+
+@pytest.mark.parametrize("inference", ["tf", "onnx"])
+def test_a_thousand_steps_that_act_and_learn_read_nothing_back(inference, monkeypatch):
+    read, bring_back = [], PolicyState._brought_back
+
+    def counted(state):
+        read.append(state)
+        return bring_back(state)
+
+    monkeypatch.setattr(PolicyState, "_brought_back", counted)
+    config = tiny().rollouts(num_envs_per_worker=1, rollout_fragment_length=1)
+    config.framework(inference=inference).reporting(min_sample_timesteps_per_iteration=1000)
+    algorithm = config.build()
+    read.clear()
+    algorithm.train()
+    policy = algorithm.get_policy()
+    assert policy.num_grad_updates == 1000
+    assert not read
+
+    obs = np.zeros((1, 1), np.float32)
+    acted = policy.compute_actions(obs, explore=False).extras["action_dist_inputs"]
+    stored, fresh = policy.get_state(), tiny().framework(inference=inference).build().get_policy()
+    assert read
+    fresh.set_state(stored)
+    again = fresh.compute_actions(obs, explore=False).extras["action_dist_inputs"]
+    np.testing.assert_array_equal(again, acted)
+    algorithm.stop()
 
 
 @pytest.mark.core

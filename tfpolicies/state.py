@@ -154,7 +154,7 @@ class PolicyState:
     The variables have one home at a time, and whoever asks for `segments` or `arrays` has them
     brought back into memory. They may be *paged out*: then their memory is gone, and the pager
     knows where they are. Or they may be what an update `left`, which nobody has read yet: then
-    their memory stays as it is, and the next update goes on without reading it.
+    their memory stays as it is, the next update goes on without reading it, and `acting` views it.
 
     Attributes:
         layout: where each variable lies.
@@ -209,6 +209,7 @@ class PolicyState:
         self.lock = threading.RLock()
         self._segments: dict[str, np.ndarray] | None = None  # None unless they are up to date
         self._arrays: dict[str, np.ndarray] | None = None
+        self._acting: dict[str, np.ndarray] | None = None  # of what is left
         self.left: Mapping[str, Any] | None = None
         self.page_in(memory)
         self.rng = self.learning_rng = rng
@@ -236,6 +237,26 @@ class PolicyState:
         return self._brought_back() if found is None else found
 
     @property
+    def acting(self) -> dict[str, np.ndarray]:
+        """The segments that acting reads, where they are, and maybe others; `lock` is held.
+
+        What an update left is not copied for it. Nobody writes them, and they are taken anew in
+        each call: the dict is another one whenever they may have changed place.
+        """
+        if self.left is None:
+            return self.segments
+        if self._acting is None:
+            places = {**self._in_memory, **self.left}
+            found = {name: places[name] for name in self.layout.segments(*ACTING)}
+            self._acting = {name: np.asarray(place) for name, place in found.items()}
+        return self._acting
+
+    @property
+    def acting_arrays(self) -> dict[str, np.ndarray]:
+        """A view per variable of `acting`, by key; under the same conditions."""
+        return self.arrays if self.left is None else self.layout.views(self.acting)
+
+    @property
     def arrays(self) -> dict[str, np.ndarray]:
         """A view per variable, by key."""
         found = self._arrays
@@ -249,7 +270,7 @@ class PolicyState:
             if self.left is not None:
                 for name, values in self.left.items():
                     self._in_memory[name][...] = values
-                self._segments, self.left = self._in_memory, None
+                self._segments, self.left, self._acting = self._in_memory, None, None
             elif self._segments is None:
                 self.page_in(self.pager.bring_back(self))  # type: ignore[union-attr]
             return self._segments  # type: ignore[return-value]
@@ -263,7 +284,7 @@ class PolicyState:
         """
         _ = self.left or self.segments  # an update may leave a part of the variables
         self.left = left
-        self._segments = self._arrays = None
+        self._segments = self._arrays = self._acting = None
         self.version += 1
 
     @property
@@ -274,12 +295,12 @@ class PolicyState:
     def page_in(self, memory: np.ndarray) -> None:
         """Takes `memory` for the variables."""
         self._memory = memory
-        self._arrays = self.left = None
+        self._arrays = self._acting = self.left = None
         self._segments = self._in_memory = self.layout.segments_in(memory)
 
     def page_out(self) -> None:
         """Lets go of the variables, which the pager has; `lock` is held."""
-        self._segments = self._arrays = self.left = None
+        self._segments = self._arrays = self._acting = self.left = None
         self._memory, self._in_memory = _NOTHING, {}
 
     @contextlib.contextmanager

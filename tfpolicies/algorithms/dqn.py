@@ -22,12 +22,13 @@ the divergence, which is smaller by the entropy of P y.
 With `noisy` the layers behind the encoder are noisy (Fortunato et al. 2018, arXiv:1706.10295:
 factorised noise, which is an input). Each row acts with noise of its own; an update draws that of
 Q, Q' and what chooses a* once for all rows (their algorithm 1). Greedy actions and
-`compute_td_error` have the mean weights. What `exploration_config` says stays: Rainbow has no epsilon, so set it to 0.
+`compute_td_error` have the mean weights. `exploration_config` stays as it is, as in RLlib: for
+Rainbow, which has no epsilon, set it to 0.
 
 Deviations from the papers: Adam; gradients are clipped by each variable's norm; where rows are
 drawn uniformly, those of all updates of one training step are drawn before the first of them, which
 run in one compiled call. `replay/prioritized.py` lists those of prioritised replay.
-Near the end of a fragment, n-step sums have fewer terms, and gamma's exponent is their number.
+Near the end of an episode, n-step sums have fewer terms, and gamma's exponent is their number.
 Noisy layers begin with means as other layers do here, not uniformly, and with sigmas of
 sigma0 / sqrt(inputs), as in the paper; RLlib draws those of kernels, whatever sigma0 is.
 """
@@ -114,8 +115,8 @@ class DQNTFPolicy(OffPolicyTFPolicy):
         """Returns what turns action values into actions: the largest one is the greedy action."""
         dueling = _is_dueling(static)
         if static["num_atoms"] > 1:
-            atoms = (static[name] for name in ("num_atoms", "v_min", "v_max"))
-            return AtomValues(action_space, (Categorical,), *atoms, dueling)
+            atoms = {name: static[name] for name in ("num_atoms", "v_min", "v_max")}
+            return AtomValues(action_space, (Categorical,), dueling=dueling, **atoms)
         return (DuelingValues if dueling else ActionDistribution).of(action_space)
 
     @classmethod

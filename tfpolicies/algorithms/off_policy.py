@@ -9,6 +9,7 @@ next. Buffers and updates owed go to checkpoints.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -167,20 +168,21 @@ def check_rows_alone(name: str, config: Mapping[str, Any], owner: str) -> None:
             )
 
 
-def require_vectors(action_space: gym.Space, owner: str) -> None:
+def require_vectors(action_space: gym.Space, owner: str, besides: str = "") -> None:
     """Checks that actions are vectors of floats, as critics of observation and action take them.
 
     Args:
         action_space: of the policy.
         owner: the class of policies, for messages.
+        besides: what else it takes, for messages.
 
     Raises:
         UnsupportedSpaceError: for another space.
     """
     if not is_float_box(action_space) or len(action_space.shape or ()) != 1:
         raise UnsupportedSpaceError(
-            f"{owner} supports one-dimensional Boxes of floats as action spaces only, got "
-            f"{action_space}. For Discrete actions use DQN or PPO; flatten other Boxes in the "
+            f"{owner} supports {besides}one-dimensional Boxes of floats as action spaces only, got "
+            f"{action_space}. For Discrete actions use DQN, SAC or PPO; flatten other Boxes in the "
             "environment, for example with a gymnasium.ActionWrapper."
         )
 
@@ -412,8 +414,12 @@ def _by_priorities(config: Mapping[str, Any]) -> bool:
 
 
 def _by_name(config: Any) -> Any:
-    """Returns a buffer's config with a name in place of a class of this package, or of a path."""
-    kind = config.get("type") if isinstance(config, Mapping) else None
+    """Returns a buffer's config as text: a class of this package, or its path, by its name."""
+    if not isinstance(config, Mapping):
+        return config
+    kind, folder = config.get("type"), config.get("storage_path")
+    if isinstance(folder, os.PathLike):
+        config = {**config, "storage_path": os.fspath(folder)}
     if isinstance(kind, type) and kind.__module__.startswith("tfpolicies."):
         kind = kind.__name__
     return {**config, "type": kind.rpartition(".")[2]} if isinstance(kind, str) else config

@@ -1,4 +1,4 @@
-"""Soft actor-critic for continuous actions, Haarnoja et al. 2018 (arXiv:1801.01290, 1812.05905).
+"""Soft actor-critic, Haarnoja et al. 2018 (arXiv:1801.01290, 1812.05905).
 
 One training step: collect a fragment, keep its rows in a ring buffer, and update on rows drawn
 from it, uniformly or by priorities (`replay_buffer_config`). Each update takes one step of each
@@ -13,6 +13,13 @@ where a' and a~ are drawn from the present policy by noise that is an input, and
 move behind each update: Q' <- tau Q + (1 - tau) Q'. A truncated episode is bootstrapped, a
 terminated one is not. log pi is that of the squashed action (1812.05905, appendix C).
 
+Where actions are Discrete (Christodoulou 2019, arXiv:1910.07207), nothing is drawn: critics value
+all actions, and means over the policy are sums by its probabilities,
+
+    y = r + gamma^n (1 - terminated) sum_a pi(a|s') (min_i Q'_i(s', a) - alpha log pi(a|s'))
+    J_pi = E[sum_a pi(a|s) (alpha log pi(a|s) - min_i Q_i(s, a))]
+    J_alpha = -log(alpha) E[sum_a pi(a|s) (log pi(a|s) + H)]            (equations 10, 12, 11)
+
 What the references differ in is a setting: `td_error_loss_fn` is "huber" (delta 1) by default, as
 in RLlib, and "mse" as in the papers and in Stable-Baselines3; `optimizer` has Adam's epsilon, 1e-7
 in Keras, 1e-8 in torch; initial weights are those of `model` and `q_model_config`, orthogonal by
@@ -23,8 +30,9 @@ to [-5, 2]; actor and temperature are updated with the critics from before the u
 it; where rows are drawn uniformly, those of all updates of one training step are drawn before the
 first of them. With `normalize_actions` actions are in [-1, 1] inside, so that the entropy does not
 depend on the units of the action space. The weights of prioritised replay weigh the critics alone.
-Discrete actions are not offered. RLlib's config names a prioritised buffer and says
-`"prioritized_replay": False` beside it; here rows are drawn uniformly by default.
+H is by default -dim(A), or 0.98 log n for n Discrete actions, of which RLlib's J_pi has the first
+critic's values alone. RLlib's config names a prioritised buffer and says `"prioritized_replay":
+False` beside it; here rows are drawn uniformly by default.
 """
 
 from __future__ import annotations
@@ -54,6 +62,7 @@ from tfpolicies.models.critics import critic_source
 from tfpolicies.models.defaults import MODEL_DEFAULTS
 from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.losses import half_square, huber, masked_mean
+from tfpolicies.models.q_learning import chosen_rows
 from tfpolicies.models.settings import model_settings
 from tfpolicies.program.networks import NetworkPlan
 from tfpolicies.rules import AMOUNT, BOOL, POSITIVE, Rule, is_number, one_of
@@ -66,7 +75,8 @@ class SACTFPolicy(OffPolicyTFPolicy):
 
     Its networks are the actor, which alone acts and is exported, the `critic` (two of them with
     `twin_q`) and the `temperature`. A model of the user's, which is the actor, gives `[B, 2 k]` for
-    k components of an action. `learn_on_batch` gives `td_error` `[B]`.
+    k components of an action, or the logits `[B, n]` of n Discrete actions. `learn_on_batch` gives
+    `td_error` `[B]`.
     """
 
     config_class = later("SACConfig")
@@ -88,30 +98,28 @@ class SACTFPolicy(OffPolicyTFPolicy):
 
     def loss(self, model: Any, dist_class: Any, train_batch: Any) -> list[tf.Tensor]:
         """Returns the losses of actor, critics and temperature."""
-        mask, noise = train_batch["loss_mask"], tf.split(self.learning_noise, 2, axis=-1)
-        obs, reached = train_batch[SampleBatch.OBS], train_batch[SampleBatch.NEXT_OBS]
+        mask, obs = train_batch["loss_mask"], train_batch[SampleBatch.OBS]
+        reached = train_batch[SampleBatch.NEXT_OBS]
         critic, target_critic = self.networks["critic"], self.followers["critic"]
         log_alpha = self.networks["temperature"]()
         alpha = tf.stop_gradient(tf.exp(log_alpha))
 
         policy = dist_class(model(train_batch)[0], model)
-        actions, logp = policy.sample(noise[0]), policy.sampled_logp(noise[0])
         next_policy = dist_class(model({SampleBatch.OBS: reached})[0], model)
-        next_actions, next_logp = next_policy.sample(noise[1]), next_policy.sampled_logp(noise[1])
+        now = self._choice(0, policy, critic, obs)
+        after = self._choice(1, next_policy, target_critic, reached)
 
-        next_q = tf.reduce_min(target_critic(reached, actions=next_actions), axis=-1)
-        soft_values = next_q - alpha * next_logp
+        soft_values = after.mean(after.least_values - alpha * after.logp)
         targets = train_batch[SampleBatch.REWARDS] + self.discounts(train_batch) * soft_values
-        q = critic(obs, actions=train_batch[SampleBatch.ACTIONS])  # [B, 1], or 2 with twin_q
+        q = now.values(train_batch[SampleBatch.ACTIONS])  # [B, 1], or 2 with twin_q
         errors = q - tf.stop_gradient(targets)[:, None]
         weighted = train_batch["weights"][:, None] * self._loss_of(errors)
         critic_loss = masked_mean(tf.reduce_sum(weighted, axis=-1), mask)
 
-        best_q = tf.reduce_min(critic(obs, actions=actions), axis=-1)
-        actor_loss = masked_mean(alpha * logp - best_q, mask)
+        actor_loss = masked_mean(now.mean(alpha * now.logp - now.least_values), mask)
 
         target_entropy = self._target_entropy(dist_class)
-        gap = masked_mean(tf.stop_gradient(logp), mask) + target_entropy
+        gap = tf.stop_gradient(masked_mean(now.mean(now.logp), mask)) + target_entropy
         alpha_loss = -log_alpha * gap
 
         self.record(
@@ -127,16 +135,25 @@ class SACTFPolicy(OffPolicyTFPolicy):
     def _loss_of(self, errors: tf.Tensor) -> tf.Tensor:
         return huber(errors) if self.config["td_error_loss_fn"] == "huber" else half_square(errors)
 
+    def _choice(self, call: int, distribution: Any, critic: Any, obs: Any) -> Any:
+        """Returns what the policy does in B states; the noise of each of two calls is its own."""
+        if _is_discrete(self.action_space):
+            return AllActions(distribution, critic, obs)
+        noise = tf.split(self.learning_noise, 2, axis=-1)
+        return DrawnAction(distribution, noise[call], critic, obs)
+
     def _target_entropy(self, dist_class: Any) -> tf.Tensor:
-        """Returns H: the setting, or minus the dimension of the action where that is "auto"."""
-        given = self.config["target_entropy"]
-        return tf.where(tf.math.is_inf(given), -float(_dimension(dist_class)), given)
+        """Returns H: the setting, or what "auto" means."""
+        given, space = self.config["target_entropy"], dist_class.space
+        usual = 0.98 * math.log(space.n) if _is_discrete(space) else -math.prod(space.shape)
+        return tf.where(tf.math.is_inf(given), float(usual), given)
 
     @classmethod
     def _learning_noise(cls, dist_class: Any, static: Mapping[str, Any]) -> int:
         """Two actions are drawn for each row: of its observation, and of the one it reached."""
         del static
-        return 2 * _dimension(dist_class)
+        space = dist_class.space
+        return 0 if _is_discrete(space) else 2 * math.prod(space.shape)
 
     @classmethod
     def _networks(
@@ -161,12 +178,16 @@ class SACTFPolicy(OffPolicyTFPolicy):
     def _distribution(cls, action_space: gym.Space, static: Mapping[str, Any]) -> Any:
         """Returns a squashed Gaussian, or without `normalize_actions` one that is not squashed.
 
+        That of Discrete actions is categorical.
+
         Raises:
-            ConfigError: for a distribution that does not transform normal noise.
+            ConfigError: for another one that does not transform normal noise.
         """
         usual = "squashed_gaussian" if static["normalize_actions"] else "diag_gaussian"
         settings = static["model"]
         chosen = settings["custom_action_dist"]
+        if _is_discrete(action_space) and chosen is None:
+            return ActionDistribution.of(action_space)
         found = ActionDistribution.of(action_space, usual if chosen is None else chosen, settings)
         if {kind for kind, _ in found.noise_blocks} != {"normal"}:
             raise ConfigError(
@@ -179,11 +200,67 @@ class SACTFPolicy(OffPolicyTFPolicy):
         self, observation_space: gym.Space, action_space: gym.Space, config: Mapping[str, Any]
     ) -> None:
         super().validate_spaces(observation_space, action_space, config)
-        require_vectors(action_space, type(self).__name__)
+        if not _is_discrete(action_space):
+            require_vectors(action_space, type(self).__name__, "Discrete and ")
 
 
-def _dimension(dist_class: Any) -> int:
-    return math.prod(dist_class.space.shape)
+def _is_discrete(action_space: gym.Space) -> bool:
+    return isinstance(action_space, gym.spaces.Discrete)
+
+
+class DrawnAction:
+    """What a policy does in B states, by one action of each that is drawn.
+
+    Args:
+        distribution: of actions.
+        noise: `[B, k]`.
+        critic: gives values `[B, c]` of observations and actions.
+        obs: the states.
+
+    Attributes:
+        logp: of the actions, `[B]`.
+        least_values: the smallest of the critics' values of them, `[B]`.
+    """
+
+    def __init__(self, distribution: Any, noise: tf.Tensor, critic: Any, obs: Any) -> None:
+        self._critic, self._obs = critic, obs
+        self.logp = distribution.sampled_logp(noise)
+        self.least_values = tf.reduce_min(self.values(distribution.sample(noise)), axis=-1)
+
+    def values(self, actions: tf.Tensor) -> Any:
+        """Returns each critic's value of given actions, `[B, c]`."""
+        return self._critic(self._obs, actions=actions)
+
+    def mean(self, numbers: tf.Tensor) -> tf.Tensor:
+        """Returns the mean over the policy of numbers `[B]` of the actions: these."""
+        return numbers
+
+
+class AllActions:
+    """What a policy does in B states, by the probabilities of all n actions.
+
+    Args:
+        distribution: a `Categorical`.
+        critic: gives values `[B, n, c]` of observations.
+        obs: the states.
+
+    Attributes:
+        logp: of all actions, `[B, n]`.
+        least_values: the smallest of the critics' values of each, `[B, n]`.
+    """
+
+    def __init__(self, distribution: Any, critic: Any, obs: Any) -> None:
+        self._values = critic(obs)
+        self.logp = distribution.log_probs()
+        self.least_values = tf.reduce_min(self._values, axis=-1)
+
+    def values(self, actions: tf.Tensor) -> tf.Tensor:
+        """Returns each critic's value of given actions, `[B, c]`."""
+        return chosen_rows(self._values, actions)
+
+    def mean(self, numbers: tf.Tensor) -> tf.Tensor:
+        """Returns the mean over the policy of numbers `[B, n]` of the actions: `[B]`."""
+        return tf.reduce_sum(tf.exp(self.logp) * numbers, axis=-1)
 
 
 class Temperature(keras.layers.Layer):
@@ -250,7 +327,7 @@ class SACTraining(OffPolicyTraining):
     twin_q: bool = setting(True, BOOL)  # two critics, of which the smaller value counts
     td_error_loss_fn: str = setting("huber", one_of("huber", "mse"))  # mse: half the square
     initial_alpha: float = setting(1.0, POSITIVE)
-    target_entropy: float | None = setting(  # nats; None, which "auto" means: -dim(A)
+    target_entropy: float | None = setting(  # nats; None, "auto": -dim(A), or 0.98 log n
         None, _ENTROPY, kept=lambda x: None if x == "auto" else x
     )
     tau: float = 5e-3

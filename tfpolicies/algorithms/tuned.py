@@ -81,19 +81,25 @@ def tuned_entries(algo: str = "", env: str = "") -> dict[tuple[str, str], Tuned]
 def nearest_tuned(algo: str, env: str) -> str:
     """Returns which entries are most like a pair that has none, as words.
 
-    These are entries of the algorithm for environments of similar names, then those of other
-    algorithms for the environment, then any of the algorithm.
+    These are entries of the algorithm for other versions of the environment, then those of other
+    algorithms for the environment, then those of the algorithm for environments of similar names,
+    or for any.
 
     >>> nearest_tuned("PPO", "HalfCheetah-v3")
-    'PPO on HalfCheetah-v5, PPO on HalfCheetah-v4'
+    'PPO on HalfCheetah-v4, PPO on HalfCheetah-v5'
     >>> nearest_tuned("PG", "Acrobot-v1")
     'PPO on Acrobot-v1, A2C on Acrobot-v1, DQN on Acrobot-v1'
     """
     own = [other for name, other in TUNED if name == algo]
-    similar = [(algo, each) for each in difflib.get_close_matches(env, own, _NEAREST, 0.7)]
-    found = similar + [pair for pair in TUNED if pair[1] == env]
-    found = found or [(algo, each) for each in own] or list(TUNED)
+    versions = [(algo, each) for each in own if _without_version(each) == _without_version(env)]
+    found = versions + [pair for pair in TUNED if pair[1] == env]
+    similar = difflib.get_close_matches(env, own, _NEAREST, 0.7) or own
+    found = found or [(algo, each) for each in similar] or list(TUNED)
     return ", ".join(f"{name} on {other}" for name, other in found[:_NEAREST])
+
+
+def _without_version(env: str) -> str:
+    return env.rpartition(":")[2].rpartition("-v")[0]
 
 
 def register_tuned(

@@ -40,17 +40,15 @@ TUNED: dict[tuple[str, str], Tuned] = {}
 
 _ZOO = "RL Baselines3 Zoo 2.9.0a2, hyperparams/{}.yml"
 _ALL = {
-    "PPO": (
-        "advantages are standardised over the train batch, not over each minibatch",
-        "the clip range is constant",
-    ),
+    "PPO": ("advantages are standardised over the train batch, not over each minibatch",),
     "A2C": (),
-    "DQN": (),
-    "SAC": (),
+    "DQN": ("before learning starts, actions follow epsilon",),
+    "SAC": ("actor and critics are updated from the same weights, not one behind the other",),
     "TD3": ("actor and critics are updated from the same weights, not one behind the other",),
     "DDPG": ("actor and critic are updated from the same weights, not one behind the other",),
 }
 _CONSTANT = "the learning rate is constant"
+_CLIP = "the clip range is constant"
 _NO_SDE = "each step has noise of its own, not gSDE's"
 
 
@@ -168,6 +166,7 @@ _zoo(
     1e5,
     500.0,
     _CONSTANT,
+    _CLIP,
     "weights begin as normalised columns, not orthogonal; Adam's epsilon is 1e-7",
 )
 _zoo(
@@ -212,7 +211,14 @@ _zoo(
     _NO_SDE,
 )
 
-_DEEP = {"model": {"fcnet_hiddens": [256, 256], "fcnet_activation": "relu", "ortho_init": False}}
+_DEEP = {
+    "model": {
+        "fcnet_hiddens": [256, 256],
+        "fcnet_activation": "relu",
+        "ortho_init": False,
+        "log_std_init": -2.0,
+    }
+}
 _PPO_MUJOCO: dict[str, tuple[float, Settings, Settings]] = {
     "HalfCheetah": (
         5819.099,
@@ -273,11 +279,17 @@ _NATURE = {
 }
 _ATARI = {
     "clip_rewards": True,
-    "env_config": {"stack_num": 4, "frame_skip": 4, "noop_max": 30, "use_fire_reset": True},
+    "env_config": {
+        "stack_num": 4,
+        "frame_skip": 4,
+        "noop_max": 30,
+        "use_fire_reset": True,
+        "zero_discount_on_life_loss": True,
+    },
 }
-_LIVES = "an episode ends with the game, not with a life"
+_LIVES = "a lost life ends an episode for learning alone: the game goes on, and is not fired into"
 _FIRST_LAYERS = "the first two convolutions are padded"
-for _env, _ppo_return, _dqn_return in (("Pong", 20.989, 20.602), ("Breakout", 398.033, 358.327)):
+for _env, _return in (("Pong", 20.989), ("Breakout", 398.033)):
     _zoo(
         "PPO",
         f"envpool:{_env}-v5",
@@ -289,8 +301,10 @@ for _env, _ppo_return, _dqn_return in (("Pong", 20.989, 20.602), ("Breakout", 39
             {"model": {**_NATURE, "vf_share_layers": True}},
         ),
         1e7,
-        _ppo_return,
+        _return,
         _FIRST_LAYERS,
+        _LIVES,
+        _CLIP,
     )
 
 # -- A2C --------------------------------------------------------------------------------------
@@ -414,6 +428,7 @@ for _env, _return in (("Pong", 20.602), ("Breakout", 358.327)):
         _return,
         "8 environments step together, with two updates for 8 steps: as many as there",
         _FIRST_LAYERS,
+        _LIVES,
     )
 
 _MINATAR = Tuned(
@@ -431,7 +446,7 @@ _MINATAR = Tuned(
     ),
     "Young and Tian 2019 (arXiv:1903.03176), section 3 and table 1",
     5_000_000,
-    deviations=("random actions before learning starts are those of a falling epsilon",),
+    deviations=_ALL["DQN"],
 )
 for _game in ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders"):
     TUNED["DQN", f"MinAtar/{_game}-v0"] = _MINATAR

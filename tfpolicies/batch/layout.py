@@ -74,7 +74,11 @@ def as_columns(raw: Mapping[str, Any]) -> dict[str, Any]:
                 f"{DONES!r} can only be read: it is {TERMINATEDS!r} or {TRUNCATEDS!r}. "
                 "Set those two instead."
             )
-        column = _as_seq_lens(value) if key == SEQ_LENS else _as_column(key, value)
+        column = value
+        if key == SEQ_LENS:
+            column = _as_seq_lens(value)
+        elif type(value) is not np.ndarray:
+            column = _as_column(key, value)
         if column is not None:
             columns[key] = column
     return columns
@@ -113,6 +117,9 @@ def checked_count(columns: Mapping[str, Any], layout: Layout) -> int | None:
     Raises:
         BatchError: if the columns' lengths differ, naming the column and both lengths.
     """
+    rows = _rows_of_arrays(columns, layout)
+    if rows is not None:
+        return rows
     lengths = columns.get(SEQ_LENS)
     expected, source, total = None, "", None
     if isinstance(lengths, np.ndarray):
@@ -135,6 +142,23 @@ def checked_count(columns: Mapping[str, Any], layout: Layout) -> int | None:
         return total
     has_rows = any(_arrays(x) for name, x in columns.items() if not _counting_order(name))
     return expected if has_rows else 0
+
+
+def _rows_of_arrays(columns: Mapping[str, Any], layout: Layout) -> int | None:
+    """Returns the length of arrays that are rows; None where that is not all there is to see.
+
+    Most batches are such: they cost a fraction of a closer look.
+    """
+    if SEQ_LENS in columns or layout.time_major:
+        return None
+    found: set[Any] = {
+        len(column) if type(column) is np.ndarray and column.ndim else None
+        for column in columns.values()
+    }
+    if len(found) != 1 or all(map(_counting_order, columns)):
+        return None
+    rows: int | None = found.pop()
+    return rows
 
 
 def _arrays(column: Any) -> list[Any]:

@@ -311,8 +311,10 @@ class SampleBatch(ColumnBatch):
         return self
 
     def _replace(self, names: Collection[str], function: Any) -> None:
-        new = {name: map_leaves(function, self._raw(name)) for name in names if name in self}
-        self._store_columns({**self, **new}, self.layout)
+        old = {name: self._raw(name) for name in names if name in self}
+        new = {name: map_leaves(function, column) for name, column in old.items()}
+        if any(new[name] is not column for name, column in old.items()):
+            self._store_columns({**self, **new}, self.layout)
 
     # -- names of the past -----------------------------------------------------------------------
 

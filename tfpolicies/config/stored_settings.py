@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tfpolicies.config.dialect import ALIASES
+from tfpolicies.envs.envpool import is_envpool_name
 from tfpolicies.envs.making import is_import_path
 from tfpolicies.envs.pettingzoo import is_pettingzoo_name
 from tfpolicies.envs.registry import ENVIRONMENTS
@@ -25,9 +26,9 @@ _MODULE = re.compile(r"[A-Za-z]\w*_v\d+")  # of an environment, in packages like
 def environment_of_file(source: Any) -> Any:
     """Returns an environment that a file names, or a `Missing` if making it would import something.
 
-    Names that are registered, here, with Gymnasium or with PettingZoo, stay, since the file only
-    chooses among what is there. An import path ("package.module:Class", "package.module.Class" and
-    Gymnasium's "module:EnvId") does not, and this package has no environment to be made by one.
+    Names that are registered, here, with Gymnasium, EnvPool or PettingZoo, stay, since the file
+    only chooses among what is there. An import path ("package.module:Class", "package.module.Class"
+    and Gymnasium's "module:EnvId") does not, and no environment of this package is made by one.
 
     Args:
         source: what the file holds; what is no text is returned as it is.
@@ -41,7 +42,7 @@ def environment_of_file(source: Any) -> Any:
         return source
     if _FORWARDING.match(source):
         return Missing(source)
-    if not is_import_path(source) or _is_of_pettingzoo(source):
+    if not is_import_path(source) or is_envpool_name(source) or _is_of_pettingzoo(source):
         return source
     return Missing(source, importable=True)
 

@@ -14,8 +14,10 @@ import gymnasium as gym
 from gymnasium.vector import VectorEnv
 
 from tfpolicies.envs.calling import called
+from tfpolicies.envs.envpool import envpool_environments, is_envpool_name, require_task
 from tfpolicies.envs.multi_agent_env import MultiAgentEnv
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
+from tfpolicies.envs.packages import register_namespace
 from tfpolicies.envs.pettingzoo import (
     MOVED,
     is_pettingzoo,
@@ -111,7 +113,8 @@ def make_any_environments(
     Args:
         source: a name given by `register_environment`, a name registered with Gymnasium (stepped by
             its own vector implementation if it has one), a name of PettingZoo's
-            (`"pettingzoo:classic/tictactoe_v3"`, called with the context's settings),
+            (`"pettingzoo:classic/tictactoe_v3"`, called with the context's settings), a task of
+            EnvPool (`"envpool:Pong-v5"`, made with the context's settings),
             `"package.module:Class"`, an environment class, or a function. A registered creator is
             called with the context; for other classes and functions their signature decides
             between the context and its settings as keywords (see `calling.called`). They may give a
@@ -138,6 +141,8 @@ def make_any_environments(
     if is_instance(source):
         require_alone(source, num_envs, context.num_workers, evaluates=False)
         made = _stepped([_of_our_api(source)])
+    elif named is None and isinstance(source, str) and is_envpool_name(source):
+        made = envpool_environments(source, num_envs, context)
     elif named is None and isinstance(source, str) and not is_import_path(source):
         made = _by_name(source, num_envs, context, checked=checked)
     else:
@@ -233,7 +238,9 @@ def check_source(name: str) -> None:
     """
     if ENVIRONMENTS.find(name) is not None:
         return
-    if is_pettingzoo_name(name):
+    if is_envpool_name(name):
+        require_task(name)
+    elif is_pettingzoo_name(name):
         pettingzoo_creator(name)
     elif is_import_path(name):
         _resolved(name)
@@ -296,6 +303,7 @@ def gym_spec(name: str) -> gym.envs.registration.EnvSpec:
     Raises:
         EnvError: if the name is not registered; near matches are named.
     """
+    register_namespace(name)
     try:
         return gym.spec(name)
     except gym.error.Error as error:

@@ -10,6 +10,8 @@ here:
   no transition took place.
 * `broken` has the environments that broke in this step: they were made anew, their running episodes
   are to be dropped, and `obs` shows their next ones.
+* `lost` has the environments in which a life was lost, where that ends the episode for learning
+  alone.
 * `final` has the last observations of episodes that ended in this step, where `obs` already shows
   the next episode. In NEXT_STEP mode `obs` itself is the last observation.
 """
@@ -55,6 +57,7 @@ class Step(NamedTuple):
     dead: np.ndarray | None  # bool [N]; None: all of them are transitions
     final: tuple[np.ndarray, Any] | None  # indices [K] and their last observations [K, ...]
     broken: Mapping[int, Exception] | None = None  # environments that were made anew: dead, too
+    lost: np.ndarray | None = None  # bool [N]: goes on, but nothing that comes counts for learning
 
 
 class Environments(abc.ABC):
@@ -419,7 +422,12 @@ class VectorEnvironments(Environments):
 
     def guard(self, repairs: Repairs) -> None:
         super().guard(repairs)
-        self._step = repairs.watched(0, "step", self.env.step)
+        self._take(self.env)
+
+    def _take(self, env: VectorEnv) -> None:
+        """Steps this vector environment from now on."""
+        self.env = env
+        self._step = self._repairs.watched(0, "step", env.step)
 
     def reset(self, seeds: Sequence[int] | None) -> Any:
         try:
@@ -443,8 +451,7 @@ class VectorEnvironments(Environments):
         """Makes the whole vector environment anew; returns its first observations."""
 
         def start(env: VectorEnv) -> Any:
-            self.env = env
-            self._step = self._repairs.watched(0, "step", env.step)
+            self._take(env)
             return self._reset(None)
 
         return self._repairs.renewed(0, self.env, start)[1]

@@ -1,4 +1,7 @@
-"""Critics: one or more models of the same observation and action, as one network."""
+"""Critics: one or more models of the same observation and action, as one network.
+
+They value one action, a vector of floats; or all actions of a Discrete space, seeing none.
+"""
 
 from __future__ import annotations
 
@@ -19,19 +22,23 @@ from tfpolicies.models.registry import model_given
 
 
 class Critics(keras.Model):
-    """Critics side by side: a dict of encoded observations and `actions` to values `[B, n]`.
+    """Critics side by side: encoded observations by name, and `actions`, to values `[B, c]`.
 
     Args:
-        critics: n models, each of which gives `[B, 1]` or `[B]`.
+        critics: c models, each of which gives `[B, 1]` or `[B]`.
+        shape: of the values of one row; `(n,)` for critics of all n actions, which give `[B, n]`
+            each and `[B, n, c]` together.
     """
 
-    def __init__(self, critics: Sequence[keras.Model]) -> None:
+    def __init__(self, critics: Sequence[keras.Model], shape: tuple[int, ...] = ()) -> None:
         super().__init__(name="critics")
         self.critics = list(critics)
+        self._shape = shape
 
     def call(self, inputs: Any, training: bool = False) -> Any:
         values = [call_model(each, inputs, training=training) for each in self.critics]
-        return keras.ops.concatenate([keras.ops.reshape(x, (-1, 1)) for x in values], axis=-1)
+        rows = (-1, *self._shape)
+        return keras.ops.stack([keras.ops.reshape(x, rows) for x in values], axis=-1)
 
 
 def critic_source(
@@ -40,16 +47,17 @@ def critic_source(
     config: Mapping[str, Any],
     count: int,
 ) -> ModelSource:
-    """Returns the source of `count` critics of a Box of floats; its key is what settings lack.
+    """Returns the source of `count` critics; its key is what settings lack.
 
-    `custom_model` is a factory `f(observation_space, 1, **custom_model_config)`, or the name of a
-    registered one, which is called for each critic and for each of their targets; what it returns
-    takes a dict of the encoded observation by name and `actions`. Without it critics are built by
-    the catalog.
+    `custom_model` is a factory `f(observation_space, num_outputs, **custom_model_config)`, or the
+    name of a registered one, which is called for each critic and for each of their targets. Of a
+    Box of floats what it returns takes a dict of the encoded observation by name and `actions`, and
+    gives one value; of n Discrete actions it takes the observation, and gives n. Without it critics
+    are built by the catalog.
 
     Args:
         observation_space: as the environment has it.
-        dist_class: of one Box of floats.
+        dist_class: of one Box of floats, or of a Discrete space.
         config: a complete `model` config.
         count: n.
 
@@ -63,25 +71,36 @@ def critic_source(
             f"several, with weights of their own; got the model {custom.name!r}. Write a function "
             "f(observation_space, num_outputs) that returns a new one."
         )
-    (action,) = dist_class.leaves
+    values, actions = 1, dist_class.leaves
+    if isinstance(dist_class.space, gym.spaces.Discrete):
+        values, actions = int(dist_class.space.n), ()
 
     def one() -> keras.Model:
         if custom is None:
             require_float32()
-            return build_critic(model_leaves(observation_space), action, config)
+            seen = model_leaves(observation_space)
+            return build_critic(seen, actions, config, num_values=values)
         told = {**config["custom_model_config"], **context_of(custom, dist_class.space, config)}
-        return model_of(custom, observation_space, 1, told)
+        return model_of(custom, observation_space, values, told)
 
     def make() -> Critics:
-        critics = Critics([one() for _ in range(count)])
-        _build(critics, InputPorts(observation_space), action.shape)
+        critics = Critics([one() for _ in range(count)], () if actions else (values,))
+        inputs = zeros(InputPorts(observation_space))
+        for action in actions:
+            inputs[ACTIONS] = np.zeros((ZERO_ROWS, *action.shape), np.float32)
+        _build(critics, inputs, values)
         return critics
 
     return ModelSource((custom,), make)
 
 
-def _build(critics: Critics, ports: InputPorts, action_shape: Sequence[int]) -> None:
-    inputs = {**zeros(ports), ACTIONS: np.zeros((ZERO_ROWS, *action_shape), np.float32)}
+def _build(critics: Critics, inputs: Mapping[str, np.ndarray], values: int) -> None:
+    """Builds critics by calling them with inputs of zeros.
+
+    Raises:
+        ModelError: if one of them does not take these, or gives no values of `values` actions.
+    """
+    allowed = [(ZERO_ROWS, values), *([(ZERO_ROWS,)] if values == 1 else [])]
     for each in critics.critics:
         try:
             shape = tuple(call_model(each, inputs).shape)
@@ -91,14 +110,17 @@ def _build(critics: Critics, ports: InputPorts, action_shape: Sequence[int]) -> 
                 f"The critic {each.name!r} could not be called with a dict of rows of {shapes}, "
                 f"float32: {error}"
             ) from error
-        if shape not in ((ZERO_ROWS, 1), (ZERO_ROWS,)):
+        if shape not in allowed:
+            wanted = "one value per row, [B, 1] or [B]"
+            if values > 1:
+                wanted = f"one value per action, [B, {values}]"
             raise ModelError(
-                f"The critic {each.name!r} must give one value per row, [B, 1] or [B]; got the "
-                f"shape [B, {', '.join(map(str, shape[1:]))}]."
+                f"The critic {each.name!r} must give {wanted}; got the shape "
+                f"[B, {', '.join(map(str, shape[1:]))}]."
             )
         if {str(layer.compute_dtype) for layer in all_layers(each)} - {"float32"}:
             raise ModelError(
                 f"The critic {each.name!r} must compute in float32: build it under the dtype "
                 "policy 'float32'."
             )
-    critics(inputs)
+    call_model(critics, inputs)

@@ -70,6 +70,7 @@ SETTINGS: dict[str, tuple[Any, Rule]] = {
     "post_fcnet_activation": ("relu", ACTIVATION),  # any Keras activation name
     "vf_share_layers": (True, BOOL),  # whether the value reads the actor's last hidden layer
     "free_log_std": (False, BOOL),  # Gaussians: one trained log standard deviation for all rows
+    "log_std_init": (0.0, FINITE),  # where that begins
     "no_final_linear": (False, BOOL),  # whether the output layer is the last hidden one, activated
     # orthogonal kernels, gains sqrt(2), 0.01 and 1; else normalised columns
     "ortho_init": (False, BOOL),

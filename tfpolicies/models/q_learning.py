@@ -20,10 +20,10 @@ def chosen_values(values: Any, actions: Any) -> tf.Tensor:
     return tf.reduce_sum(values * choice, axis=-1)
 
 
-def chosen_atoms(logits: Any, actions: Any) -> tf.Tensor:
-    """Returns the logits `[B, m]` of `actions` `[B]` among those of all actions, `[B, n, m]`."""
-    choice = tf.one_hot(tf.cast(actions, tf.int32), logits.shape[-2])
-    return tf.reduce_sum(logits * choice[:, :, None], axis=-2)
+def chosen_rows(numbers: Any, actions: Any) -> tf.Tensor:
+    """Returns the numbers `[B, m]` of `actions` `[B]` among those of all actions, `[B, n, m]`."""
+    choice = tf.one_hot(tf.cast(actions, tf.int32), numbers.shape[-2])
+    return tf.reduce_sum(numbers * choice[:, :, None], axis=-2)
 
 
 def td_targets(rewards: Any, discounts: Any, next_values: Any, chooser: Any) -> tf.Tensor:
@@ -57,7 +57,7 @@ def atom_targets(
         chooser: the values whose largest one chooses the action, `[B, n]`.
         atoms: `[m]`, rising by equal steps.
     """
-    logits = chosen_atoms(next_logits, tf.argmax(chooser, axis=-1))
+    logits = chosen_rows(next_logits, tf.argmax(chooser, axis=-1))
     goes_on = tf.cast(tf.reduce_max(logits, axis=-1) > _MASKED, tf.float32)
     return projected(tf.nn.softmax(logits, axis=-1), rewards, discounts * goes_on, atoms)
 
@@ -92,7 +92,7 @@ def atom_errors(logits: tf.Tensor, actions: Any, targets: tf.Tensor) -> tf.Tenso
         actions: `[B]`.
         targets: probabilities of the atoms, `[B, m]`.
     """
-    chosen = chosen_atoms(logits, actions)
+    chosen = chosen_rows(logits, actions)
     entropies = -tf.reduce_sum(targets * tf.nn.log_softmax(chosen, axis=-1), axis=-1)
     return tf.where(tf.reduce_max(chosen, axis=-1) > _MASKED, entropies, 0.0)
 

@@ -505,7 +505,8 @@ class TFPolicy(PolicyKind):
         if self._updates_by_methods():
             return super().load_batch_into_buffer(batch, buffer_index)
         self.learning.prepare()
-        self._loaded[buffer_index] = self.learning.read(batch)
+        loaded = self._loaded[buffer_index] = self.learning.read(batch)
+        loaded.is_kept = True
         return self.get_num_samples_loaded_into_buffer(buffer_index)
 
     def _learn_on_rows(self, batch: Any, offset: int, size: int) -> dict[str, Any]:

@@ -55,6 +55,7 @@ class LearnBatch:
         columns: the same.
         items: N.
         count: how many rows the items have, without those that only fill up sequences.
+        is_kept: whether several calls learn from it, between which somebody may write its arrays.
 
     Raises:
         BatchError: if there are no rows, or the columns have different numbers of them.
@@ -64,6 +65,7 @@ class LearnBatch:
         self.columns = columns
         self.items = _count_items(columns)
         self.count = int(columns[SEQ_LENS].sum()) if is_recurrent else self.items
+        self.is_kept = False
         self._is_recurrent = is_recurrent
         self._placed: tuple[int, Any] | None = None
 

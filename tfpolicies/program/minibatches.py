@@ -24,7 +24,7 @@ class Minibatches(NamedTuple):
     """What comes with each minibatch, `[K, ...]` float32, as far as a kind has use for it.
 
     `follows`: 1 where followers move behind it; `takes` `[K, O]`: 0 for optimizers that do not take
-    it; standard normal, for the loss: `noise` `[K, size, ...]` of each row, `update_noise` `[K, k]`.
+    it; `noise` `[K, size, ...]` and `update_noise` `[K, k]`: standard normal, for the loss.
     """
 
     @property

@@ -76,6 +76,11 @@ class ProgramSpec:
                 f"model['free_log_std'] needs a Box of floats as the action space, got "
                 f"{action_space}. Leave it False."
             )
+        if static["model"]["log_std_init"] and not static["model"]["free_log_std"]:
+            raise ConfigError(
+                f"model['log_std_init']={static['model']['log_std_init']} is where a free "
+                "log standard deviation begins. Set model['free_log_std']=True, too."
+            )
         _check_mask(observation_space, dist_class)
         _check_overrides(policy_class)
         spaces, names = (observation_space, action_space), tuple(policy_class.hyperparameters)

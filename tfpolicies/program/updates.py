@@ -379,10 +379,10 @@ class Updates:
             self._capacity[kind] = capacity
             minibatches = minibatches.padded_to(capacity)
         learner = self._learner(form, fetches=fetches)
-        columns = batch.placed(capacity, self._runtime.placed)
-        of_each = [minibatches.rows, minibatches.mask, *minibatches.along.values()]
-        index, mask, *lent = self._runtime.lent(of_each)
-        along = dict(zip(minibatches.along, lent, strict=True))
+        place = self._runtime.placed if batch.is_kept else self._runtime.lent
+        columns = batch.placed(capacity, place)
+        index, mask = self._runtime.lent((minibatches.rows, minibatches.mask))
+        along = self._runtime.lent(minibatches.along)
         shapes = capacity, *minibatches.rows.shape
         totals, first, steps = self._no_totals, 0, minibatches.steps
         while True:

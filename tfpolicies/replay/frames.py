@@ -8,18 +8,21 @@ the oldest are forgotten first.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from tfpolicies.errors import CheckpointError
 from tfpolicies.replay.room import Room
 
 _REMEMBERED = 1024  # frames that new ones are compared with, at least
 _NAME = "frames"  # of the array in segments
 _SEGMENT_BYTES = 8 * 2**20
-_SEGMENTS_PER_CHUNK = 8
+_SEGMENTS_PER_CHUNK = 8  # at most; so much memory is taken and let go of at a time
+_CHUNKS = 8  # that there are at least, if there are enough frames
 
 
 class Frames:
@@ -49,14 +52,13 @@ class Frames:
         self.first = self.next = 0
         size = max(1, math.prod(self.shape) * self.dtype.itemsize)
         self.per_segment = max(1, min(_SEGMENT_BYTES // size, expected))
-        self._per_chunk = self.per_segment * _SEGMENTS_PER_CHUNK
+        segments = min(max(1, expected // (_CHUNKS * self.per_segment)), _SEGMENTS_PER_CHUNK)
+        self._per_chunk = self.per_segment * segments
         self._room = room
         self._chunks: dict[int, np.ndarray] = {}
         self._known: list[dict[int, int]] = [{}, {}]  # by sum of bytes; older ones, newer ones
         self._oldest_known = [0, 0]  # numbers; those in the dicts are not below
         self._floors: list[tuple[int, int]] = []  # (row, number): rows from there have none below
-        words = -(-size // 8)
-        self._factors = np.random.default_rng(0).integers(2**63, size=words, dtype=np.uint64) | 1
 
     def __getitem__(self, number: int) -> np.ndarray:
         """Returns one frame, which is not to be written to."""
@@ -67,6 +69,11 @@ class Frames:
     def nbytes(self) -> int:
         """The bytes reserved."""
         return sum(chunk.nbytes for chunk in self._chunks.values())
+
+    @functools.cached_property
+    def _factors(self) -> np.ndarray:
+        words = -(-math.prod(self.shape) * self.dtype.itemsize // 8)
+        return np.random.default_rng(0).integers(2**63, size=words, dtype=np.uint64) | np.uint64(1)
 
     def begin_row(self, row: int) -> None:
         """Is told the number of the row that the next frames are of."""
@@ -124,9 +131,18 @@ class Frames:
         Args:
             state: as returned.
             pieces: the frames, in order.
+
+        Raises:
+            CheckpointError: if the state is damaged.
         """
         self.first = self.next = int(state["first"])
         self._floors = [(int(row), int(number)) for row, number in state["floors"]]
+        numbers = [self.first, *(number for _, number in self._floors), int(state["next"])]
+        if numbers != sorted(numbers) or not self._floors:
+            raise CheckpointError(
+                f"Frames from {numbers[0]} to {numbers[-1]} cannot have the floors "
+                f"{self._floors!s:.200}. The state is damaged."
+            )
         for piece in pieces:
             for frame in piece[_NAME]:
                 self._append(frame)

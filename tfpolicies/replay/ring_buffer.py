@@ -214,7 +214,7 @@ class ReplayBuffer:
                 f"The state is of a ReplayBuffer of capacity {state['capacity']!r}, but this one "
                 f"has {self.capacity}. Make one of the same capacity."
             )
-        rng, added = decode_generator(state["rng"]), int(state["num_added"])
+        rng, added = decode_generator(state["rng"]), max(0, int(state["num_added"]))
         filled = min(added, self.capacity)
         lengths = {path: np.shape(leaf)[:1] for path, leaf in leaves_of(state["columns"])}
         held = 0 if "rows" in state else filled  # segments have the rows, but in older states
@@ -224,7 +224,12 @@ class ReplayBuffer:
                 f"A ReplayBuffer that {added} rows were added to holds {filled}, but the columns "
                 f"of the state have {lengths}. The state is damaged."
             )
-        rows = Rows.of_state(state, self.capacity, added, self._room) if filled else None
+        try:
+            rows = Rows.of_state(state, self.capacity, added, self._room) if filled else None
+        except (CheckpointError, ConfigError):
+            raise
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise CheckpointError(f"The state of a ReplayBuffer is damaged: {error}.") from error
         self._rows, self._rng, self._num_sampled = rows, rng, int(state["num_sampled"])
 
 

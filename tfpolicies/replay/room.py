@@ -82,7 +82,7 @@ class Room:
 
     def _mapped(self, shape: Sequence[int], dtype: Any, size: int) -> np.ndarray:
         with tempfile.TemporaryFile(dir=self._place()) as file:
-            os.posix_fallocate(file.fileno(), 0, max(size, 1))
+            _take_space(file.fileno(), max(size, 1))
             mapped = mmap.mmap(file.fileno(), max(size, 1))
         return np.ndarray(tuple(shape), dtype, mapped)
 
@@ -91,6 +91,13 @@ class Room:
             return str(self._folder)
         given = "TMPDIR" in os.environ or not _LARGE_FILES.is_dir()
         return tempfile.gettempdir() if given else str(_LARGE_FILES)
+
+
+def _take_space(file: int, size: int) -> None:
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file, 0, size)
+    else:  # not on macOS
+        os.truncate(file, size)
 
 
 def check_room(memory_limit_bytes: Any, storage_path: Any) -> None:

@@ -24,6 +24,7 @@ from tfpolicies.replay.room import Room
 from tfpolicies.replay.segments import Arrays, Segments
 
 _SEGMENT_BYTES = 8 * 2**20
+_ANY_SIZE = 2**63
 _OBSERVATIONS = (SampleBatch.OBS, SampleBatch.NEXT_OBS)
 
 
@@ -136,36 +137,48 @@ class Rows:
             ConfigError: if there is no room for them.
         """
         columns = dict(state["columns"])
-        rows = cls(capacity, columns, room)
         if "rows" in state:
+            cls(1, columns, Room(_ANY_SIZE))._require_alike(state)
+            rows = cls(capacity, columns, room)
             rows._set_state(state, added)
             return rows
+        rows = cls(capacity, columns, room)
         filled = min(added, capacity)
         rows.added = added - filled
         order = np.arange(rows.added, added) % capacity
         rows.add([leaf[order] for _, leaf in leaves_of(columns)])
         return rows
 
-    def _set_state(self, state: Mapping[str, Any], added: int) -> None:
+    def _require_alike(self, state: Mapping[str, Any]) -> None:
+        """Checks that a state has rows such as these, as far as its first segments tell."""
         if state["frames"].keys() != self._frames.keys():
             raise CheckpointError(
                 f"The state has frames of {[*state['frames']]}, but the columns have images in "
                 f"{[*self._frames]}. The state is damaged."
             )
+        for _, segment in state["rows"][:1]:
+            _like(self._no_rows(), segment.arrays())
+        for path, frames in self._frames.items():
+            for _, segment in state["frames"][path]["segments"][:1]:
+                _like(frames.empty(), segment.arrays())
+
+    def _set_state(self, state: Mapping[str, Any], added: int) -> None:
         for path, frames in self._frames.items():
             stored = state["frames"][path]
             first, stop = int(stored["first"]), int(stored["next"])
             pieces = self._frame_segments[path].read(stored["segments"], first, stop)
             frames.set_state(stored, (_like(frames.empty(), x) for _, x in pieces))
         self.added = added
-        like = {path: column.kept[:0] for path, column in self.leaves.items()}
         for start, arrays in self._segments.read(state["rows"], self.first, added):
-            found = _like(like, arrays)
+            found = _like(self._no_rows(), arrays)
             places = np.arange(start, start + len(next(iter(found.values())))) % self.capacity
             for path, column in self.leaves.items():
                 if isinstance(column, ImageColumn):
                     _require_frames(column, found[path])
                 column.kept[places] = found[path]
+
+    def _no_rows(self) -> Arrays:
+        return {path: column.kept[:0] for path, column in self.leaves.items()}
 
     def _copies(self, start: int, stop: int) -> Arrays:
         places = np.arange(start, stop) % self.capacity

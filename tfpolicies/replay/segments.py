@@ -44,9 +44,8 @@ class Segments:
             if home is not None and home.is_there:
                 found.append((start, Segment(None, home)))
                 continue
-            home = Home()
-            if first <= start and end <= stop:
-                self._homes[start] = home
+            is_whole = first <= start and end <= stop
+            home = self._homes.setdefault(start, Home()) if is_whole else Home()
             begin = max(start, first)
             found.append((begin, Segment(arrays(begin, min(end, stop)), home)))
         return found
@@ -60,7 +59,7 @@ class Segments:
             CheckpointError: if they are not these rows, or one is missing or damaged.
         """
         starts = [int(start) for start, _ in stored]
-        ends = [*starts[1:], stop]
+        ends = [*starts, stop][1:]
         whole = starts == [] if first == stop else starts[:1] <= [first] < ends[:1]
         if not whole or any(start >= end for start, end in zip(starts, ends, strict=True)):
             raise CheckpointError(

@@ -74,25 +74,21 @@ class Postprocessor:
                 batch, running = sample.batch(), set(self._running())
                 sample.views = lookback.views(batch, sample.ends, views, running)
         calls_back = overrides(self._callbacks, "on_postprocess_trajectory")
-        one_by_one = [x for x in samples if calls_back or x.learning.by_trajectory]
-        known = who() if one_by_one else {}
-        followed = [x.policy_id for x in one_by_one]
+        told = {x.policy_id for x in samples if calls_back or x.learning.by_trajectory}
+        known = who() if told else {}
         samples = [self._with_those_that_waited(sample) for sample in samples]
-        one_by_one = [x for x in samples if x.policy_id in followed]
-        originals = self._originals(samples, known) if one_by_one else {}
+        originals = self._originals(samples, known) if told else {}
         found = {}
-        for collected in samples:
-            policy, sample = collected.policy, collected
-            if not sample.learning.by_trajectory:
-                sample = self._postprocessed(collected)
-            if not len(sample.ends):
-                continue  # all of its rows wait
-            if collected in one_by_one:
-                batch = self._by_trajectory(sample, originals, known)
+        for sample in samples:
+            ready = self._ready(sample)
+            if sample.policy_id in told and len(ready.ends):
+                batch = self._by_trajectory(ready, originals, known)
             else:
-                batch = sample.batch()
-            recurrent = policy.is_recurrent()
-            found[sample.policy_id] = in_sequences(batch, policy) if recurrent else batch
+                batch = ready.batch()
+            policy = sample.policy
+            found[sample.policy_id] = (
+                in_sequences(batch, policy) if policy.is_recurrent() else batch
+            )
         return found
 
     def forget_waiting(self, trajectories: Collection[Trajectory]) -> None:
@@ -109,8 +105,10 @@ class Postprocessor:
         waiting = self._waiting.get(sample.policy_id)
         return sample if waiting is None else waiting.join(sample)
 
-    def _postprocessed(self, sample: Collected) -> Collected:
-        """Postprocesses a sample; returns its rows but for those that wait for later ones."""
+    def _ready(self, sample: Collected) -> Collected:
+        """Returns the rows that need not wait for later ones, postprocessed if that is for all."""
+        if sample.learning.by_trajectory:
+            return sample
         count = sample.learning.lookahead
         if not count:
             sample.postprocess()
@@ -174,15 +172,13 @@ class Postprocessor:
     def _by_trajectory(self, sample: Collected, originals: _Originals, who: Who) -> SampleBatch:
         """Calls what works on one trajectory at a time, and joins the results."""
         policy, pieces = sample.policy, []
-        batch = None if sample.learning.by_trajectory else sample.batch()
+        batch = sample.batch()
         for unroll, rows in sample.pieces():
             episode, agent = who[unroll]
-            all_agents = originals[episode.episode_id]
-            if batch is None:
+            all_agents, piece = originals[episode.episode_id], batch[rows]
+            if sample.learning.by_trajectory:
                 others = {other: x for other, x in all_agents.items() if other != agent}
-                piece = postprocessed(policy, all_agents[agent][-1], others, episode)
-            else:
-                piece = batch[rows]
+                piece = postprocessed(policy, piece, others, episode)
             with ported.shown(piece, policy.observation_space):
                 self._callbacks.on_postprocess_trajectory(
                     worker=self._worker,

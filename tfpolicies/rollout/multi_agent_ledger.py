@@ -174,8 +174,10 @@ class Ledger:
 
     def barred(self, taken: np.ndarray) -> set[tuple[int, ...]]:
         """Returns the trajectories of which rows are among those marked, but must not be used."""
-        records = self.records
-        lost = np.flatnonzero(taken & np.isin(records["unroll_id"], list(self.seats.barred)))
+        records, barred = self.records, list(self.seats.barred)
+        if not barred:
+            return set()
+        lost = np.flatnonzero(taken & np.isin(records["unroll_id"], barred))
         return {(int(records["eps_id"][i]), int(records["agent_index"][i])) for i in lost}
 
     def _sample_of(

@@ -566,7 +566,7 @@ class MultiAgentSampler(Sampler):
         if not self._complete:
             ledger.turn_pages(self._copies)
         ledger.forget_trajectories(self._copies)
-        return MultiAgentBatch(batches, env_steps)
+        return MultiAgentBatch({k: x for k, x in batches.items() if x.count}, env_steps)
 
     # -- checkpoints --------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -43,10 +44,15 @@ class RunningReturns:
         episodes, agents = (columns[name][lasts].tolist() for name in ("eps_id", "agent_index"))
         keys = list(zip(episodes, agents, strict=True))
         before = np.zeros(len(ends))
-        before[[0, *(lasts[:-1] + 1)]] = [self.open.get(key, 0.0) for key in keys]
+        same = [False, *(key == last for last, key in itertools.pairwise(keys))]  # a life was lost
+        before[[0, *(lasts[:-1] + 1)]] = [
+            0.0 if begins else self.open.get(key, 0.0)
+            for key, begins in zip(keys, same, strict=True)
+        ]
         packed = map(packing.pack, (columns["rewards"], ends, before))
         found = packing.unpack(returns_so_far(*packed, gamma=gamma))
-        self.open.update(zip(keys, found[lasts].tolist(), strict=True))
+        goes_on = np.where(columns["terminateds"], 0.0, found)[lasts]
+        self.open.update(zip(keys, goes_on.tolist(), strict=True))
         self.open = {key: value for key, value in self.open.items() if key[0] in running}
         return found
 

@@ -60,6 +60,7 @@ class _Buffer:
             (t, environment indices, leaves).
         infos: dicts `[N, W]`, of what the steps gave; None where nobody reads them.
         barred: (t, environment index) of steps whose info says not to learn from what ends there.
+        lost: likewise of steps in which a life was lost, which ends an episode for learning.
     """
 
     def __init__(self, num_envs: int, width: int, obs_leaves: tuple[Leaf, ...]) -> None:
@@ -77,6 +78,7 @@ class _Buffer:
         self.finals: list[tuple[int, np.ndarray, list[np.ndarray]]] = []
         self.infos: np.ndarray | None = None
         self.barred: list[tuple[int, int]] = []
+        self.lost: list[tuple[int, int]] = []
 
     def keep_infos(self) -> None:
         """Makes room for infos; there are none of the steps written so far."""
@@ -90,10 +92,10 @@ class _Buffer:
             self.infos[:, : self.used][self.alive[:, : self.used]]
         )
 
-    def is_barred(self) -> np.ndarray:
-        """Returns which steps are barred, bool `[N, W]`."""
+    def marked(self, steps: Sequence[tuple[int, int]]) -> np.ndarray:
+        """Returns where some steps `(t, environment index)` are, bool `[N, W]`."""
         found = np.zeros(self.alive.shape, bool)
-        for t, index in self.barred:
+        for t, index in steps:
             found[index, t] = True
         return found
 
@@ -137,6 +139,7 @@ class _Buffer:
         )
         new.finals = [(t - start, i, x) for t, i, x in self.finals if t >= start]
         new.barred = [(t - start, i) for t, i in self.barred if t >= start]
+        new.lost = [(t - start, i) for t, i in self.lost if t >= start]
         if self.infos is not None:
             new.infos = np.empty((self.num_envs, width), object)
             new.infos[:, : new.used] = self.infos[:, start : self.used]
@@ -315,6 +318,8 @@ class SingleAgentSampler(Sampler):
                         np.logical_not(step.dead, alive[t])
                     if step.final is not None:
                         self._keep_final(buffer, step, t)
+                    if step.lost is not None:
+                        buffer.lost += [(t, i) for i in np.flatnonzero(step.lost).tolist()]
                     if step.broken is not None:
                         self._drop_episodes(buffer, step.broken, t)
                     if step.infos and any(step.infos):
@@ -426,6 +431,8 @@ class SingleAgentSampler(Sampler):
             columns[SampleBatch.INFOS] = cut(buffer.infos)
         returns_before = self._running.returns
         columns.update(self._episode_columns(columns, taken))
+        if buffer.lost:
+            columns.update(self._cut_at(columns, cut(buffer.marked(buffer.lost))))
         ends = columns["terminateds"] | columns["truncateds"]
         ends[:, -1] = True
         rows = shape[0] * shape[1]
@@ -444,16 +451,20 @@ class SingleAgentSampler(Sampler):
             shape,
         )
 
+        ids = collected.columns["eps_id"]
+
         def who() -> Who:
             if self._follower is None:
                 env_index = np.nonzero(taken)[0]
                 self._episodes_taken = self._episodes_of(collected, env_index, returns_before)
-            pieces = zip(collected.pieces(), self._episodes_taken, strict=True)
-            return {unroll: (episode, SINGLE_AGENT) for (unroll, _), episode in pieces}
+            pieces = [(unroll, int(ids[rows.start])) for unroll, rows in collected.pieces()]
+            numbers = dict.fromkeys(number for _, number in pieces)
+            episodes = dict(zip(numbers, self._episodes_taken, strict=True))
+            return {unroll: (episodes[number], SINGLE_AGENT) for unroll, number in pieces}
 
         if not buffer.barred:
             return self._postprocessor.batches([collected], who)[DEFAULT_POLICY_ID]
-        barred = flat(cut(buffer.is_barred()))
+        barred = flat(cut(buffer.marked(buffer.barred)))
         lost = [
             trajectory for trajectory, rows in collected.trajectories() if barred[rows.stop - 1]
         ]
@@ -461,10 +472,19 @@ class SingleAgentSampler(Sampler):
         kept = collected.without(barred)
         return MultiAgentBatch(self._postprocessor.batches(kept, who), rows)
 
+    def _cut_at(self, columns: Mapping[str, np.ndarray], lost: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns columns in which trajectories end where lives were lost, bool `[N, T]`."""
+        before = lost.ravel().cumsum().reshape(lost.shape) - lost
+        self._next_unroll += int(lost.sum())
+        return {
+            "terminateds": columns["terminateds"] | lost,
+            "unroll_id": columns["unroll_id"] + before,
+        }
+
     def _episodes_of(
         self, collected: Collected, env_index: np.ndarray, returns_before: np.ndarray
     ) -> list[Episode]:
-        """Returns the episode of each trajectory as it is after its rows, where nobody follows it.
+        """Returns the episode of each unroll as it is after its rows, where nobody follows it.
 
         It stays the same object as long as the episode runs.
 
@@ -473,15 +493,15 @@ class SingleAgentSampler(Sampler):
             env_index: int `[R]`.
             returns_before: of the episodes that ran before these rows, by environment.
         """
-        found, running, columns = [], {}, collected.columns
+        found: list[Episode] = []
+        known, columns = dict(self._running_episodes), collected.columns
         steps, ids, earned = columns["t"], columns["eps_id"], collected.earned
-        done = columns["terminateds"] | columns["truncateds"]
         for _, rows in collected.pieces():
             last, index = rows.stop - 1, int(env_index[rows.start])
             number = int(ids[last])
-            episode = self._running_episodes.get(number)
+            episode = known.get(number)
             if episode is None:
-                episode = Episode(number, index, self._worker)
+                episode = known[number] = Episode(number, index, self._worker)
                 goes_on = steps[rows.start] > 0
                 episode.total_reward = float(returns_before[index]) if goes_on else 0.0
             episode.length = int(steps[last]) + 1
@@ -489,10 +509,10 @@ class SingleAgentSampler(Sampler):
             episode.last_infos[SINGLE_AGENT] = columns[SampleBatch.INFOS][last]
             reached = nest(self.envs.observation_space, [x[last] for x in collected.new_obs])
             episode.note({SINGLE_AGENT: reached}, rewards={SINGLE_AGENT: float(earned[last])})
-            if not done[last]:
-                running[number] = episode
-            found.append(episode)
-        self._running_episodes = running
+            if not (found and found[-1] is episode):  # it had rows before a life was lost
+                found.append(episode)
+        running = set(self._running_ids())
+        self._running_episodes = {id_: x for id_, x in known.items() if id_ in running}
         return found
 
     def _episode_columns(
@@ -587,7 +607,7 @@ class SingleAgentSampler(Sampler):
         episodes: what they keep with an episode may be anything. So may infos that wait.
         """
         buffer = self._buffer
-        waits = buffer is not None and (buffer.has_infos() or buffer.barred)
+        waits = buffer is not None and (buffer.has_infos() or buffer.barred or buffer.lost)
         waits = waits or self._postprocessor.holds_infos
         untold = self._follower is not None or waits
         states = None if untold else self.envs.get_state()

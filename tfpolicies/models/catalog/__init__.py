@@ -1,7 +1,8 @@
 """The models a policy gets when the user brings none, built from the `model` config.
 
 `build.py` puts together what the other files know: `initializers.py` (fresh weights), `layers.py`
-(small layers), `noisy.py` (noisy ones), `heads.py` (outputs), `encoders.py` (an observation as one vector: MLP and CNN),
+(small layers), `noisy.py` (noisy ones), `heads.py` (outputs), `encoders.py` (an observation as one
+vector: MLP and CNN), `q_network.py` (values of all actions), `critic.py` (the value of one),
 `memory.py` (a memory behind that, or around a model of the user's), `recurrent.py` (LSTM and GRU),
 `attention.py` (attention over the last steps), `inspection.py` (what memory a model has).
 """

@@ -1,4 +1,4 @@
-"""Models that estimate the value of one action: an encoder of observation and action together."""
+"""Models that estimate the value of one action, beside the observation, or of every action."""
 
 from __future__ import annotations
 
@@ -16,24 +16,29 @@ ACTIONS = "actions"
 
 
 def build_critic(
-    space_leaves: Sequence[Leaf], action_leaf: Leaf, settings: Mapping[str, Any]
+    space_leaves: Sequence[Leaf],
+    action_leaves: Sequence[Leaf],
+    settings: Mapping[str, Any],
+    *,
+    num_values: int = 1,
 ) -> keras.Model:
-    """Builds a model from encoded observations and actions to values `[B, 1]`.
+    """Builds a model from encoded observations and actions to values `[B, num_values]`.
 
-    Its inputs are a dict: the observation's by name (`obs`, or `obs_<path>` of a nested space) and
-    `actions`. The action is one more part of the observation: parts are encoded as in the catalog's
-    other models (convolutions for images) and joined; `fcnet_hiddens`, `post_fcnet_hiddens` and a
-    linear unit follow.
+    Its inputs are the observation's by name (`obs`, or `obs_<path>` of a nested space) and, unless
+    it values all actions, `actions`. That is one more part of the observation: parts are encoded
+    as in the catalog's other models (convolutions for images) and joined; `fcnet_hiddens`,
+    `post_fcnet_hiddens` and linear units follow.
 
     Args:
         space_leaves: the leaves of the observation space, without an action mask.
-        action_leaf: the action space, one Box of floats.
+        action_leaves: the action space, one Box of floats; none if all actions are valued.
         settings: a complete `model` config.
+        num_values: how many actions are valued.
     """
-    leaves = [*space_leaves, action_leaf]
-    names = [*port_names(space_leaves, "obs"), ACTIONS]
+    leaves = [*space_leaves, *action_leaves]
+    names = [*port_names(space_leaves, "obs"), *(ACTIONS for _ in action_leaves)]
     kernels = Kernels(ortho_init=settings["ortho_init"], seed=0)
     encoder = Encoder(leaves, names, settings, kernels)
     inputs = encoder.inputs()
     hidden = encoder.fully_connected(encoder.joined(inputs), encoder.hidden_layers, "fc")
-    return keras.Model(inputs, encoder.dense(hidden, 1, "q_out", "value"), name="critic")
+    return encoder.model(inputs, encoder.dense(hidden, num_values, "q_out", "value"), "critic")

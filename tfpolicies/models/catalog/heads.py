@@ -31,7 +31,7 @@ def action_outputs(
     units = num_outputs // 2 if free else num_outputs
     role = "action" if not settings["no_final_linear"] else "hidden"
     outputs = dense(kernels, x, units, "fc_out", role, final)
-    return FreeLogStd(name="log_std")(outputs) if free else outputs
+    return FreeLogStd(settings["log_std_init"], name="log_std")(outputs) if free else outputs
 
 
 def value_output(kernels: Kernels, x: Any) -> Any:

@@ -21,23 +21,27 @@ def sequences_of(rows: Any, like: Any) -> Any:
 
 @keras.saving.register_keras_serializable(package="tfpolicies")
 class FreeLogStd(keras.layers.Layer):
-    """Puts a trained vector, the same for every row, behind the means of a Gaussian."""
+    """Puts a trained vector, the same for every row, behind the means of a Gaussian.
 
-    def __init__(self, **kwargs: Any) -> None:
+    Args:
+        start: what its components begin with.
+    """
+
+    def __init__(self, start: float = 0.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        self.start = float(start)
         self.supports_masking = True  # the outputs of recurrent layers carry a mask along
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        self.log_std = self.add_weight(
-            name="log_std", shape=(input_shape[-1],), initializer="zeros"
-        )
+        start = keras.initializers.Constant(self.start)
+        self.log_std = self.add_weight(name="log_std", shape=(input_shape[-1],), initializer=start)
 
     def call(self, means: Any) -> Any:
         rows = ops.zeros_like(means) + self.log_std
         return ops.concatenate([means, rows], axis=-1)
 
     def get_config(self) -> dict[str, Any]:
-        return super().get_config()
+        return {**super().get_config(), "start": self.start}
 
 
 @keras.saving.register_keras_serializable(package="tfpolicies")

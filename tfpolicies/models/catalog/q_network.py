@@ -86,8 +86,8 @@ def build_q_model(
         layers.head(features, *named, units)
         for named, units in zip(names, heads.widths(num_actions), strict=True)
     ]
-    joined = _joined(*outputs, num_actions) if heads.dueling else outputs[0]
-    return encoder.model(inputs, joined, "q_network")
+    values = outputs[0] if len(outputs) == 1 else _joined(outputs[0], outputs[1], num_actions)
+    return encoder.model(inputs, values, "q_network")
 
 
 def _encoder(space_leaves: Sequence[Leaf], settings: Mapping[str, Any]) -> tuple[Encoder, Kernels]:

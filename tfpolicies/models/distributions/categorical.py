@@ -30,14 +30,18 @@ class Categorical(Distribution):
     def sample(self, noise: tf.Tensor) -> tf.Tensor:
         return tf.argmax(self.inputs + noise, axis=-1, output_type=tf.int64)
 
+    def log_probs(self) -> tf.Tensor:
+        """Returns the log-probabilities of all actions, float32 `[B, n]`."""
+        return _log_probs(self.inputs)
+
     def logp(self, actions: tf.Tensor) -> tf.Tensor:
-        return _chosen(_log_probs(self.inputs), actions)
+        return _chosen(self.log_probs(), actions)
 
     def entropy(self) -> tf.Tensor:
-        return _entropy(_log_probs(self.inputs))
+        return _entropy(self.log_probs())
 
     def kl(self, other: Distribution) -> tf.Tensor:
-        return _kl(_log_probs(self.inputs), _log_probs(other.inputs))
+        return _kl(self.log_probs(), _log_probs(other.inputs))
 
 
 class MultiCategorical(Distribution):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfpolicies.batch.leaves import map_leaves
 from tfpolicies.program.devices import CPU, contexts, lender, on_device
 from tfpolicies.program.functions import ProgramFunctions
 from tfpolicies.program.outputs import ActLayout
@@ -117,8 +118,11 @@ class FunctionRuntime(Runtime):
             return [*map(np.array, function([*known[2], *map(self._lend, arrays)]))]
 
     def _placed_weights(self, state: PolicyState) -> tuple[PolicyState, int, list[tf.Tensor]]:
-        version, names = state.version, self.signatures.acting_segments
-        return state, version, [tf.constant(state.segments[name]) for name in names]
+        """Returns the weights as tensors: copies of memory, but what an update left as it is."""
+        place = tf.constant if state.left is None else self._lend
+        segments = state.acting
+        weights = [place(segments[name]) for name in self.signatures.acting_segments]
+        return state, state.version, weights
 
     # -- learning -----------------------------------------------------------------------------
 
@@ -137,9 +141,9 @@ class FunctionRuntime(Runtime):
         """Returns nested arrays as tensors."""
         return tf.nest.map_structure(tf.constant, arrays)
 
-    def lent(self, arrays: Sequence[np.ndarray]) -> list[tf.Tensor]:
-        """Returns arrays as tensors that may share their memory."""
-        return [*map(self._lend, arrays)]
+    def lent(self, arrays: Any) -> Any:
+        """Returns nested arrays as tensors that may share their memory."""
+        return map_leaves(self._lend, arrays)
 
     def load(self, state: PolicyState) -> None:
         """Copies a state into the resident variables, unless it is there."""

@@ -35,7 +35,7 @@ class _Binding:
     noise: np.ndarray
     params: np.ndarray
     outputs: ActOutputs
-    weights: Any = None  # the segments of the state whose weights are bound: they stay in memory
+    weights: Any = None  # the segments that are bound: they stay in memory as long as they are
 
 
 class _Bindings(threading.local):
@@ -86,9 +86,9 @@ class OnnxActor(Actor):
             if size == 0:  # ONNX Runtime mistakes the shapes of empty results
                 return self._act.unflatten([port.zeros(0) for port in self._act.ports()])
             binding = self._bind(size)
-        weights = states.segments
+        weights = states.acting
         if binding.weights is not weights:
-            arrays = states.arrays
+            arrays = states.acting_arrays
             for name, key in self._weights:
                 binding.io.bind_cpu_input(name, arrays[key])
             binding.weights = weights

@@ -251,8 +251,8 @@ class Runtime(Actor):
         """Returns nested arrays where update functions take them from, as copies if those last."""
         return arrays
 
-    def lent(self, arrays: Sequence[np.ndarray]) -> Sequence[Any]:
-        """Returns arrays, which nobody changes, for a single call of update functions."""
+    def lent(self, arrays: Any) -> Any:
+        """Returns arrays in dicts and tuples that nobody changes while one update runs, for it."""
         return arrays
 
 

@@ -67,7 +67,7 @@ class Stack:
         for i, (state, (known, version)) in enumerate(zip(states, self._there, strict=True)):
             if known() is not state or version != state.version:
                 with state.lock:
-                    arrays = state.arrays
+                    arrays = state.acting_arrays
                     self.copies += 1
                     for stacked, key in zip(self.arrays, self._keys, strict=True):
                         stacked[i] = arrays[key]

@@ -1,0 +1,123 @@
+"""EnvPool's tasks by name: `"envpool:Pong-v5"`, stepped together by EnvPool itself."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import VectorEnv
+
+from tfpolicies.envs.vector import Step, VectorEnvironments
+from tfpolicies.errors import EnvError, near_matches
+
+PREFIX = "envpool:"
+_OURS = {
+    "num_envs": "num_envs_per_worker says how many environments step together",
+    "batch_size": "all environments step together",
+    "env_type": "the environments are Gymnasium's",
+    "seed": "the config's seed, or that of an evaluation, is used",
+}
+_SEEDS = 2**31
+
+
+def is_envpool_name(name: str) -> bool:
+    """Whether a name is that of a task of EnvPool.
+
+    >>> is_envpool_name("envpool:Pong-v5"), is_envpool_name("Pong-v5")
+    (True, False)
+    """
+    return name.startswith(PREFIX)
+
+
+def require_task(name: str) -> str:
+    """Returns the task that a name stands for.
+
+    Raises:
+        EnvError: if EnvPool is not installed, or has no such task.
+    """
+    task = name.removeprefix(PREFIX)
+    tasks = _envpool().list_all_envs()
+    if task not in tasks:
+        raise EnvError(
+            f"EnvPool has no task {task!r}.{near_matches(task, tasks)} Its tasks are listed by "
+            "`envpool.list_all_envs()`."
+        )
+    return task
+
+
+def envpool_environments(
+    name: str, num_envs: int, settings: Mapping[str, Any]
+) -> EnvPoolEnvironments:
+    """Makes environments of a task.
+
+    Args:
+        name: `"envpool:<task>"`.
+        num_envs: how many.
+        settings: EnvPool's own, such as `{"stack_num": 4}`.
+
+    Raises:
+        EnvError: if EnvPool is not installed, has no such task, or refuses a setting.
+    """
+    task = require_task(name)
+    for key, why in _OURS.items():
+        if key in settings:
+            raise EnvError(f"env_config of {name!r} cannot have {key!r}: {why}. Leave it out.")
+
+    def make(seed: int) -> VectorEnv:
+        how = {"env_type": "gymnasium", "num_envs": num_envs, "seed": seed, **settings}
+        try:
+            made: VectorEnv = _envpool().make(task, **how)
+        except (TypeError, ValueError, AssertionError, RuntimeError) as error:
+            raise EnvError(
+                f"EnvPool does not make {task!r} with {dict(settings)}: {error}. env_config has "
+                "the settings of `envpool.make`."
+            ) from error
+        return made
+
+    return EnvPoolEnvironments(make, zero_on_loss=bool(settings.get("zero_discount_on_life_loss")))
+
+
+def _envpool() -> Any:
+    try:
+        return importlib.import_module("envpool")
+    except ImportError as error:
+        raise EnvError(
+            f"Names like '{PREFIX}Pong-v5' need the package envpool: {error}. Install it: "
+            "pip install envpool."
+        ) from error
+
+
+class EnvPoolEnvironments(VectorEnvironments):
+    """Environments of EnvPool, which is seeded when it is made: a reset with seeds makes it anew.
+
+    Args:
+        make: `f(seed)`; environment i gets the seed `seed + i`.
+        zero_on_loss: whether nothing counts for learning that comes after the loss of a life.
+    """
+
+    def __init__(self, make: Callable[[int], VectorEnv], *, zero_on_loss: bool) -> None:
+        super().__init__(make(0))
+        self._make = make
+        self._zero_on_loss = zero_on_loss
+        self._lives = np.zeros(self.num_envs, np.int64)
+        self.maker = lambda index: make(0)
+
+    def _reset(self, seeds: Sequence[int] | None) -> Any:
+        self._lives = np.zeros(self.num_envs, np.int64)
+        if seeds is not None:
+            self.env.close()
+            self._take(self._make(seeds[0] % _SEEDS))
+        return super()._reset(None)
+
+    def _made_of(
+        self, obs: Any, rewards: Any, terminateds: Any, truncateds: Any, infos: Any
+    ) -> Step:
+        step = super()._made_of(obs, rewards, terminateds, truncateds, infos)
+        if not self._zero_on_loss:
+            return step
+        lives = infos["lives"]
+        lost = (lives < self._lives) & ~(step.terminateds | step.truncateds)
+        self._lives = lives.copy()
+        return step._replace(lost=lost if lost.any() else None)

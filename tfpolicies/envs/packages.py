@@ -1,0 +1,36 @@
+"""Packages whose environments Gymnasium knows once they are asked to register them."""
+
+from __future__ import annotations
+
+import importlib
+
+import gymnasium as gym
+
+from tfpolicies.errors import EnvError
+
+_PACKAGES = {"ALE": ("ale_py", ""), "MinAtar": ("minatar.gym", "register_envs")}
+"""By the namespace of their names: the module, and its function that registers them."""
+
+
+def register_namespace(name: str) -> None:
+    """Registers the environments of a name's namespace, if a package is known to have them.
+
+    Args:
+        name: such as `"MinAtar/Breakout-v1"`.
+
+    Raises:
+        EnvError: if the package is not installed.
+    """
+    namespace, slash, _ = name.partition("/")
+    if not slash or namespace not in _PACKAGES or name in gym.registry:
+        return
+    module_name, function = _PACKAGES[namespace]
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        package = module_name.partition(".")[0].replace("_", "-")
+        raise EnvError(
+            f"{name!r} needs the package {package}: {error}. Install it: pip install {package}."
+        ) from error
+    if function and not any(known.startswith(f"{namespace}/") for known in gym.registry):
+        getattr(module, function)()
