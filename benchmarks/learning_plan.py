@@ -79,7 +79,15 @@ _RAINBOW: dict[str, dict[str, Any]] = {
     "prioritised": {"replay_buffer_config": _PRIORITIES},
     "n-step": {"n_step": 3},
     "distributional": {"num_atoms": 51, "v_min": 0.0, "v_max": 100.0},
-    "noisy": {"noisy": True},
+    "noisy": {
+        "noisy": True,
+        "exploration_config": {
+            "type": "EpsilonGreedy",
+            "initial_epsilon": 0.0,
+            "final_epsilon": 0.0,
+            "epsilon_timesteps": 1,
+        },
+    },
 }
 """The parts of Rainbow, each alone; discounted returns of CartPole are from 0 to 100."""
 

@@ -86,9 +86,10 @@ def main() -> None:
     parser.add_argument("request", type=json.loads)
     parser.add_argument("--folder", type=Path, required=True)
     options = parser.parse_args()
-    import minatar.gym
+    if options.request["env"].startswith("MinAtar/"):
+        import minatar.gym
 
-    minatar.gym.register_envs()
+        minatar.gym.register_envs()
     figures = trained(options.request, options.folder / "run")
     versions = {name: metadata.version(name) for name in _PACKAGES}
     versions["tfpolicies"] = tfpolicies.__version__
