@@ -62,6 +62,7 @@ def _network(algorithm: str, settings: Settings) -> dict[str, Any]:
     }
     if algorithm in ("PPO", "A2C"):
         told["ortho_init"] = is_orthogonal(settings)
+        told["log_std_init"] = settings["model"].get("log_std_init", 0.0)
     if optimizer.get("type") == "rmsprop":  # Keras has epsilon under the root
         told["optimizer_class"] = "RMSprop"
         told["optimizer_kwargs"] = {"alpha": optimizer["rho"], "eps": optimizer["epsilon"] ** 0.5}
