@@ -212,10 +212,10 @@ def draw(table: Table, path: Path) -> None:
         return [curves[key] for key in keys if key in finished and key in curves]
 
     tasks = [task for task in TASKS if any(known(task, library) for library in task.seeds)]
-    columns = 4
+    columns = min(4, max(1, len(tasks)))
     rows = max(1, -(-len(tasks) // columns))
     figure, axes = plt.subplots(
-        rows, columns, figsize=(15, 3.2 * rows), squeeze=False, layout="constrained"
+        rows, columns, figsize=(3.75 * columns, 3.2 * rows), squeeze=False, layout="constrained"
     )
     for axis in axes.flat[len(tasks) :]:
         axis.remove()
