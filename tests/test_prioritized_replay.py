@@ -16,7 +16,6 @@ from tfpolicies import (
     SampleBatch,
     TD3Config,
 )
-from tfpolicies.algorithms.off_policy import BY_PRIORITIES
 from tfpolicies.compat import MultiAgentCartPole
 from tfpolicies.errors import (
     BatchError,
@@ -384,7 +383,7 @@ def test_the_type_chooses_the_buffer_by_rllibs_names():
     for kind in kinds:
         config = tiny(replay_buffer_config={"type": kind, "prioritized_replay_alpha": 0.5})
         changed = {"type": name, "prioritized_replay_alpha": 0.5}
-        assert config.replay_buffer_config == {**BY_PRIORITIES, **changed}
+        assert config.replay_buffer_config == {**DQNConfig().replay_buffer_config, **changed}
     config.training(
         replay_buffer_config={
             "type": "MultiAgentPrioritizedReplayBuffer",
