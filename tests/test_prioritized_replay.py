@@ -382,7 +382,8 @@ def test_the_type_chooses_the_buffer_by_rllibs_names():
     kinds = (name, f"ray.rllib.utils.replay_buffers.{name}", MultiAgentPrioritizedReplayBuffer)
     for kind in kinds:
         config = tiny(replay_buffer_config={"type": kind, "prioritized_replay_alpha": 0.5})
-        assert config.replay_buffer_config == {"type": name, "prioritized_replay_alpha": 0.5}
+        changed = {"type": name, "prioritized_replay_alpha": 0.5}
+        assert config.replay_buffer_config == {**DQNConfig().replay_buffer_config, **changed}
     config.training(
         replay_buffer_config={
             "type": "MultiAgentPrioritizedReplayBuffer",
