@@ -231,7 +231,8 @@ class Runner:
         return answer
 
     def _folder(self, cell: Cell) -> Path:
-        return self.work / f"{cell.name}-{cell.task.digest()}"
+        """Returns where a cell works; another commit does not train on in its run folder."""
+        return self.work / f"{cell.name}-{cell.task.digest()}-{commit_of(HERE.parent)}"
 
     def _last_words(self, cell: Cell, error: Exception) -> str:
         """Returns the last line that a failed process said."""
