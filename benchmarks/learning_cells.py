@@ -123,7 +123,7 @@ def thinned(
     Points without a return, before the first episode has ended, are left out.
 
     >>> thinned([(1, float("nan")), (2, 0.5), (3, 1.0), (4, 2.0)], points=2)
-    [(3, 1.0), (4, 2.0)]
+    [(2, 0.5), (4, 2.0)]
     """
     known = [(x, y) for x, y in curve if y == y]
     count = min(points, len(known))
