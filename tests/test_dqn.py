@@ -130,6 +130,7 @@ def test_gradients_are_those_of_the_weighted_mean_by_hand(loss):
     np.testing.assert_allclose(gradients[0], batch["obs"].T @ d_q, atol=1e-5)
     np.testing.assert_allclose(gradients[1], d_q.sum(0), atol=1e-5)
     assert info["learner_stats"]["mean_td_error"] == pytest.approx(error.mean(), rel=1e-4)
+    np.testing.assert_allclose(info["td_error"], error, rtol=1e-4)
     policy.set_hyper("grad_clip", 0.01)
     for gradient in policy.compute_gradients(batch)[0]:  # each by its own norm
         assert np.linalg.norm(gradient) == pytest.approx(0.01, rel=1e-4)

@@ -356,8 +356,9 @@ class ProgramLearning(by_methods.LearningByMethods):
     def gradients(self, batch: Mapping[str, Any]) -> tuple[list[np.ndarray], dict[str, Any]]:
         """Returns the gradients of one batch and their info; changes nothing."""
         self.prepare()
-        gradients, stats = self.updates.gradients(self.state, self.read(batch), self._met)
-        return gradients, {"learner_stats": {**stats, **self._policy._hyper_stats()}}
+        found, learned = self.updates.gradients(self.state, self.read(batch), self._met)
+        stats = {**learned.stats, **self._policy._hyper_stats()}
+        return found, {"learner_stats": stats, **learned.fetches}
 
     def apply(self, gradients: Sequence[np.ndarray | None]) -> None:
         """Updates the weights with gradients in the order of the trainable variables, loss by loss.

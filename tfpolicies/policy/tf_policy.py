@@ -488,7 +488,8 @@ class TFPolicy(PolicyKind):
     ) -> tuple[list[np.ndarray], dict[str, Any]]:
         """Returns the gradients of one batch, in the order of the trainable variables.
 
-        Neither weights nor counters change. The info has `learner_stats`.
+        Neither weights nor counters change. The info has `learner_stats`, and what the class gives
+        for each row, such as `td_error` `[B]`.
         """
         return self.learning.gradients(postprocessed_batch)
 

@@ -377,14 +377,15 @@ class ProgramFunctions:
 
     def gradients(
         self, hyper: tf.Tensor, columns: Mapping[str, Any], along: Mapping[str, tf.Tensor]
-    ) -> tuple[list[tf.Tensor], dict[str, tf.Tensor]]:
-        """Returns the gradients by trainable variable, loss by loss, and the statistics.
+    ) -> tuple[list[tf.Tensor], dict[str, tf.Tensor], dict[str, tf.Tensor]]:
+        """Returns the gradients by trainable variable, loss by loss, the statistics and fetches.
 
         `LOSS` is among the statistics. What is `along` is that of one minibatch, `[1, ...]`.
         """
         self.traces.note("gradients", hyper, columns)
         result = self.differentiated(hyper, columns, along)
-        return self.optimizer.by_variable(result.pairs), {**result.stats, LOSS: result.loss}
+        stats = {**result.stats, LOSS: result.loss}
+        return self.optimizer.by_variable(result.pairs), stats, dict(result.fetches)
 
     def loss_columns(self, columns: Mapping[str, Any], weights: tf.Tensor) -> dict[str, Any]:
         """Returns a minibatch as rows, as the loss takes it, with its `loss_mask`.

@@ -452,18 +452,19 @@ class Updates:
 
     def gradients(
         self, state: PolicyState, batch: LearnBatch, met: Met
-    ) -> tuple[list[np.ndarray], dict[str, float]]:
+    ) -> tuple[list[np.ndarray], Learned]:
         """Returns the gradients of one batch, in the order of the trainable variables."""
         with state.lock, self._lock:
             self._runtime.begin_update(state)
             columns = batch.placed(batch.items, self._runtime.placed)
             along = self._along(state, 1, batch.items)
-            found, named = self._gradients(state, columns, self._runtime.placed(along))
+            found, named, fetched = self._gradients(state, columns, self._runtime.placed(along))
             gradients = [np.array(x) for x in found]
             stats = {name: float(value) for name, value in named.items()}
             if not (math.isfinite(stats.pop(LOSS)) and all_finite(gradients)):
                 met(functools.partial(self._reason, state, batch.columns, along, {}))
-        return gradients, stats
+        whole = one_minibatch(np.arange(batch.items, dtype=np.int32), batch.items)
+        return gradients, Learned(stats, self._of_rows(fetched, batch, whole))
 
     def apply_gradients(
         self, state: PolicyState, gradients: Sequence[np.ndarray], met: Met
