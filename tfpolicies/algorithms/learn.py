@@ -185,7 +185,7 @@ def _go_on(algorithm: Any, run: RunFolder) -> None:
 def _require_same_settings(algorithm: Any, manifest: Mapping[str, Any], run: RunFolder) -> None:
     """Checks that a new algorithm has the class and the settings of the one that a run is of.
 
-    Settings that an earlier version did not have are those of a default config.
+    Settings that an earlier version did not have are those of a default config, also within dicts.
     """
     defaults = _as_stored(algorithm.get_default_config())
     stored = {
@@ -194,7 +194,11 @@ def _require_same_settings(algorithm: Any, manifest: Mapping[str, Any], run: Run
         **manifest["config"]["settings"],
     }
     own = {"the class": encode_value(type(algorithm)), **_as_stored(algorithm.config)}
-    names = {name for name in {*stored, *own} if stored.get(name) != own.get(name)}
+    names = {
+        name
+        for name in {*stored, *own}
+        if own.get(name) not in (stored.get(name), _filled(stored.get(name), defaults.get(name)))
+    }
     differing = sorted(names.difference(_RESOLVED))
     if differing:
         shown = ", ".join(
@@ -207,6 +211,12 @@ def _require_same_settings(algorithm: Any, manifest: Mapping[str, Any], run: Run
             f"{str(run.path)!r} holds a run with other settings: {shown}. Give another run_dir for "
             "a new run, or the same settings to go on with that one."
         )
+
+
+def _filled(stored: Any, default: Any) -> Any:
+    """Returns a stored setting; a dict with what its default has besides."""
+    are_dicts = isinstance(stored, dict) and isinstance(default, dict)
+    return {**default, **stored} if are_dicts else stored
 
 
 def _as_stored(config: Any) -> dict[str, Any]:
