@@ -381,8 +381,8 @@ class Updates:
         learner = self._learner(form, fetches=fetches)
         place = self._runtime.placed if batch.is_kept else self._runtime.lent
         columns = batch.placed(capacity, place)
-        index, mask = self._runtime.lent((minibatches.rows, minibatches.mask))
-        along = self._runtime.lent(minibatches.along)
+        each = minibatches.rows, minibatches.mask, minibatches.along
+        index, mask, along = self._runtime.lent(each)
         shapes = capacity, *minibatches.rows.shape
         totals, first, steps = self._no_totals, 0, minibatches.steps
         while True:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfpolicies.batch.leaves import map_leaves
 from tfpolicies.program.devices import CPU, contexts, lender, on_device
 from tfpolicies.program.functions import ProgramFunctions
 from tfpolicies.program.outputs import ActLayout
@@ -143,7 +142,7 @@ class FunctionRuntime(Runtime):
 
     def lent(self, arrays: Any) -> Any:
         """Returns nested arrays as tensors that may share their memory."""
-        return map_leaves(self._lend, arrays)
+        return tf.nest.map_structure(self._lend, arrays)
 
     def load(self, state: PolicyState) -> None:
         """Copies a state into the resident variables, unless it is there."""
