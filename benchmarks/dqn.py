@@ -6,13 +6,10 @@
 import argparse
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from benchmarks import peers
-from benchmarks.main_job import HERE, compare
+from benchmarks.main_job import compare, parser_beside
 from benchmarks.plan import Cell, Contestant, Measurement
 
 SETTINGS: dict[str, Any] = {
@@ -53,33 +50,14 @@ MEASUREMENT = Measurement(
 def main() -> int:
     """Runs what the command line asks for; returns 1 if a contestant failed."""
     options = _parse()
-    console = Console()
-    console.width = max(console.width, 120)
-    settings = SETTINGS | options.set
-    interpreters = {"ours": Path(sys.executable)}
-    if options.sb3_python:
-        interpreters["sb3"] = options.sb3_python.absolute()
-    else:
-        try:
-            interpreters["sb3"] = peers.interpreter(peers.SB3, options.peers)
-        except peers.PeerError as error:
-            console.print(f"[red]{error}[/red]", highlight=False)
-            return 1
-    return compare(console, MEASUREMENT, interpreters, settings, options, "dqn.json")
+    return compare(MEASUREMENT, peers.SB3, SETTINGS | options.set, options, "dqn.json")
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.dqn", description=__doc__)
+    parser = parser_beside(peers.SB3, "dqn", __doc__)
     parser.add_argument("--quick", action="store_true", help="one seed only")
     parser.add_argument(
         "--set", type=json.loads, default={}, help="other settings as JSON, e.g. '{\"lr\": 1e-3}'"
-    )
-    parser.add_argument("--out", type=Path, default=HERE / "results", help="folder for dqn.json")
-    parser.add_argument(
-        "--peers", type=Path, default=HERE / ".peers", help="folder for the peer's environment"
-    )
-    parser.add_argument(
-        "--sb3-python", type=Path, help="an interpreter that has sb3's packages already"
     )
     return parser.parse_args()
 

@@ -119,8 +119,7 @@ def _interpreters(options: argparse.Namespace, chosen: list[Measurement]) -> dic
     }
     found = {"ours": Path(sys.executable)}
     for name in sorted(taking_part - {"ours"}):
-        given = getattr(options, f"{name}_python")
-        found[name] = given.absolute() if given else peers.interpreter(PEERS[name], options.peers)
+        found[name] = interpreter_of(PEERS[name], options)
     return found
 
 
@@ -208,10 +207,36 @@ class Runs:
         return variables | ({"PYTHONPATH": str(HERE.parent)} if contestant.is_ours else {})
 
 
+def parser_beside(peer: peers.Peer, name: str, description: str | None) -> argparse.ArgumentParser:
+    """Returns the options of a benchmark `benchmarks.<name>` that has one peer."""
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=description)
+    parser.add_argument(
+        "--out", type=Path, default=HERE / "results", help=f"folder for {name}.json"
+    )
+    parser.add_argument(
+        "--peers", type=Path, default=HERE / ".peers", help="folder for the peer's environment"
+    )
+    parser.add_argument(
+        f"--{peer.name}-python",
+        type=Path,
+        help=f"an interpreter that has {peer.name}'s packages already",
+    )
+    return parser
+
+
+def interpreter_of(peer: peers.Peer, options: argparse.Namespace) -> Path:
+    """Returns the peer's interpreter: the one that was given, or one that is made.
+
+    Raises:
+        PeerError: if it cannot be made.
+    """
+    given: Path | None = getattr(options, f"{peer.name}_python")
+    return given.absolute() if given else peers.interpreter(peer, options.peers)
+
+
 def compare(
-    console: Console,
     measurement: Measurement,
-    interpreters: dict[str, Path],
+    peer: peers.Peer,
     settings: dict[str, Any],
     options: argparse.Namespace,
     name: str,
@@ -219,16 +244,22 @@ def compare(
     """Takes one measurement by itself, prints its table and writes it as JSON.
 
     Args:
-        console: where the table goes.
         measurement: what is measured, with whom.
-        interpreters: Name of each interpreter -> its path.
+        peer: beside whom.
         settings: The hyper-parameters.
-        options: With `quick`, `peers` and `out`.
+        options: Those of `parser_beside`, and `quick`.
         name: Of the JSON file, in the folder `out`.
 
     Returns:
         1 if a contestant failed, else 0.
     """
+    console = Console()
+    console.width = max(console.width, 120)
+    try:
+        interpreters = {"ours": Path(sys.executable), peer.name: interpreter_of(peer, options)}
+    except peers.PeerError as error:
+        console.print(f"[red]{error}[/red]", highlight=False)
+        return 1
     runs = Runs(interpreters, options.peers / "bytecode", settings)
     results = runs.measure([measurement], quick=options.quick)
     records = _shown(console, [measurement], results)

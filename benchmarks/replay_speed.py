@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import peers
-from benchmarks.main_job import HERE, machine
+from benchmarks.main_job import HERE, interpreter_of, machine, parser_beside
 
 SCRIPTS = {"ours": "ours_replay.py", "by hand": "bare_replay.py", "SB3": "peer_sb3_replay.py"}
 MOST_BY_OTHERS = 0.10  # of the machine, in a round that counts
@@ -207,9 +207,8 @@ def main() -> int:
     options = _parse()
     console = Console()
     console.width = max(console.width, 120)
-    sb3 = options.sb3_python or peers.interpreter(peers.SB3, options.peers)
-    python = Path(sys.executable)
-    interpreters = {"ours": python, "by hand": python, "SB3": sb3.absolute()}
+    python, sb3 = Path(sys.executable), interpreter_of(peers.SB3, options)
+    interpreters = {"ours": python, "by hand": python, "SB3": sb3}
     load = os.getloadavg()
     chosen = [task for task in TASKS if task.variant in options.only.split(",")]
     found = {task: measure(task, interpreters, options.rounds, options.patience) for task in chosen}
@@ -226,20 +225,11 @@ def main() -> int:
 
 def _parse() -> argparse.Namespace:
     names = ",".join(task.variant for task in TASKS)
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.replay_speed", description=__doc__)
+    parser = parser_beside(peers.SB3, "replay_speed", __doc__)
     parser.add_argument("--only", default=names, help=f"some of {names}, by commas")
     parser.add_argument("--rounds", type=int, default=5, help="that count")
     parser.add_argument(
         "--patience", type=int, default=20, help="rounds of a task that are repeated at most"
-    )
-    parser.add_argument(
-        "--out", type=Path, default=HERE / "results", help="folder for replay_speed.json"
-    )
-    parser.add_argument(
-        "--peers", type=Path, default=HERE / ".peers", help="folder for the peer's environment"
-    )
-    parser.add_argument(
-        "--sb3-python", type=Path, help="an interpreter that has sb3's packages already"
     )
     return parser.parse_args()
 

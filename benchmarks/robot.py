@@ -6,13 +6,10 @@
 import argparse
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from benchmarks import peers
-from benchmarks.main_job import HERE, compare
+from benchmarks.main_job import compare, parser_beside
 from benchmarks.plan import Cell, Contestant, Measurement
 
 SETTINGS: dict[str, Any] = {
@@ -53,35 +50,16 @@ _SCRIPTS = {"ours": "ours_robot.py", "SB3": "peer_sb3_robot.py"}
 def main() -> int:
     """Runs what the command line asks for; returns 1 if a contestant failed."""
     options = _parse()
-    console = Console()
-    console.width = max(console.width, 120)
-    interpreters = {"ours": Path(sys.executable)}
-    if options.sb3_python:
-        interpreters["sb3"] = options.sb3_python.absolute()
-    else:
-        try:
-            interpreters["sb3"] = peers.interpreter(peers.SB3, options.peers)
-        except peers.PeerError as error:
-            console.print(f"[red]{error}[/red]", highlight=False)
-            return 1
     settings = SETTINGS | {"env": options.env} | options.set
-    taken = measurement(options.env)
-    return compare(console, taken, interpreters, settings, options, "robot.json")
+    return compare(measurement(options.env), peers.SB3, settings, options, "robot.json")
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.robot", description=__doc__)
+    parser = parser_beside(peers.SB3, "robot", __doc__)
     parser.add_argument("--quick", action="store_true", help="one short repetition of each")
     parser.add_argument("--env", default="HalfCheetah-v4", help="known to Gymnasium and EnvPool")
     parser.add_argument(
         "--set", type=json.loads, default={}, help="other settings as JSON, e.g. '{\"epochs\": 4}'"
-    )
-    parser.add_argument("--out", type=Path, default=HERE / "results", help="folder for robot.json")
-    parser.add_argument(
-        "--peers", type=Path, default=HERE / ".peers", help="folder for the peer's environment"
-    )
-    parser.add_argument(
-        "--sb3-python", type=Path, help="an interpreter that has sb3's packages already"
     )
     return parser.parse_args()
 
