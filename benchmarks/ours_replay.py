@@ -27,7 +27,7 @@ def sac(seed: int, updates: int = 1) -> Callable[[int], None]:
         q_model_config=network,
         train_batch_size=256,
         training_intensity=256 * updates,
-        replay_buffer_config={"capacity": 100_000},
+        replay_buffer_config={"type": "MultiAgentReplayBuffer", "capacity": 100_000},
         num_steps_sampled_before_learning_starts=FIRST,
         target_network_update_freq=0,
     )
@@ -41,7 +41,7 @@ def dqn(seed: int) -> Callable[[int], None]:
         lr=2.3e-3,
         train_batch_size=64,
         training_intensity=32,
-        replay_buffer_config={"capacity": 100_000},
+        replay_buffer_config={"type": "MultiAgentReplayBuffer", "capacity": 100_000},
         num_steps_sampled_before_learning_starts=FIRST,
         target_network_update_freq=10,
         grad_clip=10.0,

@@ -145,7 +145,8 @@ def configs() -> dict[str, Any]:
     }
     found["ppo"].rollouts(observation_filter="MeanStdFilter")
     found["dqn"].training(num_steps_sampled_before_learning_starts=32)
-    found["dqn"].training(replay_buffer_config={"capacity": 128}).framework(jit_compile=False)
+    buffer = {"type": "MultiAgentReplayBuffer", "capacity": 128}
+    found["dqn"].training(replay_buffer_config=buffer).framework(jit_compile=False)
     return {name: config.debugging(seed=3) for name, config in found.items()}
 
 
