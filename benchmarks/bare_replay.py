@@ -57,8 +57,6 @@ def sac(seed: int, updates: int = 1) -> Callable[[int], None]:
 
 
 if __name__ == "__main__":
-    tf.config.threading.set_intra_op_parallelism_threads(1)
-    tf.config.threading.set_inter_op_parallelism_threads(1)
     probe.serve_stretches(
         ["tensorflow", "keras", "gymnasium", "numpy"],
         {"sac": sac, "sac8": lambda seed: sac(seed, 8)},

@@ -54,7 +54,7 @@ def main() -> int:
 
 
 def _parse() -> argparse.Namespace:
-    parser = parser_beside(peers.SB3, "dqn", __doc__)
+    parser = parser_beside([peers.SB3], "dqn", __doc__)
     parser.add_argument("--quick", action="store_true", help="one seed only")
     parser.add_argument(
         "--set", type=json.loads, default={}, help="other settings as JSON, e.g. '{\"lr\": 1e-3}'"

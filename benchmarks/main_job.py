@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -207,20 +208,23 @@ class Runs:
         return variables | ({"PYTHONPATH": str(HERE.parent)} if contestant.is_ours else {})
 
 
-def parser_beside(peer: peers.Peer, name: str, description: str | None) -> argparse.ArgumentParser:
-    """Returns the options of a benchmark `benchmarks.<name>` that has one peer."""
+def parser_beside(
+    beside: Sequence[peers.Peer], name: str, description: str | None
+) -> argparse.ArgumentParser:
+    """Returns the options of a benchmark `benchmarks.<name>` that has these peers."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=description)
     parser.add_argument(
         "--out", type=Path, default=HERE / "results", help=f"folder for {name}.json"
     )
     parser.add_argument(
-        "--peers", type=Path, default=HERE / ".peers", help="folder for the peer's environment"
+        "--peers", type=Path, default=HERE / ".peers", help="folder for the peers' environments"
     )
-    parser.add_argument(
-        f"--{peer.name}-python",
-        type=Path,
-        help=f"an interpreter that has {peer.name}'s packages already",
-    )
+    for peer in beside:
+        parser.add_argument(
+            f"--{peer.name}-python",
+            type=Path,
+            help=f"an interpreter that has {peer.name}'s packages already",
+        )
     return parser
 
 

@@ -34,7 +34,7 @@ def main() -> int:
 
 
 def _parse() -> argparse.Namespace:
-    parser = parser_beside(peers.RLLIB, "multi_agent", __doc__)
+    parser = parser_beside([peers.RLLIB], "multi_agent", __doc__)
     parser.add_argument("--quick", action="store_true", help="one short repetition of each")
     return parser.parse_args()
 

@@ -11,8 +11,6 @@ import probe
 
 probe.hush()
 
-import tensorflow as tf  # noqa: E402
-
 from tfpolicies import DQNConfig, SACConfig  # noqa: E402
 
 FIRST = 1000
@@ -69,8 +67,6 @@ def _runs(config: Any, seed: int) -> Callable[[int], None]:
 
 
 if __name__ == "__main__":
-    tf.config.threading.set_intra_op_parallelism_threads(1)
-    tf.config.threading.set_inter_op_parallelism_threads(1)
     probe.serve_stretches(
         ["tensorflow", "keras", "onnxruntime", "gymnasium", "numpy"],
         {"sac": sac, "sac8": lambda seed: sac(seed, 8), "dqn": dqn},

@@ -1,4 +1,4 @@
-"""Stable-Baselines3's SAC and DQN (torch, CPU, one thread) in its own interpreter.
+"""Stable-Baselines3's SAC and DQN (torch, CPU) in its own interpreter.
 
 Run by `benchmarks.replay_speed`; by hand: `SB3_PYTHON benchmarks/peer_sb3_replay.py sac`, then a
 number of steps per line.
@@ -11,10 +11,8 @@ import probe
 
 probe.hush()
 
-import torch  # noqa: E402
 from stable_baselines3 import DQN, SAC  # noqa: E402
 
-torch.set_num_threads(1)
 FIRST = 1000
 
 

@@ -1,8 +1,8 @@
-"""Measures training steps of SAC and DQN beside a loop by hand and Stable-Baselines3.
+"""Measures training steps of SAC and DQN beside a loop by hand, Stable-Baselines3 and SBX.
 
 `python -m benchmarks.replay_speed --help` lists the options; README.md says how to read the
-results. Each contestant is one process with one thread that lives through all rounds and, in a
-round, does a stretch of steps when it is its turn. All of them may be pinned to one core.
+results. Each contestant is one process that lives through all rounds and, in a round, does a
+stretch of steps when it is its turn. It has one thread, or as many as there are cores.
 """
 
 import argparse
@@ -23,18 +23,33 @@ from rich.table import Table
 from benchmarks import peers
 from benchmarks.main_job import HERE, interpreter_of, machine, parser_beside
 
-SCRIPTS = {"ours": "ours_replay.py", "by hand": "bare_replay.py", "SB3": "peer_sb3_replay.py"}
 MOST_BY_OTHERS = 0.10  # of the machine, in a round that counts
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
+ONE_THREAD = {
+    "OMP_NUM_THREADS": "1",
+    "TF_NUM_INTRAOP_THREADS": "1",
+    "TF_NUM_INTEROP_THREADS": "1",
+    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
+}
+OURS = "ours"  # the interpreter that runs this
+
+
+class Contestant(NamedTuple):
+    """One of those who are measured."""
+
+    name: str
+    script: str
+    interpreter: str = OURS  # or a peer's name
+    has_all_cores: bool = False  # else one thread
 
 
 class Task(NamedTuple):
-    """What is measured: a variant of the scripts, and who takes part."""
+    """What is measured: a variant of the scripts, and who takes part; ours comes first."""
 
+    name: str
     variant: str
     title: str
     steps: int  # of a stretch
-    contestants: tuple[str, ...]
+    contestants: tuple[Contestant, ...]
 
 
 class Stretch(NamedTuple):
@@ -44,10 +59,25 @@ class Stretch(NamedTuple):
     clock: float
 
 
+_OURS = Contestant("ours", "ours_replay.py")
+_BY_HAND = Contestant("by hand", "bare_replay.py")
+_SB3 = Contestant("SB3", "peer_sb3_replay.py", "sb3")
+_SBX = Contestant("SBX", "peer_sbx_replay.py", "sbx")
+_ONE_THREAD = (_OURS, _BY_HAND, _SB3, _SBX)
+_ALL_CORES = (
+    *(each._replace(has_all_cores=True) for each in (_OURS, _BY_HAND, _SBX)),
+    _SB3._replace(name="SB3, all cores", has_all_cores=True),
+    _SB3._replace(name="SB3, one thread"),
+)
+_SAC = "SAC, Pendulum-v1, {} of 256 rows per step, {}"
+_DQN = "DQN, CartPole-v1, 128 updates of 64 rows per 256 steps, one thread"
+
 TASKS = (
-    Task("sac", "SAC, Pendulum-v1, one update of 256 rows per step", 256, tuple(SCRIPTS)),
-    Task("sac8", "SAC, Pendulum-v1, eight updates per step", 256, tuple(SCRIPTS)),
-    Task("dqn", "DQN, CartPole-v1, 128 updates of 64 rows per 256 steps", 2048, ("ours", "SB3")),
+    Task("sac", "sac", _SAC.format("one update", "one thread"), 256, _ONE_THREAD),
+    Task("sac8", "sac8", _SAC.format("eight updates", "one thread"), 256, _ONE_THREAD),
+    Task("sac-cores", "sac", _SAC.format("one update", "all cores"), 256, _ALL_CORES),
+    Task("sac8-cores", "sac8", _SAC.format("eight updates", "all cores"), 256, _ALL_CORES),
+    Task("dqn", "dqn", _DQN, 2048, (_OURS, _SB3)),
 )
 
 
@@ -115,10 +145,11 @@ class Outcome:
         """Returns the median of a contestant's rounds."""
         return Stretch(*map(statistics.median, zip(*self.taken[name], strict=True)))
 
-    def ratio(self, name: str) -> float:
-        """Returns the median of the CPU time as a multiple of ours, round by round."""
-        pairs = zip(self.taken[name], self.taken["ours"], strict=True)
-        return statistics.median(other.cpu / ours.cpu for other, ours in pairs)
+    def ratios(self, name: str) -> Stretch:
+        """Returns the medians of what it took as multiples of ours, round by round."""
+        pairs = list(zip(self.taken[name], self.taken[_OURS.name], strict=True))
+        cpu, clock = ([a[k] / b[k] for a, b in pairs] for k in range(2))
+        return Stretch(statistics.median(cpu), statistics.median(clock))
 
 
 def measure(task: Task, interpreters: dict[str, Path], rounds: int, patience: int) -> Outcome:
@@ -131,12 +162,12 @@ def measure(task: Task, interpreters: dict[str, Path], rounds: int, patience: in
         patience: how many rounds are repeated at most; later ones count as they are.
     """
     processes = {}
-    outcome = Outcome({name: [] for name in task.contestants})
+    outcome = Outcome({each.name: [] for each in task.contestants})
     try:
-        for name in task.contestants:
-            command = [str(interpreters[name]), str(HERE / SCRIPTS[name]), task.variant]
-            processes[name] = Process(command, _environment(name))
-        outcome.versions = {name: each.versions for name, each in processes.items()}
+        for each in task.contestants:
+            command = [str(interpreters[each.interpreter]), str(HERE / each.script), task.variant]
+            processes[each.name] = Process(command, _environment(each))
+        outcome.versions = {name: process.versions for name, process in processes.items()}
         while len(outcome.others) < rounds:
             found, others = _round(task, processes, len(outcome.others))
             if others > MOST_BY_OTHERS and outcome.repeated < patience:
@@ -146,8 +177,8 @@ def measure(task: Task, interpreters: dict[str, Path], rounds: int, patience: in
             for name, stretch in found.items():
                 outcome.taken[name].append(stretch)
     finally:
-        for each in processes.values():
-            each.close()
+        for process in processes.values():
+            process.close()
     return outcome
 
 
@@ -155,7 +186,7 @@ def _round(
     task: Task, processes: dict[str, Process], number: int
 ) -> tuple[dict[str, Stretch], float]:
     """Returns a stretch of each, in another order each time, and what share others took."""
-    names = [*task.contestants]
+    names = [each.name for each in task.contestants]
     names = names[number % len(names) :] + names[: number % len(names)]
     busy, clock = _busy_seconds(), time.perf_counter()
     found = {name: processes[name].run(task.steps) for name in names}
@@ -173,29 +204,29 @@ def _busy_seconds() -> float:
     return (sum(times) - times[3] - times[4]) / os.sysconf("SC_CLK_TCK")
 
 
-def _environment(name: str) -> dict[str, str]:
+def _environment(contestant: Contestant) -> dict[str, str]:
     """Returns a process's variables: ours find this checkout, peers find nothing."""
     variables = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    ours = {} if name == "SB3" else {"PYTHONPATH": str(HERE.parent)}
-    return variables | ONE_THREAD | ours
+    ours = {"PYTHONPATH": str(HERE.parent)} if contestant.interpreter == OURS else {}
+    return variables | ({} if contestant.has_all_cores else ONE_THREAD) | ours
 
 
 def table(found: dict[Task, Outcome]) -> Table:
     """Returns the figures as a table."""
-    made = Table(title="ms per environment step; medians of rounds, and the CPU time beside ours")
-    for heading in ("", "who", "CPU", "clock", "of ours", "others took", "repeated"):
+    made = Table(title="ms per environment step; medians of rounds, and as multiples of ours")
+    for heading in ("", "who", "CPU", "clock", "CPU / ours", "clock / ours", "others", "repeated"):
         made.add_column(heading)
     for task, outcome in found.items():
-        for name in task.contestants:
+        for name in (each.name for each in task.contestants):
             cpu, clock = outcome.median(name)
-            first = name == task.contestants[0]
+            first = name == _OURS.name
             others = f"{100 * max(outcome.others):.0f} % at most" if first else ""
             made.add_row(
                 task.title if first else "",
                 name,
                 f"{cpu:.3f}",
                 f"{clock:.3f}",
-                f"{outcome.ratio(name):.2f}",
+                *(f"{ratio:.2f}" for ratio in outcome.ratios(name)),
                 others,
                 str(outcome.repeated) if first else "",
             )
@@ -207,16 +238,19 @@ def main() -> int:
     options = _parse()
     console = Console()
     console.width = max(console.width, 120)
-    python, sb3 = Path(sys.executable), interpreter_of(peers.SB3, options)
-    interpreters = {"ours": python, "by hand": python, "SB3": sb3}
+    chosen = [task for task in TASKS if task.name in options.only.split(",")]
+    wanted = {each.interpreter for task in chosen for each in task.contestants}
+    interpreters = {OURS: Path(sys.executable)}
+    for peer in (peers.SB3, peers.SBX):
+        if peer.name in wanted:
+            interpreters[peer.name] = interpreter_of(peer, options)
     load = os.getloadavg()
-    chosen = [task for task in TASKS if task.variant in options.only.split(",")]
     found = {task: measure(task, interpreters, options.rounds, options.patience) for task in chosen}
     console.print(table(found))
     console.print(f"Load of the machine before: {load}, after: {os.getloadavg()}")
     written = {
         "machine": machine() | {"load_before": load, "load_after": os.getloadavg()},
-        "tasks": {task.variant: vars(outcome) for task, outcome in found.items()},
+        "tasks": {task.name: vars(outcome) for task, outcome in found.items()},
     }
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "replay_speed.json").write_text(json.dumps(written, indent=1) + "\n")
@@ -224,8 +258,8 @@ def main() -> int:
 
 
 def _parse() -> argparse.Namespace:
-    names = ",".join(task.variant for task in TASKS)
-    parser = parser_beside(peers.SB3, "replay_speed", __doc__)
+    names = ",".join(task.name for task in TASKS)
+    parser = parser_beside((peers.SB3, peers.SBX), "replay_speed", __doc__)
     parser.add_argument("--only", default=names, help=f"some of {names}, by commas")
     parser.add_argument("--rounds", type=int, default=5, help="that count")
     parser.add_argument(

@@ -55,7 +55,7 @@ def main() -> int:
 
 
 def _parse() -> argparse.Namespace:
-    parser = parser_beside(peers.SB3, "robot", __doc__)
+    parser = parser_beside([peers.SB3], "robot", __doc__)
     parser.add_argument("--quick", action="store_true", help="one short repetition of each")
     parser.add_argument("--env", default="HalfCheetah-v4", help="known to Gymnasium and EnvPool")
     parser.add_argument(
