@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,11 +14,13 @@ from tfpolicies.algorithms.evaluator import Evaluator
 from tfpolicies.config.algorithm_config import AlgorithmConfig
 from tfpolicies.config.callbacks import DefaultCallbacks
 from tfpolicies.distributed.worker_set import WorkerSet
-from tfpolicies.envs.making import EnvContext
-from tfpolicies.envs.rendering import PICTURES, make_rendering
+from tfpolicies.envs.making import EnvContext, make_any_environments
+from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
+from tfpolicies.envs.rendering import PICTURES, make_rendering, pictures_of
 from tfpolicies.errors import UsageError
 from tfpolicies.policy.policy import Policy
 from tfpolicies.reporting.video import new_video, require_video_packages
+from tfpolicies.rollout.episode import RolloutMetrics
 from tfpolicies.rollout.filming import Camera, Play, on_stage
 from tfpolicies.rollout.sampler import Goal
 from tfpolicies.rollout.worker_environments import same_randomness
@@ -104,19 +106,49 @@ def record(
 ) -> Recorded:
     """Records one episode for each seed; see `record_video`."""
     require_video_packages()
-    number = 0
 
     def show(picture: np.ndarray, step: int, total: float) -> None:
-        episode = {"episode": f"{number} of {len(seeds)}"} if len(seeds) > 1 else {}
+        episode = {"episode": f"{len(played) + 1} of {len(seeds)}"} if len(seeds) > 1 else {}
         video.show(picture, {**episode, "step": f"{step}", "return": _told(total)})
 
-    camera, played = Camera(show, max_steps), []
+    played: list[RolloutMetrics] = []
+    camera = Camera(show, max_steps)
     with playing(scene, PICTURES, camera) as play, new_video(paths, fps or camera.fps) as video:
-        for number, seed in enumerate(seeds, 1):
+        for seed in seeds:
             played.append(play(seed))
             video.hold(_HELD)
     returns = [episode.episode_reward for episode in played]
     return Recorded(list(paths), returns, [episode.episode_length for episode in played])
+
+
+def require_pictures(scene: Scene) -> None:
+    """Checks that a scene can be recorded, by looking at its environment once.
+
+    Raises:
+        EnvError: if the environment cannot be made, or does not render.
+        MissingPackageError: if the packages for videos are not installed.
+    """
+    require_video_packages()
+    with same_randomness():
+        env = make_rendering(*_place(scene), PICTURES)
+        try:
+            env.reset(seed=0)
+            pictures_of(env)
+        finally:
+            env.close()
+
+
+def has_several_agents(scene: Scene) -> bool:
+    """Whether several agents play where a scene is, by making its environment once.
+
+    Raises:
+        EnvError: if it cannot be made.
+    """
+    source, context = _place(scene)
+    with same_randomness():
+        made: Any = make_any_environments(source, 1, context, checked=False)
+        made.close()
+    return isinstance(made, MultiAgentEnvironments)
 
 
 @contextlib.contextmanager
@@ -135,10 +167,10 @@ def playing(scene: Scene, modes: Sequence[str], camera: Camera) -> Iterator[Play
         EnvError: if the environment cannot be made, or does not render in one of `modes`.
         SpaceError: if it has other spaces than the policy.
     """
-    source, settings = _place(scene)
+    source, context = _place(scene)
 
     def make(env_config: EnvContext) -> Any:
-        return camera.in_front_of(make_rendering(source, EnvContext(settings), modes))
+        return camera.in_front_of(make_rendering(source, context, modes))
 
     with same_randomness():
         if not isinstance(scene.player, Policy):
@@ -151,10 +183,10 @@ def playing(scene: Scene, modes: Sequence[str], camera: Camera) -> Iterator[Play
             yield play
 
 
-def _place(scene: Scene) -> tuple[Any, Mapping[str, Any]]:
-    """Returns what the environment is made of, and its settings."""
-    config = getattr(scene.player, "config", None)
-    if not (isinstance(scene.player, Policy) or isinstance(config, AlgorithmConfig)):
+def _place(scene: Scene) -> tuple[Any, EnvContext]:
+    """Returns what the environment is made of, and what its creator is called with."""
+    config: Any = getattr(scene.player, "config", None)
+    if not isinstance(scene.player, Policy) and not isinstance(config, AlgorithmConfig):
         raise UsageError(f"A Policy or an Algorithm plays, got {scene.player!r:.100}.")
     trained, settings = (config.get(name) for name in ("env", "env_config"))
     source = trained if scene.env is None else scene.env
@@ -163,7 +195,7 @@ def _place(scene: Scene) -> tuple[Any, Mapping[str, Any]]:
             f"Where to play is a name, a class or a function, got env={source!r:.100}. Give one, "
             "such as env='CartPole-v1'."
         )
-    return source, (settings or {}) if source == trained else {}
+    return source, EnvContext((settings or {}) if source == trained else {})
 
 
 @contextlib.contextmanager
@@ -187,7 +219,7 @@ def _evaluating(scene: Scene, make: Callable[[EnvContext], Any]) -> Iterator[Pla
     try:
         workers = evaluator.prepare()
         workers.follow(leader)
-        sampler = workers.local_worker().sampler
+        sampler: Any = workers.local_worker().sampler
         yield lambda seed: sampler.play(Goal(1, by_episodes=True), [seed]).episodes[0]
     finally:
         evaluator.stop()

@@ -135,7 +135,7 @@ def pictures_of(env: Any) -> list[np.ndarray]:
 
 def _picture(env: Any, found: Any) -> np.ndarray:
     array = np.asarray(found)
-    if array.dtype.kind == "f" and array.size and 0 <= array.min() and array.max() <= 1:
+    if array.dtype.kind == "f" and array.size and array.min() >= 0 and array.max() <= 1:
         array = np.round(array * 255).astype(np.uint8)
     if array.dtype != np.uint8 or array.ndim != 3 or array.shape[-1] != 3:
         got = type(found).__name__ if array.dtype == object else f"{array.dtype} {array.shape}"
