@@ -105,7 +105,7 @@ def record(
     max_steps: int = MAX_STEPS,
 ) -> Recorded:
     """Records one episode for each seed; see `record_video`."""
-    require_video_packages()
+    require_pictures(scene)
 
     def show(picture: np.ndarray, step: int, total: float) -> None:
         episode = {"episode": f"{len(played) + 1} of {len(seeds)}"} if len(seeds) > 1 else {}

@@ -138,10 +138,12 @@ def _picture(env: Any, found: Any) -> np.ndarray:
     if array.dtype.kind == "f" and array.size and array.min() >= 0 and array.max() <= 1:
         array = np.round(array * 255).astype(np.uint8)
     if array.dtype != np.uint8 or array.ndim != 3 or array.shape[-1] != 3:
-        got = type(found).__name__ if array.dtype == object else f"{array.dtype} {array.shape}"
+        is_array = isinstance(found, np.ndarray)
+        got = f"{array.dtype} {array.shape}" if is_array else type(found).__name__
         raise EnvError(
             f"{name_of(env)} must render pictures, uint8 [height, width, 3], but `render` gave "
-            f"{got}. Return one where render_mode is 'rgb_array'."
+            f"{got}. Return one where render_mode is 'rgb_array'; what makes the environment finds it "
+            "in its settings (env_config['render_mode'])."
         )
     return array
 
