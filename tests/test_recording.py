@@ -13,11 +13,12 @@ from test_video import decoded
 from tfpolicies import Algorithm, PPOConfig, record_video
 from tfpolicies.cli import main
 from tfpolicies.config.callbacks import DefaultCallbacks
-from tfpolicies.connectors import AgentConnector
+from tfpolicies.connectors import FrameStack
 from tfpolicies.envs.making import EnvContext, make_environments
 from tfpolicies.envs.registry import ENVIRONMENTS
 from tfpolicies.errors import EnvError, SpaceError, UsageError
 from tfpolicies.reporting.progress_csv import read_progress
+from tfpolicies.rollout.connected import connected
 from tfpolicies.rollout.evaluation import play_episodes
 from tfpolicies.rollout.sampler import Goal
 
@@ -116,20 +117,17 @@ def test_an_endless_episode_is_cut(tmp_path: Path) -> None:
     assert brightness(tmp_path / "a.mp4") == [0, 1, 2, *[3] * (1 + HELD)] * 2
 
 
-class Halved(AgentConnector):
-    def __call__(self, step: Any) -> Any:
-        return step._replace(obs=step.obs * 0.5)
-
-
 def test_memories_filters_and_connectors_act_as_in_evaluations(tmp_path: Path) -> None:
     settings = config(use_lstm=True, lstm_cell_size=4, max_seq_len=4)
-    settings.rollouts(observation_filter="MeanStdFilter")
+    settings.rollouts(observation_filter="MeanStdFilter", agent_connectors=[FrameStack(2)])
     algorithm = settings.build()
     algorithm.train()
     policy = algorithm.get_policy()
     before = policy.get_weights()
     greedy = policy.holding.changed_copy("greedy", {"explore": False}, anew=False)
-    wanted = evaluated(greedy, filmed.Painted, [0, 1])
+    envs = connected(make_environments(filmed.Painted, 2, EnvContext({})), greedy)
+    played = play_episodes(greedy, envs, Goal(2, True), seeds=[0, 1])
+    wanted = [episode.episode_reward for episode in played]
     for player in (policy, algorithm):
         made = record_video(player, tmp_path / "a.mp4", episodes=2)
         np.testing.assert_allclose(made.returns, wanted, rtol=1e-5)

@@ -142,8 +142,8 @@ def _picture(env: Any, found: Any) -> np.ndarray:
         got = f"{array.dtype} {array.shape}" if is_array else type(found).__name__
         raise EnvError(
             f"{name_of(env)} must render pictures, uint8 [height, width, 3], but `render` gave "
-            f"{got}. Return one where render_mode is 'rgb_array'; what makes the environment finds it "
-            "in its settings (env_config['render_mode'])."
+            f"{got}. Return one where render_mode is 'rgb_array', which is among the settings that "
+            "the environment is made with (env_config['render_mode'])."
         )
     return array
 
