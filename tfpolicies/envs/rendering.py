@@ -24,7 +24,7 @@ WINDOW = "human"
 _FPS = 30.0  # where an environment does not tell
 _MUJOCO = (
     " Where there is no display, MuJoCo draws through EGL: set MUJOCO_GL=egl in the environment of "
-    "the process (on Debian, libegl1 has it)."
+    "the process (on Debian, libegl1 has it), and without a GPU also GALLIUM_DRIVER=softpipe."
 )
 
 
