@@ -49,7 +49,8 @@ const actions = {
     await page.goto(url);
   },
   /** Runs the body of an async function of `given` in the page. */
-  run: ({ script, given }) => page.evaluate(`(async (given) => { ${script} })(${JSON.stringify(given)})`),
+  run: ({ script, given }) =>
+    page.evaluate(`(async (given) => { ${script} })(${JSON.stringify(given)})`),
   click: ({ at }) => page.click(at),
   fill: ({ at, text }) => page.fill(at, text),
   press: ({ key, held = 0 }) => page.keyboard.press(key, { delay: held }),

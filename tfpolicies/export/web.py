@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from tfpolicies.errors import ExportError
 
 INDEX = "index.html"
-PAGE_FILES = (INDEX, "page.js", "policy.js")
+PAGE_FILES = (INDEX, "policy.js", "page.js", "fields.js", "bars.js", "elements.js")
 RUNTIME = "onnxruntime-web@1.30.0"
 _CDN = f"https://cdn.jsdelivr.net/npm/{RUNTIME}/dist/"
 _PAGE = Path(__file__).with_name("web")

@@ -86,7 +86,9 @@ export class Policy {
     this.#past = {};
     for (const { source, shifts, port, size } of this.views) {
       const depth = Math.max(this.#past[source]?.length ?? 0, -Math.min(...shifts));
-      this.#past[source] = Array.from({ length: depth }, () => typed(port.dtype, Array(size).fill(0)));
+      this.#past[source] = Array.from({ length: depth }, () =>
+        typed(port.dtype, Array(size).fill(0)),
+      );
     }
   }
 
@@ -136,7 +138,9 @@ export class Policy {
     const found = {};
     for (const port of this.observedInputs) {
       const part = port.path.reduce((x, key) => x?.[key], obs);
-      const where = port.path.length ? `The observation's part ${port.path.join("/")}` : "The observation";
+      const where = port.path.length
+        ? `The observation's part ${port.path.join("/")}`
+        : "The observation";
       if (part === undefined || part === null) throw new Error(`${where} is missing.`);
       found[port.name] = typed(port.dtype, flat(part), sizeOf(port), where);
     }
@@ -146,9 +150,13 @@ export class Policy {
   #feeds(observed, signature) {
     const rows = { ...observed };
     for (const { port, source, shifts } of this.views) {
-      const steps = source in observed ? [...this.#past[source], observed[source]] : this.#past[source];
+      const steps =
+        source in observed ? [...this.#past[source], observed[source]] : this.#past[source];
       const present = this.#past[source].length;
-      rows[port.name] = typed(port.dtype, shifts.flatMap((shift) => flat(steps[present + shift])));
+      rows[port.name] = typed(
+        port.dtype,
+        shifts.flatMap((shift) => flat(steps[present + shift])),
+      );
     }
     if (signature === SAMPLE) rows.noise = this.#noise();
     const feeds = { ...rows, ...this.#memory };
@@ -163,12 +171,15 @@ export class Policy {
   #noise() {
     const blocks = this.spec.noise.blocks;
     return Float32Array.from(
-      blocks.flatMap(([kind, size]) => Array.from({ length: size }, () => NOISE[kind](this.#random))),
+      blocks.flatMap(([kind, size]) =>
+        Array.from({ length: size }, () => NOISE[kind](this.#random)),
+      ),
     );
   }
 
   #remember(observed, outputs) {
-    for (const { name } of this.memoryInputs) this.#memory[name] = outputs[name.replace("_in_", "_out_")];
+    for (const { name } of this.memoryInputs)
+      this.#memory[name] = outputs[name.replace("_in_", "_out_")];
     const newest = { ...outputs, ...observed, rewards: [0] };
     for (const [source, past] of Object.entries(this.#past)) {
       if (!past.length) continue;
@@ -182,7 +193,12 @@ export class Policy {
     const inputs = flat(outputs.action_dist_inputs);
     const parts = this.spec.distribution.map((leaf, i) => {
       const action = flat(outputs[this.actionOutputs[i].name]);
-      return { path: leaf.path, kind: leaf.kind, action, ...TOLD[leaf.kind](leaf, inputs.slice(...leaf.columns)) };
+      return {
+        path: leaf.path,
+        kind: leaf.kind,
+        action,
+        ...TOLD[leaf.kind](leaf, inputs.slice(...leaf.columns)),
+      };
     });
     const leaves = parts.map((part, i) => shaped(part.action, rowShape(this.actionOutputs[i])));
     return {
@@ -199,7 +215,9 @@ export class Policy {
   }
 
   async #opened(name) {
-    const hex = this.spec.sha256[name].match(/../g).map((byte) => String.fromCharCode(parseInt(byte, 16)));
+    const hex = this.spec.sha256[name]
+      .match(/../g)
+      .map((byte) => String.fromCharCode(parseInt(byte, 16)));
     const file = { url: name, integrity: `sha256-${btoa(hex.join(""))}` };
     const content = new Uint8Array(await fetched(file, this.#folder));
     return this.#ort.InferenceSession.create(content, { executionProviders: ["wasm"] });
@@ -219,9 +237,13 @@ const NOISE = {
 /** What can be told of each kind of distribution, from the leaf's record and its inputs. */
 const TOLD = {
   choices: (leaf, inputs) => ({ probabilities: cells(inputs, leaf.sizes).map(softmax) }),
-  bits: (leaf, inputs) => ({ probabilities: inputs.map((x) => allowed(x, 1 / (1 + Math.exp(-x)))) }),
+  bits: (leaf, inputs) => ({
+    probabilities: inputs.map((x) => allowed(x, 1 / (1 + Math.exp(-x)))),
+  }),
   values: (leaf, inputs) => ({ values: [inputs.map((x) => allowed(x, x))] }),
-  normal: (leaf, inputs) => ({ spreads: spreads(leaf, inputs, (mean, std) => [mean - std, mean + std]) }),
+  normal: (leaf, inputs) => ({
+    spreads: spreads(leaf, inputs, (mean, std) => [mean - std, mean + std]),
+  }),
   squashed_normal: (leaf, inputs) => ({
     spreads: spreads(leaf, inputs, (mean, std) => [Math.tanh(mean - std), Math.tanh(mean + std)]),
   }),
@@ -236,7 +258,9 @@ function spreads(leaf, inputs, around) {
     const std = Math.exp(clamp(inputs[count + i], least, most));
     return around(inputs[i], std).map((x) => {
       const scaled = x * leaf.half_width[i] + leaf.middle[i];
-      return leaf.clipped ? clamp(scaled, leaf.low[i] ?? -Infinity, leaf.high[i] ?? Infinity) : scaled;
+      return leaf.clipped
+        ? clamp(scaled, leaf.low[i] ?? -Infinity, leaf.high[i] ?? Infinity)
+        : scaled;
     });
   });
 }
@@ -251,7 +275,9 @@ function inputsOf(spec) {
   return {
     observedInputs,
     memoryInputs: rest.filter(({ name }) => name.startsWith("state_in_")),
-    actionOutputs: outputs.filter(({ name }) => name.startsWith("actions") && !name.startsWith(NORMALIZED)),
+    actionOutputs: outputs.filter(
+      ({ name }) => name.startsWith("actions") && !name.startsWith(NORMALIZED),
+    ),
     views: spec.views.flatMap((view) =>
       view.inputs.map((name, i) => {
         const port = inputs.find((each) => each.name === name);
@@ -280,7 +306,10 @@ function runtime(web, folder) {
 
 /** Fetches the runtime's two files, checks both, and only then runs them. */
 async function imported(web, folder) {
-  const [script, wasm] = await Promise.all([fetched(web.script, folder), fetched(web.wasm, folder)]);
+  const [script, wasm] = await Promise.all([
+    fetched(web.script, folder),
+    fetched(web.wasm, folder),
+  ]);
   const url = URL.createObjectURL(new Blob([script], { type: "text/javascript" }));
   const ort = await import(url);
   URL.revokeObjectURL(url);
@@ -302,7 +331,11 @@ async function fetched({ url, integrity }, folder) {
 }
 
 function checked(spec) {
-  if (spec.format !== "tfpolicies.policy_spec" || spec.format_version !== 2 || spec.artefact !== "onnx") {
+  if (
+    spec.format !== "tfpolicies.policy_spec" ||
+    spec.format_version !== 2 ||
+    spec.artefact !== "onnx"
+  ) {
     throw new Error("policy_spec.json does not describe an ONNX export of version 2.");
   }
   return spec;
@@ -353,7 +386,9 @@ function shaped(numbers, shape) {
   if (shape.length === 0) return numbers[0];
   const [first, ...rest] = shape;
   const step = numbers.length / first;
-  return Array.from({ length: first }, (_, i) => shaped(numbers.slice(i * step, (i + 1) * step), rest));
+  return Array.from({ length: first }, (_, i) =>
+    shaped(numbers.slice(i * step, (i + 1) * step), rest),
+  );
 }
 
 /** Puts one value per leaf into the structure of a space. */
