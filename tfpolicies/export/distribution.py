@@ -50,7 +50,9 @@ def describe_distribution(program: Program) -> list[dict[str, Any]]:
     known = len(kinds) == len(leaves) and all(_is_distribution(kind) for kind in kinds)
     if not known or samples_by_itself(program.spec):
         return [_record(program, leaf, "other", [0, 0]) for leaf in leaves]
-    ends = np.cumsum([kind.num_inputs(leaf.space) for kind, leaf in zip(kinds, leaves, strict=True)])
+    ends = np.cumsum(
+        [kind.num_inputs(leaf.space) for kind, leaf in zip(kinds, leaves, strict=True)]
+    )
     columns = zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True)
     has_values = any(port.name == _VALUES for port in program.act_layout.ports())
     return [
