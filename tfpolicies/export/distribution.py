@@ -50,15 +50,14 @@ def describe_distribution(program: Program) -> list[dict[str, Any]]:
     known = len(kinds) == len(leaves) and all(_is_distribution(kind) for kind in kinds)
     if not known or samples_by_itself(program.spec):
         return [_record(program, leaf, "other", [0, 0]) for leaf in leaves]
-    ends = np.cumsum(
-        [kind.num_inputs(leaf.space) for kind, leaf in zip(kinds, leaves, strict=True)]
-    )
-    columns = zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True)
     has_values = any(port.name == _VALUES for port in program.act_layout.ports())
-    return [
-        _record(program, leaf, "values" if has_values else _KINDS.get(kind, "other"), [*place])
-        for leaf, kind, place in zip(leaves, kinds, columns, strict=True)
-    ]
+    found, start = [], 0
+    for leaf, kind in zip(leaves, kinds, strict=True):
+        stop = start + kind.num_inputs(leaf.space)
+        name = "values" if has_values else _KINDS.get(kind, "other")
+        found.append(_record(program, leaf, name, [start, stop]))
+        start = stop
+    return found
 
 
 def samples_by_itself(spec: Any) -> bool:
