@@ -41,7 +41,7 @@ const actions = {
     const context = await browser.newContext({ viewport, colorScheme: dark ? "dark" : "light" });
     await context.route("**/*", (route) => answered(route, elsewhere));
     page = await context.newPage();
-    page.setDefaultTimeout(20_000);
+    page.setDefaultTimeout(60_000);
     page.on("console", (message) => {
       if (["error", "warning"].includes(message.type())) complaints.push(message.text());
     });
