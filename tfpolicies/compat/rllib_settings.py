@@ -7,12 +7,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from tfpolicies.algorithms.algorithm import AlgorithmConfig
-from tfpolicies.algorithms.registry import algorithm_names, find_algorithm
+from tfpolicies.algorithms.registry import find_algorithm
 from tfpolicies.compat.foreign_pickle import Named
 from tfpolicies.compat.rllib_names import PLACES
 from tfpolicies.config.dialect import ALIASES, CONSTANTS
 from tfpolicies.errors import CheckpointError, ConfigError, ModelSettingError
 from tfpolicies.models.defaults import MODEL_DEFAULTS
+
+_ACTOR_CRITICS = ("PPO", "PG", "A2C")
+"""The algorithms whose policies have RLlib's default networks and nothing beside them."""
 
 _NOTHING = (None, False, -1, {}, [], ())
 """Values that ask for nothing; -1 is RLlib's for what is deprecated."""
@@ -76,11 +79,11 @@ def settings_of(spec: Any) -> Settings:
     if not isinstance(model, Mapping):
         raise CheckpointError(f"The checkpoint's config has no dict `model`, but {model!r:.80}.")
     config, left = algorithm.get_default_config(), []
-    for name, value in stored.items():
-        if name != "model" and name not in _OF_THE_RUN:
-            left += _taken(config, name, value)
+    unread = {"model", *_OF_THE_RUN, *["eager_tracing"] * (framework == "tf")}
+    for name in stored.keys() - unread:
+        left += _taken(config, name, stored[name])
     kind = find_class(algorithm, framework)
-    return Settings(kind, config, model, [*left, *_model_left(model)])
+    return Settings(kind, config, model, [*sorted(left), *_model_left(model)])
 
 
 def find_class(algorithm: Any, framework: str) -> Any:
@@ -102,11 +105,11 @@ def _config_in(stored: Any) -> Mapping[str, Any]:
 def _algorithm(name: Any) -> Any:
     text = name.name.rpartition(":")[2] if isinstance(name, Named) else str(name)
     ours = text.removesuffix("Policy").removesuffix("TF1").removesuffix("TF2").removesuffix("TF")
-    if ours not in algorithm_names():
+    if ours not in _ACTOR_CRITICS:
         raise CheckpointError(
-            f"The checkpoint's policy class must be one of {', '.join(algorithm_names())}, got "
-            f"{text!r:.80}. Make the policy here, and give it weights by "
-            "`policy.import_model_from_h5`."
+            f"The checkpoint's policy class must be one of {', '.join(_ACTOR_CRITICS)}, got "
+            f"{text!r:.80}, whose networks are not converted. Make the policy here, build the "
+            "network in Keras, and give its weights to `policy.import_model_from_h5`."
         )
     return find_algorithm(ours)
 
