@@ -49,6 +49,7 @@ KNOWN = {
     ("builtins", "tuple"): "tuple",
     ("builtins", "set"): "set",
     ("builtins", "frozenset"): "set",
+    **{(module, "bytes"): "bytes" for module in ("builtins", "__builtin__")},
     ("builtins", "bytearray"): "bytes",
     ("_codecs", "encode"): "bytes",
 }

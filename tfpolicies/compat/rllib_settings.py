@@ -116,19 +116,29 @@ def _algorithm(name: Any) -> Any:
 
 def _taken(config: AlgorithmConfig, name: str, value: Any) -> Iterator[str]:
     """Puts a setting into a config, or yields why not."""
-    found = _known(value)
-    known = ALIASES.get(name, name)
-    try:
-        config.update_from_dict({name: found})
-    except (ConfigError, TypeError) as error:
-        silent = _OF_RLLIB.get(name, None)
-        if silent is ... or silent == value != -1 or _is_nothing(value):
+    found, why = _known(value), ""
+    if not _has_named(found):
+        try:
+            config.update_from_dict({name: found})
             return
-        if known in CONSTANTS:
-            yield f"{name}={_said(value)} ({CONSTANTS[known].why})"
-        else:
-            unnamed = isinstance(found, Named)
-            yield f"{name}={_said(value)}" + ("" if unnamed else f" ({_first(error)})")
+        except (ConfigError, TypeError) as error:
+            why = f" ({str(error).partition('. ')[0].removesuffix('.')})"
+    silent = _OF_RLLIB.get(name)
+    if silent is ... or (silent is not None and silent == value) or _is_nothing(value):
+        return
+    known = ALIASES.get(name, name)
+    if why and known in CONSTANTS:
+        why = f" ({CONSTANTS[known].why})"
+    yield f"{name}={_said(value)}{why}"
+
+
+def _has_named(value: Any) -> bool:
+    """Whether something that is not known is in a value, anywhere."""
+    if isinstance(value, Mapping):
+        return any(map(_has_named, value.values()))
+    if isinstance(value, list | tuple) and not isinstance(value, Named):
+        return any(map(_has_named, value))
+    return isinstance(value, Named)
 
 
 def _is_nothing(value: Any) -> bool:
@@ -147,11 +157,9 @@ def _known(value: Any) -> Any:
 
 
 def _said(value: Any) -> str:
-    return f"<{value.name}>" if isinstance(value, Named) else f"{value!r:.60}"
-
-
-def _first(error: Exception) -> str:
-    return str(error).partition(". ")[0].removesuffix(".")
+    if isinstance(value, Named):
+        return f"<{value.name}>"
+    return "<with objects of yours>" if _has_named(value) else f"{value!r:.60}"
 
 
 # -- the model ------------------------------------------------------------------------------------
@@ -173,11 +181,11 @@ def model_settings_of(model: Mapping[str, Any], network: Mapping[str, Any]) -> d
     Raises:
         ModelSettingError: if a setting has a value that is none here.
     """
-    unread = [name for name in MODEL_DEFAULTS if isinstance(model.get(name), Named)]
+    unread = [name for name in MODEL_DEFAULTS if _has_named(model.get(name))]
     if unread:
         raise ModelSettingError(
-            f"model[{unread[0]!r}] of the checkpoint is {_said(model[unread[0]])}, which cannot be "
-            "imported."
+            f"model[{unread[0]!r}] of the checkpoint must be a plain value, got "
+            f"{_said(model[unread[0]])}. Nothing that a checkpoint names is imported."
         )
     kept = {name: model[name] for name in MODEL_DEFAULTS if name in model}
     return {**kept, **network}
