@@ -46,7 +46,8 @@ CASES: dict[str, dict[str, Any]] = {
     "cnn_lstm": {
         "obs": IMAGE,
         "model": {
-            **{"conv_filters": FILTERS, "post_fcnet_hiddens": [4]},
+            "conv_filters": FILTERS,
+            "post_fcnet_hiddens": [4],
             **LSTM,
             "vf_share_layers": True,
         },

@@ -154,8 +154,13 @@ def test_a_checkpoint_of_another_kind_is_refused(told, words, tmp_path):
 @pytest.mark.core
 def test_settings_go_by_their_names_and_what_stays_behind_is_listed():
     stored = {
-        **{"gamma": 0.9, "lambda": 0.5, "sgd_minibatch_size": 7, "num_sgd_iter": 3},
-        **{"torch_compile_learner": False, "sample_async": -1, "_rl_module_spec": None},
+        "gamma": 0.9,
+        "lambda": 0.5,
+        "sgd_minibatch_size": 7,
+        "num_sgd_iter": 3,
+        "torch_compile_learner": False,
+        "sample_async": -1,
+        "_rl_module_spec": None,
         "callbacks": Named("ray.rllib.algorithms.callbacks:DefaultCallbacks", None, None, []),
         "env": Named("mine:Env", None, None, []),
         "sample_collector": Named("ray.rllib:Collector", None, None, []),

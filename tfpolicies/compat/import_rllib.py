@@ -41,9 +41,13 @@ class Imported(NamedTuple):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the words of the command."""
     parser.add_argument(
-        "checkpoint", metavar="CHECKPOINT", help="folder that RLlib wrote for an algorithm or policy"
+        "checkpoint",
+        metavar="CHECKPOINT",
+        help="folder that RLlib wrote for an algorithm or policy",
     )
-    parser.add_argument("out", metavar="OUT", help="folder to write; must not be there, or be empty")
+    parser.add_argument(
+        "out", metavar="OUT", help="folder to write; must not be there, or be empty"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -86,7 +90,9 @@ def import_checkpoint(checkpoint: str | os.PathLike[str]) -> dict[str, Imported]
     ids = described.get("policy_ids") or []
     for policy_id in ids:
         if not isinstance(policy_id, str) or Path(policy_id).name != policy_id:
-            raise CheckpointError(f"{str(folder)!r} names the policy {policy_id!r}, which is no id.")
+            raise CheckpointError(
+                f"{str(folder)!r} names the policy {policy_id!r}, which is no id."
+            )
     if not ids:
         raise CheckpointError(f"{str(folder)!r} names no policies. Give the folder of one policy.")
     return {policy_id: _imported(folder / "policies" / policy_id, policy_id) for policy_id in ids}
@@ -133,7 +139,7 @@ def _policy_of(state: Mapping[str, Any], policy_id: str, source: str) -> Importe
     from tfpolicies.compat.rllib_spaces import space_of
     from tfpolicies.models.weight_mapping import match_weights
 
-    spec = state.get("policy_spec")
+    spec: Any = state.get("policy_spec")
     settings = settings_of(spec)
     seen, acted = (space_of(spec.get(name), name) for name in ("observation_space", "action_space"))
     network = network_of(settings.model, seen, acted)
@@ -211,7 +217,8 @@ def _statistics(
     stats = found.get("running_stats")
     stat = stats[0] if isinstance(stats, list) and len(stats) == 1 else None
     stat = stat if isinstance(stat, Mapping) else {}
-    count, arrays = stat.get("num_pushes"), [stat.get(x) for x in ("mean_array", "std_array")]
+    count: Any = stat.get("num_pushes")
+    arrays: list[Any] = [stat.get(x) for x in ("mean_array", "std_array")]
     whole = all(isinstance(x, np.ndarray) and x.shape == shape for x in arrays)
     plain = found.get("demean") is True and found.get("destd") is True
     if not whole or not plain or not isinstance(count, int) or count < 2:

@@ -88,7 +88,7 @@ class _Dtype:
         if self.code[:1] not in "biuf" or not self.code[1:].isdigit():
             raise Refused(f"an array of the dtype {self.code!r:.40}, which is no plain number")
         try:
-            return np.dtype(self.code).newbyteorder(self.order if self.order in "<>" else "=")
+            return np.dtype(self.code).newbyteorder(">" if self.order == ">" else "<")
         except (TypeError, ValueError) as error:
             raise Refused(f"an array of the dtype {self.code!r:.40}") from error
 
@@ -269,7 +269,8 @@ class Machine:
     def _called(self, function: Any, args: tuple[Any, ...]) -> Any:
         if not isinstance(function, Named):
             raise Refused(f"a call of a {type(function).__name__}")
-        kind = KNOWN.get(tuple(function.name.split(":", 1))) if function.args is None else None
+        module, _, name = function.name.partition(":")
+        kind = KNOWN.get((module, name)) if function.args is None else None
         if kind is None:
             return Named(function.name, args)
         self._copies -= sum(len(x) for x in args if isinstance(x, list | tuple | set | dict | str))

@@ -18,7 +18,7 @@ from tfpolicies.keras_weights import KerasWeights, LayerWeights, NamedArray
 from tfpolicies.models.preprocessing import is_image
 from tfpolicies.models.spaces import flat_size, leaves
 
-_FILTERS: dict[tuple[int, int], list[list[int]]] = {
+_FILTERS: dict[tuple[int, ...], list[list[int]]] = {
     (96, 96): [[16, 8, 4], [32, 4, 2], [256, 11, 2]],
     (84, 84): [[16, 8, 4], [32, 4, 2], [256, 11, 1]],
     (64, 64): [[32, 4, 2], [64, 4, 2], [128, 4, 2], [256, 4, 2]],
@@ -170,9 +170,7 @@ def _behind_convolutions(posts: int, wrapped: bool) -> list[str]:
 def _behind_lstm(model: Mapping[str, Any], inner: Network) -> Network:
     own = {"lstm": "lstm/lstm_cell", "logits": "fc_out", "values": "value_out"}
     settings = {**inner.settings, "free_log_std": False}
-    return inner._replace(
-        settings=settings, order=[*inner.order, *own], ours={**inner.ours, **own}
-    )
+    return inner._replace(settings=settings, order=[*inner.order, *own], ours={**inner.ours, **own})
 
 
 def _keras_order(actor: Path, value: Path) -> list[str]:
@@ -259,9 +257,9 @@ def _unfit(problem: str, given: Sequence[str]) -> CheckpointError:
 
 def _converted(arrays: _Arrays, layer: str, network: Network) -> list[tuple[str, np.ndarray]]:
     """Returns a layer's arrays as they are here: a convolution of one pixel is dense."""
-    kernel = arrays.get("kernel")
-    if kernel is not None and layer in network.scaled:
-        kernel = kernel * np.float32(_WHITE)
-    elif kernel is not None and layer in _PIXELS and kernel.shape[:-2] == (1, 1):
-        kernel = kernel.reshape(kernel.shape[2:])
-    return [(role, kernel if role == "kernel" else array) for role, array in arrays.items()]
+    found = dict(arrays)
+    if layer in network.scaled:
+        found["kernel"] = found["kernel"] * np.float32(_WHITE)
+    elif layer in _PIXELS and found["kernel"].shape[:-2] == (1, 1):
+        found["kernel"] = found["kernel"][0, 0]
+    return [*found.items()]

@@ -17,12 +17,11 @@ from tfpolicies.models.defaults import MODEL_DEFAULTS
 _ACTOR_CRITICS = ("PPO", "PG", "A2C")
 """The algorithms whose policies have RLlib's default networks and nothing beside them."""
 
-_NOTHING = (None, False, -1, {}, [], ())
+_NOTHING: tuple[Any, ...] = (None, False, -1, {}, [], ())
 """Values that ask for nothing; -1 is RLlib's for what is deprecated."""
 
-_OF_THE_RUN = frozenset(
-    "policies policy_mapping_fn policies_to_train worker_index __policy_id in_evaluation".split()
-)
+_RUN = "policies policy_mapping_fn policies_to_train worker_index __policy_id in_evaluation"
+_OF_THE_RUN = frozenset(_RUN.split())
 """Settings that are not a policy's own."""
 
 _OF_RLLIB: Mapping[str, Any] = {
@@ -78,7 +77,8 @@ def settings_of(spec: Any) -> Settings:
     model = stored.get("model")
     if not isinstance(model, Mapping):
         raise CheckpointError(f"The checkpoint's config has no dict `model`, but {model!r:.80}.")
-    config, left = algorithm.get_default_config(), []
+    config = algorithm.get_default_config()
+    left: list[str] = []
     unread = {"model", *_OF_THE_RUN, *["eager_tracing"] * (framework == "tf")}
     for name in stored.keys() - unread:
         left += _taken(config, name, stored[name])

@@ -13,17 +13,18 @@ from typing import Any
 _NUMBERS = (
     "Abs Acos Acosh Add AddN AddV2 All Angle Any ApproximateEqual ArgMax ArgMin Asin Asinh Atan "
     "Atan2 Atanh BatchMatMul BatchMatMulV2 BatchMatMulV3 BiasAdd BiasAddV1 Bincount BitwiseAnd "
-    "BitwiseOr BitwiseXor Bucketize Cast Ceil CheckNumerics ClipByValue Complex ComplexAbs Conj Cos "
-    "Cosh Cross Cumprod Cumsum CumulativeLogsumexp DenseBincount Digamma Div DivNoNan Einsum Elu "
-    "Equal Erf Erfc Erfinv EuclideanNorm Exp Expm1 Floor FloorDiv FloorMod Greater GreaterEqual "
-    "Igamma Igammac Imag Inv Invert IsFinite IsInf IsNan L2Loss LeakyRelu LeftShift Less LessEqual "
-    "Lgamma LinSpace Log Log1p LogSoftmax LogicalAnd LogicalNot LogicalOr MatMul Max Maximum Mean "
-    "Min Minimum Mod Mul MulNoNan Ndtri Neg NextAfter NotEqual Polygamma PopulationCount Pow Prod "
-    "Range Real RealDiv Reciprocal Relu Relu6 RightShift Rint Round Rsqrt SegmentMax SegmentMean "
-    "SegmentMin SegmentProd SegmentSum Select SelectV2 Selu Sigmoid Sign Sin Sinh Softmax Softplus "
-    "Softsign SparseSoftmaxCrossEntropyWithLogits SoftmaxCrossEntropyWithLogits Sqrt Square "
-    "SquaredDifference Sub Sum Tan Tanh TruncateDiv TruncateMod UnsortedSegmentMax "
-    "UnsortedSegmentMin UnsortedSegmentProd UnsortedSegmentSum Xdivy Xlog1py Xlogy Zeta"
+    "BitwiseOr BitwiseXor Bucketize Cast Ceil CheckNumerics ClipByValue Complex ComplexAbs Conj "
+    "Cos Cosh Cross Cumprod Cumsum CumulativeLogsumexp DenseBincount Digamma Div DivNoNan Einsum "
+    "Elu Equal Erf Erfc Erfinv EuclideanNorm Exp Expm1 Floor FloorDiv FloorMod Greater "
+    "GreaterEqual Igamma Igammac Imag Inv Invert IsFinite IsInf IsNan L2Loss LeakyRelu LeftShift "
+    "Less LessEqual Lgamma LinSpace Log Log1p LogSoftmax LogicalAnd LogicalNot LogicalOr MatMul "
+    "Max Maximum Mean Min Minimum Mod Mul MulNoNan Ndtri Neg NextAfter NotEqual Polygamma "
+    "PopulationCount Pow Prod Range Real RealDiv Reciprocal Relu Relu6 RightShift Rint Round Rsqrt "
+    "SegmentMax SegmentMean SegmentMin SegmentProd SegmentSum Select SelectV2 Selu Sigmoid Sign "
+    "Sin Sinh Softmax Softplus Softsign SparseSoftmaxCrossEntropyWithLogits "
+    "SoftmaxCrossEntropyWithLogits Sqrt Square SquaredDifference Sub Sum Tan Tanh TruncateDiv "
+    "TruncateMod UnsortedSegmentMax UnsortedSegmentMin UnsortedSegmentProd UnsortedSegmentSum "
+    "Xdivy Xlog1py Xlogy Zeta"
 )
 _SHAPES = (
     "BatchToSpace BatchToSpaceND Bitcast BroadcastArgs BroadcastTo Concat ConcatOffset ConcatV2 "
@@ -46,11 +47,11 @@ _LAYERS = (
     "ResizeNearestNeighbor ScaleAndTranslate Svd"
 )
 _CONTROL = (
-    "Assert Case Enter Exit If LoopCond Merge NextIteration NoOp PartitionedCall StatefulPartitionedCall "
-    "StatelessCase StatelessIf StatelessWhile Switch While EmptyTensorList TensorListConcatV2 "
-    "TensorListElementShape TensorListFromTensor TensorListGather TensorListGetItem "
-    "TensorListLength TensorListPopBack TensorListPushBack TensorListReserve TensorListResize "
-    "TensorListScatterV2 TensorListSetItem TensorListStack"
+    "Assert Case Enter Exit If LoopCond Merge NextIteration NoOp PartitionedCall "
+    "StatefulPartitionedCall StatelessCase StatelessIf StatelessWhile Switch While EmptyTensorList "
+    "TensorListConcatV2 TensorListElementShape TensorListFromTensor TensorListGather "
+    "TensorListGetItem TensorListLength TensorListPopBack TensorListPushBack TensorListReserve "
+    "TensorListResize TensorListScatterV2 TensorListSetItem TensorListStack"
 )
 _CHANCE = (
     "Multinomial ParameterizedTruncatedNormal RandomGammaGrad RandomPoissonV2 RandomShuffle "
@@ -73,9 +74,8 @@ _VARIABLES = (
 KNOWN = frozenset(" ".join((_NUMBERS, _SHAPES, _LAYERS, _CONTROL, _CHANCE, _VARIABLES)).split())
 """The names of those that may be anywhere."""
 
-SAVING = frozenset(
-    "MergeV2Checkpoints RestoreV2 SaveV2 ShardedFilename StaticRegexFullMatch StringJoin".split()
-)
+_FILES = "MergeV2Checkpoints RestoreV2 SaveV2 ShardedFilename StaticRegexFullMatch StringJoin"
+SAVING = frozenset(_FILES.split())
 """Those that may be where a SavedModel saves and restores itself, which is never run here."""
 
 

@@ -133,8 +133,9 @@ class ImportedPolicy(Policy):
         if actions is None:
             last = [np.zeros((rows, *leaf.shape)) for leaf in self._acted]
         else:
-            last = from_env(self._acted, batch_leaves(self._acted, actions, "prev_action_batch"))
-            last = [x - getattr(y.space, "start", 0) for x, y in zip(last, self._acted, strict=True)]
+            given = from_env(self._acted, batch_leaves(self._acted, actions, "prev_action_batch"))
+            starts = [getattr(leaf.space, "start", 0) for leaf in self._acted]
+            last = [x - start for x, start in zip(given, starts, strict=True)]
         return found | dict(zip(self._wiring.previous, last, strict=True))
 
     def _row(self, output: np.ndarray, rows: int) -> np.ndarray:

@@ -35,8 +35,8 @@ class SavedModelFunction(ForeignModel):
 
     Args:
         folder: of the SavedModel.
-        signature: the name of the function; None for `action`, else `serving_default`, else the
-            only one.
+        signature: the name of a signature; None for the function `action`, or the signature
+            `action`, `serving_default` or the only one.
 
     Raises:
         MissingModelFileError: if there is none.
@@ -90,10 +90,9 @@ class SavedModelFunction(ForeignModel):
 
     def _found(self, signature: str | None) -> Any:
         signatures = self._loaded.signatures
-        if signature is None and _ACTION not in signatures and hasattr(self._loaded, _ACTION):
-            restored = getattr(self._loaded.action, "concrete_functions", ())
-            if restored:
-                return restored[0]
+        own = getattr(getattr(self._loaded, _ACTION, None), "concrete_functions", ())
+        if signature is None and own:
+            return min(own, key=_fixed_rows)
         others = [name for name in signatures if name not in (_ACTION, _SERVING)]
         wanted = [signature] if signature else [_ACTION, _SERVING, *others[: len(others) == 1]]
         for name in wanted:
@@ -105,9 +104,9 @@ class SavedModelFunction(ForeignModel):
         )
 
     def _structure_of_names(self) -> Any:
-        """Returns the structure of inputs, without the level of names where there are only these."""
+        """Returns the structure of inputs, without a level that has nothing but the other one."""
         args, kwargs = self._structure
-        return args if args or not kwargs else kwargs
+        return self._structure if args and kwargs else args or kwargs
 
 
 def _require_known(folder: Path, source: str) -> None:
@@ -145,6 +144,12 @@ def _paths(structure: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, An
         return
     for name, part in parts:
         yield from _paths(part, (*path, name))
+
+
+def _fixed_rows(function: Any) -> int:
+    """Returns how many inputs of a function have a fixed number of rows."""
+    specs = [leaf for _, leaf in _paths(function.structured_input_signature) if _is_tensor(leaf)]
+    return sum(spec.shape.rank not in (None, 0) and spec.shape[0] is not None for spec in specs)
 
 
 def _is_tensor(leaf: Any) -> bool:

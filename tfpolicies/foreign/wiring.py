@@ -71,7 +71,7 @@ def wired(
         UsageError: for a key of `names` that has no meaning.
     """
     seen, acted = leaves(observation_space), action_leaves(action_space)
-    steps = [x.name for x in model.inputs if x.name.rpartition("/")[2] == _STEP_TYPE]
+    steps = [x.name for x in model.inputs if x.name.endswith(_STEP_TYPE)]
     if steps and names is None:
         found = _of_tf_agents(model, steps[0].removesuffix(_STEP_TYPE), seen, acted)
     else:
@@ -106,14 +106,14 @@ def _named(
     wanted = [LOGITS] if kind == LOGITS else done
     free = [x for x in outputs if x not in [names.get(key) for key in after]]
     results = [_one(model, key, names, outputs, free, len(wanted) == 1) for key in wanted]
-    sizes = {x.name: x.shape[1:] for x in model.inputs}
+    sockets = {x.name: x for x in model.inputs}
     return Wiring(
         obs,
         results,
         kind,
         memory_in=(entering := [names[key] for key in memory]),
         memory_out=[_one(model, key, names, outputs, [], False) for key in after],
-        memory=[np.zeros([size or 1 for size in sizes[x]], np.float32) for x in entering],
+        memory=[_zeros(sockets[x]) for x in entering],
     )
 
 
@@ -141,7 +141,11 @@ def _one(
 def _of_tf_agents(
     model: ForeignModel, prefix: str, seen: Sequence[Leaf], acted: Sequence[Leaf]
 ) -> Wiring:
-    """Returns the wiring of `action(time_step, policy_state)`."""
+    """Returns the wiring of `action(time_step, policy_state)`.
+
+    What is before `step_type` in its name is before all parts of the step: `0/`, or `arg_0_` in the
+    signatures of newer versions of TensorFlow.
+    """
     inputs, outputs = [x.name for x in model.inputs], [x.name for x in model.outputs]
     of_step = {f"{prefix}{name}" for name in (_STEP_TYPE, "reward", "discount")}
     observed = [x for x in inputs if x.startswith(f"{prefix}observation")]
@@ -152,7 +156,7 @@ def _of_tf_agents(
         raise model.refusal("its memory has not as many inputs as outputs")
     if initial is None:
         sizes = {x.name: x for x in model.inputs}
-        initial = [np.zeros(sizes[x].shape[1:], sizes[x].dtype) for x in memory]
+        initial = [_zeros(sizes[x]) for x in memory]
     return Wiring(
         _by_path(model, "observation", observed, seen),
         _by_path(model, "action", [x for x in outputs if x.split("/")[0] == "action"], acted),
@@ -211,7 +215,7 @@ def of_export(model: ForeignModel, spec: Mapping[str, Any]) -> Wiring:
         ACTIONS,
         memory_in=memory,
         memory_out=[x.replace("_in_", "_out_") for x in memory],
-        memory=[np.zeros(x.shape[1:], x.dtype) for x in model.inputs if x.name in memory],
+        memory=[_zeros(x) for x in model.inputs if x.name in memory],
         constants={"seq_lens": 1} if "seq_lens" in inputs else {},
         rewards=[x for x in views if views[x]["column"] == "rewards"],
         previous=[x for x in views if views[x]["column"] == "actions"],
@@ -257,6 +261,11 @@ def _check_logits(model: ForeignModel, name: str, action_space: gym.Space) -> No
     (socket,) = (x for x in model.outputs if x.name == name)
     if not _fits(socket, (count,), 1):
         raise model.refusal(f"{name!r} is to have the {count} logits of {action_space}")
+
+
+def _zeros(socket: Socket) -> np.ndarray:
+    """Returns what an input takes for one row, without its axis: zeros."""
+    return np.zeros([size or 1 for size in socket.shape[1:]], socket.dtype)
 
 
 def choices(action_space: Any) -> list[int]:
