@@ -201,9 +201,9 @@ def _filter_state(state: Mapping[str, Any]) -> Mapping[str, Any]:
     agent = connectors.get("agent") if isinstance(connectors, Mapping) else None
     steps = agent[1] if isinstance(agent, list | tuple) and len(agent) == 2 else ()
     for step in steps if isinstance(steps, list | tuple) else ():
-        if isinstance(step, tuple) and len(step) == 2 and "MeanStd" in str(step[0]):
-            if isinstance(step[1], Mapping):
-                return step[1]
+        is_one = isinstance(step, tuple) and len(step) == 2 and "MeanStd" in str(step[0])
+        if is_one and isinstance(step[1], Mapping):
+            return step[1]
     raise CheckpointError(
         "The checkpoint has an observation_filter, but its connectors have no statistics of it. "
         "Save it in RLlib with enable_connectors=True."
