@@ -182,6 +182,8 @@ def test_spaces_are_rebuilt_from_records_and_from_pickled_objects():
     inner = {"a": VECTOR["space"], "b": PAIR["space"]}
     found = space_of({"space": {"space": "dict", "spaces": inner}}, "observation_space")
     assert found == spaces.Dict(a=spaces.Box(-1, 1, (2,)), b=spaces.Discrete(2))
+    turned = {"space": {"space": "dict", "spaces": dict(reversed(inner.items()))}}
+    assert [*space_of(turned, "observation_space").spaces] == ["b", "a"]
     state = {"_shape": (), "n": 4, "start": 1}
     pickled = Named("gymnasium.spaces.discrete:Discrete", None, state, [])
     both = {"space": {"space": "tuple", "spaces": [pickled, PAIR["space"]]}}

@@ -107,7 +107,11 @@ def _multi_binary(fields: Mapping[str, Any], depth: int) -> spaces.MultiBinary:
 
 def _dict(fields: Mapping[str, Any], depth: int) -> spaces.Dict:
     inner = fields["spaces"]
-    return spaces.Dict({str(key): _space(each, depth + 1) for key, each in inner.items()})
+    entries = [(str(key), _space(each, depth + 1)) for key, each in inner.items()]
+    found = spaces.Dict(entries)  # type: ignore[arg-type]
+    if [*found.spaces] != [key for key, _ in entries]:  # the order in which RLlib flattens them
+        found = spaces.Dict(entries, sort_keys=False)  # type: ignore[arg-type]
+    return found
 
 
 _MAKERS: dict[str, Callable[[Mapping[str, Any], int], spaces.Space]] = {
