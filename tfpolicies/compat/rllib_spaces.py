@@ -108,9 +108,9 @@ def _multi_binary(fields: Mapping[str, Any], depth: int) -> spaces.MultiBinary:
 def _dict(fields: Mapping[str, Any], depth: int) -> spaces.Dict:
     inner = fields["spaces"]
     entries = [(str(key), _space(each, depth + 1)) for key, each in inner.items()]
-    found = spaces.Dict(entries)  # type: ignore[arg-type]
+    found = spaces.Dict(entries)
     if [*found.spaces] != [key for key, _ in entries]:  # the order in which RLlib flattens them
-        found = spaces.Dict(entries, sort_keys=False)  # type: ignore[arg-type]
+        found = spaces.Dict(entries, sort_keys=False)
     return found
 
 
