@@ -29,7 +29,7 @@ for package in onnxruntime-web@1.30.0 playwright-core@1.65.1; do
     name=${package%@*}
     there=$folder/node_modules/$name/package.json
     if ! grep -q "\"version\": \"${package##*@}\"" "$there" 2>/dev/null; then
-        npm install --silent --no-audit --no-fund --ignore-scripts --prefix "$folder" "$package" ||
-            fail "the npm package $package"
+        npm install --no-audit --no-fund --ignore-scripts --loglevel error --fetch-retries 1 \
+            --prefix "$folder" "$package" >/dev/null || fail "the npm package $package"
     fi
 done
