@@ -9,6 +9,7 @@ from pathlib import Path
 from tfpolicies.algorithms.registry import find_algorithm, registered_names
 from tfpolicies.algorithms.tuned import tuned_entries
 from tfpolicies.cli.ends import DONE
+from tfpolicies.cli.serve import serve
 from tfpolicies.cli.serving import find_export, loaded, play_in_own_process
 from tfpolicies.cli.sources import export_policy, find_checkpoint, load_policy, print_files, shown
 from tfpolicies.cli.training import train
@@ -136,5 +137,6 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "evaluate": evaluate,
     "export": export,
     "play-exported": play_exported,
+    "serve": serve,
     "tuned": tuned,
 }

@@ -225,7 +225,7 @@ class OnnxPolicy:
         return dict(zip(self._outputs, self._session.run(self._outputs, feed), strict=True))
 
     def of_one_step(self, outputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Returns outputs of `infer` without the axis of steps, which policies with a memory have."""
+        """Returns outputs of `infer` without the axis of steps that a memory gives them."""
         if not self._memory:
             return {**outputs}
         return {k: x if k.startswith("state_out_") else x[:, 0] for k, x in outputs.items()}

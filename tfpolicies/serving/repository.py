@@ -11,7 +11,7 @@ from typing import Any
 
 from tfpolicies.errors import ExportError, RequestError, UsageError, near_matches
 from tfpolicies.serving.metrics import Metrics
-from tfpolicies.serving.served import Limits, ServedModel
+from tfpolicies.serving.served import LIMITS, Limits, ServedModel
 
 _EVERY = 1.0  # seconds between two looks at a folder
 _NAME = re.compile(r"[^/\\?#%\s]+")
@@ -35,7 +35,7 @@ class Repository:
     def __init__(
         self,
         folders: Mapping[str, Path],
-        limits: Limits = Limits(),
+        limits: Limits = LIMITS,
         say: Callable[[str], object] = print,
     ) -> None:
         self.metrics, self.limits = Metrics(), limits

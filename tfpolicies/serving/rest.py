@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-
 from typing import Any
 
 import orjson
@@ -168,5 +167,3 @@ async def _no_such_address(request: Request, error: Any) -> Response:
 
 async def _broken(request: Request, error: Exception) -> Response:
     return _json({"error": f"The server failed: {type(error).__name__}: {error}"}, 500)
-
-

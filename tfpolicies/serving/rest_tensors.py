@@ -47,7 +47,9 @@ def read(body: bytes, json_length: str | None, version: str = "") -> Asked:
     try:
         record = orjson.loads(body[:end])
     except orjson.JSONDecodeError as error:
-        raise RequestError(f"The body is not JSON, at byte {error.pos} of {end}: {error}.") from error
+        raise RequestError(
+            f"The body is not JSON, at byte {error.pos} of {end}: {error}."
+        ) from error
     record = _object("The body", record)
     parameters = _object("'parameters'", record.get("parameters", {}))
     outputs = [_named("An output", each) for each in _list(record, "outputs")]

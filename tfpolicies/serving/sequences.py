@@ -63,9 +63,7 @@ class Sequences:
         clock: the time in seconds.
     """
 
-    def __init__(
-        self, most: int, idle: float, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, most: int, idle: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._most, self._idle, self._clock = most, idle, clock
         self._all: OrderedDict[Name, Sequence] = OrderedDict()  # the least recently used first
 

@@ -35,6 +35,9 @@ class Limits(NamedTuple):
     threads: int = 1
 
 
+LIMITS = Limits()
+
+
 class ServedModel:
     """A policy under the name that clients call it by.
 

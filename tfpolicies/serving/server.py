@@ -42,7 +42,7 @@ class _Http(uvicorn.Server):
 
 async def serve(
     repository: Repository,
-    address: Address = Address(),
+    address: Address,
     say: Callable[[str], object] = print,
 ) -> None:
     """Serves until SIGTERM or SIGINT; then finishes what runs, and returns.
@@ -106,9 +106,7 @@ def _listening(address: Address) -> socket.socket:
     """Returns a socket that listens where HTTP is spoken."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     try:
-        found = socket.create_server(
-            (address.host, address.port), family=family, backlog=_BACKLOG
-        )
+        found = socket.create_server((address.host, address.port), family=family, backlog=_BACKLOG)
     except OSError as error:
         raise _not_there(address.host, address.port, "--port") from error
     found.setblocking(False)

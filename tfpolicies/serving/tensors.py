@@ -124,9 +124,7 @@ def from_values(name: str, datatype: Any, shape: Any, data: Any) -> np.ndarray:
             f"{list(sizes)} says, got lists of different lengths."
         ) from error
     if found.size and found.dtype.kind not in _TAKEN[dtype.kind]:
-        raise RequestError(
-            f"Input {name!r} must have values of {datatype}, got {_brief(data)}."
-        )
+        raise RequestError(f"Input {name!r} must have values of {datatype}, got {_brief(data)}.")
     if found.size != math.prod(sizes) or (found.ndim > 1 and found.shape != sizes):
         raise RequestError(
             f"Input {name!r} must have {math.prod(sizes)} values, which is its shape "

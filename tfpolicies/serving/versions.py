@@ -134,7 +134,7 @@ class Version:
         for explore in (False, True):
             for rows in (1, 2):
                 leaves = [
-                    np.zeros((rows, *port.without(_BATCH).shape), port.dtype)
+                    np.zeros([rows, *port.sizes[1:]], port.dtype)
                     for port in self.step_inputs
                     if not port.is_optional
                 ]
