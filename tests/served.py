@@ -101,7 +101,8 @@ class Server:
         )
         self.lines: list[str] = []
         self._told = threading.Condition()
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reading = threading.Thread(target=self._read, daemon=True)
+        self._reading.start()
         try:
             self.http = self.line("HTTP at ").removeprefix("HTTP at http://")
             self.grpc = self.line("gRPC at ").removeprefix("gRPC at ")
@@ -111,10 +112,11 @@ class Server:
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            with self._told:
-                self.lines.append(line.rstrip())
-                self._told.notify_all()
+        with self.process.stdout as output:
+            for line in output:
+                with self._told:
+                    self.lines.append(line.rstrip())
+                    self._told.notify_all()
         with self._told:
             self.lines.append("(it ended)")
             self._told.notify_all()
@@ -144,3 +146,4 @@ class Server:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait(SECONDS)
+        self._reading.join(SECONDS)

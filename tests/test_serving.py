@@ -5,6 +5,7 @@ import signal
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -122,7 +123,7 @@ def test_a_policy_with_a_memory_remembers_a_sequence(client, policies):
         expected = acted.extras["action_dist_inputs"]
         np.testing.assert_allclose(found["action_dist_inputs"], expected, rtol=0, atol=1e-5)
         assert not any(name.startswith("state_out") for name in found)
-        state, action, reward = acted.state, int(acted.actions[0]), step + 0.5
+        state, action, reward = acted.state_outs, int(acted.actions[0]), step + 0.5
     with pytest.raises(Exception, match=r"no sequence 7.*sequence_start"):
         asked(client, "memory", inputs_of(policy, 1), sequence_id=7)
 
@@ -141,7 +142,7 @@ def test_whole_sequences_need_no_sequence_id(client, policies):
     for step in range(3):
         acted = policy.compute_actions(obs[:, step], state, **before, explore=False)
         np.testing.assert_array_equal(found["actions"][:, step], acted.actions)
-        state = acted.state
+        state = acted.state_outs
     np.testing.assert_allclose(found["state_out_0"], state[0], rtol=0, atol=1e-5)
     with pytest.raises(Exception, match=r"looks back: give the parameter sequence_id"):
         asked(client, "memory", {"obs": obs[:, 0]})
@@ -327,7 +328,7 @@ def test_no_more_sequences_are_remembered_than_may_be(client, policies):
 
 
 def test_the_process_that_serves_has_no_tensorflow(server):
-    maps = open(f"/proc/{server.process.pid}/maps").read()
+    maps = Path(f"/proc/{server.process.pid}/maps").read_text()
     assert "onnxruntime" in maps
     assert "tensorflow" not in maps
     assert "keras" not in maps

@@ -12,6 +12,8 @@ import numpy as np
 
 Arrays = Mapping[str, np.ndarray]
 
+_AT_ONCE = 0.001  # seconds of a batch for which another thread is not worth the way there
+
 
 class _Job(NamedTuple):
     feed: Arrays
@@ -24,11 +26,13 @@ class Batcher:
     """Runs a function of arrays `[B, ...]` for many callers at once.
 
     Nobody waits for others to come: what is there when the function is free runs together, so
-    batches are as large as the load makes them.
+    batches are as large as the load makes them. Short ones run in the event loop; others in a
+    thread, so that the loop goes on meanwhile.
 
     Args:
         infer: gives outputs `[B, ...]` by name for inputs `[B, ...]` by name.
-        executor: where it runs.
+        executor: has the threads.
+        row_seconds: what a row takes at most.
         max_rows: how many rows may run together; one caller may have more.
         note: is told the rows of each batch.
     """
@@ -37,10 +41,11 @@ class Batcher:
         self,
         infer: Callable[[Arrays], dict[str, np.ndarray]],
         executor: Executor,
+        row_seconds: float,
         max_rows: int,
         note: Callable[[int], object] = lambda rows: None,
     ) -> None:
-        self._infer, self._executor = infer, executor
+        self._infer, self._executor, self._row_seconds = infer, executor, row_seconds
         self._max_rows, self._note = max_rows, note
         self._waiting: deque[_Job] = deque()
         self._task: asyncio.Task[None] | None = None
@@ -57,8 +62,8 @@ class Batcher:
 
     async def _work(self) -> None:
         try:
-            await asyncio.sleep(0)  # those that arrived in the same moment come along
             while self._waiting:
+                await asyncio.sleep(0)  # those that arrived in the same moment come along
                 await self._run(self._next())
         finally:
             self._task = None
@@ -78,10 +83,14 @@ class Batcher:
         feed = jobs[0].feed
         if len(jobs) > 1:
             feed = {name: np.concatenate([job.feed[name] for job in jobs]) for name in feed}
-        self._note(sum(job.rows for job in jobs))
+        rows = sum(job.rows for job in jobs)
+        self._note(rows)
         try:
-            loop = asyncio.get_running_loop()
-            outputs = await loop.run_in_executor(self._executor, self._infer, feed)
+            if rows * self._row_seconds <= _AT_ONCE:
+                outputs = self._infer(feed)
+            else:
+                loop = asyncio.get_running_loop()
+                outputs = await loop.run_in_executor(self._executor, self._infer, feed)
         except Exception as error:
             if len(jobs) > 1:  # the fault of one is not that of the others
                 for job in jobs:

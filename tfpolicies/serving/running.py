@@ -33,7 +33,9 @@ class Running:
     ) -> None:
         self.version = version
         self._batchers = {
-            explore: Batcher(version.policy(explore).infer, executor, max_rows, note)
+            explore: Batcher(
+                version.policy(explore).infer, executor, version.row_seconds, max_rows, note
+            )
             for explore in (False, True)
         }
 
