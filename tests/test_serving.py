@@ -47,7 +47,13 @@ def client_of(server, kind="http"):
     return TENSORS[kind].InferenceServerClient(server.http if kind == "http" else server.grpc)
 
 
-DATATYPES = {"float32": "FP32", "int64": "INT64", "int8": "INT8", "uint8": "UINT8", "int32": "INT32"}
+DATATYPES = {
+    "float32": "FP32",
+    "int64": "INT64",
+    "int8": "INT8",
+    "uint8": "UINT8",
+    "int32": "INT32",
+}
 
 
 def asked(client, model, arrays, **options):
@@ -85,7 +91,9 @@ def get(server, path):
 
 def acts(policy, arrays):
     """Returns what the policy itself does, by the names of an export's outputs."""
-    obs = arrays["obs"] if "obs" in arrays else {k.removeprefix("obs_"): x for k, x in arrays.items()}
+    obs = (
+        arrays["obs"] if "obs" in arrays else {k.removeprefix("obs_"): x for k, x in arrays.items()}
+    )
     if "action_mask" in arrays:
         obs = {"action_mask": arrays["action_mask"], "observations": obs}
     acted = policy.compute_actions(obs, explore=False)
@@ -133,7 +141,10 @@ def test_whole_sequences_need_no_sequence_id(client, policies):
     obs = inputs_of(policy, 6)["obs"].reshape(2, 3, 3)
     given = {f"state_in_{i}": np.zeros((2, 4), np.float32) for i in range(2)}
     given |= {"obs": obs, "seq_lens": np.full(2, 3, np.int32)}
-    given |= {"prev_actions": np.ones((2, 3), np.int64), "prev_rewards": np.ones((2, 3), np.float32)}
+    given |= {
+        "prev_actions": np.ones((2, 3), np.int64),
+        "prev_rewards": np.ones((2, 3), np.float32),
+    }
 
     found, _ = asked(client, "memory", given)
 
@@ -206,9 +217,11 @@ def test_metadata_is_what_the_spec_says(client, server):
 def test_models_are_listed_unloaded_and_loaded(client):
     client.unload_model("masked")
     index = client.get_model_repository_index()
-    entries = index if client.kind == "http" else [
-        {"name": x.name, "state": x.state} for x in index.models
-    ]
+    entries = (
+        index
+        if client.kind == "http"
+        else [{"name": x.name, "state": x.state} for x in index.models]
+    )
     states = {x["name"]: x["state"] for x in entries}
     assert states.pop("masked") == "UNAVAILABLE"
     assert set(states.values()) == {"READY"}
@@ -305,7 +318,10 @@ def test_what_is_not_there_and_what_is_too_large_is_told_from_what_is_wrong(serv
     assert (status, "200000" in record["error"]) == (413, True)
     with client_of(server, "grpc") as client:
         client.kind = "grpc"
-        for model, message in [("nobody", "NOT_FOUND.*no model"), ("mlp", "INVALID_ARGUMENT.*FP32")]:
+        for model, message in [
+            ("nobody", "NOT_FOUND.*no model"),
+            ("mlp", "INVALID_ARGUMENT.*FP32"),
+        ]:
             with pytest.raises(grpc.InferenceServerException) as raised:
                 asked(client, model, {"obs": np.zeros((1, 2), np.float32)})
             assert raised.match(message.split(".*")[1])

@@ -48,25 +48,32 @@ class Batcher:
         self._infer, self._executor, self._row_seconds = infer, executor, row_seconds
         self._max_rows, self._note = max_rows, note
         self._waiting: deque[_Job] = deque()
-        self._task: asyncio.Task[None] | None = None
+        self._is_busy = False
 
     def run(self, feed: Arrays) -> asyncio.Future[dict[str, np.ndarray]]:
         """Returns a future of the outputs for these inputs."""
-        loop = asyncio.get_running_loop()
-        kind = tuple((name, x.shape[1:]) for name, x in feed.items())
-        job = _Job(feed, kind, len(next(iter(feed.values()))), loop.create_future())
-        self._waiting.append(job)
-        if self._task is None:
-            self._task = loop.create_task(self._work())
-        return job.answer
+        answer = asyncio.get_running_loop().create_future()
+        kind = tuple([(name, x.shape[1:]) for name, x in feed.items()])
+        self._waiting.append(_Job(feed, kind, len(next(iter(feed.values()))), answer))
+        self._go_on()
+        return answer
 
-    async def _work(self) -> None:
-        try:
-            while self._waiting:
-                await asyncio.sleep(0)  # those that arrived in the same moment come along
-                await self._run(self._next())
-        finally:
-            self._task = None
+    def _go_on(self) -> None:
+        """Sees to it that what waits runs, with what else arrives in this moment."""
+        if self._waiting and not self._is_busy:
+            self._is_busy = True
+            asyncio.get_running_loop().call_soon(self._start)
+
+    def _start(self) -> None:
+        jobs = self._next()
+        rows = sum([job.rows for job in jobs])
+        self._note(rows)
+        if rows * self._row_seconds <= _AT_ONCE:
+            self._finish(jobs, _attempt(self._infer, jobs))
+            return
+        loop = asyncio.get_running_loop()
+        running = loop.run_in_executor(self._executor, _attempt, self._infer, jobs)
+        running.add_done_callback(lambda done: self._finish(jobs, done.result()))
 
     def _next(self) -> list[_Job]:
         """Takes the first jobs that have arrays of one kind."""
@@ -79,28 +86,33 @@ class Batcher:
             jobs.append(self._waiting.popleft())
         return jobs
 
-    async def _run(self, jobs: list[_Job]) -> None:
-        feed = jobs[0].feed
-        if len(jobs) > 1:
-            feed = {name: np.concatenate([job.feed[name] for job in jobs]) for name in feed}
-        rows = sum(job.rows for job in jobs)
-        self._note(rows)
-        try:
-            if rows * self._row_seconds <= _AT_ONCE:
-                outputs = self._infer(feed)
-            else:
-                loop = asyncio.get_running_loop()
-                outputs = await loop.run_in_executor(self._executor, self._infer, feed)
-        except Exception as error:
-            if len(jobs) > 1:  # the fault of one is not that of the others
-                for job in jobs:
-                    await self._run([job])
-            elif not jobs[0].answer.done():
-                jobs[0].answer.set_exception(error)
-            return
+    def _finish(self, jobs: list[_Job], outputs: Arrays | Exception) -> None:
+        """Gives all callers what they wait for."""
+        if isinstance(outputs, Exception) and len(jobs) > 1:  # the fault of one harms no other
+            alone = [job._replace(kind=(number,)) for number, job in enumerate(jobs)]
+            self._waiting.extendleft(reversed(alone))
         start = 0
         for job in jobs:
-            if not job.answer.done():  # a caller may have gone
-                stop = start + job.rows
-                job.answer.set_result({name: x[start:stop] for name, x in outputs.items()})
+            if job.answer.done():  # its caller has gone
+                pass
+            elif not isinstance(outputs, Exception):
+                part = slice(start, start + job.rows)
+                job.answer.set_result({name: x[part] for name, x in outputs.items()})
+            elif len(jobs) == 1:
+                job.answer.set_exception(outputs)
             start += job.rows
+        self._is_busy = False
+        self._go_on()
+
+
+def _attempt(
+    infer: Callable[[Arrays], dict[str, np.ndarray]], jobs: list[_Job]
+) -> Arrays | Exception:
+    """Returns the outputs for all jobs at once, or what was raised."""
+    feed = jobs[0].feed
+    try:
+        if len(jobs) > 1:
+            feed = {name: np.concatenate([job.feed[name] for job in jobs]) for name in feed}
+        return infer(feed)
+    except Exception as error:
+        return error

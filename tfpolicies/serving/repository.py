@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,21 @@ class Repository:
             for model in self.models.values():
                 await model.look()
 
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """While entered, all models are loaded and watched.
+
+        Raises:
+            ExportError: if one cannot be loaded.
+        """
+        await self.load()
+        watching = asyncio.create_task(self.watch())
+        try:
+            yield
+        finally:
+            watching.cancel()
+            self._executor.shutdown()
+
     def index(self, *, ready: bool = False) -> list[dict[str, Any]]:
         """Returns what there is, or only what answers."""
         return [
@@ -91,10 +107,6 @@ class Repository:
             for model in self.models.values()
             if model.is_ready or not ready
         ]
-
-    def close(self) -> None:
-        """Waits for what runs, and ends the threads."""
-        self._executor.shutdown()
 
 
 def named(sources: Sequence[tuple[str, Path]]) -> dict[str, Path]:

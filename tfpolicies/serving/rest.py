@@ -31,8 +31,13 @@ SERVER = {
 """What the protocol says of this server."""
 
 
-def application(repository: Repository) -> Starlette:
-    """Returns an application that answers for the models of a repository."""
+def application(repository: Repository, *, loads: bool = False) -> Starlette:
+    """Returns an application that answers for the models of a repository.
+
+    Args:
+        repository: likewise.
+        loads: whether it loads the models when it starts, and watches them while it runs.
+    """
     rest = _Rest(repository)
     model = "/v2/models/{model}"
     versions = ("", "/versions/{version}")
@@ -54,7 +59,8 @@ def application(repository: Repository) -> Starlette:
         HTTPException: _no_such_address,
         Exception: _broken,
     }
-    return Starlette(routes=routes, exception_handlers=handlers)
+    lifespan = (lambda app: repository.running()) if loads else None
+    return Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan)
 
 
 class _Rest:

@@ -22,6 +22,7 @@ from tfpolicies.serving.rpc import Rpc
 _GRACE = 30.0  # seconds that running requests have when the server ends
 _SWITCH = 0.0005  # seconds after which a thread lets another one run
 _BACKLOG = 2048
+_OWN = ("127.0.0.1", "localhost", "::1")
 
 
 class Address(NamedTuple):
@@ -63,21 +64,18 @@ async def serve(
     sys.setswitchinterval(_SWITCH)
     listening = _listening(address)
     rpc, rpc_port = _rpc(repository, address)
-    await repository.load()
-    http = _Http(_config(repository))
-    await rpc.start()
-    serving = loop.create_task(http.serve([listening]))
-    watching = loop.create_task(repository.watch())
-    say(f"HTTP at http://{address.host}:{listening.getsockname()[1]}")
-    say(f"gRPC at {address.host}:{rpc_port}")
-    if address.host not in ("127.0.0.1", "localhost", "::1"):
-        say("Others reach these addresses, too: nobody is asked who they are.")
-    stopping = loop.create_task(stop.wait())
-    await asyncio.wait([stopping, serving], return_when=asyncio.FIRST_COMPLETED)
-    watching.cancel()
-    http.should_exit = True
-    await asyncio.gather(serving, rpc.stop(_GRACE))
-    repository.close()
+    async with repository.running():
+        http = _Http(_config(repository))
+        serving = loop.create_task(http.serve([listening]))
+        await rpc.start()
+        say(f"HTTP at http://{address.host}:{listening.getsockname()[1]}")
+        say(f"gRPC at {address.host}:{rpc_port}")
+        if address.host not in _OWN:
+            say("Others reach these addresses, too, and nobody is asked who they are.")
+        stopping = loop.create_task(stop.wait())
+        await asyncio.wait([stopping, serving], return_when=asyncio.FIRST_COMPLETED)
+        http.should_exit = True
+        await asyncio.gather(serving, rpc.stop(_GRACE))
 
 
 def run(repository: Repository, address: Address, say: Callable[[str], object] = print) -> None:

@@ -32,6 +32,7 @@ class Version:
         outputs: what it gives.
         step_inputs: what one step of a sequence takes while the server keeps its memory.
         step_outputs: what such a step gives.
+        looks_back: whether it reads anything of earlier steps: a memory, or views.
         row_seconds: of the processor, that one row takes.
 
     Args:
@@ -55,6 +56,7 @@ class Version:
         signature = spec["signatures"]["serving_default"]
         self.inputs = [Port.of(record) for record in signature["inputs"]]
         self.outputs = [Port.of(record) for record in signature["outputs"]]
+        self.looks_back = bool(self._greedy.fresh(1))
         observed = {record["name"] for record in self._greedy.observed}
         self.step_inputs = [x.without(_TIME) for x in self.inputs if x.name in observed]
         if _REWARDS in self._greedy.fresh(1):
@@ -66,11 +68,6 @@ class Version:
         ]
         self.row_seconds = min(self._try(rows, explore) for rows, explore in _TRIES)
 
-    @property
-    def looks_back(self) -> bool:
-        """Whether it reads anything of earlier steps: a memory, or views."""
-        return bool(self._greedy.fresh(1))
-
     def policy(self, explore: bool) -> OnnxPolicy:
         """Returns what runs: the greedy export, or the one that takes noise."""
         return self._sampling if explore else self._greedy
@@ -81,7 +78,7 @@ class Version:
         Raises:
             RequestError: if what a request gives does not fit.
         """
-        if self.looks_back and not any(name not in _names(self.step_inputs) for name in given):
+        if self.looks_back and given.keys() <= {port.name for port in self.step_inputs}:
             raise RequestError(
                 f"The policy looks back: give the parameter sequence_id, with sequence_start at "
                 f"the first step, and the server keeps what it remembers. Without it the model "
@@ -146,10 +143,6 @@ class Version:
         seconds = time.thread_time() - began
         self.stepped(outputs, leaves, self.fresh(rows))
         return seconds
-
-
-def _names(ports: Sequence[Port]) -> set[str]:
-    return {port.name for port in ports}
 
 
 def _check_lengths(lengths: np.ndarray, steps: int) -> None:
