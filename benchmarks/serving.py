@@ -1,11 +1,11 @@
 """What serving a policy costs, and whether it gives what the policy gives.
 
-    python -m benchmarks.serving [--only parity,load,alone,swaps,malformed,soak] [--minutes 10]
+    python -m benchmarks.serving [--only parity,load,alone,swaps,malformed,soak,ray] [--minutes 10]
 
 The server and its clients are processes of their own, on this computer. `load` and `alone` compare
-a policy with its echo on the same server, in turns; the figures are medians of the rounds, and ratios
-are what counts. The processor's time of the server per request is free of what else runs, and
-`others` is the share of the machine that other processes took meanwhile.
+a policy with its echo on the same server, in turns; the figures are medians of the rounds, and
+ratios are what counts. The processor's time of the server per request is free of what else runs,
+and `others` is the share of the machine that other processes took meanwhile.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -162,7 +163,7 @@ def machine() -> tuple[float, float]:
     return (sum(fields) - fields[3] - fields[4]) / ticks, sum(fields) / ticks
 
 
-def begin_load(server: Server, **work: Any) -> subprocess.Popen[str]:
+def begin_load(server: Any, **work: Any) -> subprocess.Popen[str]:
     """Starts clients; they end by themselves."""
     protocol = work.setdefault("protocol", "http")
     work = {"clients": 64, "seconds": 5.0, "requests": 1_000_000, "input": "obs", **work}
@@ -178,7 +179,7 @@ def begin_load(server: Server, **work: Any) -> subprocess.Popen[str]:
     return clients
 
 
-def loaded(server: Server, **work: Any) -> dict[str, Any]:
+def loaded(server: Any, **work: Any) -> dict[str, Any]:
     """Lets clients work, and returns what came of it."""
     (used, total), cpu = machine(), server.cpu
     output, _ = begin_load(server, **work).communicate()
@@ -395,6 +396,53 @@ def soak(folder: Path, options: argparse.Namespace) -> Any:
     return result
 
 
+class OnRay:
+    """A replica on Ray Serve, on this computer."""
+
+    def __init__(self, folder: Path) -> None:
+        import ray
+        from ray import serve
+
+        from tfpolicies.serving import deployment
+
+        self.ports, self.cpu = {"http": _free_port()}, 0.0
+        ray.init(num_cpus=2, include_dashboard=False, _node_ip_address="127.0.0.1")
+        serve.start(http_options={"host": "127.0.0.1", "port": self.ports["http"]})
+        serve.run(deployment(folder, name="mlp", ray_actor_options={"num_cpus": 0.1}))
+
+    def end(self) -> int:
+        import ray
+        from ray import serve
+
+        serve.shutdown()
+        ray.shutdown()
+        return 0
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
+
+
+def on_ray(folder: Path, options: argparse.Namespace) -> Any:
+    """The same policy beside a replica of it on Ray Serve, in turns."""
+    rays = OnRay(folder / "mlp")
+    work = {"model": "mlp", "output": "actions", "seconds": options.seconds, **tensor_of("mlp")}
+    try:
+        with served([folder / "mlp"]) as server:
+            pairs = [(loaded(rays, **work), loaded(server, **work)) for _ in range(options.rounds)]
+    finally:
+        rays.end()
+    found = {
+        name: {
+            key: statistics.median(pair[i][key] for pair in pairs) for key in ("per_second", "p99")
+        }
+        for i, name in enumerate(("ray", "ours"))
+    }
+    print("ray:", found)
+    return found
+
+
 PARTS: dict[str, Callable[[Path, argparse.Namespace], Any]] = {
     "parity": parity,
     "load": load,
@@ -402,6 +450,7 @@ PARTS: dict[str, Callable[[Path, argparse.Namespace], Any]] = {
     "swaps": swaps,
     "malformed": malformed,
     "soak": soak,
+    "ray": on_ray,
 }
 
 
