@@ -17,7 +17,7 @@ from gymnasium import spaces
 from tests.tiny import OBS, TWO, make, rows_of, varied
 
 HOME = Path(__file__).parent.parent
-SECONDS = 60.0
+SECONDS = 240.0
 
 MASKED = spaces.Dict({"action_mask": spaces.MultiBinary(3), "observations": OBS})
 NESTED = spaces.Dict({"far": spaces.Box(-1.0, 1.0, (2,), np.float32), "near": spaces.Discrete(5)})
@@ -107,7 +107,7 @@ class Server:
             self.http = self.line("HTTP at ").removeprefix("HTTP at http://")
             self.grpc = self.line("gRPC at ").removeprefix("gRPC at ")
         except BaseException:
-            self.process.kill()
+            self.__exit__()
             raise
 
     def _read(self) -> None:

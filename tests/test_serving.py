@@ -13,13 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tritonclient import grpc, http
 
 from tests.served import MATRIX, Server, export, inputs_of, place, policy_of
 from tfpolicies.cli import main
-
-pytest.importorskip("uvicorn")
-http = pytest.importorskip("tritonclient.http")
-grpc = pytest.importorskip("tritonclient.grpc")
 
 pytestmark = [pytest.mark.serve, pytest.mark.usefixtures("kept_programs")]
 

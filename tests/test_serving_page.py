@@ -14,10 +14,6 @@ from gymnasium import spaces
 from tests.served import MATRIX, Server, export
 from tests.tiny import TWO, make, varied
 
-pytest.importorskip("uvicorn")
-pytest.importorskip("tritonclient.http")
-pytest.importorskip("tritonclient.grpc")
-
 pytestmark = [pytest.mark.serve, pytest.mark.usefixtures("kept_programs")]
 
 PAGE = Path(__file__).parent.parent / "docs" / "serving.md"

@@ -11,10 +11,6 @@ from tests.served import export, inputs_of, place, policy_of
 from tfpolicies.errors import ExportError, RequestError, UsageError
 from tfpolicies.serving.batching import Batcher
 from tfpolicies.serving.calls import Call, Options
-
-pytest.importorskip("uvicorn")
-pytest.importorskip("tritonclient.grpc")
-
 from tfpolicies.serving.repository import Repository, named
 from tfpolicies.serving.sequences import Sequences
 

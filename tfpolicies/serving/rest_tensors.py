@@ -51,7 +51,7 @@ def read(body: bytes, json_length: str | None, version: str = "") -> Asked:
             f"The body is not JSON, at byte {error.pos} of {end}: {error}."
         ) from error
     record = _object("The body", record)
-    parameters = _object("'parameters'", record.get("parameters", {}))
+    parameters = _parameters("the request", record)
     outputs = [_named("An output", each) for each in _list(record, "outputs")]
     as_bytes = parameters.get("binary_data_output", False)
     return Asked(
@@ -59,7 +59,7 @@ def read(body: bytes, json_length: str | None, version: str = "") -> Asked:
             dict(_inputs(_list(record, "inputs"), body[end:])),
             Options.of(parameters),
             [each["name"] for each in outputs] or None,
-            _text(record.get("id", "")),
+            _text(record.get("id")),
             version,
         ),
         {each["name"]: _wants_bytes(each, bool(as_bytes)) for each in outputs},
@@ -92,7 +92,7 @@ def _inputs(records: list[Any], raw: bytes) -> Iterator[tuple[str, np.ndarray]]:
         if name in names:
             raise RequestError(f"Input {name!r} is given twice.")
         names.add(name)
-        size = _object(f"'parameters' of {name!r}", record.get("parameters", {})).get(_SIZE)
+        size = _parameters(f"input {name!r}", record).get(_SIZE)
         datatype, shape = record.get("datatype"), record.get("shape")
         if size is None:
             if "data" not in record:
@@ -125,8 +125,15 @@ def _object(what: str, value: Any) -> dict[str, Any]:
     return value
 
 
+def _parameters(what: str, record: dict[str, Any]) -> dict[str, Any]:
+    value = record.get("parameters")
+    return {} if value is None else _object(f"'parameters' of {what}", value)
+
+
 def _list(record: dict[str, Any], key: str) -> list[Any]:
-    value = record.get(key, [])
+    value = record.get(key)
+    if value is None:
+        return []
     if not isinstance(value, list):
         raise RequestError(f"{key!r} must be a JSON list, got {type(value).__name__}.")
     return value
@@ -140,11 +147,12 @@ def _named(what: str, value: Any) -> dict[str, Any]:
 
 
 def _wants_bytes(record: dict[str, Any], default: bool) -> bool:
-    parameters = _object(f"'parameters' of {record['name']!r}", record.get("parameters", {}))
-    return bool(parameters.get(_BINARY, default))
+    return bool(_parameters(f"output {record['name']!r}", record).get(_BINARY, default))
 
 
 def _text(value: Any) -> str:
+    if value is None:
+        return ""
     if not isinstance(value, str):
         raise RequestError(f"'id' must be a string, got {value!r}.")
     return value
