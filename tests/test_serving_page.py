@@ -3,6 +3,7 @@
 import http.server
 import json
 import re
+import socket
 import subprocess
 import threading
 from pathlib import Path
@@ -107,14 +108,21 @@ def test_the_rest_form_of_tensorflow_serving_fits_the_saved_model(folder, pole):
 
 
 @pytest.fixture
-def ray_serve():
-    serve = pytest.importorskip("ray.serve")
+def ray_serve(monkeypatch):
+    """Ray Serve on this computer, which may be slow to start where others work."""
+    for name in ("READY", "HEALTH"):
+        monkeypatch.setenv(f"RAY_SERVE_PROXY_{name}_CHECK_TIMEOUT_S", "60")
     ray = pytest.importorskip("ray")
     ray.init(num_cpus=2, include_dashboard=False, _node_ip_address="127.0.0.1")
-    serve.start(http_options={"host": "127.0.0.1", "port": 18123})
-    yield serve
-    serve.shutdown()
-    ray.shutdown()
+    serve = pytest.importorskip("ray.serve")
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        serve.start(http_options={"host": "127.0.0.1", "port": port})
+        yield serve, f"127.0.0.1:{port}"
+        serve.shutdown()
+    finally:
+        ray.shutdown()
 
 
 @pytest.mark.filterwarnings("ignore")  # of Ray's own
@@ -124,13 +132,14 @@ def test_two_replicas_on_ray_serve_act_as_the_policy_does(ray_serve, folder, pol
     from tfpolicies.serving import deployment
 
     options = {"num_replicas": 2, "ray_actor_options": {"num_cpus": 0.1}}
-    ray_serve.run(deployment(folder / "cartpole" / "onnx", name="cartpole", **options))
+    serve, address = ray_serve
+    serve.run(deployment(folder / "cartpole" / "onnx", name="cartpole", **options))
 
-    client = tritonclient.http.InferenceServerClient("127.0.0.1:18123")
+    client = tritonclient.http.InferenceServerClient(address)
     obs = tritonclient.http.InferInput("obs", [1, 4], "FP32").set_data_from_numpy(OBS)
     expected = pole.compute_actions(OBS, explore=False)
     for _ in range(20):
         answer = client.infer("cartpole", [obs])
         np.testing.assert_array_equal(answer.as_numpy("actions"), expected.actions)
-    status = ray_serve.status().applications["default"].deployments["cartpole"]
+    status = serve.status().applications["default"].deployments["cartpole"]
     assert status.replica_states == {"RUNNING": 2}
