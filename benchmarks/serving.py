@@ -212,7 +212,7 @@ def beside_echo(server: Server, clients: int, rounds: int, seconds: float) -> di
                 {key: statistics.median(each[i][key] for each in pairs) for key in keys}
                 for i in (0, 1)
             ]
-            rate = statistics.median(y["per_second"] / x["per_second"] for x, y in pairs)
+            rate = statistics.median(y["per_second"] / max(x["per_second"], 0.1) for x, y in pairs)
             row = {"echo": middle[0], "policy": middle[1], "rate": rate}
             row["p99"] = statistics.median(y["p99"] / x["p99"] for x, y in pairs)
             found[f"{protocol} {kind}"] = row
