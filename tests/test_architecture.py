@@ -37,6 +37,7 @@ FLOORS = {
     "export": 2.5,
     "policy": 3,
     "serving": 3,
+    "foreign": 3.5,
     "rollout": 4,
     "distributed": 4.5,
     "testing": 4,

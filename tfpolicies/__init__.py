@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tfpolicies.config.policy_spec import PolicySpec as PolicySpec
     from tfpolicies.distributed.worker_set import WorkerSet as WorkerSet
     from tfpolicies.envs.multi_agent_env import MultiAgentEnv as MultiAgentEnv
+    from tfpolicies.foreign.importing import import_policy as import_policy
     from tfpolicies.policy.policy import Policy as Policy
     from tfpolicies.policy.policy_map import PolicyMap as PolicyMap
     from tfpolicies.policy.tf_policy import TFPolicy as TFPolicy
@@ -54,6 +55,7 @@ _HOMES = {
     "WorkerSet": "tfpolicies.distributed.worker_set",
     "compute_advantages": "tfpolicies.batch.postprocessing",
     "concat_samples": "tfpolicies.batch.sample_batch",
+    "import_policy": "tfpolicies.foreign.importing",
     "record_video": "tfpolicies.algorithms.recording",
 }
 

@@ -10,7 +10,7 @@ Each class is also a builtin, so that code which catches the builtin keeps worki
     │   └── UnsupportedSpaceError
     ├── ModelError (ValueError)               a Keras model that does not fit the policy
     │   └── ModelSettingError (ConfigError)       a setting of the `model` config
-    ├── ModelImportError (ValueError)         a file of weights that is damaged or does not fit
+    ├── ModelImportError (ValueError)         weights or a model of others that do not fit
     │   └── MissingModelFileError (FileNotFoundError)
     ├── ObservationError (ValueError)         observations that do not fit the space
     ├── WeightsError (ValueError)             weights, gradients or states that do not fit
@@ -80,7 +80,7 @@ class ModelSettingError(ModelError, ConfigError):
 
 
 class ModelImportError(TfPoliciesError, ValueError):
-    """A file of Keras weights is damaged, of no known kind, or does not fit the model."""
+    """A file of weights, or a model of others, is damaged, of no known kind, or does not fit."""
 
 
 class MissingModelFileError(ModelImportError, FileNotFoundError):

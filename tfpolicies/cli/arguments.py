@@ -224,6 +224,14 @@ def _export(parser: _Parser) -> None:
         help="write ONNX only, of this opset if one is given",
     )
     parser.add_argument("--saved-model", action="store_true", help="write a SavedModel only")
+    parser.add_argument(
+        "--web", action="store_true", help="write ONNX with a page that runs it in a browser"
+    )
+    parser.add_argument(
+        "--ort-web",
+        metavar="FOLDER",
+        help="dist folder of the npm package onnxruntime-web, to copy in; default: a CDN",
+    )
 
 
 def _play_exported(parser: _Parser) -> None:

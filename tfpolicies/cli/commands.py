@@ -23,6 +23,7 @@ from tfpolicies.cli.sources import (
 from tfpolicies.cli.training import train
 from tfpolicies.envs.making import EnvContext, check_source, make_environments
 from tfpolicies.errors import ConfigError
+from tfpolicies.export.web import WebPage
 from tfpolicies.reporting.console import CommandConsole, summary_table
 
 _EVALUATION_ENVS = 16
@@ -74,17 +75,23 @@ def evaluate(args: argparse.Namespace) -> int:
 def export(args: argparse.Namespace) -> int:
     """Writes a trained policy as SavedModel and ONNX, each verified."""
     console = CommandConsole()
+    WebPage.wanted(args.web, args.ort_web)  # before it takes time
     policy = load_policy(find_checkpoint(args.source, best=args.best), console, model=args.model)
-    both = args.onnx is None and not args.saved_model
+    both = args.onnx is None and not args.saved_model and not args.web
     exported = export_policy(
         policy,
         Path(args.to),
         console,
         onnx=args.onnx or both,
         saved_model=args.saved_model or both,
+        web=args.web,
+        ort_web=args.ort_web,
     )
     console.print(summary_table(f"Exported {type(policy).__name__}", exported.figures))
     print_files(console, exported.files)
+    if args.web:
+        folder = shown(exported.files["ONNX"].parent)
+        console.print(f"See it at http://localhost:8000: python3 -m http.server -d {folder}")
     return DONE
 
 

@@ -129,16 +129,24 @@ def environment_for(config: Mapping[str, Any], given: str | None) -> Any:
 
 
 def export_policy(
-    policy: Any, folder: Path, console: Console, *, onnx: bool | int, saved_model: bool
+    policy: Any,
+    folder: Path,
+    console: Console,
+    *,
+    onnx: bool | int,
+    saved_model: bool,
+    web: bool = False,
+    ort_web: str | None = None,
 ) -> Shipped:
     """Exports a policy, each format verified against it."""
     written: dict[str, Any] = {}
     if saved_model:
         with console.status("exporting a SavedModel"):
             written["SavedModel"] = policy.export_model(folder / "saved_model")
-    if onnx:
+    if onnx or web:
+        page = {"web": web, "ort_web": ort_web}
         with console.status("exporting ONNX"):
-            written["ONNX"] = policy.export_model(folder / "onnx", onnx=onnx)
+            written["ONNX"] = policy.export_model(folder / "onnx", onnx=onnx or True, **page)
     figures = {
         kind: f"verified: differs from the policy by at most {result.parity.largest_difference:.1e}"
         for kind, result in written.items()

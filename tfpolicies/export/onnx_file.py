@@ -17,6 +17,7 @@ from tfpolicies.export.result import SPEC_FILE, ExportResult, export_errors, wri
 from tfpolicies.export.serving import GREEDY, Serving, ServingPort
 from tfpolicies.export.staging import place_files, staging_folder
 from tfpolicies.export.verify import ONNX_FILES, verify_onnx
+from tfpolicies.export.web import WebPage
 from tfpolicies.program.program import Program
 from tfpolicies.program.runtimes.onnx import OPSET, convert
 from tfpolicies.state import PolicyState
@@ -28,7 +29,11 @@ _PLAYER = Path(__file__).with_name("player.py")  # copied, not imported: it stan
 
 
 def export_onnx(
-    program: Program, state: PolicyState, export_dir: str | os.PathLike[str], opset: int = OPSET
+    program: Program,
+    state: PolicyState,
+    export_dir: str | os.PathLike[str],
+    opset: int = OPSET,
+    page: WebPage | None = None,
 ) -> ExportResult:
     """Writes `model.onnx` (greedy) and `model_sample.onnx` (with `noise`), verified.
 
@@ -40,6 +45,7 @@ def export_onnx(
         state: what it owns.
         export_dir: the folder; made if missing.
         opset: the version of ONNX's operators.
+        page: also written, for the browser.
 
     Returns:
         The path of `model.onnx` and how well both graphs agree with the policy.
@@ -74,8 +80,10 @@ def export_onnx(
             sha256=checksums,
             opset=opset,
             packages=("tensorflow", "keras", "tf2onnx", "onnx", "onnxruntime"),
+            **({} if page is None else {"web": page.runtime}),
         )
-        place_files(staging, target, [*ONNX_FILES.values(), PLAYER_FILE, SPEC_FILE])
+        shown = [] if page is None else page.write(staging)
+        place_files(staging, target, [*shown, *ONNX_FILES.values(), PLAYER_FILE, SPEC_FILE])
     return ExportResult(target / ONNX_FILES[GREEDY], parity)
 
 

@@ -72,7 +72,7 @@ class OnnxPolicy:
                 f"{self.file} is not the file that {folder / 'policy_spec.json'} describes; "
                 "export the policy again."
             )
-        _refuse_other_files(self.file, content)
+        refuse_other_files(self.file, content)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = threads
         self._session = onnxruntime.InferenceSession(
@@ -390,7 +390,7 @@ _MESSAGES: dict[str, dict[int, str]] = {
 _ELSEWHERE = 13  # the field of a tensor that says which file holds its numbers
 
 
-def _refuse_other_files(path: Path, content: bytes) -> None:
+def refuse_other_files(path: Path, content: bytes) -> None:
     """Refuses a model whose weights lie in other files, which it could choose among all there are.
 
     Raises:

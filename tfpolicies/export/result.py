@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 
 from tfpolicies._version import __version__
 from tfpolicies.errors import ExportError
+from tfpolicies.export.distribution import describe_distribution
 from tfpolicies.export.serving import Serving, ServingPort
 from tfpolicies.export.verify import Parity
+from tfpolicies.export.web import INDEX
 from tfpolicies.models.distributions.noise import merge
 from tfpolicies.models.ports import NOISE
 from tfpolicies.program.program import Program
@@ -36,6 +38,8 @@ class ExportResult(NamedTuple):
             f"{self.path}: agrees with the policy on {found.observations} observations, to "
             f"{found.largest_difference:.1e}."
         )
+        if (self.path.parent / INDEX).is_file():
+            told += f" See it: python3 -m http.server -d {str(self.path.parent)!r}."
         if self.path.is_file():
             return f"{told} Load it with onnxruntime.InferenceSession({str(self.path)!r})."
         return (
@@ -95,6 +99,7 @@ def write_spec(
             "blocks": [list(block) for block in blocks],
             "size": serving.explorer.noise_size,
         },
+        "distribution": describe_distribution(program),
         "parity": parity.to_json(),
     }
     (folder / SPEC_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")

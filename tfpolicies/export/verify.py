@@ -26,6 +26,7 @@ import tensorflow as tf
 from gymnasium import spaces
 
 from tfpolicies.errors import ExportError
+from tfpolicies.export.distribution import samples_by_itself
 from tfpolicies.export.serving import (
     GREEDY,
     SAMPLE,
@@ -272,7 +273,7 @@ class _Comparison:
         count, inputs = len(self._program.act_layout.actions), ours["action_dist_inputs"]
         normalized, for_env = [*ours][:count], [*ours][count : 2 * count]
         derived = {*normalized, *for_env, "action_logp"}
-        by_itself = _samples_by_itself(spec)
+        by_itself = samples_by_itself(spec)
         if by_itself and self.signature == GREEDY:  # only the class says what noise gives
             derived = set() if explorer.key == spec.explorer.key else {"action_logp"}
         for name in [name for name in ours if name not in derived]:
@@ -322,12 +323,6 @@ class _Comparison:
         before = self.differences.get(name, Difference(0.0, 0.0))
         found = Difference(float(np.max(error, initial=0.0)), relative)
         self.differences[name] = Difference(*map(max, before, found))
-
-
-def _samples_by_itself(spec: Any) -> bool:
-    """Whether the class says how actions are sampled, so that the distribution does not tell."""
-    owner = spec.policy_class
-    return owner._overrides("action_sampler_fn") or owner._overrides("action_distribution_fn")
 
 
 def _plain(array: np.ndarray) -> np.ndarray:

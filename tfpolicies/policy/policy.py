@@ -693,7 +693,12 @@ class Policy(metaclass=ported.AskedByPorted):
             )
 
     def export_model(
-        self, export_dir: str | os.PathLike[str], onnx: int | bool | None = None
+        self,
+        export_dir: str | os.PathLike[str],
+        onnx: int | bool | None = None,
+        *,
+        web: bool = False,
+        ort_web: str | os.PathLike[str] | None = None,
     ) -> Any:
         """Writes the policy for serving.
 

@@ -22,6 +22,7 @@ from tfpolicies.exploration.making import make_exploration
 from tfpolicies.export.onnx_file import export_onnx
 from tfpolicies.export.result import ExportResult
 from tfpolicies.export.saved_model import export_saved_model
+from tfpolicies.export.web import WebPage
 from tfpolicies.models.adapted import AdaptedModel
 from tfpolicies.models.filters import MeanStdFilter, make_reward_filter
 from tfpolicies.models.kept_model import kept_model
@@ -44,6 +45,7 @@ from tfpolicies.policy.program_parts import OverriddenActing, ProgramHolding
 from tfpolicies.policy.states import Owned, matched
 from tfpolicies.policy.views import read_views
 from tfpolicies.program.program import Program
+from tfpolicies.program.runtimes.onnx import OPSET
 from tfpolicies.program.runtimes.session import session_creator
 from tfpolicies.program.spec import ProgramSpec, static_settings
 from tfpolicies.rules import is_number
@@ -659,7 +661,12 @@ class TFPolicy(PolicyKind):
     # -- export -------------------------------------------------------------------------------
 
     def export_model(
-        self, export_dir: str | os.PathLike[str], onnx: int | bool | None = None
+        self,
+        export_dir: str | os.PathLike[str],
+        onnx: int | bool | None = None,
+        *,
+        web: bool = False,
+        ort_web: str | os.PathLike[str] | None = None,
     ) -> ExportResult:
         """Writes the whole policy, preprocessing and action pipeline included, for serving.
 
@@ -670,19 +677,26 @@ class TFPolicy(PolicyKind):
                 folder in it, to which links lead, so that TensorFlow loads either folder; ONNX to
                 `model.onnx` and `model_sample.onnx`.
             onnx: None for a SavedModel, True for ONNX, a number for ONNX of that opset.
+            web: write ONNX with `index.html`, a page that runs the policy in a browser, and
+                `policy.js`, a module for pages of your own. Serve the folder over HTTP.
+            ort_web: the `dist` folder of the npm package onnxruntime-web, of which a copy goes
+                beside the page; None for a pinned version on a CDN.
 
         Returns:
             The path and the parity figures.
 
         Raises:
-            ExportError: if it cannot be written or does not do what the policy does; the folder is
-                then as it was. Also a RuntimeError if tf2onnx is missing.
+            ExportError: if it cannot be written or does not do what the policy does, or `ort_web`
+                lacks a file; the folder is then as it was. Also a RuntimeError if tf2onnx is
+                missing.
         """
+        page = WebPage.wanted(web, ort_web)
         if onnx is None or onnx == 0:
-            return export_saved_model(self.program, self._state, export_dir)
-        if onnx is True:
-            return export_onnx(self.program, self._state, export_dir)
-        return export_onnx(self.program, self._state, export_dir, opset=onnx)
+            if page is None:
+                return export_saved_model(self.program, self._state, export_dir)
+            onnx = True
+        opset = OPSET if onnx is True else onnx
+        return export_onnx(self.program, self._state, export_dir, opset, page)
 
     def import_model_from_h5(
         self, import_file: str | os.PathLike[str], *, allow_missing: bool = False

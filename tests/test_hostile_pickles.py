@@ -1,0 +1,194 @@
+"""Pickles of strangers: read as data, or refused with what was found, and nothing is executed."""
+
+import builtins
+import contextlib
+import io
+import os
+import pickle
+import resource
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tfpolicies.compat import foreign_pickle
+from tfpolicies.compat.foreign_pickle import Named, read_pickle
+from tfpolicies.errors import CheckpointError
+
+pytestmark = pytest.mark.core
+
+MOST_SECONDS, MOST_MEGABYTES = 2.0, 500
+
+
+class Calling:
+    """Pickles as the call of a function."""
+
+    def __init__(self, function, *args):
+        self.call = function, args
+
+    def __reduce__(self):
+        return self.call
+
+
+class Stated(Calling):
+    """Pickles as an object with a state."""
+
+    def __reduce__(self):
+        return (*self.call, {"x": 1})
+
+
+def stored(folder: Path, content: bytes) -> Path:
+    path = folder / "policy_state.pkl"
+    path.write_bytes(content)
+    return path
+
+
+def read(folder: Path, content: bytes):
+    return read_pickle(stored(folder, content))
+
+
+def nested(depth: int) -> bytes:
+    return b"\x80\x04" + b"]" * depth + b"a" * (depth - 1) + b"."
+
+
+def doubled(times: int) -> bytes:
+    """A list of two of a list of two of ...: 2 ** times values."""
+    return b"\x80\x04]" + b"".join(b"\x94](h%ch%ce" % (i, i) for i in range(times)) + b"."
+
+
+def array_of(shape: tuple[int, ...], code: str, content: bytes | list) -> bytes:
+    """An array whose parts do not belong together."""
+    kind = pickle.dumps(np.dtype("f4")).replace(b"f4", code.encode())[2:-1]
+    head = b"\x80\x04cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\nK\x00\x85C\x01btR"
+    inner = [pickle.dumps(x, 3)[2:-1] for x in (1, shape)]
+    rest = [pickle.dumps(x, 4)[2:-1] for x in (False, content)]
+    return head + b"(" + b"".join(inner) + kind + b"".join(rest) + b"tb."
+
+
+CODES = (b"\x82\x01.", b"\x84\x01\x00\x00\x00.")
+
+
+def hostile(canary: Path) -> dict[str, bytes]:
+    shell = f"touch {canary}"
+    return {
+        "system": pickle.dumps(Calling(os.system, shell)),
+        "exec": pickle.dumps(Calling(builtins.exec, f"open({str(canary)!r}, 'w')")),
+        "open": pickle.dumps(Stated(open, str(canary), "w")),
+        "nested getattr": pickle.dumps(Calling(getattr, Calling(__import__, "os"), "system")),
+        "pickle in array": pickle.dumps(np.array([Calling(os.system, shell)], object)),
+        "extension": b"\x80\x04" + CODES[0],
+        "persistent id": b"\x80\x04K\x01Q.",
+        "old call": f"(S'{shell}'\nios\nsystem\n.".encode(),
+        "buffer": b"\x80\x05\x97.",
+        "deep": nested(100_000),
+        "doubling": doubled(60),
+        "huge memo": b"\x80\x04]r\xff\xff\xff\x7f.",
+        "huge frame": b"\x80\x04\x95" + struct.pack("<Q", 1 << 40) + b"N.",
+        "huge bytes": b"\x80\x04\x8e" + struct.pack("<Q", 1 << 40) + b"x.",
+        "huge integer": b"\x80\x04\x8b" + struct.pack("<i", 4096) + b"\x01" * 4096 + b".",
+        "huge array": array_of((1 << 40,), "f4", b"1234"),
+        "object array": array_of((1,), "O8", [Calling]),
+        "in a circle": b"\x80\x04]\x94h\x00a.",
+        "missing reference": b"\x80\x04h\x05.",
+        "no operands": b"\x80\x04R.",
+        "endless calls": b"\x80\x04" + b"cos\nsystem\n)R" * 200_000 + b".",
+        "copies": b"\x80\x04](" + b"K\x01" * 2000 + b"e\x94cbuiltins\nlist\n\x940"
+        + b"h\x01h\x00\x85R" * 60_000 + b".",
+        "truncated": pickle.dumps({"weights": list(range(100))})[:-20],
+    }  # fmt: skip
+
+
+INERT = ("system", "exec", "open", "nested getattr", "huge memo", "huge frame")
+NAMES = [*hostile(Path("canary"))]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_hostile_pickle_does_nothing_at_little_cost(name, tmp_path):
+    canary = tmp_path / "canary"
+    path = stored(tmp_path, hostile(canary)[name])
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    if name in INERT:
+        assert isinstance(read_pickle(path), Named | list | None)
+    else:
+        with pytest.raises(CheckpointError, match=r"was refused: .*Nothing in it was executed"):
+            read_pickle(path)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime
+    assert seconds < MOST_SECONDS
+    assert foreign_pickle._MEGABYTES < MOST_MEGABYTES  # the limit of all memory of the reader
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("extension", "the opcode EXT1"),
+        ("persistent id", "the opcode BINPERSID"),
+        ("old call", "the opcode STRING"),
+        ("buffer", "the opcode NEXT_BUFFER"),
+        ("deep", "nested more than 100 deep"),
+        ("doubling", "more than 400000 values"),
+        ("huge integer", "an integer of 32761 bits"),
+        ("huge array", "made of 4 bytes"),
+        ("pickle in array", "'O8', which is no plain number"),
+        ("copies", "values that are copied"),
+        ("missing reference", "a reference to 5"),
+    ],
+)
+def test_a_refusal_says_what_was_found(name, found, tmp_path):
+    with pytest.raises(CheckpointError) as caught:
+        read(tmp_path, hostile(tmp_path / "canary")[name])
+    assert found in str(caught.value)
+
+
+def test_names_become_records_with_their_arguments_and_state(tmp_path):
+    found = read(tmp_path, pickle.dumps({"f": Stated(os.system, "true"), "g": os.system}))
+    assert found == {
+        "f": Named("posix:system", ("true",), {"x": 1}, []),
+        "g": Named("posix:system", None, None, []),
+    }
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_plain_values_and_arrays_are_what_they_were(protocol, tmp_path):
+    values = {
+        "a": [1, -2.5, None, True, "text", (1, (2,)), {"k": []}],
+        "grid": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "fortran": np.asfortranarray(np.arange(6).reshape(2, 3)),
+        "big": np.arange(3, dtype=">i2"),
+        "empty": np.zeros((0, 3)),
+        "number": np.float64(2.5),
+        "flag": np.bool_(True),
+    }
+    found = read(tmp_path, pickle.dumps(values, protocol))
+    assert found["a"] == values["a"]
+    assert [found["number"], found["flag"]] == [2.5, True]
+    for name in ("grid", "fortran", "big", "empty"):
+        np.testing.assert_array_equal(found[name], values[name])
+        assert found[name].dtype == values[name].dtype
+
+
+def test_random_bytes_are_refused_or_read_but_never_more(tmp_path):
+    rng = np.random.default_rng(0)
+    whole = bytearray(pickle.dumps({"w": np.ones(4, np.float32), "c": [Named("a:b", 1, 2, [])]}))
+    for _ in range(5):
+        broken = whole.copy()
+        for place in rng.integers(2, len(whole), 3):
+            broken[place] = rng.integers(256)
+        with contextlib.suppress(CheckpointError):
+            read(tmp_path, bytes(broken))
+
+
+def test_what_is_no_regular_file_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("pipe", "missing", "."):
+        with pytest.raises(CheckpointError, match="was refused"):
+            read_pickle(tmp_path / name)
+
+
+def test_the_reader_stands_alone():
+    source = Path(foreign_pickle.__file__).with_name("pickle_reader.py").read_text()
+    assert "import tfpolicies" not in source
+    assert "import pickle\n" not in source
+    assert io.StringIO(source).readline().startswith('"""Reads pickles')

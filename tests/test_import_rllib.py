@@ -1,0 +1,229 @@
+"""Checkpoints that RLlib 2.10 wrote become policies that do the same."""
+
+import json
+import pickle
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from benchmarks.import_rllib import MOST, differences
+from tfpolicies import Policy
+from tfpolicies.cli import main
+from tfpolicies.compat.foreign_pickle import Named
+from tfpolicies.compat.import_rllib import import_checkpoint
+from tfpolicies.compat.rllib_networks import network_of, weights_of
+from tfpolicies.compat.rllib_settings import settings_of
+from tfpolicies.compat.rllib_spaces import space_of
+from tfpolicies.errors import (
+    CheckpointError,
+    ModelImportError,
+    SpaceError,
+    UnsupportedSpaceError,
+)
+
+STORED = Path(__file__).parent / "stored" / "rllib"
+CASES = [f"{case}-{framework}" for case in ("mlp", "cnn", "lstm") for framework in ("tf", "tf2")]
+VECTOR = {"space": {"space": "box", "low": -np.ones(2, "f4"), "high": np.ones(2, "f4"),
+                    "shape": (2,), "dtype": "<f4"}}  # fmt: skip
+PAIR = {"space": {"space": "discrete", "n": 2, "start": 0}}
+
+
+def array(*shape: int) -> np.ndarray:
+    return np.arange(np.prod(shape), dtype=np.float32).reshape(shape) / 10
+
+
+def state_of(model=None, weights=None, **more):
+    """A state as RLlib pickles it, of a policy without hidden layers."""
+    config = {"framework": "tf2", "model": {"fcnet_hiddens": [], "vf_share_layers": True}}
+    config["model"] |= model or {}
+    spec = {"policy_class": "PPOTF2Policy", "observation_space": VECTOR, "action_space": PAIR}
+    spec["config"] = {**config, **more.pop("config", {})}
+    own = [array(2, 2), array(2), array(2, 1), array(1)] if weights is None else weights
+    return {"weights": own, "policy_spec": {**spec, **more}}
+
+
+def written(folder: Path, state, **described) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "policy_state.pkl").write_bytes(pickle.dumps(state))
+    told = {"type": "Policy", "checkpoint_version": "1.1", **described}
+    (folder / "rllib_checkpoint.json").write_text(json.dumps(told))
+    return folder
+
+
+@pytest.mark.parametrize("case", [pytest.param(x, marks=pytest.mark.soak) for x in CASES])
+def test_an_imported_policy_acts_as_it_did_in_rllib(case, tmp_path, capsys):
+    assert main(["import-rllib", str(STORED / case), str(tmp_path / "out")]) == 0
+    told = capsys.readouterr().out
+    assert "Not carried over" in told
+    assert "the state of the optimizer" in told
+    assert ("clip=None" in told) == case.startswith("mlp")
+    policy = Policy.from_checkpoint(tmp_path / "out")
+    assert type(policy).__name__ == ("PPOTF2Policy" if case.endswith("tf2") else "PPOTF1Policy")
+    assert (policy.global_timestep, policy.num_grad_updates) == (40, 2)
+    assert policy.config["lr"] == 1e-3
+    with np.load(STORED / case / "expected.npz") as expected:
+        found = differences(policy, dict(expected))
+    assert found.keys() == {"actions", "action_dist_inputs", "vf_preds"}
+    assert max(found.values()) <= MOST
+
+
+@pytest.mark.core
+def test_weights_of_a_list_go_by_their_order(tmp_path):
+    (imported,) = import_checkpoint(written(tmp_path / "checkpoint", state_of())).values()
+    _, _, extras = imported.policy.compute_actions(np.array([[1.0, 2.0]]), explore=False)
+    np.testing.assert_allclose(extras["action_dist_inputs"], [[0.4 + 0.0, 0.7 + 0.1]], rtol=1e-6)
+    np.testing.assert_allclose(extras["vf_preds"], [0.2], rtol=1e-6)
+
+
+def test_several_policies_get_a_folder_each(tmp_path, capsys):
+    whole = written(tmp_path / "whole", {}, type="Algorithm", policy_ids=["a", "b"])
+    for name in "ab":
+        written(whole / "policies" / name, state_of())
+    assert main(["import-rllib", str(whole), str(tmp_path / "out")]) == 0
+    assert sorted(x.name for x in (tmp_path / "out").iterdir()) == ["a", "b"]
+    assert Policy.from_checkpoint(tmp_path / "out" / "b").policy_id == "b"
+    assert main(["import-rllib", str(whole), str(tmp_path / "out")]) != 0
+    assert "is there already" in capsys.readouterr().err
+
+
+def test_nothing_is_written_if_one_policy_cannot_be_imported(tmp_path):
+    whole = written(tmp_path / "whole", {}, type="Algorithm", policy_ids=["a", "b"])
+    written(whole / "policies" / "a", state_of())
+    written(whole / "policies" / "b", state_of(weights=[]))
+    assert main(["import-rllib", str(whole), str(tmp_path / "out")]) != 0
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("state", "error", "words"),
+    [
+        (state_of({"use_attention": True}), CheckpointError, "use_attention"),
+        (state_of({"custom_model": "mine"}), CheckpointError, r"custom_model'\]='mine'"),
+        (state_of(policy_class="DQNTFPolicy"), CheckpointError, "PPO, PG, A2C, got 'DQNTFPolicy'"),
+        (state_of(config={"framework": "torch"}), CheckpointError, "framework must be"),
+        (state_of(weights=[array(2, 2)]), CheckpointError, "4 arrays are due, and there are 1"),
+        (state_of(weights={"fc_out/kernel": array(2, 2)}), CheckpointError, "'fc_out/bias'"),
+        (
+            state_of(weights=[array(2, 3), array(3), array(2, 1), array(1)]),
+            ModelImportError,
+            r"\(2, 3\).*\(2, 2\)",
+        ),
+        (
+            state_of(weights=[array(2, 2), array(2) * np.nan, array(2, 1), array(1)]),
+            ModelImportError,
+            "NaN",
+        ),
+        (state_of(action_space={"space": {"space": "text"}}), UnsupportedSpaceError, "'text'"),
+        (state_of(observation_space=PAIR), CheckpointError, "ComplexInputNetwork"),
+        (
+            state_of(config={"observation_filter": "MeanStdFilter"}),
+            CheckpointError,
+            "enable_connectors=True",
+        ),
+        ({"weights": []}, CheckpointError, "policy_spec"),
+        ([1], CheckpointError, "holds no dict"),
+    ],
+)
+def test_what_cannot_be_imported_is_named(state, error, words, tmp_path):
+    with pytest.raises(error, match=words):
+        import_checkpoint(written(tmp_path, state))
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ({"type": "RLModule"}, "must be a checkpoint of an Algorithm or Policy, got 'RLModule'"),
+        ({"format": "msgpack"}, "checkpoint_format='cloudpickle'"),
+        ({"type": "Algorithm"}, "names no policies"),
+        ({"type": "Algorithm", "policy_ids": ["../a"]}, "which is no id"),
+    ],
+)
+def test_a_checkpoint_of_another_kind_is_refused(told, words, tmp_path):
+    with pytest.raises(CheckpointError, match=words):
+        import_checkpoint(written(tmp_path, state_of(), **told))
+    shutil.rmtree(tmp_path)
+    with pytest.raises(CheckpointError, match=r"has no rllib_checkpoint\.json"):
+        import_checkpoint(tmp_path)
+
+
+@pytest.mark.core
+def test_settings_go_by_their_names_and_what_stays_behind_is_listed():
+    stored = {
+        "gamma": 0.9,
+        "lambda": 0.5,
+        "sgd_minibatch_size": 7,
+        "num_sgd_iter": 3,
+        "torch_compile_learner": False,
+        "sample_async": -1,
+        "_rl_module_spec": None,
+        "callbacks": Named("ray.rllib.algorithms.callbacks:DefaultCallbacks", None, None, []),
+        "env": Named("mine:Env", None, None, []),
+        "sample_collector": Named("ray.rllib:Collector", None, None, []),
+        "remote_worker_envs": True,
+        "of_the_future": 3,
+    }
+    found = settings_of(state_of(config=stored)["policy_spec"])
+    assert [found.config[name] for name in ("gamma", "lambda_", "num_sgd_iter")] == [0.9, 0.5, 3]
+    assert found.config["sgd_minibatch_size"] == 7
+    assert found.policy_class.__name__ == "PPOTF2Policy"
+    env, future, remote = found.left
+    assert env == "env=<mine:Env>"
+    assert future.startswith("of_the_future=3 (Invalid property name")
+    assert remote.startswith("remote_worker_envs=True (environments run inside their worker")
+
+
+@pytest.mark.core
+def test_spaces_are_rebuilt_from_records_and_from_pickled_objects():
+    inner = {"a": VECTOR["space"], "b": PAIR["space"]}
+    found = space_of({"space": {"space": "dict", "spaces": inner}}, "observation_space")
+    assert found == spaces.Dict(a=spaces.Box(-1, 1, (2,)), b=spaces.Discrete(2))
+    turned = {"space": {"space": "dict", "spaces": dict(reversed(inner.items()))}}
+    assert [*space_of(turned, "observation_space").spaces] == ["b", "a"]
+    state = {"_shape": (), "n": 4, "start": 1}
+    pickled = Named("gymnasium.spaces.discrete:Discrete", None, state, [])
+    both = {"space": {"space": "tuple", "spaces": [pickled, PAIR["space"]]}}
+    assert space_of(both, "action_space") == spaces.Tuple(
+        [spaces.Discrete(4, start=1), spaces.Discrete(2)]
+    )
+    with pytest.raises(UnsupportedSpaceError, match="os:system"):
+        space_of(Named("os:system", ("true",), {}, []), "action_space")
+    for broken in ({**VECTOR["space"], "shape": (3,)}, {"space": "box"}, {"space": ["box"]}, 3):
+        with pytest.raises((CheckpointError, SpaceError)):
+            space_of({"space": broken} if broken != 3 else 3, "action_space")
+
+
+@pytest.mark.core
+def test_eager_lists_are_in_the_order_of_keras_2():
+    vector, image = spaces.Box(-1, 1, (4,)), spaces.Box(0, 255, (42, 42, 3), np.uint8)
+    acted = spaces.Discrete(3)
+    dense = {"fcnet_hiddens": [8, 6], "vf_share_layers": False}
+    assert network_of(dense, vector, acted).order == [
+        *("fc_1", "fc_value_1", "fc_2", "fc_value_2", "fc_out", "value_out")
+    ]
+    lstm = {**dense, "fcnet_hiddens": [8], "use_lstm": True}
+    assert network_of(lstm, vector, acted).order == [
+        *("fc_value_1", "fc_1", "value_out", "lstm", "logits", "values")
+    ]
+    filters = {"conv_filters": [[2, 4, 2], [3, 4, 2], [4, 11, 1]], "vf_share_layers": False}
+    assert network_of(filters, image, acted).order == [
+        *("conv_value_1", "conv1", "conv_value_2", "conv2", "conv_value_3", "conv3"),
+        *("conv_value_out", "conv_out"),
+    ]
+
+
+@pytest.mark.core
+def test_images_of_0_to_255_are_images_of_0_to_1_with_larger_kernels():
+    image = spaces.Box(0, 255, (10, 10, 1), np.uint8)
+    network = network_of({"conv_filters": [[1, 10, 1]], "vf_share_layers": True}, image, None)
+    weights = [np.ones((10, 10, 1, 1), "f4"), array(1), array(1, 1, 1, 2), array(2)]
+    found = weights_of([*weights, array(1, 1), array(1)], network)
+    kernels = {layer.name: layer.weights[0].array for layer in found.layers}
+    assert kernels["conv_1"].max() == kernels["conv_1"].min() == 255
+    assert kernels["fc_out"].shape == (1, 2)
+    with pytest.raises(CheckpointError, match="whose value shares no layers"):
+        network_of({"post_fcnet_hiddens": [3], "vf_share_layers": False}, image, None)

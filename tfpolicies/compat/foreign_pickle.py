@@ -1,0 +1,119 @@
+"""Pickles of strangers as data, read by `pickle_reader.py` in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tfpolicies.errors import CheckpointError
+from tfpolicies.system.regular_files import open_regular, read_regular, size_of
+
+_READER = Path(__file__).with_name("pickle_reader.py")  # run, not imported: it stands alone
+_SECONDS = 10
+_MEGABYTES = 400  # and so many for each megabyte of the file:
+_TIMES = 8
+_LARGEST = 1 << 30  # bytes of a file
+_REFUSED = 3
+_ALONE = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+class Named(NamedTuple):
+    """An object of a class or function that is not known; nothing was imported or called.
+
+    Attributes:
+        name: `module:name`.
+        args: what it would have been called with; None for the name itself.
+        state: what it would have been given as its state.
+        items: what would have been put into it.
+    """
+
+    name: str
+    args: Any
+    state: Any
+    items: Any
+
+
+def read_pickle(path: str | os.PathLike[str]) -> Any:
+    """Returns what a pickle holds: plain values, NumPy arrays, and a `Named` for all else.
+
+    Args:
+        path: the file, which is not trusted.
+
+    Raises:
+        CheckpointError: if it cannot be read, is no pickle, or holds what no checkpoint does; the
+            message names it.
+    """
+    with tempfile.TemporaryDirectory(prefix="tfpolicies-") as folder:
+        try:
+            with open_regular(path) as file:
+                if size_of(file) > _LARGEST:
+                    raise _refusal(path, f"it has {size_of(file)} bytes, more than {_LARGEST}")
+                _run(path, file, folder)
+            return _Answer(folder).value()
+        except OSError as error:
+            raise _refusal(path, str(error)) from error
+
+
+def _run(path: Any, file: Any, folder: str) -> None:
+    megabytes = _MEGABYTES + _TIMES * (size_of(file) >> 20)
+    command = [sys.executable, "-I", str(_READER), folder, str(_SECONDS), str(megabytes)]
+    env = {**os.environ, **_ALONE}
+    try:
+        done = subprocess.run(
+            command, stdin=file, capture_output=True, env=env, timeout=6 * _SECONDS
+        )
+    except subprocess.TimeoutExpired as error:
+        raise _refusal(path, f"reading it takes more than {6 * _SECONDS} s") from error
+    if done.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
+        raise _refusal(path, f"reading it takes more than {_SECONDS} s")
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        raise _refusal(path, "".join(said) or f"its reader ended with {done.returncode}")
+
+
+def _refusal(path: Any, why: str) -> CheckpointError:
+    return CheckpointError(
+        f"The file {str(path)!r} was refused: {why}. Nothing in it was executed. Give a checkpoint "
+        "as RLlib wrote it."
+    )
+
+
+class _Answer:
+    """What the reader wrote.
+
+    Args:
+        folder: where.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._json = json.loads(read_regular(Path(folder, "data.json")))
+        with np.load(Path(folder, "arrays.npz"), allow_pickle=False) as arrays:
+            self._arrays: dict[str, np.ndarray] = dict(arrays)
+
+    def value(self) -> Any:
+        """Returns it as values."""
+        return self._decoded(self._json)
+
+    def _decoded(self, record: Any) -> Any:
+        if isinstance(record, list):
+            return [self._decoded(each) for each in record]
+        if not isinstance(record, dict):
+            return record
+        ((kind, content),) = record.items()
+        if kind == "array":
+            return self._arrays[content]
+        if kind == "bytes":
+            return bytes(0)  # nobody asks for them
+        if kind == "dict":
+            return {self._decoded(key): self._decoded(value) for key, value in content}
+        if kind == "named":
+            return Named(content[0], *map(self._decoded, content[1:]))
+        return tuple(map(self._decoded, content))

@@ -1,0 +1,230 @@
+"""`tfpolicies import-rllib`: a checkpoint of RLlib's TensorFlow stack as checkpoints of ours.
+
+Nothing of RLlib is needed, and nothing in the checkpoint is executed: see `pickle_reader.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import spaces
+
+from tfpolicies.errors import CheckpointError, UsageError
+from tfpolicies.system.regular_files import read_regular
+
+SUMMARY = "turn a checkpoint of RLlib's TensorFlow policies into one of ours"
+_DESCRIPTION = "rllib_checkpoint.json"
+_STATE = "policy_state.pkl"
+_LARGEST = 1 << 20  # bytes of the description
+_SMALL = 1e-6  # what RLlib adds to standard deviations
+_OURS = 1e-8
+
+
+class Imported(NamedTuple):
+    """A policy that was made of a checkpoint.
+
+    Attributes:
+        policy: with the checkpoint's weights.
+        left: what of its config and state was not carried over.
+    """
+
+    policy: Any
+    left: list[str]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the words of the command."""
+    parser.add_argument(
+        "checkpoint",
+        metavar="CHECKPOINT",
+        help="folder that RLlib wrote for an algorithm or policy",
+    )
+    parser.add_argument(
+        "out", metavar="OUT", help="folder to write; must not be there, or be empty"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Writes a checkpoint for each policy, once all of them are made; returns the exit status.
+
+    Raises:
+        CheckpointError: if the checkpoint is none of RLlib, or has what cannot be imported.
+        UsageError: if there is something in the place of the output.
+    """
+    out = Path(args.out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"{str(out)!r} is there already, and not empty. Name another folder.")
+    found = import_checkpoint(args.checkpoint)
+    for policy_id, (policy, left) in found.items():
+        folder = out / policy_id if len(found) > 1 else out
+        policy.export_checkpoint(folder)
+        print(f"{policy_id}: a {type(policy).__name__} is in {str(folder)!r}.")
+        if left:
+            print(f"  Not carried over: {'; '.join(left)}.")
+    return 0
+
+
+def import_checkpoint(checkpoint: str | os.PathLike[str]) -> dict[str, Imported]:
+    """Returns the policies of a checkpoint that RLlib 2.0 to 2.10 wrote, by id.
+
+    Args:
+        checkpoint: the folder of an algorithm or of a policy, saved with `framework` "tf" or "tf2".
+
+    Raises:
+        CheckpointError: if it is none, is damaged, or has what cannot be imported; the message
+            names it.
+        SpaceError: if its spaces cannot be used here.
+        ModelImportError: if its weights do not fit the network that its config describes.
+    """
+    folder = Path(checkpoint)
+    described = _description(folder)
+    if described["type"] == "Policy":
+        policy_id = folder.name if folder.parent.name == "policies" else "default_policy"
+        return {policy_id: _imported(folder, policy_id)}
+    ids = described.get("policy_ids") or []
+    for policy_id in ids:
+        if not isinstance(policy_id, str) or Path(policy_id).name != policy_id:
+            raise CheckpointError(
+                f"{str(folder)!r} names the policy {policy_id!r}, which is no id."
+            )
+    if not ids:
+        raise CheckpointError(f"{str(folder)!r} names no policies. Give the folder of one policy.")
+    return {policy_id: _imported(folder / "policies" / policy_id, policy_id) for policy_id in ids}
+
+
+def _description(folder: Path) -> Mapping[str, Any]:
+    """Returns what `rllib_checkpoint.json` says."""
+    try:
+        found = json.loads(read_regular(folder / _DESCRIPTION, _LARGEST))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"{str(folder)!r} has no {_DESCRIPTION} that can be read: {error}. Give the folder of "
+            "a checkpoint that RLlib 2.0 to 2.10 saved."
+        ) from error
+    kind = found.get("type") if isinstance(found, dict) else None
+    if kind not in ("Algorithm", "Policy"):
+        raise CheckpointError(
+            f"{str(folder)!r} must be a checkpoint of an Algorithm or Policy, got {kind!r:.80}. Of "
+            "the new API stack nothing is imported."
+        )
+    if found.get("format", "cloudpickle") != "cloudpickle":
+        raise CheckpointError(
+            f"{str(folder)!r} is of the format {found['format']!r:.80}; save it in RLlib with "
+            "checkpoint_format='cloudpickle'."
+        )
+    return found
+
+
+def _imported(folder: Path, policy_id: str) -> Imported:
+    from tfpolicies.compat.foreign_pickle import read_pickle
+
+    state = read_pickle(folder / _STATE)
+    if not isinstance(state, Mapping):
+        raise CheckpointError(f"{str(folder / _STATE)!r} holds no dict, but {state!r:.80}.")
+    try:
+        return _policy_of(state, policy_id, str(folder))
+    except CheckpointError as error:
+        raise CheckpointError(f"Policy {policy_id!r} of {str(folder)!r}: {error}") from error
+
+
+def _policy_of(state: Mapping[str, Any], policy_id: str, source: str) -> Imported:
+    from tfpolicies.compat.rllib_networks import network_of, weights_of
+    from tfpolicies.compat.rllib_settings import model_settings_of, settings_of
+    from tfpolicies.compat.rllib_spaces import space_of
+    from tfpolicies.models.weight_mapping import match_weights
+
+    spec: Any = state.get("policy_spec")
+    settings = settings_of(spec)
+    seen, acted = (space_of(spec.get(name), name) for name in ("observation_space", "action_space"))
+    network = network_of(settings.model, seen, acted)
+    observed = getattr(seen, "original_space", seen)
+    config = settings.config.to_dict()
+    config["model"] = model_settings_of(settings.model, network.settings)
+    config["__policy_id"] = policy_id
+    policy = settings.policy_class(observed, acted, config)
+    keys = [slot.key for slot in policy.program.layout.of("model")]
+    model = policy.program.functions.network.model
+    weights = weights_of(state.get("weights"), network)
+    found = match_weights(weights, model, keys, source)
+    filters, notes = _filter(state, config, observed)
+    policy.set_state(_joined(policy.get_state(), state, found.arrays, filters))
+    return Imported(policy, [*settings.left, *notes, "the state of the optimizer"])
+
+
+def _joined(
+    own: dict[str, Any],
+    state: Mapping[str, Any],
+    weights: Mapping[str, np.ndarray],
+    filters: Mapping[str, np.ndarray],
+) -> dict[str, Any]:
+    """Returns a state of ours with what a checkpoint has."""
+    joined = {**own, "weights": {**own["weights"], **weights}}
+    for name in ("global_timestep", "num_grad_updates", "current_kl_coeff"):
+        if name in own and isinstance(state.get(name), int | float):
+            joined[name] = state[name]
+    if filters:
+        joined["filter"] = {**own["filter"], **filters}
+    return joined
+
+
+# -- filters --------------------------------------------------------------------------------------
+
+
+def _filter(
+    state: Mapping[str, Any], config: Mapping[str, Any], observed: spaces.Space
+) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Returns the statistics of a MeanStdFilter as they are here, and what to say of them."""
+    if config["observation_filter"] == "NoFilter":
+        return {}, []
+    found = _filter_state(state)
+    if not isinstance(observed, spaces.Box) or observed.dtype.kind != "f":
+        raise CheckpointError(
+            f"The observation_filter of the checkpoint normalises {observed}, of which it sees the "
+            "flat encoding: here only Boxes of floats are. It cannot be imported."
+        )
+    count, mean, squares = _statistics(found, observed.shape)
+    std = np.sqrt(squares / (count - 1)) + _SMALL - _OURS  # so that both divide by the same
+    stats = {"count": np.float64(count), "mean": mean, "m2": (count - 1) * np.square(std)}
+    note = "the filter's clip=None (here at 10 standard deviations)"
+    arrays = {f"frozen/0/{name}": np.asarray(x, np.float64) for name, x in stats.items()}
+    return arrays, [] if found.get("clip") == 10 else [note]
+
+
+def _filter_state(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    connectors = state.get("connector_configs")
+    agent = connectors.get("agent") if isinstance(connectors, Mapping) else None
+    steps = agent[1] if isinstance(agent, list | tuple) and len(agent) == 2 else ()
+    for step in steps if isinstance(steps, list | tuple) else ():
+        is_one = isinstance(step, tuple) and len(step) == 2 and "MeanStd" in str(step[0])
+        if is_one and isinstance(step[1], Mapping):
+            return step[1]
+    raise CheckpointError(
+        "The checkpoint has an observation_filter, but its connectors have no statistics of it. "
+        "Save it in RLlib with enable_connectors=True."
+    )
+
+
+def _statistics(
+    found: Mapping[str, Any], shape: tuple[int, ...]
+) -> tuple[int, np.ndarray, np.ndarray]:
+    """Returns count, mean and sum of squared deviations."""
+    stats = found.get("running_stats")
+    stat = stats[0] if isinstance(stats, list) and len(stats) == 1 else None
+    stat = stat if isinstance(stat, Mapping) else {}
+    count: Any = stat.get("num_pushes")
+    arrays: list[Any] = [stat.get(x) for x in ("mean_array", "std_array")]
+    whole = all(isinstance(x, np.ndarray) and x.shape == shape for x in arrays)
+    plain = found.get("demean") is True and found.get("destd") is True
+    if not whole or not plain or not isinstance(count, int) or count < 2:
+        raise CheckpointError(
+            f"The checkpoint's observation_filter must have the mean and spread of at least two "
+            f"observations of the shape {shape}, got {count!r:.20} with demean="
+            f"{found.get('demean')!r:.20}, destd={found.get('destd')!r:.20}."
+        )
+    return count, arrays[0], arrays[1]

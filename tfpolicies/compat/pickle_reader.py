@@ -1,0 +1,538 @@
+"""Reads pickles of strangers as data: nothing that they name is imported or called.
+
+Run as a program in a process of its own, it needs Python and NumPy alone::
+
+    python -I pickle_reader.py OUT SECONDS MEGABYTES < FILE
+
+It writes `OUT/data.json` and `OUT/arrays.npz`, or fails with one line that says what was found.
+There is no `pickle.Unpickler` in it, whose machine calls what `find_class` gives: the opcodes are
+followed here, one by one, and those that call something make a record of what would be called. Of
+the names of NumPy and of containers (`KNOWN`) the meaning is known, and arrays are made of their
+bytes; each other name becomes a `Named` with its arguments and state, which does nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import math
+import os
+import pickletools
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+MOST_OPCODES = 400_000
+MOST_VALUES = 400_000  # in the result, where what is shared counts each time
+MOST_COPIES = 1_000_000  # values that are copied from one container to another
+MOST_BYTES = 1 << 30  # of arrays and texts in the result, likewise
+MOST_PACKED = 32 << 20  # of one array that was compressed
+DEEPEST = 100
+MOST_DIGITS = 64  # bytes of an integer
+
+_CORE = ("numpy.core.multiarray", "numpy._core.multiarray")
+_NUMERIC = ("numpy.core.numeric", "numpy._core.numeric")
+_NP_NAMES = {"scalar": "scalar", "_reconstruct": "array"}
+KNOWN = {
+    **{(module, name): kind for module in _CORE for name, kind in _NP_NAMES.items()},
+    **{(module, "_frombuffer"): "buffer" for module in _NUMERIC},
+    ("numpy", "ndarray"): "class",
+    ("numpy", "dtype"): "dtype",
+    ("collections", "OrderedDict"): "dict",
+    ("builtins", "dict"): "dict",
+    ("builtins", "list"): "list",
+    ("builtins", "tuple"): "tuple",
+    ("builtins", "set"): "set",
+    ("builtins", "frozenset"): "set",
+    **{(module, "bytes"): "bytes" for module in ("builtins", "__builtin__")},
+    ("builtins", "bytearray"): "bytes",
+    ("_codecs", "encode"): "bytes",
+}
+"""The names whose meaning is known, exactly; `_codecs.encode` is how old protocols write bytes."""
+
+
+class Refused(Exception):
+    """A file holds what is not read."""
+
+
+class Named:
+    """What a pickle makes by a name: a record that does nothing.
+
+    Attributes:
+        name: `module:name`.
+        args: what it was called with; None for the name itself.
+        state: what it was built with.
+        items: what was put into it.
+    """
+
+    def __init__(self, name: str, args: Any = None) -> None:
+        self.name = name
+        self.args = args
+        self.state: Any = None
+        self.items: list[Any] = []
+
+
+class _Dtype:
+    """A NumPy dtype in the making."""
+
+    def __init__(self, code: str) -> None:
+        self.code = code
+        self.order = "="
+
+    def made(self) -> np.dtype:
+        if self.code[:1] not in "biuf" or not self.code[1:].isdigit():
+            raise Refused(f"an array of the dtype {self.code!r:.40}, which is no plain number")
+        try:
+            return np.dtype(self.code).newbyteorder(">" if self.order == ">" else "<")
+        except (TypeError, ValueError) as error:
+            raise Refused(f"an array of the dtype {self.code!r:.40}") from error
+
+
+class _Array:
+    """A NumPy array in the making."""
+
+    def __init__(self) -> None:
+        self.value: np.ndarray | None = None
+
+
+_MARK = object()
+
+
+class Machine:
+    """Follows the opcodes of one pickle.
+
+    Args:
+        content: the pickle.
+
+    Raises:
+        Refused: if it holds an opcode, size or name that is not read.
+    """
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+        self._stack: list[Any] = []
+        self._memo: dict[int, Any] = {}
+        self._copies = MOST_COPIES
+
+    def run(self) -> Any:
+        """Returns what the pickle holds, of plain values, arrays and `Named`s."""
+        for number, (name, argument) in enumerate(self._opcodes()):
+            if number >= MOST_OPCODES:
+                raise Refused(f"more than {MOST_OPCODES} opcodes")
+            if name == "STOP":
+                return self._pop()
+            step = _STEPS.get(name)
+            if step is None:
+                raise Refused(f"the opcode {name}, which is not read")
+            step(self, argument)
+        raise Refused("no end")
+
+    def _opcodes(self) -> Iterator[tuple[str, Any]]:
+        try:
+            for opcode, argument, _ in pickletools.genops(self._content):
+                yield opcode.name, argument
+        except (ValueError, UnicodeError, OverflowError, MemoryError) as error:
+            raise Refused(f"no whole pickle: {error}") from error
+
+    # -- the stack -----------------------------------------------------------------------------
+
+    def _pop(self) -> Any:
+        if not self._stack or self._stack[-1] is _MARK:
+            raise Refused("an opcode without its operands")
+        return self._stack.pop()
+
+    def _top(self) -> Any:
+        value = self._pop()
+        self._stack.append(value)
+        return value
+
+    def _marked(self) -> list[Any]:
+        found: list[Any] = []
+        while self._stack and self._stack[-1] is not _MARK:
+            found.append(self._stack.pop())
+        if not self._stack:
+            raise Refused("an opcode without its mark")
+        self._stack.pop()
+        return found[::-1]
+
+    def push(self, value: Any) -> None:
+        """Puts a value on the stack."""
+        if isinstance(value, int) and value.bit_length() > 8 * MOST_DIGITS:
+            raise Refused(f"an integer of {value.bit_length()} bits")
+        self._stack.append(value)
+
+    def memoize(self, index: int | None) -> None:
+        """Keeps the top of the stack under a number, by default the next one."""
+        self._memo[len(self._memo) if index is None else index] = self._top()
+
+    def get(self, index: int) -> None:
+        """Puts on the stack what is kept under a number."""
+        if index not in self._memo:
+            raise Refused(f"a reference to {index}, which is not there")
+        self.push(self._memo[index])
+
+    def pop(self, _: Any) -> None:
+        """Drops the top of the stack."""
+        self._pop()
+
+    def pop_mark(self, _: Any) -> None:
+        """Drops all down to the mark."""
+        self._marked()
+
+    def mark(self, _: Any) -> None:
+        """Marks a place of the stack."""
+        self._stack.append(_MARK)
+
+    # -- containers ----------------------------------------------------------------------------
+
+    def tuple_of(self, count: int | None) -> None:
+        """Makes a tuple of the last values; None for all down to the mark."""
+        values = self._marked() if count is None else [self._pop() for _ in range(count)][::-1]
+        self.push(tuple(values))
+
+    def append(self, _: Any) -> None:
+        """Puts one value into a list."""
+        value = self._pop()
+        self._extend([value])
+
+    def appends(self, _: Any) -> None:
+        """Puts values into a list or set."""
+        self._extend(self._marked())
+
+    def _extend(self, values: list[Any]) -> None:
+        target = self._top()
+        if isinstance(target, Named):
+            target.items += values
+        elif isinstance(target, list):
+            target += values
+        elif isinstance(target, set):
+            target.update(map(_key, values))
+        else:
+            raise Refused(f"values put into a {type(target).__name__}")
+
+    def set_item(self, _: Any) -> None:
+        """Puts one entry into a dict."""
+        value, key = self._pop(), self._pop()
+        self._update([key, value])
+
+    def set_items(self, _: Any) -> None:
+        """Puts entries into a dict."""
+        self._update(self._marked())
+
+    def _update(self, pairs: list[Any]) -> None:
+        target = self._top()
+        if len(pairs) % 2 or not isinstance(target, dict | Named):
+            raise Refused(f"entries put into a {type(target).__name__}")
+        for key, value in zip(pairs[::2], pairs[1::2], strict=True):
+            if isinstance(target, Named):
+                target.items.append((key, value))
+            else:
+                target[_key(key)] = value
+
+    def frozen(self, _: Any) -> None:
+        """Makes a set of what is above the mark."""
+        self.push({_key(value) for value in self._marked()})
+
+    # -- names and calls -----------------------------------------------------------------------
+
+    def named(self, argument: Any) -> None:
+        """Puts a name on the stack, given `module name`."""
+        module, _, name = str(argument).partition(" ")
+        self.push(Named(f"{module}:{name}"))
+
+    def stack_named(self, _: Any) -> None:
+        """Puts the name on the stack that the two last strings say."""
+        name, module = self._pop(), self._pop()
+        if not isinstance(name, str) or not isinstance(module, str):
+            raise Refused("a name that is no text")
+        self.push(Named(f"{module}:{name}"))
+
+    def reduce(self, _: Any) -> None:
+        """Makes a record of a call, or an array or container where the name is known."""
+        args, function = self._pop(), self._pop()
+        if not isinstance(args, tuple):
+            raise Refused("a call without a tuple of arguments")
+        self.push(self._called(function, args))
+
+    def reduce_keywords(self, _: Any) -> None:
+        """Makes a record of a call with keywords."""
+        keywords, args, function = self._pop(), self._pop(), self._pop()
+        if keywords:
+            args = (args, keywords)
+        self.push(self._called(function, args if isinstance(args, tuple) else (args,)))
+
+    def _called(self, function: Any, args: tuple[Any, ...]) -> Any:
+        if not isinstance(function, Named):
+            raise Refused(f"a call of a {type(function).__name__}")
+        module, _, name = function.name.partition(":")
+        kind = KNOWN.get((module, name)) if function.args is None else None
+        if kind is None:
+            return Named(function.name, args)
+        self._copies -= sum(len(x) for x in args if isinstance(x, list | tuple | set | dict | str))
+        if self._copies < 0:
+            raise Refused(f"more than {MOST_COPIES} values that are copied")
+        try:
+            return _MAKERS[kind](self, *args)
+        except (TypeError, ValueError, AttributeError, LookupError, OverflowError) as error:
+            raise Refused(f"a call of {function.name} that is none of NumPy's: {error}") from error
+
+    def build(self, _: Any) -> None:
+        """Gives a record, array or dtype its state."""
+        state, target = self._pop(), self._top()
+        if isinstance(target, _Array):
+            target.value = self._array(state)
+        elif isinstance(target, _Dtype):
+            target.order = str(state[1]) if isinstance(state, tuple) and len(state) > 1 else "?"
+        elif isinstance(target, Named):
+            target.state = state
+        elif not isinstance(target, dict):  # an OrderedDict's own attributes are dropped
+            raise Refused(f"a state for a {type(target).__name__}")
+
+    # -- arrays --------------------------------------------------------------------------------
+
+    def _array(self, state: Any) -> np.ndarray:
+        if not isinstance(state, tuple) or len(state) != 5:
+            raise Refused("an array without its five parts")
+        _, shape, dtype, is_fortran, content = state
+        return self.from_bytes(content, dtype, shape, "F" if is_fortran is True else "C")
+
+    def from_bytes(self, content: Any, dtype: Any, shape: Any, order: Any) -> np.ndarray:
+        """Returns an array of its bytes."""
+        if not isinstance(dtype, _Dtype):
+            raise Refused("an array without a dtype")
+        made, sizes = dtype.made(), _shape(shape)
+        if not isinstance(content, bytes):
+            raise Refused(f"an array of {type(content).__name__} instead of bytes")
+        if len(content) != math.prod(sizes) * made.itemsize:
+            raise Refused(f"an array of {sizes} {made} made of {len(content)} bytes")
+        return np.frombuffer(content, made).reshape(sizes, order="F" if order == "F" else "C")
+
+    def scalar(self, dtype: Any, content: Any) -> Any:
+        """Returns NumPy's scalar as a number."""
+        return self.from_bytes(content, dtype, (), "C")[()].item()
+
+
+def _shape(shape: Any) -> tuple[int, ...]:
+    if not isinstance(shape, tuple) or len(shape) > 32:
+        raise Refused("an array without a shape")
+    if any(type(size) is not int or size < 0 for size in shape):
+        raise Refused(f"an array of the shape {shape!r:.80}")
+    return shape
+
+
+def _key(value: Any) -> Any:
+    """Returns a key of a dict; what has no plain hash becomes its description."""
+    if isinstance(value, tuple) and len(value) < 16:
+        return tuple(map(_plain_key, value))
+    return _plain_key(value)
+
+
+def _plain_key(value: Any) -> Any:
+    if value is None or isinstance(value, str | int | float | bytes):
+        return value
+    if isinstance(value, Named):
+        return f"<{value.name}>"
+    raise Refused(f"a {type(value).__name__} as the key of a dict")
+
+
+def _bytes(machine: Machine, text: Any = "", *_: Any) -> bytes:
+    return text if isinstance(text, bytes) else text.encode("latin-1")
+
+
+def _pairs(machine: Machine, pairs: Any = ()) -> dict[Any, Any]:
+    return {_key(key): value for key, value in (pairs.items() if type(pairs) is dict else pairs)}
+
+
+_MAKERS: dict[str, Callable[..., Any]] = {
+    "array": lambda machine, *_: _Array(),
+    "buffer": Machine.from_bytes,
+    "scalar": Machine.scalar,
+    "class": lambda machine, *args: Named("numpy:ndarray", args),
+    "dtype": lambda machine, code, *_: _Dtype(str(code)),
+    "dict": _pairs,
+    "list": lambda machine, values=(): [*values],
+    "tuple": lambda machine, values=(): (*values,),
+    "set": lambda machine, values=(): {_key(value) for value in values},
+    "bytes": _bytes,
+}
+"""What makes the values of known names."""
+
+_VALUES = (
+    "BININT BININT1 BININT2 LONG1 LONG4 BINFLOAT SHORT_BINUNICODE BINUNICODE BINUNICODE8 "
+    "SHORT_BINBYTES BINBYTES BINBYTES8"
+)
+_STEPS: dict[str, Callable[[Machine, Any], None]] = {
+    **dict.fromkeys(_VALUES.split(), Machine.push),
+    "BYTEARRAY8": lambda machine, value: machine.push(bytes(value)),
+    "PROTO": lambda machine, _: None,
+    "FRAME": lambda machine, _: None,
+    "NONE": lambda machine, _: machine.push(None),
+    "NEWTRUE": lambda machine, _: machine.push(True),
+    "NEWFALSE": lambda machine, _: machine.push(False),
+    "EMPTY_LIST": lambda machine, _: machine.push([]),
+    "EMPTY_DICT": lambda machine, _: machine.push({}),
+    "EMPTY_SET": lambda machine, _: machine.push(set()),
+    "EMPTY_TUPLE": lambda machine, _: machine.push(()),
+    "TUPLE1": lambda machine, _: machine.tuple_of(1),
+    "TUPLE2": lambda machine, _: machine.tuple_of(2),
+    "TUPLE3": lambda machine, _: machine.tuple_of(3),
+    "TUPLE": lambda machine, _: machine.tuple_of(None),
+    "MARK": Machine.mark,
+    "POP": Machine.pop,
+    "POP_MARK": Machine.pop_mark,
+    "MEMOIZE": Machine.memoize,
+    "BINPUT": Machine.memoize,
+    "LONG_BINPUT": Machine.memoize,
+    "BINGET": Machine.get,
+    "LONG_BINGET": Machine.get,
+    "APPEND": Machine.append,
+    "APPENDS": Machine.appends,
+    "ADDITEMS": Machine.appends,
+    "SETITEM": Machine.set_item,
+    "SETITEMS": Machine.set_items,
+    "FROZENSET": Machine.frozen,
+    "GLOBAL": Machine.named,
+    "STACK_GLOBAL": Machine.stack_named,
+    "REDUCE": Machine.reduce,
+    "NEWOBJ": Machine.reduce,
+    "NEWOBJ_EX": Machine.reduce_keywords,
+    "BUILD": Machine.build,
+}
+"""What each opcode does. EXT1, PERSID, INST, OBJ, NEXT_BUFFER and protocol 0 are not among them."""
+
+
+class Writer:
+    """Turns values into JSON, with arrays apart.
+
+    What is no JSON is a dict of one key: `{"tuple": [...]}`, `{"dict": [[key, value], ...]}`,
+    `{"set": [...]}`, `{"bytes": length}`, `{"array": name}` or `{"named": [name, args, state,
+    items]}`.
+
+    Raises:
+        Refused: if values are too many, nested too deeply or hold themselves.
+    """
+
+    def __init__(self) -> None:
+        self.arrays: dict[str, np.ndarray] = {}
+        self._left = MOST_VALUES
+        self._room = MOST_BYTES
+
+    def json(self, value: Any, depth: int = 0) -> Any:
+        """Returns a value as JSON."""
+        self._left -= 1
+        if self._left < 0:
+            raise Refused(f"more than {MOST_VALUES} values")
+        if depth > DEEPEST:
+            raise Refused(f"values nested more than {DEEPEST} deep, or in a circle")
+        if isinstance(value, str):
+            self._spend(len(value))
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        if isinstance(value, list):
+            return [self.json(each, depth + 1) for each in value]
+        return self._tagged(value, depth + 1)
+
+    def _spend(self, size: int) -> None:
+        self._room -= size
+        if self._room < 0:
+            raise Refused(f"arrays and texts of more than {MOST_BYTES} bytes")
+
+    def _tagged(self, value: Any, depth: int) -> dict[str, Any]:
+        if isinstance(value, tuple | set):
+            found = value if isinstance(value, tuple) else sorted(value, key=repr)
+            kind = "tuple" if isinstance(value, tuple) else "set"
+            return {kind: [self.json(each, depth) for each in found]}
+        if isinstance(value, dict):
+            pairs = [[self.json(k, depth), self.json(v, depth)] for k, v in _opened(value)]
+            return {"dict": pairs}
+        if isinstance(value, bytes):
+            return {"bytes": len(value)}
+        if isinstance(value, Named):
+            parts = (value.args, value.state, value.items)
+            return {"named": [value.name, *(self.json(part, depth) for part in parts)]}
+        return self._array(value)
+
+    def _array(self, value: Any) -> dict[str, Any]:
+        if isinstance(value, _Dtype):
+            return {"named": ["numpy:dtype", value.made().str, None, []]}
+        found = value.value if isinstance(value, _Array) else value
+        if not isinstance(found, np.ndarray):
+            raise Refused("an array without a state")
+        self._spend(found.nbytes)
+        name = f"a{len(self.arrays)}"
+        self.arrays[name] = found
+        return {"array": name}
+
+
+_PACKED = {"space": ("low", "high", "nvec"), "num_pushes": ("mean_array", "std_array")}
+"""The entries that are packed arrays, by the entry that tells RLlib's records with such ones."""
+
+
+def _opened(record: dict[Any, Any]) -> list[tuple[Any, Any]]:
+    """Returns the entries of a dict, with the packed arrays of RLlib's records opened."""
+    packed = {key for kind, keys in _PACKED.items() if kind in record for key in keys}
+    return [
+        (key, _unpacked(value) if key in packed and isinstance(value, str) else value)
+        for key, value in record.items()
+    ]
+
+
+def _unpacked(text: str) -> np.ndarray:
+    """Returns the array in base64 of zlib of NumPy's format."""
+    try:
+        inflating = zlib.decompressobj()
+        content = inflating.decompress(base64.b64decode(text, validate=True), MOST_PACKED)
+        if inflating.unconsumed_tail:
+            raise Refused(f"a packed array of more than {MOST_PACKED} bytes")
+        found = np.load(io.BytesIO(content), allow_pickle=False)
+    except (ValueError, OSError, EOFError, zlib.error, MemoryError) as error:
+        raise Refused(f"a packed array that is none: {error}") from error
+    if not isinstance(found, np.ndarray) or found.dtype.kind not in "biuf":
+        raise Refused("a packed array that has no plain numbers")
+    return found
+
+
+def limit(seconds: int, megabytes: int) -> None:
+    """Limits the time, memory, files and processes of this process."""
+    import resource
+
+    for name, most in (
+        ("RLIMIT_CPU", seconds),
+        ("RLIMIT_AS", megabytes << 20),
+        ("RLIMIT_FSIZE", 2 * MOST_BYTES),
+        ("RLIMIT_NPROC", 0),
+        ("RLIMIT_CORE", 0),
+    ):
+        resource.setrlimit(getattr(resource, name), (most, most))
+
+
+def convert(content: bytes, folder: str) -> None:
+    """Writes what a pickle holds into a folder."""
+    writer = Writer()
+    found = writer.json(Machine(content).run())
+    np.savez(os.path.join(folder, "arrays.npz"), **writer.arrays)  # type: ignore[arg-type]
+    Path(folder, "data.json").write_text(json.dumps(found), encoding="utf-8")
+
+
+def main() -> NoReturn:
+    """Does what the command line says; exit status 3 for what is refused."""
+    folder, seconds, megabytes = sys.argv[1:]
+    limit(int(seconds), int(megabytes))
+    try:
+        convert(sys.stdin.buffer.read(), folder)
+    except Refused as refused:
+        print(f"it holds {refused}", file=sys.stderr)
+    except MemoryError:
+        print(f"reading it takes more than {megabytes} MB", file=sys.stderr)
+    else:
+        sys.exit(0)
+    sys.exit(3)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,265 @@
+"""RLlib's default networks as models of the catalog: which layer is which, and in what order.
+
+Graph policies keep weights by name. Eager ones keep a list, in the order in which Keras 2 lists the
+layers of a functional model: by their distance from the outputs, the largest first, and at one
+distance those of the actor first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import spaces
+
+from tfpolicies.errors import CheckpointError
+from tfpolicies.keras_weights import KerasWeights, LayerWeights, NamedArray
+from tfpolicies.models.preprocessing import is_image
+from tfpolicies.models.spaces import flat_size, leaves
+
+_FILTERS: dict[tuple[int, ...], list[list[int]]] = {
+    (96, 96): [[16, 8, 4], [32, 4, 2], [256, 11, 2]],
+    (84, 84): [[16, 8, 4], [32, 4, 2], [256, 11, 1]],
+    (64, 64): [[32, 4, 2], [64, 4, 2], [128, 4, 2], [256, 4, 2]],
+    (42, 42): [[16, 4, 2], [32, 4, 2], [256, 11, 1]],
+    (10, 10): [[16, 5, 2], [32, 5, 2]],
+}
+"""RLlib's convolutions where a config names none, by height and width."""
+
+_LSTM = ("kernel", "recurrent_kernel", "bias")
+_LOG_STD = "log_std"
+_WHITE = 255.0  # by which images are divided here, and not in RLlib
+_PIXELS = ("conv_out", "conv_value_out")  # convolutions that are dense layers here
+
+Path = list[str | None]  # names of layers from input to output; None for one without weights
+
+
+class Network(NamedTuple):
+    """One of RLlib's networks.
+
+    Attributes:
+        settings: of the `model` config that builds it here.
+        order: the names of its layers in the order of an eager policy's weights.
+        ours: the name of each layer here; one that is not among them is of no use.
+        scaled: the layers that read an image of 0 to 255, which is one of 0 to 1 here.
+    """
+
+    settings: dict[str, Any]
+    order: list[str]
+    ours: dict[str, str]
+    scaled: frozenset[str] = frozenset()
+
+
+def network_of(model: Mapping[str, Any], seen: spaces.Space, acted: spaces.Space) -> Network:
+    """Returns the network that RLlib makes of a `model` config.
+
+    Args:
+        model: the whole `model` config of a checkpoint.
+        seen: the space of what its model reads, with the `original_space` that it is made of.
+        acted: the space of actions.
+
+    Raises:
+        CheckpointError: if it is none that can be built here; the message names what is not.
+    """
+    for name in ("custom_model", "custom_preprocessor", "custom_action_dist", "use_attention"):
+        if model.get(name):
+            raise _unsupported(f"model[{name!r}]={getattr(model[name], 'name', model[name])!r:.80}")
+    if not isinstance(seen, spaces.Box) or len(seen.shape) not in (1, 3):
+        raise _unsupported(f"the ComplexInputNetwork for the observation space {seen}")
+    _require_plain(getattr(seen, "original_space", seen), seen)
+    inner = _vision(model, seen) if len(seen.shape) == 3 else _dense(model)
+    return _behind_lstm(model, inner) if model.get("use_lstm") else inner
+
+
+def _unsupported(piece: str) -> CheckpointError:
+    return CheckpointError(
+        f"The checkpoint needs {piece}, which cannot be imported. Build the network in Keras, and "
+        "give its weights to `policy.import_model_from_h5`."
+    )
+
+
+def _require_plain(original: spaces.Space, seen: spaces.Box) -> None:
+    """Checks that RLlib flattened observations as is done here."""
+    if original is seen:
+        return
+    if isinstance(original, spaces.Box):
+        raise _unsupported(f"RLlib's preprocessor of {original.shape} {original.dtype} frames")
+    found = leaves(original)
+    for leaf in found:
+        if isinstance(leaf.space, spaces.Box) and len(leaf.shape) > 1:
+            raise _unsupported(f"the ComplexInputNetwork for {leaf.name('obs')} {leaf.shape}")
+    if sum(map(flat_size, found)) != seen.shape[0]:
+        raise CheckpointError(
+            f"The checkpoint's observations are flattened to {seen.shape}, which {original} is not."
+        )
+
+
+# -- fully connected ------------------------------------------------------------------------------
+
+
+def _dense(model: Mapping[str, Any]) -> Network:
+    hidden, post = [*model.get("fcnet_hiddens", ())], [*model.get("post_fcnet_hiddens", ())]
+    units, wrapped = hidden + post, bool(model.get("use_lstm"))
+    free, shared = bool(model.get("free_log_std")), bool(model.get("vf_share_layers"))
+    activated = bool(model.get("no_final_linear")) and not wrapped
+    names = [f"fc_{i + 1}" for i in range(len(units))]
+    actor: Path = [*names[: len(names) - activated], *["fc_out"] * (not wrapped), *[None] * free]
+    value: Path = [*(name.replace("fc_", "fc_value_") for name in names if not shared), "value_out"]
+    order = [_LOG_STD] * free + _keras_order(actor, value)
+    used = names if wrapped else order
+    settings = {
+        "fcnet_hiddens": units,
+        "fcnet_activation": model.get(
+            "fcnet_activation" if hidden else "post_fcnet_activation", "tanh"
+        ),
+        "post_fcnet_hiddens": [],
+        "no_final_linear": activated,
+    }
+    return Network(settings, order, {name: name for name in used})
+
+
+# -- convolutions ---------------------------------------------------------------------------------
+
+
+def _vision(model: Mapping[str, Any], seen: spaces.Box) -> Network:
+    filters = model.get("conv_filters") or _FILTERS.get(seen.shape[:2])
+    if filters is None:
+        raise CheckpointError(
+            "The checkpoint's config must have model['conv_filters'] for images of the shape "
+            f"{seen.shape}, but has none."
+        )
+    post, wrapped = [*model.get("post_fcnet_hiddens", ())], bool(model.get("use_lstm"))
+    shared = bool(model.get("vf_share_layers"))
+    if model.get("no_final_linear") and not wrapped:
+        raise _unsupported("a VisionNetwork with model['no_final_linear']")
+    if post and not (shared or wrapped):
+        raise _unsupported("a VisionNetwork with post_fcnet_hiddens whose value shares no layers")
+    convolutions = [f"conv{i + 1}" for i in range(len(filters))]
+    behind = _behind_convolutions(len(post), wrapped)
+    actor: Path = [*convolutions, *[None] * wrapped, *behind]
+    value: Path = [None] * (not wrapped) + ["value_out"]
+    if not shared:
+        value = [*(f"conv_value_{i + 1}" for i in range(len(filters))), "conv_value_out", None]
+    dense = [f"fc_{i + 1}" for i in range(len(post))] + ["fc_out"] * (not wrapped)
+    ours = {name: name.replace("conv", "conv_") for name in convolutions}
+    ours |= dict(zip(behind, dense, strict=True))
+    if not wrapped:
+        of_value = {"conv_value_out": "value_out"}
+        ours |= {name: of_value.get(name, name) for name in value if name}
+    settings = {
+        "conv_filters": filters,
+        "channels_first": False,
+        "post_fcnet_hiddens": post,
+        "no_final_linear": False,
+    }
+    first = {"conv1", "conv_value_1"} if is_image(seen) else ()
+    return Network(settings, _keras_order(actor, value), ours, frozenset(first))
+
+
+def _behind_convolutions(posts: int, wrapped: bool) -> list[str]:
+    """Returns the names of the dense layers of the actor: some are convolutions of one pixel."""
+    if wrapped:
+        return [f"post_fcnet_{i}" for i in range(posts)]
+    return ["conv_out", *(f"post_fcnet_{i + 1}" for i in range(posts))]
+
+
+# -- memory ---------------------------------------------------------------------------------------
+
+
+def _behind_lstm(model: Mapping[str, Any], inner: Network) -> Network:
+    own = {"lstm": "lstm/lstm_cell", "logits": "fc_out", "values": "value_out"}
+    settings = {**inner.settings, "free_log_std": False}
+    return inner._replace(settings=settings, order=[*inner.order, *own], ours={**inner.ours, **own})
+
+
+def _keras_order(actor: Path, value: Path) -> list[str]:
+    """Returns the layers of two towers as Keras 2 lists them; what both share is in `actor`."""
+    placed = [
+        (len(path) - i, tower, name)
+        for tower, path in enumerate((actor, value))
+        for i, name in enumerate(path)
+        if name
+    ]
+    return [name for _, _, name in sorted(placed, key=lambda each: (-each[0], each[1]))]
+
+
+# -- weights --------------------------------------------------------------------------------------
+
+
+def weights_of(stored: Any, network: Network) -> KerasWeights:
+    """Returns the weights of a checkpoint, by the names that its layers have here.
+
+    Args:
+        stored: arrays by name, as a graph policy has them, or a list, as an eager one has.
+        network: what they are of.
+
+    Raises:
+        CheckpointError: if they are not those of the network; the message names them.
+    """
+    named = _by_name(stored, network) if isinstance(stored, Mapping) else _by_order(stored, network)
+    layers = [
+        LayerWeights(
+            ours, None, [NamedArray(*each) for each in _converted(named[name], name, network)]
+        )
+        for name, ours in network.ours.items()
+    ]
+    return KerasWeights("RLlib's weights", layers)
+
+
+_Arrays = dict[str, np.ndarray]  # of a layer, by role
+
+
+def _roles(layer: str) -> Sequence[str]:
+    return _LSTM if layer == "lstm" else (_LOG_STD,) if layer == _LOG_STD else ("kernel", "bias")
+
+
+def _by_name(stored: Mapping[Any, Any], network: Network) -> dict[str, _Arrays]:
+    found: dict[str, _Arrays] = {}
+    for layer in network.ours:
+        inner = "lstm/lstm_cell" if layer == "lstm" else "" if layer == _LOG_STD else layer
+        for role in _roles(layer):
+            wanted = f"{inner}/{role}".lstrip("/")
+            hits = [key for key in stored if f"/{key}".endswith(f"/{wanted}")]
+            if len(hits) != 1:
+                raise _unfit(f"{wanted!r} is there {len(hits)} times", [*map(str, stored)])
+            found.setdefault(layer, {})[role] = _array(stored[hits[0]], wanted)
+    return found
+
+
+def _by_order(stored: Any, network: Network) -> dict[str, _Arrays]:
+    places = [(layer, role) for layer in network.order for role in _roles(layer)]
+    if not isinstance(stored, list | tuple) or len(stored) != len(places):
+        count = len(stored) if isinstance(stored, list | tuple) else 0
+        told = [str(np.shape(each)) for each in stored] if count else []
+        raise _unfit(f"{len(places)} arrays are due, and there are {count}", told)
+    found: dict[str, _Arrays] = {}
+    for (layer, role), array in zip(places, stored, strict=True):
+        found.setdefault(layer, {})[role] = _array(array, f"{layer}/{role}")
+    return found
+
+
+def _array(value: Any, name: str) -> np.ndarray:
+    if not isinstance(value, np.ndarray):
+        raise CheckpointError(
+            f"The checkpoint's weight {name!r} must be an array, got a {type(value).__name__}."
+        )
+    return value
+
+
+def _unfit(problem: str, given: Sequence[str]) -> CheckpointError:
+    return CheckpointError(
+        f"The checkpoint's weights are not those of the network that its config describes: "
+        f"{problem}. It has {', '.join(given[:40]) or 'none'}. A model of your own is built in "
+        "Keras, and its weights are given to `policy.import_model_from_h5`."
+    )
+
+
+def _converted(arrays: _Arrays, layer: str, network: Network) -> list[tuple[str, np.ndarray]]:
+    """Returns a layer's arrays as they are here: a convolution of one pixel is dense."""
+    found = dict(arrays)
+    if layer in network.scaled:
+        found["kernel"] = found["kernel"] * np.float32(_WHITE)
+    elif layer in _PIXELS and found["kernel"].shape[:-2] == (1, 1):
+        found["kernel"] = found["kernel"][0, 0]
+    return [*found.items()]

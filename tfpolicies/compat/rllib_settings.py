@@ -1,0 +1,191 @@
+"""The config of an RLlib checkpoint as one of ours, and what of it has no counterpart."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from tfpolicies.algorithms.algorithm import AlgorithmConfig
+from tfpolicies.algorithms.registry import find_algorithm
+from tfpolicies.compat.foreign_pickle import Named
+from tfpolicies.compat.rllib_names import PLACES
+from tfpolicies.config.dialect import ALIASES, CONSTANTS
+from tfpolicies.errors import CheckpointError, ConfigError, ModelSettingError
+from tfpolicies.models.defaults import MODEL_DEFAULTS
+
+_ACTOR_CRITICS = ("PPO", "PG", "A2C")
+"""The algorithms whose policies have RLlib's default networks and nothing beside them."""
+
+_NOTHING: tuple[Any, ...] = (None, False, -1, {}, [], ())
+"""Values that ask for nothing; -1 is RLlib's for what is deprecated."""
+
+_RUN = "policies policy_mapping_fn policies_to_train worker_index __policy_id in_evaluation"
+_OF_THE_RUN = frozenset(_RUN.split())
+"""Settings that are not a policy's own."""
+
+_OF_RLLIB: Mapping[str, Any] = {
+    "torch_compile_learner_what_to_compile": ...,
+    "torch_compile_learner_dynamo_backend": ...,
+    "torch_compile_worker_dynamo_backend": ...,
+    "add_default_connectors_to_env_to_module_pipeline": True,
+    "add_default_connectors_to_module_to_env_pipeline": True,
+    "add_default_connectors_to_learner_pipeline": True,
+    "episode_lookback_horizon": 1,
+    "sync_filters_on_rollout_workers_timeout_s": 60.0,
+    "sample_collector": ...,
+}
+"""Settings of RLlib alone, and the values that change nothing; `...` for all."""
+
+
+class Settings(NamedTuple):
+    """What a checkpoint says of a policy.
+
+    Attributes:
+        policy_class: the class here.
+        config: its settings here, but for the `model` config.
+        model: the `model` config, as RLlib has it.
+        left: what is not carried over, with the reasons.
+    """
+
+    policy_class: Any
+    config: AlgorithmConfig
+    model: Mapping[str, Any]
+    left: list[str]
+
+
+def settings_of(spec: Any) -> Settings:
+    """Returns what a `policy_spec` of RLlib says.
+
+    Raises:
+        CheckpointError: if it lacks what must be there, or is of an algorithm or framework that is
+            not here; the message names it.
+    """
+    if not isinstance(spec, Mapping) or "config" not in spec:
+        raise CheckpointError(
+            "The checkpoint has no policy_spec with a config. It is of another version than RLlib "
+            "2.0 to 2.10, or of the new API stack; restore it there, and save a Policy checkpoint."
+        )
+    stored = _config_in(spec["config"])
+    algorithm = _algorithm(spec.get("policy_class"))
+    framework = stored.get("framework")
+    if framework not in ("tf", "tf2"):
+        raise CheckpointError(
+            f"The checkpoint's framework must be 'tf' or 'tf2', got {framework!r:.80}. The weights "
+            "of torch networks are not converted."
+        )
+    model = stored.get("model")
+    if not isinstance(model, Mapping):
+        raise CheckpointError(f"The checkpoint's config has no dict `model`, but {model!r:.80}.")
+    config = algorithm.get_default_config()
+    left: list[str] = []
+    unread = {"model", *_OF_THE_RUN, *["eager_tracing"] * (framework == "tf")}
+    for name in stored.keys() - unread:
+        left += _taken(config, name, stored[name])
+    kind = find_class(algorithm, framework)
+    return Settings(kind, config, model, [*sorted(left), *_model_left(model)])
+
+
+def find_class(algorithm: Any, framework: str) -> Any:
+    """Returns the class of an algorithm's policies for a framework."""
+    name = f"{algorithm.__name__}{'TF2' if framework == 'tf2' else 'TF1'}Policy"
+    return getattr(importlib.import_module(algorithm.__module__), name)
+
+
+def _config_in(stored: Any) -> Mapping[str, Any]:
+    """Returns a config as a dict: as one it was saved, or as an object with attributes."""
+    if isinstance(stored, Named) and isinstance(stored.state, Mapping):
+        stored = {ALIASES.get(name, name): value for name, value in stored.state.items()}
+        stored = {("framework" if k == "framework_str" else k): v for k, v in stored.items()}
+    if not isinstance(stored, Mapping):
+        raise CheckpointError(f"The checkpoint's config must be a dict, got {stored!r:.80}.")
+    return {str(name): value for name, value in stored.items()}
+
+
+def _algorithm(name: Any) -> Any:
+    text = name.name.rpartition(":")[2] if isinstance(name, Named) else str(name)
+    ours = text.removesuffix("Policy").removesuffix("TF1").removesuffix("TF2").removesuffix("TF")
+    if ours not in _ACTOR_CRITICS:
+        raise CheckpointError(
+            f"The checkpoint's policy class must be one of {', '.join(_ACTOR_CRITICS)}, got "
+            f"{text!r:.80}, whose networks are not converted. Make the policy here, build the "
+            "network in Keras, and give its weights to `policy.import_model_from_h5`."
+        )
+    return find_algorithm(ours)
+
+
+def _taken(config: AlgorithmConfig, name: str, value: Any) -> Iterator[str]:
+    """Puts a setting into a config, or yields why not."""
+    found, why = _known(value), ""
+    if not _has_named(found):
+        try:
+            config.update_from_dict({name: found})
+            return
+        except (ConfigError, TypeError) as error:
+            why = f" ({str(error).partition('. ')[0].removesuffix('.')})"
+    silent = _OF_RLLIB.get(name)
+    if silent is ... or (silent is not None and silent == value) or _is_nothing(value):
+        return
+    known = ALIASES.get(name, name)
+    if why and known in CONSTANTS:
+        why = f" ({CONSTANTS[known].why})"
+    yield f"{name}={_said(value)}{why}"
+
+
+def _has_named(value: Any) -> bool:
+    """Whether something that is not known is in a value, anywhere."""
+    if isinstance(value, Mapping):
+        return any(map(_has_named, value.values()))
+    if isinstance(value, list | tuple) and not isinstance(value, Named):
+        return any(map(_has_named, value))
+    return isinstance(value, Named)
+
+
+def _is_nothing(value: Any) -> bool:
+    return any(type(value) is type(each) and value == each for each in _NOTHING)
+
+
+def _known(value: Any) -> Any:
+    """Returns what stands here for a name of RLlib; the value itself where nothing does."""
+    if not isinstance(value, Named) or value.args is not None:
+        return value
+    module, _, name = value.name.partition(":")
+    if (module, name) not in PLACES:
+        return value
+    home, ours = PLACES[module, name]
+    return getattr(importlib.import_module(home), ours)
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, Named):
+        return f"<{value.name}>"
+    return "<with objects of yours>" if _has_named(value) else f"{value!r:.60}"
+
+
+# -- the model ------------------------------------------------------------------------------------
+
+_NOT_OURS = frozenset(
+    {"_disable_preprocessor_api", "_disable_action_flattening", "vf_share_layers", "custom_model"}
+)
+
+
+def _model_left(model: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in model.items():
+        if name not in MODEL_DEFAULTS and name not in _NOT_OURS and not _is_nothing(value):
+            yield f"model[{name!r}]={_said(value)}"
+
+
+def model_settings_of(model: Mapping[str, Any], network: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the `model` config here: what RLlib's has, and what its network needs.
+
+    Raises:
+        ModelSettingError: if a setting has a value that is none here.
+    """
+    unread = [name for name in MODEL_DEFAULTS if _has_named(model.get(name))]
+    if unread:
+        raise ModelSettingError(
+            f"model[{unread[0]!r}] of the checkpoint must be a plain value, got "
+            f"{_said(model[unread[0]])}. Nothing that a checkpoint names is imported."
+        )
+    kept = {name: model[name] for name in MODEL_DEFAULTS if name in model}
+    return {**kept, **network}

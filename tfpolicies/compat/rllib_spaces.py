@@ -1,0 +1,128 @@
+"""Spaces in RLlib's checkpoints: records of `space_to_dict`, and pickled objects of Gymnasium."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from tfpolicies.compat.foreign_pickle import Named
+from tfpolicies.errors import CheckpointError, UnsupportedSpaceError
+
+_PICKLED = re.compile(r"gym(?:nasium)?\.spaces\.\w+:(\w+)")
+_DEEPEST = 16
+_KINDS = {
+    "box": "Box",
+    "discrete": "Discrete",
+    "multi-discrete": "MultiDiscrete",
+    "multi-binary": "MultiBinary",
+    "tuple": "Tuple",
+    "dict": "Dict",
+}
+"""What RLlib calls a space -> its class."""
+
+
+def space_of(record: Any, what: str) -> spaces.Space:
+    """Returns the space of a record, with the `original_space` that it was made of.
+
+    Args:
+        record: what `space_to_dict` of RLlib returned, or a pickled space as it was read.
+        what: of which space, for messages.
+
+    Raises:
+        CheckpointError: if it is none, or malformed.
+        UnsupportedSpaceError: if it is of a class that is not known here.
+    """
+    original = None
+    if isinstance(record, Mapping) and isinstance(record.get("space"), Mapping | Named):
+        record, original = record["space"], record.get("original_space")
+    elif isinstance(record, Named) and isinstance(record.state, Mapping):
+        original = record.state.get("original_space")
+    try:
+        space = _space(record, 0)
+        if original is not None:
+            vars(space)["original_space"] = space_of(original, what)
+    except (LookupError, TypeError, ValueError, AssertionError, ArithmeticError) as error:
+        if isinstance(error, CheckpointError | UnsupportedSpaceError):
+            raise
+        raise CheckpointError(
+            f"The {what} of the checkpoint is malformed: {error!r:.200}. Give a checkpoint as "
+            "RLlib wrote it."
+        ) from error
+    return space
+
+
+def _space(record: Any, depth: int) -> spaces.Space:
+    kind, fields = _fields(record)
+    if kind not in _MAKERS or depth > _DEEPEST:
+        raise UnsupportedSpaceError(
+            f"A space of the class {kind!r:.80} cannot be imported; known are "
+            f"{', '.join(_MAKERS)}, nested at most {_DEEPEST} deep. Rebuild it from these."
+        )
+    return _MAKERS[kind](fields, depth)
+
+
+def _fields(record: Any) -> tuple[str, Mapping[str, Any]]:
+    """Returns the class of a space, and what it is made of."""
+    if isinstance(record, Named):
+        found = _PICKLED.fullmatch(record.name)
+        state = record.state if isinstance(record.state, Mapping) else {}
+        return (found[1] if found else record.name), {**state, "shape": state.get("_shape")}
+    if isinstance(record, Mapping):
+        kind = record.get("space")
+        return _KINDS.get(kind, str(kind)) if isinstance(kind, str) else str(kind), record
+    raise TypeError(f"a space is no {type(record).__name__}")
+
+
+def _dtype(fields: Mapping[str, Any]) -> np.dtype:
+    stored = fields["dtype"]
+    named = isinstance(stored, Named) and stored.name == "numpy:dtype"
+    dtype = np.dtype(str(stored.args if named else stored))
+    if dtype.kind not in "biuf":
+        raise ValueError(f"the dtype {dtype} is none of a space")
+    return dtype
+
+
+def _box(fields: Mapping[str, Any], depth: int) -> spaces.Box:
+    dtype, shape = _dtype(fields), tuple(map(int, fields["shape"]))
+    low, high = (np.asarray(fields[name], dtype) for name in ("low", "high"))
+    if low.shape != shape or high.shape != shape:
+        raise ValueError(f"its bounds have the shapes {low.shape} and {high.shape}, not {shape}")
+    return spaces.Box(low, high, shape, dtype.type)
+
+
+def _multi_discrete(fields: Mapping[str, Any], depth: int) -> spaces.MultiDiscrete:
+    if np.any(fields.get("start", 0)):
+        return spaces.MultiDiscrete(fields["nvec"], start=fields["start"])
+    return spaces.MultiDiscrete(np.asarray(fields["nvec"]))
+
+
+def _multi_binary(fields: Mapping[str, Any], depth: int) -> spaces.MultiBinary:
+    n = fields["n"]
+    return spaces.MultiBinary(int(n) if np.ndim(n) == 0 else tuple(map(int, n)))
+
+
+def _dict(fields: Mapping[str, Any], depth: int) -> spaces.Dict:
+    inner = fields["spaces"]
+    entries = [(str(key), _space(each, depth + 1)) for key, each in inner.items()]
+    found = spaces.Dict(entries)
+    if [*found.spaces] != [key for key, _ in entries]:  # the order in which RLlib flattens them
+        found = spaces.Dict(entries, sort_keys=False)
+    return found
+
+
+_MAKERS: dict[str, Callable[[Mapping[str, Any], int], spaces.Space]] = {
+    "Box": _box,
+    "Discrete": lambda fields, _: spaces.Discrete(
+        int(fields["n"]), start=int(fields.get("start", 0))
+    ),
+    "MultiDiscrete": _multi_discrete,
+    "MultiBinary": _multi_binary,
+    "Tuple": lambda fields, depth: spaces.Tuple(
+        [_space(each, depth + 1) for each in fields["spaces"]]
+    ),
+    "Dict": _dict,
+}

@@ -1,0 +1,100 @@
+"""What a spec tells of the action distribution: how to read `action_dist_inputs`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tfpolicies.models.action_pipeline import ActionPipeline
+from tfpolicies.models.distributions import (
+    Bernoulli,
+    Categorical,
+    DiagGaussian,
+    Distribution,
+    MultiCategorical,
+    SquashedGaussian,
+)
+from tfpolicies.models.distributions.gaussian import LOG_STD_RANGE
+from tfpolicies.models.spaces import Leaf, cell_sizes, half_width_and_middle, is_float_box
+from tfpolicies.program.program import Program
+
+_KINDS: dict[Any, str] = {
+    Categorical: "choices",
+    MultiCategorical: "choices",
+    Bernoulli: "bits",
+    DiagGaussian: "normal",
+    SquashedGaussian: "squashed_normal",
+}
+_VALUES = "q_values"  # the output of policies whose inputs are values of actions
+
+
+def describe_distribution(program: Program) -> list[dict[str, Any]]:
+    """Returns what the actions of each leaf are drawn from, as JSON values, one record per leaf.
+
+    Each has the leaf's `path`, a `kind` and the `columns` of `action_dist_inputs` that are its own,
+    from the first to behind the last. The kinds are:
+
+    * `choices`: logits, cell by cell, with the `sizes` of the cells;
+    * `bits`: a logit for each bit;
+    * `values`: the value of each action, of which the largest is taken;
+    * `normal`: means, then logarithms of standard deviations, of normalised actions;
+      `squashed_normal`: the same, clipped to `log_std_range` and put through tanh;
+    * `other`: nothing can be told.
+
+    Leaves of integers also have `first`, the environment's number for choice 0 of each cell. Boxes
+    of floats have `low` and `high` (None where there is no bound), `half_width` and `middle`, which
+    bring normalised actions to the environment's units, and whether these are `clipped`.
+    """
+    leaves, kinds = program.spec.pipeline.leaves, program.spec.dist_class.kinds
+    known = len(kinds) == len(leaves) and all(_is_distribution(kind) for kind in kinds)
+    if not known or samples_by_itself(program.spec):
+        return [_record(program, leaf, "other", [0, 0]) for leaf in leaves]
+    has_values = any(port.name == _VALUES for port in program.act_layout.ports())
+    found, start = [], 0
+    for leaf, kind in zip(leaves, kinds, strict=True):
+        stop = start + kind.num_inputs(leaf.space)
+        name = "values" if has_values else _KINDS.get(kind, "other")
+        found.append(_record(program, leaf, name, [start, stop]))
+        start = stop
+    return found
+
+
+def samples_by_itself(spec: Any) -> bool:
+    """Whether the class says how actions are sampled, so that the distribution does not tell."""
+    owner = spec.policy_class
+    return owner._overrides("action_sampler_fn") or owner._overrides("action_distribution_fn")
+
+
+def _is_distribution(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Distribution)
+
+
+def _record(program: Program, leaf: Leaf, kind: str, columns: list[int]) -> dict[str, Any]:
+    record: dict[str, Any] = {"path": list(leaf.path), "kind": kind, "columns": columns}
+    if is_float_box(leaf.space):
+        if kind == "squashed_normal":
+            record["log_std_range"] = list(LOG_STD_RANGE)
+        return {**record, **_range(program.spec.pipeline, leaf.space)}
+    space: Any = leaf.space
+    lowest = getattr(space, "start", getattr(space, "low", 0))  # a MultiBinary has neither
+    first = np.broadcast_to(lowest, leaf.shape).reshape(-1)
+    return {**record, "sizes": list(cell_sizes(space)), "first": first.tolist()}
+
+
+def _range(pipeline: ActionPipeline, space: Any) -> dict[str, Any]:
+    low, high = (x.astype(np.float64).reshape(-1) for x in (space.low, space.high))
+    half_width, middle = np.ones_like(low), np.zeros_like(low)
+    if pipeline.normalize:
+        half_width, middle = half_width_and_middle(low, high)
+    return {
+        "low": _numbers(low),
+        "high": _numbers(high),
+        "half_width": half_width.tolist(),
+        "middle": middle.tolist(),
+        "clipped": pipeline.normalize or pipeline.clip,
+    }
+
+
+def _numbers(bounds: np.ndarray) -> list[float | None]:
+    return [x if np.isfinite(x) else None for x in bounds.tolist()]

@@ -1,0 +1,105 @@
+"""A page for the browser beside an ONNX export, on the WebAssembly build of ONNX Runtime.
+
+The page's files lie in `web/` and are copied as they are; what differs between exports is in
+`policy_spec.json`. There the runtime's two files are named with their SHA-384, which the browser
+checks before it runs either: those of a pinned version on a CDN, or copies beside the page.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tfpolicies.errors import ExportError
+
+INDEX = "index.html"
+PAGE_FILES = (INDEX, "policy.js", "page.js", "fields.js", "bars.js", "elements.js")
+RUNTIME = "onnxruntime-web@1.30.0"
+_CDN = f"https://cdn.jsdelivr.net/npm/{RUNTIME}/dist/"
+_PAGE = Path(__file__).with_name("web")
+_RUNTIME_FILES = {
+    "script": "ort.wasm.bundle.min.mjs",
+    "wasm": "ort-wasm-simd-threaded.wasm",
+}
+"""What of the package runs in a browser, by its part: the other builds are for GPUs."""
+_PINNED = {
+    "script": "sha384-PLWz+nHEVHpjwBsO0YVdvQj6n5814Iv8E3b8FG0Rp/uIAtjFMCKOpP66iPzedrIG",
+    "wasm": "sha384-vjBJ1z7qrhkTyYsNqKeF6c7N+nOJSU94czEo+tvZcu8G75JparGq9kB+kTnEUNVM",
+}
+"""The integrity of the files of the pinned version."""
+
+
+class WebPage(NamedTuple):
+    """A page, and the runtime it loads."""
+
+    runtime: Mapping[str, Mapping[str, str]]  # by part, `url` and `integrity`
+    copied: tuple[Path, ...]  # the runtime's files that go beside the page; none of a CDN
+
+    @classmethod
+    def wanted(cls, web: bool, ort_web: str | os.PathLike[str] | None) -> WebPage | None:
+        """Returns the page that an export is asked for, as `of` does; None if it is for none.
+
+        Raises:
+            ExportError: if there is a runtime without a page, or one that lacks a file.
+        """
+        if web:
+            return cls.of(ort_web)
+        if ort_web is not None:
+            raise ExportError(
+                f"ort_web is the runtime of a page, got {str(ort_web)!r} without web=True. Add it."
+            )
+        return None
+
+    @classmethod
+    def of(cls, ort_web: str | os.PathLike[str] | None) -> WebPage:
+        """Returns the page that loads its runtime from a CDN, or from copies of a folder's files.
+
+        Args:
+            ort_web: the `dist` folder of the npm package onnxruntime-web; None for the CDN.
+
+        Raises:
+            ExportError: if a file of the runtime is not in the folder.
+        """
+        if ort_web is None:
+            urls = {part: f"{_CDN}{name}" for part, name in _RUNTIME_FILES.items()}
+            return cls({part: _entry(url, _PINNED[part]) for part, url in urls.items()}, ())
+        files = {part: _found(Path(ort_web), name) for part, name in _RUNTIME_FILES.items()}
+        entries = {part: _entry(path.name, integrity(path)) for part, path in files.items()}
+        return cls(entries, tuple(files.values()))
+
+    def write(self, folder: Path) -> list[str]:
+        """Writes all files of the page into a folder and returns their names."""
+        sources = [*self.copied, *(_PAGE / name for name in PAGE_FILES)]
+        for source in sources:
+            shutil.copyfile(source, folder / source.name)
+        return [source.name for source in sources]
+
+
+def integrity(path: Path) -> str:
+    """Returns what a browser compares a file to, as Subresource Integrity has it."""
+    digest = hashlib.sha384(path.read_bytes()).digest()
+    return f"sha384-{base64.b64encode(digest).decode()}"
+
+
+def _entry(url: str, digest: str) -> dict[str, str]:
+    return {"url": url, "integrity": digest}
+
+
+def _found(folder: Path, name: str) -> Path:
+    if (folder / name).is_file():
+        return folder / name
+    below: Any = folder / "dist" / name
+    advice = (
+        f"Give {str(below.parent)!r}."
+        if below.is_file()
+        else "Run `npm install onnxruntime-web` and give node_modules/onnxruntime-web/dist."
+    )
+    raise ExportError(
+        f"ort_web must be the `dist` folder of the npm package onnxruntime-web, but "
+        f"{str(folder)!r} has no file {name!r}. {advice}"
+    )

@@ -1,0 +1,195 @@
+/** Spaces in words, and fields for observations. */
+
+import { clamp, element, heading } from "./elements.js";
+
+const MOST_FIELDS = 64; // of a leaf; beyond that it is filled, not typed
+const WIDE = 1e4; // bounds further apart are none in practice
+const AROUND = 5; // what a slider covers where a number has no bounds
+
+/** Returns a space in words, as Gymnasium prints it, but shorter. */
+export function named(space) {
+  if (space.type === "Dict")
+    return `{${space.spaces.map(([key, sub]) => `${key}: ${named(sub)}`).join(", ")}}`;
+  if (space.type === "Tuple") return `(${space.spaces.map(named).join(", ")})`;
+  const size = [space.n ?? space.nvec ?? space.shape].flat().join(" × ");
+  return `${space.type}(${size || "1"})`;
+}
+
+/** Returns the space of a leaf. */
+export function leafAt(space, path) {
+  return path.reduce((at, key) => {
+    if (at.type === "Tuple") return at.spaces[Number(key)];
+    return at.spaces.find(([name]) => String(name) === key)[1];
+  }, space);
+}
+
+/** Returns one number per element of a bound, which is stored as one if all are the same. */
+function each(bound, count) {
+  const plain = (x) => (typeof x === "object" ? Number(x.$float.replace("inf", "Infinity")) : x);
+  return Array.isArray(bound) ? bound.map(plain) : Array(count).fill(plain(bound));
+}
+
+/** Returns what each number of an observed leaf may be: `low`, `high`, and whether it is whole. */
+function rangesOf(space, count) {
+  const { type } = space;
+  if (type === "Discrete")
+    return [{ low: space.start, high: space.start + space.n - 1, whole: true }];
+  if (type === "MultiBinary") return Array(count).fill({ low: 0, high: 1, whole: true });
+  if (type === "MultiDiscrete") {
+    const start = each(space.start, count);
+    return space.nvec.map((n, i) => ({ low: start[i], high: start[i] + n - 1, whole: true }));
+  }
+  const low = each(space.low, count);
+  const high = each(space.high, count);
+  return low.map((x, i) => ({ low: x, high: high[i], whole: !space.dtype.startsWith("float") }));
+}
+
+const isRanged = ({ low, high }) => high - low <= WIDE;
+
+function normal() {
+  return Math.sqrt(-2 * Math.log(1 - Math.random())) * Math.cos(2 * Math.PI * Math.random());
+}
+
+function randomNumber(range) {
+  const { low, high, whole } = range;
+  if (whole && isRanged(range)) return low + Math.floor(Math.random() * (high - low + 1));
+  const drawn = isRanged(range)
+    ? low + Math.random() * (high - low)
+    : clamp(clamp(0, low, high) + normal(), low, high);
+  return whole ? Math.round(drawn) : Number(drawn.toPrecision(4));
+}
+
+/** One leaf of the observation: its numbers, and what shows them. `read` says what they are now. */
+export class Field {
+  constructor(port, space, changed) {
+    this.port = port;
+    this.shape = port.shape.filter((n) => typeof n === "number");
+    this.ranges = rangesOf(
+      space,
+      this.shape.reduce((a, b) => a * b, 1),
+    );
+    this.isMask = port.name.startsWith("action_mask");
+    this.numbers = this.ranges.map((range) => this.#blank(range));
+    const control =
+      this.isMask || space.type === "MultiBinary"
+        ? chips
+        : space.type === "Discrete"
+          ? choice
+          : sliders;
+    this.control = (this.numbers.length > MOST_FIELDS ? picture : control)(this, changed);
+    this.element = element("div", "", heading(port.path, named(space)), this.control.element);
+  }
+
+  #blank({ low, high }) {
+    return this.isMask ? 1 : clamp(0, low, high);
+  }
+
+  fill(kind) {
+    const fillers = { random: randomNumber, blank: (range) => this.#blank(range) };
+    this.numbers = this.ranges.map(fillers[kind]);
+    if (this.isMask && !this.numbers.includes(1)) this.numbers[0] = 1;
+    this.control.show();
+  }
+}
+
+function sliders(field, changed) {
+  const rows = field.ranges.map((range, i) => {
+    const ends = isRanged(range) ? [range.low, range.high] : [-AROUND, AROUND];
+    const slider = element("input");
+    const typed = element("input");
+    Object.assign(slider, {
+      type: "range",
+      min: ends[0],
+      max: ends[1],
+      step: range.whole ? 1 : (ends[1] - ends[0]) / 1000 || 1,
+    });
+    Object.assign(typed, { type: "number", step: range.whole ? 1 : "any", required: true });
+    slider.ariaLabel = typed.ariaLabel = `${field.port.path.join(" / ") || "obs"} ${i}`;
+    slider.oninput = () => {
+      field.numbers[i] = Number(Number(slider.value).toPrecision(4));
+      typed.value = field.numbers[i];
+      changed();
+    };
+    typed.oninput = () => {
+      field.numbers[i] = typed.valueAsNumber;
+      slider.value = typed.value;
+      changed();
+    };
+    return {
+      element: element("div", "row", element("span", "", String(i)), slider, typed),
+      slider,
+      typed,
+    };
+  });
+  const show = () =>
+    rows.forEach(({ slider, typed }, i) => (slider.value = typed.value = field.numbers[i]));
+  show();
+  return { element: element("div", "", ...rows.map((row) => row.element)), show };
+}
+
+function chips(field, changed) {
+  const boxes = field.numbers.map((_, i) => {
+    const box = Object.assign(element("input"), { type: "checkbox" });
+    box.oninput = () => {
+      field.numbers[i] = Number(box.checked);
+      changed();
+    };
+    return box;
+  });
+  const show = () => boxes.forEach((box, i) => (box.checked = field.numbers[i] === 1));
+  show();
+  return {
+    element: element(
+      "div",
+      "chips",
+      ...boxes.map((box, i) => element("label", "", box, String(i))),
+    ),
+    show,
+  };
+}
+
+function choice(field, changed) {
+  const [{ low, high }] = field.ranges;
+  const select = element("select");
+  for (let n = low; n <= high; n++) select.append(new Option(String(n), String(n)));
+  select.ariaLabel = field.port.path.join(" / ") || "obs";
+  select.oninput = () => {
+    field.numbers[0] = Number(select.value);
+    changed();
+  };
+  const show = () => (select.value = String(field.numbers[0]));
+  show();
+  return { element: select, show };
+}
+
+/** Shows a leaf of many numbers: an image as one, the mean of its channels. */
+function picture(field) {
+  const [height, width, channels = 1] = field.shape.length > 1 ? field.shape : [1, ...field.shape];
+  const canvas = Object.assign(element("canvas", "image"), { width, height });
+  const context = canvas.getContext("2d");
+  const show = () => {
+    const image = context.createImageData(width, height);
+    for (let i = 0; i < width * height; i++) {
+      image.data.fill(brightness(field, i * channels, channels), 4 * i, 4 * i + 3);
+      image.data[4 * i + 3] = 255;
+    }
+    context.putImageData(image, 0, 0);
+  };
+  show();
+  const note = element(
+    "p",
+    "note",
+    `${field.numbers.length.toLocaleString("en")} numbers: fill them with the buttons above.`,
+  );
+  return { element: element("div", "", canvas, note), show };
+}
+
+function brightness(field, first, channels) {
+  let sum = 0;
+  for (let i = first; i < first + channels; i++) {
+    const range = field.ranges[i];
+    const [low, high] = isRanged(range) ? [range.low, range.high] : [-3, 3];
+    sum += (field.numbers[i] - low) / (high - low || 1);
+  }
+  return (255 * sum) / channels;
+}

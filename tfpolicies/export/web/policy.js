@@ -1,0 +1,401 @@
+/**
+ * Runs an exported policy in the browser, on the WebAssembly build of ONNX Runtime.
+ *
+ *     import { Policy } from "./policy.js";
+ *
+ *     const policy = await Policy.load("model.onnx");
+ *     const action = await policy.act([0.1, 0, -0.02, 0]);
+ *
+ * An ES module without dependencies: `policy_spec.json` beside the model says what the model takes
+ * and gives, and where the runtime lies. All that is loaded is checked against the hashes in it.
+ */
+
+const GREEDY = "serving_default";
+const SAMPLE = "sample";
+const NORMALIZED = "actions_normalized";
+const FORBIDDEN = -1e38; // what a mask leaves of an action lies below
+
+const ARRAYS = {
+  bool: Uint8Array,
+  int8: Int8Array,
+  uint8: Uint8Array,
+  int16: Int16Array,
+  uint16: Uint16Array,
+  int32: Int32Array,
+  uint32: Uint32Array,
+  int64: BigInt64Array,
+  uint64: BigUint64Array,
+  float32: Float32Array,
+  float64: Float64Array,
+};
+
+export class Policy {
+  /**
+   * Loads a policy, and the runtime unless you bring it.
+   *
+   * @param {string | URL} url the greedy model; `policy_spec.json` lies beside it
+   * @param {object} [options]
+   * @param {object} [options.ort] your own `onnxruntime-web`, already imported
+   * @param {() => number} [options.random] uniform numbers in [0, 1), for sampled actions
+   */
+  static async load(url = "model.onnx", { ort, random = Math.random } = {}) {
+    const folder = new URL(".", new URL(url, globalThis.document?.baseURI ?? location.href));
+    const spec = checked(JSON.parse(text(await fetched({ url: "policy_spec.json" }, folder))));
+    ort ??= await runtime(spec.web, folder);
+    const policy = new Policy(spec, folder, ort, random);
+    await policy.#session(GREEDY);
+    return policy;
+  }
+
+  #folder;
+  #ort;
+  #random;
+  #sessions = {};
+  #last = Promise.resolve(); // steps run one after the other, in the order of the calls
+  #memory; // by input: what `state_out_<i>` gave last
+  #past; // by what is looked back on: its last steps, the newest last
+
+  /** Made by `load`. `spec` is what `policy_spec.json` says. */
+  constructor(spec, folder, ort, random) {
+    this.spec = spec;
+    this.#folder = folder;
+    this.#ort = ort;
+    this.#random = random;
+    Object.assign(this, inputsOf(spec));
+    this.reset();
+  }
+
+  /** The version of ONNX Runtime that runs the policy. */
+  get runtimeVersion() {
+    return this.#ort.env.versions?.web ?? this.#ort.env.versions?.common;
+  }
+
+  /** Whether what the policy does depends on earlier steps. */
+  get remembers() {
+    return this.memoryInputs.length + this.views.length > 0;
+  }
+
+  /** Whether the policy reads what its last action earned. */
+  get readsRewards() {
+    return this.views.some((view) => view.source === "rewards");
+  }
+
+  /** Begins a new episode: forgets the memory and the earlier steps. */
+  reset() {
+    this.#memory = Object.fromEntries(this.memoryInputs.map((port) => [port.name, zeros(port)]));
+    this.#past = {};
+    for (const { source, shifts, port, size } of this.views) {
+      const depth = Math.max(this.#past[source]?.length ?? 0, -Math.min(...shifts));
+      this.#past[source] = Array.from({ length: depth }, () =>
+        typed(port.dtype, Array(size).fill(0)),
+      );
+    }
+  }
+
+  /**
+   * Returns the action for an observation, ready for the environment.
+   *
+   * @param obs numbers, nested or typed arrays in C order; objects for Dict spaces, arrays for Tuple
+   * @param {object} [options] as those of `decide`
+   * @returns a number, nested arrays, an object or an array, as the action space has it
+   */
+  async act(obs, options) {
+    return (await this.decide(obs, options)).action;
+  }
+
+  /**
+   * Takes one step and tells how it came about.
+   *
+   * @param obs as that of `act`
+   * @param {object} [options]
+   * @param {boolean} [options.sample] draw from the distribution instead of the most likely action
+   * @param {number} [options.reward] what the last action earned, for policies that read it
+   * @returns {Promise<{action, parts: object[], logp: number, value: ?number}>} `parts` has for each
+   *   leaf of the action space its `path`, `kind`, `action` (flat) and what its kind knows:
+   *   `probabilities` or `values` of each cell's choices, null where a mask forbids them; or
+   *   `spreads`, the range `[low, high]` of each number that about two of three draws fall into
+   */
+  decide(obs, { sample = false, reward = 0 } = {}) {
+    const step = () => this.#decide(obs, sample ? SAMPLE : GREEDY, reward);
+    return (this.#last = this.#last.then(step, step));
+  }
+
+  async #decide(obs, signature, reward) {
+    const observed = this.#observed(obs);
+    const session = await this.#session(signature);
+    this.#past.rewards?.at(-1)?.fill(reward);
+    const feeds = this.#feeds(observed, signature);
+    const outputs = {};
+    for (const [name, tensor] of Object.entries(await session.run(feeds))) {
+      outputs[name] = tensor.data;
+    }
+    this.#remember(observed, outputs);
+    return this.#told(outputs);
+  }
+
+  /** Returns a typed array per observed input. */
+  #observed(obs) {
+    const found = {};
+    for (const port of this.observedInputs) {
+      const part = port.path.reduce((x, key) => x?.[key], obs);
+      const where = port.path.length
+        ? `The observation's part ${port.path.join("/")}`
+        : "The observation";
+      if (part === undefined || part === null) throw new Error(`${where} is missing.`);
+      found[port.name] = typed(port.dtype, flat(part), sizeOf(port), where);
+    }
+    return found;
+  }
+
+  #feeds(observed, signature) {
+    const rows = { ...observed };
+    for (const { port, source, shifts } of this.views) {
+      const steps =
+        source in observed ? [...this.#past[source], observed[source]] : this.#past[source];
+      const present = this.#past[source].length;
+      rows[port.name] = typed(
+        port.dtype,
+        shifts.flatMap((shift) => flat(steps[present + shift])),
+      );
+    }
+    if (signature === SAMPLE) rows.noise = this.#noise();
+    const feeds = { ...rows, ...this.#memory };
+    if (this.memoryInputs.length) feeds.seq_lens = Int32Array.of(1);
+    for (const { name, dtype, shape } of this.spec.signatures[signature].inputs) {
+      const dims = shape.map((n) => (typeof n === "number" ? n : 1)); // one row, and one step
+      feeds[name] = new this.#ort.Tensor(dtype, feeds[name], dims);
+    }
+    return feeds;
+  }
+
+  #noise() {
+    const blocks = this.spec.noise.blocks;
+    return Float32Array.from(
+      blocks.flatMap(([kind, size]) =>
+        Array.from({ length: size }, () => NOISE[kind](this.#random)),
+      ),
+    );
+  }
+
+  #remember(observed, outputs) {
+    for (const { name } of this.memoryInputs)
+      this.#memory[name] = outputs[name.replace("_in_", "_out_")];
+    const newest = { ...outputs, ...observed, rewards: [0] };
+    for (const [source, past] of Object.entries(this.#past)) {
+      if (!past.length) continue;
+      const { dtype } = this.views.find((view) => view.source === source).port;
+      past.push(typed(dtype, flat(newest[source])));
+      past.shift();
+    }
+  }
+
+  #told(outputs) {
+    const inputs = flat(outputs.action_dist_inputs);
+    const parts = this.spec.distribution.map((leaf, i) => {
+      const action = flat(outputs[this.actionOutputs[i].name]);
+      return {
+        path: leaf.path,
+        kind: leaf.kind,
+        action,
+        ...TOLD[leaf.kind](leaf, inputs.slice(...leaf.columns)),
+      };
+    });
+    const leaves = parts.map((part, i) => shaped(part.action, rowShape(this.actionOutputs[i])));
+    return {
+      action: nested(this.spec.action_space, leaves.values()),
+      parts,
+      logp: outputs.action_logp[0],
+      value: outputs.vf_preds?.[0] ?? null,
+    };
+  }
+
+  #session(signature) {
+    this.#sessions[signature] ??= this.#opened(this.spec.files[signature]);
+    return this.#sessions[signature];
+  }
+
+  async #opened(name) {
+    const hex = this.spec.sha256[name]
+      .match(/../g)
+      .map((byte) => String.fromCharCode(parseInt(byte, 16)));
+    const file = { url: name, integrity: `sha256-${btoa(hex.join(""))}` };
+    const content = new Uint8Array(await fetched(file, this.#folder));
+    return this.#ort.InferenceSession.create(content, { executionProviders: ["wasm"] });
+  }
+}
+
+/** What each kind of noise is, made of uniform numbers: that of choices, of Boxes, of bits. */
+const NOISE = {
+  gumbel: (random) => -Math.log(-Math.log(positive(random))),
+  normal: (random) => Math.sqrt(-2 * Math.log(positive(random))) * Math.cos(2 * Math.PI * random()),
+  logistic: (random) => {
+    const u = positive(random);
+    return Math.log(u / (1 - u));
+  },
+};
+
+/** What can be told of each kind of distribution, from the leaf's record and its inputs. */
+const TOLD = {
+  choices: (leaf, inputs) => ({ probabilities: cells(inputs, leaf.sizes).map(softmax) }),
+  bits: (leaf, inputs) => ({
+    probabilities: inputs.map((x) => allowed(x, 1 / (1 + Math.exp(-x)))),
+  }),
+  values: (leaf, inputs) => ({ values: [inputs.map((x) => allowed(x, x))] }),
+  normal: (leaf, inputs) => ({
+    spreads: spreads(leaf, inputs, (mean, std) => [mean - std, mean + std]),
+  }),
+  squashed_normal: (leaf, inputs) => ({
+    spreads: spreads(leaf, inputs, (mean, std) => [Math.tanh(mean - std), Math.tanh(mean + std)]),
+  }),
+  other: () => ({}),
+};
+
+/** Returns one standard deviation around each mean, in the environment's units. */
+function spreads(leaf, inputs, around) {
+  const count = inputs.length / 2;
+  const [least, most] = leaf.log_std_range ?? [-Infinity, Infinity];
+  return Array.from({ length: count }, (_, i) => {
+    const std = Math.exp(clamp(inputs[count + i], least, most));
+    return around(inputs[i], std).map((x) => {
+      const scaled = x * leaf.half_width[i] + leaf.middle[i];
+      return leaf.clipped
+        ? clamp(scaled, leaf.low[i] ?? -Infinity, leaf.high[i] ?? Infinity)
+        : scaled;
+    });
+  });
+}
+
+/** Returns the inputs and outputs of a model by what they are for. */
+function inputsOf(spec) {
+  const { inputs, outputs } = spec.signatures[GREEDY];
+  const seen = new Set(spec.views.flatMap((view) => view.inputs));
+  const rest = inputs.filter((port) => !seen.has(port.name));
+  const observedInputs = rest.filter(({ name }) => /^(obs|action_mask)/.test(name));
+  const plain = observedInputs.filter(({ name }) => !name.startsWith("action_mask"));
+  return {
+    observedInputs,
+    memoryInputs: rest.filter(({ name }) => name.startsWith("state_in_")),
+    actionOutputs: outputs.filter(
+      ({ name }) => name.startsWith("actions") && !name.startsWith(NORMALIZED),
+    ),
+    views: spec.views.flatMap((view) =>
+      view.inputs.map((name, i) => {
+        const port = inputs.find((each) => each.name === name);
+        const size = sizeOf(port) / (view.window ? view.shifts.length : 1);
+        const actions = NORMALIZED + name.slice(view.name.length);
+        const source = { obs: plain[i]?.name, actions }[view.column] ?? view.column;
+        return { port, source, shifts: view.shifts, size };
+      }),
+    ),
+  };
+}
+
+const runtimes = new Map(); // by where they were loaded from
+
+/** Returns ONNX Runtime's module, loaded once for all policies of a page. */
+function runtime(web, folder) {
+  if (!web) {
+    throw new Error(
+      "policy_spec.json names no runtime for the browser: export with web=True, or give Policy.load your `ort`.",
+    );
+  }
+  const key = new URL(web.script.url, folder).href;
+  if (!runtimes.has(key)) runtimes.set(key, imported(web, folder));
+  return runtimes.get(key);
+}
+
+/** Fetches the runtime's two files, checks both, and only then runs them. */
+async function imported(web, folder) {
+  const [script, wasm] = await Promise.all([
+    fetched(web.script, folder),
+    fetched(web.wasm, folder),
+  ]);
+  const url = URL.createObjectURL(new Blob([script], { type: "text/javascript" }));
+  const ort = await import(url);
+  URL.revokeObjectURL(url);
+  ort.env.wasm.wasmBinary = wasm;
+  ort.env.wasm.numThreads = 1; // more need a server that isolates the page
+  return ort;
+}
+
+async function fetched({ url, integrity }, folder) {
+  const place = new URL(url, folder);
+  try {
+    const response = await fetch(place, { integrity, cache: "no-cache" });
+    if (!response.ok) throw new Error(`status ${response.status}`);
+    return await response.arrayBuffer();
+  } catch (error) {
+    const other = integrity ? ", or is not the file that policy_spec.json describes" : "";
+    throw new Error(`${place} cannot be loaded${other} (${error.message}).`);
+  }
+}
+
+function checked(spec) {
+  if (
+    spec.format !== "tfpolicies.policy_spec" ||
+    spec.format_version !== 2 ||
+    spec.artefact !== "onnx"
+  ) {
+    throw new Error("policy_spec.json does not describe an ONNX export of version 2.");
+  }
+  return spec;
+}
+
+const text = (buffer) => new TextDecoder().decode(buffer);
+const rowShape = (port) => port.shape.filter((n) => typeof n === "number");
+const sizeOf = (port) => rowShape(port).reduce((a, b) => a * b, 1);
+const zeros = (port) => new ARRAYS[port.dtype](sizeOf(port));
+const clamp = (x, low, high) => Math.min(Math.max(x, low), high);
+const allowed = (logit, number) => (logit < FORBIDDEN ? null : number);
+const positive = (random) => Math.max(random(), Number.MIN_VALUE);
+
+/** Returns all numbers of nested or typed arrays in a line. */
+function flat(x) {
+  if (ArrayBuffer.isView(x)) return Array.from(x, Number);
+  return Array.isArray(x) ? x.flatMap(flat) : [Number(x)];
+}
+
+/** Returns numbers as a typed array, after a look at them if it is said where they are from. */
+function typed(dtype, numbers, size = numbers.length, where = "") {
+  const whole = !dtype.startsWith("float");
+  if (numbers.length !== size) {
+    throw new Error(`${where} must have ${size} numbers, got ${numbers.length}.`);
+  }
+  const wrong = where && numbers.find((x) => (whole ? !Number.isInteger(x) : Number.isNaN(x)));
+  if (wrong !== undefined && wrong !== "") {
+    throw new Error(`${where} must be ${whole ? "whole numbers" : "numbers"}, got ${wrong}.`);
+  }
+  return ARRAYS[dtype].from(dtype.endsWith("int64") ? numbers.map(BigInt) : numbers);
+}
+
+function cells(numbers, sizes) {
+  let at = 0;
+  return sizes.map((size) => numbers.slice(at, (at += size)));
+}
+
+/** Returns probabilities; where all is forbidden, nothing is preferred. */
+function softmax(logits) {
+  const largest = Math.max(...logits);
+  const weights = logits.map((x) => Math.exp(x - largest));
+  const sum = weights.reduce((a, b) => a + b, 0);
+  return weights.map((x, i) => allowed(logits[i] - largest, x / sum));
+}
+
+/** Turns numbers in a line into nested arrays; a number if there is no axis. */
+function shaped(numbers, shape) {
+  if (shape.length === 0) return numbers[0];
+  const [first, ...rest] = shape;
+  const step = numbers.length / first;
+  return Array.from({ length: first }, (_, i) =>
+    shaped(numbers.slice(i * step, (i + 1) * step), rest),
+  );
+}
+
+/** Puts one value per leaf into the structure of a space. */
+function nested(space, leaves) {
+  if (space.type === "Dict") {
+    return Object.fromEntries(space.spaces.map(([key, sub]) => [key, nested(sub, leaves)]));
+  }
+  if (space.type === "Tuple") return space.spaces.map((sub) => nested(sub, leaves));
+  return leaves.next().value;
+}

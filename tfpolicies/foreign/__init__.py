@@ -1,0 +1,1 @@
+"""Policies that others made, as policies that act."""

@@ -1,0 +1,157 @@
+"""`import_policy`: a SavedModel, ONNX file or Keras model of others as a policy that acts."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+
+from tfpolicies.errors import (
+    CheckpointError,
+    MissingModelFileError,
+    ModelImportError,
+    SpaceError,
+    UsageError,
+)
+from tfpolicies.export.result import FORMAT, FORMAT_VERSION, SPEC_FILE
+from tfpolicies.foreign.model import ForeignModel
+from tfpolicies.foreign.policy import IMPORTED, Imported, ImportedPolicy
+from tfpolicies.foreign.wiring import Wiring, of_export, wired
+from tfpolicies.models.spaces import require_values
+from tfpolicies.storage.spaces_json import decode_space, require_plausible_spaces
+from tfpolicies.system.forks import require_tensorflow
+from tfpolicies.system.regular_files import read_regular
+
+_LARGEST = 1 << 26  # bytes of a policy_spec.json
+
+
+def import_policy(
+    path: Any,
+    *,
+    observation_space: gym.Space | None = None,
+    action_space: gym.Space | None = None,
+    names: Mapping[str, str] | None = None,
+    signature: str | None = None,
+    normalized: bool = False,
+    explore: bool = False,
+    seed: int | None = None,
+) -> ImportedPolicy:
+    """Returns a policy that acts by a model of others, and never learns.
+
+    It is for evaluations, for a `PolicyMap`, and as an opponent in training. Known are:
+
+    * our own exports, whose `policy_spec.json` tells spaces, inputs and outputs;
+    * a SavedModel of TF-Agents' PolicySaver, with `action(time_step, policy_state)` and
+      `get_initial_state`;
+    * any other SavedModel, ONNX file, `.keras` file or `keras.Model`: with one input for each part
+      of the observation and one output of actions or logits.
+
+    Nothing in a file may do more than compute. Of a SavedModel, each operation must be one of those
+    that read their inputs and the model's own variables: reading and writing files, Python, tables
+    of files and operations of other libraries are refused. An ONNX file has ONNX's own operators
+    and its weights in itself. A `.keras` file names layers of Keras that hold no code. What a model
+    costs is not limited: it may take all time and memory that there is.
+
+    Args:
+        path: a folder or file, or a `keras.Model`.
+        observation_space: what the model sees; not needed for our own exports.
+        action_space: what its actions are of; likewise.
+        names: inputs and outputs that are not evident: `{"obs": input, "actions": output}`, or
+            "logits" in place of "actions" for Discrete and MultiDiscrete actions. Parts of nested
+            spaces are `obs_<key>` and `actions_<key>`; a memory is `state_in_0`, ... and
+            `state_out_0`, ..., zeros at first.
+        signature: the function of a SavedModel; by default `action`, else `serving_default`.
+        normalized: whether actions of a Box are from -1 to 1, and not in its bounds.
+        explore: whether actions are drawn from logits, unless a call says otherwise.
+        seed: of these draws.
+
+    Raises:
+        MissingModelFileError: if there is no such file; also a FileNotFoundError.
+        ModelImportError: if it is damaged, has what is refused, or does not fit; the message names
+            the inputs and outputs.
+        SpaceError: if a space is missing or cannot be used.
+        UsageError: for arguments that do not fit each other.
+        ForkError: if this process was forked after TensorFlow had started.
+    """
+    require_tensorflow()
+    model, spec = _opened(path, signature)
+    wiring: Wiring | None = None
+    if spec is not None:
+        if names or normalized:
+            raise UsageError("An export of this package tells its names itself; give none.")
+        wiring, observation_space, action_space = _of_spec(model, spec)
+    for name, space in (("observation_space", observation_space), ("action_space", action_space)):
+        if not isinstance(space, gym.Space):
+            raise SpaceError(f"import_policy needs the {name} of {model.source}, got {space!r}.")
+        require_values(space, name)
+    wiring = wiring or wired(model, observation_space, action_space, names)  # type: ignore[arg-type]
+    config = {
+        "normalize_actions": normalized,
+        "clip_actions": True,
+        "explore": explore,
+        "seed": seed,
+        IMPORTED: Imported(model, wiring),
+    }
+    return ImportedPolicy(observation_space, action_space, config)  # type: ignore[arg-type]
+
+
+def _opened(path: Any, signature: str | None) -> tuple[ForeignModel, Mapping[str, Any] | None]:
+    """Returns a model, and the `policy_spec.json` of one that this package exported."""
+    import keras
+
+    if isinstance(path, keras.Model):
+        from tfpolicies.foreign.keras_model import KerasModel
+
+        return KerasModel(path), None
+    place = Path(os.fspath(path))
+    if place.suffix == ".keras":
+        from tfpolicies.foreign.keras_model import read_keras_file
+
+        return read_keras_file(place), None
+    from tfpolicies.foreign.saved_model import SavedModelFunction, saved_model_in
+
+    if place.is_dir() and (folder := saved_model_in(place)):
+        spec = _spec_in(folder)
+        own = "serving_default" if spec is not None and signature is None else signature
+        return SavedModelFunction(folder, own), spec
+    from tfpolicies.foreign.onnx_file import OnnxFile
+
+    file = place / "model.onnx" if place.is_dir() else place
+    if not file.exists():
+        raise MissingModelFileError(
+            f"{str(place)!r} is neither a SavedModel, nor a .onnx or .keras file. Give the folder "
+            "that has saved_model.pb, or the file."
+        )
+    spec = _spec_in(file.parent)
+    is_of_file = spec is not None and file.name in spec.get("files", {}).values()
+    return OnnxFile(file), spec if is_of_file else None
+
+
+def _spec_in(folder: Path) -> Mapping[str, Any] | None:
+    path = folder / SPEC_FILE
+    if not path.exists():
+        return None
+    try:
+        spec = json.loads(read_regular(path, _LARGEST))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelImportError(f"{str(path)!r} cannot be read: {error}.") from error
+    found = (spec.get("format"), spec.get("format_version")) if isinstance(spec, dict) else None
+    if found != (FORMAT, FORMAT_VERSION):
+        raise ModelImportError(f"{str(path)!r} is of the format {found}; export the policy again.")
+    return dict(spec)
+
+
+def _of_spec(model: ForeignModel, spec: Mapping[str, Any]) -> tuple[Wiring, Any, Any]:
+    try:
+        require_plausible_spaces(dict(spec))
+        spaces = [decode_space(spec[name]) for name in ("observation_space", "action_space")]
+        return of_export(model, spec), *spaces  # type: ignore[return-value]
+    except (CheckpointError, KeyError, TypeError, AttributeError) as error:
+        raise ModelImportError(
+            f"The {SPEC_FILE} beside {model.source} is malformed: {error!r:.200}. Export the "
+            "policy again."
+        ) from error

@@ -1,0 +1,85 @@
+"""Keras models of others: as objects, or as `.keras` files, of which nothing is executed."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfpolicies.errors import CheckpointError, MissingModelFileError, ModelImportError
+from tfpolicies.foreign.model import ForeignModel, Socket
+from tfpolicies.models.keras_json import model_from_json
+from tfpolicies.models.weight_mapping import match_weights
+from tfpolicies.storage.keras_h5 import read_keras_weights
+from tfpolicies.system.regular_files import read_regular
+
+_LARGEST = 1 << 24  # bytes of an architecture
+
+
+class KerasModel(ForeignModel):
+    """A functional or sequential model.
+
+    Args:
+        model: built; its weights are those that it has whenever it acts.
+        source: where it is from, for messages.
+
+    Raises:
+        ModelImportError: if it tells no inputs.
+    """
+
+    def __init__(self, model: keras.Model, source: str = "The Keras model") -> None:
+        self.source = source
+        try:
+            flat = keras.Model(model.inputs, model.outputs)
+        except (AttributeError, ValueError, TypeError) as error:
+            raise ModelImportError(
+                f"{source} {model.name!r} tells no inputs. Give a functional or sequential model "
+                "that is built."
+            ) from error
+        self._model = flat
+        self._function = tf.function(lambda x: flat(x, training=False), reduce_retracing=True)
+        self.inputs = [_socket(x.name, x) for x in flat.inputs]
+        names = getattr(model, "output_names", None)
+        names = names or [f"output_{i}" for i in range(len(flat.outputs))]  # as exports do
+        self.outputs = [_socket(name, x) for name, x in zip(names, flat.outputs, strict=True)]
+
+    def run(self, feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Returns all outputs by name; see `ForeignModel.run`."""
+        given: Any = self._function([tf.constant(feed[x.name]) for x in self.inputs])
+        found = given if isinstance(given, list | tuple) else [given]
+        return {x.name: np.asarray(y) for x, y in zip(self.outputs, found, strict=True)}
+
+
+def read_keras_file(path: Path) -> KerasModel:
+    """Returns the model in a `.keras` file, made of what files may name of Keras.
+
+    Raises:
+        MissingModelFileError: if there is none.
+        ModelImportError: if it is damaged or names anything else.
+    """
+    source = f"The Keras file {os.fspath(path)!r}"
+    try:
+        with zipfile.ZipFile(io.BytesIO(read_regular(path))) as archive:
+            text = archive.open("config.json").read(_LARGEST)
+        model = model_from_json(json.loads(text))
+    except FileNotFoundError as error:
+        raise MissingModelFileError(f"{source} is not there.") from error
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile, CheckpointError) as error:
+        raise ModelImportError(f"{source} was refused: {error}") from error
+    keys = [str(i) for i in range(len(model.variables))]
+    found = match_weights(read_keras_weights(path), model, keys, os.fspath(path))
+    for key, array in found.arrays.items():
+        model.variables[int(key)].assign(array)
+    return KerasModel(model, source)
+
+
+def _socket(name: str, tensor: Any) -> Socket:
+    return Socket(name, tuple(tensor.shape), np.dtype(str(tensor.dtype)))

@@ -1,0 +1,69 @@
+"""A model of others: named tensors in, named tensors out."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from tfpolicies.errors import ModelImportError
+
+
+class Socket(NamedTuple):
+    """One input or output of a model."""
+
+    name: str
+    shape: tuple[int | None, ...]  # None where any size does; the first axis is that of rows
+    dtype: np.dtype
+
+    def __str__(self) -> str:
+        """Returns it for messages: `obs float32 [None, 4]`."""
+        return f"{self.name!r} {self.dtype} {list(self.shape)}"
+
+
+class ForeignModel(abc.ABC):
+    """A model of others; it is never changed, so that copies of a policy share it.
+
+    Attributes:
+        source: where it is from, for messages.
+        inputs: what it takes, rows first.
+        outputs: what it gives.
+    """
+
+    source: str
+    inputs: Sequence[Socket]
+    outputs: Sequence[Socket]
+
+    @abc.abstractmethod
+    def run(self, feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Returns all outputs by name, given all inputs."""
+
+    def initial_memory(self) -> list[np.ndarray] | None:
+        """Returns the memory at the start of an episode, if the model tells it."""
+        return None
+
+    def in_rows(self, feed: Mapping[str, np.ndarray], rows: int) -> dict[str, np.ndarray]:
+        """Returns all outputs for so many rows, in parts where the model takes a fixed number."""
+        fixed = next((x.shape[0] for x in self.inputs if x.shape and x.shape[0]), None)
+        if fixed is None or fixed == rows:
+            return self.run(feed)
+        missing = -rows % fixed
+        filled = {
+            name: np.concatenate([x, np.repeat(x[-1:], missing, 0)]) if x.ndim else x
+            for name, x in feed.items()
+        }
+        parts = [
+            self.run({name: x[i : i + fixed] if x.ndim else x for name, x in filled.items()})
+            for i in range(0, rows, fixed)
+        ]
+        return {name: np.concatenate([part[name] for part in parts])[:rows] for name in parts[0]}
+
+    def refusal(self, problem: str) -> ModelImportError:
+        """Returns an error about the model that lists its inputs and outputs."""
+        inputs, outputs = (", ".join(map(str, x)) for x in (self.inputs, self.outputs))
+        return ModelImportError(
+            f"{self.source} cannot be imported: {problem}. Its inputs are {inputs or 'none'}; its "
+            f"outputs are {outputs or 'none'}."
+        )

@@ -1,0 +1,162 @@
+"""A policy that acts by a model of others, and never changes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+
+from tfpolicies.errors import CheckpointError, FrozenPolicyError
+from tfpolicies.foreign.model import ForeignModel
+from tfpolicies.foreign.wiring import LOGITS, Wiring, choices
+from tfpolicies.models.env_actions import from_env
+from tfpolicies.models.spaces import action_leaves, batch_leaves, leaves, nest
+from tfpolicies.policy.policy import ActionBatch, Policy
+
+IMPORTED = "imported"
+"""The setting of a policy that has its model."""
+
+
+class Imported(NamedTuple):
+    """A model of others, and what its inputs and outputs are."""
+
+    model: ForeignModel
+    wiring: Wiring
+
+
+class ImportedPolicy(Policy):
+    """Acts by a model of others: in evaluations, in maps, and as an opponent; it never learns.
+
+    `import_policy` makes it. A checkpoint holds its settings, but not the model, which is given
+    when it is loaded: `config={"imported": policy.config["imported"]}`.
+
+    Args:
+        observation_space: what the model sees.
+        action_space: what it does.
+        config: settings; `imported` is the model.
+
+    Raises:
+        CheckpointError: if there is no model.
+    """
+
+    def __init__(
+        self, observation_space: gym.Space, action_space: gym.Space, config: Mapping[str, Any]
+    ) -> None:
+        found = config.get(IMPORTED)
+        if not isinstance(found, Imported):
+            raise CheckpointError(
+                "A checkpoint does not hold the model of an imported policy. Import it again by "
+                "`import_policy`, and give config={'imported': policy.config['imported']}."
+            )
+        super().__init__(observation_space, action_space, config)
+        self.generator = np.random.default_rng(config.get("seed"))
+        self._model, self._wiring = found
+        self._seen, self._acted = leaves(observation_space), action_leaves(action_space)
+        self._dtypes = {x.name: x.dtype for x in self._model.inputs}
+
+    def compute_actions(
+        self,
+        obs_batch: Any,
+        state_batches: Sequence[np.ndarray] | None = None,
+        prev_action_batch: Any = None,
+        prev_reward_batch: Any = None,
+        info_batch: Any = None,
+        episodes: Any = None,
+        explore: bool | None = None,
+        timestep: int | None = None,
+        **kwargs: Any,
+    ) -> ActionBatch:
+        """Chooses one action for each row; see `Policy.compute_actions`.
+
+        With `explore`, actions are drawn where the model gives logits; else they are what it gives.
+        """
+        obs = batch_leaves(self._seen, obs_batch, "obs_batch")
+        rows, wiring = len(obs[0]), self._wiring
+        memory = state_batches or [np.repeat(x[None], rows, 0) for x in wiring.memory]
+        given = dict(zip(wiring.obs, obs, strict=True))
+        given |= self._before(prev_action_batch, prev_reward_batch, rows)
+        if wiring.has_time:
+            given = {name: x[:, None] for name, x in given.items()}
+        given |= dict(zip(wiring.memory_in, memory, strict=True))
+        given |= {name: self._constant(name, rows) for name in wiring.constants}
+        feed = {name: np.asarray(x, self._dtypes[name]) for name, x in given.items()}
+        found = self._model.in_rows(feed, rows)
+        after = [found[name] for name in wiring.memory_out]
+        extras = {name: self._row(found[output], rows) for name, output in wiring.extras.items()}
+        explore = bool(self.config.get("explore")) if explore is None else explore
+        chosen = nest(self.action_space, self._chosen(found, rows, explore))
+        return ActionBatch(chosen, after, extras)
+
+    def get_initial_state(self) -> list[np.ndarray]:
+        """Returns the memory at the start of an episode."""
+        return [x.copy() for x in self._wiring.memory]
+
+    def compute_gradients(self, postprocessed_batch: Any) -> tuple[list[Any], dict[str, Any]]:
+        """Raises a `FrozenPolicyError`: an imported policy does not learn."""
+        raise self._frozen()
+
+    def apply_gradients(self, gradients: Sequence[Any]) -> None:
+        """Raises a `FrozenPolicyError`: an imported policy does not learn."""
+        raise self._frozen()
+
+    def set_weights(self, weights: Any) -> None:
+        """Raises a `FrozenPolicyError` if there are any: an imported policy keeps its own."""
+        if weights:
+            raise self._frozen()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ImportedPolicy:
+        """Returns a copy that shares the model, which never changes."""
+        twin = copy.copy(self)
+        twin.config = {**self.config}
+        twin.generator = copy.deepcopy(self.generator, memo)
+        return twin
+
+    def _frozen(self) -> FrozenPolicyError:
+        return FrozenPolicyError(
+            f"The policy {self.policy_id!r} is imported: it acts, but neither learns nor takes "
+            "other weights. Leave it out of `policies_to_train`; to train on, give the network as "
+            "model={'custom_model': ...} to a policy of this package."
+        )
+
+    def _constant(self, name: str, rows: int) -> np.ndarray:
+        return np.full(rows, self._wiring.constants[name], self._dtypes[name])
+
+    def _before(self, actions: Any, rewards: Any, rows: int) -> dict[str, np.ndarray]:
+        """Returns what the model reads of the last step; zeros where it is not given."""
+        earned = np.zeros(rows) if rewards is None else np.asarray(rewards)
+        found = dict.fromkeys(self._wiring.rewards, earned)
+        if not self._wiring.previous:
+            return found
+        if actions is None:
+            last = [np.zeros((rows, *leaf.shape)) for leaf in self._acted]
+        else:
+            given = from_env(self._acted, batch_leaves(self._acted, actions, "prev_action_batch"))
+            starts = [getattr(leaf.space, "start", 0) for leaf in self._acted]
+            last = [x - start for x, start in zip(given, starts, strict=True)]
+        return found | dict(zip(self._wiring.previous, last, strict=True))
+
+    def _row(self, output: np.ndarray, rows: int) -> np.ndarray:
+        return output[:, 0] if self._wiring.has_time else output
+
+    def _chosen(
+        self, found: Mapping[str, np.ndarray], rows: int, explore: bool
+    ) -> list[np.ndarray]:
+        if self._wiring.kind == LOGITS:
+            return [self._drawn(found[self._wiring.outputs[0]], explore)]
+        pairs = zip(self._wiring.outputs, self._acted, strict=True)
+        return [found[name].reshape(rows, *leaf.shape).astype(leaf.dtype) for name, leaf in pairs]
+
+    def _drawn(self, logits: np.ndarray, explore: bool) -> np.ndarray:
+        """Returns the likeliest choices, or with `explore` drawn ones, as the environment has them.
+
+        A draw is the largest of logits and noise of Gumbel's distribution.
+        """
+        (leaf,), sizes = self._acted, choices(self.action_space)
+        noisy = logits + self.generator.gumbel(size=logits.shape) if explore else logits
+        parts = np.split(noisy, np.cumsum(sizes)[:-1], axis=1)
+        best = np.stack([part.argmax(axis=1) for part in parts], axis=1)
+        chosen = best.reshape(len(logits), *leaf.shape) + getattr(leaf.space, "start", 0)
+        return chosen.astype(leaf.dtype)

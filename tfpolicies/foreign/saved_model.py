@@ -1,0 +1,161 @@
+"""SavedModels of others."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from google.protobuf.message import DecodeError
+from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
+
+from tfpolicies.errors import MissingModelFileError, ModelImportError
+from tfpolicies.foreign.model import ForeignModel, Socket
+from tfpolicies.foreign.operations import unknown_operations
+from tfpolicies.system.quiet import quiet_conversion
+from tfpolicies.system.regular_files import read_regular
+
+_FILE = "saved_model.pb"
+_ACTION, _MEMORY, _SERVING = "action", "get_initial_state", "serving_default"
+
+
+def saved_model_in(path: Path) -> Path | None:
+    """Returns the folder of a SavedModel: `path`, or its version with the highest number."""
+    if (path / _FILE).exists():
+        return (path / _FILE).resolve().parent  # our folders of versions lead to the newest
+    versions = [x for x in path.glob("*") if x.name.isdecimal() and (x / _FILE).exists()]
+    return max(versions, key=lambda x: int(x.name), default=None)
+
+
+class SavedModelFunction(ForeignModel):
+    """One function of a SavedModel.
+
+    Args:
+        folder: of the SavedModel.
+        signature: the name of a signature; None for the function `action`, or the signature
+            `action`, `serving_default` or the only one.
+
+    Raises:
+        MissingModelFileError: if there is none.
+        ModelImportError: if it is damaged, has an operation that is not known, or not the function.
+    """
+
+    def __init__(self, folder: Path, signature: str | None) -> None:
+        self.source = f"The SavedModel {os.fspath(folder)!r}"
+        self._given = (folder, signature)
+        _require_known(folder, self.source)
+        try:
+            with quiet_conversion():
+                self._loaded = tf.saved_model.load(str(folder))
+        except Exception as error:
+            raise ModelImportError(
+                f"{self.source} cannot be loaded: {error!s:.500}. Save it again with TensorFlow 2."
+            ) from error
+        self._function = self._found(signature)
+        args, kwargs = self._function.structured_input_signature
+        self._structure = (args, kwargs)
+        self._leaves = [*_paths(self._structure_of_names())]
+        self.inputs = [_socket(*each) for each in self._leaves if _is_tensor(each[1])]
+        self.outputs = [
+            _socket(*each)
+            for each in _paths(self._function.structured_outputs)
+            if _is_tensor(each[1])
+        ]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Is loaded anew, from the same folder, in another process."""
+        return type(self), self._given
+
+    def run(self, feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Returns all outputs by name; see `ForeignModel.run`."""
+        flat = [tf.constant(feed[name]) if name in feed else leaf for name, leaf in self._leaves]
+        args, kwargs = tf.nest.pack_sequence_as(self._structure, flat)
+        found = _paths(self._function(*args, **kwargs))
+        return {name: np.asarray(x) for name, x in found if _is_tensor(x)}
+
+    def initial_memory(self) -> list[np.ndarray] | None:
+        """Returns what `get_initial_state` gives for one row, without its axis; None without it."""
+        signature = self._loaded.signatures.get(_MEMORY)
+        if signature is not None:
+            names = signature.structured_input_signature[1]
+            given: Any = signature(**{name: tf.constant(1, x.dtype) for name, x in names.items()})
+        elif hasattr(self._loaded, _MEMORY):
+            given = self._loaded.get_initial_state(tf.constant(1))
+        else:
+            return None
+        return [np.asarray(x)[0] for _, x in _paths(given)]
+
+    def _found(self, signature: str | None) -> Any:
+        signatures = self._loaded.signatures
+        own = getattr(getattr(self._loaded, _ACTION, None), "concrete_functions", ())
+        if signature is None and own:
+            return min(own, key=_fixed_rows)
+        others = [name for name in signatures if name not in (_ACTION, _SERVING)]
+        wanted = [signature] if signature else [_ACTION, _SERVING, *others[: len(others) == 1]]
+        for name in wanted:
+            if name in signatures:
+                return signatures[name]
+        raise ModelImportError(
+            f"{self.source} has no signature {wanted[0]!r}, but {sorted(signatures)}. Name one: "
+            "import_policy(..., signature=...)."
+        )
+
+    def _structure_of_names(self) -> Any:
+        """Returns the structure of inputs, without a level that has nothing but the other one."""
+        args, kwargs = self._structure
+        return self._structure if args and kwargs else args or kwargs
+
+
+def _require_known(folder: Path, source: str) -> None:
+    try:
+        content = read_regular(folder / _FILE)
+        model = SavedModel.FromString(content)
+    except FileNotFoundError as error:
+        raise MissingModelFileError(f"{source} has no {_FILE}.") from error
+    except (OSError, DecodeError) as error:
+        raise ModelImportError(f"{source} cannot be read: {error}.") from error
+    for graph in model.meta_graphs:
+        if not graph.HasField("object_graph_def"):
+            raise ModelImportError(
+                f"{source} is of TensorFlow 1, whose whole graph would be run. Save it again with "
+                "tf.saved_model.save of TensorFlow 2."
+            )
+        if unknown := unknown_operations(graph):
+            raise ModelImportError(
+                f"{source} was refused, and nothing of it was run: it has the operations "
+                f"{', '.join(unknown)[:400]}, which are not among those that only compute. Export "
+                "the network without them, or load the model yourself and write a Policy that "
+                "calls it."
+            )
+
+
+def _paths(structure: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Yields the leaves of a structure in the order of `tf.nest`, with their places as names."""
+    if isinstance(structure, Mapping):
+        parts: Sequence[tuple[str, Any]] = [(str(key), structure[key]) for key in sorted(structure)]
+    elif isinstance(structure, tuple | list):
+        names = getattr(structure, "_fields", range(len(structure)))
+        parts = [(str(name), part) for name, part in zip(names, structure, strict=True)]
+    else:
+        yield "/".join(path) or "output", structure
+        return
+    for name, part in parts:
+        yield from _paths(part, (*path, name))
+
+
+def _fixed_rows(function: Any) -> int:
+    """Returns how many inputs of a function have a fixed number of rows."""
+    specs = [leaf for _, leaf in _paths(function.structured_input_signature) if _is_tensor(leaf)]
+    return sum(spec.shape.rank not in (None, 0) and spec.shape[0] is not None for spec in specs)
+
+
+def _is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, tf.TensorSpec | tf.Tensor)
+
+
+def _socket(name: str, spec: Any) -> Socket:
+    shape = spec.shape.as_list() if spec.shape.rank is not None else [None]
+    return Socket(name, tuple(shape), np.dtype(spec.dtype.as_numpy_dtype))

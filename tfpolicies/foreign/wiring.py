@@ -1,0 +1,281 @@
+"""Which input and output of a model is what.
+
+Known are our own exports, by their `policy_spec.json`; the signature that TF-Agents' PolicySaver
+writes; and else what the user names, or what there is only one of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from tfpolicies.errors import UsageError, near_matches
+from tfpolicies.foreign.model import ForeignModel, Socket
+from tfpolicies.models.spaces import Leaf, action_leaves, cell_sizes, leaves
+
+ACTIONS, LOGITS = "actions", "logits"
+_STEP_TYPE, _MIDDLE = "step_type", 1  # of a step that is neither the first nor the last
+
+
+class Wiring(NamedTuple):
+    """What a model's inputs and outputs are.
+
+    Attributes:
+        obs: the input of each leaf of the observation space.
+        outputs: what each leaf of the action space is read from; of logits, the only one.
+        kind: `ACTIONS` as the environment takes them, or `LOGITS`.
+        memory_in: the inputs of the memory.
+        memory_out: the outputs that are the next step's.
+        memory: its arrays at the start of an episode, without an axis of rows.
+        constants: inputs that are the same for all rows, and their values.
+        rewards: the inputs that take the last reward.
+        previous: the input of each leaf of the last action, counted from 0 and from -1 to 1.
+        has_time: whether all but the memory has an axis of time behind that of rows.
+        extras: what else is given back: name -> output.
+    """
+
+    obs: Sequence[str]
+    outputs: Sequence[str]
+    kind: str
+    memory_in: Sequence[str] = ()
+    memory_out: Sequence[str] = ()
+    memory: Sequence[np.ndarray] = ()
+    constants: Mapping[str, float] = {}
+    rewards: Sequence[str] = ()
+    previous: Sequence[str] = ()
+    has_time: bool = False
+    extras: Mapping[str, str] = {}
+
+
+def wired(
+    model: ForeignModel,
+    observation_space: gym.Space,
+    action_space: gym.Space,
+    names: Mapping[str, str] | None,
+) -> Wiring:
+    """Returns what a model's inputs and outputs are, checked against the spaces.
+
+    Args:
+        model: of others.
+        observation_space: what its policy sees.
+        action_space: what its policy does.
+        names: what the user names; see `import_policy`.
+
+    Raises:
+        ModelImportError: if that is not evident, or does not fit the spaces; the message lists
+            inputs and outputs.
+        UsageError: for a key of `names` that has no meaning.
+    """
+    seen, acted = leaves(observation_space), action_leaves(action_space)
+    steps = [x.name for x in model.inputs if x.name.endswith(_STEP_TYPE)]
+    if steps and names is None:
+        found = _of_tf_agents(model, steps[0].removesuffix(_STEP_TYPE), seen, acted)
+    else:
+        found = _named(model, seen, acted, names or {})
+    _check(model, found, seen, action_space)
+    return found
+
+
+# -- names that the user gives --------------------------------------------------------------------
+
+
+def _named(
+    model: ForeignModel, seen: Sequence[Leaf], acted: Sequence[Leaf], names: Mapping[str, str]
+) -> Wiring:
+    inputs, outputs = [x.name for x in model.inputs], [x.name for x in model.outputs]
+    observed, done = [x.name("obs") for x in seen], [x.name(ACTIONS) for x in acted]
+    memory = [f"state_in_{i}" for i in range(sum(x.startswith("state_in_") for x in names))]
+    after = [name.replace("_in_", "_out_") for name in memory]
+    known = [*observed, *done, LOGITS, *memory, *after]
+    for name in names:
+        if name not in known:
+            raise UsageError(
+                f"names must have keys of {known}, got {name!r}.{near_matches(str(name), known)}"
+            )
+    for there, keys in ((inputs, [*observed, *memory]), (outputs, [*done, LOGITS, *after])):
+        for key in names.keys() & set(keys):
+            if names[key] not in there:
+                raise model.refusal(f"names[{key!r}]={names[key]!r} is none of {there}")
+    free = [x for x in inputs if x not in names.values()]
+    obs = [_one(model, key, names, inputs, free, len(seen) == 1) for key in observed]
+    kind = LOGITS if LOGITS in names or (LOGITS in outputs and not {*done} & {*names}) else ACTIONS
+    wanted = [LOGITS] if kind == LOGITS else done
+    free = [x for x in outputs if x not in [names.get(key) for key in after]]
+    results = [_one(model, key, names, outputs, free, len(wanted) == 1) for key in wanted]
+    sockets = {x.name: x for x in model.inputs}
+    return Wiring(
+        obs,
+        results,
+        kind,
+        memory_in=(entering := [names[key] for key in memory]),
+        memory_out=[_one(model, key, names, outputs, [], False) for key in after],
+        memory=[_zeros(sockets[x]) for x in entering],
+    )
+
+
+def _one(
+    model: ForeignModel,
+    key: str,
+    names: Mapping[str, str],
+    there: Sequence[str],
+    free: Sequence[str],
+    only: bool,
+) -> str:
+    """Returns the name of what is to be `key`: as named, of that name, or the only one left."""
+    if key in names:
+        return names[key]
+    if key in there:
+        return key
+    if only and len(free) == 1:
+        return free[0]
+    raise model.refusal(f"it is not evident which is {key!r}; say names={{{key!r}: ...}}")
+
+
+# -- TF-Agents ------------------------------------------------------------------------------------
+
+
+def _of_tf_agents(
+    model: ForeignModel, prefix: str, seen: Sequence[Leaf], acted: Sequence[Leaf]
+) -> Wiring:
+    """Returns the wiring of `action(time_step, policy_state)`.
+
+    What is before `step_type` in its name is before all parts of the step: `0/`, or `arg_0_` in the
+    signatures of newer versions of TensorFlow.
+    """
+    inputs, outputs = [x.name for x in model.inputs], [x.name for x in model.outputs]
+    of_step = {f"{prefix}{name}" for name in (_STEP_TYPE, "reward", "discount")}
+    observed = [x for x in inputs if x.startswith(f"{prefix}observation")]
+    memory = [x for x in inputs if x not in of_step and x not in observed]
+    after = [x for x in outputs if x.partition("/")[0] == "state"]
+    initial = model.initial_memory() if memory else []
+    if len(after) != len(memory) or (initial is not None and len(initial) != len(memory)):
+        raise model.refusal("its memory has not as many inputs as outputs")
+    if initial is None:
+        sizes = {x.name: x for x in model.inputs}
+        initial = [_zeros(sizes[x]) for x in memory]
+    return Wiring(
+        _by_path(model, "observation", observed, seen),
+        _by_path(model, "action", [x for x in outputs if x.split("/")[0] == "action"], acted),
+        ACTIONS,
+        memory_in=memory,
+        memory_out=after,
+        memory=initial,
+        constants={f"{prefix}{_STEP_TYPE}": _MIDDLE, f"{prefix}discount": 1.0},
+        rewards=[x for x in inputs if x == f"{prefix}reward"],
+    )
+
+
+def _by_path(
+    model: ForeignModel, what: str, found: Sequence[str], parts: Sequence[Leaf]
+) -> list[str]:
+    """Returns the name for each leaf of a space: its path is the end of the name."""
+    if len(found) == len(parts) == 1:
+        return [*found]
+    wanted = ["/".join((what, *map(str, leaf.path))) for leaf in parts]
+    chosen = [next((x for x in found if f"/{x}".endswith(f"/{end}")), "") for end in wanted]
+    if "" in chosen:
+        raise model.refusal(f"it has no {wanted[chosen.index('')]!r}")
+    return chosen
+
+
+# -- our own exports ------------------------------------------------------------------------------
+
+
+def of_export(model: ForeignModel, spec: Mapping[str, Any]) -> Wiring:
+    """Returns the wiring of one of our own exports.
+
+    Args:
+        model: the function `serving_default`.
+        spec: its `policy_spec.json`.
+
+    Raises:
+        ModelImportError: if they do not belong together, or the policy looks further back than to
+            the last step.
+    """
+    views = {name: view for view in spec["views"] for name in view["inputs"]}
+    for view in views.values():
+        if view["column"] == "obs" or view["shifts"] != [-1] or view["window"]:
+            raise model.refusal(
+                f"it reads the view {view['name']!r} of steps {view['shifts']}. Load the policy's "
+                "checkpoint instead, by Policy.from_checkpoint"
+            )
+    inputs, outputs = [x.name for x in model.inputs], [x.name for x in model.outputs]
+    memory = [x for x in inputs if x.startswith("state_in_")]
+    return Wiring(
+        [x for x in _spec_order(spec, "inputs") if x.startswith(("obs", "action_mask"))],
+        [
+            x
+            for x in _spec_order(spec, "outputs")
+            if x.startswith(ACTIONS) and not x.startswith("actions_normalized")
+        ],
+        ACTIONS,
+        memory_in=memory,
+        memory_out=[x.replace("_in_", "_out_") for x in memory],
+        memory=[_zeros(x) for x in model.inputs if x.name in memory],
+        constants={"seq_lens": 1} if "seq_lens" in inputs else {},
+        rewards=[x for x in views if views[x]["column"] == "rewards"],
+        previous=[x for x in views if views[x]["column"] == "actions"],
+        has_time=bool(memory),
+        extras={name: name for name in outputs if name in ("action_dist_inputs", "vf_preds")},
+    )
+
+
+def _spec_order(spec: Mapping[str, Any], side: str) -> list[str]:
+    return [str(port["name"]) for port in spec["signatures"]["serving_default"][side]]
+
+
+# -- checks ---------------------------------------------------------------------------------------
+
+
+def _check(
+    model: ForeignModel, wiring: Wiring, seen: Sequence[Leaf], action_space: gym.Space
+) -> None:
+    sockets = {x.name: x for x in model.inputs}
+    for name, leaf in zip(wiring.obs, seen, strict=True):
+        if not _fits(sockets[name], leaf.shape, 1 + wiring.has_time):
+            raise model.refusal(
+                f"{name!r} is to take {leaf.name('obs')}, whose shape is {list(leaf.shape)}. Give "
+                "the observation_space that the model sees, or other names"
+            )
+    fed = {*wiring.obs, *wiring.memory_in, *wiring.constants, *wiring.rewards, *wiring.previous}
+    if left := [name for name in sockets if name not in fed]:
+        raise model.refusal(
+            f"nothing is known to give to {left}. A memory is named by state_in_0, ... and "
+            "state_out_0, ..."
+        )
+    if wiring.kind == LOGITS:
+        _check_logits(model, wiring.outputs[0], action_space)
+
+
+def _check_logits(model: ForeignModel, name: str, action_space: gym.Space) -> None:
+    if not isinstance(action_space, spaces.Discrete | spaces.MultiDiscrete):
+        raise model.refusal(
+            f"logits are for Discrete and MultiDiscrete actions, and the action_space is "
+            f"{action_space}. Name the output that has actions"
+        )
+    count = int(sum(choices(action_space)))
+    (socket,) = (x for x in model.outputs if x.name == name)
+    if not _fits(socket, (count,), 1):
+        raise model.refusal(f"{name!r} is to have the {count} logits of {action_space}")
+
+
+def _zeros(socket: Socket) -> np.ndarray:
+    """Returns what an input takes for one row, without its axis: zeros."""
+    return np.zeros([size or 1 for size in socket.shape[1:]], socket.dtype)
+
+
+def choices(action_space: Any) -> list[int]:
+    """Returns the number of choices of each part of a Discrete or MultiDiscrete space."""
+    is_one = isinstance(action_space, spaces.Discrete)
+    return [int(action_space.n)] if is_one else [int(n) for n in cell_sizes(action_space)]
+
+
+def _fits(socket: Socket, shape: Sequence[int], axes: int) -> bool:
+    own = socket.shape[axes:]
+    if len(own) != len(shape):
+        return False
+    return all(size is None or size == given for size, given in zip(own, shape, strict=True))
