@@ -36,6 +36,7 @@ FLOORS = {
     "program": 2,
     "export": 2.5,
     "policy": 3,
+    "serving": 3,
     "foreign": 3.5,
     "rollout": 4,
     "distributed": 4.5,

@@ -35,6 +35,7 @@ Each class is also a builtin, so that code which catches the builtin keeps worki
     ├── CheckpointError (ValueError)          a checkpoint that is missing, foreign or damaged
     ├── ExportError (ValueError)              an artefact that failed or does not agree
     │   └── MissingPackageError (RuntimeError)    an export, or a video, that needs a package
+    ├── RequestError (ValueError)             a request that a server of policies cannot answer
     └── PolicyCheckError (AssertionError)     a policy that breaks the contract of policies
 """
 
@@ -199,7 +200,19 @@ class ExportError(TfPoliciesError, ValueError):
 
 
 class MissingPackageError(ExportError, RuntimeError):
-    """An export, or a video, needs a package that is not installed."""
+    """An export, a server or a video needs a package that is not installed."""
+
+
+class RequestError(TfPoliciesError, ValueError):
+    """A request to a server of policies is wrong, or cannot be answered now.
+
+    Attributes:
+        status: the answer's status, as HTTP has it: 400, 404, 413, 415, 429 or 503.
+    """
+
+    def __init__(self, message: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class PolicyCheckError(TfPoliciesError, AssertionError):

@@ -1,4 +1,4 @@
-"""The command line: `tfpolicies train | evaluate | export | play-exported`, and what others add.
+"""The command line: `tfpolicies train | evaluate | export | serve | ...`, and what others add.
 
 Little is imported before signals are taken care of, and no TensorFlow before a command needs it.
 """

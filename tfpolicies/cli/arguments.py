@@ -43,6 +43,7 @@ examples:
   tfpolicies record runs --gif                    videos of it, in its run folder
   tfpolicies export runs --to exported
   tfpolicies play-exported exported --env CartPole-v1 --episodes 100
+  tfpolicies serve exported                       over HTTP and gRPC, by the Open Inference Protocol
   tfpolicies port script.py --diff                what changes of a script for RLlib
 """
 
@@ -124,6 +125,7 @@ def _commands(used: str) -> dict[str, _Command]:
         "watch": _Command("watch a trained policy play in a window", _watch),
         "export": _Command("write a policy as SavedModel and ONNX", _export),
         "play-exported": _Command("play episodes with an exported ONNX file alone", _play_exported),
+        "serve": _Command("serve exported policies over HTTP and gRPC", _serve),
         "tuned": _Command("list the settings that are known to learn well", _tuned),
     }
     if used in own:
@@ -238,6 +240,50 @@ def _play_exported(parser: _Parser) -> None:
     parser.add_argument("--env-config", type=json_object, metavar="JSON", help="its settings")
     parser.add_argument("--episodes", type=positive, default=100, help="default 100")
     parser.add_argument("--seed", type=count, default=0, help="of the episodes (default 0)")
+
+
+def _serve(parser: _Parser) -> None:
+    parser.add_argument(
+        "sources",
+        nargs="+",
+        metavar="EXPORT_OR_RUN",
+        help="a folder with an ONNX export or numbered versions of one, or a run or checkpoint, "
+        "which is exported first; NAME=FOLDER gives the model a name",
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="where to listen (default 127.0.0.1)")
+    parser.add_argument(
+        "--port", type=count, default=8000, help="of HTTP (default 8000); 0: any that is free"
+    )
+    parser.add_argument(
+        "--grpc-port", type=count, default=8001, help="of gRPC (default 8001); 0: any that is free"
+    )
+    parser.add_argument(
+        "--max-batch", type=positive, default=256, metavar="ROWS", help="run together (default 256)"
+    )
+    parser.add_argument(
+        "--max-sequences",
+        type=positive,
+        default=10_000,
+        metavar="N",
+        help="remembered of a policy with a memory (default 10000)",
+    )
+    parser.add_argument(
+        "--sequence-idle",
+        type=positive,
+        default=600,
+        metavar="SECONDS",
+        help="without a step, after which one is forgotten (default 600)",
+    )
+    parser.add_argument(
+        "--max-body",
+        type=positive,
+        default=64_000_000,
+        metavar="BYTES",
+        help="of a request (default 64e6)",
+    )
+    parser.add_argument(
+        "--threads", type=positive, default=1, help="of one call of ONNX Runtime (default 1)"
+    )
 
 
 def _tuned(parser: _Parser) -> None:

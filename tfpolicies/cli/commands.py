@@ -10,6 +10,7 @@ from tfpolicies.algorithms.registry import find_algorithm, registered_names
 from tfpolicies.algorithms.tuned import tuned_entries
 from tfpolicies.cli.ends import DONE
 from tfpolicies.cli.recording import record, watch
+from tfpolicies.cli.serve import serve
 from tfpolicies.cli.serving import find_export, loaded, play_in_own_process
 from tfpolicies.cli.sources import (
     environment_for,
@@ -144,5 +145,6 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "watch": watch,
     "export": export,
     "play-exported": play_exported,
+    "serve": serve,
     "tuned": tuned,
 }

@@ -1,4 +1,4 @@
-"""Plays an exported policy: needs NumPy, ONNX Runtime and Gymnasium, and nothing else.
+"""Plays an exported policy: needs NumPy and ONNX Runtime; to make environments, Gymnasium too.
 
 This file lies beside `model.onnx` as `play.py`. It never imports TensorFlow, Keras or the package
 that made the export. As a program:
@@ -26,11 +26,13 @@ import sys
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import gymnasium as gym
 import numpy as np
 import onnxruntime
+
+if TYPE_CHECKING:
+    import gymnasium as gym
 
 _OBSERVED = ("obs", "action_mask")
 _NORMALIZED = "actions_normalized"
@@ -40,6 +42,11 @@ NOT_NEEDED = ("tensorflow", "keras", "tfpolicies")
 
 class OnnxPolicy:
     """A policy in an ONNX file, described by the `policy_spec.json` beside it.
+
+    Attributes:
+        spec: what `policy_spec.json` says.
+        file: the ONNX file.
+        observed: the inputs that observations fill, as the spec has them.
 
     Args:
         path: `model.onnx`, or the folder that holds it.
@@ -78,9 +85,9 @@ class OnnxPolicy:
         views = self.spec.get("views") or _previous_of(self._inputs)
         seen = {name for view in views for name in view["inputs"]}
         rest = [port for port in self._inputs if port["name"] not in seen]
-        self._observed = [port for port in rest if port["name"].startswith(_OBSERVED)]
+        self.observed = [port for port in rest if port["name"].startswith(_OBSERVED)]
         self._memory = [port for port in rest if port["name"].startswith("state_in_")]
-        plain = [x["name"] for x in self._observed if not x["name"].startswith("action_mask")]
+        plain = [x["name"] for x in self.observed if not x["name"].startswith("action_mask")]
         by_name = {port["name"]: port for port in self._inputs}
         self._seen = [
             _Seen.of(by_name[name], view, plain[i] if view["column"] == "obs" else "")
@@ -151,7 +158,7 @@ class OnnxPolicy:
             leaves: what it was given.
             carried: likewise.
         """
-        observed = {port["name"]: x for port, x in zip(self._observed, leaves, strict=True)}
+        observed = {port["name"]: x for port, x in zip(self.observed, leaves, strict=True)}
         found = {
             port["name"]: outputs[port["name"].replace("_in_", "_out_")] for port in self._memory
         }
@@ -189,8 +196,17 @@ class OnnxPolicy:
             noise: `[B, size]`, or None for the greedy actions.
             carried: what `fresh` or `after` returned, for policies that remember.
         """
+        return self.of_one_step(self.infer(self.feed(leaves, noise, carried)))
+
+    def feed(
+        self,
+        leaves: Sequence[np.ndarray],
+        noise: np.ndarray | None = None,
+        carried: Mapping[str, np.ndarray] | None = None,
+    ) -> dict[str, np.ndarray]:
+        """Returns the file's inputs for one step, by name; takes what `run` takes."""
         rows = len(leaves[0])
-        feed = {port["name"]: x for port, x in zip(self._observed, leaves, strict=True)}
+        feed = {port["name"]: x for port, x in zip(self.observed, leaves, strict=True)}
         carried = self.fresh(rows) if carried is None else carried
         feed |= {port["name"]: carried[port["name"]] for port in self._memory} | {
             seen.name: seen.steps(carried[seen.source], feed.get(seen.source))
@@ -202,9 +218,16 @@ class OnnxPolicy:
             per_sequence = {port["name"] for port in self._memory}
             feed = {k: x if k in per_sequence else x[:, None] for k, x in feed.items()}
             feed["seq_lens"] = np.ones(rows, np.int32)
-        outputs = dict(zip(self._outputs, self._session.run(self._outputs, feed), strict=True))
+        return feed
+
+    def infer(self, feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Returns the file's outputs by name, given all of its inputs: rows, or sequences."""
+        return dict(zip(self._outputs, self._session.run(self._outputs, feed), strict=True))
+
+    def of_one_step(self, outputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Returns outputs of `infer` without the axis of steps that a memory gives them."""
         if not self._memory:
-            return outputs
+            return {**outputs}
         return {k: x if k.startswith("state_out_") else x[:, 0] for k, x in outputs.items()}
 
     def batch(self, observations: Sequence[Any]) -> list[np.ndarray]:
@@ -216,7 +239,7 @@ class OnnxPolicy:
         try:
             return _pick(obs, port["path"])
         except (KeyError, IndexError, TypeError, ValueError) as error:
-            parts = ["/".join(each["path"]) for each in self._observed]
+            parts = ["/".join(each["path"]) for each in self.observed]
             given = list(obs) if isinstance(obs, Mapping) else type(obs).__name__
             raise ValueError(
                 f"The observation has no part {'/'.join(port['path'])!r}: the policy reads the "
@@ -226,7 +249,7 @@ class OnnxPolicy:
     def _leaves(self, obs: Any) -> tuple[list[np.ndarray], bool]:
         """Returns a batch per leaf, and whether `obs` was a single observation."""
         leaves, single = [], []
-        for port in self._observed:
+        for port in self.observed:
             array = np.asarray(self._part(obs, port), port["dtype"])
             shape = _row_shape(port)
             single.append(array.shape == shape)
@@ -504,6 +527,8 @@ def play(
             f"episodes and num_envs must be at least 1 and seed at least 0, got {episodes}, "
             f"{num_envs} and {seed}."
         )
+    import gymnasium as gym
+
     count = 1 if render or isinstance(env, gym.Env) else min(num_envs, episodes)
     started = time.perf_counter()
     config = {**(env_config or {}), **({"render_mode": "human"} if render else {})}
@@ -522,6 +547,8 @@ def play(
 
 def make_env(env: Any, env_config: Mapping[str, Any]) -> gym.Env:
     """Makes an environment of what `play` takes."""
+    import gymnasium as gym
+
     if isinstance(env, gym.Env):
         return env
     if not isinstance(env, str):

@@ -1,0 +1,231 @@
+"""What a server is made of, in this process: batches, sequences, versions."""
+
+import asyncio
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from tests.served import export, inputs_of, place, policy_of
+from tfpolicies.errors import ExportError, RequestError, UsageError
+from tfpolicies.serving.batching import Batcher
+from tfpolicies.serving.calls import Call, Options
+from tfpolicies.serving.repository import Repository, named
+from tfpolicies.serving.sequences import Sequences
+
+pytestmark = [pytest.mark.serve, pytest.mark.usefixtures("kept_programs")]
+
+
+def doubled(feed):
+    if (feed["x"] < 0).any():
+        raise FloatingPointError("less than nothing")
+    return {"y": 2 * feed["x"]}
+
+
+@pytest.mark.parametrize("row_seconds", [0.0, 1.0], ids=["in the loop", "in a thread"])
+def test_what_waits_together_runs_together(row_seconds):
+    batches = []
+
+    async def ask():
+        with ThreadPoolExecutor(1) as pool:
+            batcher = Batcher(doubled, pool, row_seconds, 4, batches.append)
+            feeds = [{"x": np.full((1 + i % 2, 2), i)} for i in range(6)]
+            return await asyncio.gather(*map(batcher.run, feeds))
+
+    found = asyncio.run(ask())
+
+    assert batches == [4, 3, 2]  # of 1, 2, 1, 2, 1, 2 rows, four at most
+    for i, outputs in enumerate(found):
+        np.testing.assert_array_equal(outputs["y"], np.full((1 + i % 2, 2), 2 * i))
+
+
+def test_arrays_of_other_shapes_run_apart_and_a_larger_request_alone():
+    batches = []
+
+    async def ask():
+        with ThreadPoolExecutor(1) as pool:
+            batcher = Batcher(doubled, pool, 0.0, 4, batches.append)
+            feeds = [{"x": np.zeros((1, size))} for size in (2, 2, 3, 3)]
+            return await asyncio.gather(*map(batcher.run, [*feeds, {"x": np.zeros((9, 3))}]))
+
+    asyncio.run(ask())
+    assert batches == [2, 2, 9]
+
+
+@pytest.mark.parametrize("row_seconds", [0.0, 1.0], ids=["in the loop", "in a thread"])
+def test_a_request_that_fails_harms_no_other(row_seconds):
+    async def ask():
+        with ThreadPoolExecutor(1) as pool:
+            batcher = Batcher(doubled, pool, row_seconds, 8)
+            feeds = [{"x": np.full((1, 1), x)} for x in (1, -1, 3)]
+            return await asyncio.gather(*map(batcher.run, feeds), return_exceptions=True)
+
+    first, fault, third = asyncio.run(ask())
+    assert (first["y"].item(), third["y"].item()) == (2, 6)
+    assert isinstance(fault, FloatingPointError)
+
+
+@pytest.fixture(scope="module")
+def exports(tmp_path_factory):
+    """Exports of a policy with a memory in two versions, and of one without."""
+    home = tmp_path_factory.mktemp("exports")
+    for seed in (1, 2):
+        export(policy_of("memory", seed), home / f"memory-{seed}")
+    export(policy_of("mlp"), home / "mlp")
+    return home
+
+
+@pytest.fixture
+def folder(exports, tmp_path):
+    """A folder of the first version, to be changed."""
+    place(exports / "memory-1", tmp_path / "agent")
+    return tmp_path / "agent"
+
+
+def steps_of(policy, count):
+    """Returns observations of a sequence, and the inputs of the distribution that answer them."""
+    state, action, found = [x[None] for x in policy.get_initial_state()], 0, []
+    for step in range(count):
+        obs = inputs_of(policy, 1, seed=step)
+        acted = policy.compute_actions(
+            obs["obs"], state, prev_action_batch=[action], prev_reward_batch=[0.0], explore=False
+        )
+        state, action = acted.state_outs, int(acted.actions[0])
+        found.append((obs, acted.extras["action_dist_inputs"]))
+    return found
+
+
+def test_steps_that_come_at_once_are_taken_in_their_order(folder):
+    expected = steps_of(policy_of("memory"), 6)
+
+    async def ask():
+        repository = Repository({"agent": folder})
+        await repository.load()
+        model = repository["agent"]
+        calls = []
+        for step, (obs, _) in enumerate(expected):
+            for name in ("left", "right"):
+                options = Options(sequence=name, starts=step == 0, ends=step == 5)
+                calls.append(model.infer(Call(obs, options, ["action_dist_inputs"])))
+        found = await asyncio.gather(*calls)
+        return found, repository.metrics.text().decode()
+
+    found, text = asyncio.run(ask())
+
+    for step, (_, answer) in enumerate(expected):
+        for answered in found[2 * step : 2 * step + 2]:
+            outputs = answered.outputs["action_dist_inputs"]
+            np.testing.assert_allclose(outputs, answer, rtol=0, atol=1e-5)
+    assert 'tfpolicies_batch_rows_count{model="agent"} 6.0' in text  # two sequences in each batch
+    assert 'tfpolicies_sequences{model="agent"} 0.0' in text
+
+
+def test_a_sequence_is_forgotten_when_it_had_no_step_for_too_long(folder):
+    async def ask():
+        repository = Repository({"agent": folder})
+        await repository.load()
+        now = [0.0]
+        sequences = Sequences(2, 10.0, lambda: now[0])
+        newest = repository["agent"]._newest()
+        obs, _ = steps_of(policy_of("memory"), 1)[0]
+        begin, go_on = Options(sequence=1, starts=True), Options(sequence=1)
+        await sequences.step(1, Call(obs, begin), newest)
+        now[0] = 9.0
+        await sequences.step(1, Call(obs, go_on), newest)
+        now[0] = 18.0
+        await sequences.step(1, Call(obs, go_on), newest)
+        with pytest.raises(RequestError, match=r"'obs' is missing"):
+            await sequences.step(2, Call({}, begin), newest)  # begins nothing
+        assert len(sequences) == 1
+        two = {"obs": np.zeros((2, 3), np.float32)}
+        with pytest.raises(RequestError, match="has 1 rows, as its first one had, got 2"):
+            await sequences.step(1, Call(two, go_on), newest)
+        now[0] = 28.0
+        with pytest.raises(RequestError, match=r"no sequence 1: .* had no step for 10 s"):
+            await sequences.step(1, Call(obs, go_on), newest)
+        assert len(sequences) == 0
+
+    asyncio.run(ask())
+
+
+def test_a_sequence_stays_with_the_version_that_it_began_with(folder, exports):
+    async def ask():
+        said = []
+        repository = Repository({"agent": folder}, say=said.append)
+        await repository.load()
+        model = repository["agent"]
+        (first, before), (second, after) = steps_of(policy_of("memory"), 2)
+        begun = await model.infer(Call(first, Options(sequence=1, starts=True)))
+        place(exports / "memory-2", folder)
+        await model.look()
+        await model.look()
+        went_on = await model.infer(Call(second, Options(sequence=1, ends=True)))
+        anew = await model.infer(Call(first, Options(sequence=1, starts=True)))
+        assert [begun.version, went_on.version] == [begun.version] * 2
+        assert anew.version == model.version.name != begun.version
+        key = "action_dist_inputs"
+        np.testing.assert_allclose(begun.outputs[key], before, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(went_on.outputs[key], after, rtol=0, atol=1e-5)
+        assert np.abs(anew.outputs[key] - before).max() > 1e-3
+        assert len(said) == 2
+
+    asyncio.run(ask())
+
+
+def test_a_broken_version_is_refused_once_and_the_one_before_goes_on(folder, exports):
+    async def ask():
+        said = []
+        repository = Repository({"agent": folder}, say=said.append)
+        await repository.load()
+        model = repository["agent"]
+        version = model.version.name
+        shutil.copy2(exports / "memory-2" / "policy_spec.json", folder / "policy_spec.json")
+        for _ in range(5):
+            await model.look()
+        assert model.version.name == version
+        (line,) = said[1:]
+        assert line.startswith(f"agent: refused a new version, {version} goes on. ")
+        assert "is not the file that" in line
+        with pytest.raises(RequestError, match="is not the file that"):
+            await model.load()
+        assert model.is_ready
+        model.unload()
+        with pytest.raises(RequestError, match=r"not ready. It was unloaded") as raised:
+            await model.infer(Call({}))
+        assert raised.value.status == 503
+        place(exports / "memory-2", folder)
+        for _ in range(3):
+            await model.look()
+        assert not model.is_ready  # until somebody loads it
+        await model.load()
+        assert model.is_ready
+
+    asyncio.run(ask())
+
+
+def test_the_highest_number_is_the_version(tmp_path, exports):
+    async def ask():
+        for number, made in (("9", "memory-1"), ("10", "memory-2")):
+            place(exports / made, tmp_path / number)
+        (tmp_path / "11").mkdir()  # nothing in it yet
+        repository = Repository({"agent": tmp_path}, say=lambda line: None)
+        await repository.load()
+        assert repository["agent"].version.name == "10"
+        place(exports / "memory-1", tmp_path / "11")
+        for _ in range(2):
+            await repository["agent"].look()
+        assert repository["agent"].metadata()["versions"] == ["11"]
+        with pytest.raises(RequestError, match="no version '10'") as raised:
+            await repository["agent"].infer(Call({}, version="10"))
+        assert raised.value.status == 404
+
+    asyncio.run(ask())
+
+
+def test_what_cannot_be_served_is_named(tmp_path):
+    repository = Repository({"agent": tmp_path})
+    with pytest.raises(ExportError, match=r"'agent' cannot be served.*neither a policy_spec.json"):
+        asyncio.run(repository.load())
+    with pytest.raises(UsageError, match="no spaces"):
+        named([("a/b", tmp_path)])

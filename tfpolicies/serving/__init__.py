@@ -1,0 +1,11 @@
+"""Exported policies over HTTP and gRPC, by the Open Inference Protocol.
+
+A process that serves needs the export, NumPy, ONNX Runtime and the extra `serve`. It never imports
+TensorFlow.
+"""
+
+from __future__ import annotations
+
+from tfpolicies.serving.deployment import deployment
+
+__all__ = ["deployment"]

@@ -1,0 +1,118 @@
+"""Requests that wait together run together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Arrays = Mapping[str, np.ndarray]
+
+_AT_ONCE = 0.001  # seconds of a batch for which another thread is not worth the way there
+
+
+class _Job(NamedTuple):
+    feed: Arrays
+    kind: tuple[Any, ...]
+    rows: int
+    answer: asyncio.Future[dict[str, np.ndarray]]
+
+
+class Batcher:
+    """Runs a function of arrays `[B, ...]` for many callers at once.
+
+    Nobody waits for others to come: what is there when the function is free runs together, so
+    batches are as large as the load makes them. Short ones run in the event loop; others in a
+    thread, so that the loop goes on meanwhile.
+
+    Args:
+        infer: gives outputs `[B, ...]` by name for inputs `[B, ...]` by name.
+        executor: has the threads.
+        row_seconds: what a row takes at most.
+        max_rows: how many rows may run together; one caller may have more.
+        note: is told the rows of each batch.
+    """
+
+    def __init__(
+        self,
+        infer: Callable[[Arrays], dict[str, np.ndarray]],
+        executor: Executor,
+        row_seconds: float,
+        max_rows: int,
+        note: Callable[[int], object] = lambda rows: None,
+    ) -> None:
+        self._infer, self._executor, self._row_seconds = infer, executor, row_seconds
+        self._max_rows, self._note = max_rows, note
+        self._waiting: deque[_Job] = deque()
+        self._is_busy = False
+
+    def run(self, feed: Arrays) -> asyncio.Future[dict[str, np.ndarray]]:
+        """Returns a future of the outputs for these inputs."""
+        answer = asyncio.get_running_loop().create_future()
+        kind = tuple([(name, x.shape[1:]) for name, x in feed.items()])
+        self._waiting.append(_Job(feed, kind, len(next(iter(feed.values()))), answer))
+        self._go_on()
+        return answer
+
+    def _go_on(self) -> None:
+        """Sees to it that what waits runs, with what else arrives in this moment."""
+        if self._waiting and not self._is_busy:
+            self._is_busy = True
+            asyncio.get_running_loop().call_soon(self._start)
+
+    def _start(self) -> None:
+        jobs = self._next()
+        rows = sum([job.rows for job in jobs])
+        self._note(rows)
+        if rows * self._row_seconds <= _AT_ONCE:
+            self._finish(jobs, _attempt(self._infer, jobs))
+            return
+        loop = asyncio.get_running_loop()
+        running = loop.run_in_executor(self._executor, _attempt, self._infer, jobs)
+        running.add_done_callback(lambda done: self._finish(jobs, done.result()))
+
+    def _next(self) -> list[_Job]:
+        """Takes the first jobs that have arrays of one kind."""
+        jobs = [self._waiting.popleft()]
+        rows = jobs[0].rows
+        while self._waiting and self._waiting[0].kind == jobs[0].kind:
+            rows += self._waiting[0].rows
+            if rows > self._max_rows:
+                break
+            jobs.append(self._waiting.popleft())
+        return jobs
+
+    def _finish(self, jobs: list[_Job], outputs: Arrays | Exception) -> None:
+        """Gives all callers what they wait for."""
+        if isinstance(outputs, Exception) and len(jobs) > 1:  # the fault of one harms no other
+            alone = [job._replace(kind=(number,)) for number, job in enumerate(jobs)]
+            self._waiting.extendleft(reversed(alone))
+        start = 0
+        for job in jobs:
+            if job.answer.done():  # its caller has gone
+                pass
+            elif not isinstance(outputs, Exception):
+                part = slice(start, start + job.rows)
+                job.answer.set_result({name: x[part] for name, x in outputs.items()})
+            elif len(jobs) == 1:
+                job.answer.set_exception(outputs)
+            start += job.rows
+        self._is_busy = False
+        self._go_on()
+
+
+def _attempt(
+    infer: Callable[[Arrays], dict[str, np.ndarray]], jobs: list[_Job]
+) -> Arrays | Exception:
+    """Returns the outputs for all jobs at once, or what was raised."""
+    feed = jobs[0].feed
+    try:
+        if len(jobs) > 1:
+            feed = {name: np.concatenate([job.feed[name] for job in jobs]) for name in feed}
+        return infer(feed)
+    except Exception as error:
+        return error

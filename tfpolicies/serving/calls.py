@@ -1,0 +1,118 @@
+"""A request for actions and its answer, whatever they travel by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tfpolicies.errors import RequestError, near_matches
+
+_SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
+_KNOWN = ("seed", "explore", *_SEQUENCE)
+_IGNORED = ("priority", "timeout", "binary_data_output")  # what clients of other servers send
+
+
+class Options(NamedTuple):
+    """How a request wants to be answered.
+
+    Attributes:
+        explore: draw the actions from the distribution; False for the most likely ones.
+        seed: of the draw; None for noise that nobody has seen before.
+        sequence: the name of the sequence whose memory is kept; None if there is none.
+        starts: whether the sequence begins with this request.
+        ends: whether it is forgotten after it.
+    """
+
+    explore: bool = False
+    seed: int | None = None
+    sequence: int | str | None = None
+    starts: bool = False
+    ends: bool = False
+
+    @classmethod
+    def of(cls, parameters: Mapping[str, Any]) -> Options:
+        """Returns what the parameters of a request ask for.
+
+        Raises:
+            RequestError: if one is unknown, of a wrong type, or asks for what another excludes.
+        """
+        if not parameters:
+            return cls()
+        for name in parameters:
+            if name not in _KNOWN and name not in _IGNORED:
+                raise RequestError(
+                    f"There is no parameter {name!r}.{near_matches(name, _KNOWN)} Requests take "
+                    f"{', '.join(_KNOWN)}."
+                )
+        seed = _of_type(parameters, "seed", int, None)
+        explore = _of_type(parameters, "explore", bool, seed is not None)
+        sequence = parameters.get("sequence_id") or None  # 0 and "" mean none
+        if not (sequence is None or type(sequence) in (int, str)):
+            raise RequestError(f"Parameter sequence_id must be an int or a str, got {sequence!r}.")
+        starts = _of_type(parameters, "sequence_start", bool, False)
+        ends = _of_type(parameters, "sequence_end", bool, False)
+        if seed is not None and (seed < 0 or not explore):
+            raise RequestError(
+                f"Parameter seed must be at least 0 and samples actions, got {seed} with "
+                f"explore={explore}. Leave the seed out for greedy actions."
+            )
+        if sequence is None and (starts or ends):
+            raise RequestError(
+                "Parameters sequence_start and sequence_end need a sequence_id that is neither 0 "
+                "nor empty."
+            )
+        return cls(explore, seed, sequence, starts, ends)
+
+
+def _of_type(parameters: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
+    value = parameters.get(name, default)
+    if value is not default and type(value) is not kind:
+        raise RequestError(f"Parameter {name} must be of {kind.__name__}, got {value!r}.")
+    return value
+
+
+class Call(NamedTuple):
+    """A request for actions.
+
+    Attributes:
+        inputs: arrays by name, of the shapes and dtypes that the request says.
+        options: how to answer.
+        outputs: the names of those that are asked for; None for all.
+        id: what the answer is to repeat; "" if nothing.
+        version: the only version that may answer; "" for the newest.
+    """
+
+    inputs: Mapping[str, np.ndarray]
+    options: Options = Options()
+    outputs: Sequence[str] | None = None
+    id: str = ""
+    version: str = ""
+
+
+class Answer(NamedTuple):
+    """What a model answers.
+
+    Attributes:
+        version: of the model that answered.
+        outputs: arrays by name.
+    """
+
+    version: str
+    outputs: Mapping[str, np.ndarray]
+
+
+def chosen(outputs: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Returns the outputs that a request asks for.
+
+    Raises:
+        RequestError: if there is none of one of the names.
+    """
+    for name in names:
+        if name not in outputs:
+            raise RequestError(
+                f"There is no output {name!r}.{near_matches(name, outputs)} The model gives "
+                f"{', '.join(outputs)}."
+            )
+    return {name: outputs[name] for name in names}

@@ -1,0 +1,53 @@
+"""An exported policy on Ray Serve."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tfpolicies.errors import MissingPackageError, UsageError
+
+
+def deployment(export: str | Path, *, name: str | None = None, **options: Any) -> Any:
+    """Returns an application for `ray.serve.run` that serves an exported policy.
+
+    Each replica loads the export, answers HTTP by the Open Inference Protocol as
+    `tfpolicies serve` does, runs together what it is asked at the same time, and takes up newer
+    versions. Steps of one sequence may come to different replicas, so only a single one remembers
+    sequences; several take whole sequences, with their `state_in_<i>`.
+
+    Args:
+        export: the folder of an ONNX export, or of numbered versions, that all nodes can read.
+        name: of the model; that of the folder if None.
+        options: of `ray.serve.deployment`, such as `num_replicas=2`.
+
+    Raises:
+        MissingPackageError: if Ray Serve or what serving needs is not installed.
+        UsageError: if there is no export.
+    """
+    try:
+        from ray import serve
+
+        from tfpolicies.serving.repository import Repository
+        from tfpolicies.serving.rest import application
+        from tfpolicies.serving.served import Limits
+        from tfpolicies.serving.versions import newest_folder
+    except ImportError as error:
+        raise MissingPackageError(
+            f"Ray Serve needs packages that are not installed ({error}). Install them: "
+            "pip install 'tfpolicies[serve]' 'ray[serve]'"
+        ) from error
+    folder = Path(export).absolute()
+    try:
+        newest_folder(folder)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"There is no export to deploy. {error} Give its folder.") from error
+    model = name or folder.name
+    is_alone = options.get("num_replicas", 1) in (None, 1) and "autoscaling_config" not in options
+
+    def build() -> Any:
+        limits = Limits() if is_alone else Limits(max_sequences=0)
+        return application(Repository({model: folder}, limits), loads=True)
+
+    settings = {"name": model, "max_ongoing_requests": 256, **options}
+    return serve.deployment(**settings)(serve.ingress(build)()).bind()

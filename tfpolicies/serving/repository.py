@@ -1,0 +1,133 @@
+"""The models of a server, by name."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from tfpolicies.errors import ExportError, RequestError, UsageError, near_matches
+from tfpolicies.serving.metrics import Metrics
+from tfpolicies.serving.served import LIMITS, Limits, ServedModel
+
+_EVERY = 1.0  # seconds between two looks at a folder
+_NAME = re.compile(r"[^/\\?#%\s]+")
+_THREADS = 2
+
+
+class Repository:
+    """Models that are served, each from a folder of its own, which is watched.
+
+    Attributes:
+        metrics: what is counted.
+        limits: what is taken and kept.
+        models: by name.
+
+    Args:
+        folders: of exports, by the models' names.
+        limits: likewise.
+        say: is told, in a line each, what was taken up and what was refused.
+    """
+
+    def __init__(
+        self,
+        folders: Mapping[str, Path],
+        limits: Limits = LIMITS,
+        say: Callable[[str], object] = print,
+    ) -> None:
+        self.metrics, self.limits = Metrics(), limits
+        self._executor = ThreadPoolExecutor(_THREADS, "policies")
+        self.models = {
+            name: ServedModel(name, folder, self._executor, limits, self.metrics, say)
+            for name, folder in folders.items()
+        }
+
+    def __getitem__(self, name: str) -> ServedModel:
+        found = self.models.get(name)
+        if found is None:
+            raise RequestError(
+                f"There is no model {name!r}.{near_matches(name, self.models)} This server has "
+                f"{', '.join(map(repr, self.models))}.",
+                404,
+            )
+        return found
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all models answer."""
+        return all(model.is_ready for model in self.models.values())
+
+    async def load(self) -> None:
+        """Loads all models.
+
+        Raises:
+            ExportError: if one cannot be loaded.
+        """
+        for model in self.models.values():
+            try:
+                await model.load()
+            except RequestError as error:
+                raise ExportError(f"The model {model.name!r} cannot be served. {error}") from error
+
+    async def watch(self) -> None:
+        """Looks for newer versions, until it is cancelled."""
+        while True:
+            await asyncio.sleep(_EVERY)
+            for model in self.models.values():
+                await model.look()
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """While entered, all models are loaded and watched.
+
+        Raises:
+            ExportError: if one cannot be loaded.
+        """
+        await self.load()
+        watching = asyncio.create_task(self.watch())
+        try:
+            yield
+        finally:
+            watching.cancel()
+            self._executor.shutdown()
+
+    def index(self, *, ready: bool = False) -> list[dict[str, Any]]:
+        """Returns what there is, or only what answers."""
+        return [
+            {
+                "name": model.name,
+                "version": model.version.name if model.is_ready else "",
+                "state": "READY" if model.is_ready else "UNAVAILABLE",
+                "reason": model.reason,
+            }
+            for model in self.models.values()
+            if model.is_ready or not ready
+        ]
+
+
+def named(sources: Sequence[tuple[str, Path]]) -> dict[str, Path]:
+    """Returns folders by names that differ; a name that comes again gets a number.
+
+    Raises:
+        UsageError: if a name cannot stand in an address.
+
+    >>> [*named([("cart", Path("a/cart")), ("cart", Path("b/cart"))])]
+    ['cart', 'cart-2']
+    """
+    found: dict[str, Path] = {}
+    for name, folder in sources:
+        if not _NAME.fullmatch(name):
+            raise UsageError(
+                f"A model's name stands in addresses, so it has no spaces and none of /\\?#%, got "
+                f"{name!r}. Name it: NAME={folder}."
+            )
+        number, unique = 1, name
+        while unique in found:
+            number += 1
+            unique = f"{name}-{number}"
+        found[unique] = folder
+    return found

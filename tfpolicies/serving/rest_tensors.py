@@ -1,0 +1,158 @@
+"""Requests and answers of the protocol over HTTP: JSON, behind which tensors may lie as bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import orjson
+
+from tfpolicies.errors import RequestError
+from tfpolicies.serving.calls import Answer, Call, Options
+from tfpolicies.serving.tensors import datatype_of, from_bytes, from_values
+
+JSON_LENGTH = "inference-header-content-length"
+"""The header that says how much of a body is JSON."""
+
+_BINARY, _SIZE = "binary_data", "binary_data_size"
+
+
+class Asked(NamedTuple):
+    """A request with how its answer is to be written.
+
+    Attributes:
+        call: what is asked.
+        as_bytes: by the names of outputs, whether they are wanted as bytes.
+        all_as_bytes: whether those are that are not named.
+    """
+
+    call: Call
+    as_bytes: Mapping[str, bool]
+    all_as_bytes: bool
+
+
+def read(body: bytes, json_length: str | None, version: str = "") -> Asked:
+    """Returns what a body asks for.
+
+    Args:
+        body: of the request.
+        json_length: the header that says how much of it is JSON; None for all.
+        version: that the address names; "" for any.
+
+    Raises:
+        RequestError: if it is none of the protocol.
+    """
+    end = len(body) if json_length is None else _length(json_length, len(body))
+    try:
+        record = orjson.loads(body[:end])
+    except orjson.JSONDecodeError as error:
+        raise RequestError(
+            f"The body is not JSON, at byte {error.pos} of {end}: {error}."
+        ) from error
+    record = _object("The body", record)
+    parameters = _parameters("the request", record)
+    outputs = [_named("An output", each) for each in _list(record, "outputs")]
+    as_bytes = parameters.get("binary_data_output", False)
+    return Asked(
+        Call(
+            dict(_inputs(_list(record, "inputs"), body[end:])),
+            Options.of(parameters),
+            [each["name"] for each in outputs] or None,
+            _text(record.get("id")),
+            version,
+        ),
+        {each["name"]: _wants_bytes(each, bool(as_bytes)) for each in outputs},
+        bool(as_bytes),
+    )
+
+
+def written(model: str, asked: Asked, answer: Answer) -> tuple[bytes, int | None]:
+    """Returns the body of an answer, and how much of it is JSON if that is not all."""
+    tensors: list[dict[str, Any]] = []
+    raw: list[bytes] = []
+    for name, array in answer.outputs.items():
+        tensor = {"name": name, "datatype": datatype_of(array), "shape": array.shape}
+        if asked.as_bytes.get(name, asked.all_as_bytes):
+            raw.append(array.tobytes())
+            tensors.append({**tensor, "parameters": {_SIZE: len(raw[-1])}})
+        else:
+            tensors.append({**tensor, "data": np.ascontiguousarray(array).reshape(-1)})
+    record = {"model_name": model, "model_version": answer.version, "outputs": tensors}
+    if asked.call.id:
+        record["id"] = asked.call.id
+    head = orjson.dumps(record, option=orjson.OPT_SERIALIZE_NUMPY)
+    return (b"".join([head, *raw]), len(head)) if raw else (head, None)
+
+
+def _inputs(records: list[Any], raw: bytes) -> Iterator[tuple[str, np.ndarray]]:
+    start, names = 0, set()
+    for record in records:
+        name = _named("An input", record)["name"]
+        if name in names:
+            raise RequestError(f"Input {name!r} is given twice.")
+        names.add(name)
+        size = _parameters(f"input {name!r}", record).get(_SIZE)
+        datatype, shape = record.get("datatype"), record.get("shape")
+        if size is None:
+            if "data" not in record:
+                raise RequestError(f"Input {name!r} has no data: give 'data', or {_SIZE}.")
+            yield name, from_values(name, datatype, shape, record["data"])
+            continue
+        if type(size) is not int or not 0 <= size <= len(raw) - start:
+            raise RequestError(
+                f"Input {name!r} must have the bytes that {_SIZE} says behind the JSON, {size!r}, "
+                f"but {len(raw) - start} are left."
+            )
+        yield name, from_bytes(name, datatype, shape, raw[start : start + size])
+        start += size
+    if start != len(raw):
+        raise RequestError(f"{len(raw) - start} bytes behind the JSON belong to no input.")
+
+
+def _length(text: str, most: int) -> int:
+    if not (text.isascii() and text.isdecimal() and int(text) <= most):
+        raise RequestError(
+            f"The header {JSON_LENGTH} must be the length of the JSON, at most the {most} bytes of "
+            f"the body, got {text!r}."
+        )
+    return int(text)
+
+
+def _object(what: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise RequestError(f"{what} must be a JSON object, got {type(value).__name__}.")
+    return value
+
+
+def _parameters(what: str, record: dict[str, Any]) -> dict[str, Any]:
+    value = record.get("parameters")
+    return {} if value is None else _object(f"'parameters' of {what}", value)
+
+
+def _list(record: dict[str, Any], key: str) -> list[Any]:
+    value = record.get(key)
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise RequestError(f"{key!r} must be a JSON list, got {type(value).__name__}.")
+    return value
+
+
+def _named(what: str, value: Any) -> dict[str, Any]:
+    record = _object(what, value)
+    if not isinstance(record.get("name"), str):
+        raise RequestError(f"{what} must have a name, got {record.get('name')!r}.")
+    return record
+
+
+def _wants_bytes(record: dict[str, Any], default: bool) -> bool:
+    return bool(_parameters(f"output {record['name']!r}", record).get(_BINARY, default))
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise RequestError(f"'id' must be a string, got {value!r}.")
+    return value

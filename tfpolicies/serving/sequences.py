@@ -1,0 +1,149 @@
+"""What policies remember of the sequences of steps that clients play."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from tfpolicies.errors import RequestError
+from tfpolicies.serving.calls import Answer, Call, Options
+from tfpolicies.serving.running import Running
+
+Name = int | str
+
+
+class Sequence:
+    """One client's way through an episode, or through several that step together.
+
+    Attributes:
+        name: what the client calls it.
+        rows: how many observations each step has.
+        running: the version that answers all of its steps, however many newer ones there are.
+        last_used: when, in seconds.
+        is_over: whether it has ended.
+        turn: who holds it may take a step; it goes to those who wait in the order they came.
+    """
+
+    def __init__(self, name: Name, running: Running, rows: int, now: float) -> None:
+        self.name, self.rows, self.running, self.last_used = name, rows, running, now
+        self.is_over = False
+        self.turn = asyncio.Lock()
+        self._carried = running.version.fresh(rows)
+
+    async def step(
+        self, leaves: list[np.ndarray], rewards: Any, options: Options
+    ) -> Mapping[str, np.ndarray]:
+        """Takes a step and returns what it gives; only who holds `turn` may do so.
+
+        Args:
+            leaves: the observations.
+            rewards: what the actions before earned.
+            options: how to act.
+        """
+        version, carried = self.running.version, self._carried
+        if "rewards" in carried:
+            carried["rewards"][:, -1] = rewards
+        feed = version.step_feed(leaves, options, carried)
+        outputs = await self.running.run(feed, options.explore)
+        found, self._carried = version.stepped(outputs, leaves, carried)
+        return found
+
+
+class Sequences:
+    """The sequences that one model remembers, bounded in number and in idle time.
+
+    Args:
+        most: how many there may be at once.
+        idle: after how many seconds without a step one is forgotten.
+        clock: the time in seconds.
+    """
+
+    def __init__(self, most: int, idle: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._most, self._idle, self._clock = most, idle, clock
+        self._all: OrderedDict[Name, Sequence] = OrderedDict()  # the least recently used first
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    async def step(self, name: Name, call: Call, newest: Running) -> Answer:
+        """Answers one step of a sequence; the steps of one are taken in the order they came.
+
+        Args:
+            name: of the sequence.
+            call: the step.
+            newest: the version with which a sequence begins.
+
+        Raises:
+            RequestError: if the step does not fit or the sequence is not known; nothing changes.
+        """
+        self.forget_idle()
+        known = None if call.options.starts else self._find(name)
+        version = (known.running if known else newest).version
+        leaves, rewards = version.leaves(call.inputs)
+        sequence = known or self._begin(name, newest, len(leaves[0]))
+        if len(leaves[0]) != sequence.rows:
+            raise RequestError(
+                f"Each step of the sequence {name!r} has {sequence.rows} rows, as its first one "
+                f"had, got {len(leaves[0])}."
+            )
+        async with sequence.turn:
+            if sequence.is_over:
+                raise self._unknown(name)
+            outputs = await sequence.step(leaves, rewards, call.options)
+            self._touch(sequence)
+            if call.options.ends:
+                self._end(sequence)
+        return Answer(version.name, outputs)
+
+    def forget_idle(self) -> None:
+        """Forgets the sequences that had no step for too long."""
+        latest = self._clock() - self._idle
+        while self._all:
+            oldest = next(iter(self._all.values()))
+            if oldest.last_used > latest:
+                return
+            if oldest.turn.locked():
+                self._touch(oldest)
+            else:
+                self._end(oldest)
+
+    def _begin(self, name: Name, running: Running, rows: int) -> Sequence:
+        before = self._all.get(name)
+        if before is None and len(self._all) >= self._most:
+            raise RequestError(
+                f"The server remembers {self._most} sequences of this model, the most it may "
+                "(--max-sequences). End some with sequence_end, or try again later.",
+                429,
+            )
+        if before is not None:
+            self._end(before)
+        found = self._all[name] = Sequence(name, running, rows, self._clock())
+        return found
+
+    def _find(self, name: Name) -> Sequence:
+        found = self._all.get(name)
+        if found is None:
+            raise self._unknown(name)
+        self._touch(found)
+        return found
+
+    def _unknown(self, name: Name) -> RequestError:
+        return RequestError(
+            f"There is no sequence {name!r}: it was not begun with sequence_start, has ended, or "
+            f"had no step for {self._idle:g} s. Begin it with sequence_start."
+        )
+
+    def _touch(self, sequence: Sequence) -> None:
+        if self._all.get(sequence.name) is sequence:
+            self._all.move_to_end(sequence.name)
+            sequence.last_used = self._clock()
+
+    def _end(self, sequence: Sequence) -> None:
+        sequence.is_over = True
+        if self._all.get(sequence.name) is sequence:
+            del self._all[sequence.name]

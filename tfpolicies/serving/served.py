@@ -1,0 +1,222 @@
+"""A policy that is served: its newest version answers, and newer ones are taken up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tfpolicies.errors import RequestError
+from tfpolicies.serving.calls import Answer, Call, chosen
+from tfpolicies.serving.metrics import Metrics
+from tfpolicies.serving.running import Running
+from tfpolicies.serving.sequences import Sequences
+from tfpolicies.serving.tensors import Port
+from tfpolicies.serving.versions import Version, looks_of, newest_folder
+
+
+class Limits(NamedTuple):
+    """What a server takes and keeps.
+
+    Attributes:
+        max_batch: rows that run together, and that one request may have.
+        max_sequences: sequences that are remembered of a model.
+        sequence_idle: seconds without a step after which one is forgotten.
+        max_body: bytes of a request.
+        threads: that one call of ONNX Runtime may use.
+    """
+
+    max_batch: int = 256
+    max_sequences: int = 10_000
+    sequence_idle: float = 600.0
+    max_body: int = 64_000_000
+    threads: int = 1
+
+
+LIMITS = Limits()
+
+
+class ServedModel:
+    """A policy under the name that clients call it by.
+
+    Attributes:
+        name: of the model.
+        folder: what is looked at for newer versions.
+        reason: why it does not answer; "" if it does.
+
+    Args:
+        name: likewise.
+        folder: likewise.
+        executor: where versions are loaded and run.
+        limits: what it takes.
+        metrics: what counts.
+        say: is told, in a line each, what was taken up and what was refused.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        executor: Executor,
+        limits: Limits,
+        metrics: Metrics,
+        say: Callable[[str], object] = print,
+    ) -> None:
+        self.name, self.folder, self.reason = name, folder, "It was not loaded yet."
+        self._executor, self._limits, self._say = executor, limits, say
+        self._loads = metrics.loads
+        self._note = metrics.batch_rows.labels(name).observe
+        self._running: Running | None = None
+        self._sequences = Sequences(limits.max_sequences, limits.sequence_idle)
+        metrics.sequences.labels(name).set_function(lambda: len(self._sequences))
+        self._seen: Any = None  # how the folder looked when its version was taken up or refused
+        self._glimpsed: Any = None  # how it looked last
+        self._loading = asyncio.Lock()
+
+    @property
+    def version(self) -> Version:
+        """The version that answers.
+
+        Raises:
+            RequestError: if there is none.
+        """
+        return self._newest().version
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it answers."""
+        return self._running is not None
+
+    async def infer(self, call: Call) -> Answer:
+        """Answers a request for actions.
+
+        Raises:
+            RequestError: if it does not fit, or there is no version that may answer.
+        """
+        newest = self._newest()
+        if call.options.sequence is not None:
+            answer = await self._sequences.step(call.options.sequence, call, newest)
+        else:
+            self.require_version(call.version)
+            answer = await newest.answer(call)
+        if call.outputs is None:
+            return answer
+        return answer._replace(outputs=chosen(answer.outputs, call.outputs))
+
+    def require_version(self, name: str) -> None:
+        """Refuses a request for another version than the one that answers.
+
+        Raises:
+            RequestError: if it is another one.
+        """
+        current = self.version.name
+        if name not in ("", current):
+            raise RequestError(
+                f"There is no version {name!r} of the model {self.name!r}: {current!r} is the one "
+                "that answers. Leave the version out.",
+                404,
+            )
+
+    def metadata(self) -> dict[str, Any]:
+        """Returns what the protocol says of a model."""
+        version = self.version
+        return {
+            "name": self.name,
+            "versions": [version.name],
+            "platform": "onnxruntime_onnx",
+            "inputs": [port.metadata() for port in version.inputs],
+            "outputs": [port.metadata() for port in version.outputs],
+        }
+
+    def config(self) -> dict[str, Any]:
+        """Returns how the model is served: in what batches, and what sequences take and give."""
+        version = self.version
+        found: dict[str, Any] = {
+            "name": self.name,
+            "platform": "onnxruntime_onnx",
+            "max_batch_size": self._limits.max_batch,
+            "input": [_config_of(port) for port in version.step_inputs],
+            "output": [_config_of(port) for port in version.step_outputs],
+        }
+        if version.looks_back:
+            idle = round(self._limits.sequence_idle * 1e6)
+            most = self._limits.max_sequences
+            found["sequence_batching"] = {
+                "max_sequence_idle_microseconds": idle,
+                "oldest": {"max_candidate_sequences": most},
+            }
+        else:
+            found["dynamic_batching"] = {}
+        return found
+
+    async def look(self) -> None:
+        """Takes up a newer version, once its files have been the same for two looks.
+
+        One that is broken is refused, in a line, and the one before goes on.
+        """
+        self._sequences.forget_idle()
+        if self._running is None and self._seen is not None:
+            return  # it was unloaded
+        looks = await self._in_thread(_looks_within, self.folder)
+        is_settled, self._glimpsed = looks == self._glimpsed, looks
+        if is_settled and looks != self._seen:
+            try:
+                await self.load()
+            except ValueError as error:
+                kept = self._running.version.name if self._running else "none"
+                self._say(f"{self.name}: refused a new version, {kept} goes on. {error}")
+
+    async def load(self) -> None:
+        """Takes up the version that is in the folder now.
+
+        Raises:
+            RequestError: if it is broken; the one before goes on.
+        """
+        async with self._loading:
+            self._seen = await self._in_thread(_looks_within, self.folder)
+            try:
+                version = await self._in_thread(self._read)
+            except Exception as error:
+                self._loads.labels(self.name, "refused").inc()
+                self.reason = self.reason and f"{type(error).__name__}: {error}"
+                raise RequestError(f"{type(error).__name__}: {error}") from error
+            self._take_up(version)
+
+    def unload(self) -> None:
+        """Answers no more until it is loaded again; what runs is finished."""
+        self._running, self.reason = None, "It was unloaded."
+        self._sequences = Sequences(self._limits.max_sequences, self._limits.sequence_idle)
+
+    def _take_up(self, version: Version) -> None:
+        if self._running is not None and self._running.version.name == version.name:
+            return
+        limits, self.reason = self._limits, ""
+        self._running = Running(version, self._executor, limits.max_batch, self._note)
+        self._loads.labels(self.name, "taken_up").inc()
+        self._say(f"model {self.name}, version {version.name}, from {version.folder}")
+
+    def _read(self) -> Version:
+        return Version(newest_folder(self.folder), self._limits.threads)
+
+    def _newest(self) -> Running:
+        if self._running is None:
+            raise RequestError(f"The model {self.name!r} is not ready. {self.reason}", 503)
+        return self._running
+
+    async def _in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, function, *args)
+
+
+def _looks_within(folder: Path) -> Any:
+    """Returns how the newest version in a folder looks, or what keeps it from being seen."""
+    try:
+        return looks_of(newest_folder(folder))
+    except (OSError, ValueError) as error:
+        return str(error)
+
+
+def _config_of(port: Port) -> dict[str, Any]:
+    found = {"name": port.name, "data_type": f"TYPE_{port.datatype}", "dims": port.sizes[1:]}
+    return found | ({"optional": True} if port.is_optional else {})

@@ -1,0 +1,210 @@
+"""Tensors of the Open Inference Protocol: what a model takes, and whether a request fits it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tfpolicies.errors import RequestError, near_matches
+
+_INTEGERS = {f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
+_DATATYPES = {np.dtype(name): name.upper() for name in (*_INTEGERS, "bool")} | {
+    np.dtype(f"float{bits}"): f"FP{bits}" for bits in (16, 32, 64)
+}
+_DTYPES = {datatype: dtype for dtype, datatype in _DATATYPES.items()}
+_TAKEN = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
+"""By the kind of a datatype, the kinds of JSON's values that are of it."""
+
+
+class Port(NamedTuple):
+    """A tensor that a model takes or gives; sizes that are free have names."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int | str, ...]
+    is_optional: bool = False
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Port:
+        """Returns the port that a `policy_spec.json` describes."""
+        return cls(record["name"], np.dtype(record["dtype"]), tuple(record["shape"]))
+
+    @property
+    def datatype(self) -> str:
+        """The name of its dtype in the protocol."""
+        return _DATATYPES[self.dtype]
+
+    @property
+    def sizes(self) -> list[int]:
+        """Its shape in the protocol, where -1 is a free size."""
+        return [-1 if isinstance(size, str) else size for size in self.shape]
+
+    def without(self, axis: str) -> Port:
+        """Returns the port with a free size left out."""
+        return self._replace(shape=tuple(size for size in self.shape if size != axis))
+
+    def metadata(self) -> dict[str, Any]:
+        """Returns what the protocol says of a tensor."""
+        return {"name": self.name, "datatype": self.datatype, "shape": self.sizes}
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.datatype} {self.sizes}"
+
+
+def datatype_of(array: np.ndarray) -> str:
+    """Returns the protocol's name of an array's dtype.
+
+    >>> datatype_of(np.zeros(1, np.float32)), datatype_of(np.zeros(1, bool))
+    ('FP32', 'BOOL')
+    """
+    return _DATATYPES[array.dtype]
+
+
+def dtype_of(name: str, datatype: Any) -> np.dtype[Any]:
+    """Returns the dtype that a request names for an input.
+
+    Raises:
+        RequestError: if there is none of that name.
+    """
+    found = _DTYPES.get(datatype) if isinstance(datatype, str) else None
+    if found is None:
+        raise RequestError(
+            f"Input {name!r} has the datatype {_brief(datatype)}. Use one of "
+            f"{', '.join(sorted(_DTYPES))}."
+        )
+    return found
+
+
+def checked_shape(name: str, shape: Any) -> tuple[int, ...]:
+    """Returns the shape that a request names for an input.
+
+    Raises:
+        RequestError: if it is no list of sizes.
+    """
+    sizes = shape if isinstance(shape, Sequence) and not isinstance(shape, str) else [None]
+    if not all(type(size) is int and 0 <= size < 2**31 for size in sizes):
+        raise RequestError(
+            f"Input {name!r} must have a shape such as [1, 4], a list of sizes, got "
+            f"{_brief(shape)}."
+        )
+    return tuple(sizes)
+
+
+def from_bytes(name: str, datatype: Any, shape: Any, data: bytes) -> np.ndarray:
+    """Returns an input given as bytes: numbers in rows, little-endian.
+
+    Raises:
+        RequestError: if they are not as many as datatype and shape say.
+    """
+    dtype, sizes = dtype_of(name, datatype), checked_shape(name, shape)
+    expected = math.prod(sizes) * dtype.itemsize
+    if len(data) != expected:
+        raise RequestError(
+            f"Input {name!r} must have {expected} bytes, which is {datatype} {list(sizes)}, got "
+            f"{len(data)}."
+        )
+    return np.frombuffer(data, dtype.newbyteorder("<")).reshape(sizes)
+
+
+def from_values(name: str, datatype: Any, shape: Any, data: Any) -> np.ndarray:
+    """Returns an input given as a flat or nested list of values.
+
+    Raises:
+        RequestError: if they are not of the datatype, or not as many as the shape says.
+    """
+    dtype, sizes = dtype_of(name, datatype), checked_shape(name, shape)
+    try:
+        found = np.array(data)
+    except (ValueError, OverflowError) as error:
+        raise RequestError(
+            f"Input {name!r} must be a flat list of values, or lists nested as its shape "
+            f"{list(sizes)} says, got lists of different lengths."
+        ) from error
+    if found.size and found.dtype.kind not in _TAKEN[dtype.kind]:
+        raise RequestError(f"Input {name!r} must have values of {datatype}, got {_brief(data)}.")
+    if found.size != math.prod(sizes) or (found.ndim > 1 and found.shape != sizes):
+        raise RequestError(
+            f"Input {name!r} must have {math.prod(sizes)} values, which is its shape "
+            f"{list(sizes)}, got {found.size} in the shape {list(found.shape)}."
+        )
+    return _cast(name, dtype, found).reshape(sizes)
+
+
+def _cast(name: str, dtype: np.dtype[Any], found: np.ndarray) -> np.ndarray:
+    if dtype.kind in "iu" and found.size:
+        limits = np.iinfo(dtype)
+        low, high = found.min(), found.max()
+        if low < limits.min or high > limits.max:
+            raise RequestError(
+                f"Input {name!r} must have values of {_DATATYPES[dtype]}, from {limits.min} to "
+                f"{limits.max}, got {low if low < limits.min else high}."
+            )
+    with np.errstate(over="ignore"):  # what becomes infinite is refused with what came so
+        return found.astype(dtype)
+
+
+def fitted(ports: Iterable[Port], given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns the inputs of a request in the order of the ports.
+
+    Raises:
+        RequestError: if one is missing, unknown, or of another shape or datatype than its port, or
+            not finite.
+    """
+    ports, free = [*ports], dict[str, int]()
+    names = [port.name for port in ports]
+    for name in given:
+        if name not in names:
+            raise RequestError(
+                f"There is no input {_brief(name)}.{near_matches(name, names)} The model takes "
+                f"{_listed(ports)}."
+            )
+    found = {}
+    for port in ports:
+        if port.name in given:
+            found[port.name] = _fitted(port, given[port.name], free)
+        elif not port.is_optional:
+            raise RequestError(
+                f"Input {port.name!r} is missing. The model takes {_listed(ports)}; the request "
+                f"has {', '.join(map(repr, given)) or 'none'}."
+            )
+    return found
+
+
+def _fitted(port: Port, array: np.ndarray, free: dict[str, int]) -> np.ndarray:
+    """Returns an input if it fits; `free` has the sizes that earlier ones gave to free axes."""
+    if array.dtype != port.dtype or not _has_shape(port.shape, array.shape):
+        raise RequestError(
+            f"Input {port.name!r} must be {port.datatype} {port.sizes}, got {datatype_of(array)} "
+            f"{list(array.shape)}."
+        )
+    for axis, size in zip(port.shape, array.shape, strict=True):
+        if isinstance(axis, str) and free.setdefault(axis, size) != size:
+            raise RequestError(
+                f"Input {port.name!r} must have the size {free[axis]} of the inputs before it "
+                f"along its axis of {axis}, got {list(array.shape)}."
+            )
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        at = tuple(int(i[0]) for i in np.nonzero(~np.isfinite(array)))
+        raise RequestError(
+            f"Input {port.name!r} must have finite numbers, got {array[at]} at {list(at)}."
+        )
+    return array
+
+
+def _has_shape(shape: tuple[int | str, ...], given: tuple[int, ...]) -> bool:
+    return len(shape) == len(given) and all(
+        size > 0 if isinstance(axis, str) else size == axis
+        for axis, size in zip(shape, given, strict=True)
+    )
+
+
+def _listed(ports: Iterable[Port]) -> str:
+    return ", ".join(f"{port}{' (optional)' * port.is_optional}" for port in ports)
+
+
+def _brief(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
