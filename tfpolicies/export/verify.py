@@ -46,8 +46,9 @@ _WIDE = 1e4  # bounds further apart than this are not taken as a range to draw f
 _ROWS = (1, 7, 248, 248, 248, 248)  # of the batches that other models are tried with: 1000
 _SEQUENCES = ((1, 1), (3, 7), (16, 12))  # sequences and steps that a memory is tried with
 
-Runner = Callable[[str, dict[str, np.ndarray]], Mapping[str, np.ndarray]]
 Arrays = dict[str, np.ndarray]
+Runner = Callable[[str, Arrays], Mapping[str, np.ndarray]]
+Step = Callable[[Arrays], Mapping[str, np.ndarray]]
 
 
 class Difference(NamedTuple):
@@ -120,13 +121,22 @@ def verify_onnx(folder: Path, program: Program, state: PolicyState) -> Parity:
     return verify(run, program, state)
 
 
-def verify(run: Runner, program: Program, state: PolicyState) -> Parity:
+def verify(
+    run: Runner,
+    program: Program,
+    state: PolicyState,
+    signatures: Sequence[str] = (GREEDY, SAMPLE),
+    tolerance: float = TOLERANCE,
+) -> Parity:
     """Compares an artefact with a Program and a state on random observations.
 
     Args:
         run: `run(signature, inputs)` gives the artefact's outputs by name.
         program: what the artefact was made from.
         state: likewise.
+        signatures: those that the artefact has.
+        tolerance: how far what the network computes may differ; infinity where its weights were
+            rounded on purpose. What follows from that is held to `TOLERANCE` always.
 
     Raises:
         ExportError: naming the output that differs and by how much.
@@ -137,7 +147,7 @@ def verify(run: Runner, program: Program, state: PolicyState) -> Parity:
                 f"The weight {slot.key!r} of the policy is not finite: the policy has diverged in "
                 "training, and is not exported. Restore an earlier checkpoint."
             )
-    found = [_Comparison(run, program, state, signature) for signature in (GREEDY, SAMPLE)]
+    found = [Comparison(run, program, state, signature, tolerance) for signature in signatures]
     for comparison in found:
         comparison.try_all()
     differences = {each.signature: each.differences for each in found}
@@ -145,8 +155,49 @@ def verify(run: Runner, program: Program, state: PolicyState) -> Parity:
     return Parity(found[0].rows, largest, sum(x.other_choices for x in found), differences)
 
 
-class _Comparison:
+def by_steps(step: Step, program: Program) -> Runner:
+    """Returns a `run` that takes sequences, of an artefact that goes by steps.
+
+    Args:
+        step: gives the artefact's outputs by name, `[B, ...]` each, for inputs `[B, ...]`.
+        program: what the artefact was made from.
+    """
+    if not program.ports.is_recurrent:
+        return lambda signature, inputs: step(inputs)
+    names = {port.name: port.name.replace("_in_", "_out_") for port in program.ports.states}
+
+    def run(signature: str, inputs: Arrays) -> Arrays:
+        rows = {name: x for name, x in inputs.items() if name not in {*names, SEQ_LENS}}
+        memory = {name: inputs[name] for name in names}
+        found: list[Arrays] = []
+        for t in range(next(iter(rows.values())).shape[1]):
+            outputs = dict(step({name: x[:, t] for name, x in rows.items()} | memory))
+            going = t < inputs[SEQ_LENS]
+            memory = {
+                name: np.where(_beside(going, old), outputs.pop(names[name]), old)
+                for name, old in memory.items()
+            }
+            found.append(outputs)
+        stacked = {name: np.stack([each[name] for each in found], axis=1) for name in found[0]}
+        return stacked | {names[name]: x for name, x in memory.items()}
+
+    return run
+
+
+def _beside(flags: np.ndarray, array: np.ndarray) -> np.ndarray:
+    """Returns flags `[B]` in a form that broadcasts with `[B, ...]`."""
+    return flags.reshape(-1, *[1] * (array.ndim - 1))
+
+
+class Comparison:
     """One signature of an artefact beside the policy.
+
+    Args:
+        run: see `verify`.
+        program: likewise.
+        state: likewise.
+        signature: its name.
+        tolerance: see `verify`.
 
     Attributes:
         signature: its name.
@@ -155,10 +206,18 @@ class _Comparison:
         differences: the largest by output.
     """
 
-    def __init__(self, run: Runner, program: Program, state: PolicyState, signature: str) -> None:
+    def __init__(
+        self,
+        run: Runner,
+        program: Program,
+        state: PolicyState,
+        signature: str = GREEDY,
+        tolerance: float = TOLERANCE,
+    ) -> None:
         self._run = run
         self._program = program
         self._state = state
+        self._tolerance = tolerance
         self.signature = signature
         self._explorer = serving_explorer(program)
         self._outputs = output_ports(program)
@@ -172,24 +231,43 @@ class _Comparison:
         Raises:
             ExportError: naming the output that differs and by how much.
         """
-        ports, rng = self._program.ports, self._rng
-        sizes = _SEQUENCES if ports.is_recurrent else [(n, 1) for n in _ROWS]
-        for count, steps in sizes:
-            inputs = random_inputs(ports, count, steps, rng)
+        is_recurrent = self._program.ports.is_recurrent
+        for count, steps in _SEQUENCES if is_recurrent else [(n, 1) for n in _ROWS]:
+            inputs = self.drawn(count, steps)
             lengths = np.full(count, steps, np.int32)
-            if ports.is_recurrent:
-                lengths[1:] = rng.integers(1, steps + 1, count - 1)
-                inputs[-len(ports.states) :] = self._reached_memory(count)
+            if is_recurrent:
+                lengths[1:] = self._rng.integers(1, steps + 1, count - 1)
             self._try(inputs, lengths)
 
+    def drawn(self, count: int, steps: int) -> list[np.ndarray]:
+        """Draws inputs as `random_inputs` does, with memories that the policy comes to."""
+        ports = self._program.ports
+        inputs = random_inputs(ports, count, steps, self._rng)
+        if ports.is_recurrent:
+            inputs[-len(ports.states) :] = self._reached_memory(count)
+        return inputs
+
     def _try(self, inputs: list[np.ndarray], lengths: np.ndarray) -> None:
-        ports, explorer = self._program.ports, self._explorer
-        count, steps = inputs[0].shape[:2]
-        valid = np.arange(steps) < lengths[:, None]
+        explorer, (count, steps) = self._explorer, inputs[0].shape[:2]
         noise = np.zeros((count, steps, explorer.noise_size), np.float32)
         if self.signature == SAMPLE:
             params = np.zeros(explorer.num_params, np.float32)
             noise = explorer.draw_noise(self._rng, count * steps, params).reshape(count, steps, -1)
+        ours, wanted = self.both(inputs, lengths, noise)
+        self._compare_all(ours, wanted, noise[np.arange(steps) < lengths[:, None]])
+
+    def both(
+        self, inputs: list[np.ndarray], lengths: np.ndarray, noise: np.ndarray
+    ) -> tuple[Arrays, Arrays]:
+        """Returns what the artefact and the policy give, by name: steps that count, in rows.
+
+        Args:
+            inputs: as `drawn` gives them.
+            lengths: how many steps of each sequence count, `[B]`.
+            noise: `[B, T, k]`; only the signature that samples takes it.
+        """
+        ports, (count, steps) = self._program.ports, inputs[0].shape[:2]
+        valid = np.arange(steps) < lengths[:, None]
         given = {p.name: x for p, x in zip(ports.all, inputs, strict=True)}
         if self.signature == SAMPLE:
             given[NOISE] = noise
@@ -201,7 +279,7 @@ class _Comparison:
             {p.name: x[p.name][valid] if p.axes == 2 else x[p.name] for p in self._outputs}
             for x in (self._given(given, count, steps), self._reference(inputs, lengths, noise))
         )
-        self._compare_all(ours, wanted, noise[valid])
+        return ours, wanted
 
     def _given(self, inputs: Arrays, count: int, steps: int) -> Arrays:
         """Returns what the artefact gives, in the form that it should have."""
@@ -259,7 +337,7 @@ class _Comparison:
             found.append(served_outputs(program, [np.array(x) for x in outputs]))
             going = t < lengths
             memory = [
-                np.where(going.reshape(-1, *[1] * (old.ndim - 1)), new, old)
+                np.where(_beside(going, old), new, old)
                 for old, new in zip(memory, acted.states, strict=True)
             ]
         if not program.ports.is_recurrent:
@@ -276,7 +354,8 @@ class _Comparison:
         if by_itself and self.signature == GREEDY:  # only the class says what noise gives
             derived = set() if explorer.key == spec.explorer.key else {"action_logp"}
         for name in [name for name in ours if name not in derived]:
-            self._compare(name, ours[name], wanted[name], _sizes(wanted[name]))
+            scale = _sizes(wanted[name])
+            self._compare(name, ours[name], wanted[name], scale, self._tolerance)
         self.rows += len(noise)
         if by_itself:
             return
@@ -298,10 +377,17 @@ class _Comparison:
         for name, right in zip(for_env, mapped, strict=True):
             self._compare(name, ours[name], right.numpy(), _sizes(right.numpy()))
 
-    def _compare(self, name: str, given: np.ndarray, right: np.ndarray, scale: np.ndarray) -> None:
+    def _compare(
+        self,
+        name: str,
+        given: np.ndarray,
+        right: np.ndarray,
+        scale: np.ndarray,
+        tolerance: float = TOLERANCE,
+    ) -> None:
         """Notes the difference of one output, if it is not larger than allowed."""
         other = f"gives other {name} than the policy"
-        if given.dtype.kind != "f":
+        if given.dtype.kind != "f" and tolerance < np.inf:
             if not np.array_equal(given, right):
                 places = f"{int((given != right).sum())} of {given.size} places"
                 raise self._refusal(f"{other} in {places}. The export was refused.")
@@ -314,10 +400,10 @@ class _Comparison:
             )
         error = np.abs(given[plain].astype(np.float64) - right[plain])
         relative = float(np.max(error / scale[plain], initial=0.0))
-        if not relative <= TOLERANCE:
+        if not relative <= tolerance:
             raise self._refusal(
                 f"{other}: the largest relative difference is {relative:.3g}, allowed is "
-                f"{TOLERANCE:g}. The export was refused."
+                f"{tolerance:g}. The export was refused."
             )
         before = self.differences.get(name, Difference(0.0, 0.0))
         found = Difference(float(np.max(error, initial=0.0)), relative)
