@@ -119,7 +119,7 @@ def _commands(used: str) -> dict[str, _Command]:
     own: dict[str, _Command] = {
         "train": _Command("train a policy on an environment", _train),
         "evaluate": _Command("play episodes with a trained policy", _evaluate),
-        "export": _Command("write a policy as SavedModel and ONNX", _export),
+        "export": _Command("write a policy as SavedModel, ONNX or LiteRT", _export),
         "play-exported": _Command("play episodes with an exported ONNX file alone", _play_exported),
         "tuned": _Command("list the settings that are known to learn well", _tuned),
     }
@@ -196,6 +196,18 @@ def _export(parser: _Parser) -> None:
         help="write ONNX only, of this opset if one is given",
     )
     parser.add_argument("--saved-model", action="store_true", help="write a SavedModel only")
+    parser.add_argument(
+        "--layout",
+        choices=("tf-serving", "triton", "mlserver", "kserve"),
+        help="write what this engine reads, right into DIR",
+    )
+    parser.add_argument(
+        "--litert",
+        nargs="?",
+        choices=("float16", "int8"),
+        const=True,
+        help="write LiteRT only, with weights rounded to this if it is given",
+    )
 
 
 def _play_exported(parser: _Parser) -> None:

@@ -72,16 +72,18 @@ def evaluate(args: argparse.Namespace) -> int:
 
 
 def export(args: argparse.Namespace) -> int:
-    """Writes a trained policy as SavedModel and ONNX, each verified."""
+    """Writes a trained policy as SavedModel and ONNX, or in the form asked for, verified."""
     console = CommandConsole()
     policy = load_policy(find_checkpoint(args.source, best=args.best), console, model=args.model)
-    both = args.onnx is None and not args.saved_model
+    both = not (args.onnx or args.saved_model or args.layout or args.litert)
     exported = export_policy(
         policy,
         Path(args.to),
         console,
         onnx=args.onnx or both,
         saved_model=args.saved_model or both,
+        layout=args.layout,
+        litert=args.litert,
     )
     console.print(summary_table(f"Exported {type(policy).__name__}", exported.figures))
     print_files(console, exported.files)

@@ -65,6 +65,7 @@ class Parity(NamedTuple):
     largest_difference: float  # over all outputs and signatures, as the tolerance counts it
     near_ties: int  # greedy choices that differ because the two best are equal up to rounding
     differences: dict[str, dict[str, Difference]]  # the largest per signature and output
+    tolerance: float | None = TOLERANCE  # None where weights were rounded on purpose
 
     def to_json(self) -> dict[str, Any]:
         """Returns the report for `policy_spec.json`."""
@@ -72,7 +73,7 @@ class Parity(NamedTuple):
             signature: {name: difference._asdict() for name, difference in found.items()}
             for signature, found in self.differences.items()
         }
-        told = {"differences": differences, "tolerance": TOLERANCE, "seed": _SEED}
+        told = {"differences": differences, "seed": _SEED}
         return {**self._asdict(), **told}
 
 
@@ -100,25 +101,28 @@ def verify_onnx(folder: Path, program: Program, state: PolicyState) -> Parity:
     Raises:
         ExportError: if one cannot be run, lacks a name, or gives other numbers.
     """
+    steps = {signature: onnx_step(folder / name) for signature, name in ONNX_FILES.items()}
+    return verify(lambda signature, inputs: steps[signature](inputs), program, state)
+
+
+def onnx_step(path: Path) -> Step:
+    """Returns what runs an ONNX file, from inputs to outputs by name.
+
+    Raises:
+        ExportError: if ONNX Runtime cannot load it.
+    """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
-    sessions = {}
-    for signature, name in ONNX_FILES.items():
-        try:
-            sessions[signature] = onnxruntime.InferenceSession(
-                (folder / name).read_bytes(), options, providers=["CPUExecutionProvider"]
-            )
-        except Exception as error:
-            raise ExportError(f"ONNX Runtime cannot load {name}: {error}") from error
-
-    def run(signature: str, inputs: Arrays) -> Arrays:
-        session = sessions[signature]
-        names = [output.name for output in session.get_outputs()]
-        return dict(zip(names, session.run(names, inputs), strict=True))
-
-    return verify(run, program, state)
+    try:
+        session = onnxruntime.InferenceSession(
+            path.read_bytes(), options, providers=["CPUExecutionProvider"]
+        )
+    except Exception as error:
+        raise ExportError(f"ONNX Runtime cannot load {path.name}: {error}") from error
+    names = [output.name for output in session.get_outputs()]
+    return lambda inputs: dict(zip(names, session.run(names, inputs), strict=True))
 
 
 def verify(
@@ -135,8 +139,8 @@ def verify(
         program: what the artefact was made from.
         state: likewise.
         signatures: those that the artefact has.
-        tolerance: how far what the network computes may differ; infinity where its weights were
-            rounded on purpose. What follows from that is held to `TOLERANCE` always.
+        tolerance: the largest difference; infinity where numbers were rounded on purpose, so that
+            it is only told.
 
     Raises:
         ExportError: naming the output that differs and by how much.
@@ -152,7 +156,9 @@ def verify(
         comparison.try_all()
     differences = {each.signature: each.differences for each in found}
     largest = max(x.relative for each in found for x in each.differences.values())
-    return Parity(found[0].rows, largest, sum(x.other_choices for x in found), differences)
+    other_choices = sum(x.other_choices for x in found)
+    told = tolerance if tolerance < np.inf else None
+    return Parity(found[0].rows, largest, other_choices, differences, told)
 
 
 def by_steps(step: Step, program: Program) -> Runner:
@@ -354,8 +360,7 @@ class Comparison:
         if by_itself and self.signature == GREEDY:  # only the class says what noise gives
             derived = set() if explorer.key == spec.explorer.key else {"action_logp"}
         for name in [name for name in ours if name not in derived]:
-            scale = _sizes(wanted[name])
-            self._compare(name, ours[name], wanted[name], scale, self._tolerance)
+            self._compare(name, ours[name], wanted[name], _sizes(wanted[name]))
         self.rows += len(noise)
         if by_itself:
             return
@@ -377,16 +382,9 @@ class Comparison:
         for name, right in zip(for_env, mapped, strict=True):
             self._compare(name, ours[name], right.numpy(), _sizes(right.numpy()))
 
-    def _compare(
-        self,
-        name: str,
-        given: np.ndarray,
-        right: np.ndarray,
-        scale: np.ndarray,
-        tolerance: float = TOLERANCE,
-    ) -> None:
+    def _compare(self, name: str, given: np.ndarray, right: np.ndarray, scale: np.ndarray) -> None:
         """Notes the difference of one output, if it is not larger than allowed."""
-        other = f"gives other {name} than the policy"
+        other, tolerance = f"gives other {name} than the policy", self._tolerance
         if given.dtype.kind != "f" and tolerance < np.inf:
             if not np.array_equal(given, right):
                 places = f"{int((given != right).sum())} of {given.size} places"
@@ -394,10 +392,14 @@ class Comparison:
             self.differences.setdefault(name, Difference(0.0, 0.0))
             return
         plain = np.isfinite(right) & (right > MASKED_LOGIT / 2)
+        if tolerance == np.inf and given.dtype.kind == "f":
+            given = np.maximum(given, MASKED_LOGIT)  # which float16 takes for -inf
         if not np.array_equal(given[~plain], right[~plain], equal_nan=True):
             raise self._refusal(
                 f"{other} where the policy's are masked or not finite. The export was refused."
             )
+        if not np.isfinite(given[plain]).all():
+            raise self._refusal(f"{other}: numbers that are not finite. The export was refused.")
         error = np.abs(given[plain].astype(np.float64) - right[plain])
         relative = float(np.max(error / scale[plain], initial=0.0))
         if not relative <= tolerance:

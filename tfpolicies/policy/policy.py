@@ -693,7 +693,13 @@ class Policy(metaclass=ported.AskedByPorted):
             )
 
     def export_model(
-        self, export_dir: str | os.PathLike[str], onnx: int | bool | None = None
+        self,
+        export_dir: str | os.PathLike[str],
+        onnx: int | bool | None = None,
+        *,
+        layout: str | None = None,
+        litert: bool | str = False,
+        observations: Any = None,
     ) -> Any:
         """Writes the policy for serving.
 

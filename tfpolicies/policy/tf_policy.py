@@ -19,9 +19,8 @@ from tfpolicies.batch.view_requirement import ViewRequirement
 from tfpolicies.config.read_only import copied
 from tfpolicies.errors import BatchError, ConfigError, UsageError
 from tfpolicies.exploration.making import make_exploration
-from tfpolicies.export.onnx_file import export_onnx
+from tfpolicies.export.forms import export_policy
 from tfpolicies.export.result import ExportResult
-from tfpolicies.export.saved_model import export_saved_model
 from tfpolicies.models.adapted import AdaptedModel
 from tfpolicies.models.filters import MeanStdFilter, make_reward_filter
 from tfpolicies.models.kept_model import kept_model
@@ -659,7 +658,13 @@ class TFPolicy(PolicyKind):
     # -- export -------------------------------------------------------------------------------
 
     def export_model(
-        self, export_dir: str | os.PathLike[str], onnx: int | bool | None = None
+        self,
+        export_dir: str | os.PathLike[str],
+        onnx: int | bool | None = None,
+        *,
+        layout: str | None = None,
+        litert: bool | str = False,
+        observations: Any = None,
     ) -> ExportResult:
         """Writes the whole policy, preprocessing and action pipeline included, for serving.
 
@@ -668,21 +673,31 @@ class TFPolicy(PolicyKind):
         Args:
             export_dir: the folder; made if missing. A SavedModel goes to the next numbered version
                 folder in it, to which links lead, so that TensorFlow loads either folder; ONNX to
-                `model.onnx` and `model_sample.onnx`.
+                `model.onnx` and `model_sample.onnx`; LiteRT to `model.tflite`.
             onnx: None for a SavedModel, True for ONNX, a number for ONNX of that opset.
+            layout: an engine whose form the folder is to have: "tf-serving", "triton", "mlserver"
+                or "kserve". All but the first hold ONNX, of the opset that `onnx` names.
+            litert: True for LiteRT; "float16" or "int8" for LiteRT with rounded weights.
+            observations: with `litert`, a batch `[N, ...]` of observations, nested as the space is,
+                on which greedy actions are compared; None for 1000 random ones.
 
         Returns:
-            The path and the parity figures.
+            The path, the parity figures and how to load it.
 
         Raises:
-            ExportError: if it cannot be written or does not do what the policy does; the folder is
-                then as it was. Also a RuntimeError if tf2onnx is missing.
+            ExportError: if arguments contradict each other, or it cannot be written or does not do
+                what the policy does; the folder is then as it was. Also a RuntimeError if a package
+                is missing.
         """
-        if onnx is None or onnx == 0:
-            return export_saved_model(self.program, self._state, export_dir)
-        if onnx is True:
-            return export_onnx(self.program, self._state, export_dir)
-        return export_onnx(self.program, self._state, export_dir, opset=onnx)
+        return export_policy(
+            self.program,
+            self._state,
+            export_dir,
+            onnx,
+            layout=layout,
+            litert=litert,
+            observations=observations,
+        )
 
     def import_model_from_h5(
         self, import_file: str | os.PathLike[str], *, allow_missing: bool = False
