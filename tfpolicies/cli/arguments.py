@@ -195,13 +195,14 @@ def _export(parser: _Parser) -> None:
         metavar="OPSET",
         help="write ONNX only, of this opset if one is given",
     )
-    parser.add_argument("--saved-model", action="store_true", help="write a SavedModel only")
-    parser.add_argument(
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--saved-model", action="store_true", help="write a SavedModel only")
+    form.add_argument(
         "--layout",
         choices=("tf-serving", "triton", "mlserver", "kserve"),
         help="write what this engine reads, right into DIR",
     )
-    parser.add_argument(
+    form.add_argument(
         "--litert",
         nargs="?",
         choices=("float16", "int8"),

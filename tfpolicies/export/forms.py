@@ -76,7 +76,8 @@ def _form(onnx: Any, layout: Any, litert: Any) -> str:
     if layout not in (None, *LAYOUTS):
         raise ExportError(f"layout must be one of {list(LAYOUTS)}, got {layout!r}.")
     is_onnx = onnx is not None and onnx != 0
-    given = {"onnx": is_onnx and layout not in _OF_ONNX, "layout": layout, "litert": litert}
+    by_itself = onnx if is_onnx and layout not in _OF_ONNX else None
+    given = {"onnx": by_itself, "layout": layout, "litert": litert}
     named = [f"{name}={value!r}" for name, value in given.items() if value]
     if len(named) > 1:
         raise ExportError(

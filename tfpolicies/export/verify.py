@@ -42,6 +42,7 @@ from tfpolicies.state import ACTING, PolicyState
 ONNX_FILES = {GREEDY: "model.onnx", SAMPLE: "model_sample.onnx"}
 TOLERANCE = 1e-5
 _SEED = 0
+_LOWEST_FLOAT16 = np.finfo(np.float16).min  # which a masked logit is rounded to
 _WIDE = 1e4  # bounds further apart than this are not taken as a range to draw from
 _ROWS = (1, 7, 248, 248, 248, 248)  # of the batches that other models are tried with: 1000
 _SEQUENCES = ((1, 1), (3, 7), (16, 12))  # sequences and steps that a memory is tried with
@@ -393,7 +394,7 @@ class Comparison:
             return
         plain = np.isfinite(right) & (right > MASKED_LOGIT / 2)
         if tolerance == np.inf and given.dtype.kind == "f":
-            given = np.maximum(given, MASKED_LOGIT)  # which float16 takes for -inf
+            given = np.where(given <= _LOWEST_FLOAT16, MASKED_LOGIT, given)
         if not np.array_equal(given[~plain], right[~plain], equal_nan=True):
             raise self._refusal(
                 f"{other} where the policy's are masked or not finite. The export was refused."
