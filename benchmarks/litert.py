@@ -1,10 +1,11 @@
 """LiteRT files over the export matrix: `python -m benchmarks.litert`.
 
-Exports one policy of each kind of space and model with float32, float16 and int8 weights, and
-prints how well each file agrees, its size, and the share of greedy actions that are the policy's on
-1000 observations that the policy visits in an environment of random transitions in its spaces. What
-cannot be converted is listed with its reason. `--only TEXT` takes combinations whose name has it;
-`--units N` widens the layers (4 are too few for int8, which leaves small arrays as they are).
+Exports trained policies, and one with random weights of each kind of space and model, with
+float32, float16 and int8 weights. It prints how well each file agrees with its policy, its size,
+and the share of greedy actions that are the policy's: on 1000 observations that a trained policy
+visits, and on 1000 random elements of the space for the others. What cannot be converted is listed
+with its reason. `--only TEXT` takes policies whose name has it; `--units N` sets the width of
+layers (int8 leaves arrays of less than 1024 numbers as they are).
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from collections.abc import Iterator
 from typing import Any
 
 import gymnasium as gym
+import keras
 import numpy as np
 
-from benchmarks.conformance import Combination, make_policy
+from benchmarks.conformance import MODELS, Combination, make_policy
+from tfpolicies import PPOConfig, SACConfig
 from tfpolicies.errors import ExportError
-from tfpolicies.models.spaces import leaves, pick
 
 WEIGHTS = ("float32", "float16", "int8")
 ROWS = 1000
@@ -40,73 +43,74 @@ COMBINATIONS = [
 ]
 
 
-class Wandering(gym.Env):
-    """Goes to a random place, a step that the action chooses: so what is visited hangs on both."""
-
-    def __init__(self, observation_space: gym.Space, action_space: gym.Space) -> None:
-        self.observation_space = observation_space
-        self.action_space = action_space
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
-        super().reset(seed=seed)
-        self.observation_space.seed(0 if seed is None else seed)
-        return self.observation_space.sample(), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
-        flat = gym.spaces.flatten(self.action_space, action)
-        for _ in range(int(np.abs(np.nan_to_num(flat)).sum()) % 3):
-            self.observation_space.sample()
-        return self.observation_space.sample(), 0.0, False, False, {}
+TRAINED: dict[str, tuple[Any, dict[str, Any]]] = {
+    "CartPole-v1": (PPOConfig, {"train_batch_size": 1024, "lr": 1e-3}),
+    "Acrobot-v1": (PPOConfig, {"train_batch_size": 1024, "lr": 1e-3}),
+    "Pendulum-v1": (SACConfig, {}),
+}
+ITERATIONS = {PPOConfig: 15, SACConfig: 2000}
 
 
-def visited(policy: Any) -> Any:
-    """Returns a batch of observations that the policy visits, nested as its space is."""
-    env = Wandering(policy.observation_space, policy.action_space)
-    session, seen = policy.session(), []
-    obs, _ = env.reset(seed=0)
-    for _ in range(ROWS):
+def trained(env: str) -> tuple[Any, Any]:
+    """Returns a policy after some training, and 1000 observations that it visits greedily."""
+    kind, settings = TRAINED[env]
+    config = kind().environment(env).rollouts(num_envs_per_worker=8).debugging(seed=0)
+    algorithm = config.training(**settings).build()
+    for _ in range(ITERATIONS[kind]):
+        algorithm.train()
+    policy, one = algorithm.get_policy(), gym.make(env)
+    obs, seen = one.reset(seed=0)[0], []
+    while len(seen) < ROWS:
         seen.append(obs)
-        obs, *_ = env.step(session.act(obs))
-    rows = [
-        np.stack([np.asarray(pick(o, x.path)) for o in seen]) for x in leaves(env.observation_space)
-    ]
-    return policy.program.ports and _nested(env.observation_space, iter(rows))
+        obs, _, ended, cut, _ = one.step(algorithm.compute_single_action(obs, explore=False))
+        if ended or cut:
+            obs = one.reset()[0]
+    return policy, np.stack(seen)
 
 
-def _nested(space: Any, rows: Any) -> Any:
+def sampled(space: gym.Space) -> Any:
+    """Returns 1000 elements of a space as one batch, nested as it is."""
     if isinstance(space, gym.spaces.Dict):
-        return {key: _nested(part, rows) for key, part in space.items()}
+        return {key: sampled(part) for key, part in space.items()}
     if isinstance(space, gym.spaces.Tuple):
-        return tuple(_nested(part, rows) for part in space)
-    return next(rows)
+        return tuple(map(sampled, space))
+    space.seed(0)
+    return np.stack([np.asarray(space.sample()) for _ in range(ROWS)])
 
 
 def wide_policy(combination: Combination, units: int) -> Any:
     """Returns a policy of the combination whose layers have `units` units."""
-    from benchmarks import conformance
-
-    model = dict(conformance.MODELS[combination.model])
+    model = dict(MODELS[combination.model])
     sizes = {"fcnet_hiddens": [units, units], "lstm_cell_size": units, "attention_dim": units}
-    if "conv_filters" in model:
-        sizes["post_fcnet_hiddens"] = [units]
-    kept = {key: value for key, value in sizes.items() if key in model}
-    return make_policy(combination, model={**model, **kept})
+    sizes["post_fcnet_hiddens"] = [units]
+    return make_policy(combination, model=model | {k: x for k, x in sizes.items() if k in model})
 
 
-def measure(combination: Combination, units: int) -> tuple[list[str], str]:
-    """Returns the cells of a row, and why there are none."""
-    policy = wide_policy(combination, units)
-    seen, cells = visited(policy), []
+def measure(name: str, policy: Any, seen: Any) -> tuple[list[str], list[str]]:
+    """Returns the cells of a row, and what was refused and why."""
+    cells, refused = [], []
     for weights in WEIGHTS:
         with tempfile.TemporaryDirectory() as folder:
             try:
                 result = policy.export_model(folder, litert=weights, observations=seen)
             except ExportError as error:
-                return cells, f"{combination}, {weights}: {error}"
+                cells += ["refused", "", ""]
+                refused.append(f"{name}, {weights}: {error}")
+                continue
             size = result.path.stat().st_size / 1024
             share = result.agreement.equal_actions
             cells += [f"{result.parity.largest_difference:.1e}", f"{size:.0f} kB", f"{share:.1%}"]
-    return cells, ""
+    return cells, refused
+
+
+def rows(options: argparse.Namespace) -> Iterator[tuple[str, Any, Any]]:
+    for env in TRAINED:
+        if options.only in env:
+            yield env, *trained(env)
+    for combination in COMBINATIONS:
+        if options.only in str(combination):
+            policy = wide_policy(combination, options.units)
+            yield str(combination), policy, sampled(policy.observation_space)
 
 
 def main() -> int:
@@ -118,15 +122,12 @@ def main() -> int:
     print("|".join(["", "policy", *heads, ""]))
     print("|---" * (1 + len(heads)) + "|")
     refused = []
-    for combination in COMBINATIONS:
-        if options.only not in str(combination):
-            continue
-        cells, reason = measure(combination, options.units)
-        refused += [reason] if reason else []
-        print("|".join(["", str(combination), *cells, ""]), flush=True)
-    for reason in refused:
-        print(f"refused: {reason}")
-    print(f"{len(refused)} refused")
+    for name, policy, seen in rows(options):
+        cells, reasons = measure(name, policy, seen)
+        refused += reasons
+        print("|".join(["", name, *cells, ""]), flush=True)
+        keras.utils.clear_session()
+    print(*refused, f"{len(refused)} refused", sep="\n")
     return 1 if refused else 0
 
 

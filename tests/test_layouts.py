@@ -5,9 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-from pathlib import Path
 
-import gymnasium as gym
 import numpy as np
 import onnx
 import pytest
@@ -297,7 +295,5 @@ def test_an_algorithm_hands_the_form_on(tmp_path):
         result = algorithm.export_policy_model(tmp_path / "pole", layout="tf-serving")
     finally:
         algorithm.stop()
-    assert [*requests_of(Path(result.path))][0][2]["obs"].shape == (
-        1,
-        *gym.make("CartPole-v1").observation_space.shape,
-    )
+    first = next(requests_of(result.path))
+    assert first[2]["obs"].shape == (1, 4)

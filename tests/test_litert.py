@@ -73,7 +73,8 @@ def test_a_litert_file_needs_litert_only(exact, tmp_path):
     from ai_edge_litert.interpreter import Interpreter
     run = Interpreter(sys.argv[1]).get_signature_runner("serving_default")
     run(obs=np.zeros((2, 3), np.float32))
-    print(json.dumps([name for name in ("tensorflow", "keras", "tfpolicies") if name in sys.modules]))
+    others = ("tensorflow", "keras", "tfpolicies")
+    print(json.dumps([name for name in others if name in sys.modules]))
     """
     (tmp_path / "script.py").write_text(textwrap.dedent(script))
     command = [sys.executable, "-I", str(tmp_path / "script.py"), str(exact.path)]

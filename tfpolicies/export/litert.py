@@ -135,5 +135,6 @@ def _step(content: bytes) -> Step:
 
     with native_stderr_held_back():
         interpreter = Interpreter(model_content=content, num_threads=1)
+        interpreter.allocate_tensors()
         runner = interpreter.get_signature_runner(GREEDY)
     return lambda inputs: runner(**inputs)

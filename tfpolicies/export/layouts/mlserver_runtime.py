@@ -13,7 +13,7 @@ import onnxruntime
 from mlserver import MLModel
 from mlserver.codecs import NumpyCodec
 from mlserver.errors import InferenceError
-from mlserver.types import InferenceRequest, InferenceResponse, RequestInput
+from mlserver.types import InferenceRequest, InferenceResponse, RequestInput, ResponseOutput
 
 
 class PolicyRuntime(MLModel):
@@ -43,7 +43,7 @@ class PolicyRuntime(MLModel):
         if unknown:
             raise InferenceError(f"There are no outputs {unknown}; there are {self._outputs}.")
         found = self._session.run(wanted, feed)
-        outputs = [NumpyCodec.encode_output(n, x) for n, x in zip(wanted, found, strict=True)]
+        outputs = [_encoded(name, array) for name, array in zip(wanted, found, strict=True)]
         return InferenceResponse(
             model_name=self.name, model_version=self.version, id=payload.id, outputs=outputs
         )
@@ -54,7 +54,7 @@ class PolicyRuntime(MLModel):
             raise InferenceError(
                 f"The inputs must be {sorted(ports)}, but the request has {sorted(given)}."
             )
-        rows = {len_of(tensor) for tensor in given.values()}
+        rows = {_rows(tensor) for tensor in given.values()}
         if len(rows) > 1:
             raise InferenceError(f"All inputs must have as many rows, but they have {rows}.")
         return {name: self._array(ports[name], tensor) for name, tensor in given.items()}
@@ -70,11 +70,17 @@ class PolicyRuntime(MLModel):
                 f"got {told}."
             )
         try:
-            return NumpyCodec.decode_input(tensor)
+            return np.reshape(NumpyCodec.decode_input(tensor), tensor.shape)
         except (TypeError, ValueError) as error:
             raise InferenceError(f"The input {port.name!r} is no {told}: {error}.") from error
 
 
-def len_of(tensor: RequestInput) -> int:
-    """Returns how many rows a tensor has."""
+def _encoded(name: str, array: np.ndarray) -> ResponseOutput:
+    """Returns an output in its own shape: the codec adds an axis to a row of numbers."""
+    output = NumpyCodec.encode_output(name, array)
+    output.shape = list(array.shape)
+    return output
+
+
+def _rows(tensor: RequestInput) -> int:
     return tensor.shape[0] if tensor.shape else 0
