@@ -42,7 +42,23 @@ RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "CartPole-v1",
         {**_REPLAY, "replay_buffer_config": PRIORITIZED, "n_step": 3},
     ),
+    "Rainbow": (
+        "DQN",
+        "CartPole-v1",
+        {
+            **_REPLAY,
+            "replay_buffer_config": PRIORITIZED,
+            "n_step": 3,
+            "num_atoms": 11,
+            "v_min": 0.0,
+            "v_max": 100.0,
+            "noisy": True,
+            "dueling": True,
+            "double_q": True,
+        },
+    ),
     "SAC": ("SAC", "Pendulum-v1", _REPLAY),
+    "SAC, Discrete": ("SAC", "CartPole-v1", _REPLAY),
     "TD3": ("TD3", "Pendulum-v1", _REPLAY),
     "DDPG": ("DDPG", "Pendulum-v1", {**_REPLAY, "replay_buffer_config": PRIORITIZED}),
 }

@@ -210,7 +210,8 @@ class Runner:
         folder = self._folder(cell)
         folder.mkdir(parents=True, exist_ok=True)
         task = cell.task
-        request = {name: getattr(task, name) for name in ("algorithm", "env", "steps")}
+        names = ("algorithm", "env", "steps", "own_weights")
+        request = {name: getattr(task, name) for name in names}
         request |= {"seed": cell.seed, "settings": task.settings()}
         command = [str(self.interpreters[cell.library]), str(HERE / SCRIPTS[cell.library])]
         command += [json.dumps(request), "--folder", str(folder)]

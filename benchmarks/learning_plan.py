@@ -27,6 +27,7 @@ class Task:
         seeds: how many seeds each library has.
         part: what is different from the tuned settings, in one word; "" if nothing is.
         changes: those settings.
+        own_weights: whether peers begin with their own initial weights, not with ours.
     """
 
     algorithm: str
@@ -35,6 +36,7 @@ class Task:
     seeds: Mapping[str, int] = field(hash=False)
     part: str = ""
     changes: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    own_weights: bool = False
 
     @property
     def name(self) -> str:
@@ -55,7 +57,8 @@ class Task:
 
     def digest(self) -> str:
         """Returns eight characters that change with the settings and the steps."""
-        text = json.dumps([self.settings(), self.steps], sort_keys=True)
+        own = ["own weights"] if self.own_weights else []
+        text = json.dumps([self.settings(), self.steps, *own], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
@@ -125,8 +128,17 @@ TASKS = (
     Task("SAC", "HalfCheetah-v5", 300_000, _ALONE),
     Task("PPO", "HalfCheetah-v5", 1_000_000, _THREE),
     Task("PPO", "envpool:Pong-v5", 2_000_000, _ALONE),
+    *(
+        Task(algo, env, steps, {"sb3": 3}, "own-weights", own_weights=True)
+        for algo, env, steps in (
+            ("SAC", "Pendulum-v1", 20_000),
+            ("TD3", "Pendulum-v1", 20_000),
+            ("DQN", "CartPole-v1", 50_000),
+        )
+    ),
 )
-"""The cheapest first; 2e6 steps of Pong are 8e6 frames."""
+"""The cheapest first; 2e6 steps of Pong are 8e6 frames. The last ones show what the peers' initial
+weights do, which are ours elsewhere."""
 
 
 def cells(

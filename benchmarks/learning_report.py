@@ -95,7 +95,7 @@ def verdicts(task: Task, scores: Scores) -> dict[str, Verdict]:
     """
     complete = {name for name, count in task.seeds.items() if len(scores.get(name, ())) >= count}
     if "ours" not in complete:
-        return {}
+        return {}  # not finished, or peers alone
     peers = [name for name in task.seeds if name != "ours"]
     if not peers:
         return {"": alone(scores["ours"], task.threshold())}
@@ -184,7 +184,7 @@ def _settings() -> list[str]:
     for task in TASKS:
         lines += [f"**{_title(task)}** ({source(task)})", "", "```text", _json(task.settings())]
         lines += ["```", ""]
-        if len(task.seeds) > 1:
+        if set(task.seeds) - {"ours"}:
             told = learning_peer.arguments(task.algorithm, task.settings(), task.steps)
             told |= learning_peer.normalised(task.settings())
             lines += ["The peers are told", "", "```text", _json(told), "```", ""]

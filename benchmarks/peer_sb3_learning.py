@@ -1,7 +1,7 @@
 """Stable-Baselines3's and SBX's side of the learning benchmark: one cell in its own process.
 
 Run by `benchmarks.learning` in the peer's interpreter, with the request as JSON. Weights begin as
-ours do, and Adam has the same epsilon.
+ours do, unless `own_weights` are asked for, and Adam has the same epsilon.
 """
 
 import argparse
@@ -93,7 +93,7 @@ def model_of(request: dict[str, Any], library: str) -> Any:
             network[name] = kinds[network[name]]
     make = getattr(stable_baselines3, algorithm)
     model = make("MlpPolicy", env, seed=request["seed"], device="cpu", **told)
-    if not learning_peer.is_orthogonal(settings):
+    if not (learning_peer.is_orthogonal(settings) or request["own_weights"]):
         draw_weights(model.policy, request["seed"])
     if algorithm == "SAC":  # which the arguments do not reach
         model.ent_coef_optimizer.param_groups[0]["eps"] = network["optimizer_kwargs"]["eps"]
