@@ -48,7 +48,7 @@ TRAINED: dict[str, tuple[Any, dict[str, Any]]] = {
     "Acrobot-v1": (PPOConfig, {"train_batch_size": 1024, "lr": 1e-3}),
     "Pendulum-v1": (SACConfig, {}),
 }
-ITERATIONS = {PPOConfig: 15, SACConfig: 2000}
+ITERATIONS = {PPOConfig: 15, SACConfig: 300}
 
 
 def trained(env: str) -> tuple[Any, Any]:

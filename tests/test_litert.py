@@ -119,12 +119,12 @@ def test_rounded_weights_are_smaller_and_the_share_of_equal_actions_is_told(
 def test_masks_survive_rounding_and_real_actions_are_compared_by_their_size(tmp_path):
     space = spaces.Dict(observations=tiny.OBS, action_mask=spaces.MultiBinary(2))
     masked = tiny.varied(tiny.make(obs=space)).export_model(tmp_path / "masked", litert="float16")
-    obs = {"obs": np.zeros((2, 3), np.float32), "action_mask": np.int8([[1, 0], [0, 1]])}
+    obs = {"obs": np.zeros((2, 3), np.float32), "action_mask": np.int64([[1, 0], [0, 1]])}
     assert runner_of(masked)(**obs)["actions"].tolist() == [0, 1]
     plane = tiny.varied(tiny.make(actions=tiny.PLANE, model=WIDE))
     result = plane.export_model(tmp_path / "plane", litert="int8")
     assert 0.0 < result.agreement.largest_difference < 0.2
-    assert result.agreement.equal_actions > 0.5
+    assert 0.0 < result.agreement.equal_actions < 1.0
 
 
 @keras.saving.register_keras_serializable(package="tests")
