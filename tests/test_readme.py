@@ -38,6 +38,8 @@ def test_the_python_of_the_guide_runs_in_order(
     assert names["learned"].ended_by in ("steps", "callback")
     assert names["action"] in (0, 1)
     assert abs(names["torque"][0]) <= 2.0
+    assert names["recorded"].lengths == [200]
+    assert Path("videos/pendulum.mp4").stat().st_size > 10_000
     assert set(names["pair"].worker.policy_map) == {"left", "right", "left_v1"}
     assert len(names["league"]) == 101
     assert [batch.actions.shape for batch in names["found"].values()] == [(3,)] * 100

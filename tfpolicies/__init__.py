@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tfpolicies.algorithms.dqn import *
     from tfpolicies.algorithms.pg import *
     from tfpolicies.algorithms.ppo import *
+    from tfpolicies.algorithms.recording import record_video as record_video
     from tfpolicies.algorithms.sac import *
     from tfpolicies.algorithms.td3 import *
     from tfpolicies.batch.postprocessing import compute_advantages as compute_advantages
@@ -53,6 +54,7 @@ _HOMES = {
     "WorkerSet": "tfpolicies.distributed.worker_set",
     "compute_advantages": "tfpolicies.batch.postprocessing",
     "concat_samples": "tfpolicies.batch.sample_batch",
+    "record_video": "tfpolicies.algorithms.recording",
 }
 
 __all__ = [*_HOMES, "__version__"]

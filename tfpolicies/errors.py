@@ -34,7 +34,7 @@ Each class is also a builtin, so that code which catches the builtin keeps worki
     ├── StashError (RuntimeError)             a stashed policy that cannot be written or read
     ├── CheckpointError (ValueError)          a checkpoint that is missing, foreign or damaged
     ├── ExportError (ValueError)              an artefact that failed or does not agree
-    │   └── MissingPackageError (RuntimeError)    an export that needs a package not installed
+    │   └── MissingPackageError (RuntimeError)    an export, or a video, that needs a package
     └── PolicyCheckError (AssertionError)     a policy that breaks the contract of policies
 """
 
@@ -199,7 +199,7 @@ class ExportError(TfPoliciesError, ValueError):
 
 
 class MissingPackageError(ExportError, RuntimeError):
-    """An export needs a package that is not installed."""
+    """An export, or a video, needs a package that is not installed."""
 
 
 class PolicyCheckError(TfPoliciesError, AssertionError):

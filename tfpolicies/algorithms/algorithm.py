@@ -386,6 +386,7 @@ class Algorithm:
         until: float | None = None,
         checkpoint_every: int = 20,
         keep_best: bool = False,
+        record_every: int = 0,
     ) -> Learned:
         """Trains until `total_timesteps`, shows how far it is and keeps what comes of it.
 
@@ -410,6 +411,8 @@ class Algorithm:
             checkpoint_every: iterations between checkpoints.
             keep_best: whether the checkpoint with the best evaluation, or the best mean return, is
                 kept apart.
+            record_every: iterations between videos of an episode, in `videos/` of the run folder;
+                0 for none. See `record_video`.
 
         Returns:
             The last result, what ended training ("steps", "target", "callback"), and the run
@@ -418,6 +421,8 @@ class Algorithm:
         Raises:
             UsageError: if an argument is wrong, or the folder holds another run or anything else;
                 nothing is changed then.
+            EnvError: if videos are to be recorded, but the environment does not render.
+            MissingPackageError: if they need a package that is not installed.
             FolderInUseError: if another process trains in the folder; likewise.
             CheckpointError: if the run's checkpoint is damaged or does not fit; likewise.
             NonFiniteError: see `train`.
@@ -429,6 +434,7 @@ class Algorithm:
             until=until,
             checkpoint_every=checkpoint_every,
             keep_best=keep_best,
+            record_every=record_every,
         )
         return learn(self, goals, run_dir=run_dir, progress=progress, callbacks=callbacks)
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
+from tfpolicies.algorithms.recording import Scene, require_pictures
 from tfpolicies.algorithms.run_records import Goals, NoRecords, RunRecords
 from tfpolicies.algorithms.training_run import TrainingRun
 from tfpolicies.config.callbacks import DefaultCallbacks, joined_callbacks, overrides
@@ -69,6 +70,10 @@ def learn(
 ) -> Learned:
     """Does what `Algorithm.learn` says."""
     goals = _checked(goals, algorithm)
+    if goals.record_every and run_dir is None:
+        raise UsageError("record_every needs a run_dir: videos go into its folder `videos`.")
+    if goals.record_every:
+        require_pictures(Scene(algorithm))
     told, followers = _told(callbacks)
     console = Console() if progress else None
     iteration = algorithm.iteration
@@ -118,6 +123,7 @@ def _checked(goals: Goals, algorithm: Any) -> Goals:
         goals,
         steps=_count("total_timesteps", goals.steps),
         checkpoint_every=_count("checkpoint_every", goals.checkpoint_every),
+        record_every=goals.record_every and _count("record_every", goals.record_every),
         title=f"{type(algorithm).__name__} on {name}",
     )
 

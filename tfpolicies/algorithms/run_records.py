@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Mapping
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from tfpolicies.algorithms.checkpoints import AlgorithmRecord
     from tfpolicies.config.algorithm_config import AlgorithmConfig
 
+logger = logging.getLogger("tfpolicies")
+
+_STEPS = "num_env_steps_sampled"
+_FILMED = (0,)  # seeds of the episodes of a video: the same ones in each, to be compared
 _SECONDS_BETWEEN_CURVES = 15.0
 _QUICK = 0.02  # seconds that a record may take to be made in each iteration
 _SHARE_OF_RECORDS = 0.05  # of the time that training takes, at most, for records that take longer
@@ -38,6 +43,7 @@ class Goals:
         checkpoint_every: iterations between checkpoints.
         keep_best: whether the best checkpoint is kept apart.
         title: what is trained, for people.
+        record_every: iterations between videos; 0: none are recorded.
     """
 
     steps: float  # whole
@@ -45,6 +51,7 @@ class Goals:
     checkpoint_every: int = 20
     keep_best: bool = False
     title: str = ""
+    record_every: int = 0
 
 
 class NoRecords:
@@ -53,7 +60,7 @@ class NoRecords:
     def _nothing(self, row: Mapping[str, float] | None = None) -> None:
         """Does nothing."""
 
-    keep = before_iteration = take_down = save = finish = rescue = close = _nothing
+    keep = before_iteration = take_down = film = save = finish = rescue = close = _nothing
 
 
 class RunRecords:
@@ -76,7 +83,7 @@ class RunRecords:
         self._best = _best_score(run, config)
         self._csv = ProgressCsv(run.progress_csv)
         self._csv.drop_after(algorithm.iteration)
-        steps = algorithm.counters["num_env_steps_sampled"]
+        steps = algorithm.counters[_STEPS]
         self._events = EventWriter(run.events, resume_step=steps)
         self._curve_drawn_at = time.monotonic()
         self._saved = _iteration_of(run.latest) if run.has_checkpoint else 0
@@ -141,6 +148,22 @@ class RunRecords:
         if self._record is not None and self._recorded > self._saved:
             self._record.write(self.run.latest)
             self._saved = self._recorded
+
+    def film(self) -> None:
+        """Records an episode with the present policies, if one is due after this iteration.
+
+        Training does not end because of a video: the log says why there is none.
+        """
+        from tfpolicies.algorithms.recording import Scene, record
+
+        iteration, steps = self._algorithm.iteration, self._algorithm.counters[_STEPS]
+        if not self._goals.record_every or iteration % self._goals.record_every:
+            return
+        path = self.run.videos / f"iteration-{iteration:06}-steps-{steps:09}.mp4"
+        try:
+            record(Scene(self._algorithm), [path], _FILMED)
+        except Exception as error:
+            logger.warning("There is no video of iteration %d: %s", iteration, error)
 
     def _states(self) -> dict[str, dict[str, Any]]:
         """Returns the states of the policies that are trained, by id."""

@@ -21,7 +21,7 @@ from tfpolicies._version import __version__
 from tfpolicies.algorithms.registry import algorithm_names
 from tfpolicies.cli.ends import STATUSES
 from tfpolicies.cli.settings import RUN, WHAT, WORDS, flag
-from tfpolicies.cli.values import count, json_object, positive
+from tfpolicies.cli.values import above_zero, count, json_object, positive
 from tfpolicies.errors import ConfigError, UsageError, near_matches
 from tfpolicies.registers import import_installed, installed, told
 
@@ -40,6 +40,7 @@ examples:
   tfpolicies tuned --algo SAC                     what there are of them, and their sources
   tfpolicies train --resume                       go on with the newest run
   tfpolicies evaluate runs --episodes 100         the newest run's policy
+  tfpolicies record runs --gif                    videos of it, in its run folder
   tfpolicies export runs --to exported
   tfpolicies play-exported exported --env CartPole-v1 --episodes 100
   tfpolicies port script.py --diff                what changes of a script for RLlib
@@ -119,6 +120,8 @@ def _commands(used: str) -> dict[str, _Command]:
     own: dict[str, _Command] = {
         "train": _Command("train a policy on an environment", _train),
         "evaluate": _Command("play episodes with a trained policy", _evaluate),
+        "record": _Command("make a video of a trained policy that plays", _record),
+        "watch": _Command("watch a trained policy play in a window", _watch),
         "export": _Command("write a policy as SavedModel, ONNX or LiteRT", _export),
         "play-exported": _Command("play episodes with an exported ONNX file alone", _play_exported),
         "tuned": _Command("list the settings that are known to learn well", _tuned),
@@ -172,16 +175,39 @@ def _train(parser: _Parser) -> None:
 
 
 def _evaluate(parser: _Parser) -> None:
-    _add_source(parser)
-    parser.add_argument("--episodes", type=positive, default=100, help="default 100")
-    parser.add_argument("--explore", action="store_true", help="sample actions; default: greedy")
-    parser.add_argument("--env", metavar="NAME", help="another environment than in training")
+    _add_playing(parser, episodes=100)
+
+
+def _record(parser: _Parser) -> None:
+    _add_looking(parser)
     parser.add_argument(
-        "--allow-other-spaces",
-        action="store_true",
-        help="go on if its dtypes or action bounds differ; the policy acts in its own bounds",
+        "--to",
+        metavar="FILE_OR_DIR",
+        help="a file that ends in .mp4 or .gif, or a folder (default: the run's folder videos)",
     )
-    parser.add_argument("--seed", type=count, default=0, help="of the episodes (default 0)")
+    parser.add_argument("--gif", action="store_true", help="write a GIF beside the MP4")
+    parser.add_argument(
+        "--fps", type=above_zero, help="steps a second (default: what the environment says, or 30)"
+    )
+
+
+def _watch(parser: _Parser) -> None:
+    _add_looking(parser)
+
+
+def _add_looking(parser: _Parser) -> None:
+    _add_playing(parser, episodes=3)
+    parser.add_argument(
+        "--policy-mapping",
+        metavar="MODULE:FUNCTION",
+        help="of a run with several policies: which one acts for an agent, as in training",
+    )
+    parser.add_argument(
+        "--max-steps",
+        type=positive,
+        default=10_000,
+        help="after which an episode is cut (default 10,000)",
+    )
 
 
 def _export(parser: _Parser) -> None:
@@ -222,6 +248,20 @@ def _play_exported(parser: _Parser) -> None:
 def _tuned(parser: _Parser) -> None:
     parser.add_argument("--algo", choices=algorithm_names(), help="of this algorithm alone")
     parser.add_argument("--env", default="", metavar="PART", help="where ENV has this in its name")
+
+
+def _add_playing(parser: _Parser, episodes: int) -> None:
+    _add_source(parser)
+    told = f"default {episodes}"
+    parser.add_argument("--episodes", type=positive, default=episodes, help=told)
+    parser.add_argument("--explore", action="store_true", help="sample actions; default: greedy")
+    parser.add_argument("--env", metavar="NAME", help="another environment than in training")
+    parser.add_argument(
+        "--allow-other-spaces",
+        action="store_true",
+        help="go on if its dtypes or action bounds differ; the policy acts in its own bounds",
+    )
+    parser.add_argument("--seed", type=count, default=0, help="of the episodes (default 0)")
 
 
 def _add_source(parser: _Parser) -> None:

@@ -9,14 +9,20 @@ from pathlib import Path
 from tfpolicies.algorithms.registry import find_algorithm, registered_names
 from tfpolicies.algorithms.tuned import tuned_entries
 from tfpolicies.cli.ends import DONE
+from tfpolicies.cli.recording import record, watch
 from tfpolicies.cli.serving import find_export, loaded, play_in_own_process
-from tfpolicies.cli.sources import export_policy, find_checkpoint, load_policy, print_files, shown
+from tfpolicies.cli.sources import (
+    environment_for,
+    export_policy,
+    find_checkpoint,
+    load_policy,
+    print_files,
+    shown,
+)
 from tfpolicies.cli.training import train
-from tfpolicies.config.stored_settings import environment_of_file
 from tfpolicies.envs.making import EnvContext, check_source, make_environments
 from tfpolicies.errors import ConfigError
 from tfpolicies.reporting.console import CommandConsole, summary_table
-from tfpolicies.storage.json_values import Missing
 
 _EVALUATION_ENVS = 16
 
@@ -28,14 +34,7 @@ def evaluate(args: argparse.Namespace) -> int:
         check_source(args.env)
     checkpoint = find_checkpoint(args.source, best=args.best)
     policy = load_policy(checkpoint, console, explore=args.explore, model=args.model)
-    source = args.env if args.env is not None else environment_of_file(policy.config["env"])
-    if isinstance(source, Missing):
-        raise ConfigError(
-            f"The policy was trained in {source.name!r}, but no file chooses what is imported. "
-            f"Give --env {source.name}."
-        )
-    if not (isinstance(source, str) or callable(source)):
-        raise ConfigError("The checkpoint does not say where to play. Give --env NAME.")
+    source = environment_for(policy.config, args.env)
     from tfpolicies.rollout.connected import connected
     from tfpolicies.rollout.evaluation import play_episodes
     from tfpolicies.rollout.fitting_spaces import require_trained_spaces
@@ -136,6 +135,8 @@ def tuned(args: argparse.Namespace) -> int:
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "train": train,
     "evaluate": evaluate,
+    "record": record,
+    "watch": watch,
     "export": export,
     "play-exported": play_exported,
     "tuned": tuned,

@@ -139,6 +139,12 @@ class TrainSettings:
         False,
     )
     checkpoint_every: int = _goal(WAY, "iterations between checkpoints (default 20)", 20, **_N)
+    record_every: int = _goal(
+        WAY,
+        "record a video of an episode every N iterations (default: never)",
+        0,
+        **{**_N, "type": count},
+    )
     export: bool = _goal(AFTER, "write SavedModel and ONNX, verified", False)
     play: int = _goal(
         AFTER,

@@ -12,8 +12,10 @@ from rich.text import Text
 
 from tfpolicies.algorithms.registry import algorithm_names, find_algorithm
 from tfpolicies.cli.settings import imported
-from tfpolicies.errors import CheckpointError, UsageError
+from tfpolicies.config.stored_settings import environment_of_file
+from tfpolicies.errors import CheckpointError, ConfigError, UsageError
 from tfpolicies.reporting.run_folder import RunFolder, find_runs, newest_run
+from tfpolicies.storage.json_values import Missing
 from tfpolicies.system.quiet import load_tensorflow
 
 
@@ -93,14 +95,37 @@ def load_policy(
 
 def _classes_of_run(folder: Path) -> list[Any]:
     """Returns the classes of policies of the algorithm of the run that a checkpoint lies in."""
-    within = [parent for parent in folder.absolute().parents if parent.name == "checkpoints"]
-    with contextlib.suppress(CheckpointError):
-        for settings in (RunFolder.open(parent.parent).settings for parent in within):
-            train = settings.get("train")
-            name = train.get("algo") if isinstance(train, dict) else settings.get("learn")
-            if name in algorithm_names():
-                return [*find_algorithm(name).policy_classes.values()]
-    return []
+    run = run_of(folder)
+    settings = {} if run is None else run.settings
+    train = settings.get("train")
+    name = train.get("algo") if isinstance(train, dict) else settings.get("learn")
+    return [*find_algorithm(name).policy_classes.values()] if name in algorithm_names() else []
+
+
+def run_of(checkpoint: Path) -> RunFolder | None:
+    """Returns the run that a checkpoint, or a part of one, lies in; None if it lies in none."""
+    for parent in checkpoint.absolute().parents:
+        if parent.name == "checkpoints":
+            with contextlib.suppress(CheckpointError):
+                return RunFolder.open(parent.parent)
+    return None
+
+
+def environment_for(config: Mapping[str, Any], given: str | None) -> Any:
+    """Returns where a policy plays: what is given, or else what its config says.
+
+    Raises:
+        ConfigError: if neither says it, or if the config's would have to be imported.
+    """
+    source = environment_of_file(config["env"]) if given is None else given
+    if isinstance(source, Missing):
+        raise ConfigError(
+            f"The policy was trained in {source.name!r}, but no file chooses what is imported. "
+            f"Give --env {source.name}."
+        )
+    if not (isinstance(source, str) or callable(source)):
+        raise ConfigError("The checkpoint does not say where to play. Give --env NAME.")
+    return source
 
 
 def export_policy(

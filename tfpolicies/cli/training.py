@@ -100,6 +100,7 @@ def train(args: argparse.Namespace) -> int:
             algorithm = restore_or_build(run, settings)
         closing.callback(_stop, algorithm)
         _require_one_policy_to_ship(algorithm, settings)
+        _require_pictures(algorithm, settings)
         if run is None:
             name = f"{settings.algo.lower()}-{settings.env}"
             run = closing.enter_context(RunFolder.create(parent, name, _content(settings)))
@@ -193,6 +194,14 @@ def _require_one_policy_to_ship(algorithm: Algorithm, settings: TrainSettings) -
             "without them, and export a policy afterwards: tfpolicies export "
             f"RUN/checkpoints/latest/policies/{ids[0]} --to DIR."
         )
+
+
+def _require_pictures(algorithm: Algorithm, settings: TrainSettings) -> None:
+    """Looks at an environment once where videos are to be recorded."""
+    if settings.record_every:
+        from tfpolicies.algorithms.recording import Scene, require_pictures
+
+        require_pictures(Scene(algorithm))
 
 
 # -- resume -----------------------------------------------------------------------------------
@@ -371,6 +380,7 @@ def _print_summary(job: Job, reason: str, shipped: Shipped) -> None:
         "TensorBoard": run.events,
         "checkpoint": run.latest,
         "best checkpoint": run.best,
+        "videos": run.videos,
     }
     job.console.print()
     title = f"{settings.title}: {_REASONS[reason]}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from typing import Any
 
 
@@ -38,6 +39,14 @@ def positive(text: str) -> int:
     return number
 
 
+def above_zero(text: str) -> float:
+    """Returns a finite number > 0."""
+    number = float(text)
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
+    return number
+
+
 def json_object(text: str) -> dict[str, Any]:
     """Returns what a JSON object holds."""
     try:
@@ -49,4 +58,5 @@ def json_object(text: str) -> dict[str, Any]:
     return value
 
 
+above_zero.__name__ = "number"
 count.__name__ = positive.__name__ = "integer"  # argparse shows it in its messages

@@ -171,7 +171,11 @@ def make_multi_agent(
     ([0, 1], {0: 1.0, 1: 1.0})
     """
     given = env_name_or_creator
-    create = (lambda config: gym.make(given)) if isinstance(given, str) else given
+
+    def by_name(config: Mapping[str, Any]) -> gym.Env:
+        return gym.make(str(given), render_mode=config.get("render_mode"))
+
+    create = by_name if isinstance(given, str) else given
 
     class IndependentAgents(MultiAgentEnv):
         """One copy of an environment for each agent."""
@@ -185,6 +189,7 @@ def make_multi_agent(
             self._agent_ids = set(range(count))
             self.observation_space = self.envs[0].observation_space
             self.action_space = self.envs[0].action_space
+            self.metadata, self.render_mode = self.envs[0].metadata, self.envs[0].render_mode
             self._playing: set[int] = set()
 
         def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict, dict]:
@@ -241,6 +246,7 @@ class GroupedAgents(MultiAgentEnv):
         act_space: spaces.Space | None = None,
     ) -> None:
         self.env = env
+        self.metadata, self.render_mode = env.metadata, env.render_mode
         self.groups = {group: list(members) for group, members in groups.items()}
         self._group_of: dict[Any, Any] = {}
         for group, members in self.groups.items():

@@ -127,6 +127,8 @@ class _PettingZoo(MultiAgentEnv):
 
     def __init__(self, env: Any) -> None:
         self.env = env
+        self.metadata = env.metadata
+        self.render_mode = getattr(env, "render_mode", None)
         agents = list(env.possible_agents)
         self._agent_ids = set(agents)
         self._masked = {agent for agent in agents if _has_mask(env.observation_space(agent))}

@@ -37,6 +37,7 @@ class RunFolder:
             learning_curve.png
             checkpoints/
             export/             the policy for serving
+            videos/             the policy playing, if it was recorded
 
     Anybody may read a run. Who writes to it holds it: from `create` or `hold` until `release`, or
     until the end of a `with` statement. No other process can hold it then; what a killed process
@@ -56,6 +57,7 @@ class RunFolder:
         latest: the newest checkpoint.
         best: the best checkpoint.
         export: the folder of the exported policy.
+        videos: the folder of videos.
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
@@ -68,6 +70,7 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
         self.latest, self.best = self.checkpoints / "latest", self.checkpoints / "best"
         self.export = self.path / "export"
+        self.videos = self.path / "videos"
         self._lock: FolderLock | None = None
 
     def __repr__(self) -> str:

@@ -1,0 +1,234 @@
+"""Videos of policies that play, and windows in which they are watched."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tfpolicies.algorithms.evaluator import Evaluator
+from tfpolicies.config.algorithm_config import AlgorithmConfig
+from tfpolicies.config.callbacks import DefaultCallbacks
+from tfpolicies.distributed.worker_set import WorkerSet
+from tfpolicies.envs.making import EnvContext, make_any_environments
+from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
+from tfpolicies.envs.rendering import PICTURES, make_rendering, pictures_of
+from tfpolicies.errors import UsageError
+from tfpolicies.policy.policy import Policy
+from tfpolicies.reporting.video import new_video, require_video_packages
+from tfpolicies.rollout.episode import RolloutMetrics
+from tfpolicies.rollout.filming import Camera, Play, on_stage
+from tfpolicies.rollout.sampler import Goal
+from tfpolicies.rollout.worker_environments import same_randomness
+
+MAX_STEPS = 10_000
+"""Steps after which an episode that is looked at is cut."""
+
+_HELD = 1.0  # seconds for which the last picture of an episode stays
+
+
+class Recorded(NamedTuple):
+    """What `record_video` returns."""
+
+    paths: list[Path]  # the files
+    returns: list[float]  # of each episode
+    lengths: list[int]  # of each episode, in steps
+
+
+class Scene(NamedTuple):
+    """Who plays where, to be looked at.
+
+    Attributes:
+        player: a `Policy`, or an `Algorithm`, whose policies play as in its evaluations.
+        env: what an environment is made of; None for that of the player.
+        explore: whether actions are sampled.
+        allow_other_spaces: whether dtypes and bounds of actions may differ from those in training.
+    """
+
+    player: Any
+    env: Any = None
+    explore: bool = False
+    allow_other_spaces: bool = False
+
+
+def record_video(
+    player: Any,
+    path: str | PathLike[str] | Sequence[str | PathLike[str]],
+    env: Any = None,
+    *,
+    episodes: int = 1,
+    seed: int = 0,
+    explore: bool = False,
+    fps: float | None = None,
+    max_steps: int = MAX_STEPS,
+) -> Recorded:
+    """Records a policy, or the policies of an algorithm, playing.
+
+    An environment of its own is made, and copies of the policies play, so that nothing about
+    training changes. Steps and return so far stand under each picture. Needs
+    `pip install 'tfpolicies[video]'`.
+
+    Args:
+        player: a `Policy` or an `Algorithm`.
+        path: the file, which ends in .mp4 or .gif; or several that are to show the same.
+        env: where to play: a name, a class or a function, as `config.environment` takes it; None
+            for where the player was trained. It is made with a `render_mode` that gives pictures.
+        episodes: how many to play.
+        seed: the first episode begins with `reset(seed=seed)`, the next one with `seed + 1`.
+        explore: whether actions are sampled; else they are greedy.
+        fps: steps a second; None for what the environment says, or else 30.
+        max_steps: after which an episode is cut.
+
+    Raises:
+        UsageError: if an argument is wrong.
+        EnvError: if the environment cannot be made, or does not render.
+        SpaceError: if it has other spaces than the policy.
+        MissingPackageError: if the packages for videos are not installed.
+    """
+    given = [path] if isinstance(path, str | PathLike) else path
+    for name, value in (("episodes", episodes), ("max_steps", max_steps)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise UsageError(f"{name} must be a whole number, 1 or more, got {value!r}.")
+    seeds, paths = range(seed, seed + episodes), [Path(each) for each in given]
+    return record(Scene(player, env, explore), paths, seeds, fps, max_steps)
+
+
+def record(
+    scene: Scene,
+    paths: Sequence[Path],
+    seeds: Sequence[int],
+    fps: float | None = None,
+    max_steps: int = MAX_STEPS,
+) -> Recorded:
+    """Records one episode for each seed; see `record_video`."""
+    require_pictures(scene)
+
+    def show(picture: np.ndarray, step: int, total: float) -> None:
+        episode = {"episode": f"{len(played) + 1} of {len(seeds)}"} if len(seeds) > 1 else {}
+        video.show(picture, {**episode, "step": f"{step}", "return": _told(total)})
+
+    played: list[RolloutMetrics] = []
+    camera = Camera(show, max_steps)
+    with playing(scene, PICTURES, camera) as play, new_video(paths, fps or camera.fps) as video:
+        for seed in seeds:
+            played.append(play(seed))
+            video.hold(_HELD)
+    returns = [episode.episode_reward for episode in played]
+    return Recorded(list(paths), returns, [episode.episode_length for episode in played])
+
+
+def require_pictures(scene: Scene) -> None:
+    """Checks that a scene can be recorded, by looking at its environment once.
+
+    Raises:
+        EnvError: if the environment cannot be made, or does not render.
+        MissingPackageError: if the packages for videos are not installed.
+    """
+    require_video_packages()
+    with same_randomness():
+        env = make_rendering(*_place(scene), PICTURES)
+        try:
+            env.reset(seed=0)
+            pictures_of(env)
+        finally:
+            env.close()
+
+
+def has_several_agents(scene: Scene) -> bool:
+    """Whether several agents play where a scene is, by making its environment once.
+
+    Raises:
+        EnvError: if it cannot be made.
+    """
+    source, context = _place(scene)
+    with same_randomness():
+        made: Any = make_any_environments(source, 1, context, checked=False)
+        made.close()
+    return isinstance(made, MultiAgentEnvironments)
+
+
+@contextlib.contextmanager
+def playing(scene: Scene, modes: Sequence[str], camera: Camera) -> Iterator[Play]:
+    """Gives what plays the episodes of a scene; what it makes is closed in the end.
+
+    No generator of random numbers that environments share is changed.
+
+    Args:
+        scene: who plays where.
+        modes: ways to render, the preferred one first.
+        camera: follows the episodes.
+
+    Raises:
+        UsageError: if the player is none, or says nothing about an environment.
+        EnvError: if the environment cannot be made, or does not render in one of `modes`.
+        SpaceError: if it has other spaces than the policy.
+    """
+    source, context = _place(scene)
+
+    def make(env_config: EnvContext) -> Any:
+        return camera.in_front_of(make_rendering(source, context, modes))
+
+    with same_randomness():
+        if not isinstance(scene.player, Policy):
+            with _evaluating(scene, make) as play:
+                yield play
+            return
+        changes = {"explore": scene.explore}
+        policy = scene.player.holding.changed_copy(scene.player.policy_id, changes, anew=False)
+        with on_stage(policy, make, allow_other_spaces=scene.allow_other_spaces) as play:
+            yield play
+
+
+def _place(scene: Scene) -> tuple[Any, EnvContext]:
+    """Returns what the environment is made of, and what its creator is called with."""
+    config: Any = getattr(scene.player, "config", None)
+    if not isinstance(scene.player, Policy) and not isinstance(config, AlgorithmConfig):
+        raise UsageError(f"A Policy or an Algorithm plays, got {scene.player!r:.100}.")
+    trained, settings = (config.get(name) for name in ("env", "env_config"))
+    source = trained if scene.env is None else scene.env
+    if not (isinstance(source, str) or callable(source)):
+        raise UsageError(
+            f"Where to play is a name, a class or a function, got env={source!r:.100}. Give one, "
+            "such as env='CartPole-v1'."
+        )
+    return source, EnvContext((settings or {}) if source == trained else {})
+
+
+@contextlib.contextmanager
+def _evaluating(scene: Scene, make: Callable[[EnvContext], Any]) -> Iterator[Play]:
+    """Gives what plays with copies of an algorithm's policies, without its callbacks."""
+    leader, config = scene.player.worker, scene.player.config
+    overrides = {"env": make, "explore": scene.explore, "callbacks": DefaultCallbacks}
+    config = config.copy(copy_frozen=False).evaluation(
+        evaluation_config={**(config.evaluation_config or {}), **overrides},
+        evaluation_duration=1,
+        evaluation_duration_unit="episodes",
+        evaluation_num_workers=0,
+        custom_evaluation_function=None,
+    )
+
+    def new_workers(config: AlgorithmConfig, count: int) -> WorkerSet:
+        kind = leader.default_policy_class
+        return WorkerSet(config=config, default_policy_class=kind, num_workers=count)
+
+    evaluator = Evaluator(config, new_workers, leader)
+    try:
+        workers = evaluator.prepare()
+        workers.follow(leader)
+        sampler: Any = workers.local_worker().sampler
+        yield lambda seed: sampler.play(Goal(1, by_episodes=True), [seed]).episodes[0]
+    finally:
+        evaluator.stop()
+
+
+def _told(total: float) -> str:
+    """Returns a return as it is written under pictures.
+
+    >>> _told(-1200.0), _told(0.125)
+    ('-1,200', '0.12')
+    """
+    return f"{total:,.0f}" if total == round(total) else f"{total:,.2f}"

@@ -1,0 +1,164 @@
+"""Environments that can be looked at: how they render, and the pictures that they give."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from tfpolicies.envs.envpool import is_envpool_name
+from tfpolicies.envs.making import EnvContext, make_any_environments
+from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
+from tfpolicies.envs.vector import PlainEnvironments
+from tfpolicies.errors import EnvError
+
+PICTURES = ("rgb_array", "rgb_array_list")
+"""The ways to render that give pictures, the preferred one first."""
+
+WINDOW = "human"
+"""The way to render that shows a window."""
+
+_FPS = 30.0  # where an environment does not tell
+_MUJOCO = (
+    " Where there is no display, MuJoCo draws through EGL: set MUJOCO_GL=egl in the environment of "
+    "the process (on Debian, libegl1 has it), and without a GPU also GALLIUM_DRIVER=softpipe."
+)
+
+
+def make_rendering(source: Any, context: EnvContext, modes: Sequence[str]) -> Any:
+    """Makes one environment that renders in a given way.
+
+    Its creator is called with `render_mode` among the settings. One that does not take it, or does
+    not heed it, is taken as it is, and its attribute `render_mode` is set.
+
+    Args:
+        source: as `make_any_environments` takes it, but for an instance.
+        context: what creators are called with.
+        modes: ways to render, the preferred one first.
+
+    Returns:
+        A `gymnasium.Env` or a `MultiAgentEnv`.
+
+    Raises:
+        EnvError: if the environment cannot be made, steps with others only, or has none of `modes`.
+    """
+    plain = _alone(source, context)
+    mode = next((mode for mode in modes if mode in render_modes(plain)), None)
+    if mode is None:
+        plain.close()
+        raise EnvError(
+            f"{name_of(source)} has no render_mode {' or '.join(map(repr, modes))}: its "
+            f"metadata['render_modes'] is {render_modes(plain)}. "
+            f"{_way_out(plain, modes)}"
+        )
+    if getattr(plain, "render_mode", None) == mode:
+        return plain
+    made = _asked_for(source, context, mode)
+    if made is None:
+        made = plain
+    else:
+        plain.close()
+    if getattr(made, "render_mode", None) != mode:
+        with contextlib.suppress(AttributeError):  # a property
+            made.unwrapped.render_mode = mode
+    return made
+
+
+def _asked_for(source: Any, context: EnvContext, mode: str) -> Any:
+    """Returns an environment whose creator was told how to render; None if it does not take it."""
+    with contextlib.suppress(Exception):  # whatever a creator raises about a setting
+        return _alone(source, context.copy_with_overrides({**context, "render_mode": mode}))
+    return None
+
+
+def _way_out(env: Any, modes: Sequence[str]) -> str:
+    if WINDOW in modes and set(PICTURES) & set(render_modes(env)):
+        return "Make a video: tfpolicies record."
+    return (
+        "Write a `render` that returns a picture, uint8 [height, width, 3], and set "
+        "metadata = {'render_modes': ['rgb_array'], 'render_fps': 30}; or name another environment "
+        "with the same spaces."
+    )
+
+
+def _alone(source: Any, context: EnvContext) -> Any:
+    """Makes one environment by itself.
+
+    Raises:
+        EnvError: if it is EnvPool's, or a vector environment.
+    """
+    if isinstance(source, str) and is_envpool_name(source):
+        raise EnvError(
+            f"{source!r} cannot be rendered: EnvPool gives observations alone. Name the same task "
+            "of Gymnasium, such as ALE/Pong-v5 for envpool:Pong-v5."
+        )
+    made = make_any_environments(source, 1, context, checked=False)
+    if isinstance(made, PlainEnvironments | MultiAgentEnvironments):
+        return made.envs[0]
+    made.close()  # type: ignore[union-attr]
+    raise EnvError(
+        f"{name_of(source)} steps its environments together, and shows none of them alone. Name an "
+        "environment with the same spaces that is a gymnasium.Env."
+    )
+
+
+def render_modes(env: Any) -> list[str]:
+    """Returns the ways in which an environment says that it renders."""
+    return list((getattr(env, "metadata", None) or {}).get("render_modes") or ())
+
+
+def render_fps(env: Any) -> float:
+    """Returns how many pictures a second an environment is to be shown with."""
+    told = (getattr(env, "metadata", None) or {}).get("render_fps")
+    return float(told) if told else _FPS
+
+
+def pictures_of(env: Any) -> list[np.ndarray]:
+    """Returns what an environment shows now: one picture, or those since the last call.
+
+    Returns:
+        uint8 `[height, width, 3]` each.
+
+    Raises:
+        EnvError: if it fails, or gives something else.
+    """
+    try:
+        found = env.render()
+    except Exception as error:
+        hint = _MUJOCO if _is_mujoco(env) else ""
+        raise EnvError(f"{name_of(env)} could not be rendered: {error}.{hint}") from error
+    return [_picture(env, each) for each in (found if isinstance(found, list) else [found])]
+
+
+def _picture(env: Any, found: Any) -> np.ndarray:
+    array = np.asarray(found)
+    if array.dtype.kind == "f" and array.size and array.min() >= 0 and array.max() <= 1:
+        array = np.round(array * 255).astype(np.uint8)
+    if array.dtype != np.uint8 or array.ndim != 3 or array.shape[-1] != 3:
+        is_array = isinstance(found, np.ndarray)
+        got = f"{array.dtype} {array.shape}" if is_array else type(found).__name__
+        raise EnvError(
+            f"{name_of(env)} must render pictures, uint8 [height, width, 3], but `render` gave "
+            f"{got}. Return one where render_mode is 'rgb_array', which is among the settings that "
+            "the environment is made with (env_config['render_mode'])."
+        )
+    return array
+
+
+def _is_mujoco(env: Any) -> bool:
+    kinds = type(getattr(env, "unwrapped", env)).__mro__
+    return any("mujoco" in kind.__module__ for kind in kinds)
+
+
+def name_of(env: Any) -> str:
+    """Returns what an environment, or what it is made of, is called in messages."""
+    if isinstance(env, str):
+        return f"The environment {env!r}"
+    spec = getattr(env, "spec", None)
+    if isinstance(spec, gym.envs.registration.EnvSpec):
+        return f"The environment {spec.id!r}"
+    made = env if isinstance(env, type) or not isinstance(env, gym.Env) else type(env.unwrapped)
+    return f"The environment {getattr(made, '__name__', type(made).__name__)}"

@@ -1,0 +1,155 @@
+"""Playing episodes in an environment that is looked at."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from tfpolicies.envs.making import EnvContext, make_environments
+from tfpolicies.envs.multi_agent_env import ALL, MultiAgentEnv, MultiAgentStep
+from tfpolicies.envs.rendering import pictures_of, render_fps
+from tfpolicies.rollout.connected import connected
+from tfpolicies.rollout.episode import RolloutMetrics
+from tfpolicies.rollout.evaluation import play_episodes
+from tfpolicies.rollout.fitting_spaces import require_trained_spaces
+from tfpolicies.rollout.sampler import Goal
+
+Show = Callable[[np.ndarray, int, float], None]
+"""Takes a picture, the steps of the episode so far, and its return so far."""
+
+Play = Callable[[int], RolloutMetrics]
+"""Plays the episode of a seed."""
+
+
+class Camera:
+    """Follows an environment from the reset with a seed to the end of the episode.
+
+    What comes after that, until the next seed, is not part of an episode that anybody plays.
+
+    Args:
+        show: takes what the environment shows; None where nothing is to be asked for.
+        max_steps: after which an episode is cut.
+
+    Attributes:
+        fps: steps a second, as the environment wants to be shown.
+    """
+
+    def __init__(self, show: Show | None, max_steps: int) -> None:
+        self.fps = 0.0
+        self._show = show
+        self._max_steps = max_steps
+        self._runs = False
+        self._steps, self._return = 0, 0.0
+
+    def in_front_of(self, env: Any) -> Any:
+        """Returns an environment that does what `env` does, and is followed."""
+        self.fps = render_fps(env)
+        kind = _FilmedAgents if isinstance(env, MultiAgentEnv) else _Filmed
+        return kind(env, self)
+
+    def started(self, env: Any, seed: int | None) -> None:
+        """Is told of the beginning of an episode."""
+        self._runs = seed is not None
+        self._steps, self._return = 0, 0.0
+        self._look(env)
+
+    def stepped(self, env: Any, reward: float, *, ended: bool) -> bool:
+        """Is told of a step; returns whether the episode is to be cut."""
+        self._steps += 1
+        self._return += reward
+        self._look(env)
+        cut = self._runs and self._steps >= self._max_steps
+        self._runs = self._runs and not (ended or cut)
+        return cut and not ended
+
+    def _look(self, env: Any) -> None:
+        if self._runs and self._show is not None:
+            for picture in pictures_of(env):
+                self._show(picture, self._steps, self._return)
+
+
+class _Filmed(gym.Wrapper):
+    """An environment with one agent before a camera."""
+
+    def __init__(self, env: gym.Env, camera: Camera) -> None:
+        super().__init__(env)
+        self._camera = camera
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
+        del options  # nobody here gives any
+        found = self.env.reset(seed=seed)
+        self._camera.started(self.env, seed)
+        return found
+
+    def step(self, action: Any) -> Any:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        ended = bool(terminated or truncated)
+        cut = self._camera.stepped(self.env, float(reward), ended=ended)
+        return obs, reward, terminated, truncated or cut, info
+
+
+class _FilmedAgents(MultiAgentEnv):
+    """An environment with several agents before a camera."""
+
+    def __init__(self, env: MultiAgentEnv, camera: Camera) -> None:
+        self.env = env
+        self._camera = camera
+        for name in ("observation_space", "action_space"):
+            if hasattr(env, name):
+                setattr(self, name, getattr(env, name))
+        self.get_agent_ids = env.get_agent_ids  # type: ignore[method-assign]
+
+    def observation_space_of(self, agent_id: Any) -> gym.Space:
+        return self.env.observation_space_of(agent_id)
+
+    def action_space_of(self, agent_id: Any) -> gym.Space:
+        return self.env.action_space_of(agent_id)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
+        del options
+        found = self.env.reset(seed=seed)
+        self._camera.started(self.env, seed)
+        return found
+
+    def step(self, action_dict: Mapping[Any, Any]) -> Any:
+        obs, rewards, terminateds, truncateds, infos = self.env.step(action_dict)
+        ended = bool(terminateds[ALL] or truncateds[ALL])
+        cut = self._camera.stepped(self.env, float(sum(rewards.values())), ended=ended)
+        truncateds = {**truncateds, ALL: True} if cut else truncateds
+        return MultiAgentStep(obs, rewards, terminateds, truncateds, infos)
+
+    def close(self) -> None:
+        self.env.close()
+
+
+@contextlib.contextmanager
+def on_stage(
+    policy: Any, make: Callable[[EnvContext], Any], *, allow_other_spaces: bool
+) -> Iterator[Play]:
+    """Gives what plays episodes with one policy, as evaluations do.
+
+    Args:
+        policy: acts; whether it explores is its own config.
+        make: makes the environment.
+        allow_other_spaces: see `require_trained_spaces`.
+
+    Raises:
+        EnvError: if the environment has several agents.
+        SpaceError: if its spaces differ from those in training.
+    """
+    envs = make_environments(make, 1, EnvContext({}))
+    try:
+        envs = connected(envs, policy)
+        require_trained_spaces(
+            policy.policy_id,
+            (policy.observation_space, policy.action_space),
+            (envs.observation_space, envs.action_space),
+            allow_other=allow_other_spaces,
+        )
+        yield lambda seed: play_episodes(policy, envs, Goal(1, by_episodes=True), seeds=[seed])[0]
+    finally:
+        envs.close()
