@@ -80,6 +80,10 @@ RLLIB = Peer(
     ),
 )
 
+TF_SERVING = Peer("tf-serving", python=None, requirements=("tensorflow-serving-api==2.21.0",))
+MLSERVER = Peer("mlserver", python=(3, 11), requirements=("mlserver==1.7.1", "onnxruntime==1.22.1"))
+KSERVE = Peer("kserve", python=(3, 11), requirements=("kserve==0.21.0",))
+
 
 def interpreter(peer: Peer, folder: Path) -> Path:
     """Returns the interpreter of `peer` in `folder`, making its environment if need be.

@@ -746,3 +746,21 @@ def test_training_goes_on_while_the_exported_policy_falls_short(
     assert "PPO on CartPole-v1: all steps were used" in shown
     (run,) = (here / "runs").iterdir()
     assert read_progress(run / "progress.csv")[-1]["env_steps"] == 6144
+
+
+def test_a_run_is_exported_for_an_engine_and_for_small_devices(
+    here: Path, trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["export", str(trained), "--to"]
+    assert main([*words, "models/pole", "--layout", "triton", "--onnx", "15"]) == 0
+    assert "models/pole/1" in capsys.readouterr().out
+    assert sorted(path.name for path in (here / "models" / "pole").iterdir()) == [
+        "1",
+        "config.pbtxt",
+    ]
+    assert main([*words, "edge", "--litert", "float16"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "of its actions on 1000 random observations are the policy's" in shown
+    assert [path.name for path in (here / "edge").iterdir()] == ["litert"]
+    assert main([*words, "out", "--layout", "triton", "--litert"]) == 2
+    assert "--litert: not allowed with argument --layout" in capsys.readouterr().err

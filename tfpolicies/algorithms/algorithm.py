@@ -848,6 +848,7 @@ class Algorithm:
         export_dir: str | os.PathLike[str],
         policy_id: str = DEFAULT_POLICY_ID,
         onnx: int | bool | None = None,
+        **form: Any,
     ) -> Any:
         """Writes a policy for serving; see `TFPolicy.export_model`.
 
@@ -855,12 +856,13 @@ class Algorithm:
             export_dir: the folder; made if missing.
             policy_id: which policy.
             onnx: None for a SavedModel, True for ONNX, a number for ONNX of that opset.
+            **form: further arguments of `TFPolicy.export_model`, such as `layout`.
 
         Raises:
             UnknownPolicyError: if there is no such policy.
             ExportError: if the policy cannot be exported; the folder is then as it was.
         """
-        return self._known_policy(policy_id).export_model(export_dir, onnx)
+        return self._known_policy(policy_id).export_model(export_dir, onnx, **form)
 
     def export_policy_checkpoint(
         self, export_dir: str | os.PathLike[str], policy_id: str = DEFAULT_POLICY_ID

@@ -123,7 +123,7 @@ def _commands(used: str) -> dict[str, _Command]:
         "evaluate": _Command("play episodes with a trained policy", _evaluate),
         "record": _Command("make a video of a trained policy that plays", _record),
         "watch": _Command("watch a trained policy play in a window", _watch),
-        "export": _Command("write a policy as SavedModel and ONNX", _export),
+        "export": _Command("write a policy as SavedModel, ONNX or LiteRT", _export),
         "play-exported": _Command("play episodes with an exported ONNX file alone", _play_exported),
         "serve": _Command("serve exported policies over HTTP and gRPC", _serve),
         "tuned": _Command("list the settings that are known to learn well", _tuned),
@@ -223,8 +223,21 @@ def _export(parser: _Parser) -> None:
         metavar="OPSET",
         help="write ONNX only, of this opset if one is given",
     )
-    parser.add_argument("--saved-model", action="store_true", help="write a SavedModel only")
-    parser.add_argument(
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--saved-model", action="store_true", help="write a SavedModel only")
+    form.add_argument(
+        "--layout",
+        choices=("tf-serving", "triton", "mlserver", "kserve"),
+        help="write what this engine reads, right into DIR",
+    )
+    form.add_argument(
+        "--litert",
+        nargs="?",
+        choices=("float16", "int8"),
+        const=True,
+        help="write LiteRT only, with weights rounded to this if it is given",
+    )
+    form.add_argument(
         "--web", action="store_true", help="write ONNX with a page that runs it in a browser"
     )
     parser.add_argument(

@@ -73,11 +73,11 @@ def evaluate(args: argparse.Namespace) -> int:
 
 
 def export(args: argparse.Namespace) -> int:
-    """Writes a trained policy as SavedModel and ONNX, each verified."""
+    """Writes a trained policy as SavedModel and ONNX, or in the form asked for, verified."""
     console = CommandConsole()
     WebPage.wanted(args.web, args.ort_web)  # before it takes time
     policy = load_policy(find_checkpoint(args.source, best=args.best), console, model=args.model)
-    both = args.onnx is None and not args.saved_model and not args.web
+    both = not (args.onnx or args.saved_model or args.layout or args.litert or args.web)
     exported = export_policy(
         policy,
         Path(args.to),
@@ -86,6 +86,8 @@ def export(args: argparse.Namespace) -> int:
         saved_model=args.saved_model or both,
         web=args.web,
         ort_web=args.ort_web,
+        layout=args.layout,
+        litert=args.litert,
     )
     console.print(summary_table(f"Exported {type(policy).__name__}", exported.figures))
     print_files(console, exported.files)

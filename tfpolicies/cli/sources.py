@@ -133,25 +133,44 @@ def export_policy(
     folder: Path,
     console: Console,
     *,
-    onnx: bool | int,
+    onnx: bool | int | None,
     saved_model: bool,
+    layout: str | None = None,
+    litert: bool | str | None = None,
     web: bool = False,
     ort_web: str | None = None,
 ) -> Shipped:
-    """Exports a policy, each format verified against it."""
+    """Exports a policy, each format verified against it.
+
+    An engine's layout goes right into `folder`, of ONNX of the opset that `onnx` names; the others
+    have a folder in it.
+    """
     written: dict[str, Any] = {}
     if saved_model:
         with console.status("exporting a SavedModel"):
             written["SavedModel"] = policy.export_model(folder / "saved_model")
-    if onnx or web:
-        page = {"web": web, "ort_web": ort_web}
+    if layout:
+        with console.status(f"exporting for {layout}"):
+            written[layout] = policy.export_model(folder, onnx, layout=layout)
+    elif onnx or web:
         with console.status("exporting ONNX"):
-            written["ONNX"] = policy.export_model(folder / "onnx", onnx=onnx or True, **page)
-    figures = {
-        kind: f"verified: differs from the policy by at most {result.parity.largest_difference:.1e}"
-        for kind, result in written.items()
-    }
+            to = folder / "onnx"
+            written["ONNX"] = policy.export_model(to, onnx or True, web=web, ort_web=ort_web)
+    if litert:
+        with console.status("exporting LiteRT"):
+            written["LiteRT"] = policy.export_model(folder / "litert", litert=litert)
+    figures = {kind: _verified(result) for kind, result in written.items()}
     return Shipped({kind: Path(result.path) for kind, result in written.items()}, figures)
+
+
+def _verified(result: Any) -> str:
+    """Says how well an export agrees with its policy."""
+    told = f"differs from the policy by at most {result.parity.largest_difference:.1e}"
+    if result.agreement is None:
+        return f"verified: {told}"
+    acting = result.agreement
+    share = f"{acting.equal_actions:.1%} of its actions on {acting.observations}"
+    return f"verified: {told}; {share} random observations are the policy's"
 
 
 def load(console: Console) -> None:

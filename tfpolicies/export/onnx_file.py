@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import operator
 import os
 import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from tfpolicies.errors import ExportError, MissingPackageError
 from tfpolicies.export.result import SPEC_FILE, ExportResult, export_errors, write_spec
 from tfpolicies.export.serving import GREEDY, Serving, ServingPort
 from tfpolicies.export.staging import place_files, staging_folder
-from tfpolicies.export.verify import ONNX_FILES, verify_onnx
+from tfpolicies.export.verify import ONNX_FILES, Parity, verify_onnx
 from tfpolicies.export.web import WebPage
 from tfpolicies.program.program import Program
 from tfpolicies.program.runtimes.onnx import OPSET, convert
@@ -56,38 +58,89 @@ def export_onnx(
             then as it was.
         ForkError: if this process was forked after TensorFlow had started.
     """
-    opset = _checked_opset(opset)
-    _require("tf2onnx", "onnx", "onnxruntime")
-    require_tensorflow()
-    target = Path(export_dir)
-    state = state.copy()  # which learning on elsewhere does not change
-    with export_errors(f"ONNX (opset {opset})", target), staging_folder(target) as staging:
-        serving = Serving(program, state)
-        checksums = {}
-        for signature, name in ONNX_FILES.items():
-            content = _converted(serving, signature, opset)
-            (staging / name).write_bytes(content)
-            checksums[name] = hashlib.sha256(content).hexdigest()
+    opset, target = checked_opset(opset), Path(export_dir)
+    with onnx_staging(target, opset) as staging:
+        told = {} if page is None else {"web": page.runtime}
+        parity = write_onnx(staging, program, state.copy(), opset, **told)
         shutil.copyfile(_PLAYER, staging / PLAYER_FILE)
-        parity = verify_onnx(staging, program, state)
-        write_spec(
-            staging,
-            program,
-            serving,
-            parity,
-            artefact="onnx",
-            files=ONNX_FILES,
-            sha256=checksums,
-            opset=opset,
-            packages=("tensorflow", "keras", "tf2onnx", "onnx", "onnxruntime"),
-            **({} if page is None else {"web": page.runtime}),
-        )
         shown = [] if page is None else page.write(staging)
         place_files(staging, target, [*shown, *ONNX_FILES.values(), PLAYER_FILE, SPEC_FILE])
-    return ExportResult(target / ONNX_FILES[GREEDY], parity)
+    path = target / ONNX_FILES[GREEDY]
+    use = f"Load it with onnxruntime.InferenceSession({str(path)!r})."
+    if page is not None:
+        use += f" See it: python3 -m http.server -d {str(target)!r}."
+    return ExportResult(path, parity, use)
 
 
-def _checked_opset(opset: Any) -> int:
+@contextlib.contextmanager
+def onnx_staging(target: Path, opset: int) -> Iterator[Path]:
+    """Gives a folder for what is to be written as ONNX to `target`, if that is possible here.
+
+    Raises:
+        MissingPackageError: if tf2onnx or ONNX Runtime is not installed.
+        ExportError: whatever else goes wrong inside.
+        ForkError: if this process was forked after TensorFlow had started.
+    """
+    _require("tf2onnx", "onnx", "onnxruntime")
+    require_tensorflow()
+    with export_errors(f"ONNX (opset {opset})", target), staging_folder(target) as staging:
+        yield staging
+
+
+def write_onnx(
+    folder: Path, program: Program, state: PolicyState, opset: int, **entries: Any
+) -> Parity:
+    """Writes `model.onnx`, `model_sample.onnx` and `policy_spec.json` into a folder, verified.
+
+    Args:
+        folder: where they go.
+        program: what the policy shares with its kind.
+        state: what it owns; it must not change meanwhile.
+        opset: the version of ONNX's operators.
+        **entries: what else `policy_spec.json` says.
+    """
+    serving = Serving(program, state)
+    for signature, name in ONNX_FILES.items():
+        function = serving.flat_function(signature)
+        content = onnx_model(function, serving.inputs[signature], serving.outputs, opset)
+        (folder / name).write_bytes(content)
+    parity = verify_onnx(folder, program, state)
+    write_onnx_spec(folder, program, serving, parity, ONNX_FILES, opset, **entries)
+    return parity
+
+
+def write_onnx_spec(
+    folder: Path,
+    program: Program,
+    serving: Serving,
+    parity: Parity,
+    files: Mapping[str, str],
+    opset: int,
+    **entries: Any,
+) -> None:
+    """Writes the `policy_spec.json` of ONNX files, with their checksums.
+
+    Args:
+        folder: where the files are.
+        program: see `write_spec`.
+        serving: likewise.
+        parity: likewise.
+        files: the file of each signature.
+        opset: of the files.
+        **entries: what else it says.
+    """
+    sha256 = {n: hashlib.sha256((folder / n).read_bytes()).hexdigest() for n in files.values()}
+    packages = ("tensorflow", "keras", "tf2onnx", "onnx", "onnxruntime")
+    told = {"artefact": "onnx", "files": files, "sha256": sha256, "opset": opset, **entries}
+    write_spec(folder, program, serving, parity, packages=packages, **told)
+
+
+def checked_opset(opset: Any) -> int:
+    """Returns the version of ONNX's operators as a positive integer.
+
+    Raises:
+        ExportError: if it is something else.
+    """
     try:
         number = operator.index(opset)
     except TypeError:
@@ -112,25 +165,34 @@ def _require(*packages: str) -> None:
             ) from error
 
 
-def _converted(serving: Serving, signature: str, opset: int) -> bytes:
+def onnx_model(
+    function: Callable[..., list[tf.Tensor]],
+    inputs: Sequence[ServingPort],
+    outputs: Sequence[ServingPort],
+    opset: int = OPSET,
+) -> bytes:
+    """Converts a function of tensors to a serialised ONNX model.
+
+    Args:
+        function: takes a tensor per input, and gives one per output.
+        inputs: the ports, in order.
+        outputs: likewise.
+        opset: the version of ONNX's operators.
+    """
     import onnx
 
-    specs = [port.tensor_spec for port in serving.inputs[signature]]
-    function = tf.function(serving.flat_function(signature), input_signature=specs, autograph=False)
-    content = convert(function, specs, [port.name for port in serving.outputs], opset)
-    model = onnx.load_from_string(content)
-    graph = model.graph
+    specs = [port.tensor_spec for port in inputs]
+    traced = tf.function(function, input_signature=specs, autograph=False)
+    model = onnx.load_from_string(convert(traced, specs, [port.name for port in outputs], opset))
     # A graph lists what it uses; the ports are promised, whether the model reads them or not.
-    for values, ports in (
-        (graph.input, serving.inputs[signature]),
-        (graph.output, serving.outputs),
-    ):
+    for values, ports in ((model.graph.input, inputs), (model.graph.output, outputs)):
         del values[:]
-        values.extend(_value_info(port) for port in ports)
+        values.extend(value_info(port) for port in ports)
     return model.SerializeToString()
 
 
-def _value_info(port: ServingPort) -> Any:
+def value_info(port: ServingPort) -> Any:
+    """Returns an input or output of a graph as ONNX describes it."""
     import onnx
 
     kind = onnx.helper.np_dtype_to_tensor_dtype(port.port.dtype)

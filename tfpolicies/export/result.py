@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 from tfpolicies._version import __version__
 from tfpolicies.errors import ExportError
+from tfpolicies.export.agreement import Agreement
 from tfpolicies.export.distribution import describe_distribution
 from tfpolicies.export.serving import Serving, ServingPort
 from tfpolicies.export.verify import Parity
-from tfpolicies.export.web import INDEX
 from tfpolicies.models.distributions.noise import merge
 from tfpolicies.models.ports import NOISE
 from tfpolicies.program.program import Program
@@ -28,25 +28,25 @@ FORMAT_VERSION = 2
 class ExportResult(NamedTuple):
     """What was written and how well it agrees with the policy."""
 
-    path: Path  # the SavedModel's version folder, or the file model.onnx
+    path: Path  # a version folder, a folder for an engine, or a file such as model.onnx
     parity: Parity
+    use: str  # a sentence: how to load it
+    agreement: Agreement | None = None  # of greedy actions, for LiteRT
 
     def __str__(self) -> str:
         """Says where it is, how well it agrees, and how to load it."""
-        found = self.parity
+        found, acting = self.parity, self.agreement
         told = (
             f"{self.path}: agrees with the policy on {found.observations} observations, to "
             f"{found.largest_difference:.1e}."
         )
-        if (self.path.parent / INDEX).is_file():
-            told += f" See it: python3 -m http.server -d {str(self.path.parent)!r}."
-        if self.path.is_file():
-            return f"{told} Load it with onnxruntime.InferenceSession({str(self.path)!r})."
-        return (
-            f"{told} Load it with tf.saved_model.load({str(self.path)!r}), which is the folder of "
-            f"one version; {str(self.path.parent)!r}, the folder of all versions, is the newest "
-            "one, and what TensorFlow Serving takes."
-        )
+        if acting is not None:
+            kind = "given" if acting.given else "random"
+            told += (
+                f" {acting.equal_actions:.1%} of its actions on {acting.observations} {kind} "
+                "observations are the policy's."
+            )
+        return f"{told} {self.use}"
 
 
 def write_spec(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import tensorflow as tf
@@ -16,9 +17,14 @@ from tfpolicies.state import PolicyState
 from tfpolicies.system.forks import require_tensorflow
 from tfpolicies.system.quiet import quiet_conversion
 
+Extension = Callable[[Path, Serving], None]
+
 
 def export_saved_model(
-    program: Program, state: PolicyState, export_dir: str | os.PathLike[str]
+    program: Program,
+    state: PolicyState,
+    export_dir: str | os.PathLike[str],
+    extend: Extension | None = None,
 ) -> ExportResult:
     """Writes `export_dir/<version>/saved_model.pb` and what belongs to it, verified.
 
@@ -30,6 +36,7 @@ def export_saved_model(
         program: what the policy shares with its kind.
         state: what it owns.
         export_dir: the folder of all versions; made if missing.
+        extend: adds files to the version folder before it goes to its place.
 
     Returns:
         The version folder and how well it agrees with the policy.
@@ -58,6 +65,16 @@ def export_saved_model(
             opset=None,
             packages=("tensorflow", "keras"),
         )
+        if extend is not None:
+            extend(folder, serving)
         path = place_version(folder, target)
         link_newest(target)
-    return ExportResult(path, parity)
+    return ExportResult(path, parity, _use(path))
+
+
+def _use(path: Path) -> str:
+    return (
+        f"Load it with tf.saved_model.load({str(path)!r}), which is the folder of one version; "
+        f"{str(path.parent)!r}, the folder of all versions, is the newest one, and what TensorFlow "
+        "Serving takes."
+    )

@@ -17,7 +17,8 @@ nested as the observation space is; what else the policy reads follows in the or
 
 A policy with a memory takes and gives sequences, `[B, T, ...]` each, with any B and T; also
 `state_in_<i>` `[B, *shape]` and `seq_lens` `[B]` int32, the steps of each sequence that count; and
-gives `state_out_<i>` `[B, *shape]`, the memory after them.
+gives `state_out_<i>` `[B, *shape]`, the memory after them. An export that goes by steps takes and
+gives one step of each sequence, `[B, ...]`, instead, and has no `seq_lens`.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ class Serving:
     Args:
         program: gives the functions.
         state: its weights are copied.
+        stepwise: whether a policy with a memory takes one step, `[B, ...]`, instead of sequences.
 
     Attributes:
         module: owns the weights as variables.
@@ -78,19 +80,19 @@ class Serving:
         ExportError: if the model runs Python code.
     """
 
-    def __init__(self, program: Program, state: PolicyState) -> None:
+    def __init__(self, program: Program, state: PolicyState, *, stepwise: bool = False) -> None:
         self._program = program
+        self._sequences = program.ports.is_recurrent and not stepwise
         self.module = tf.Module(name="policy")
         self.module.weights = [
             tf.Variable(state.arrays[slot.key], name=_plain(slot.key))
             for slot in program.layout.of(*ACTING)
         ]
         self.explorer = serving_explorer(program)
-        self.inputs = {GREEDY: input_ports(program)}
-        rows = 1 + program.ports.is_recurrent
+        self.inputs = {GREEDY: input_ports(program, stepwise=stepwise)}
         noise = Port(NOISE, (self.explorer.noise_size,), np.dtype(np.float32))
-        self.inputs[SAMPLE] = [*self.inputs[GREEDY], ServingPort(noise, rows)]
-        self.outputs = output_ports(program)
+        self.inputs[SAMPLE] = [*self.inputs[GREEDY], ServingPort(noise, 1 + self._sequences)]
+        self.outputs = output_ports(program, stepwise=stepwise)
         with program.lock:
             self.signatures = {name: self._traced(name) for name in self.inputs}
         for name, function in self.signatures.items():
@@ -134,7 +136,7 @@ class Serving:
         weights = [variable.read_value() for variable in self.module.weights]
         first = given[ports.all[0].name]
         steps: Any = 1
-        if ports.is_recurrent:
+        if self._sequences:
             steps = tf.shape(first)[1]
             given = {
                 port.name: _rows(given[port.name]) if port.axes == 2 else given[port.name]
@@ -161,20 +163,20 @@ def serving_explorer(program: Program) -> Any:
     return sampling.behind(program.ports.noise_size)
 
 
-def input_ports(program: Program) -> list[ServingPort]:
+def input_ports(program: Program, *, stepwise: bool = False) -> list[ServingPort]:
     """Returns the inputs of `serving_default`."""
     ports = program.ports
-    if not ports.is_recurrent:
+    if stepwise or not ports.is_recurrent:
         return [ServingPort(port, 1) for port in ports.all]
     rows = [ServingPort(port, 2) for port in (*ports.obs, *ports.seen)]
     lengths = ServingPort(Port(SEQ_LENS, (), np.dtype(np.int32)), 1)
     return [*rows, *(ServingPort(port, 1) for port in ports.states), lengths]
 
 
-def output_ports(program: Program) -> list[ServingPort]:
+def output_ports(program: Program, *, stepwise: bool = False) -> list[ServingPort]:
     """Returns the outputs of both signatures."""
     layout = program.act_layout
-    per_row = 1 + program.ports.is_recurrent
+    per_row = 1 + (program.ports.is_recurrent and not stepwise)
     found = []
     for port in layout.ports():
         if port.name != "prob":

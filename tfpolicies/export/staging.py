@@ -26,16 +26,24 @@ def staging_folder(target: Path) -> Iterator[Path]:
     Missing parents of `target` are made, and removed again if nothing was put there. What exports
     that were killed left behind is removed: nobody holds the lock in it.
     """
-    missing = [folder for folder in (target, *target.parents) if not folder.exists()]
-    target.mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as closing:
-        for made in reversed(missing):
-            closing.callback(remove_if_empty, made)
+    with folder_made(target), contextlib.ExitStack() as closing:
         _remove_leftovers(target)
         folder, lock = _new_folder(target)
         closing.callback(lock.release)
         closing.callback(shutil.rmtree, folder, ignore_errors=True)
         yield folder
+
+
+@contextlib.contextmanager
+def folder_made(folder: Path) -> Iterator[None]:
+    """Makes a folder and its missing parents; what is empty in the end is removed again."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    finally:
+        for made in missing:
+            remove_if_empty(made)
 
 
 def _new_folder(target: Path) -> tuple[Path, FolderLock]:
@@ -109,6 +117,13 @@ def place_files(staged: Path, target: Path, names: Sequence[str]) -> None:
 
     Two exports to one folder do not mix their files: one waits for the other.
     """
+    with files_placed(staged, target, names):
+        sync_folder(target)
+
+
+@contextlib.contextmanager
+def files_placed(staged: Path, target: Path, names: Sequence[str]) -> Iterator[None]:
+    """Moves files to `target` as `place_files` does; if the block fails, too, they go back."""
     placed: list[str] = []
     with alone_in(target):
         for name in names:
@@ -124,7 +139,7 @@ def place_files(staged: Path, target: Path, names: Sequence[str]) -> None:
                     shutil.copy2(target / name, backup / name)
                 os.replace(staged / name, target / name)
                 placed.append(name)
-            sync_folder(target)
+            yield
         except BaseException:
             for name in placed:
                 if (backup / name).exists():

@@ -43,12 +43,14 @@ from tfpolicies.state import ACTING, PolicyState
 ONNX_FILES = {GREEDY: "model.onnx", SAMPLE: "model_sample.onnx"}
 TOLERANCE = 1e-5
 _SEED = 0
+_LOWEST_FLOAT16 = np.finfo(np.float16).min  # which a masked logit is rounded to
 _WIDE = 1e4  # bounds further apart than this are not taken as a range to draw from
 _ROWS = (1, 7, 248, 248, 248, 248)  # of the batches that other models are tried with: 1000
 _SEQUENCES = ((1, 1), (3, 7), (16, 12))  # sequences and steps that a memory is tried with
 
-Runner = Callable[[str, dict[str, np.ndarray]], Mapping[str, np.ndarray]]
 Arrays = dict[str, np.ndarray]
+Runner = Callable[[str, Arrays], Mapping[str, np.ndarray]]
+Step = Callable[[Arrays], Mapping[str, np.ndarray]]
 
 
 class Difference(NamedTuple):
@@ -65,6 +67,7 @@ class Parity(NamedTuple):
     largest_difference: float  # over all outputs and signatures, as the tolerance counts it
     near_ties: int  # greedy choices that differ because the two best are equal up to rounding
     differences: dict[str, dict[str, Difference]]  # the largest per signature and output
+    tolerance: float | None = TOLERANCE  # None where weights were rounded on purpose
 
     def to_json(self) -> dict[str, Any]:
         """Returns the report for `policy_spec.json`."""
@@ -72,7 +75,7 @@ class Parity(NamedTuple):
             signature: {name: difference._asdict() for name, difference in found.items()}
             for signature, found in self.differences.items()
         }
-        told = {"differences": differences, "tolerance": TOLERANCE, "seed": _SEED}
+        told = {"differences": differences, "seed": _SEED}
         return {**self._asdict(), **told}
 
 
@@ -100,34 +103,46 @@ def verify_onnx(folder: Path, program: Program, state: PolicyState) -> Parity:
     Raises:
         ExportError: if one cannot be run, lacks a name, or gives other numbers.
     """
+    steps = {signature: onnx_step(folder / name) for signature, name in ONNX_FILES.items()}
+    return verify(lambda signature, inputs: steps[signature](inputs), program, state)
+
+
+def onnx_step(path: Path) -> Step:
+    """Returns what runs an ONNX file, from inputs to outputs by name.
+
+    Raises:
+        ExportError: if ONNX Runtime cannot load it.
+    """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
-    sessions = {}
-    for signature, name in ONNX_FILES.items():
-        try:
-            sessions[signature] = onnxruntime.InferenceSession(
-                (folder / name).read_bytes(), options, providers=["CPUExecutionProvider"]
-            )
-        except Exception as error:
-            raise ExportError(f"ONNX Runtime cannot load {name}: {error}") from error
-
-    def run(signature: str, inputs: Arrays) -> Arrays:
-        session = sessions[signature]
-        names = [output.name for output in session.get_outputs()]
-        return dict(zip(names, session.run(names, inputs), strict=True))
-
-    return verify(run, program, state)
+    try:
+        session = onnxruntime.InferenceSession(
+            path.read_bytes(), options, providers=["CPUExecutionProvider"]
+        )
+    except Exception as error:
+        raise ExportError(f"ONNX Runtime cannot load {path.name}: {error}") from error
+    names = [output.name for output in session.get_outputs()]
+    return lambda inputs: dict(zip(names, session.run(names, inputs), strict=True))
 
 
-def verify(run: Runner, program: Program, state: PolicyState) -> Parity:
+def verify(
+    run: Runner,
+    program: Program,
+    state: PolicyState,
+    signatures: Sequence[str] = (GREEDY, SAMPLE),
+    tolerance: float = TOLERANCE,
+) -> Parity:
     """Compares an artefact with a Program and a state on random observations.
 
     Args:
         run: `run(signature, inputs)` gives the artefact's outputs by name.
         program: what the artefact was made from.
         state: likewise.
+        signatures: those that the artefact has.
+        tolerance: the largest difference; infinity where numbers were rounded on purpose, so that
+            it is only told.
 
     Raises:
         ExportError: naming the output that differs and by how much.
@@ -138,16 +153,59 @@ def verify(run: Runner, program: Program, state: PolicyState) -> Parity:
                 f"The weight {slot.key!r} of the policy is not finite: the policy has diverged in "
                 "training, and is not exported. Restore an earlier checkpoint."
             )
-    found = [_Comparison(run, program, state, signature) for signature in (GREEDY, SAMPLE)]
+    found = [Comparison(run, program, state, signature, tolerance) for signature in signatures]
     for comparison in found:
         comparison.try_all()
     differences = {each.signature: each.differences for each in found}
     largest = max(x.relative for each in found for x in each.differences.values())
-    return Parity(found[0].rows, largest, sum(x.other_choices for x in found), differences)
+    other_choices = sum(x.other_choices for x in found)
+    told = tolerance if tolerance < np.inf else None
+    return Parity(found[0].rows, largest, other_choices, differences, told)
 
 
-class _Comparison:
+def by_steps(step: Step, program: Program) -> Runner:
+    """Returns a `run` that takes sequences, of an artefact that goes by steps.
+
+    Args:
+        step: gives the artefact's outputs by name, `[B, ...]` each, for inputs `[B, ...]`.
+        program: what the artefact was made from.
+    """
+    if not program.ports.is_recurrent:
+        return lambda signature, inputs: step(inputs)
+    names = {port.name: port.name.replace("_in_", "_out_") for port in program.ports.states}
+
+    def run(signature: str, inputs: Arrays) -> Arrays:
+        rows = {name: x for name, x in inputs.items() if name not in {*names, SEQ_LENS}}
+        memory = {name: inputs[name] for name in names}
+        found: list[Arrays] = []
+        for t in range(next(iter(rows.values())).shape[1]):
+            outputs = dict(step({name: x[:, t] for name, x in rows.items()} | memory))
+            going = t < inputs[SEQ_LENS]
+            memory = {
+                name: np.where(_beside(going, old), outputs.pop(names[name]), old)
+                for name, old in memory.items()
+            }
+            found.append(outputs)
+        stacked = {name: np.stack([each[name] for each in found], axis=1) for name in found[0]}
+        return stacked | {names[name]: x for name, x in memory.items()}
+
+    return run
+
+
+def _beside(flags: np.ndarray, array: np.ndarray) -> np.ndarray:
+    """Returns flags `[B]` in a form that broadcasts with `[B, ...]`."""
+    return flags.reshape(-1, *[1] * (array.ndim - 1))
+
+
+class Comparison:
     """One signature of an artefact beside the policy.
+
+    Args:
+        run: see `verify`.
+        program: likewise.
+        state: likewise.
+        signature: its name.
+        tolerance: see `verify`.
 
     Attributes:
         signature: its name.
@@ -156,10 +214,18 @@ class _Comparison:
         differences: the largest by output.
     """
 
-    def __init__(self, run: Runner, program: Program, state: PolicyState, signature: str) -> None:
+    def __init__(
+        self,
+        run: Runner,
+        program: Program,
+        state: PolicyState,
+        signature: str = GREEDY,
+        tolerance: float = TOLERANCE,
+    ) -> None:
         self._run = run
         self._program = program
         self._state = state
+        self._tolerance = tolerance
         self.signature = signature
         self._explorer = serving_explorer(program)
         self._outputs = output_ports(program)
@@ -173,24 +239,43 @@ class _Comparison:
         Raises:
             ExportError: naming the output that differs and by how much.
         """
-        ports, rng = self._program.ports, self._rng
-        sizes = _SEQUENCES if ports.is_recurrent else [(n, 1) for n in _ROWS]
-        for count, steps in sizes:
-            inputs = random_inputs(ports, count, steps, rng)
+        is_recurrent = self._program.ports.is_recurrent
+        for count, steps in _SEQUENCES if is_recurrent else [(n, 1) for n in _ROWS]:
+            inputs = self.drawn(count, steps)
             lengths = np.full(count, steps, np.int32)
-            if ports.is_recurrent:
-                lengths[1:] = rng.integers(1, steps + 1, count - 1)
-                inputs[-len(ports.states) :] = self._reached_memory(count)
+            if is_recurrent:
+                lengths[1:] = self._rng.integers(1, steps + 1, count - 1)
             self._try(inputs, lengths)
 
+    def drawn(self, count: int, steps: int) -> list[np.ndarray]:
+        """Draws inputs as `random_inputs` does, with memories that the policy comes to."""
+        ports = self._program.ports
+        inputs = random_inputs(ports, count, steps, self._rng)
+        if ports.is_recurrent:
+            inputs[-len(ports.states) :] = self._reached_memory(count)
+        return inputs
+
     def _try(self, inputs: list[np.ndarray], lengths: np.ndarray) -> None:
-        ports, explorer = self._program.ports, self._explorer
-        count, steps = inputs[0].shape[:2]
-        valid = np.arange(steps) < lengths[:, None]
+        explorer, (count, steps) = self._explorer, inputs[0].shape[:2]
         noise = np.zeros((count, steps, explorer.noise_size), np.float32)
         if self.signature == SAMPLE:
             params = np.zeros(explorer.num_params, np.float32)
             noise = explorer.draw_noise(self._rng, count * steps, params).reshape(count, steps, -1)
+        ours, wanted = self.both(inputs, lengths, noise)
+        self._compare_all(ours, wanted, noise[np.arange(steps) < lengths[:, None]])
+
+    def both(
+        self, inputs: list[np.ndarray], lengths: np.ndarray, noise: np.ndarray
+    ) -> tuple[Arrays, Arrays]:
+        """Returns what the artefact and the policy give, by name: steps that count, in rows.
+
+        Args:
+            inputs: as `drawn` gives them.
+            lengths: how many steps of each sequence count, `[B]`.
+            noise: `[B, T, k]`; only the signature that samples takes it.
+        """
+        ports, (count, steps) = self._program.ports, inputs[0].shape[:2]
+        valid = np.arange(steps) < lengths[:, None]
         given = {p.name: x for p, x in zip(ports.all, inputs, strict=True)}
         if self.signature == SAMPLE:
             given[NOISE] = noise
@@ -202,7 +287,7 @@ class _Comparison:
             {p.name: x[p.name][valid] if p.axes == 2 else x[p.name] for p in self._outputs}
             for x in (self._given(given, count, steps), self._reference(inputs, lengths, noise))
         )
-        self._compare_all(ours, wanted, noise[valid])
+        return ours, wanted
 
     def _given(self, inputs: Arrays, count: int, steps: int) -> Arrays:
         """Returns what the artefact gives, in the form that it should have."""
@@ -260,7 +345,7 @@ class _Comparison:
             found.append(served_outputs(program, [np.array(x) for x in outputs]))
             going = t < lengths
             memory = [
-                np.where(going.reshape(-1, *[1] * (old.ndim - 1)), new, old)
+                np.where(_beside(going, old), new, old)
                 for old, new in zip(memory, acted.states, strict=True)
             ]
         if not program.ports.is_recurrent:
@@ -301,24 +386,28 @@ class _Comparison:
 
     def _compare(self, name: str, given: np.ndarray, right: np.ndarray, scale: np.ndarray) -> None:
         """Notes the difference of one output, if it is not larger than allowed."""
-        other = f"gives other {name} than the policy"
-        if given.dtype.kind != "f":
+        other, tolerance = f"gives other {name} than the policy", self._tolerance
+        if given.dtype.kind != "f" and tolerance < np.inf:
             if not np.array_equal(given, right):
                 places = f"{int((given != right).sum())} of {given.size} places"
                 raise self._refusal(f"{other} in {places}. The export was refused.")
             self.differences.setdefault(name, Difference(0.0, 0.0))
             return
         plain = np.isfinite(right) & (right > MASKED_LOGIT / 2)
+        if tolerance == np.inf and given.dtype.kind == "f":
+            given = np.where(given <= _LOWEST_FLOAT16, MASKED_LOGIT, given)
         if not np.array_equal(given[~plain], right[~plain], equal_nan=True):
             raise self._refusal(
                 f"{other} where the policy's are masked or not finite. The export was refused."
             )
+        if not np.isfinite(given[plain]).all():
+            raise self._refusal(f"{other}: numbers that are not finite. The export was refused.")
         error = np.abs(given[plain].astype(np.float64) - right[plain])
         relative = float(np.max(error / scale[plain], initial=0.0))
-        if not relative <= TOLERANCE:
+        if not relative <= tolerance:
             raise self._refusal(
                 f"{other}: the largest relative difference is {relative:.3g}, allowed is "
-                f"{TOLERANCE:g}. The export was refused."
+                f"{tolerance:g}. The export was refused."
             )
         before = self.differences.get(name, Difference(0.0, 0.0))
         found = Difference(float(np.max(error, initial=0.0)), relative)

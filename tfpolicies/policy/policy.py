@@ -697,6 +697,9 @@ class Policy(metaclass=ported.AskedByPorted):
         export_dir: str | os.PathLike[str],
         onnx: int | bool | None = None,
         *,
+        layout: str | None = None,
+        litert: bool | str = False,
+        observations: Any = None,
         web: bool = False,
         ort_web: str | os.PathLike[str] | None = None,
     ) -> Any:

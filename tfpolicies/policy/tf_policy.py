@@ -19,10 +19,8 @@ from tfpolicies.batch.view_requirement import ViewRequirement
 from tfpolicies.config.read_only import copied
 from tfpolicies.errors import BatchError, ConfigError, UsageError
 from tfpolicies.exploration.making import make_exploration
-from tfpolicies.export.onnx_file import export_onnx
+from tfpolicies.export.forms import export_policy
 from tfpolicies.export.result import ExportResult
-from tfpolicies.export.saved_model import export_saved_model
-from tfpolicies.export.web import WebPage
 from tfpolicies.models.adapted import AdaptedModel
 from tfpolicies.models.filters import MeanStdFilter, make_reward_filter
 from tfpolicies.models.kept_model import kept_model
@@ -45,7 +43,6 @@ from tfpolicies.policy.program_parts import OverriddenActing, ProgramHolding
 from tfpolicies.policy.states import Owned, matched
 from tfpolicies.policy.views import read_views
 from tfpolicies.program.program import Program
-from tfpolicies.program.runtimes.onnx import OPSET
 from tfpolicies.program.runtimes.session import session_creator
 from tfpolicies.program.spec import ProgramSpec, static_settings
 from tfpolicies.rules import is_number
@@ -665,6 +662,9 @@ class TFPolicy(PolicyKind):
         export_dir: str | os.PathLike[str],
         onnx: int | bool | None = None,
         *,
+        layout: str | None = None,
+        litert: bool | str = False,
+        observations: Any = None,
         web: bool = False,
         ort_web: str | os.PathLike[str] | None = None,
     ) -> ExportResult:
@@ -675,28 +675,37 @@ class TFPolicy(PolicyKind):
         Args:
             export_dir: the folder; made if missing. A SavedModel goes to the next numbered version
                 folder in it, to which links lead, so that TensorFlow loads either folder; ONNX to
-                `model.onnx` and `model_sample.onnx`.
+                `model.onnx` and `model_sample.onnx`; LiteRT to `model.tflite`.
             onnx: None for a SavedModel, True for ONNX, a number for ONNX of that opset.
+            layout: an engine whose form the folder is to have: "tf-serving", "triton", "mlserver"
+                or "kserve". All but the first hold ONNX, of the opset that `onnx` names.
+            litert: True for LiteRT; "float16" or "int8" for LiteRT with rounded weights.
+            observations: with `litert`, a batch `[N, ...]` of observations, nested as the space is,
+                on which greedy actions are compared; None for 1000 random ones.
             web: write ONNX with `index.html`, a page that runs the policy in a browser, and
                 `policy.js`, a module for pages of your own. Serve the folder over HTTP.
             ort_web: the `dist` folder of the npm package onnxruntime-web, of which a copy goes
                 beside the page; None for a pinned version on a CDN.
 
         Returns:
-            The path and the parity figures.
+            The path, the parity figures and how to load it.
 
         Raises:
-            ExportError: if it cannot be written or does not do what the policy does, or `ort_web`
-                lacks a file; the folder is then as it was. Also a RuntimeError if tf2onnx is
-                missing.
+            ExportError: if arguments contradict each other, it cannot be written or does not do
+                what the policy does, or `ort_web` lacks a file; the folder is then as it was. Also
+                a RuntimeError if a package is missing.
         """
-        page = WebPage.wanted(web, ort_web)
-        if onnx is None or onnx == 0:
-            if page is None:
-                return export_saved_model(self.program, self._state, export_dir)
-            onnx = True
-        opset = OPSET if onnx is True else onnx
-        return export_onnx(self.program, self._state, export_dir, opset, page)
+        return export_policy(
+            self.program,
+            self._state,
+            export_dir,
+            onnx,
+            layout=layout,
+            litert=litert,
+            observations=observations,
+            web=web,
+            ort_web=ort_web,
+        )
 
     def import_model_from_h5(
         self, import_file: str | os.PathLike[str], *, allow_missing: bool = False

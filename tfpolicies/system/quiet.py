@@ -13,14 +13,22 @@ from collections.abc import Iterable, Iterator
 
 from tfpolicies.system.backend import require_tensorflow_backend
 
+_held_lock = threading.RLock()  # the descriptor is the process's: one thread at a time
+
 
 @contextlib.contextmanager
 def native_stderr_held_back() -> Iterator[None]:
     """Holds back what native code writes to the process's standard error while entered.
 
     If the block fails, what was held back is written after all. Where standard error is closed,
-    there is nothing to hold back.
+    there is nothing to hold back. A thread waits until no other is inside.
     """
+    with _held_lock, _held_back():
+        yield
+
+
+@contextlib.contextmanager
+def _held_back() -> Iterator[None]:
     if sys.stderr is not None:
         sys.stderr.flush()
     try:

@@ -1,0 +1,100 @@
+"""How often an artefact of rounded weights acts as its policy does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tfpolicies.errors import ExportError
+from tfpolicies.export.verify import Comparison, Runner
+from tfpolicies.models.spaces import pick
+from tfpolicies.program.program import Program
+from tfpolicies.state import PolicyState
+
+ROWS = 1000
+CLOSE = 0.01
+
+
+class Agreement(NamedTuple):
+    """How often greedy actions are those of the policy.
+
+    An action of real numbers counts as equal if no number differs by more than 1 % of the largest
+    one of its column, which counts as 1 if it is smaller; choices must be the same.
+    """
+
+    observations: int
+    given: bool  # whether the caller gave the observations; else they are random ones
+    equal_actions: float  # the share of all observations
+    largest_difference: float  # of actions of real numbers, relative to the largest of the column
+
+
+def agreement(
+    run: Runner, program: Program, state: PolicyState, observations: Sequence[np.ndarray] | None
+) -> Agreement:
+    """Compares greedy actions of an artefact with those of its policy.
+
+    What a policy reads besides observations is random: earlier steps, and memories that the policy
+    comes to within three steps.
+
+    Args:
+        run: `run(signature, inputs)` gives the artefact's outputs by name.
+        program: what the artefact was made from.
+        state: likewise.
+        observations: one array `[N, *shape]` per leaf; None for 1000 random ones.
+    """
+    rows = ROWS if observations is None else len(observations[0])
+    comparison = Comparison(run, program, state)
+    inputs = comparison.drawn(rows, 1)
+    if observations is not None:
+        inputs[: len(observations)] = [x[:, None] for x in observations]
+    noise = np.zeros((rows, 1, program.ports.noise_size), np.float32)
+    ours, wanted = comparison.both(inputs, np.ones(rows, np.int32), noise)
+    equal, largest = np.ones(rows, bool), 0.0
+    for port in program.act_layout.env_actions:
+        name = port.name.replace("env_actions", "actions", 1)
+        error = _relative(ours[name], wanted[name])
+        equal &= (error <= (CLOSE if wanted[name].dtype.kind == "f" else 0.0)).all(axis=1)
+        if wanted[name].dtype.kind == "f":
+            largest = max(largest, float(error.max(initial=0.0)))
+    return Agreement(rows, observations is not None, float(equal.mean()), largest)
+
+
+def _relative(given: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Returns the differences of rows `[N, k]`, relative to the largest of each column."""
+    first, second = (x.reshape(len(x), -1).astype(np.float64) for x in (given, right))
+    return np.abs(first - second) / np.maximum(1.0, np.abs(second).max(axis=0, initial=0.0))
+
+
+def checked_observations(program: Program, observations: Any) -> list[np.ndarray]:
+    """Returns one array `[N, *shape]` per leaf of what a caller gave.
+
+    Raises:
+        ExportError: if a part is missing or has another shape, or there is no row.
+    """
+    found = [_leaf(observations, leaf) for leaf in program.ports.obs_leaves]
+    if not len(found[0]) or len({len(array) for array in found}) > 1:
+        raise ExportError(
+            f"observations must hold the same number of rows in each part, one at least, got "
+            f"{[len(array) for array in found]}. Give a batch of observations."
+        )
+    return found
+
+
+def _leaf(observations: Any, leaf: Any) -> np.ndarray:
+    wanted = f"[N, {', '.join(map(str, leaf.shape))}]" if leaf.shape else "[N]"
+    name = f"observations{'/'.join(('', *leaf.path))}"
+    try:
+        found = np.asarray(pick(observations, leaf.path), leaf.dtype)
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise ExportError(
+            f"{name} must be an array {wanted} of {leaf.dtype}, but cannot be read: "
+            f"{type(error).__name__}: {error}. Give observations nested as the space is."
+        ) from error
+    if found.ndim < 1 or found.shape[1:] != leaf.shape:
+        raise ExportError(
+            f"{name} must have the shape {wanted}, got {list(found.shape)}. Give a batch of "
+            "observations, nested as the observation space is."
+        )
+    return found

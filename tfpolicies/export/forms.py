@@ -1,0 +1,95 @@
+"""The forms that a policy is exported in: which one a caller means, and what writes it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tfpolicies.errors import ExportError
+from tfpolicies.export.layouts.kserve import export_kserve
+from tfpolicies.export.layouts.mlserver import export_mlserver
+from tfpolicies.export.layouts.tf_serving import export_tf_serving
+from tfpolicies.export.layouts.triton import export_triton
+from tfpolicies.export.litert import WEIGHTS, export_litert
+from tfpolicies.export.onnx_file import export_onnx
+from tfpolicies.export.result import ExportResult
+from tfpolicies.export.saved_model import export_saved_model
+from tfpolicies.export.web import WebPage
+from tfpolicies.program.program import Program
+from tfpolicies.program.runtimes.onnx import OPSET
+from tfpolicies.state import PolicyState
+
+TF_SERVING = "tf-serving"
+_OF_ONNX: Mapping[str, Callable[..., ExportResult]] = {
+    "triton": export_triton,
+    "mlserver": export_mlserver,
+    "kserve": export_kserve,
+}
+LAYOUTS = (TF_SERVING, *_OF_ONNX)
+
+
+def export_policy(
+    program: Program,
+    state: PolicyState,
+    export_dir: str | os.PathLike[str],
+    onnx: int | bool | None = None,
+    *,
+    layout: str | None = None,
+    litert: bool | str = False,
+    observations: Any = None,
+    web: bool = False,
+    ort_web: str | os.PathLike[str] | None = None,
+) -> ExportResult:
+    """Writes a Program with a state in one form.
+
+    What the arguments mean is said by `TFPolicy.export_model`.
+
+    Raises:
+        ExportError: if they contradict each other, or it cannot be exported.
+    """
+    form = _form(onnx, layout, litert, web)
+    page = WebPage.wanted(web, ort_web)
+    if observations is not None and not litert:
+        raise ExportError(
+            "observations are what a LiteRT file is compared on, but litert is False. Give "
+            "litert=True, 'float16' or 'int8', or leave observations out."
+        )
+    opset = OPSET if onnx in (None, False) or onnx is True else onnx
+    if form == "litert":
+        weights = "float32" if litert is True else str(litert)
+        return export_litert(program, state, export_dir, weights, observations)
+    if form == TF_SERVING:
+        return export_tf_serving(program, state, export_dir)
+    if form == "SavedModel":
+        return export_saved_model(program, state, export_dir)
+    if form == "onnx":
+        return export_onnx(program, state, export_dir, opset, page)
+    return _OF_ONNX[form](program, state, export_dir, opset=opset)
+
+
+def _form(onnx: Any, layout: Any, litert: Any, web: bool) -> str:
+    """Returns which form is meant.
+
+    Raises:
+        ExportError: if there is none such, or more than one is meant.
+    """
+    if litert not in (False, True, *WEIGHTS):
+        raise ExportError(
+            f"litert must be True or how weights are stored, one of {list(WEIGHTS)}, got "
+            f"{litert!r}."
+        )
+    if layout not in (None, *LAYOUTS):
+        raise ExportError(f"layout must be one of {list(LAYOUTS)}, got {layout!r}.")
+    is_onnx = onnx is not None and onnx != 0
+    by_itself = onnx if is_onnx and layout not in _OF_ONNX and not web else None
+    given = {"onnx": by_itself, "layout": layout, "litert": litert, "web": web}
+    named = [f"{name}={value!r}" for name, value in given.items() if value]
+    if len(named) > 1:
+        raise ExportError(
+            f"{' and '.join(named)} are two forms. An export has one: call export_model once for "
+            "each, with a folder of its own."
+        )
+    if litert:
+        return "litert"
+    return layout or ("onnx" if is_onnx or web else "SavedModel")

@@ -1,0 +1,1 @@
+"""Exports in the forms that inference engines read."""

@@ -1,0 +1,82 @@
+"""MLServer: the ONNX files of a policy with settings and a runtime that runs them.
+
+MLServer has no runtime for ONNX, so one goes with the model: `policy_runtime.py`, which is
+`mlserver_runtime.py` of this folder. It imports MLServer, NumPy and ONNX Runtime alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from tfpolicies.export.onnx_file import checked_opset, onnx_staging, write_onnx
+from tfpolicies.export.result import SPEC_FILE, ExportResult
+from tfpolicies.export.serving import GREEDY, ServingPort, input_ports, output_ports
+from tfpolicies.export.staging import place_files
+from tfpolicies.export.verify import ONNX_FILES
+from tfpolicies.program.program import Program
+from tfpolicies.program.runtimes.onnx import OPSET
+from tfpolicies.state import PolicyState
+
+SETTINGS_FILE, RUNTIME_FILE = "model-settings.json", "policy_runtime.py"
+MAX_BATCH_SIZE, MAX_BATCH_SECONDS = 64, 0.001
+_RUNTIME = Path(__file__).with_name("mlserver_runtime.py")  # copied, not imported: it stands alone
+
+
+def export_mlserver(
+    program: Program, state: PolicyState, export_dir: str | os.PathLike[str], opset: int = OPSET
+) -> ExportResult:
+    """Writes `model-settings.json` and `policy_runtime.py` beside the ONNX files, verified.
+
+    The folder's name is that of the model. Requests of a policy without a memory are batched; one
+    with a memory takes sequences, and clients send back the memory that they got.
+
+    Args:
+        program: what the policy shares with its kind.
+        state: what it owns.
+        export_dir: the folder; made if missing.
+        opset: the version of ONNX's operators.
+
+    Returns:
+        The folder and how well both graphs agree with the policy.
+
+    Raises:
+        MissingPackageError: if tf2onnx or ONNX Runtime is not installed.
+        ExportError: if it cannot be written or does not do what the policy does; `export_dir` is
+            then as it was.
+        ForkError: if this process was forked after TensorFlow had started.
+    """
+    opset, target = checked_opset(opset), Path(export_dir)
+    with onnx_staging(target, opset) as staging:
+        parity = write_onnx(staging, program, state.copy(), opset, layout="mlserver")
+        settings = json.dumps(_settings(program), indent=2) + "\n"
+        (staging / SETTINGS_FILE).write_text(settings, encoding="utf-8")
+        shutil.copyfile(_RUNTIME, staging / RUNTIME_FILE)
+        names = [RUNTIME_FILE, SETTINGS_FILE, *ONNX_FILES.values(), SPEC_FILE]
+        place_files(staging, target, names)
+    return ExportResult(target, parity, f"Start it with mlserver start {str(target)!r}.")
+
+
+def _settings(program: Program) -> dict[str, Any]:
+    """Returns MLServer's `ModelSettings` as JSON."""
+    return {
+        "implementation": "policy_runtime.PolicyRuntime",
+        "platform": "onnx",
+        "inputs": [_metadata(port) for port in input_ports(program)],
+        "outputs": [_metadata(port) for port in output_ports(program)],
+        "parameters": {"extra": {"file": ONNX_FILES[GREEDY]}},
+        **({} if program.ports.is_recurrent else _BATCHING),
+    }
+
+
+_BATCHING = {"max_batch_size": MAX_BATCH_SIZE, "max_batch_time": MAX_BATCH_SECONDS}
+
+
+def _metadata(port: ServingPort) -> dict[str, Any]:
+    """Returns what the Open Inference Protocol says of a tensor."""
+    shape = [*[-1] * port.axes, *port.port.shape]
+    datatype = port.port.dtype.name.upper().replace("FLOAT", "FP")
+    return {"name": port.name, "datatype": datatype, "shape": shape}

@@ -1,0 +1,86 @@
+"""Serves an exported policy with MLServer; needs NumPy and ONNX Runtime besides.
+
+This file lies beside `model.onnx` as `policy_runtime.py`, and `model-settings.json` names it. It
+never imports TensorFlow, Keras or the package that made the export.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+from mlserver import MLModel
+from mlserver.codecs import NumpyCodec
+from mlserver.errors import InferenceError
+from mlserver.types import InferenceRequest, InferenceResponse, RequestInput, ResponseOutput
+
+
+class PolicyRuntime(MLModel):
+    """Runs `model.onnx` on what requests hold: greedy actions, by the names of the file."""
+
+    async def load(self) -> bool:
+        """Loads the file that `parameters.extra.file` names, which lies beside the settings."""
+        parameters = self.settings.parameters
+        name = Path((parameters.extra or {}).get("file", "model.onnx")).name
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        self._session = onnxruntime.InferenceSession(
+            str(Path(parameters.uri) / name), options, providers=["CPUExecutionProvider"]
+        )
+        self._outputs = [port.name for port in self._session.get_outputs()]
+        return True
+
+    async def predict(self, payload: InferenceRequest) -> InferenceResponse:
+        """Returns the outputs that a request asks for; all of them if it names none.
+
+        Raises:
+            InferenceError: if inputs are missing, unknown, or of another type or shape.
+        """
+        feed = self._feed({tensor.name: tensor for tensor in payload.inputs})
+        wanted = [tensor.name for tensor in payload.outputs or []] or self._outputs
+        unknown = sorted(set(wanted) - set(self._outputs))
+        if unknown:
+            raise InferenceError(f"There are no outputs {unknown}; there are {self._outputs}.")
+        found = self._session.run(wanted, feed)
+        outputs = [_encoded(name, array) for name, array in zip(wanted, found, strict=True)]
+        return InferenceResponse(
+            model_name=self.name, model_version=self.version, id=payload.id, outputs=outputs
+        )
+
+    def _feed(self, given: dict[str, RequestInput]) -> dict[str, np.ndarray]:
+        ports = {port.name: port for port in self.settings.inputs}
+        if given.keys() != ports.keys():
+            raise InferenceError(
+                f"The inputs must be {sorted(ports)}, but the request has {sorted(given)}."
+            )
+        rows = {_rows(tensor) for tensor in given.values()}
+        if len(rows) > 1:
+            raise InferenceError(f"All inputs must have as many rows, but they have {rows}.")
+        return {name: self._array(ports[name], tensor) for name, tensor in given.items()}
+
+    def _array(self, port: RequestInput, tensor: RequestInput) -> np.ndarray:
+        told = f"{tensor.datatype} of the shape {list(tensor.shape)}"
+        fits = len(tensor.shape) == len(port.shape) and all(
+            wanted in (-1, size) for wanted, size in zip(port.shape, tensor.shape, strict=True)
+        )
+        if tensor.datatype != port.datatype or not fits:
+            raise InferenceError(
+                f"The input {port.name!r} must be {port.datatype} of the shape {port.shape}, "
+                f"got {told}."
+            )
+        try:
+            return np.reshape(NumpyCodec.decode_input(tensor), tensor.shape)
+        except (TypeError, ValueError) as error:
+            raise InferenceError(f"The input {port.name!r} is no {told}: {error}.") from error
+
+
+def _encoded(name: str, array: np.ndarray) -> ResponseOutput:
+    """Returns an output in its own shape: the codec adds an axis to a row of numbers."""
+    output = NumpyCodec.encode_output(name, array)
+    output.shape = list(array.shape)
+    return output
+
+
+def _rows(tensor: RequestInput) -> int:
+    return tensor.shape[0] if tensor.shape else 0

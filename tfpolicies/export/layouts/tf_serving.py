@@ -1,0 +1,90 @@
+"""TensorFlow Serving: a SavedModel's version folder with requests that warm it up."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+from tfpolicies.export.result import ExportResult
+from tfpolicies.export.saved_model import export_saved_model
+from tfpolicies.export.serving import GREEDY, Serving
+from tfpolicies.export.verify import random_inputs
+from tfpolicies.models.ports import SEQ_LENS
+from tfpolicies.program.program import Program
+from tfpolicies.state import PolicyState
+
+WARM_UP = Path("assets.extra", "tf_serving_warmup_requests")
+BATCH_SIZES = (1, 8, 32, 128)
+
+# The numbers of fields in the messages that TensorFlow Serving publishes.
+_PREDICT_LOG, _REQUEST = 6, 1  # of PredictionLog; of PredictLog
+_MODEL_SPEC, _INPUTS = 1, 2  # of PredictRequest
+_NAME, _SIGNATURE = 1, 3  # of ModelSpec
+_KEY, _VALUE = 1, 2  # of an entry of a map
+
+
+def export_tf_serving(
+    program: Program, state: PolicyState, export_dir: str | os.PathLike[str]
+) -> ExportResult:
+    """Writes a SavedModel with warm-up requests; otherwise as `export_saved_model` does.
+
+    TensorFlow Serving runs the requests, of a few batch sizes, before it takes others, so that no
+    client waits for what is done lazily. They go through `serving_default` of a model whose name is
+    that of the folder.
+    """
+    name = Path(export_dir).absolute().name
+
+    def add_requests(folder: Path, serving: Serving) -> None:
+        (folder / WARM_UP).parent.mkdir()
+        with tf.io.TFRecordWriter(str(folder / WARM_UP)) as records:
+            for inputs in _batches(program):
+                records.write(_prediction_log(name, inputs))
+
+    result = export_saved_model(program, state, export_dir, add_requests)
+    base = str(Path(export_dir).absolute())
+    use = f"Start it with tensorflow_model_server --model_name={name} --model_base_path={base}."
+    return result._replace(use=use)
+
+
+def _batches(program: Program) -> list[dict[str, np.ndarray]]:
+    """Returns inputs of `serving_default` by name, one batch per size."""
+    ports, rng, found = program.ports, np.random.default_rng(0), []
+    for size in BATCH_SIZES:
+        drawn = random_inputs(ports, size, 1, rng)
+        inputs = {port.name: x for port, x in zip(ports.all, drawn, strict=True)}
+        if ports.is_recurrent:
+            inputs[SEQ_LENS] = np.ones(size, np.int32)
+        else:
+            inputs = {name: x[:, 0] for name, x in inputs.items()}
+        found.append(inputs)
+    return found
+
+
+def _prediction_log(model: str, inputs: dict[str, np.ndarray]) -> bytes:
+    """Returns a serialised `tensorflow.serving.PredictionLog` of one request.
+
+    All of its fields are texts, messages or maps, which are written alike: their number, how many
+    bytes they take, and these. So a few lines do what else would need a package of generated code.
+    """
+    spec = _field(_NAME, model.encode()) + _field(_SIGNATURE, GREEDY.encode())
+    request = _field(_MODEL_SPEC, spec)
+    for name, array in inputs.items():
+        tensor = tf.make_tensor_proto(array).SerializeToString()
+        request += _field(_INPUTS, _field(_KEY, name.encode()) + _field(_VALUE, tensor))
+    return _field(_PREDICT_LOG, _field(_REQUEST, request))
+
+
+def _field(number: int, content: bytes) -> bytes:
+    """Returns a field of a message of Protocol Buffers that has a length.
+
+    >>> list(_field(1, b"hi"))
+    [10, 2, 104, 105]
+    """
+    size, length = len(content), bytearray()
+    while size > 127:
+        length.append(size & 127 | 128)
+        size >>= 7
+    return bytes([number << 3 | 2, *length, size]) + content

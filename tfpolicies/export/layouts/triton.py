@@ -1,0 +1,214 @@
+"""Triton Inference Server: an entry of a model repository, for the backend of ONNX Runtime.
+
+A policy without a memory is batched dynamically. One with a memory is served by sequences: Triton
+keeps the memory of each, by the correlation id of its requests, and hands it to the graph, which
+takes one step of each sequence. See `docs/decisions/019`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfpolicies.errors import ExportError
+from tfpolicies.export.onnx_file import (
+    checked_opset,
+    onnx_model,
+    onnx_staging,
+    value_info,
+    write_onnx_spec,
+)
+from tfpolicies.export.result import ExportResult
+from tfpolicies.export.serving import GREEDY, Serving, ServingPort
+from tfpolicies.export.staging import files_placed, place_version
+from tfpolicies.export.verify import Parity, Step, by_steps, onnx_step, verify
+from tfpolicies.models.ports import Port
+from tfpolicies.program.program import Program
+from tfpolicies.program.runtimes.onnx import OPSET
+from tfpolicies.state import PolicyState
+
+MODEL_FILE, CONFIG_FILE = "model.onnx", "config.pbtxt"
+MAX_BATCH_SIZE = 256
+MAX_SEQUENCES = 1024  # whose memory is kept at once
+MAX_IDLE_SECONDS = 600
+_QUEUE_DELAY = 100  # microseconds that a request waits for others
+START = ServingPort(Port("START", (1,), np.dtype(np.int32)), 1)
+"""The input by which Triton says that a sequence begins, `[B, 1]`: 1 or 0."""
+
+_VERSION = "version"
+_TYPES = {
+    "bool": "TYPE_BOOL",
+    **{f"int{bits}": f"TYPE_INT{bits}" for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": f"TYPE_UINT{bits}" for bits in (8, 16, 32, 64)},
+    **{f"float{bits}": f"TYPE_FP{bits}" for bits in (16, 32, 64)},
+}
+
+
+def export_triton(
+    program: Program, state: PolicyState, export_dir: str | os.PathLike[str], opset: int = OPSET
+) -> ExportResult:
+    """Writes `config.pbtxt` and the next version, `<n>/model.onnx`, verified.
+
+    `export_dir` is the entry of one model; the folder above it is the repository, and the folder's
+    name that of the model. `policy_spec.json` lies beside the ONNX file.
+
+    Args:
+        program: what the policy shares with its kind.
+        state: what it owns.
+        export_dir: the folder; made if missing.
+        opset: the version of ONNX's operators.
+
+    Returns:
+        The version folder and how well it agrees with the policy.
+
+    Raises:
+        MissingPackageError: if tf2onnx or ONNX Runtime is not installed.
+        ExportError: if it cannot be written or does not do what the policy does; `export_dir` is
+            then as it was.
+        ForkError: if this process was forked after TensorFlow had started.
+    """
+    opset, entry = checked_opset(opset), Path(export_dir)
+    with onnx_staging(entry, opset) as staging:
+        parity = write_triton(staging, program, state.copy(), opset)
+        path = place_triton(staging, entry)
+    repository = str(entry.absolute().parent)
+    return ExportResult(
+        path, parity, f"Start it with tritonserver --model-repository={repository}."
+    )
+
+
+def write_triton(folder: Path, program: Program, state: PolicyState, opset: int) -> Parity:
+    """Writes an entry of a repository into a folder, with one version in it, verified.
+
+    Args:
+        folder: where it goes.
+        program: what the policy shares with its kind.
+        state: what it owns; it must not change meanwhile.
+        opset: the version of ONNX's operators.
+    """
+    serving = Serving(program, state, stepwise=True)
+    version, memory = folder / _VERSION, program.ports.states
+    version.mkdir()
+    inputs = serving.inputs[GREEDY]
+    named = [_kept(port) if port.port in memory else port for port in inputs]
+    content = onnx_model(serving.flat_function(GREEDY), named, serving.outputs, opset)
+    if memory:
+        serving.inputs = {GREEDY: [*inputs, START]}
+        content = _beginning_anew(content, memory)
+    (version / MODEL_FILE).write_bytes(content)
+    parity = _verified(onnx_step(version / MODEL_FILE), program, state)
+    files = {GREEDY: MODEL_FILE}
+    write_onnx_spec(version, program, serving, parity, files, opset, layout="triton")
+    (folder / CONFIG_FILE).write_text(_config(serving, memory), encoding="utf-8")
+    return parity
+
+
+def place_triton(staging: Path, entry: Path) -> Path:
+    """Moves what `write_triton` wrote to an entry of a repository; returns the version folder."""
+    with files_placed(staging, entry, [CONFIG_FILE]):
+        return place_version(staging / _VERSION, entry)
+
+
+def _kept(port: ServingPort) -> ServingPort:
+    """Returns the memory as the graph behind START sees it."""
+    return ServingPort(port.port._replace(name=f"{port.name}_kept"), port.axes)
+
+
+def _beginning_anew(content: bytes, memory: Sequence[Port]) -> bytes:
+    """Returns a graph that takes START and the memory, and has zeros for it where START is 1.
+
+    TensorFlow code for this would be converted to a product with 0, which lets NaN through.
+    """
+    import onnx
+
+    model = onnx.load_from_string(content)
+    make, const = onnx.helper.make_node, onnx.numpy_helper.from_array
+    nodes = [make("Cast", [START.name], ["begins"], to=onnx.TensorProto.BOOL)]
+    constants = [const(np.array(0.0, np.float32), "forgotten")]
+    inputs = {value.name: value for value in model.graph.input}
+    for port in memory:
+        name, kept = port.name, _kept(ServingPort(port, 1)).name
+        inputs[kept].name = name
+        constants.append(const(np.array([-1, *[1] * len(port.shape)]), f"{name}_axes"))
+        nodes.append(make("Reshape", ["begins", f"{name}_axes"], [f"{name}_begins"]))
+        nodes.append(make("Where", [f"{name}_begins", "forgotten", name], [kept]))
+    nodes += model.graph.node
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    model.graph.initializer.extend(constants)
+    model.graph.input.append(value_info(START))
+    return bytes(model.SerializeToString())
+
+
+def _verified(step: Step, program: Program, state: PolicyState) -> Parity:
+    """Compares a graph with its policy; one with a memory must forget it where START is 1."""
+    if not program.ports.is_recurrent:
+        return verify(by_steps(step, program), program, state, [GREEDY])
+
+    def going_on(inputs: dict[str, np.ndarray]) -> Any:
+        rows = len(next(iter(inputs.values())))
+        goes_on = step({**inputs, START.name: np.zeros((rows, 1), np.int32)})
+        _check_start(step, inputs, rows)
+        return goes_on
+
+    return verify(by_steps(going_on, program), program, state, [GREEDY])
+
+
+def _check_start(step: Step, inputs: dict[str, np.ndarray], rows: int) -> None:
+    """Raises an `ExportError` if what is in the memory shows where a sequence begins."""
+    ones = {START.name: np.ones((rows, 1), np.int32)}
+    fresh, dirty = (
+        step({k: np.full_like(x, fill) if k.startswith("state_in_") else x for k, x in given})
+        for fill in (0.0, np.nan)
+        for given in [({**inputs, **ones}).items()]
+    )
+    for name, array in fresh.items():
+        if not np.array_equal(array, dirty[name], equal_nan=array.dtype.kind == "f"):
+            raise ExportError(f"The exported graph does not forget its memory at START: {name}.")
+
+
+def _config(serving: Serving, memory: Sequence[Port]) -> str:
+    """Returns the text of `config.pbtxt`, a `ModelConfig` of Triton's published protocol."""
+    kept = {port.name for port in memory}
+    kept |= {name.replace("_in_", "_out_") for name in kept} | {START.name}
+    lines = ['backend: "onnxruntime"', f"max_batch_size: {MAX_BATCH_SIZE}"]
+    for kind, ports in (("input", serving.inputs[GREEDY]), ("output", serving.outputs)):
+        lines += [f"{kind} {{ {_tensor(port.port)} }}" for port in ports if port.name not in kept]
+    return "\n".join([*lines, *(_by_sequences(memory) if memory else _BY_ROWS), ""])
+
+
+_BY_ROWS = [f"dynamic_batching {{ max_queue_delay_microseconds: {_QUEUE_DELAY} }}"]
+
+
+def _by_sequences(memory: Sequence[Port]) -> list[str]:
+    states = [
+        f'  state {{ input_name: "{port.name}" output_name: "{port.name.replace("_in_", "_out_")}" '
+        f'{_form(port)} initial_state {{ name: "zeros" {_form(port)} zero_data: true }} }}'
+        for port in memory
+    ]
+    return [
+        "sequence_batching {",
+        f"  max_sequence_idle_microseconds: {MAX_IDLE_SECONDS * 1_000_000}",
+        f"  oldest {{ max_candidate_sequences: {MAX_SEQUENCES} "
+        f"max_queue_delay_microseconds: {_QUEUE_DELAY} }}",
+        f'  control_input {{ name: "{START.name}" '
+        "control { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } }",
+        *states,
+        "}",
+    ]
+
+
+def _tensor(port: Port) -> str:
+    """Returns an input or output; numbers without an axis of their own are `[1]` to clients."""
+    if port.shape:
+        return f'name: "{port.name}" {_form(port)}'
+    one = port._replace(shape=(1,))
+    return f'name: "{port.name}" {_form(one)} reshape: {{ shape: [ ] }}'
+
+
+def _form(port: Port) -> str:
+    return f"data_type: {_TYPES[port.dtype.name]} dims: [ {', '.join(map(str, port.shape))} ]"

@@ -1,0 +1,140 @@
+"""LiteRT files, for phones and small boards: greedy, one step of each sequence, any batch."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfpolicies.errors import ExportError, MissingPackageError
+from tfpolicies.export.agreement import agreement, checked_observations
+from tfpolicies.export.result import SPEC_FILE, ExportResult, export_errors, write_spec
+from tfpolicies.export.serving import GREEDY, Serving
+from tfpolicies.export.staging import place_files, staging_folder
+from tfpolicies.export.verify import TOLERANCE, Step, by_steps, verify
+from tfpolicies.program.program import Program
+from tfpolicies.state import PolicyState
+from tfpolicies.system.forks import require_tensorflow
+from tfpolicies.system.quiet import native_stderr_held_back, quiet_conversion
+
+MODEL_FILE = "model.tflite"
+WEIGHTS = ("float32", "float16", "int8")
+"""How weights may be stored. With `int8`, arrays of less than 1024 numbers stay as they are."""
+
+_UNSUPPORTED = re.compile("(?:TF Select|Custom) ops: (.+)")
+
+
+def export_litert(
+    program: Program,
+    state: PolicyState,
+    export_dir: str | os.PathLike[str],
+    weights: str = "float32",
+    observations: Any = None,
+) -> ExportResult:
+    """Writes `model.tflite` and `policy_spec.json`, verified through LiteRT.
+
+    The file has the greedy signature alone, without operations of TensorFlow (Flex). A policy with
+    a memory takes and gives one step, `[B, ...]`, and the memory. Files of an earlier export are
+    replaced.
+
+    Args:
+        program: what the policy shares with its kind.
+        state: what it owns.
+        export_dir: the folder; made if missing.
+        weights: "float32", which is verified to rounding; "float16" or "int8" rounds the weights,
+            and the result says by how much outputs differ and how many actions are the same.
+        observations: a batch `[N, ...]`, nested as the space is, to compare actions on; None for
+            1000 random ones.
+
+    Returns:
+        The path of `model.tflite` and how well it agrees with the policy.
+
+    Raises:
+        MissingPackageError: if `ai-edge-litert` is not installed.
+        ExportError: if it cannot be converted, which names the operation, or written, or does not
+            do what the policy does; `export_dir` is then as it was.
+        ForkError: if this process was forked after TensorFlow had started.
+    """
+    _require_litert()
+    require_tensorflow()
+    given = None if observations is None else checked_observations(program, observations)
+    target, state = Path(export_dir), state.copy()  # which learning on elsewhere does not change
+    tolerance = TOLERANCE if weights == "float32" else np.inf
+    with export_errors("LiteRT", target), staging_folder(target) as staging:
+        serving = Serving(program, state, stepwise=True)
+        content = _converted(serving, weights)
+        (staging / MODEL_FILE).write_bytes(content)
+        run = by_steps(_step(content), program)
+        parity = verify(run, program, state, [GREEDY], tolerance)
+        acting = agreement(run, program, state, given)
+        write_spec(
+            staging,
+            program,
+            serving,
+            parity,
+            artefact="litert",
+            files={GREEDY: MODEL_FILE},
+            sha256={MODEL_FILE: hashlib.sha256(content).hexdigest()},
+            opset=None,
+            weights=weights,
+            agreement=acting._asdict(),
+            packages=("tensorflow", "keras", "ai_edge_litert"),
+        )
+        place_files(staging, target, [MODEL_FILE, SPEC_FILE])
+    path = target / MODEL_FILE
+    use = f"Load it with ai_edge_litert.interpreter.Interpreter({str(path)!r})."
+    return ExportResult(path, parity, use, acting)
+
+
+def _require_litert() -> None:
+    try:
+        with native_stderr_held_back():
+            import ai_edge_litert.interpreter  # noqa: F401
+    except ImportError as error:
+        raise MissingPackageError(
+            "Exporting a policy to LiteRT requires `ai-edge-litert`, which cannot be imported "
+            f"({error}). Install it: pip install 'tfpolicies[edge]'"
+        ) from error
+
+
+def _converted(serving: Serving, weights: str) -> bytes:
+    """Returns the greedy signature as a LiteRT model.
+
+    Raises:
+        ExportError: if there is no form for it, naming the operations.
+    """
+    converter = tf.lite.TFLiteConverter.from_concrete_functions(
+        [serving.signatures[GREEDY]], serving.module
+    )
+    if weights != "float32":
+        converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    if weights == "float16":
+        converter.target_spec.supported_types = [tf.float16]
+    with quiet_conversion(), native_stderr_held_back():
+        try:
+            return bytes(converter.convert())
+        except Exception as error:
+            failed = error
+    found = _UNSUPPORTED.findall(str(failed))
+    if not found:
+        raise failed
+    raise ExportError(
+        f"LiteRT has no operation for {', '.join(found)} of TensorFlow, which the policy computes "
+        "with. Write the model without it, or export a SavedModel or ONNX."
+    ) from failed
+
+
+def _step(content: bytes) -> Step:
+    """Returns what runs a LiteRT model, from inputs to outputs by name."""
+    from ai_edge_litert.interpreter import Interpreter
+
+    with native_stderr_held_back():
+        interpreter = Interpreter(model_content=content, num_threads=1)
+        interpreter.allocate_tensors()
+        runner = interpreter.get_signature_runner(GREEDY)
+    return lambda inputs: runner(**inputs)
