@@ -163,8 +163,9 @@ def test_a_file_names_a_schedule_of_keras_own_or_none():
 
 
 def objects_of_the_package():
+    elsewhere = ("__main__", ".mlserver_runtime")  # a program, and what is copied to MLServer
     for module in pkgutil.walk_packages(tfpolicies.__path__, "tfpolicies."):
-        if module.name.endswith("__main__") or ".distributed." in module.name:
+        if module.name.endswith(elsewhere) or ".distributed." in module.name:
             continue
         for value in list(vars(importlib.import_module(module.name)).values()):
             if getattr(value, "__module__", "").startswith("tfpolicies"):

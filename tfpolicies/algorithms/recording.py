@@ -54,6 +54,11 @@ class Scene(NamedTuple):
     explore: bool = False
     allow_other_spaces: bool = False
 
+    @property
+    def is_of_policy(self) -> bool:
+        """Whether one policy plays, and not those of an algorithm."""
+        return isinstance(self.player, Policy)
+
 
 def record_video(
     player: Any,
@@ -173,7 +178,7 @@ def playing(scene: Scene, modes: Sequence[str], camera: Camera) -> Iterator[Play
         return camera.in_front_of(make_rendering(source, context, modes))
 
     with same_randomness():
-        if not isinstance(scene.player, Policy):
+        if not scene.is_of_policy:
             with _evaluating(scene, make) as play:
                 yield play
             return
@@ -186,7 +191,7 @@ def playing(scene: Scene, modes: Sequence[str], camera: Camera) -> Iterator[Play
 def _place(scene: Scene) -> tuple[Any, EnvContext]:
     """Returns what the environment is made of, and what its creator is called with."""
     config: Any = getattr(scene.player, "config", None)
-    if not isinstance(scene.player, Policy) and not isinstance(config, AlgorithmConfig):
+    if not (scene.is_of_policy or isinstance(config, AlgorithmConfig)):
         raise UsageError(f"A Policy or an Algorithm plays, got {scene.player!r:.100}.")
     trained, settings = (config.get(name) for name in ("env", "env_config"))
     source = trained if scene.env is None else scene.env
