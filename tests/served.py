@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-
-from tests.tiny import OBS, TWO, make, rows_of, varied
+from tiny import OBS, TWO, make, rows_of, varied
 
 HOME = Path(__file__).parent.parent
 SECONDS = 240.0

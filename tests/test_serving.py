@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from served import MATRIX, Server, export, inputs_of, place, policy_of
 from tritonclient import grpc, http
 
-from tests.served import MATRIX, Server, export, inputs_of, place, policy_of
 from tfpolicies.cli import main
 
 pytestmark = [pytest.mark.serve, pytest.mark.usefixtures("kept_programs")]

@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gymnasium import spaces
-
-from tests.served import MATRIX, Server, export
-from tests.tiny import TWO, make, varied
+from served import MATRIX, Server, export
+from tiny import TWO, make, varied
 
 pytestmark = [pytest.mark.serve, pytest.mark.usefixtures("kept_programs")]
 

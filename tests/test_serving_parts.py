@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from served import export, inputs_of, place, policy_of
 
-from tests.served import export, inputs_of, place, policy_of
 from tfpolicies.errors import ExportError, RequestError, UsageError
 from tfpolicies.serving.batching import Batcher
 from tfpolicies.serving.calls import Call, Options
