@@ -124,6 +124,7 @@ def ray_serve(monkeypatch):
         ray.shutdown()
 
 
+@pytest.mark.ray
 @pytest.mark.filterwarnings("ignore")  # of Ray's own
 def test_two_replicas_on_ray_serve_act_as_the_policy_does(ray_serve, folder, pole):
     import tritonclient.http
