@@ -267,6 +267,8 @@ def test_files_go_back_where_the_version_cannot_be_placed(
         ({"layout": "tf-serving", "onnx": True}, r"onnx=True and layout='tf-serving' are two"),
         ({"layout": "triton", "litert": True}, r"layout='triton' and litert=True are two forms"),
         ({"litert": True, "onnx": 13}, r"onnx=13 and litert=True are two forms"),
+        ({"layout": "triton", "web": True}, r"layout='triton' and web=True are two forms"),
+        ({"litert": True, "web": True}, r"litert=True and web=True are two forms"),
         ({"litert": "int4"}, r"one of \['float32', 'float16', 'int8'\], got 'int4'"),
         ({"onnx": True, "observations": [[0.0]]}, "but litert is False"),
         ({"layout": "triton", "onnx": "13"}, "positive integer"),
