@@ -1,4 +1,4 @@
-"""LiteRT files over the export matrix: `python -m benchmarks.litert`.
+"""LiteRT files over the export matrix: `python -m benchmarks.litert_files`.
 
 Exports trained policies, and one with random weights of each kind of space and model, with
 float32, float16 and int8 weights. It prints how well each file agrees with its policy, its size,
