@@ -9,12 +9,15 @@ import pytest
 from served import export, inputs_of, place, policy_of
 
 from tfpolicies.errors import ExportError, RequestError, UsageError
-from tfpolicies.serving.batching import Batcher
+from tfpolicies.serving.batching import Batcher, Cost
 from tfpolicies.serving.calls import Call, Options
 from tfpolicies.serving.repository import Repository, named
 from tfpolicies.serving.sequences import Sequences
 
 pytestmark = [pytest.mark.serve, pytest.mark.usefixtures("kept_programs")]
+
+
+QUICK, SLOW = Cost(call=0.0, row=0.0), Cost(call=0.0, row=1.0)
 
 
 def doubled(feed):
@@ -23,13 +26,13 @@ def doubled(feed):
     return {"y": 2 * feed["x"]}
 
 
-@pytest.mark.parametrize("row_seconds", [0.0, 1.0], ids=["in the loop", "in a thread"])
-def test_what_waits_together_runs_together(row_seconds):
+@pytest.mark.parametrize("cost", [QUICK, SLOW], ids=["in the loop", "in a thread"])
+def test_what_waits_together_runs_together(cost):
     batches = []
 
     async def ask():
         with ThreadPoolExecutor(1) as pool:
-            batcher = Batcher(doubled, pool, row_seconds, 4, batches.append)
+            batcher = Batcher(doubled, pool, cost, 4, batches.append)
             feeds = [{"x": np.full((1 + i % 2, 2), i)} for i in range(6)]
             return await asyncio.gather(*map(batcher.run, feeds))
 
@@ -45,7 +48,7 @@ def test_arrays_of_other_shapes_run_apart_and_a_larger_request_alone():
 
     async def ask():
         with ThreadPoolExecutor(1) as pool:
-            batcher = Batcher(doubled, pool, 0.0, 4, batches.append)
+            batcher = Batcher(doubled, pool, QUICK, 4, batches.append)
             feeds = [{"x": np.zeros((1, size))} for size in (2, 2, 3, 3)]
             return await asyncio.gather(*map(batcher.run, [*feeds, {"x": np.zeros((9, 3))}]))
 
@@ -53,11 +56,11 @@ def test_arrays_of_other_shapes_run_apart_and_a_larger_request_alone():
     assert batches == [2, 2, 9]
 
 
-@pytest.mark.parametrize("row_seconds", [0.0, 1.0], ids=["in the loop", "in a thread"])
-def test_a_request_that_fails_harms_no_other(row_seconds):
+@pytest.mark.parametrize("cost", [QUICK, SLOW], ids=["in the loop", "in a thread"])
+def test_a_request_that_fails_harms_no_other(cost):
     async def ask():
         with ThreadPoolExecutor(1) as pool:
-            batcher = Batcher(doubled, pool, row_seconds, 8)
+            batcher = Batcher(doubled, pool, cost, 8)
             feeds = [{"x": np.full((1, 1), x)} for x in (1, -1, 3)]
             return await asyncio.gather(*map(batcher.run, feeds), return_exceptions=True)
 

@@ -53,6 +53,8 @@ class OnnxPolicy:
         sample: draw actions from the distribution instead of taking the most likely one.
         seed: seeds the draws; None for fresh ones.
         threads: how many threads one call may use.
+        prepare: is given the file's content once it is checked, and returns the model to run, which
+            may lack outputs.
 
     Raises:
         FileNotFoundError: if a file of the export is missing, or is no regular file.
@@ -60,7 +62,13 @@ class OnnxPolicy:
     """
 
     def __init__(
-        self, path: str | Path, *, sample: bool = False, seed: int | None = None, threads: int = 1
+        self,
+        path: str | Path,
+        *,
+        sample: bool = False,
+        seed: int | None = None,
+        threads: int = 1,
+        prepare: Callable[[bytes], bytes] = bytes,
     ) -> None:
         folder = Path(path) if Path(path).is_dir() else Path(path).parent
         self.spec = _read_spec(folder / "policy_spec.json")
@@ -76,12 +84,12 @@ class OnnxPolicy:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = threads
         self._session = onnxruntime.InferenceSession(
-            content, options, providers=["CPUExecutionProvider"]
+            prepare(content), options, providers=["CPUExecutionProvider"]
         )
         ports = self.spec["signatures"][signature]
         _check_ports([*ports["inputs"], *ports["outputs"]], self.spec["noise"]["blocks"])
         self._inputs = [port for port in ports["inputs"] if port["name"] != "noise"]
-        self._outputs = [port["name"] for port in ports["outputs"]]
+        self._outputs = [output.name for output in self._session.get_outputs()]
         views = self.spec.get("views") or _previous_of(self._inputs)
         seen = {name for view in views for name in view["inputs"]}
         rest = [port for port in self._inputs if port["name"] not in seen]

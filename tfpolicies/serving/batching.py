@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
@@ -13,6 +14,39 @@ import numpy as np
 Arrays = Mapping[str, np.ndarray]
 
 _AT_ONCE = 0.001  # seconds of a batch for which another thread is not worth the way there
+_TURNS = 10  # of the event loop without a further request, after which a batch starts
+_PATIENCE = 0.001  # seconds after which it starts whatever comes
+_MANY = 16  # rows with which the cost of one is found
+
+
+class Cost(NamedTuple):
+    """What a batch takes of the processor, in seconds.
+
+    Attributes:
+        call: whatever its rows.
+        row: for each of them.
+    """
+
+    call: float
+    row: float
+
+    @classmethod
+    def measured(cls, run: Callable[[int], float]) -> Cost:
+        """Returns what is found by running batches.
+
+        Args:
+            run: runs so many rows and returns the seconds.
+        """
+        run(2)  # the first one prepares
+        one = min(run(1) for _ in range(3))
+        if one > _AT_ONCE:
+            return cls(0.0, one)
+        row = max(0.0, min(run(_MANY) for _ in range(3)) - one) / (_MANY - 1)
+        return cls(max(0.0, one - row), row)
+
+    def of(self, rows: int) -> float:
+        """Returns the seconds of so many rows."""
+        return self.call + rows * self.row
 
 
 class _Job(NamedTuple):
@@ -25,14 +59,14 @@ class _Job(NamedTuple):
 class Batcher:
     """Runs a function of arrays `[B, ...]` for many callers at once.
 
-    Nobody waits for others to come: what is there when the function is free runs together, so
-    batches are as large as the load makes them. Short ones run in the event loop; others in a
-    thread, so that the loop goes on meanwhile.
+    What is there when the function is free runs together, with what else comes while the event loop
+    turns a few times (some 30 us), so batches are as large as the load makes them. Short ones run in
+    the event loop; others in a thread, so that the loop goes on meanwhile.
 
     Args:
         infer: gives outputs `[B, ...]` by name for inputs `[B, ...]` by name.
         executor: has the threads.
-        row_seconds: what a row takes at most.
+        cost: of a batch.
         max_rows: how many rows may run together; one caller may have more.
         note: is told the rows of each batch.
     """
@@ -41,11 +75,11 @@ class Batcher:
         self,
         infer: Callable[[Arrays], dict[str, np.ndarray]],
         executor: Executor,
-        row_seconds: float,
+        cost: Cost,
         max_rows: int,
         note: Callable[[int], object] = lambda rows: None,
     ) -> None:
-        self._infer, self._executor, self._row_seconds = infer, executor, row_seconds
+        self._infer, self._executor, self._cost = infer, executor, cost
         self._max_rows, self._note = max_rows, note
         self._waiting: deque[_Job] = deque()
         self._is_busy = False
@@ -62,13 +96,22 @@ class Batcher:
         """Sees to it that what waits runs, with what else arrives in this moment."""
         if self._waiting and not self._is_busy:
             self._is_busy = True
-            asyncio.get_running_loop().call_soon(self._start)
+            self._gather(0, 0, time.perf_counter() + _PATIENCE)
+
+    def _gather(self, known: int, turns: int, until: float) -> None:
+        """Starts a batch once so many turns of the loop have brought no further request."""
+        turns = turns + 1 if len(self._waiting) == known else 0
+        if turns < _TURNS and time.perf_counter() < until:
+            loop = asyncio.get_running_loop()
+            loop.call_soon(self._gather, len(self._waiting), turns, until)
+        else:
+            self._start()
 
     def _start(self) -> None:
         jobs = self._next()
         rows = sum([job.rows for job in jobs])
         self._note(rows)
-        if rows * self._row_seconds <= _AT_ONCE:
+        if self._cost.of(rows) <= _AT_ONCE:
             self._finish(jobs, _attempt(self._infer, jobs))
             return
         loop = asyncio.get_running_loop()

@@ -9,6 +9,9 @@ import numpy as np
 
 from tfpolicies.errors import RequestError, near_matches
 
+VALUES = "vf_preds"
+"""The output that takes a critic; nothing else does."""
+
 _SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
 _KNOWN = ("seed", "explore", *_SEQUENCE)
 _IGNORED = ("priority", "timeout", "binary_data_output")  # what clients of other servers send
@@ -91,6 +94,26 @@ class Call(NamedTuple):
     version: str = ""
 
 
+class Way(NamedTuple):
+    """What of a version answers a call.
+
+    Attributes:
+        explore: whether actions are drawn.
+        values: whether the value of the observation is computed.
+    """
+
+    explore: bool
+    values: bool
+
+    @classmethod
+    def of(cls, call: Call) -> Way:
+        """Returns the way that costs least."""
+        return cls(call.options.explore, call.outputs is None or VALUES in call.outputs)
+
+
+WAYS = [Way(explore, values) for explore in (False, True) for values in (False, True)]
+
+
 class Answer(NamedTuple):
     """What a model answers.
 
@@ -102,17 +125,8 @@ class Answer(NamedTuple):
     version: str
     outputs: Mapping[str, np.ndarray]
 
-
-def chosen(outputs: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Returns the outputs that a request asks for.
-
-    Raises:
-        RequestError: if there is none of one of the names.
-    """
-    for name in names:
-        if name not in outputs:
-            raise RequestError(
-                f"There is no output {name!r}.{near_matches(name, outputs)} The model gives "
-                f"{', '.join(outputs)}."
-            )
-    return {name: outputs[name] for name in names}
+    @classmethod
+    def to(cls, call: Call, version: str, outputs: Mapping[str, np.ndarray]) -> Answer:
+        """Returns an answer with the outputs that a call asks for, all of which there are."""
+        names = outputs if call.outputs is None else call.outputs
+        return cls(version, {name: outputs[name] for name in names})

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import re
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tfpolicies._version import __version__
 from tfpolicies.errors import RequestError
 from tfpolicies.serving.repository import Repository
 from tfpolicies.serving.rest_tensors import JSON_LENGTH, read, written
+
+_JSON_LENGTH = JSON_LENGTH.encode()
 
 SERVER = {
     "name": "tfpolicies",
@@ -31,7 +36,7 @@ SERVER = {
 """What the protocol says of this server."""
 
 
-def application(repository: Repository, *, loads: bool = False) -> Starlette:
+def application(repository: Repository, *, loads: bool = False) -> ASGIApp:
     """Returns an application that answers for the models of a repository.
 
     Args:
@@ -42,7 +47,6 @@ def application(repository: Repository, *, loads: bool = False) -> Starlette:
     model = "/v2/models/{model}"
     versions = ("", "/versions/{version}")
     routes = [
-        *(Route(f"{model}{part}/infer", rest.infer, methods=["POST"]) for part in versions),
         *(Route(f"{model}{part}", rest.metadata) for part in versions),
         *(Route(f"{model}{part}/ready", rest.model_ready) for part in versions),
         *(Route(f"{model}{part}/config", rest.config) for part in versions),
@@ -60,23 +64,56 @@ def application(repository: Repository, *, loads: bool = False) -> Starlette:
         Exception: _broken,
     }
     lifespan = (lambda app: repository.running()) if loads else None
-    return Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan)
+    others = Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan)
+    return _Inference(repository, others)
 
 
-class _Rest:
-    def __init__(self, repository: Repository) -> None:
-        self._repository = repository
+_INFER = re.compile(r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?/infer")
 
-    async def infer(self, request: Request) -> Response:
-        name, metrics = request.path_params["model"], self._repository.metrics
+
+class _Inference:
+    """Answers requests for actions, and hands all others to an application with routes.
+
+    Routes, middleware and request objects take as long as a small policy.
+    """
+
+    def __init__(self, repository: Repository, others: ASGIApp) -> None:
+        self._repository, self._others = repository, others
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
+        asked = _INFER.fullmatch(path)
+        if asked is None or scope["type"] != "http":
+            await self._others(scope, receive, send)
+            return
+        try:
+            headers, body = await self._infer(scope, asked, receive)
+        except ClientDisconnect:
+            pass
+        except RequestError as error:
+            response = await _refused(Request(scope), error)
+            await response(scope, receive, send)
+        except Exception as error:
+            response = await _broken(Request(scope), error)
+            await response(scope, receive, send)
+            raise
+        else:
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": body})
+
+    async def _infer(self, scope: Scope, asked: re.Match[str], receive: Receive) -> Any:
+        """Returns the headers and the body of an answer."""
+        if scope["method"] != "POST":
+            raise RequestError(f"Actions are asked for by POST, got {scope['method']}.", 405)
+        name, headers = asked["model"], dict(scope["headers"])
+        metrics, limits = self._repository.metrics, self._repository.limits
         began = time.perf_counter()
         model = self._repository[name]
         status = 500
         try:
-            body = await _body(request, self._repository.limits.max_body)
-            version = request.path_params.get("version", "")
-            asked = read(body, request.headers.get(JSON_LENGTH), version)
-            content, length = written(name, asked, await model.infer(asked.call))
+            content = await _body(headers, receive, limits.max_body)
+            request = read(content, headers.get(_JSON_LENGTH), asked["version"] or "")
+            body, length = written(name, request, await model.infer(request.call))
             status = 200
         except RequestError as error:
             status = error.status
@@ -84,10 +121,16 @@ class _Rest:
         finally:
             metrics.requests.labels(name, "http", status).inc()
             metrics.seconds.labels(name).observe(time.perf_counter() - began)
+        found = [(b"content-length", b"%d" % len(body))]
         if length is None:
-            return Response(content, media_type="application/json")
-        headers = {JSON_LENGTH: str(length)}
-        return Response(content, headers=headers, media_type="application/octet-stream")
+            return [*found, (b"content-type", b"application/json")], body
+        found.append((_JSON_LENGTH, b"%d" % length))
+        return [*found, (b"content-type", b"application/octet-stream")], body
+
+
+class _Rest:
+    def __init__(self, repository: Repository) -> None:
+        self._repository = repository
 
     async def metadata(self, request: Request) -> Response:
         return _json(self._model(request).metadata())
@@ -110,7 +153,8 @@ class _Rest:
         return _json({"ready": ready}, 200 if ready else 503)
 
     async def index(self, request: Request) -> Response:
-        body = await _body(request, self._repository.limits.max_body)
+        headers, most = dict(request.scope["headers"]), self._repository.limits.max_body
+        body = await _body(headers, request.receive, most)
         try:
             asked = orjson.loads(body or b"{}")
         except orjson.JSONDecodeError as error:
@@ -135,19 +179,23 @@ class _Rest:
         return model
 
 
-async def _body(request: Request, most: int) -> bytes:
+async def _body(headers: Mapping[bytes, bytes], receive: Receive, most: int) -> bytes:
     """Returns the body of a request, of which no more than `most` bytes are read."""
-    if "content-encoding" in request.headers:
+    if b"content-encoding" in headers:
         raise RequestError("The body must not be compressed: send no Content-Encoding.", 415)
-    size, parts = 0, []
-    declared = request.headers.get("content-length", "0")
-    if declared.isdecimal() and int(declared) > most:
-        raise _too_large(declared, most)
-    async for part in request.stream():
-        size += len(part)
+    declared = headers.get(b"content-length", b"0")
+    if declared.isdigit() and int(declared) > most:
+        raise _too_large(declared.decode(), most)
+    size, parts, is_whole = 0, [], False
+    while not is_whole:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
         if size > most:
             raise _too_large("more", most)
-        parts.append(part)
+        is_whole = not message.get("more_body", False)
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 

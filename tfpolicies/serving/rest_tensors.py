@@ -32,7 +32,7 @@ class Asked(NamedTuple):
     all_as_bytes: bool
 
 
-def read(body: bytes, json_length: str | None, version: str = "") -> Asked:
+def read(body: bytes, json_length: bytes | None, version: str = "") -> Asked:
     """Returns what a body asks for.
 
     Args:
@@ -110,11 +110,11 @@ def _inputs(records: list[Any], raw: bytes) -> Iterator[tuple[str, np.ndarray]]:
         raise RequestError(f"{len(raw) - start} bytes behind the JSON belong to no input.")
 
 
-def _length(text: str, most: int) -> int:
-    if not (text.isascii() and text.isdecimal() and int(text) <= most):
+def _length(text: bytes, most: int) -> int:
+    if not (text.isdigit() and int(text) <= most):
         raise RequestError(
             f"The header {JSON_LENGTH} must be the length of the JSON, at most the {most} bytes of "
-            f"the body, got {text!r}."
+            f"the body, got {text.decode(errors='replace')!r}."
         )
     return int(text)
 

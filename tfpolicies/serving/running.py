@@ -7,7 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 
 from tfpolicies.serving.batching import Arrays, Batcher
-from tfpolicies.serving.calls import Answer, Call
+from tfpolicies.serving.calls import Answer, Call, Way
+from tfpolicies.serving.tensors import require_outputs
 from tfpolicies.serving.versions import Version
 
 
@@ -33,15 +34,13 @@ class Running:
     ) -> None:
         self.version = version
         self._batchers = {
-            explore: Batcher(
-                version.policy(explore).infer, executor, version.row_seconds, max_rows, note
-            )
-            for explore in (False, True)
+            way: Batcher(version.policy(way).infer, executor, cost, max_rows, note)
+            for way, cost in version.costs.items()
         }
 
-    def run(self, feed: Arrays, explore: bool) -> asyncio.Future[dict]:
+    def run(self, feed: Arrays, way: Way) -> asyncio.Future[dict]:
         """Returns a future of the export's outputs for its inputs."""
-        return self._batchers[explore].run(feed)
+        return self._batchers[way].run(feed)
 
     async def answer(self, call: Call) -> Answer:
         """Answers a call that stands for itself.
@@ -49,5 +48,7 @@ class Running:
         Raises:
             RequestError: if it does not fit.
         """
-        feed = self.version.feed(call.inputs, call.options)
-        return Answer(self.version.name, await self.run(feed, call.options.explore))
+        version = self.version
+        require_outputs(version.outputs, call.outputs)
+        feed = version.feed(call.inputs, call.options)
+        return Answer.to(call, version.name, await self.run(feed, Way.of(call)))

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from tfpolicies.errors import RequestError
-from tfpolicies.serving.calls import Answer, Call, Options
+from tfpolicies.serving.calls import Answer, Call, Way
 from tfpolicies.serving.running import Running
+from tfpolicies.serving.tensors import require_outputs
 
 Name = int | str
 
@@ -36,20 +37,20 @@ class Sequence:
         self._carried = running.version.fresh(rows)
 
     async def step(
-        self, leaves: list[np.ndarray], rewards: Any, options: Options
+        self, leaves: list[np.ndarray], rewards: Any, call: Call
     ) -> Mapping[str, np.ndarray]:
         """Takes a step and returns what it gives; only who holds `turn` may do so.
 
         Args:
             leaves: the observations.
             rewards: what the actions before earned.
-            options: how to act.
+            call: how to act, and what to give.
         """
         version, carried = self.running.version, self._carried
         if "rewards" in carried:
             carried["rewards"][:, -1] = rewards
-        feed = version.step_feed(leaves, options, carried)
-        outputs = await self.running.run(feed, options.explore)
+        feed = version.step_feed(leaves, call.options, carried)
+        outputs = await self.running.run(feed, Way.of(call))
         found, self._carried = version.stepped(outputs, leaves, carried)
         return found
 
@@ -84,6 +85,7 @@ class Sequences:
         self.forget_idle()
         known = None if call.options.starts else self._find(name)
         version = (known.running if known else newest).version
+        require_outputs(version.step_outputs, call.outputs)
         leaves, rewards = version.leaves(call.inputs)
         sequence = known or self._begin(name, newest, len(leaves[0]))
         if len(leaves[0]) != sequence.rows:
@@ -94,11 +96,11 @@ class Sequences:
         async with sequence.turn:
             if sequence.is_over:
                 raise self._unknown(name)
-            outputs = await sequence.step(leaves, rewards, call.options)
+            outputs = await sequence.step(leaves, rewards, call)
             self._touch(sequence)
             if call.options.ends:
                 self._end(sequence)
-        return Answer(version.name, outputs)
+        return Answer.to(call, version.name, outputs)
 
     def forget_idle(self) -> None:
         """Forgets the sequences that had no step for too long."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tfpolicies.errors import RequestError
-from tfpolicies.serving.calls import Answer, Call, chosen
+from tfpolicies.serving.calls import Answer, Call
 from tfpolicies.serving.metrics import Metrics
 from tfpolicies.serving.running import Running
 from tfpolicies.serving.sequences import Sequences
@@ -97,13 +97,9 @@ class ServedModel:
         """
         newest = self._newest()
         if call.options.sequence is not None:
-            answer = await self._sequences.step(call.options.sequence, call, newest)
-        else:
-            self.require_version(call.version)
-            answer = await newest.answer(call)
-        if call.outputs is None:
-            return answer
-        return answer._replace(outputs=chosen(answer.outputs, call.outputs))
+            return await self._sequences.step(call.options.sequence, call, newest)
+        self.require_version(call.version)
+        return await newest.answer(call)
 
     def require_version(self, name: str) -> None:
         """Refuses a request for another version than the one that answers.

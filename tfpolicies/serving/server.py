@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import signal
 import socket
 import sys
@@ -68,6 +69,7 @@ async def serve(
         http = _Http(_config(repository))
         serving = loop.create_task(http.serve([listening]))
         await rpc.start()
+        _leave_to_rest()
         say(f"HTTP at http://{address.host}:{listening.getsockname()[1]}")
         say(f"gRPC at {address.host}:{rpc_port}")
         if address.host not in _OWN:
@@ -88,11 +90,20 @@ def run(repository: Repository, address: Address, say: Callable[[str], object] =
         uvloop.run(serve(repository, address, say))
 
 
+def _leave_to_rest() -> None:
+    """Spares what was loaded the search for garbage, which would stop all requests meanwhile."""
+    gc.collect()
+    gc.freeze()
+
+
 def _config(repository: Repository) -> uvicorn.Config:
     return uvicorn.Config(
         application(repository),
         log_level="error",
         access_log=False,
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
         lifespan="off",
         ws="none",
         timeout_graceful_shutdown=int(_GRACE),

@@ -173,6 +173,21 @@ def fitted(ports: Iterable[Port], given: Mapping[str, np.ndarray]) -> dict[str, 
     return found
 
 
+def require_outputs(ports: Iterable[Port], names: Iterable[str] | None) -> None:
+    """Refuses a request for outputs that a model does not give; None asks for all.
+
+    Raises:
+        RequestError: if there is none of one of the names.
+    """
+    given = [port.name for port in ports]
+    for name in names or ():
+        if name not in given:
+            raise RequestError(
+                f"There is no output {name!r}.{near_matches(name, given)} The model gives "
+                f"{', '.join(given)}."
+            )
+
+
 def _fitted(port: Port, array: np.ndarray, free: dict[str, int]) -> np.ndarray:
     """Returns an input if it fits; `free` has the sizes that earlier ones gave to free axes."""
     if array.dtype != port.dtype or not _has_shape(port.shape, array.shape):

@@ -6,6 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ import numpy as np
 
 from tfpolicies.errors import RequestError
 from tfpolicies.export.player import OnnxPolicy
-from tfpolicies.serving.calls import Options
+from tfpolicies.export.pruning import without_outputs
+from tfpolicies.serving.batching import Cost
+from tfpolicies.serving.calls import VALUES, WAYS, Options, Way
 from tfpolicies.serving.tensors import Port, fitted
 
 _BATCH, _TIME = "batch", "time"
 _REWARDS = "rewards"
 _SPEC = "policy_spec.json"
-_TRIES = [(rows, explore) for explore in (False, True) for rows in (2, 1, 1, 1)]
 
 
 class Version:
@@ -33,7 +35,7 @@ class Version:
         step_inputs: what one step of a sequence takes while the server keeps its memory.
         step_outputs: what such a step gives.
         looks_back: whether it reads anything of earlier steps: a memory, or views.
-        row_seconds: of the processor, that one row takes.
+        costs: of a batch, by the way that answers it.
 
     Args:
         folder: with `policy_spec.json` and what it names.
@@ -46,11 +48,11 @@ class Version:
 
     def __init__(self, folder: Path, threads: int = 1) -> None:
         self.folder = folder
-        self._greedy = OnnxPolicy(folder, threads=threads)
-        self._sampling = OnnxPolicy(folder, sample=True, threads=threads)
-        if self._greedy.spec != self._sampling.spec:
-            raise ValueError(f"{folder / _SPEC} changed while it was read.")
+        self._policies = {way: _policy(folder, way, threads) for way in WAYS}
+        self._greedy = self._policies[Way(explore=False, values=True)]
         spec = self._greedy.spec
+        if any(policy.spec != spec for policy in self._policies.values()):
+            raise ValueError(f"{folder / _SPEC} changed while it was read.")
         content = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()
         self.name = folder.name if folder.name.isdecimal() else content[:12]
         signature = spec["signatures"]["serving_default"]
@@ -66,11 +68,11 @@ class Version:
         self.step_outputs = [
             port.without(_TIME) for port in self.outputs if not port.name.startswith("state_out_")
         ]
-        self.row_seconds = min(self._try(rows, explore) for rows, explore in _TRIES)
+        self.costs = {way: Cost.measured(partial(self._try, way)) for way in WAYS}
 
-    def policy(self, explore: bool) -> OnnxPolicy:
-        """Returns what runs: the greedy export, or the one that takes noise."""
-        return self._sampling if explore else self._greedy
+    def policy(self, way: Way) -> OnnxPolicy:
+        """Returns what runs."""
+        return self._policies[way]
 
     def feed(self, given: Mapping[str, np.ndarray], options: Options) -> dict[str, np.ndarray]:
         """Returns the inputs of a whole call: rows, or sequences with their memory.
@@ -110,7 +112,7 @@ class Version:
     ) -> dict[str, np.ndarray]:
         """Returns the inputs of one step of a sequence, given what is carried into it."""
         noise = self._noise(options, len(leaves[0])) if options.explore else None
-        return self.policy(options.explore).feed(leaves, noise, carried)
+        return self._greedy.feed(leaves, noise, carried)
 
     def fresh(self, rows: int) -> dict[str, np.ndarray]:
         """Returns what is carried into the first step of a sequence of `rows` rows."""
@@ -125,24 +127,30 @@ class Version:
         """Returns what a step gives, and what is carried into the next one."""
         rows = self._greedy.of_one_step(outputs)
         after = self._greedy.after(rows, leaves, carried)
-        return {port.name: rows[port.name] for port in self.step_outputs}, after
+        names = [port.name for port in self.step_outputs if port.name in rows]
+        return {name: rows[name] for name in names}, after
 
     def _noise(self, options: Options, rows: int) -> np.ndarray:
         return self._greedy.draw_noise(np.random.default_rng(options.seed), rows)
 
-    def _try(self, rows: int, explore: bool) -> float:
+    def _try(self, way: Way, rows: int) -> float:
         """Takes a first step; returns the seconds of the processor that it took."""
         leaves = [
             np.zeros([rows, *port.sizes[1:]], port.dtype)
             for port in self.step_inputs
             if not port.is_optional
         ]
-        feed = self.step_feed(leaves, Options(explore=explore), self.fresh(rows))
+        feed = self.step_feed(leaves, Options(explore=way.explore), self.fresh(rows))
         began = time.thread_time()
-        outputs = self.policy(explore).infer(feed)
+        outputs = self.policy(way).infer(feed)
         seconds = time.thread_time() - began
         self.stepped(outputs, leaves, self.fresh(rows))
         return seconds
+
+
+def _policy(folder: Path, way: Way, threads: int) -> OnnxPolicy:
+    prepare = bytes if way.values else partial(without_outputs, names=[VALUES])
+    return OnnxPolicy(folder, sample=way.explore, threads=threads, prepare=prepare)
 
 
 def _check_lengths(lengths: np.ndarray, steps: int) -> None:

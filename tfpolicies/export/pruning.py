@@ -1,0 +1,50 @@
+"""ONNX models that give less, and compute no more than that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import onnx
+
+
+def without_outputs(content: bytes, names: Collection[str]) -> bytes:
+    """Returns a model that lacks some outputs and whatever only they need.
+
+    ONNX Runtime runs every node of a graph, whichever outputs it is asked for.
+
+    Args:
+        content: of an ONNX file.
+        names: of the outputs; those that the model does not have are ignored.
+    """
+    model = onnx.load_from_string(content)
+    graph = model.graph
+    _keep(graph.output, lambda output: output.name not in names)
+    needed = {output.name for output in graph.output}
+
+    def is_needed(node: onnx.NodeProto) -> bool:
+        found = not needed.isdisjoint(node.output)
+        if found:
+            needed.update(_read_by(node))
+        return found
+
+    _keep(graph.node, is_needed)  # from the last to the first: nodes come behind those they read
+    _keep(graph.initializer, lambda tensor: tensor.name in needed)
+    return model.SerializeToString()
+
+
+def _keep(parts: Any, is_kept: Callable[[Any], bool]) -> None:
+    """Deletes the parts of a graph that are not kept, looking at the last one first."""
+    for i in reversed(range(len(parts))):
+        if not is_kept(parts[i]):
+            del parts[i]
+
+
+def _read_by(node: onnx.NodeProto) -> Iterator[str]:
+    """Yields the names that a node reads, those that its inner graphs read included."""
+    yield from node.input
+    for attribute in node.attribute:
+        for graph in (attribute.g, *attribute.graphs):
+            yield from (output.name for output in graph.output)
+            for inner in graph.node:
+                yield from _read_by(inner)
