@@ -89,14 +89,10 @@ class Batcher:
         answer = asyncio.get_running_loop().create_future()
         kind = tuple([(name, x.shape[1:]) for name, x in feed.items()])
         self._waiting.append(_Job(feed, kind, len(next(iter(feed.values()))), answer))
-        self._go_on()
-        return answer
-
-    def _go_on(self) -> None:
-        """Sees to it that what waits runs, with what else arrives in this moment."""
-        if self._waiting and not self._is_busy:
+        if not self._is_busy:
             self._is_busy = True
             self._gather(0, 0, time.perf_counter() + _PATIENCE)
+        return answer
 
     def _gather(self, known: int, turns: int, until: float) -> None:
         """Starts a batch once so many turns of the loop have brought no further request."""
@@ -130,10 +126,13 @@ class Batcher:
         return jobs
 
     def _finish(self, jobs: list[_Job], outputs: Arrays | Exception) -> None:
-        """Gives all callers what they wait for."""
+        """Gives all callers what they wait for; what came meanwhile runs before they go on."""
         if isinstance(outputs, Exception) and len(jobs) > 1:  # the fault of one harms no other
             alone = [job._replace(kind=(number,)) for number, job in enumerate(jobs)]
             self._waiting.extendleft(reversed(alone))
+        self._is_busy = bool(self._waiting)
+        if self._is_busy:
+            asyncio.get_running_loop().call_soon(self._start)
         start = 0
         for job in jobs:
             if job.answer.done():  # its caller has gone
@@ -144,8 +143,6 @@ class Batcher:
             elif len(jobs) == 1:
                 job.answer.set_exception(outputs)
             start += job.rows
-        self._is_busy = False
-        self._go_on()
 
 
 def _attempt(

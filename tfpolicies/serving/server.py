@@ -21,7 +21,7 @@ from tfpolicies.serving.rest import application
 from tfpolicies.serving.rpc import Rpc
 
 _GRACE = 30.0  # seconds that running requests have when the server ends
-_SWITCH = 0.0005  # seconds after which a thread lets another one run
+_SWITCH = 0.0001
 _BACKLOG = 2048
 _OWN = ("127.0.0.1", "localhost", "::1")
 
