@@ -205,7 +205,7 @@ def beside_echo(server: Server, clients: int, rounds: int, seconds: float) -> di
             work |= tensor_of(kind)
             pairs = []
             for _ in range(rounds):
-                echo = loaded(server, **{**work, "model": f"{kind}-echo", "memory": False})
+                echo = loaded(server, **work, model=f"{kind}-echo")
                 pairs.append((echo, loaded(server, **work, model=kind, output="actions")))
             keys = ("per_second", "p50", "p99", "cpu_us", "others", "failed")
             middle = [

@@ -95,6 +95,7 @@ class OnnxPolicy:
         rest = [port for port in self._inputs if port["name"] not in seen]
         self.observed = [port for port in rest if port["name"].startswith(_OBSERVED)]
         self._memory = [port for port in rest if port["name"].startswith("state_in_")]
+        self._kept = {x["name"]: x["name"].replace("_in_", "_out_") for x in self._memory}
         plain = [x["name"] for x in self.observed if not x["name"].startswith("action_mask")]
         by_name = {port["name"]: port for port in self._inputs}
         self._seen = [
@@ -167,9 +168,7 @@ class OnnxPolicy:
             carried: likewise.
         """
         observed = {port["name"]: x for port, x in zip(self.observed, leaves, strict=True)}
-        found = {
-            port["name"]: outputs[port["name"].replace("_in_", "_out_")] for port in self._memory
-        }
+        found = {name: outputs[after] for name, after in self._kept.items()}
         for name in {seen.source for seen in self._seen}:
             past = carried[name]
             if past.shape[1]:
@@ -216,15 +215,13 @@ class OnnxPolicy:
         rows = len(leaves[0])
         feed = {port["name"]: x for port, x in zip(self.observed, leaves, strict=True)}
         carried = self.fresh(rows) if carried is None else carried
-        feed |= {port["name"]: carried[port["name"]] for port in self._memory} | {
-            seen.name: seen.steps(carried[seen.source], feed.get(seen.source))
-            for seen in self._seen
-        }
+        for seen in self._seen:
+            feed[seen.name] = seen.steps(carried[seen.source], feed.get(seen.source))
         if noise is not None:
             feed["noise"] = noise
         if self._memory:  # one step of each sequence
-            per_sequence = {port["name"] for port in self._memory}
-            feed = {k: x if k in per_sequence else x[:, None] for k, x in feed.items()}
+            feed = {name: x[:, None] for name, x in feed.items()}
+            feed |= {name: carried[name] for name in self._kept}
             feed["seq_lens"] = np.ones(rows, np.int32)
         return feed
 
@@ -236,7 +233,8 @@ class OnnxPolicy:
         """Returns outputs of `infer` without the axis of steps that a memory gives them."""
         if not self._memory:
             return {**outputs}
-        return {k: x if k.startswith("state_out_") else x[:, 0] for k, x in outputs.items()}
+        after = self._kept.values()
+        return {k: x if k in after else x[:, 0] for k, x in outputs.items()}
 
     def batch(self, observations: Sequence[Any]) -> list[np.ndarray]:
         """Stacks single observations to one array `[B, ...]` per leaf."""

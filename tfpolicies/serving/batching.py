@@ -59,9 +59,9 @@ class _Job(NamedTuple):
 class Batcher:
     """Runs a function of arrays `[B, ...]` for many callers at once.
 
-    What is there when the function is free runs together, with what else comes while the event loop
-    turns a few times (some 30 us), so batches are as large as the load makes them. Short ones run in
-    the event loop; others in a thread, so that the loop goes on meanwhile.
+    What is there when the function is free runs together, with what else comes while the event
+    loop turns a few times (some 30 us), so batches are as large as the load makes them. Short ones
+    run in the event loop; others in a thread, so that the loop goes on meanwhile.
 
     Args:
         infer: gives outputs `[B, ...]` by name for inputs `[B, ...]` by name.

@@ -146,14 +146,32 @@ def _cast(name: str, dtype: np.dtype[Any], found: np.ndarray) -> np.ndarray:
         return found.astype(dtype)
 
 
-def fitted(ports: Iterable[Port], given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def fitted(ports: Sequence[Port], given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Returns the inputs of a request in the order of the ports.
 
     Raises:
         RequestError: if one is missing, unknown, or of another shape or datatype than its port, or
             not finite.
     """
-    ports, free = [*ports], dict[str, int]()
+    free: dict[str, int] = {}
+    found: dict[str, np.ndarray] = {}
+    for port in ports:
+        array = given.get(port.name)
+        if array is not None:
+            found[port.name] = _fitted(port, array, free)
+        elif not port.is_optional:
+            _refuse_unknown(ports, given)
+            raise RequestError(
+                f"Input {port.name!r} is missing. The model takes {_listed(ports)}; the request "
+                f"has {', '.join(map(repr, given)) or 'none'}."
+            )
+    if len(found) < len(given):
+        _refuse_unknown(ports, given)
+    return found
+
+
+def _refuse_unknown(ports: Sequence[Port], given: Iterable[str]) -> None:
+    """Refuses the first input that has the name of no port, if there is one."""
     names = [port.name for port in ports]
     for name in given:
         if name not in names:
@@ -161,16 +179,6 @@ def fitted(ports: Iterable[Port], given: Mapping[str, np.ndarray]) -> dict[str, 
                 f"There is no input {_brief(name)}.{near_matches(name, names)} The model takes "
                 f"{_listed(ports)}."
             )
-    found = {}
-    for port in ports:
-        if port.name in given:
-            found[port.name] = _fitted(port, given[port.name], free)
-        elif not port.is_optional:
-            raise RequestError(
-                f"Input {port.name!r} is missing. The model takes {_listed(ports)}; the request "
-                f"has {', '.join(map(repr, given)) or 'none'}."
-            )
-    return found
 
 
 def require_outputs(ports: Iterable[Port], names: Iterable[str] | None) -> None:
@@ -196,7 +204,7 @@ def _fitted(port: Port, array: np.ndarray, free: dict[str, int]) -> np.ndarray:
             f"{list(array.shape)}."
         )
     for axis, size in zip(port.shape, array.shape, strict=True):
-        if isinstance(axis, str) and free.setdefault(axis, size) != size:
+        if type(axis) is str and free.setdefault(axis, size) != size:
             raise RequestError(
                 f"Input {port.name!r} must have the size {free[axis]} of the inputs before it "
                 f"along its axis of {axis}, got {list(array.shape)}."
@@ -210,10 +218,12 @@ def _fitted(port: Port, array: np.ndarray, free: dict[str, int]) -> np.ndarray:
 
 
 def _has_shape(shape: tuple[int | str, ...], given: tuple[int, ...]) -> bool:
-    return len(shape) == len(given) and all(
-        size > 0 if isinstance(axis, str) else size == axis
-        for axis, size in zip(shape, given, strict=True)
-    )
+    if len(shape) != len(given):
+        return False
+    for axis, size in zip(shape, given, strict=True):
+        if not size if type(axis) is str else size != axis:
+            return False
+    return True
 
 
 def _listed(ports: Iterable[Port]) -> str:

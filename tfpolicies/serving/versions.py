@@ -68,6 +68,7 @@ class Version:
         self.step_outputs = [
             port.without(_TIME) for port in self.outputs if not port.name.startswith("state_out_")
         ]
+        self._of_steps = {port.name for port in self.step_outputs}
         self.costs = {way: Cost.measured(partial(self._try, way)) for way in WAYS}
 
     def policy(self, way: Way) -> OnnxPolicy:
@@ -127,8 +128,7 @@ class Version:
         """Returns what a step gives, and what is carried into the next one."""
         rows = self._greedy.of_one_step(outputs)
         after = self._greedy.after(rows, leaves, carried)
-        names = [port.name for port in self.step_outputs if port.name in rows]
-        return {name: rows[name] for name in names}, after
+        return {k: x for k, x in rows.items() if k in self._of_steps}, after
 
     def _noise(self, options: Options, rows: int) -> np.ndarray:
         return self._greedy.draw_noise(np.random.default_rng(options.seed), rows)
