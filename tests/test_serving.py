@@ -258,6 +258,30 @@ def test_bad_input_is_refused_by_name(server, fault):
     assert re.search(message, record["error"])
 
 
+@pytest.mark.parametrize("kind", ["mlp", "masked", "image"])
+def test_who_asks_for_actions_alone_gets_the_same_ones(client, policies, kind):
+    arrays = inputs_of(policies[kind], 5)
+    name = "actions_normalized"
+
+    everything, _ = asked(client, kind, arrays)
+    drawn, _ = asked(client, kind, arrays, parameters={"seed": 3})
+
+    for parameters, expected in [({}, everything), ({"seed": 3}, drawn)]:
+        wanted = [TENSORS[client.kind].InferRequestedOutput(name)]
+        found, _ = asked(client, kind, arrays, outputs=wanted, parameters=parameters)
+        assert [*found] == [name]
+        np.testing.assert_array_equal(found[name], expected[name])
+
+
+def test_a_client_that_hangs_up_in_the_middle_harms_nobody(server):
+    host, port = server.http.rsplit(":", 1)
+    for _ in range(3):
+        with socket.create_connection((host, int(port)), timeout=60) as connection:
+            head = "POST /v2/models/mlp/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n"
+            connection.sendall(head.encode() + b"{")
+    assert post(server, "/v2/models/mlp/infer", {"inputs": [tensor()]})[0] == 200
+
+
 def test_bytes_that_do_not_fit_are_refused_by_name(server):
     def binary(size, raw, length=None):
         head = {"inputs": [{"name": "obs", "shape": [1, 3], "datatype": "FP32"}]}
@@ -287,6 +311,8 @@ def test_what_is_not_there_and_what_is_too_large_is_told_from_what_is_wrong(serv
     assert post(server, "/v2/models/mlp/versions/9/infer", good)[0] == 404
     assert post(server, "/v2/nothing", good)[0] == 404
     assert post(server, "/v2", good)[0] == 405
+    with pytest.raises(urllib.error.HTTPError, match="405"):
+        get(server, "/v2/models/mlp/infer")
     status, record = post(server, "/v2/models/mlp/infer", good, **{"Content-Encoding": "gzip"})
     assert (status, "compressed" in record["error"]) == (415, True)
     status, record = post(server, "/v2/models/mlp/infer", bytes(200_001))

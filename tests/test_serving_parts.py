@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -54,6 +55,60 @@ def test_arrays_of_other_shapes_run_apart_and_a_larger_request_alone():
 
     asyncio.run(ask())
     assert batches == [2, 2, 9]
+
+
+def test_requests_that_come_soon_behind_each_other_run_together():
+    batches = []
+
+    async def ask():
+        with ThreadPoolExecutor(1) as pool:
+            batcher = Batcher(doubled, pool, QUICK, 8, batches.append)
+            answers = []
+            for _ in range(3):
+                answers.append(batcher.run({"x": np.zeros((1, 1))}))
+                await asyncio.sleep(0)  # a turn of the loop
+            await asyncio.gather(*answers)
+            await batcher.run({"x": np.zeros((2, 1))})
+
+    asyncio.run(ask())
+    assert batches == [3, 2]
+
+
+def test_what_came_while_a_batch_ran_runs_before_its_callers_go_on():
+    order, may_end = [], threading.Event()
+
+    def slow(feed):
+        may_end.wait(60)
+        return {"y": feed["x"]}
+
+    async def ask():
+        with ThreadPoolExecutor(1) as pool:
+            batcher = Batcher(slow, pool, SLOW, 8, lambda rows: order.append(f"{rows} rows begin"))
+
+            async def call(rows):
+                await batcher.run({"x": np.zeros((rows, 1))})
+                order.append(f"{rows} rows end")
+
+            first = asyncio.create_task(call(1))
+            while not order:
+                await asyncio.sleep(0.001)
+            second = asyncio.create_task(call(2))
+            await asyncio.sleep(0)
+            may_end.set()
+            await asyncio.gather(first, second)
+
+    asyncio.run(ask())
+    assert order == ["1 rows begin", "2 rows begin", "1 rows end", "2 rows end"]
+
+
+def test_the_cost_of_a_batch_is_that_of_a_call_and_of_its_rows():
+    cost = Cost.measured(lambda rows: 0.0004 + 0.00002 * rows)
+    assert cost.of(64) == pytest.approx(0.0004 + 0.00002 * 64)
+
+    tried = []
+    slow = Cost.measured(lambda rows: (tried.append(rows), 0.002 * rows)[1])
+    assert slow.of(10) == pytest.approx(0.02)
+    assert max(tried) == 2  # nobody waits for 16 rows of a large network
 
 
 @pytest.mark.parametrize("cost", [QUICK, SLOW], ids=["in the loop", "in a thread"])
