@@ -87,7 +87,7 @@ class Batcher:
     def run(self, feed: Arrays) -> asyncio.Future[dict[str, np.ndarray]]:
         """Returns a future of the outputs for these inputs."""
         answer = asyncio.get_running_loop().create_future()
-        kind = tuple([(name, x.shape[1:]) for name, x in feed.items()])
+        kind = tuple([x.shape[1:] for x in feed.values()])
         self._waiting.append(_Job(feed, kind, len(next(iter(feed.values()))), answer))
         if not self._is_busy:
             self._is_busy = True

@@ -131,7 +131,6 @@ class Sequences:
         found = self._all.get(name)
         if found is None:
             raise self._unknown(name)
-        self._touch(found)
         return found
 
     def _unknown(self, name: Name) -> RequestError:
