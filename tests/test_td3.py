@@ -5,6 +5,7 @@ import itertools
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from continuous import mlp, shaken, transitions
 from gymnasium import spaces
 from marking import telling
@@ -237,6 +238,25 @@ def test_actor_and_targets_move_once_in_policy_delay_updates_in_both_modes():
         assert [x[name] for x in found] == [True, False, True, False, True], name
     slots = states[-1]["_optimizer_variables"]
     assert (slots["optimizer/000_iteration"], slots["critic_optimizer/000_iteration"]) == (3, 5)
+
+
+class TellsGradients(TD3TF2Policy):
+    """Tells the sum of the actor's gradients and that of the critics'."""
+
+    def grad_stats_fn(self, train_batch, grads):
+        totals = [tf.add_n([tf.reduce_sum(tf.abs(x)) for x in each]) for each in grads]
+        return dict(zip(("actor", "critic"), totals, strict=True))
+
+
+@pytest.mark.parametrize("jit", telling([False, True], False))
+def test_the_actor_is_not_differentiated_where_it_does_not_move(jit):
+    policy = shaken(td3(cls=TellsGradients, jit_compile=jit))
+    found = []
+    for seed in range(3):
+        result = policy.learning.replay(transitions(policy, seed=seed), 6, np.array([True]))
+        found.append(result["learner_stats"])
+    assert [stats["actor"] > 0 for stats in found] == [True, False, True]
+    assert all(stats["critic"] > 0 for stats in found)
 
 
 def test_targets_follow_by_tau_where_they_are_due_and_the_actor_moves():

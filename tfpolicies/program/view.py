@@ -208,6 +208,8 @@ class TapeOptimizer:
     ) -> list[tuple[tf.Tensor | None, Any]]:
         """Returns `(gradient, variable)` pairs; a gradient is None where the loss is constant.
 
+        What does not take this update is not differentiated: its gradients are zeros.
+
         Raises:
             UsageError: where gradients are given and only applied, so that there is no loss.
         """
@@ -216,8 +218,17 @@ class TapeOptimizer:
                 "Gradients can be computed in `compute_gradients_fn` only: `apply_gradients_fn` is "
                 "given them."
             )
-        variables = self.variables if variables is None else list(variables)
-        return list(zip(self.tape.gradient(loss, variables), variables, strict=True))
+        tape, variables = self.tape, self.variables if variables is None else list(variables)
+        if self.takes is None:
+            return list(zip(tape.gradient(loss, variables), variables, strict=True))
+
+        def computed() -> list[tf.Tensor]:
+            return tape.gradient(loss, variables, unconnected_gradients="zero")
+
+        def zeros() -> list[tf.Tensor]:
+            return [tf.zeros_like(variable) for variable in variables]
+
+        return list(zip(tf.cond(self.takes > 0.0, computed, zeros), variables, strict=True))
 
     def apply_gradients(self, pairs: Sequence[tuple[tf.Tensor | None, Any]]) -> None:
         """Updates the variables; one that does not take this update stays as it is."""
