@@ -280,6 +280,7 @@ def test_a_client_that_hangs_up_in_the_middle_harms_nobody(server):
             head = "POST /v2/models/mlp/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n"
             connection.sendall(head.encode() + b"{")
     assert post(server, "/v2/models/mlp/infer", {"inputs": [tensor()]})[0] == 200
+    assert 'protocol="http",status="500"' not in get(server, "/metrics").decode()
 
 
 def test_bytes_that_do_not_fit_are_refused_by_name(server):
@@ -299,6 +300,7 @@ def test_bytes_that_do_not_fit_are_refused_by_name(server):
         (binary(12, bytes(13)), "1 bytes behind the JSON belong to no input"),
         (binary(12, bytes(12), "x"), "must be the length of the JSON.*'x'"),
         (binary(12, bytes(12), 10**9), "must be the length of the JSON"),
+        (binary(12, bytes(12), "1" * 5000), "must be the length of the JSON"),
         (binary(12, nan), r"finite numbers, got nan at \[0, 1\]"),
     ]:
         assert answer[0] == 400
@@ -313,6 +315,7 @@ def test_what_is_not_there_and_what_is_too_large_is_told_from_what_is_wrong(serv
     assert post(server, "/v2", good)[0] == 405
     with pytest.raises(urllib.error.HTTPError, match="405"):
         get(server, "/v2/models/mlp/infer")
+    assert post(server, "/v2/models/mlp/infer/", good)[0] == 200
     status, record = post(server, "/v2/models/mlp/infer", good, **{"Content-Encoding": "gzip"})
     assert (status, "compressed" in record["error"]) == (415, True)
     status, record = post(server, "/v2/models/mlp/infer", bytes(200_001))

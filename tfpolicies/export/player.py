@@ -90,7 +90,13 @@ class OnnxPolicy:
         ports = self.spec["signatures"][signature]
         _check_ports([*ports["inputs"], *ports["outputs"]], self.spec["noise"]["blocks"])
         self._inputs = [port for port in ports["inputs"] if port["name"] != "noise"]
-        self._outputs = [output.name for output in self._session.get_outputs()]
+        given = {output.name for output in self._session.get_outputs()}
+        self._outputs = [port["name"] for port in ports["outputs"] if port["name"] in given]
+        if prepare is bytes and len(self._outputs) < len(ports["outputs"]):
+            raise ValueError(
+                f"{self.file} lacks outputs that {folder / 'policy_spec.json'} lists; export the "
+                "policy again."
+            )
         views = self.spec.get("views") or _previous_of(self._inputs)
         seen = {name for view in views for name in view["inputs"]}
         rest = [port for port in self._inputs if port["name"] not in seen]
@@ -223,7 +229,7 @@ class OnnxPolicy:
         if self._memory:  # one step of each sequence
             feed = {name: x[:, None] for name, x in feed.items()}
             feed |= {name: carried[name] for name in self._kept}
-            feed["seq_lens"] = _ones(rows)
+            feed["seq_lens"] = _ones(rows) if rows <= _FEW else np.ones(rows, np.int32)
         return feed
 
     def infer(self, feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -315,6 +321,9 @@ def _previous_of(ports: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             view = {"name": name, "column": column, "shifts": [-1], "window": False}
             found.append({**view, "inputs": inputs})
     return found
+
+
+_FEW = 256  # rows of which arrays are kept
 
 
 @functools.lru_cache(maxsize=64)

@@ -42,7 +42,7 @@ def _keep(parts: Any, is_kept: Callable[[Any], bool]) -> None:
 
 def _read_by(node: onnx.NodeProto) -> Iterator[str]:
     """Yields the names that a node reads, those that its inner graphs read included."""
-    yield from node.input
+    yield from filter(None, node.input)  # an input that is left out has no name
     for attribute in node.attribute:
         for graph in (attribute.g, *attribute.graphs):
             yield from (output.name for output in graph.output)

@@ -208,7 +208,8 @@ class TapeOptimizer:
     ) -> list[tuple[tf.Tensor | None, Any]]:
         """Returns `(gradient, variable)` pairs; a gradient is None where the loss is constant.
 
-        What does not take this update is not differentiated: its gradients are zeros.
+        What does not take this update is not differentiated: its gradients are zeros. So are
+        constant ones of what may skip updates.
 
         Raises:
             UsageError: where gradients are given and only applied, so that there is no loss.

@@ -32,7 +32,7 @@ class Cost(NamedTuple):
 
     @classmethod
     def measured(cls, run: Callable[[int], float]) -> Cost:
-        """Returns what is found by running batches.
+        """Returns the cost measured by running small batches.
 
         Args:
             run: runs so many rows and returns the seconds.

@@ -21,6 +21,8 @@ from tfpolicies.serving.repository import Repository
 from tfpolicies.serving.rest_tensors import JSON_LENGTH, read, written
 
 _JSON_LENGTH = JSON_LENGTH.encode()
+_DIGITS = 19  # of the greatest length
+_GONE = 499  # what is counted of clients that hang up
 
 SERVER = {
     "name": "tfpolicies",
@@ -68,7 +70,7 @@ def application(repository: Repository, *, loads: bool = False) -> ASGIApp:
     return _Inference(repository, others)
 
 
-_INFER = re.compile(r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?/infer")
+_INFER = re.compile(r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?/infer/?")
 
 
 class _Inference:
@@ -81,7 +83,7 @@ class _Inference:
         self._repository, self._others = repository, others
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
+        path = scope.get("path", "").removeprefix(scope.get("root_path", "").rstrip("/"))
         asked = _INFER.fullmatch(path)
         if asked is None or scope["type"] != "http":
             await self._others(scope, receive, send)
@@ -117,6 +119,9 @@ class _Inference:
             status = 200
         except RequestError as error:
             status = error.status
+            raise
+        except ClientDisconnect:
+            status = _GONE
             raise
         finally:
             metrics.requests.labels(name, "http", status).inc()
@@ -184,8 +189,8 @@ async def _body(headers: Mapping[bytes, bytes], receive: Receive, most: int) -> 
     if b"content-encoding" in headers:
         raise RequestError("The body must not be compressed: send no Content-Encoding.", 415)
     declared = headers.get(b"content-length", b"0")
-    if declared.isdigit() and int(declared) > most:
-        raise _too_large(declared.decode(), most)
+    if declared.isdigit() and (len(declared) > _DIGITS or int(declared) > most):
+        raise _too_large(declared[:_DIGITS].decode(), most)
     size, parts, is_whole = 0, [], False
     while not is_whole:
         message = await receive()
@@ -211,6 +216,8 @@ async def _refused(request: Request, error: Any) -> Response:
     response = _json({"error": str(error)}, error.status)
     if error.status == 413:  # what was not read cannot be told from another request
         response.headers["connection"] = "close"
+    if error.status == 405:
+        response.headers["allow"] = "POST"
     return response
 
 

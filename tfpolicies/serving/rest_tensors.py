@@ -16,6 +16,7 @@ JSON_LENGTH = "inference-header-content-length"
 """The header that says how much of a body is JSON."""
 
 _BINARY, _SIZE = "binary_data", "binary_data_size"
+_DIGITS = 19  # of the greatest length
 
 
 class Asked(NamedTuple):
@@ -111,10 +112,10 @@ def _inputs(records: list[Any], raw: bytes) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _length(text: bytes, most: int) -> int:
-    if not (text.isdigit() and int(text) <= most):
+    if not (text.isdigit() and len(text) <= _DIGITS and int(text) <= most):
         raise RequestError(
             f"The header {JSON_LENGTH} must be the length of the JSON, at most the {most} bytes of "
-            f"the body, got {text.decode(errors='replace')!r}."
+            f"the body, got {text[:60].decode(errors='replace')!r}."
         )
     return int(text)
 

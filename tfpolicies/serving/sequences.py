@@ -85,6 +85,12 @@ class Sequences:
         self.forget_idle()
         known = None if call.options.starts else self._find(name)
         version = (known.running if known else newest).version
+        if call.version not in ("", version.name):
+            raise RequestError(
+                f"The sequence {name!r} is answered by the version {version.name!r}, got a request "
+                f"for {call.version!r}. Leave the version out.",
+                404,
+            )
         require_outputs(version.step_outputs, call.outputs)
         leaves, rewards = version.leaves(call.inputs)
         sequence = known or self._begin(name, newest, len(leaves[0]))

@@ -21,7 +21,7 @@ from tfpolicies.serving.rest import application
 from tfpolicies.serving.rpc import Rpc
 
 _GRACE = 30.0  # seconds that running requests have when the server ends
-_SWITCH = 0.0001
+_SWITCH = 0.0001  # seconds after which a thread lets another one run
 _BACKLOG = 2048
 _OWN = ("127.0.0.1", "localhost", "::1")
 
@@ -102,7 +102,6 @@ def _config(repository: Repository) -> uvicorn.Config:
         log_level="error",
         access_log=False,
         server_header=False,
-        date_header=False,
         proxy_headers=False,
         lifespan="off",
         ws="none",

@@ -221,7 +221,8 @@ def _has_shape(shape: tuple[int | str, ...], given: tuple[int, ...]) -> bool:
     if len(shape) != len(given):
         return False
     for axis, size in zip(shape, given, strict=True):
-        if not size if type(axis) is str else size != axis:
+        is_free = type(axis) is str
+        if (is_free and not size) or (not is_free and size != axis):
             return False
     return True
 
