@@ -21,7 +21,7 @@ class Limits(NamedTuple):
     """What a server takes and keeps.
 
     Attributes:
-        max_batch: rows that run together, and that one request may have.
+        max_batch: rows of several requests that run together; one request may have more.
         max_sequences: sequences that are remembered of a model.
         sequence_idle: seconds without a step after which one is forgotten.
         max_body: bytes of a request.
