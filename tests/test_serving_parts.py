@@ -1,6 +1,7 @@
 """What a server is made of, in this process: batches, sequences, versions."""
 
 import asyncio
+import json
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -177,6 +178,35 @@ def test_steps_that_come_at_once_are_taken_in_their_order(folder):
             np.testing.assert_allclose(outputs, answer, rtol=0, atol=1e-5)
     assert 'tfpolicies_batch_rows_count{model="agent"} 6.0' in text  # two sequences in each batch
     assert 'tfpolicies_sequences{model="agent"} 0.0' in text
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"version": "9"}, {"outputs": ["action"]}], ids=["another version", "no such output"]
+)
+def test_a_step_that_is_refused_begins_no_sequence(folder, wrong):
+    obs = inputs_of(policy_of("memory"), 1)
+
+    async def ask():
+        repository = Repository({"agent": folder})
+        await repository.load()
+        options = Options(sequence="left", starts=True)
+        with pytest.raises(RequestError) as refusal:
+            await repository["agent"].infer(Call(obs, options, **wrong))
+        return refusal.value.status, repository.metrics.text().decode()
+
+    status, text = asyncio.run(ask())
+    assert status == (404 if "version" in wrong else 400)
+    assert 'tfpolicies_sequences{model="agent"} 0.0' in text
+
+
+def test_an_export_without_an_output_that_it_lists_is_refused(folder):
+    path = folder / "policy_spec.json"
+    spec = json.loads(path.read_text())
+    for signature in spec["signatures"].values():
+        signature["outputs"].append({**signature["outputs"][0], "name": "nothing"})
+    path.write_text(json.dumps(spec))
+    with pytest.raises(ExportError, match=r"lacks outputs that .*policy_spec\.json lists"):
+        asyncio.run(Repository({"agent": folder}).load())
 
 
 def test_a_sequence_is_forgotten_when_it_had_no_step_for_too_long(folder):

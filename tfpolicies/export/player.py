@@ -14,7 +14,6 @@ As a module:
 from __future__ import annotations
 
 import argparse
-import functools
 import hashlib
 import importlib
 import inspect
@@ -229,7 +228,7 @@ class OnnxPolicy:
         if self._memory:  # one step of each sequence
             feed = {name: x[:, None] for name, x in feed.items()}
             feed |= {name: carried[name] for name in self._kept}
-            feed["seq_lens"] = _ones(rows) if rows <= _FEW else np.ones(rows, np.int32)
+            feed["seq_lens"] = np.ones(rows, np.int32)
         return feed
 
     def infer(self, feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -320,17 +319,6 @@ def _previous_of(ports: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         if inputs:
             view = {"name": name, "column": column, "shifts": [-1], "window": False}
             found.append({**view, "inputs": inputs})
-    return found
-
-
-_FEW = 256  # rows of which arrays are kept
-
-
-@functools.lru_cache(maxsize=64)
-def _ones(rows: int) -> np.ndarray:
-    """Returns the lengths of sequences of one step each."""
-    found = np.ones(rows, np.int32)
-    found.flags.writeable = False
     return found
 
 

@@ -18,10 +18,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tfpolicies._version import __version__
 from tfpolicies.errors import RequestError
 from tfpolicies.serving.repository import Repository
-from tfpolicies.serving.rest_tensors import JSON_LENGTH, read, written
+from tfpolicies.serving.rest_tensors import DIGITS, JSON_LENGTH, read, written
 
 _JSON_LENGTH = JSON_LENGTH.encode()
-_DIGITS = 19  # of the greatest length
 _GONE = 499  # what is counted of clients that hang up
 
 SERVER = {
@@ -189,8 +188,8 @@ async def _body(headers: Mapping[bytes, bytes], receive: Receive, most: int) -> 
     if b"content-encoding" in headers:
         raise RequestError("The body must not be compressed: send no Content-Encoding.", 415)
     declared = headers.get(b"content-length", b"0")
-    if declared.isdigit() and (len(declared) > _DIGITS or int(declared) > most):
-        raise _too_large(declared[:_DIGITS].decode(), most)
+    if declared.isdigit() and (len(declared) > DIGITS or int(declared) > most):
+        raise _too_large(declared[:DIGITS].decode(), most)
     size, parts, is_whole = 0, [], False
     while not is_whole:
         message = await receive()

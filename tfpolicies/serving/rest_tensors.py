@@ -16,7 +16,8 @@ JSON_LENGTH = "inference-header-content-length"
 """The header that says how much of a body is JSON."""
 
 _BINARY, _SIZE = "binary_data", "binary_data_size"
-_DIGITS = 19  # of the greatest length
+DIGITS = 19
+"""The most that the length of a body has."""
 
 
 class Asked(NamedTuple):
@@ -112,7 +113,7 @@ def _inputs(records: list[Any], raw: bytes) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _length(text: bytes, most: int) -> int:
-    if not (text.isdigit() and len(text) <= _DIGITS and int(text) <= most):
+    if not (text.isdigit() and len(text) <= DIGITS and int(text) <= most):
         raise RequestError(
             f"The header {JSON_LENGTH} must be the length of the JSON, at most the {most} bytes of "
             f"the body, got {text[:60].decode(errors='replace')!r}."
