@@ -125,6 +125,37 @@ def test_a_request_that_fails_harms_no_other(cost):
     assert isinstance(fault, FloatingPointError)
 
 
+def test_what_nobody_waits_for_any_more_does_not_run():
+    batches = []
+
+    async def ask():
+        with ThreadPoolExecutor(1) as pool:
+            batcher = Batcher(doubled, pool, QUICK, 8, batches.append)
+            gone, waiting = (batcher.run({"x": np.full((1, 1), x)}) for x in (1, 2))
+            gone.cancel()
+            answer = await waiting
+            alone = batcher.run({"x": np.zeros((1, 1))})
+            alone.cancel()
+            await asyncio.sleep(0.05)
+            later = await batcher.run({"x": np.full((3, 1), 4)})
+            return answer["y"].item(), later["y"].shape
+
+    assert asyncio.run(ask()) == (4, (3, 1))
+    assert batches == [1, 3]
+
+
+def test_callers_learn_that_the_threads_have_ended():
+    async def ask():
+        pool = ThreadPoolExecutor(1)
+        batcher = Batcher(doubled, pool, SLOW, 8)
+        pool.shutdown()
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="shutdown"):
+                await batcher.run({"x": np.zeros((1, 1))})
+
+    asyncio.run(ask())
+
+
 @pytest.fixture(scope="module")
 def exports(tmp_path_factory):
     """Exports of a policy with a memory in two versions, and of one without."""
@@ -178,6 +209,75 @@ def test_steps_that_come_at_once_are_taken_in_their_order(folder):
             np.testing.assert_allclose(outputs, answer, rtol=0, atol=1e-5)
     assert 'tfpolicies_batch_rows_count{model="agent"} 6.0' in text  # two sequences in each batch
     assert 'tfpolicies_sequences{model="agent"} 0.0' in text
+
+
+def test_sequences_share_one_memory_and_each_begins_with_nothing(folder):
+    expected = steps_of(policy_of("memory"), 2)
+
+    async def ask():
+        repository = Repository({"agent": folder})
+        await repository.load()
+        model, found = repository["agent"], []
+        for name in range(200):  # more than there are places at first; most have ended
+            begin = Options(sequence=f"s{name}", starts=True)
+            found.append([await model.infer(Call(expected[0][0], begin))])
+            go_on = Options(sequence=f"s{name}", ends=name % 2 == 0)
+            found[-1].append(await model.infer(Call(expected[1][0], go_on)))
+        left = len(model._sequences)
+        for name in range(1, 200, 2):
+            await model.infer(
+                Call(expected[0][0], Options(sequence=f"s{name}", starts=True, ends=True))
+            )
+        memory = model._newest().memory
+        return found, left, len(memory), len(next(iter(memory._carried.values())))
+
+    found, left, rows, places = asyncio.run(ask())
+
+    assert (left, rows) == (100, 0)
+    assert places == 64  # what a crowd took is given back
+    for answers in found:
+        for answer, (_, outputs) in zip(answers, expected, strict=True):
+            given = answer.outputs["action_dist_inputs"]
+            np.testing.assert_allclose(given, outputs, rtol=0, atol=1e-5)
+            assert not any(name.startswith("state_out") for name in answer.outputs)
+
+
+def test_a_step_is_taken_even_if_its_caller_goes(folder):
+    (first, _), (second, _), (third, expected) = steps_of(policy_of("memory"), 3)
+
+    async def ask():
+        repository = Repository({"agent": folder})
+        await repository.load()
+        model = repository["agent"]
+        await model.infer(Call(first, Options(sequence=1, starts=True)))
+        stepping = asyncio.create_task(model.infer(Call(second, Options(sequence=1))))
+        await asyncio.sleep(0)  # it waits for its batch
+        stepping.cancel()
+        last = asyncio.create_task(model.infer(Call(third, Options(sequence=1, ends=True))))
+        with pytest.raises(asyncio.CancelledError):
+            await stepping
+        return (await last).outputs["action_dist_inputs"]
+
+    np.testing.assert_allclose(asyncio.run(ask()), expected, rtol=0, atol=1e-5)
+
+
+def test_a_sequence_that_begins_anew_during_a_step_carries_nothing_of_it(folder):
+    (first, before), (second, _) = steps_of(policy_of("memory"), 2)
+
+    async def ask():
+        repository = Repository({"agent": folder})
+        await repository.load()
+        model = repository["agent"]
+        await model.infer(Call(first, Options(sequence=1, starts=True)))
+        stepping = asyncio.create_task(model.infer(Call(second, Options(sequence=1))))
+        await asyncio.sleep(0)
+        anew = await model.infer(Call(first, Options(sequence=1, starts=True, ends=True)))
+        await stepping
+        return anew.outputs["action_dist_inputs"], len(model._newest().memory)
+
+    found, rows = asyncio.run(ask())
+    np.testing.assert_allclose(found, before, rtol=0, atol=1e-5)
+    assert rows == 0
 
 
 @pytest.mark.parametrize(

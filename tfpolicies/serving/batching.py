@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from typing import Any, NamedTuple
 
@@ -49,11 +49,38 @@ class Cost(NamedTuple):
         return self.call + rows * self.row
 
 
+LONG = Cost(call=float("inf"), row=0.0)
+"""The cost of what may take any time, as whole sequences do."""
+
+
+class Rows(Mapping[str, np.ndarray]):
+    """The rows of a batch that answer one caller, by the names of the outputs.
+
+    Args:
+        outputs: of the batch, `[B, ...]`.
+        part: which of its rows.
+    """
+
+    __slots__ = ("_outputs", "_part")
+
+    def __init__(self, outputs: Arrays, part: slice) -> None:
+        self._outputs, self._part = outputs, part
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._outputs[name][self._part]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._outputs)
+
+    def __len__(self) -> int:
+        return len(self._outputs)
+
+
 class _Job(NamedTuple):
     feed: Arrays
     kind: tuple[Any, ...]
     rows: int
-    answer: asyncio.Future[dict[str, np.ndarray]]
+    answer: asyncio.Future[Rows]
 
 
 class Batcher:
@@ -84,9 +111,17 @@ class Batcher:
         self._waiting: deque[_Job] = deque()
         self._is_busy = False
 
-    def run(self, feed: Arrays) -> asyncio.Future[dict[str, np.ndarray]]:
-        """Returns a future of the outputs for these inputs."""
-        answer = asyncio.get_running_loop().create_future()
+    def run(
+        self, feed: Arrays, answer: asyncio.Future[Rows] | None = None
+    ) -> asyncio.Future[Rows]:
+        """Returns a future of the outputs for these inputs; what is cancelled need not run.
+
+        Args:
+            feed: arrays `[B, ...]` by name.
+            answer: the future; None for a new one.
+        """
+        if answer is None:
+            answer = asyncio.get_running_loop().create_future()
         kind = tuple([x.shape[1:] for x in feed.values()])
         self._waiting.append(_Job(feed, kind, len(next(iter(feed.values()))), answer))
         if not self._is_busy:
@@ -105,24 +140,34 @@ class Batcher:
 
     def _start(self) -> None:
         jobs = self._next()
+        if not jobs:
+            self._is_busy = False
+            return
         rows = sum([job.rows for job in jobs])
         self._note(rows)
         if self._cost.of(rows) <= _AT_ONCE:
             self._finish(jobs, _attempt(self._infer, jobs))
             return
         loop = asyncio.get_running_loop()
-        running = loop.run_in_executor(self._executor, _attempt, self._infer, jobs)
-        running.add_done_callback(lambda done: self._finish(jobs, done.result()))
+        try:
+            running = loop.run_in_executor(self._executor, _attempt, self._infer, jobs)
+        except RuntimeError as error:  # the server ends
+            self._finish(jobs, error)
+        else:
+            running.add_done_callback(lambda done: self._finish(jobs, done.result()))
 
     def _next(self) -> list[_Job]:
-        """Takes the first jobs that have arrays of one kind."""
-        jobs = [self._waiting.popleft()]
-        rows = jobs[0].rows
-        while self._waiting and self._waiting[0].kind == jobs[0].kind:
-            rows += self._waiting[0].rows
-            if rows > self._max_rows:
-                break
-            jobs.append(self._waiting.popleft())
+        """Takes the first jobs that have arrays of one kind, and whose callers still wait."""
+        jobs: list[_Job] = []
+        rows = 0
+        while self._waiting:
+            job = self._waiting[0]
+            if not job.answer.done():
+                rows += job.rows
+                if jobs and (job.kind != jobs[0].kind or rows > self._max_rows):
+                    break
+                jobs.append(job)
+            self._waiting.popleft()
         return jobs
 
     def _finish(self, jobs: list[_Job], outputs: Arrays | Exception) -> None:
@@ -138,8 +183,7 @@ class Batcher:
             if job.answer.done():  # its caller has gone
                 pass
             elif not isinstance(outputs, Exception):
-                part = slice(start, start + job.rows)
-                job.answer.set_result({name: x[part] for name, x in outputs.items()})
+                job.answer.set_result(Rows(outputs, slice(start, start + job.rows)))
             elif len(jobs) == 1:
                 job.answer.set_exception(outputs)
             start += job.rows

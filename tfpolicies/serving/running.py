@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
+from functools import partial
 
-from tfpolicies.serving.batching import Arrays, Batcher
-from tfpolicies.serving.calls import Answer, Call, Way
+from tfpolicies.serving.batching import LONG, Arrays, Batcher, Rows
+from tfpolicies.serving.calls import WAYS, Answer, Call, Way
+from tfpolicies.serving.memory import Memory
 from tfpolicies.serving.tensors import require_outputs
 from tfpolicies.serving.versions import Version
 
@@ -17,6 +19,7 @@ class Running:
 
     Attributes:
         version: what answers.
+        memory: what its sequences carry.
 
     Args:
         version: likewise.
@@ -32,15 +35,15 @@ class Running:
         max_rows: int,
         note: Callable[[int], object] = lambda rows: None,
     ) -> None:
-        self.version = version
-        self._batchers = {
-            way: Batcher(version.policy(way).infer, executor, cost, max_rows, note)
-            for way, cost in version.costs.items()
-        }
-
-    def run(self, feed: Arrays, way: Way) -> asyncio.Future[dict]:
-        """Returns a future of the export's outputs for its inputs."""
-        return self._batchers[way].run(feed)
+        self.version, self.memory = version, Memory(version.policy(WAYS[0]))
+        self._calls: dict[Way, Batcher] = {}
+        self._steps: dict[Way, Batcher] = {}
+        for way, cost in version.costs.items():
+            policy = version.policy(way)
+            of_calls = LONG if version.has_time else cost
+            step = partial(self.memory.step, policy)
+            self._calls[way] = Batcher(policy.infer, executor, of_calls, max_rows, note)
+            self._steps[way] = Batcher(step, executor, cost, max_rows, note)
 
     async def answer(self, call: Call) -> Answer:
         """Answers a call that stands for itself.
@@ -51,4 +54,14 @@ class Running:
         version = self.version
         require_outputs(version.outputs, call.outputs)
         feed = version.feed(call.inputs, call.options)
-        return Answer.to(call, version.name, await self.run(feed, Way.of(call)))
+        return Answer.to(call, version.name, await self._calls[Way.of(call)].run(feed))
+
+    def step(self, feed: Arrays, way: Way, answer: asyncio.Future[Rows]) -> asyncio.Future[Rows]:
+        """Lets a future have what one step of a sequence gives, and returns it.
+
+        Args:
+            feed: see `Memory.step`.
+            way: what answers.
+            answer: the future.
+        """
+        return self._steps[way].run(feed, answer)

@@ -5,17 +5,25 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 
 from tfpolicies.errors import RequestError
+from tfpolicies.serving.batching import Rows
 from tfpolicies.serving.calls import Answer, Call, Way
+from tfpolicies.serving.memory import PLACES
 from tfpolicies.serving.running import Running
 from tfpolicies.serving.tensors import require_outputs
 
 Name = int | str
+
+
+class _Unstoppable(asyncio.Future[Rows]):
+    """A future that lets who waits for it be cancelled only once it is done."""
+
+    def cancel(self, msg: object = None) -> bool:
+        return False
 
 
 class Sequence:
@@ -34,25 +42,33 @@ class Sequence:
         self.name, self.rows, self.running, self.last_used = name, rows, running, now
         self.is_over = False
         self.turn = asyncio.Lock()
-        self._carried = running.version.fresh(rows)
+        self._places = running.memory.begin(rows)
+        self._is_stepping = False
 
-    async def step(
-        self, leaves: list[np.ndarray], rewards: Any, call: Call
-    ) -> Mapping[str, np.ndarray]:
+    async def step(self, feed: dict[str, np.ndarray], call: Call) -> Rows:
         """Takes a step and returns what it gives; only who holds `turn` may do so.
 
+        What was begun is taken to its end, even if its caller goes.
+
         Args:
-            leaves: the observations.
-            rewards: what the actions before earned.
+            feed: what `Version.step_feed` returns.
             call: how to act, and what to give.
         """
-        version, carried = self.running.version, self._carried
-        if "rewards" in carried:
-            carried["rewards"][:, -1] = rewards
-        feed = version.step_feed(leaves, call.options, carried)
-        outputs = await self.running.run(feed, Way.of(call))
-        found, self._carried = version.stepped(outputs, leaves, carried)
-        return found
+        feed[PLACES] = self._places
+        self._is_stepping = True
+        try:
+            return await self.running.step(feed, Way.of(call), _Unstoppable())
+        finally:
+            self._is_stepping = False
+            if self.is_over:
+                self.running.memory.end(self._places)
+
+    def end(self) -> None:
+        """Ends it; a step that runs is the last one."""
+        if not self.is_over:
+            self.is_over = True
+            if not self._is_stepping:
+                self.running.memory.end(self._places)
 
 
 class Sequences:
@@ -92,17 +108,18 @@ class Sequences:
                 404,
             )
         require_outputs(version.step_outputs, call.outputs)
-        leaves, rewards = version.leaves(call.inputs)
-        sequence = known or self._begin(name, newest, len(leaves[0]))
-        if len(leaves[0]) != sequence.rows:
+        feed = version.step_feed(call.inputs, call.options)
+        rows = len(next(iter(feed.values())))
+        sequence = known or self._begin(name, newest, rows)
+        if rows != sequence.rows:
             raise RequestError(
                 f"Each step of the sequence {name!r} has {sequence.rows} rows, as its first one "
-                f"had, got {len(leaves[0])}."
+                f"had, got {rows}."
             )
         async with sequence.turn:
             if sequence.is_over:
                 raise self._unknown(name)
-            outputs = await sequence.step(leaves, rewards, call)
+            outputs = await sequence.step(feed, call)
             self._touch(sequence)
             if call.options.ends:
                 self._end(sequence)
@@ -151,6 +168,6 @@ class Sequences:
             sequence.last_used = self._clock()
 
     def _end(self, sequence: Sequence) -> None:
-        sequence.is_over = True
+        sequence.end()
         if self._all.get(sequence.name) is sequence:
             del self._all[sequence.name]

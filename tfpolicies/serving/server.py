@@ -23,6 +23,7 @@ from tfpolicies.serving.rpc import Rpc
 _GRACE = 30.0  # seconds that running requests have when the server ends
 _SWITCH = 0.0001  # seconds after which a thread lets another one run
 _BACKLOG = 2048
+_GARBAGE = 20_000  # objects made before the youngest are searched for garbage
 _OWN = ("127.0.0.1", "localhost", "::1")
 
 
@@ -94,6 +95,7 @@ def _leave_to_rest() -> None:
     """Spares what was loaded the search for garbage, which would stop all requests meanwhile."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(_GARBAGE, 20, 20)
 
 
 def _config(repository: Repository) -> uvicorn.Config:

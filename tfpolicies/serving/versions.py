@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,10 @@ from tfpolicies.export.player import OnnxPolicy
 from tfpolicies.export.pruning import without_outputs
 from tfpolicies.serving.batching import Cost
 from tfpolicies.serving.calls import VALUES, WAYS, Options, Way
+from tfpolicies.serving.memory import NOISE, REWARDS, STATE_OUT
 from tfpolicies.serving.tensors import Port, fitted
 
 _BATCH, _TIME = "batch", "time"
-_REWARDS = "rewards"
 _SPEC = "policy_spec.json"
 
 
@@ -35,7 +35,8 @@ class Version:
         step_inputs: what one step of a sequence takes while the server keeps its memory.
         step_outputs: what such a step gives.
         looks_back: whether it reads anything of earlier steps: a memory, or views.
-        costs: of a batch, by the way that answers it.
+        has_time: whether calls give whole sequences.
+        costs: of a batch of rows, each a step, by the way that answers it.
 
     Args:
         folder: with `policy_spec.json` and what it names.
@@ -48,7 +49,7 @@ class Version:
 
     def __init__(self, folder: Path, threads: int = 1) -> None:
         self.folder = folder
-        self._policies = {way: _policy(folder, way, threads) for way in WAYS}
+        self._policies = _policies(folder, threads)
         self._greedy = self._policies[Way(explore=False, values=True)]
         spec = self._greedy.spec
         if any(policy.spec != spec for policy in self._policies.values()):
@@ -59,16 +60,17 @@ class Version:
         self.inputs = [Port.of(record) for record in signature["inputs"]]
         self.outputs = [Port.of(record) for record in signature["outputs"]]
         self.looks_back = bool(self._greedy.fresh(1))
+        self.has_time = _TIME in self.inputs[0].shape
         observed = {record["name"] for record in self._greedy.observed}
         self.step_inputs = [x.without(_TIME) for x in self.inputs if x.name in observed]
-        if _REWARDS in self._greedy.fresh(1):
+        self._is_told_rewards = REWARDS in self._greedy.fresh(1)
+        if self._is_told_rewards:
             self.step_inputs.append(
-                Port(_REWARDS, np.dtype(np.float32), (_BATCH,), is_optional=True)
+                Port(REWARDS, np.dtype(np.float32), (_BATCH,), is_optional=True)
             )
         self.step_outputs = [
-            port.without(_TIME) for port in self.outputs if not port.name.startswith("state_out_")
+            port.without(_TIME) for port in self.outputs if not port.name.startswith(STATE_OUT)
         ]
-        self._of_steps = {port.name for port in self.step_outputs}
         self.costs = {way: Cost.measured(partial(self._try, way)) for way in WAYS}
 
     def policy(self, way: Way) -> OnnxPolicy:
@@ -89,46 +91,28 @@ class Version:
             )
         feed = fitted(self.inputs, given)
         first = feed[self.inputs[0].name]
-        steps = first.shape[1] if _TIME in self.inputs[0].shape else None
+        steps = first.shape[1] if self.has_time else None
         if "seq_lens" in feed and steps is not None:
             _check_lengths(feed["seq_lens"], steps)
         if options.explore:
             rows = first.shape[:1] if steps is None else first.shape[:2]
             noise = self._noise(options, int(np.prod(rows)))
-            feed["noise"] = noise.reshape(*rows, -1)
+            feed[NOISE] = noise.reshape(*rows, -1)
         return feed
 
-    def leaves(self, given: Mapping[str, np.ndarray]) -> tuple[list[np.ndarray], Any]:
-        """Returns the observations of one step of a sequence, and what the last action earned.
+    def step_feed(self, given: Mapping[str, np.ndarray], options: Options) -> dict[str, np.ndarray]:
+        """Returns the inputs of one step of a sequence, without what is carried into it.
 
         Raises:
             RequestError: if what a request gives does not fit.
         """
-        found = fitted(self.step_inputs, given)
-        rewards = found.pop(_REWARDS, 0.0)
-        return [*found.values()], rewards
-
-    def step_feed(
-        self, leaves: Sequence[np.ndarray], options: Options, carried: Mapping[str, np.ndarray]
-    ) -> dict[str, np.ndarray]:
-        """Returns the inputs of one step of a sequence, given what is carried into it."""
-        noise = self._noise(options, len(leaves[0])) if options.explore else None
-        return self._greedy.feed(leaves, noise, carried)
-
-    def fresh(self, rows: int) -> dict[str, np.ndarray]:
-        """Returns what is carried into the first step of a sequence of `rows` rows."""
-        return self._greedy.fresh(rows)
-
-    def stepped(
-        self,
-        outputs: Mapping[str, np.ndarray],
-        leaves: Sequence[np.ndarray],
-        carried: Mapping[str, np.ndarray],
-    ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Returns what a step gives, and what is carried into the next one."""
-        rows = self._greedy.of_one_step(outputs)
-        after = self._greedy.after(rows, leaves, carried)
-        return {k: x for k, x in rows.items() if k in self._of_steps}, after
+        feed = fitted(self.step_inputs, given)
+        rows = len(feed[self.step_inputs[0].name])
+        if self._is_told_rewards and REWARDS not in feed:
+            feed[REWARDS] = np.zeros(rows, np.float32)
+        if options.explore:
+            feed[NOISE] = self._noise(options, rows)
+        return feed
 
     def _noise(self, options: Options, rows: int) -> np.ndarray:
         return self._greedy.draw_noise(np.random.default_rng(options.seed), rows)
@@ -140,17 +124,27 @@ class Version:
             for port in self.step_inputs
             if not port.is_optional
         ]
-        feed = self.step_feed(leaves, Options(explore=way.explore), self.fresh(rows))
+        policy, carried = self.policy(way), self._greedy.fresh(rows)
+        noise = self._noise(Options(), rows) if way.explore else None
         began = time.thread_time()
-        outputs = self.policy(way).infer(feed)
+        outputs = policy.run(leaves, noise, carried)
         seconds = time.thread_time() - began
-        self.stepped(outputs, leaves, self.fresh(rows))
+        policy.after(outputs, leaves, carried)
         return seconds
 
 
-def _policy(folder: Path, way: Way, threads: int) -> OnnxPolicy:
-    prepare = bytes if way.values else partial(without_outputs, names=[VALUES])
-    return OnnxPolicy(folder, sample=way.explore, threads=threads, prepare=prepare)
+def _policies(folder: Path, threads: int) -> dict[Way, OnnxPolicy]:
+    """Returns what answers each way; what gives no values is the same with them and without."""
+    found: dict[Way, OnnxPolicy] = {}
+    for explore in (False, True):
+        policy = OnnxPolicy(folder, sample=explore, threads=threads)
+        found[Way(explore, values=True)] = found[Way(explore, values=False)] = policy
+        outputs = policy.spec["signatures"]["serving_default"]["outputs"]
+        if VALUES in [port["name"] for port in outputs]:
+            prepare = partial(without_outputs, names=[VALUES])
+            cut = OnnxPolicy(folder, sample=explore, threads=threads, prepare=prepare)
+            found[Way(explore, values=False)] = cut
+    return found
 
 
 def _check_lengths(lengths: np.ndarray, steps: int) -> None:

@@ -17,6 +17,7 @@ from tfpolicies.errors import ConfigError
 from tfpolicies.program.devices import CPU
 from tfpolicies.program.functions import ActInputs, ActOutputs
 from tfpolicies.program.outputs import ActLayout
+from tfpolicies.program.runtimes.lean_graphs import dequantize_bytes, with_products
 from tfpolicies.program.runtimes.runtime import Actor, Runtime, act_with_weights
 from tfpolicies.state import ACTING
 from tfpolicies.system.quiet import quiet_conversion
@@ -199,6 +200,7 @@ def convert(
             model, _ = tf2onnx.convert.from_function(
                 function, input_signature=list(signature), opset=opset
             )
+    dequantize_bytes(model)
     rename_outputs(model, output_names)
     return model.SerializeToString()
 
@@ -216,7 +218,7 @@ def _converted(concrete: Any, signature: Sequence[Any], opset: int) -> Any:
     with tf.device(CPU):
         frozen = tf_loader.from_function(concrete, inputs, outputs)
         with tf.Graph().as_default() as graph:
-            tf.import_graph_def(frozen, name="")
+            tf.import_graph_def(with_products(frozen), name="")
             made = tfonnx.process_tf_graph(
                 graph,
                 continue_on_error=True,

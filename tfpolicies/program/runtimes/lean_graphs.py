@@ -1,0 +1,95 @@
+"""Graphs that compute the same in less time through ONNX Runtime."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+_DEQUANTIZES = 10  # the first opset that has DequantizeLinear
+
+
+def with_products(frozen: Any) -> Any:
+    """Returns a graph where convolutions that cover their whole image are matrix products.
+
+    TensorFlow runs such a convolution as a product. ONNX Runtime does not: it brings the kernel
+    into a layout of its own, and reads all of it for each image.
+
+    Args:
+        frozen: a `GraphDef`, which is not changed.
+
+    Returns:
+        A `GraphDef` with the same names for the same tensors.
+    """
+    with tf.Graph().as_default() as graph:
+        tf.import_graph_def(frozen, name="")
+    covering = {op.name: op for op in graph.get_operations() if _covers_its_image(op)}
+    found = tf.compat.v1.GraphDef()
+    found.CopyFrom(frozen)
+    del found.node[:]
+    for node in frozen.node:
+        found.node.extend(_product(covering[node.name]) if node.name in covering else [node])
+    return found
+
+
+def _covers_its_image(op: Any) -> bool:
+    """Whether an operation is a convolution whose kernel fits into its image once."""
+    if op.type != "Conv2D" or op.get_attr("data_format") != b"NHWC":
+        return False
+    image, kernel = (tensor.shape.as_list() for tensor in op.inputs)
+    is_one_pixel = kernel[:2] == [1, 1]  # a product already
+    return op.get_attr("padding") == b"VALID" and image[1:] == kernel[:3] and not is_one_pixel
+
+
+def _product(op: Any) -> Iterator[Any]:
+    """Yields the nodes of a product that gives what a convolution gives, under its name."""
+    image, kernel = op.inputs
+    with tf.Graph().as_default() as graph:
+        given = [tf.compat.v1.placeholder(x.dtype, x.shape) for x in op.inputs]
+        rows = tf.reshape(given[0], [-1, math.prod(image.shape[1:])], name=f"{op.name}/rows")
+        weights = tf.reshape(given[1], [rows.shape[1], -1], name=f"{op.name}/weights")
+        product = tf.matmul(rows, weights, name=f"{op.name}/product")
+        tf.reshape(product, [-1, 1, 1, kernel.shape[3]], name=op.name)
+    names = {ours.op.name: theirs.name for ours, theirs in zip(given, op.inputs, strict=True)}
+    for node in graph.as_graph_def().node:
+        if node.name not in names:
+            node.input[:] = [names.get(name, name) for name in node.input]
+            yield node
+
+
+def dequantize_bytes(model: Any) -> None:
+    """Lets one operation turn an input of bytes to floats and scale it, in place.
+
+    Cast and Mul take twice as long as DequantizeLinear, which gives the same numbers to the bit.
+
+    Args:
+        model: an ONNX model; below opset 10, which has no DequantizeLinear, it stays as it is.
+    """
+    import onnx
+
+    if max(x.version for x in model.opset_import if not x.domain) < _DEQUANTIZES:
+        return
+    graph, kinds = model.graph, (onnx.TensorProto.UINT8, onnx.TensorProto.INT8)
+    given = {x.name: x.type.tensor_type.elem_type for x in graph.input}
+    scalars = {x.name for x in graph.initializer if not x.dims}
+    casts = {
+        node.output[0]: node.input[0]
+        for node in graph.node
+        if node.op_type == "Cast" and given.get(node.input[0]) in kinds
+    }
+    for node in graph.node:
+        cast, scale = ([x for x in node.input if x in names] for names in (casts, scalars))
+        if node.op_type == "Mul" and cast and scale:
+            source, zero = casts[cast[0]], f"{node.output[0]}/zero"
+            dtype = onnx.helper.tensor_dtype_to_np_dtype(given[source])
+            graph.initializer.append(onnx.numpy_helper.from_array(np.zeros((), dtype), zero))
+            node.op_type = "DequantizeLinear"
+            node.input[:] = [source, scale[0], zero]
+    read = {name for node in graph.node for name in node.input}
+    read |= {output.name for output in graph.output}
+    for i in reversed(range(len(graph.node))):
+        if graph.node[i].output[0] in casts and graph.node[i].output[0] not in read:
+            del graph.node[i]

@@ -1,0 +1,76 @@
+"""What the sequences of one version carry from step to step."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+
+from tfpolicies.export.player import OnnxPolicy
+from tfpolicies.serving.batching import Arrays
+
+NOISE, REWARDS, PLACES, STATE_OUT = "noise", "rewards", "places", "state_out_"
+_FEWEST = 64
+
+
+class Memory:
+    """Arrays `[places, ...]` of what is carried; each row of a sequence has a place of its own.
+
+    So a step of many sequences reads and writes what all of them carry at once.
+
+    Args:
+        policy: says what is carried.
+    """
+
+    def __init__(self, policy: OnnxPolicy) -> None:
+        self._policy = policy
+        self._carried = policy.fresh(0)
+        self._free: list[int] = []
+        self._size = 0
+        self._lock = threading.Lock()  # batches may run in threads
+
+    def __len__(self) -> int:
+        return self._size - len(self._free)
+
+    def begin(self, rows: int) -> np.ndarray:
+        """Returns the places of so many rows, which carry nothing yet."""
+        if len(self._free) < rows:
+            self._grow(max(_FEWEST, rows, self._size))
+        places = np.array([self._free.pop() for _ in range(rows)])
+        for x in self._carried.values():
+            x[places] = 0
+        return places
+
+    def end(self, places: np.ndarray) -> None:
+        """Gives places back; nothing may be running that reads them."""
+        self._free.extend(places.tolist())
+        if self._size > _FEWEST and not len(self):
+            self._carried, self._free, self._size = self._policy.fresh(0), [], 0
+
+    def step(self, policy: OnnxPolicy, feed: Arrays) -> dict[str, np.ndarray]:
+        """Takes a step of all rows, and returns what it gives.
+
+        Args:
+            policy: what runs.
+            feed: by name, the observations, the places, the rewards if they are carried, and the
+                noise if actions are drawn.
+        """
+        leaves = [feed[port["name"]] for port in policy.observed]
+        places = feed[PLACES]
+        with self._lock:
+            carried = {name: x[places] for name, x in self._carried.items()}
+        if REWARDS in carried:
+            carried[REWARDS][:, -1] = feed[REWARDS]
+        outputs = policy.run(leaves, feed.get(NOISE), carried)
+        after = policy.after(outputs, leaves, carried)
+        with self._lock:
+            for name, x in after.items():
+                self._carried[name][places] = x
+        return {name: x for name, x in outputs.items() if not name.startswith(STATE_OUT)}
+
+    def _grow(self, more: int) -> None:
+        with self._lock:
+            fresh = self._policy.fresh(more)
+            self._carried = {k: np.concatenate([x, fresh[k]]) for k, x in self._carried.items()}
+        self._free.extend(range(self._size + more - 1, self._size - 1, -1))
+        self._size += more
