@@ -161,7 +161,7 @@ def _refusal(failed: Mapping[str, str], render_mode: str | None) -> str:
         advice = "Make a video instead: tfpolicies record."
     else:
         advice = (
-            "Install a driver that needs no display: on Debian, apt-get install libegl1 "
+            "Install or update a driver that needs no display: on Debian, apt-get install libegl1 "
             "libgl1-mesa-dri."
         )
         if os.environ.get("MUJOCO_GL"):
