@@ -11,6 +11,7 @@ import numpy as np
 
 from tfpolicies.envs.envpool import is_envpool_name
 from tfpolicies.envs.making import EnvContext, make_any_environments
+from tfpolicies.envs.mujoco_drawing import draw_apart
 from tfpolicies.envs.multi_agent_environments import MultiAgentEnvironments
 from tfpolicies.envs.vector import PlainEnvironments
 from tfpolicies.errors import EnvError
@@ -22,10 +23,6 @@ WINDOW = "human"
 """The way to render that shows a window."""
 
 _FPS = 30.0  # where an environment does not tell
-_MUJOCO = (
-    " Where there is no display, MuJoCo draws through EGL: set MUJOCO_GL=egl in the environment of "
-    "the process (on Debian, libegl1 has it), and without a GPU also GALLIUM_DRIVER=softpipe."
-)
 
 
 def make_rendering(source: Any, context: EnvContext, modes: Sequence[str]) -> Any:
@@ -97,7 +94,7 @@ def _alone(source: Any, context: EnvContext) -> Any:
         )
     made = make_any_environments(source, 1, context, checked=False)
     if isinstance(made, PlainEnvironments | MultiAgentEnvironments):
-        return made.envs[0]
+        return draw_apart(made.envs[0])
     made.close()  # type: ignore[union-attr]
     raise EnvError(
         f"{name_of(source)} steps its environments together, and shows none of them alone. Name an "
@@ -128,8 +125,8 @@ def pictures_of(env: Any) -> list[np.ndarray]:
     try:
         found = env.render()
     except Exception as error:
-        hint = _MUJOCO if _is_mujoco(env) else ""
-        raise EnvError(f"{name_of(env)} could not be rendered: {error}.{hint}") from error
+        why = str(error).removesuffix(".")
+        raise EnvError(f"{name_of(env)} could not be rendered: {why}.") from error
     return [_picture(env, each) for each in (found if isinstance(found, list) else [found])]
 
 
@@ -146,11 +143,6 @@ def _picture(env: Any, found: Any) -> np.ndarray:
             "the environment is made with (env_config['render_mode'])."
         )
     return array
-
-
-def _is_mujoco(env: Any) -> bool:
-    kinds = type(getattr(env, "unwrapped", env)).__mro__
-    return any("mujoco" in kind.__module__ for kind in kinds)
 
 
 def name_of(env: Any) -> str:
