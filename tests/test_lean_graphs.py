@@ -57,7 +57,7 @@ def test_its_kernel_may_be_an_input():
 
 
 @pytest.mark.parametrize(
-    "shape, kernel, padding, image_shape",
+    ("shape", "kernel", "padding", "image_shape"),
     [
         ((2, 2, 3, 4), (2, 2), "VALID", (4, 4, 3)),  # smaller than the image
         ((2, 2, 3, 4), (2, 2), "SAME", (2, 2, 3)),  # goes over its border
