@@ -111,9 +111,7 @@ class Batcher:
         self._waiting: deque[_Job] = deque()
         self._is_busy = False
 
-    def run(
-        self, feed: Arrays, answer: asyncio.Future[Rows] | None = None
-    ) -> asyncio.Future[Rows]:
+    def run(self, feed: Arrays, answer: asyncio.Future[Rows] | None = None) -> asyncio.Future[Rows]:
         """Returns a future of the outputs for these inputs; what is cancelled need not run.
 
         Args:
