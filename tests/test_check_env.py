@@ -89,6 +89,17 @@ def test_a_fault_is_explained(answers, message):
         check_env(Answers(**answers))
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.int64])
+def test_fractions_do_not_fit_a_space_of_whole_numbers(dtype):
+    space = spaces.Box(0, 255, (2,), dtype)
+    halves = Answers(reset=(np.array([1.0, 0.5]), {}), observation_space=space)
+    name = np.dtype(dtype).name
+    with pytest.raises(EnvError, match=rf"has 0.5 at \(1,\), but its space has {name}, .* it 0"):
+        check_env(halves)
+    with pytest.raises(EnvError, match=r"0.5 at \(1,\).*dtype=np.float32"):  # not only a warning
+        PPOConfig().environment(lambda config: halves).build()
+
+
 def test_parts_of_nested_observations_are_named():
     env = NestedCountingEnv()
     good = env.observation_space

@@ -54,6 +54,22 @@ def test_large_finite_observations_are_acted_on():
         assert len(policy.compute_actions(np.full((rows, 3), 1e38, np.float32)).actions) == rows
 
 
+def test_numbers_that_would_change_on_their_way_to_the_dtype_of_the_space_are_refused():
+    policy = tiny.make(obs=spaces.Box(0, 255, (3,), np.uint8))
+    whole = np.array([[0, 128, 255], [1, 2, 3]], np.uint8)
+    expected = policy.compute_actions(whole, explore=False).extras["action_dist_inputs"]
+    for same in (whole.astype(np.float32), whole.astype(np.int64), whole.tolist()):
+        acted = policy.compute_actions(same, explore=False)
+        np.testing.assert_array_equal(acted.extras["action_dist_inputs"], expected)
+    scaled = (whole / 255).astype(np.float32)
+    for act in everywhere(policy, scaled):
+        with pytest.raises(ObservationError, match=r"numbers of uint8, .*\] is 0\.[05]\d+\. Give"):
+            act()
+    for value in (256, -1):
+        with pytest.raises(ObservationError, match=rf"obs_batch\[1, 2\] is {value}\. Give"):
+            policy.compute_actions(np.array([[0, 0, 0], [0, 0, value]]))
+
+
 def test_the_leaf_of_a_nested_observation_is_named():
     policy = tiny.make(obs=NESTED)
     obs = {"camera": np.zeros((2, 2, 2), np.float32), "speed": np.zeros((2, 1), np.float32)}

@@ -260,8 +260,12 @@ def test_a_policy_for_which_nobody_has_spaces_is_named():
         _agent_ids = ("a", "b")
 
     config = config_of(policies={"left", "right", "spare"}).environment(Unlike)
-    with pytest.raises(ConfigError, match="no spaces for the policy 'spare'"):
+    words = r"no spaces for the policy 'spare'.*policy_mapping_fn \(\w+\) gives none.*'spare' for an"
+    with pytest.raises(ConfigError, match=words):
         RolloutWorker(config=config, default_policy_class=PPOTF2Policy)
+    forgotten = AlgorithmConfig().environment(Unlike).multi_agent(policies={"left", "right"})
+    with pytest.raises(ConfigError, match=r"policy_mapping_fn \(not set\).*--policy-mapping"):
+        RolloutWorker(config=forgotten, default_policy_class=PPOTF2Policy)
     given = {"spare": PolicySpec(None, THREE, None), "left": PolicySpec(), "right": PolicySpec()}
     worker = RolloutWorker(
         config=config.copy(copy_frozen=False).multi_agent(policies=given),

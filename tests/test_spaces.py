@@ -195,3 +195,9 @@ def test_nesting_undoes_taking_apart(space, rows):
     arrays = [np.full((rows, *leaf.shape), i, leaf.dtype) for i, leaf in enumerate(leaves(space))]
     again = batch_leaves(leaves(space), nest(space, arrays), "obs")
     assert [x.tolist() for x in again] == [x.tolist() for x in arrays]
+
+
+def test_an_image_that_was_scaled_is_refused_with_advice():
+    image = leaves(spaces.Box(0, 255, (1, 2, 3), np.uint8))
+    with pytest.raises(ObservationError, match=r"obs\[0, 0, 1, 2\] is 0\.5\. .* images by 255"):
+        batch_leaves(image, np.array([[[[0, 1, 0], [1, 1, 0.5]]]]), "obs")

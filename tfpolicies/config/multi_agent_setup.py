@@ -117,7 +117,8 @@ class _Sources:
         if any(space != kinds[0] for space in kinds):
             raise ConfigError(
                 f"Policy {policy_id!r} acts for agents with different {name}s: {found}. Map them "
-                f"to several policies, or give the policy's {name} in its PolicySpec."
+                "to several policies, by multi_agent(policies=..., policy_mapping_fn=...), or give "
+                f"the policy's {name} in its PolicySpec."
             )
         return kinds[0] if kinds else None
 

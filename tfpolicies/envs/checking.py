@@ -300,6 +300,14 @@ def _fault_in_box(space: Any, value: Any, path: str) -> _Fault | None:
         place = tuple(np.argwhere(np.isnan(value))[0].tolist())
         text = f"has a NaN at {place}. Look for divisions by zero and values never set."
         return _Fault(path, text)
+    is_cut = (np.floor(value) != value) & (space.dtype.kind != "f")
+    if is_cut.any():
+        place = tuple(np.argwhere(is_cut)[0].tolist())
+        text = (
+            f"has {value[place]} at {place}, but its space has {space.dtype}, which would make it "
+            f"{int(value[place])}. Declare Box(..., dtype=np.float32), or return whole numbers."
+        )
+        return _Fault(path, text)
     unlike = _unlike(space, value)
     return None if unlike is None else _Fault(path, unlike, UnlikeSpaceError)
 

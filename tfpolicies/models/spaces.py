@@ -283,10 +283,27 @@ def _leaf_array(leaf: Leaf, batch: Any, argument: str) -> np.ndarray:
         _require_numbers(array, argument)
     if leaf.dtype.kind != "f" and not is_finite(array):
         raise ObservationError(f"{argument} must be integers, but has NaN or infinity.")
-    array = array.astype(leaf.dtype, copy=False)
     if array.ndim == 0 or array.shape[1:] != leaf.shape:
         raise ObservationError(_mismatch(leaf, batch, argument, array.shape))
-    return array
+    with np.errstate(invalid="ignore"):  # what does not fit is refused by name
+        converted = array.astype(leaf.dtype, copy=False)
+    if leaf.dtype.kind != "f" and not np.can_cast(array.dtype, leaf.dtype):
+        _require_equal(leaf, converted, array, argument)
+    return converted
+
+
+def _require_equal(leaf: Leaf, converted: np.ndarray, given: np.ndarray, argument: str) -> None:
+    """Raises an `ObservationError` if numbers have changed on their way to the leaf's dtype."""
+    changed = converted != given
+    if changed.any():
+        where = tuple(int(i[0]) for i in np.nonzero(changed))
+        scaled = leaf.dtype == np.uint8 and len(leaf.shape) == 3
+        hint = ", and do not divide images by 255: the policy does" if scaled else ""
+        raise ObservationError(
+            f"{argument} must have numbers of {leaf.dtype}, as its space does, but "
+            f"{argument}[{', '.join(map(str, where))}] is {given[where]}. Give it as the "
+            f"environment does{hint}."
+        )
 
 
 def numbers(given: Any, argument: str) -> np.ndarray:

@@ -6,7 +6,12 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from tfpolicies.config.algorithm_config import AlgorithmConfig
-from tfpolicies.config.multi_agent import ToTrain, as_predicate, require_mapping_fn
+from tfpolicies.config.multi_agent import (
+    ToTrain,
+    as_predicate,
+    default_policy_mapping,
+    require_mapping_fn,
+)
 from tfpolicies.config.policy_spec import PolicySpec, validate_policy_id
 from tfpolicies.connectors import ActionConnectorPipeline, AgentConnectorPipeline
 from tfpolicies.errors import (
@@ -78,10 +83,14 @@ class Roster:
                 "give the worker a default_policy_class, for example PPOTF2Policy."
             )
         if spec.observation_space is None or spec.action_space is None:
+            function: Any = self.policy_mapping_fn
+            is_set = function is not default_policy_mapping
+            told = getattr(function, "__qualname__", repr(function)) if is_set else "not set"
             raise ConfigError(
                 f"There are no spaces for the policy {policy_id!r}: the environment's agents have "
-                "different ones, and policy_mapping_fn(agent_id, None, worker=None) maps none of "
-                "them to it. Give observation_space and action_space with the policy."
+                f"different ones, and policy_mapping_fn ({told}) gives none of them to it. Let it "
+                f"return {policy_id!r} for an agent, by multi_agent(policy_mapping_fn=...) or "
+                "--policy-mapping, or give observation_space and action_space with the policy."
             )
         config: AlgorithmConfig = spec.config if spec.config is not None else self.config
         if issubclass(policy_class, TFPolicy):
