@@ -4,6 +4,8 @@ import numpy as np
 import onnx
 import pytest
 import tensorflow as tf
+from served import MATRIX
+from tiny import OBS, TWO, make
 
 from tfpolicies.program.runtimes.onnx import convert, cpu_session
 
@@ -107,6 +109,37 @@ def test_what_else_reads_the_floats_still_does():
     x = np.array([[0, 1, 2, 255]], np.uint8)
     (found,) = cpu_session(content).run(None, {"image": x})
     np.testing.assert_array_equal(found, [[0, 1.5, 3, 382.5]])
+
+
+@pytest.mark.parametrize("dtype", [tf.float16, tf.float64, tf.int32])
+def test_bytes_that_become_other_numbers_stay(dtype):
+    def scaled(x):
+        return tf.cast(x, dtype) * tf.constant(3, dtype)
+
+    content = converted(scaled, image(3, dtype=tf.uint8))
+
+    assert kinds(content) == ["Cast", "Mul"]
+    (found,) = cpu_session(content).run(None, {"image": np.array([[0, 7, 255]], np.uint8)})
+    np.testing.assert_array_equal(found, [[0, 21, 765]])
+
+
+def test_a_branch_that_reads_the_floats_still_does():
+    def branching(x):
+        floats = tf.cast(x, tf.float32)
+        chosen = tf.cond(tf.reduce_sum(floats) > 2, lambda: floats + 1, lambda: floats - 1)
+        return chosen + floats * np.float32(0.5)
+
+    content = converted(branching, image(2, dtype=tf.uint8))
+
+    (found,) = cpu_session(content).run(None, {"image": np.array([[2, 4]], np.uint8)})
+    np.testing.assert_array_equal(found, [[4, 7]])
+
+
+def test_an_export_of_images_has_both(tmp_path):
+    policy = make(**{"obs": OBS, "actions": TWO, **MATRIX["image"]})
+    found = kinds(policy.export_model(tmp_path, onnx=True).path.read_bytes())
+    assert "DequantizeLinear" in found
+    assert found.count("Conv") == 2  # the first of actor and critic; the second covers what is left
 
 
 def test_floats_that_are_scaled_by_several_numbers_stay():

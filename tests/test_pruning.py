@@ -6,7 +6,7 @@ import onnxruntime
 import pytest
 from served import MATRIX, inputs_of, policy_of
 
-from tfpolicies.export.pruning import without_outputs
+from tfpolicies.pruning import without_outputs
 
 pytestmark = [pytest.mark.core, pytest.mark.usefixtures("kept_programs")]
 

@@ -334,7 +334,7 @@ def test_no_more_sequences_are_remembered_than_may_be(client, policies):
     for number in range(1, 5):
         asked(client, "memory", arrays, sequence_id=f"s{number}", sequence_start=True)
 
-    with pytest.raises(Exception, match=r"remembers 4 sequences.*sequence_end"):
+    with pytest.raises(Exception, match=r"remembers 4 rows of sequences.*sequence_end"):
         asked(client, "memory", arrays, sequence_id="s5", sequence_start=True)
 
     for number in range(1, 5):

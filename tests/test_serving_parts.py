@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ from served import export, inputs_of, place, policy_of
 from tfpolicies.errors import ExportError, RequestError, UsageError
 from tfpolicies.serving.batching import Batcher, Cost
 from tfpolicies.serving.calls import Call, Options
+from tfpolicies.serving.memory import Memory
 from tfpolicies.serving.repository import Repository, named
 from tfpolicies.serving.sequences import Sequences
 
@@ -186,12 +188,24 @@ def steps_of(policy, count):
     return found
 
 
+async def loaded(folder):
+    """Returns a repository whose model `agent` is in a folder."""
+    repository = Repository({"agent": folder})
+    await repository.load()
+    return repository
+
+
+def sequences_of(repository):
+    """Returns how many sequences the metrics count."""
+    found = re.search(r'sequences{model="agent"} (\S+)', repository.metrics.text().decode())
+    return float(found[1])
+
+
 def test_steps_that_come_at_once_are_taken_in_their_order(folder):
     expected = steps_of(policy_of("memory"), 6)
 
     async def ask():
-        repository = Repository({"agent": folder})
-        await repository.load()
+        repository = await loaded(folder)
         model = repository["agent"]
         calls = []
         for step, (obs, _) in enumerate(expected):
@@ -211,73 +225,107 @@ def test_steps_that_come_at_once_are_taken_in_their_order(folder):
     assert 'tfpolicies_sequences{model="agent"} 0.0' in text
 
 
-def test_sequences_share_one_memory_and_each_begins_with_nothing(folder):
-    expected = steps_of(policy_of("memory"), 2)
+class Counting:
+    """Stands for a policy that remembers how many steps each row has taken."""
 
-    async def ask():
-        repository = Repository({"agent": folder})
-        await repository.load()
-        model, found = repository["agent"], []
-        for name in range(200):  # more than there are places at first; most have ended
-            begin = Options(sequence=f"s{name}", starts=True)
-            found.append([await model.infer(Call(expected[0][0], begin))])
-            go_on = Options(sequence=f"s{name}", ends=name % 2 == 0)
-            found[-1].append(await model.infer(Call(expected[1][0], go_on)))
-        left = len(model._sequences)
-        for name in range(1, 200, 2):
-            await model.infer(
-                Call(expected[0][0], Options(sequence=f"s{name}", starts=True, ends=True))
-            )
-        memory = model._newest().memory
-        return found, left, len(memory), len(next(iter(memory._carried.values())))
+    observed = ({"name": "obs"},)
 
-    found, left, rows, places = asyncio.run(ask())
+    def __init__(self):
+        self.may_go_on, self.is_running = threading.Event(), threading.Event()
+        self.may_go_on.set()
 
-    assert (left, rows) == (100, 0)
-    assert places == 64  # what a crowd took is given back
-    for answers in found:
-        for answer, (_, outputs) in zip(answers, expected, strict=True):
-            given = answer.outputs["action_dist_inputs"]
-            np.testing.assert_allclose(given, outputs, rtol=0, atol=1e-5)
-            assert not any(name.startswith("state_out") for name in answer.outputs)
+    def fresh(self, rows):
+        return {"count": np.zeros((rows, 1))}
+
+    def run(self, leaves, noise, carried):
+        self.is_running.set()
+        self.may_go_on.wait(60)
+        return {"actions": carried["count"] + leaves[0], "state_out_0": carried["count"] + 1}
+
+    def after(self, outputs, leaves, carried):
+        return {"count": outputs["state_out_0"]}
+
+
+def test_each_row_has_a_memory_of_its_own_that_begins_with_nothing():
+    policy = Counting()
+    memory = Memory(policy)
+
+    def step(slots):
+        obs = 10.0 * np.arange(len(slots))[:, None]
+        outputs = memory.step(policy, {"obs": obs, "slots": slots})
+        assert outputs.keys() == {"actions"}
+        return (outputs["actions"] - obs)[:, 0].tolist()
+
+    first, pair = memory.begin(1), memory.begin(2)
+    assert [step(first), step(first), step(pair)] == [[0], [1], [0, 0]]
+    assert step(np.concatenate([pair, first])) == [1, 1, 2]
+    memory.end(first)
+    many = memory.begin(200)
+    assert len(memory) == 202
+    assert not set(many) & set(pair)
+    assert step(many) == [0] * 200
+    assert step(pair) == [2, 2]
+    memory.end(many)
+    memory.end(pair)
+    assert len(memory) == 0
+    assert step(memory.begin(3)) == [0, 0, 0]
+
+
+def test_a_step_that_runs_while_the_memory_grows_is_kept():
+    policy = Counting()
+    memory = Memory(policy)
+    slots = memory.begin(1)
+    feed = {"obs": np.zeros((1, 1)), "slots": slots}
+    policy.may_go_on.clear()
+    with ThreadPoolExecutor(1) as pool:
+        stepping = pool.submit(memory.step, policy, feed)
+        assert policy.is_running.wait(60)
+        memory.begin(1000)
+        policy.may_go_on.set()
+        assert stepping.result(60)["actions"].tolist() == [[0]]
+    assert memory.step(policy, feed)["actions"].tolist() == [[1]]
 
 
 def test_a_step_is_taken_even_if_its_caller_goes(folder):
     (first, _), (second, _), (third, expected) = steps_of(policy_of("memory"), 3)
 
     async def ask():
-        repository = Repository({"agent": folder})
-        await repository.load()
+        repository = await loaded(folder)
         model = repository["agent"]
         await model.infer(Call(first, Options(sequence=1, starts=True)))
         stepping = asyncio.create_task(model.infer(Call(second, Options(sequence=1))))
         await asyncio.sleep(0)  # it waits for its batch
         stepping.cancel()
-        last = asyncio.create_task(model.infer(Call(third, Options(sequence=1, ends=True))))
-        with pytest.raises(asyncio.CancelledError):
-            await stepping
-        return (await last).outputs["action_dist_inputs"]
+        last = await model.infer(Call(third, Options(sequence=1)))
+        ending = asyncio.create_task(model.infer(Call(third, Options(sequence=1, ends=True))))
+        await asyncio.sleep(0)
+        ending.cancel()
+        for gone in (stepping, ending):
+            with pytest.raises(asyncio.CancelledError):
+                await gone
+        return last.outputs["action_dist_inputs"], sequences_of(repository)
 
-    np.testing.assert_allclose(asyncio.run(ask()), expected, rtol=0, atol=1e-5)
+    found, left = asyncio.run(ask())
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+    assert left == 0  # the last step ended it
 
 
 def test_a_sequence_that_begins_anew_during_a_step_carries_nothing_of_it(folder):
     (first, before), (second, _) = steps_of(policy_of("memory"), 2)
 
     async def ask():
-        repository = Repository({"agent": folder})
-        await repository.load()
+        repository = await loaded(folder)
         model = repository["agent"]
         await model.infer(Call(first, Options(sequence=1, starts=True)))
         stepping = asyncio.create_task(model.infer(Call(second, Options(sequence=1))))
         await asyncio.sleep(0)
         anew = await model.infer(Call(first, Options(sequence=1, starts=True, ends=True)))
         await stepping
-        return anew.outputs["action_dist_inputs"], len(model._newest().memory)
+        return anew.outputs["action_dist_inputs"], sequences_of(repository)
 
-    found, rows = asyncio.run(ask())
+    found, left = asyncio.run(ask())
     np.testing.assert_allclose(found, before, rtol=0, atol=1e-5)
-    assert rows == 0
+    assert left == 0
 
 
 @pytest.mark.parametrize(
@@ -287,8 +335,7 @@ def test_a_step_that_is_refused_begins_no_sequence(folder, wrong):
     obs = inputs_of(policy_of("memory"), 1)
 
     async def ask():
-        repository = Repository({"agent": folder})
-        await repository.load()
+        repository = await loaded(folder)
         options = Options(sequence="left", starts=True)
         with pytest.raises(RequestError) as refusal:
             await repository["agent"].infer(Call(obs, options, **wrong))
@@ -311,8 +358,7 @@ def test_an_export_without_an_output_that_it_lists_is_refused(folder):
 
 def test_a_sequence_is_forgotten_when_it_had_no_step_for_too_long(folder):
     async def ask():
-        repository = Repository({"agent": folder})
-        await repository.load()
+        repository = await loaded(folder)
         now = [0.0]
         sequences = Sequences(2, 10.0, lambda: now[0])
         newest = repository["agent"]._newest()

@@ -278,7 +278,7 @@ def _serve(parser: _Parser) -> None:
         type=positive,
         default=10_000,
         metavar="N",
-        help="remembered of a policy with a memory (default 10000)",
+        help="rows that a policy with a memory remembers (default 10000)",
     )
     parser.add_argument(
         "--sequence-idle",

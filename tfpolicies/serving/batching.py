@@ -76,6 +76,13 @@ class Rows(Mapping[str, np.ndarray]):
         return len(self._outputs)
 
 
+class _Uncancellable(asyncio.Future[Rows]):
+    """A future that cannot be cancelled; whoever awaits it is cancelled once it is done."""
+
+    def cancel(self, msg: object = None) -> bool:
+        return False
+
+
 class _Job(NamedTuple):
     feed: Arrays
     kind: tuple[Any, ...]
@@ -96,6 +103,7 @@ class Batcher:
         cost: of a batch.
         max_rows: how many rows may run together; one caller may have more.
         note: is told the rows of each batch.
+        cancellable: whether requests whose callers have gone are left out.
     """
 
     def __init__(
@@ -105,21 +113,18 @@ class Batcher:
         cost: Cost,
         max_rows: int,
         note: Callable[[int], object] = lambda rows: None,
+        *,
+        cancellable: bool = True,
     ) -> None:
+        self._future = asyncio.Future[Rows] if cancellable else _Uncancellable
         self._infer, self._executor, self._cost = infer, executor, cost
         self._max_rows, self._note = max_rows, note
         self._waiting: deque[_Job] = deque()
         self._is_busy = False
 
-    def run(self, feed: Arrays, answer: asyncio.Future[Rows] | None = None) -> asyncio.Future[Rows]:
-        """Returns a future of the outputs for these inputs; what is cancelled need not run.
-
-        Args:
-            feed: arrays `[B, ...]` by name.
-            answer: the future; None for a new one.
-        """
-        if answer is None:
-            answer = asyncio.get_running_loop().create_future()
+    def run(self, feed: Arrays) -> asyncio.Future[Rows]:
+        """Returns a future of the outputs for these inputs."""
+        answer = self._future()
         kind = tuple([x.shape[1:] for x in feed.values()])
         self._waiting.append(_Job(feed, kind, len(next(iter(feed.values()))), answer))
         if not self._is_busy:

@@ -9,14 +9,15 @@ import numpy as np
 from tfpolicies.export.player import OnnxPolicy
 from tfpolicies.serving.batching import Arrays
 
-NOISE, REWARDS, PLACES, STATE_OUT = "noise", "rewards", "places", "state_out_"
+NOISE, REWARDS, SLOTS, STATE_OUT = "noise", "rewards", "slots", "state_out_"
 _FEWEST = 64
 
 
 class Memory:
-    """Arrays `[places, ...]` of what is carried; each row of a sequence has a place of its own.
+    """Arrays `[slots, ...]` of what is carried; each row of a sequence has a slot of its own.
 
-    So a step of many sequences reads and writes what all of them carry at once.
+    So a step of many sequences reads and writes what all of them carry at once. The arrays grow
+    with the rows that play, and are given back when none does.
 
     Args:
         policy: says what is carried.
@@ -33,17 +34,17 @@ class Memory:
         return self._size - len(self._free)
 
     def begin(self, rows: int) -> np.ndarray:
-        """Returns the places of so many rows, which carry nothing yet."""
+        """Returns slots for so many rows, which carry nothing yet."""
         if len(self._free) < rows:
             self._grow(max(_FEWEST, rows, self._size))
-        places = np.array([self._free.pop() for _ in range(rows)])
+        slots = np.array([self._free.pop() for _ in range(rows)])
         for x in self._carried.values():
-            x[places] = 0
-        return places
+            x[slots] = 0
+        return slots
 
-    def end(self, places: np.ndarray) -> None:
-        """Gives places back; nothing may be running that reads them."""
-        self._free.extend(places.tolist())
+    def end(self, slots: np.ndarray) -> None:
+        """Gives slots back; nothing may be running that reads them."""
+        self._free.extend(slots.tolist())
         if self._size > _FEWEST and not len(self):
             self._carried, self._free, self._size = self._policy.fresh(0), [], 0
 
@@ -52,20 +53,20 @@ class Memory:
 
         Args:
             policy: what runs.
-            feed: by name, the observations, the places, the rewards if they are carried, and the
+            feed: by name, the observations, the slots, the rewards if they are carried, and the
                 noise if actions are drawn.
         """
         leaves = [feed[port["name"]] for port in policy.observed]
-        places = feed[PLACES]
+        slots = feed[SLOTS]
         with self._lock:
-            carried = {name: x[places] for name, x in self._carried.items()}
+            carried = {name: x[slots] for name, x in self._carried.items()}
         if REWARDS in carried:
             carried[REWARDS][:, -1] = feed[REWARDS]
         outputs = policy.run(leaves, feed.get(NOISE), carried)
         after = policy.after(outputs, leaves, carried)
         with self._lock:
             for name, x in after.items():
-                self._carried[name][places] = x
+                self._carried[name][slots] = x
         return {name: x for name, x in outputs.items() if not name.startswith(STATE_OUT)}
 
     def _grow(self, more: int) -> None:

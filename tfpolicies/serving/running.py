@@ -8,7 +8,7 @@ from concurrent.futures import Executor
 from functools import partial
 
 from tfpolicies.serving.batching import LONG, Arrays, Batcher, Rows
-from tfpolicies.serving.calls import WAYS, Answer, Call, Way
+from tfpolicies.serving.calls import Answer, Call, Way
 from tfpolicies.serving.memory import Memory
 from tfpolicies.serving.tensors import require_outputs
 from tfpolicies.serving.versions import Version
@@ -35,7 +35,7 @@ class Running:
         max_rows: int,
         note: Callable[[int], object] = lambda rows: None,
     ) -> None:
-        self.version, self.memory = version, Memory(version.policy(WAYS[0]))
+        self.version, self.memory = version, Memory(version.greedy)
         self._calls: dict[Way, Batcher] = {}
         self._steps: dict[Way, Batcher] = {}
         for way, cost in version.costs.items():
@@ -43,7 +43,7 @@ class Running:
             of_calls = LONG if version.has_time else cost
             step = partial(self.memory.step, policy)
             self._calls[way] = Batcher(policy.infer, executor, of_calls, max_rows, note)
-            self._steps[way] = Batcher(step, executor, cost, max_rows, note)
+            self._steps[way] = Batcher(step, executor, cost, max_rows, note, cancellable=False)
 
     async def answer(self, call: Call) -> Answer:
         """Answers a call that stands for itself.
@@ -56,12 +56,6 @@ class Running:
         feed = version.feed(call.inputs, call.options)
         return Answer.to(call, version.name, await self._calls[Way.of(call)].run(feed))
 
-    def step(self, feed: Arrays, way: Way, answer: asyncio.Future[Rows]) -> asyncio.Future[Rows]:
-        """Lets a future have what one step of a sequence gives, and returns it.
-
-        Args:
-            feed: see `Memory.step`.
-            way: what answers.
-            answer: the future.
-        """
-        return self._steps[way].run(feed, answer)
+    def step(self, feed: Arrays, way: Way) -> asyncio.Future[Rows]:
+        """Returns a future of what one step of a sequence gives; see `Memory.step`."""
+        return self._steps[way].run(feed)

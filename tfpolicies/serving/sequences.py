@@ -7,23 +7,14 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-import numpy as np
-
 from tfpolicies.errors import RequestError
-from tfpolicies.serving.batching import Rows
+from tfpolicies.serving.batching import Arrays, Rows
 from tfpolicies.serving.calls import Answer, Call, Way
-from tfpolicies.serving.memory import PLACES
+from tfpolicies.serving.memory import SLOTS
 from tfpolicies.serving.running import Running
 from tfpolicies.serving.tensors import require_outputs
 
 Name = int | str
-
-
-class _Unstoppable(asyncio.Future[Rows]):
-    """A future that lets who waits for it be cancelled only once it is done."""
-
-    def cancel(self, msg: object = None) -> bool:
-        return False
 
 
 class Sequence:
@@ -42,40 +33,39 @@ class Sequence:
         self.name, self.rows, self.running, self.last_used = name, rows, running, now
         self.is_over = False
         self.turn = asyncio.Lock()
-        self._places = running.memory.begin(rows)
+        self._slots = running.memory.begin(rows)
         self._is_stepping = False
 
-    async def step(self, feed: dict[str, np.ndarray], call: Call) -> Rows:
+    async def step(self, feed: Arrays, call: Call) -> Rows:
         """Takes a step and returns what it gives; only who holds `turn` may do so.
 
-        What was begun is taken to its end, even if its caller goes.
+        A step that has begun runs to its end, even if its caller is cancelled.
 
         Args:
             feed: what `Version.step_feed` returns.
             call: how to act, and what to give.
         """
-        feed[PLACES] = self._places
         self._is_stepping = True
         try:
-            return await self.running.step(feed, Way.of(call), _Unstoppable())
+            return await self.running.step({**feed, SLOTS: self._slots}, Way.of(call))
         finally:
             self._is_stepping = False
             if self.is_over:
-                self.running.memory.end(self._places)
+                self.running.memory.end(self._slots)
 
     def end(self) -> None:
         """Ends it; a step that runs is the last one."""
         if not self.is_over:
             self.is_over = True
             if not self._is_stepping:
-                self.running.memory.end(self._places)
+                self.running.memory.end(self._slots)
 
 
 class Sequences:
     """The sequences that one model remembers, bounded in number and in idle time.
 
     Args:
-        most: how many there may be at once.
+        most: how many rows all of them may have.
         idle: after how many seconds without a step one is forgotten.
         clock: the time in seconds.
     """
@@ -83,6 +73,7 @@ class Sequences:
     def __init__(self, most: int, idle: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._most, self._idle, self._clock = most, idle, clock
         self._all: OrderedDict[Name, Sequence] = OrderedDict()  # the least recently used first
+        self._rows = 0  # of all of them
 
     def __len__(self) -> int:
         return len(self._all)
@@ -119,11 +110,18 @@ class Sequences:
         async with sequence.turn:
             if sequence.is_over:
                 raise self._unknown(name)
-            outputs = await sequence.step(feed, call)
-            self._touch(sequence)
-            if call.options.ends:
-                self._end(sequence)
+            try:
+                outputs = await sequence.step(feed, call)
+            except asyncio.CancelledError:  # its caller has gone, but it was taken
+                self._taken(sequence, call)
+                raise
+            self._taken(sequence, call)
         return Answer.to(call, version.name, outputs)
+
+    def _taken(self, sequence: Sequence, call: Call) -> None:
+        self._touch(sequence)
+        if call.options.ends:
+            self._end(sequence)
 
     def forget_idle(self) -> None:
         """Forgets the sequences that had no step for too long."""
@@ -139,15 +137,18 @@ class Sequences:
 
     def _begin(self, name: Name, running: Running, rows: int) -> Sequence:
         before = self._all.get(name)
-        if before is None and len(self._all) >= self._most:
+        others = self._rows - (before.rows if before else 0)
+        if others + rows > self._most:
             raise RequestError(
-                f"The server remembers {self._most} sequences of this model, the most it may "
-                "(--max-sequences). End some with sequence_end, or try again later.",
+                f"The server remembers {self._most} rows of sequences of this model at the most "
+                f"(--max-sequences); {others} play, and {rows} would begin. End some with "
+                "sequence_end, or try again later.",
                 429,
             )
         if before is not None:
             self._end(before)
         found = self._all[name] = Sequence(name, running, rows, self._clock())
+        self._rows += rows
         return found
 
     def _find(self, name: Name) -> Sequence:
@@ -171,3 +172,4 @@ class Sequences:
         sequence.end()
         if self._all.get(sequence.name) is sequence:
             del self._all[sequence.name]
+            self._rows -= sequence.rows

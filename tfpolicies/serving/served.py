@@ -22,7 +22,7 @@ class Limits(NamedTuple):
 
     Attributes:
         max_batch: rows of several requests that run together; one request may have more.
-        max_sequences: sequences that are remembered of a model.
+        max_sequences: rows of sequences that are remembered of a model; most have one.
         sequence_idle: seconds without a step after which one is forgotten.
         max_body: bytes of a request.
         threads: that one call of ONNX Runtime may use.

@@ -14,10 +14,10 @@ import numpy as np
 
 from tfpolicies.errors import RequestError
 from tfpolicies.export.player import OnnxPolicy
-from tfpolicies.export.pruning import without_outputs
+from tfpolicies.pruning import without_outputs
 from tfpolicies.serving.batching import Cost
 from tfpolicies.serving.calls import VALUES, WAYS, Options, Way
-from tfpolicies.serving.memory import NOISE, REWARDS, STATE_OUT
+from tfpolicies.serving.memory import NOISE, REWARDS, SLOTS, STATE_OUT, Memory
 from tfpolicies.serving.tensors import Port, fitted
 
 _BATCH, _TIME = "batch", "time"
@@ -36,6 +36,7 @@ class Version:
         step_outputs: what such a step gives.
         looks_back: whether it reads anything of earlier steps: a memory, or views.
         has_time: whether calls give whole sequences.
+        greedy: the whole model, which says what is carried.
         costs: of a batch of rows, each a step, by the way that answers it.
 
     Args:
@@ -50,8 +51,8 @@ class Version:
     def __init__(self, folder: Path, threads: int = 1) -> None:
         self.folder = folder
         self._policies = _policies(folder, threads)
-        self._greedy = self._policies[Way(explore=False, values=True)]
-        spec = self._greedy.spec
+        self.greedy = self._policies[Way(explore=False, values=True)]
+        spec = self.greedy.spec
         if any(policy.spec != spec for policy in self._policies.values()):
             raise ValueError(f"{folder / _SPEC} changed while it was read.")
         content = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()
@@ -59,11 +60,11 @@ class Version:
         signature = spec["signatures"]["serving_default"]
         self.inputs = [Port.of(record) for record in signature["inputs"]]
         self.outputs = [Port.of(record) for record in signature["outputs"]]
-        self.looks_back = bool(self._greedy.fresh(1))
+        carried = self.greedy.fresh(0)
+        self.looks_back, self._is_told_rewards = bool(carried), REWARDS in carried
         self.has_time = _TIME in self.inputs[0].shape
-        observed = {record["name"] for record in self._greedy.observed}
+        observed = {record["name"] for record in self.greedy.observed}
         self.step_inputs = [x.without(_TIME) for x in self.inputs if x.name in observed]
-        self._is_told_rewards = REWARDS in self._greedy.fresh(1)
         if self._is_told_rewards:
             self.step_inputs.append(
                 Port(REWARDS, np.dtype(np.float32), (_BATCH,), is_optional=True)
@@ -115,26 +116,22 @@ class Version:
         return feed
 
     def _noise(self, options: Options, rows: int) -> np.ndarray:
-        return self._greedy.draw_noise(np.random.default_rng(options.seed), rows)
+        return self.greedy.draw_noise(np.random.default_rng(options.seed), rows)
 
     def _try(self, way: Way, rows: int) -> float:
         """Takes a first step; returns the seconds of the processor that it took."""
-        leaves = [
-            np.zeros([rows, *port.sizes[1:]], port.dtype)
-            for port in self.step_inputs
-            if not port.is_optional
-        ]
-        policy, carried = self.policy(way), self._greedy.fresh(rows)
-        noise = self._noise(Options(), rows) if way.explore else None
+        given = {
+            port.name: np.zeros([rows, *port.sizes[1:]], port.dtype) for port in self.step_inputs
+        }
+        memory = Memory(self.greedy)
+        feed = self.step_feed(given, Options(explore=way.explore)) | {SLOTS: memory.begin(rows)}
         began = time.thread_time()
-        outputs = policy.run(leaves, noise, carried)
-        seconds = time.thread_time() - began
-        policy.after(outputs, leaves, carried)
-        return seconds
+        memory.step(self.policy(way), feed)
+        return time.thread_time() - began
 
 
 def _policies(folder: Path, threads: int) -> dict[Way, OnnxPolicy]:
-    """Returns what answers each way; what gives no values is the same with them and without."""
+    """Returns the model for each way; an export without values needs one for both."""
     found: dict[Way, OnnxPolicy] = {}
     for explore in (False, True):
         policy = OnnxPolicy(folder, sample=explore, threads=threads)

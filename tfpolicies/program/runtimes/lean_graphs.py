@@ -26,20 +26,22 @@ def with_products(frozen: Any) -> Any:
     """
     with tf.Graph().as_default() as graph:
         tf.import_graph_def(frozen, name="")
-    covering = {op.name: op for op in graph.get_operations() if _covers_its_image(op)}
-    found = tf.compat.v1.GraphDef()
-    found.CopyFrom(frozen)
-    del found.node[:]
+    covering = {op.name: op for op in graph.get_operations() if covers_its_image(op)}
+    if not covering:
+        return frozen
+    found = tf.compat.v1.GraphDef(versions=frozen.versions, library=frozen.library)
     for node in frozen.node:
         found.node.extend(_product(covering[node.name]) if node.name in covering else [node])
     return found
 
 
-def _covers_its_image(op: Any) -> bool:
-    """Whether an operation is a convolution whose kernel fits into its image once."""
+def covers_its_image(op: Any) -> bool:
+    """Whether an operation is a convolution whose kernel is as large as its image."""
     if op.type != "Conv2D" or op.get_attr("data_format") != b"NHWC":
         return False
-    image, kernel = (tensor.shape.as_list() for tensor in op.inputs)
+    image, kernel = (tensor.shape for tensor in op.inputs)
+    if image.rank != 4 or not kernel.is_fully_defined():
+        return False
     is_one_pixel = kernel[:2] == [1, 1]  # a product already
     return op.get_attr("padding") == b"VALID" and image[1:] == kernel[:3] and not is_one_pixel
 
@@ -61,7 +63,7 @@ def _product(op: Any) -> Iterator[Any]:
 
 
 def dequantize_bytes(model: Any) -> None:
-    """Lets one operation turn an input of bytes to floats and scale it, in place.
+    """Lets one operation turn an input of bytes to float32 and scale it, in place.
 
     Cast and Mul take twice as long as DequantizeLinear, which gives the same numbers to the bit.
 
@@ -70,7 +72,9 @@ def dequantize_bytes(model: Any) -> None:
     """
     import onnx
 
-    if max(x.version for x in model.opset_import if not x.domain) < _DEQUANTIZES:
+    from tfpolicies.pruning import prune
+
+    if max([x.version for x in model.opset_import if not x.domain], default=0) < _DEQUANTIZES:
         return
     graph, kinds = model.graph, (onnx.TensorProto.UINT8, onnx.TensorProto.INT8)
     given = {x.name: x.type.tensor_type.elem_type for x in graph.input}
@@ -78,7 +82,9 @@ def dequantize_bytes(model: Any) -> None:
     casts = {
         node.output[0]: node.input[0]
         for node in graph.node
-        if node.op_type == "Cast" and given.get(node.input[0]) in kinds
+        if node.op_type == "Cast"
+        and given.get(node.input[0]) in kinds
+        and node.attribute[0].i == onnx.TensorProto.FLOAT
     }
     for node in graph.node:
         cast, scale = ([x for x in node.input if x in names] for names in (casts, scalars))
@@ -88,8 +94,4 @@ def dequantize_bytes(model: Any) -> None:
             graph.initializer.append(onnx.numpy_helper.from_array(np.zeros((), dtype), zero))
             node.op_type = "DequantizeLinear"
             node.input[:] = [source, scale[0], zero]
-    read = {name for node in graph.node for name in node.input}
-    read |= {output.name for output in graph.output}
-    for i in reversed(range(len(graph.node))):
-        if graph.node[i].output[0] in casts and graph.node[i].output[0] not in read:
-            del graph.node[i]
+    prune(graph)

@@ -1,4 +1,4 @@
-"""ONNX models that give less, and compute no more than that."""
+"""ONNX models without what nobody needs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,13 @@ def without_outputs(content: bytes, names: Collection[str]) -> bytes:
         names: of the outputs; those that the model does not have are ignored.
     """
     model = onnx.load_from_string(content)
-    graph = model.graph
-    _keep(graph.output, lambda output: output.name not in names)
+    _keep(model.graph.output, lambda output: output.name not in names)
+    prune(model.graph)
+    return model.SerializeToString()
+
+
+def prune(graph: Any) -> None:
+    """Deletes the nodes and weights that no output of a graph needs, in place."""
     needed = {output.name for output in graph.output}
 
     def is_needed(node: onnx.NodeProto) -> bool:
@@ -30,7 +35,6 @@ def without_outputs(content: bytes, names: Collection[str]) -> bytes:
 
     _keep(graph.node, is_needed)  # from the last to the first: nodes come behind those they read
     _keep(graph.initializer, lambda tensor: tensor.name in needed)
-    return model.SerializeToString()
 
 
 def _keep(parts: Any, is_kept: Callable[[Any], bool]) -> None:
