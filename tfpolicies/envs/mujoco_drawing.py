@@ -53,13 +53,13 @@ def draw_apart(env: Any) -> Any:
     module = sys.modules.get("gymnasium.envs.mujoco.mujoco_rendering")
     if module is not None:  # or no environment has such a renderer
         for renderer in _renderers(env, module.MujocoRenderer):
-            apart = _Apart(renderer)
-            renderer.render, renderer.close = apart.render, apart.close
+            remote = _RemoteRenderer(renderer)
+            renderer.render, renderer.close = remote.render, remote.close
     return env
 
 
 def _renderers(env: Any, kind: type) -> Iterator[Any]:
-    """Gives the renderers of an environment, and of environments that it has as its parts."""
+    """Yields the renderers of an environment, and of environments that it has as its parts."""
     waiting: list[Any] = [env]
     seen: list[Any] = []
     while waiting:
@@ -74,8 +74,8 @@ def _renderers(env: Any, kind: type) -> Iterator[Any]:
                 waiting.append(value)
 
 
-class _Apart:
-    """What stands in for the methods of a renderer.
+class _RemoteRenderer:
+    """Draws for a renderer in another process.
 
     Args:
         renderer: a `MujocoRenderer`, which never draws itself.
@@ -101,7 +101,8 @@ class _Apart:
             request["model"] = self._known = model
         seconds = threading.TIMEOUT_MAX if render_mode == _WINDOW else _SECONDS
         failed = {}
-        for painter in [kept] if kept is not None else map(_Painter, _ways(render_mode)):
+        painters = map(_Painter, _ways(render_mode)) if kept is None else [kept]
+        for painter in painters:
             try:
                 shown = painter.ask(request, seconds)
             except _NoPictureError as error:
@@ -118,7 +119,9 @@ class _Apart:
             self._painter = None
 
     def _request(self, render_mode: str | None) -> dict[str, Any]:
-        mujoco, renderer = sys.modules["mujoco"], self._renderer
+        import mujoco
+
+        renderer = self._renderer
         what = int(mujoco.mjtState.mjSTATE_INTEGRATION)
         state = np.zeros(mujoco.mj_stateSize(renderer.model, what), renderer.data.qpos.dtype)
         mujoco.mj_getState(renderer.model, renderer.data, state, what)
@@ -136,7 +139,8 @@ class _Apart:
 
 
 def _bytes_of(model: Any) -> np.ndarray:
-    mujoco = sys.modules["mujoco"]
+    import mujoco
+
     stored = np.zeros(mujoco.mj_sizeModel(model), np.uint8)
     mujoco.mj_saveModel(model, None, stored)
     return stored
@@ -173,7 +177,7 @@ def _refusal(failed: Mapping[str, str], render_mode: str | None) -> str:
 
 
 class _NoPictureError(Exception):
-    """The process has ended; the message says by what."""
+    """The process has ended; the message says why."""
 
 
 class _Painter:
@@ -189,8 +193,8 @@ class _Painter:
             [sys.executable, "-I", "-c", _PROGRAM, *sys.path],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # where drivers and GLFW say much
-            env={**os.environ, "MUJOCO_GL": way},
+            stderr=subprocess.DEVNULL,  # drivers and GLFW are verbose
+            env={**_environment(), "MUJOCO_GL": way},
             start_new_session=True,  # Ctrl-C is for the caller, who may go on
         )
         self.close = weakref.finalize(self, _end, self._process)
@@ -226,8 +230,13 @@ class _Painter:
         return tuple(pictures) if len(pictures) > 1 else next(iter(pictures), None)
 
 
+def _environment() -> dict[str, str]:
+    """Returns the variables of this process but the one that MuJoCo's driver sets for itself."""
+    return {name: value for name, value in os.environ.items() if name != "PYOPENGL_PLATFORM"}
+
+
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Waits for the end of a process, which hears nothing more."""
+    """Closes the pipes of a process and waits until it has ended."""
     with contextlib.suppress(BrokenPipeError):
         process.stdin.close()  # type: ignore[union-attr]
     process.stdout.close()  # type: ignore[union-attr]
@@ -271,12 +280,14 @@ def draw() -> None:
         for pictures in _drawn(sys.stdin.buffer):
             _send(answers, {f"{i}": picture for i, picture in enumerate(pictures)})
     except Exception as error:
-        _send(answers, {_FAILED: f"{type(error).__name__}: {error}"})
-    os._exit(0)  # drivers fail when they are taken down, too
+        with contextlib.suppress(BrokenPipeError):
+            _send(answers, {_FAILED: f"{type(error).__name__}: {error}"})
+    finally:
+        os._exit(0)  # drivers fail when they are taken down, too
 
 
 def _drawn(requests: Any) -> Iterator[tuple[np.ndarray, ...]]:
-    """Gives the pictures that each request asks for; none where it shows a window."""
+    """Yields the pictures that each request asks for; none where it shows a window."""
     import mujoco
     from gymnasium.envs.mujoco.mujoco_rendering import MujocoRenderer
 
@@ -290,12 +301,14 @@ def _drawn(requests: Any) -> Iterator[tuple[np.ndarray, ...]]:
         mujoco.mj_forward(model, data)
         settings = _settings(str(request["settings"]))
         renderer = MujocoRenderer(model, data, **settings) if renderer is None else renderer
-        for holder in (renderer, renderer.viewer):
-            if holder is not None:  # there is no viewer before the first picture
-                holder.model, holder.data = model, data
+        for holder in (renderer, *renderer._viewers.values()):
+            holder.model, holder.data = model, data
         renderer.camera_id = settings["camera_id"]
         shown = renderer.render(str(request["mode"]))
-        yield shown if isinstance(shown, tuple) else () if shown is None else (shown,)
+        if shown is None:
+            yield ()
+        else:
+            yield shown if isinstance(shown, tuple) else (shown,)
 
 
 def _settings(told: str) -> dict[str, Any]:

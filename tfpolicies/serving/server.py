@@ -24,6 +24,7 @@ _GRACE = 30.0  # seconds that running requests have when the server ends
 _SWITCH = 0.0001  # seconds after which a thread lets another one run
 _BACKLOG = 2048
 _GARBAGE = 20_000  # objects made before the youngest are searched for garbage
+_OLDER = 20, 20  # such searches before those that lived longer are searched, too
 _OWN = ("127.0.0.1", "localhost", "::1")
 
 
@@ -92,10 +93,10 @@ def run(repository: Repository, address: Address, say: Callable[[str], object] =
 
 
 def _leave_to_rest() -> None:
-    """Spares what was loaded the search for garbage, which would stop all requests meanwhile."""
+    """Spares what was loaded the search for garbage, which stops all requests; makes it rarer."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(_GARBAGE, 20, 20)
+    gc.set_threshold(_GARBAGE, *_OLDER)
 
 
 def _config(repository: Repository) -> uvicorn.Config:
