@@ -120,11 +120,9 @@ class ProgramActing:
         """Whether ONNX Runtime is to act, if it can."""
         return "onnx" in self._candidates()
 
-    def _candidates(self) -> list[str]:
+    def _candidates(self) -> Sequence[str]:
         wanted = self.config["inference"]
-        if wanted != "auto":
-            return [wanted]
-        return [name for name, way in RUNTIMES.items() if way.fits(self.program.inference)]
+        return [wanted] if wanted != "auto" else self.program.inference.fitting
 
     def _taken(self, name: str) -> Actor:
         actor = self.program.inference.actor(name)

@@ -9,7 +9,8 @@ import copy
 import logging
 import pkgutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,11 @@ class Inference:
         self._lock = lock
         self._actors: dict[str, Actor] = {}
         self._stacked: dict[str, stacked.StackedActor | None] = {}
+
+    @cached_property
+    def fitting(self) -> Sequence[str]:
+        """The `RUNTIMES` that "auto" takes, the best one first."""
+        return [name for name, way in RUNTIMES.items() if way.fits(self)]
 
     def actor(self, inference: str) -> Actor:
         """Returns what acts in one of the `RUNTIMES`, made and checked on first use.

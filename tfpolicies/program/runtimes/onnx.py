@@ -17,7 +17,11 @@ from tfpolicies.errors import ConfigError
 from tfpolicies.program.devices import CPU
 from tfpolicies.program.functions import ActInputs, ActOutputs
 from tfpolicies.program.outputs import ActLayout
-from tfpolicies.program.runtimes.lean_graphs import dequantize_bytes, with_products
+from tfpolicies.program.runtimes.lean_graphs import (
+    covers_its_image,
+    dequantize_bytes,
+    with_products,
+)
 from tfpolicies.program.runtimes.runtime import Actor, Runtime, act_with_weights
 from tfpolicies.state import ACTING
 from tfpolicies.system.quiet import quiet_conversion
@@ -140,15 +144,24 @@ def fits(runtime: Runtime) -> bool:
 
     TensorFlow is the faster one where the network convolves large images, or with large kernels:
     with weights that are inputs, ONNX Runtime brings the kernels into its own layout in each call
-    (10 ns a number), and it has one thread.
+    (10 ns a number), and it has one thread. Kernels that cover their image stay as they are.
     """
     functions = runtime.functions
     kernels = [math.prod(x.shape) for x in functions.layout.of(*ACTING) if len(x.shape) > 3]
     leaves = functions.network.ports.obs_leaves
     images = [math.prod(leaf.shape[:-1]) for leaf in leaves if len(leaf.shape) > 2]
     convolves_much = kernels and max(images, default=0) >= _LARGE_IMAGE
-    traced = functions.spec.static["eager_tracing"]
-    return traced and not (convolves_much or sum(kernels) >= _LARGE_KERNELS)
+    if convolves_much or not functions.spec.static["eager_tracing"]:
+        return False
+    total = sum(kernels)
+    return total < _LARGE_KERNELS or total - _covering_kernels(runtime) < _LARGE_KERNELS
+
+
+def _covering_kernels(runtime: Runtime) -> int:
+    """Returns how many numbers the kernels have that are as large as their image."""
+    function = act_with_weights(runtime, "onnx")
+    operations = function.get_concrete_function(*function.input_signature).graph.get_operations()
+    return sum(math.prod(op.inputs[1].shape) for op in operations if covers_its_image(op))
 
 
 def actor(runtime: Runtime) -> OnnxActor:
