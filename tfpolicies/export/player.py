@@ -155,7 +155,7 @@ class OnnxPolicy:
         """Checks that choices are in their range, and that masks allow an action in each row.
 
         Args:
-            feed: observations by the names of their inputs, `[B, ...]`; `[B, T, ...]` with `counted`.
+            feed: observations by input, `[B, ...]`, or `[B, T, ...]` with `counted`.
             counted: which steps `[B, T]` of sequences are more than padding.
 
         Raises:
