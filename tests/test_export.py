@@ -325,6 +325,16 @@ def test_a_missing_part_of_an_observation_is_named_with_those_that_are_read(nest
         client.act(np.zeros(3, np.float32))
 
 
+def test_the_client_refuses_choices_that_are_not_of_their_space(nested):
+    written = nested[3]
+    client = play_module(written.path.parent)["OnnxPolicy"](written.path)
+    obs = dict(NESTED.sample())
+    with pytest.raises(ValueError, match=r"'obs_pair_0' must be from -1 to 1, got -2 at \[0\]"):
+        client.act({**obs, "pair": (-2, [0, 0])})
+    with pytest.raises(ValueError, match=r"'obs_pair_1' must be from 0 to 3, got 4 at \[0, 1\]"):
+        client.act({**obs, "pair": (-1, [0, 4])})
+
+
 def test_discrete_observations_and_a_policy_without_values(tmp_path):
     policy = make(spaces.Discrete(6, start=2), cls=PGTF2Policy)
     policy.export_model(tmp_path, onnx=True)

@@ -116,6 +116,26 @@ def test_a_mask_without_an_allowed_action_is_refused(actions, size, mask, words)
     )  # the mask of a row that is not acted on
 
 
+@pytest.mark.parametrize(
+    ("space", "good", "bad", "words"),
+    [
+        (spaces.Discrete(7), 6, 9, r"from 0 to 6, but obs\[1\] is 9"),
+        (spaces.Discrete(7, start=-2), -2, -3, r"from -2 to 4, but obs\[1\] is -3"),
+        (spaces.MultiDiscrete([2, 3]), [1, 2], [1, 3], r"from 0 to 2, but obs\[1, 1\] is 3"),
+        (spaces.MultiDiscrete([2, 3]), [1, 2], [-1, 2], r"from 0 to 1, but obs\[1, 0\] is -1"),
+    ],
+)
+def test_choices_that_are_not_of_their_space_are_refused_by_row_and_range(space, good, bad, words):
+    policy = tiny.make(obs=space)
+    policy.compute_actions(np.array([good, good]))
+    for act in everywhere(policy, np.array([good, bad])):
+        with pytest.raises(ObservationError, match="Choices must be of their space"):
+            act()
+    with pytest.raises(ObservationError, match=words):
+        policy.compute_actions(np.array([good, bad]))
+    tiny.make(obs=space, check_inputs=False).compute_actions(np.array([good, bad]))
+
+
 def test_all_bits_of_a_multi_binary_may_be_forbidden():
     policy = tiny.make(obs=MASKED, actions=spaces.MultiBinary(5))
     obs = {"observations": np.zeros((1, 3), np.float32), "action_mask": np.zeros((1, 5), np.int8)}

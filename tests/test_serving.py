@@ -258,6 +258,19 @@ def test_bad_input_is_refused_by_name(server, fault):
     assert re.search(message, record["error"])
 
 
+def test_what_no_action_can_be_chosen_for_is_refused_by_input_rule_and_row(client, policies):
+    arrays = inputs_of(policies["masked"], 2)
+    arrays["action_mask"][1] = 0
+    with pytest.raises(Exception, match="'action_mask' must allow an action, but row 1 is") as one:
+        asked(client, "masked", arrays)
+    arrays = inputs_of(policies["mixed"], 2)
+    arrays["obs_near"][1] = 5
+    with pytest.raises(Exception, match=r"'obs_near' must be from 0 to 4, got 5 at \[1\]") as two:
+        asked(client, "mixed", arrays)
+    for refusal in (one, two):
+        assert refusal.value.status() in ("400", "StatusCode.INVALID_ARGUMENT")
+
+
 @pytest.mark.parametrize("kind", ["mlp", "masked", "image"])
 def test_who_asks_for_actions_alone_gets_the_same_ones(client, policies, kind):
     arrays = inputs_of(policies[kind], 5)

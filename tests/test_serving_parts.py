@@ -9,7 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from served import export, inputs_of, place, policy_of
+from gymnasium import spaces
+from served import MASKED, export, inputs_of, place, policy_of
+from tiny import make
 
 from tfpolicies.errors import ExportError, RequestError, UsageError
 from tfpolicies.serving.batching import Batcher, Cost
@@ -17,6 +19,7 @@ from tfpolicies.serving.calls import Call, Options
 from tfpolicies.serving.memory import Memory
 from tfpolicies.serving.repository import Repository, named
 from tfpolicies.serving.sequences import Sequences
+from tfpolicies.serving.versions import Version
 
 pytestmark = [pytest.mark.serve, pytest.mark.usefixtures("kept_programs")]
 
@@ -344,6 +347,28 @@ def test_a_step_that_is_refused_begins_no_sequence(folder, wrong):
     status, text = asyncio.run(ask())
     assert status == (404 if "version" in wrong else 400)
     assert 'tfpolicies_sequences{model="agent"} 0.0' in text
+
+
+def test_masks_of_steps_that_only_fill_a_sequence_up_may_be_anything(tmp_path):
+    settings = {"fcnet_hiddens": [4], "use_lstm": True, "lstm_cell_size": 2}
+    policy = make(obs=MASKED, actions=spaces.Discrete(3), model=settings)
+    version = Version(export(policy, tmp_path / "masked"))
+    given = {
+        "obs": np.zeros((2, 3, 3), np.float32),
+        "action_mask": np.ones((2, 3, 3), np.int64),
+        "state_in_0": np.zeros((2, 2), np.float32),
+        "state_in_1": np.zeros((2, 2), np.float32),
+        "seq_lens": np.array([3, 1], np.int32),
+    }
+    given["action_mask"][1, 1:] = 0
+    version.feed(given, Options())
+
+    given["action_mask"][0, 2] = 0
+    with pytest.raises(RequestError, match=r"row 0, step 2 is \[0, 0, 0\]"):
+        version.feed(given, Options())
+    step = {name: given[name][:, 2] for name in ("obs", "action_mask")}
+    with pytest.raises(RequestError, match=r"row 0 is \[0, 0, 0\]"):
+        version.step_feed(step, Options())
 
 
 def test_an_export_without_an_output_that_it_lists_is_refused(folder):

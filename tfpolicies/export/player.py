@@ -24,7 +24,7 @@ import re
 import stat
 import sys
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -114,6 +114,8 @@ class OnnxPolicy:
             for port in ports["outputs"]
             if port["name"].startswith("actions") and not port["name"].startswith(_NORMALIZED)
         ]
+        self._choices = _choices_of(self.observed, self.spec["observation_space"])
+        self._masks = _Masks.of(self.observed, self.spec["action_space"])
         self.sample = sample
         self._rng = np.random.default_rng(seed)
         self._carried: dict[str, np.ndarray] = {}
@@ -131,8 +133,12 @@ class OnnxPolicy:
         Args:
             obs: what the environment shows.
             reward: what the last action earned, for policies that read it.
+
+        Raises:
+            ValueError: if it is not of the space, or has a mask that allows no action.
         """
         leaves, single = self._leaves(obs)
+        self.check({port["name"]: x for port, x in zip(self.observed, leaves, strict=True)})
         rows = len(leaves[0])
         noise = self.draw_noise(self._rng, rows) if self.sample else None
         carried = self._carried or self.fresh(rows)
@@ -144,6 +150,21 @@ class OnnxPolicy:
         return _nested(
             self.spec["action_space"], iter([x[0] for x in actions] if single else actions)
         )
+
+    def check(self, feed: Mapping[str, np.ndarray], counted: np.ndarray | None = None) -> None:
+        """Checks that choices are in their range, and that masks allow an action in each row.
+
+        Args:
+            feed: observations by input, `[B, ...]`, or `[B, T, ...]` with `counted`.
+            counted: which steps `[B, T]` of sequences are more than padding.
+
+        Raises:
+            ValueError: if one does not; the message names input, rule and row.
+        """
+        for choice in self._choices:
+            choice.check(feed[choice.name], counted)
+        if self._masks is not None:
+            self._masks.check(feed, counted)
 
     def fresh(self, rows: int) -> dict[str, np.ndarray]:
         """Returns what is carried into the first steps of episodes: zeros, by name.
@@ -275,6 +296,112 @@ class OnnxPolicy:
         if len(set(single)) > 1 or len({len(leaf) for leaf in leaves}) > 1:
             raise ValueError("All parts of an observation need the same batch size.")
         return leaves, single[0]
+
+
+class _Choice(NamedTuple):
+    """An input of choices, as `Discrete` and `MultiDiscrete` have them."""
+
+    name: str
+    start: np.ndarray  # int64, `()` or as a row
+    count: np.ndarray  # uint64, likewise
+
+    def check(self, array: np.ndarray, counted: np.ndarray | None) -> None:
+        """Raises a `ValueError` unless all that counts is from `start`, and less than `count`."""
+        inside = (array - self.start).view(np.uint64) < self.count  # what is less wraps around
+        if counted is not None:
+            inside[~counted] = True
+        if 0 in inside.tobytes():
+            at = tuple(np.argwhere(~inside)[0].tolist())
+            low, count = (int(np.broadcast_to(x, array.shape)[at]) for x in self[1:])
+            raise ValueError(
+                f"Input {self.name!r} must be from {low} to {low + count - 1}, got {array[at]} at "
+                f"{list(at)}."
+            )
+
+
+def _choices_of(observed: Sequence[Mapping[str, Any]], space: Mapping[str, Any]) -> list[_Choice]:
+    """Returns the inputs of choices among those that observations fill."""
+    found = []
+    for port in observed:
+        leaf = space
+        for key in port["path"]:
+            entries = leaf["spaces"]
+            inner = dict(enumerate(entries)) if leaf["type"] == "Tuple" else dict(entries)
+            leaf = {str(name): part for name, part in inner.items()}[key]
+        if leaf["type"] in ("Discrete", "MultiDiscrete") and port["dtype"] == "int64":
+            start, count = np.asarray(leaf["start"], np.int64), leaf.get("n", leaf.get("nvec"))
+            parts = start, np.asarray(count, np.uint64)
+            shaped = [x.reshape(_row_shape(port)) if x.ndim else x for x in parts]
+            found.append(_Choice(port["name"], *shaped))
+    return found
+
+
+class _Masks(NamedTuple):
+    """The inputs that say which actions are allowed, side by side."""
+
+    names: tuple[str, ...]
+    widths: tuple[int, ...]  # in columns
+    choices: tuple[slice, ...]  # the columns of which one must be open
+
+    @classmethod
+    def of(cls, observed: Sequence[Mapping[str, Any]], space: Mapping[str, Any]) -> _Masks | None:
+        """Returns the masks for an action space; None if there are none."""
+        ports = [port for port in observed if port["name"].startswith("action_mask")]
+        if not ports:
+            return None
+        widths = tuple(math.prod(_row_shape(port)) for port in ports)
+        choices, start = [], 0
+        for size, is_choice in _cells(space, sum(widths)):
+            if is_choice:
+                choices.append(slice(start, start + size))
+            start += size
+        return cls(tuple(port["name"] for port in ports), widths, tuple(choices))
+
+    def check(self, feed: Mapping[str, np.ndarray], counted: np.ndarray | None) -> None:
+        """Raises a `ValueError` unless each row that counts has an action for each choice."""
+        axes = 1 if counted is None else 2
+        pairs = zip(self.names, self.widths, strict=True)
+        flat = [feed[name].reshape(*feed[name].shape[:axes], width) for name, width in pairs]
+        allowed = flat[0] if len(flat) == 1 else np.concatenate(flat, axis=-1)
+        for choice in self.choices:
+            columns = allowed if len(self.choices) == 1 else allowed[..., choice]
+            is_open = np.logical_or.reduce(columns, axis=-1)
+            if counted is not None:
+                is_open[~counted] = True
+            if 0 in is_open.tobytes():
+                row, *step = at = tuple(np.argwhere(~is_open)[0].tolist())
+                where = f"row {row}" + "".join(f", step {x}" for x in step)
+                if len(self.choices) > 1:
+                    where += f", columns {choice.start} to {choice.stop - 1}"
+                raise ValueError(
+                    f"Each row of {', '.join(map(repr, self.names))} must allow an action, but "
+                    f"{where} is {columns[at].tolist()!s:.200}."
+                )
+
+
+def _cells(space: Mapping[str, Any], most: int) -> Iterator[tuple[int, bool]]:
+    """Yields how many columns each part of an action has in a mask, and whether one must be open.
+
+    The bits of a MultiBinary may all be forbidden, and a Box of floats has no columns.
+    """
+    kind = space["type"]
+    if kind in ("Dict", "Tuple"):
+        for part in space["spaces"]:
+            yield from _cells(part[1] if kind == "Dict" else part, most)
+    elif kind == "Discrete":
+        yield space["n"], True
+    elif kind == "MultiBinary":
+        yield int(np.prod(space["n"])), False
+    elif kind == "MultiDiscrete":
+        yield from ((n, True) for n in np.ravel(space["nvec"]).tolist())
+    elif not space["dtype"].startswith("float"):
+        count = math.prod(space["shape"])
+        if count > most:
+            raise ValueError(
+                f"The policy_spec.json has a mask of {most} columns for {count} parts."
+            )
+        low, high = (np.broadcast_to(space[name], count).tolist() for name in ("low", "high"))
+        yield from ((y - x + 1, True) for x, y in zip(low, high, strict=True))
 
 
 class _Seen(NamedTuple):

@@ -32,7 +32,7 @@ class KerasModel(ForeignModel):
         source: where it is from, for messages.
 
     Raises:
-        ModelImportError: if it tells no inputs.
+        ModelImportError: if it has no inputs yet.
     """
 
     def __init__(self, model: keras.Model, source: str = "The Keras model") -> None:
@@ -41,8 +41,8 @@ class KerasModel(ForeignModel):
             flat = keras.Model(model.inputs, model.outputs)
         except (AttributeError, ValueError, TypeError) as error:
             raise ModelImportError(
-                f"{source} {model.name!r} tells no inputs. Give a functional or sequential model "
-                "that is built."
+                f"{source} {model.name!r} has no inputs yet; call model.build(...) first. Give a "
+                "functional or sequential model."
             ) from error
         self._model = flat
         self._function = tf.function(lambda x: flat(x, training=False), reduce_retracing=True)

@@ -1,4 +1,6 @@
-"""What is refused where actions are asked for by hand: NaN, infinity, masks that allow nothing.
+"""What is refused where actions are asked for by hand: no numbers, no choices, nothing allowed.
+
+That is NaN and infinity, choices that are not of their space, and masks that allow no action.
 
 Samplers do not ask here: they look at what environments give them (`envs/repairs.py`).
 """
@@ -17,9 +19,11 @@ from tfpolicies.finite import first_bad, is_finite
 from tfpolicies.models.ports import Port
 from tfpolicies.models.spaces import (
     MASK,
+    Leaf,
     action_leaves,
     cell_sizes,
     has_mask,
+    is_choice,
     is_float_box,
     leaves,
 )
@@ -50,6 +54,7 @@ class InputCheck:
         named = [(leaf.name("obs"), leaf.dtype) for leaf in seen]
         named += [(port.name, port.dtype) for port in further]
         self._floats = [(i, name) for i, (name, dtype) in enumerate(named) if dtype.kind == "f"]
+        self._ranges = [(i, *_range(leaf)) for i, leaf in enumerate(seen) if is_choice(leaf.space)]
         self._masks = [i for i, leaf in enumerate(seen) if masked and leaf.path[0] == MASK]
         self._choices = _choices(action_space) if masked else []
 
@@ -69,6 +74,15 @@ class InputCheck:
                     f"Observations must be finite, but {where} is {value}; the first index is the "
                     f"row. Repair it in the environment, or before you act. {_HINT}"
                 )
+        for i, name, start, count in self._ranges:
+            inside = (inputs[i] - start).view(np.uint64) < count  # less than start wraps around
+            if 0 in inside.tobytes():
+                at = tuple(np.argwhere(~inside)[0].tolist())
+                low, size = (int(np.broadcast_to(x, inside.shape)[at]) for x in (start, count))
+                raise ObservationError(
+                    f"Choices must be of their space, from {low} to {low + size - 1}, but "
+                    f"{name}{list(at)} is {inputs[i][at]}; the first index is the row. {_HINT}"
+                )
         if self._masks:
             self._check_masks(inputs)
 
@@ -87,6 +101,13 @@ class InputCheck:
                     f"{allowed[row, start:stop].tolist()!s:.200}. Do not act where an episode is "
                     f"over. {_HINT}"
                 )
+
+
+def _range(leaf: Leaf) -> tuple[str, np.ndarray, np.ndarray]:
+    """Returns the name of a leaf of choices, their starts, and how many there are."""
+    space: Any = leaf.space
+    count = space.n if isinstance(space, gym.spaces.Discrete) else space.nvec
+    return leaf.name("obs"), np.asarray(space.start, np.int64), np.asarray(count, np.uint64)
 
 
 def _choices(action_space: gym.Space) -> list[tuple[int, int]]:

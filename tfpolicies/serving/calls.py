@@ -22,7 +22,7 @@ class Options(NamedTuple):
 
     Attributes:
         explore: draw the actions from the distribution; False for the most likely ones.
-        seed: of the draw; None for noise that nobody has seen before.
+        seed: of the draw; None for fresh random noise.
         sequence: the name of the sequence whose memory is kept; None if there is none.
         starts: whether the sequence begins with this request.
         ends: whether it is forgotten after it.
@@ -56,10 +56,12 @@ class Options(NamedTuple):
             raise RequestError(f"Parameter sequence_id must be an int or a str, got {sequence!r}.")
         starts = _of_type(parameters, "sequence_start", bool, False)
         ends = _of_type(parameters, "sequence_end", bool, False)
-        if seed is not None and (seed < 0 or not explore):
+        if seed is not None and seed < 0:
+            raise RequestError(f"Parameter seed must be at least 0, got {seed}.")
+        if seed is not None and not explore:
             raise RequestError(
-                f"Parameter seed must be at least 0 and samples actions, got {seed} with "
-                f"explore={explore}. Leave the seed out for greedy actions."
+                f"Parameter seed samples actions, got {seed} with explore={explore}. Leave the "
+                "seed out for greedy actions."
             )
         if sequence is None and (starts or ends):
             raise RequestError(

@@ -93,8 +93,11 @@ class Version:
         feed = fitted(self.inputs, given)
         first = feed[self.inputs[0].name]
         steps = first.shape[1] if self.has_time else None
+        counted = None
         if "seq_lens" in feed and steps is not None:
             _check_lengths(feed["seq_lens"], steps)
+            counted = np.arange(steps) < feed["seq_lens"][:, None]
+        self._check(feed, counted)
         if options.explore:
             rows = first.shape[:1] if steps is None else first.shape[:2]
             noise = self._noise(options, int(np.prod(rows)))
@@ -108,12 +111,19 @@ class Version:
             RequestError: if what a request gives does not fit.
         """
         feed = fitted(self.step_inputs, given)
+        self._check(feed)
         rows = len(feed[self.step_inputs[0].name])
         if self._is_told_rewards and REWARDS not in feed:
             feed[REWARDS] = np.zeros(rows, np.float32)
         if options.explore:
             feed[NOISE] = self._noise(options, rows)
         return feed
+
+    def _check(self, feed: Mapping[str, np.ndarray], counted: np.ndarray | None = None) -> None:
+        try:
+            self._greedy.check(feed, counted)
+        except ValueError as error:
+            raise RequestError(str(error)) from error
 
     def _noise(self, options: Options, rows: int) -> np.ndarray:
         return self.greedy.draw_noise(np.random.default_rng(options.seed), rows)
