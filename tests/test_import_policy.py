@@ -307,13 +307,21 @@ def test_a_keras_file_that_holds_code_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("given", "error", "words"),
     [
-        ({"observation_space": None}, SpaceError, "needs the observation_space"),
+        ({"observation_space": None}, SpaceError, "Give observation_space: the ONNX file"),
+        ({"action_space": 3}, SpaceError, "Give action_space: .* 3 is no gymnasium space"),
         ({"action_space": gym.spaces.Text(3)}, SpaceError, "Text"),
         ({"observation_space": spaces.Box(0, 1, (3,))}, ModelImportError, r"\[3\].*'observation'"),
         ({"action_space": spaces.Discrete(3)}, ModelImportError, "3 logits"),
         ({"action_space": spaces.Box(0, 1, (2,))}, ModelImportError, "logits are for Discrete"),
         ({"names": {"obs": "image"}}, ModelImportError, "'image' is none of.*Its inputs are"),
-        ({"names": {"ob": "observation"}}, UsageError, "Did you mean 'obs'"),
+        ({"names": {"ob": "observation"}}, UsageError, "'ob' is not one. Did you mean 'obs'"),
+        ({"names": {"observation": "obs"}}, UsageError, "mean {'obs': 'observation'}"),
+        (
+            {"names": {"obs": "observation", "actions": "logits"}},
+            ModelImportError,
+            r"the output 'logits' float32 \[None, 2\] has 2 numbers .* Discrete\(2\) has 1\. If "
+            r"they are logits, say names={'logits': 'logits'}",
+        ),
     ],
 )
 def test_what_does_not_fit_names_inputs_and_outputs(given, error, words):
@@ -326,6 +334,11 @@ def test_what_is_not_there_or_not_evident_is_said(tmp_path):
     for name in ("a.onnx", "a.keras", "folder"):
         with pytest.raises(MissingModelFileError):
             import_policy(tmp_path / name, **POLE)
+    (tmp_path / "weights.h5").write_bytes(b"weights")
+    with pytest.raises(MissingModelFileError, match=r"neither a SavedModel, nor a \.onnx or"):
+        import_policy(tmp_path / "weights.h5", **POLE)
+    with pytest.raises(UsageError, match=r"takes the path of a model, .* got None"):
+        import_policy(None, **POLE)
     two = keras.Input((2,), name="left"), keras.Input((2,), name="right")
     model = keras.Model(two, keras.layers.Concatenate()(two))
     with pytest.raises(ModelImportError, match=r"which is 'obs'.*'left' float32.*'right'"):

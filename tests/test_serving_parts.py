@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import threading
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -19,6 +20,7 @@ from tfpolicies.serving.calls import Call, Options
 from tfpolicies.serving.memory import Memory
 from tfpolicies.serving.repository import Repository, named
 from tfpolicies.serving.sequences import Sequences
+from tfpolicies.serving.tensors import from_bytes, from_values
 from tfpolicies.serving.versions import Version
 
 pytestmark = [pytest.mark.serve, pytest.mark.usefixtures("kept_programs")]
@@ -488,3 +490,65 @@ def test_what_cannot_be_served_is_named(tmp_path):
         asyncio.run(repository.load())
     with pytest.raises(UsageError, match="no spaces"):
         named([("a/b", tmp_path)])
+
+
+@pytest.mark.parametrize(
+    ("shape", "data", "words"),
+    [
+        ([2**31 - 1] * 80_000, [1.0], "list of at most 32 sizes"),
+        ([1] * 33, [1.0], "list of at most 32 sizes"),
+        ([0, 2**31 - 1, 2**31 - 1, 2**31 - 1], [], "cannot have the shape"),
+        ([40_000], ["a" * 20_000] + ["b"] * 20_000, "values of FP32, got 'b'"),
+        ([2], [1.0, None], "values of FP32, got null"),
+        ([2], [[1.0], {"a": 1}], "values of FP32, got|lists of different lengths"),
+        ([2], [[[[1.0, "2"]]]], "values of FP32, got '2'"),
+    ],
+)
+def test_what_a_request_says_of_its_tensors_costs_next_to_nothing(shape, data, words):
+    tracemalloc.start()
+    try:
+        with pytest.raises(RequestError, match=words):
+            from_values("x", "FP32", shape, data)
+        with pytest.raises(RequestError):
+            from_bytes("x", "FP32", shape, b"" if 0 in shape else b"12")
+        assert tracemalloc.get_traced_memory()[1] < 20_000_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("name", [[], {}, False, 1.0, "a" * 257, [1] * 1_000_000])
+def test_a_sequence_has_a_short_name(name):
+    with pytest.raises(RequestError, match=r"an int, or a str of at most 256 characters") as found:
+        Options.of({"sequence_id": name})
+    assert len(str(found.value)) < 200
+
+
+def test_new_files_in_a_numbered_folder_are_taken_up(tmp_path, exports):
+    async def ask():
+        place(exports / "memory-1", tmp_path / "1")
+        said = []
+        repository = Repository({"agent": tmp_path}, say=said.append)
+        await repository.load()
+        place(exports / "memory-2", tmp_path / "1")
+        (tmp_path / "1" / ".#policy_spec.json").symlink_to("nowhere")  # as an editor leaves it
+        for _ in range(3):
+            await repository["agent"].look()
+        assert len(said) == 2
+
+    asyncio.run(ask())
+
+
+def test_a_server_goes_on_when_nobody_reads_what_it_says(folder, exports):
+    def say(line):
+        raise BrokenPipeError
+
+    async def ask():
+        repository = Repository({"agent": folder}, say=say)
+        await repository.load()
+        first = repository["agent"].version.name
+        place(exports / "memory-2", folder)
+        for _ in range(3):
+            await repository["agent"].look()
+        assert repository["agent"].version.name != first
+
+    asyncio.run(ask())

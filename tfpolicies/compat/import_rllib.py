@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from tfpolicies.system.regular_files import read_regular
 SUMMARY = "turn a checkpoint of RLlib's TensorFlow policies into one of ours"
 _DESCRIPTION = "rllib_checkpoint.json"
 _STATE = "policy_state.pkl"
+_ID = re.compile(r"(?!\.{1,2}$)[^/\\\0]+")  # what names a folder in another one
 _LARGEST = 1 << 20  # bytes of the description
 _SMALL = 1e-6  # what RLlib adds to standard deviations
 _OURS = 1e-8
@@ -89,7 +91,7 @@ def import_checkpoint(checkpoint: str | os.PathLike[str]) -> dict[str, Imported]
         return {policy_id: _imported(folder, policy_id)}
     ids = described.get("policy_ids") or []
     for policy_id in ids:
-        if not isinstance(policy_id, str) or Path(policy_id).name != policy_id:
+        if not isinstance(policy_id, str) or not _ID.fullmatch(policy_id):
             raise CheckpointError(
                 f"{str(folder)!r} names the policy {policy_id!r}, which is no id."
             )

@@ -283,7 +283,7 @@ class OnnxPolicy:
         """Returns a batch per leaf, and whether `obs` was a single observation."""
         leaves, single = [], []
         for port in self.observed:
-            array = np.asarray(self._part(obs, port), port["dtype"])
+            array = _of_dtype(np.asarray(self._part(obs, port)), port)
             shape = _row_shape(port)
             single.append(array.shape == shape)
             array = array[None] if single[-1] else array
@@ -298,23 +298,35 @@ class OnnxPolicy:
         return leaves, single[0]
 
 
+def _of_dtype(given: np.ndarray, port: Mapping[str, Any]) -> np.ndarray:
+    """Returns numbers in the dtype of an input, if they are the same in it."""
+    with np.errstate(invalid="ignore"):
+        array = given.astype(port["dtype"], copy=False)
+    if array.dtype.kind != "f" and array.dtype != given.dtype and (array != given).any():
+        raise ValueError(
+            f"{port['name']} must have numbers of {port['dtype']}, as its space does, got "
+            f"{given[array != given].reshape(-1)[0]}. Give it as the environment does."
+        )
+    return array
+
+
 class _Choice(NamedTuple):
     """An input of choices, as `Discrete` and `MultiDiscrete` have them."""
 
     name: str
     start: np.ndarray  # int64, `()` or as a row
-    count: np.ndarray  # uint64, likewise
+    size: np.ndarray  # uint64, likewise
 
     def check(self, array: np.ndarray, counted: np.ndarray | None) -> None:
-        """Raises a `ValueError` unless all that counts is from `start`, and less than `count`."""
-        inside = (array - self.start).view(np.uint64) < self.count  # what is less wraps around
+        """Raises a `ValueError` unless all that counts is one of `size` numbers from `start`."""
+        inside = (array - self.start).view(np.uint64) < self.size  # what is less wraps around
         if counted is not None:
             inside[~counted] = True
         if 0 in inside.tobytes():
             at = tuple(np.argwhere(~inside)[0].tolist())
-            low, count = (int(np.broadcast_to(x, array.shape)[at]) for x in self[1:])
+            low, size = (int(np.broadcast_to(x, array.shape)[at]) for x in self[1:])
             raise ValueError(
-                f"Input {self.name!r} must be from {low} to {low + count - 1}, got {array[at]} at "
+                f"Input {self.name!r} must be from {low} to {low + size - 1}, got {array[at]} at "
                 f"{list(at)}."
             )
 
@@ -548,6 +560,8 @@ def _names_files(kind: str, message: memoryview) -> bool:
     at = 0
     while at < len(message):
         tag, at = _varint(message, at)
+        if tag >= 1 << 32:  # ONNX Runtime would read another field, without the bits beyond
+            raise IndexError
         field, wire = tag >> 3, tag & 7
         if wire == 0:
             _, at = _varint(message, at)

@@ -1,4 +1,9 @@
-"""Exports appear whole or not at all: they are made beside their place and then moved."""
+"""Exports are made beside their place and then moved.
+
+A folder of a version is moved as a whole. Files that lie in a folder by themselves are moved one by
+one: who is killed in between leaves files whose checksums are not those of `policy_spec.json`, so
+that they are refused, and not run.
+"""
 
 from __future__ import annotations
 

@@ -86,7 +86,9 @@ def import_policy(
         wiring, observation_space, action_space = _of_spec(model, spec)
     for name, space in (("observation_space", observation_space), ("action_space", action_space)):
         if not isinstance(space, gym.Space):
-            raise SpaceError(f"import_policy needs the {name} of {model.source}, got {space!r}.")
+            source = f"{model.source[0].lower()}{model.source[1:]}"
+            got = "" if space is None else f", and {space!r} is no gymnasium space"
+            raise SpaceError(f"Give {name}: {source} does not say it{got}.")
         require_values(space, name)
     wiring = wiring or wired(model, observation_space, action_space, names)  # type: ignore[arg-type]
     config = {
@@ -107,7 +109,13 @@ def _opened(path: Any, signature: str | None) -> tuple[ForeignModel, Mapping[str
         from tfpolicies.foreign.keras_model import KerasModel
 
         return KerasModel(path), None
-    place = Path(os.fspath(path))
+    if not isinstance(path, str | os.PathLike):
+        raise UsageError(
+            f"import_policy takes the path of a model, or a keras.Model, got {path!r:.200}."
+        )
+    place = Path(path)
+    if not place.exists():
+        raise MissingModelFileError(f"There is no file or folder {str(place)!r}. Check the path.")
     if place.suffix == ".keras":
         from tfpolicies.foreign.keras_model import read_keras_file
 
@@ -121,7 +129,7 @@ def _opened(path: Any, signature: str | None) -> tuple[ForeignModel, Mapping[str
     from tfpolicies.foreign.onnx_file import OnnxFile
 
     file = place / "model.onnx" if place.is_dir() else place
-    if not file.exists():
+    if not file.exists() or file.suffix != ".onnx":
         raise MissingModelFileError(
             f"{str(place)!r} is neither a SavedModel, nor a .onnx or .keras file. Give the folder "
             "that has saved_model.pb, or the file."

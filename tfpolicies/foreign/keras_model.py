@@ -58,6 +58,9 @@ class KerasModel(ForeignModel):
         return {x.name: np.asarray(y) for x, y in zip(self.outputs, found, strict=True)}
 
 
+_DAMAGED = (OSError, KeyError, ValueError, RecursionError, zipfile.BadZipFile)
+
+
 def read_keras_file(path: Path) -> KerasModel:
     """Returns the model in a `.keras` file, made of what files may name of Keras.
 
@@ -72,7 +75,7 @@ def read_keras_file(path: Path) -> KerasModel:
         model = model_from_json(json.loads(text))
     except FileNotFoundError as error:
         raise MissingModelFileError(f"{source} is not there.") from error
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile, CheckpointError) as error:
+    except (*_DAMAGED, CheckpointError) as error:
         raise ModelImportError(f"{source} was refused: {error}") from error
     keys = [str(i) for i in range(len(model.variables))]
     found = match_weights(read_keras_weights(path), model, keys, os.fspath(path))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 
-from tfpolicies.errors import CheckpointError, FrozenPolicyError
+from tfpolicies.errors import CheckpointError, FrozenPolicyError, NotOfferedError
 from tfpolicies.foreign.model import ForeignModel
 from tfpolicies.foreign.wiring import LOGITS, Wiring, choices
 from tfpolicies.models.env_actions import from_env
@@ -56,6 +56,13 @@ class ImportedPolicy(Policy):
         self._model, self._wiring = found
         self._seen, self._acted = leaves(observation_space), action_leaves(action_space)
         self._dtypes = {x.name: x.dtype for x in self._model.inputs}
+
+    def _not_offered(self, method: str) -> NotOfferedError:
+        return NotOfferedError(
+            f"Imported policies have no `{method}`: their model stays what it is. Use the file "
+            "that you imported, or build a policy around a Keras model, by "
+            "model={'custom_model': ...}."
+        )
 
     def compute_actions(
         self,

@@ -117,6 +117,9 @@ def _require_known(folder: Path, source: str) -> None:
         raise MissingModelFileError(f"{source} has no {_FILE}.") from error
     except (OSError, DecodeError) as error:
         raise ModelImportError(f"{source} cannot be read: {error}.") from error
+    for path in folder.rglob("*"):
+        if not (path.is_file() or path.is_dir()):  # who reads a FIFO waits for ever
+            raise ModelImportError(f"{source} was refused: {str(path)!r} is no regular file.")
     for graph in model.meta_graphs:
         if not graph.HasField("object_graph_def"):
             raise ModelImportError(

@@ -6,6 +6,7 @@ writes; and else what the user names, or what there is only one of.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -93,8 +94,12 @@ def _named(
     known = [*observed, *done, LOGITS, *memory, *after]
     for name in names:
         if name not in known:
+            swapped = (
+                f" Did you mean {{{names[name]!r}: {name!r}}}?" if names[name] in known else ""
+            )
             raise UsageError(
-                f"names must have keys of {known}, got {name!r}.{near_matches(str(name), known)}"
+                f"names maps our names to the model's: its keys may be {known}, and {name!r} is "
+                f"not one.{swapped or near_matches(str(name), known)}"
             )
     for there, keys in ((inputs, [*observed, *memory]), (outputs, [*done, LOGITS, *after])):
         for key in names.keys() & set(keys):
@@ -238,8 +243,9 @@ def _check(
     for name, leaf in zip(wiring.obs, seen, strict=True):
         if not _fits(sockets[name], leaf.shape, 1 + wiring.has_time):
             raise model.refusal(
-                f"{name!r} is to take {leaf.name('obs')}, whose shape is {list(leaf.shape)}. Give "
-                "the observation_space that the model sees, or other names"
+                f"the input {sockets[name]} takes {leaf.name('obs')}, but a row of it has the "
+                f"shape {list(leaf.shape)}. Give the observation_space that the model sees, or "
+                "other names"
             )
     fed = {*wiring.obs, *wiring.memory_in, *wiring.constants, *wiring.rewards, *wiring.previous}
     if left := [name for name in sockets if name not in fed]:
@@ -249,6 +255,27 @@ def _check(
         )
     if wiring.kind == LOGITS:
         _check_logits(model, wiring.outputs[0], action_space)
+    else:
+        _check_actions(model, wiring, action_space)
+
+
+def _check_actions(model: ForeignModel, wiring: Wiring, action_space: gym.Space) -> None:
+    """Refuses outputs whose rows have another size than actions of the space."""
+    sockets = {x.name: x for x in model.outputs}
+    for name, leaf in zip(wiring.outputs, action_leaves(action_space), strict=True):
+        own = sockets[name].shape[1 + wiring.has_time :]
+        if None in own or math.prod(own) == math.prod(leaf.shape):  # type: ignore[arg-type]
+            continue
+        is_choice = isinstance(action_space, spaces.Discrete | spaces.MultiDiscrete)
+        hint = (
+            f"If they are logits, say names={{'logits': {name!r}}}"
+            if is_choice
+            else ("Give the action_space that the model acts in, or other names")
+        )
+        raise model.refusal(
+            f"the output {sockets[name]} has {math.prod(own)} numbers for a row, and an action of "  # type: ignore[arg-type]
+            f"{leaf.space} has {math.prod(leaf.shape)}. {hint}"
+        )
 
 
 def _check_logits(model: ForeignModel, name: str, action_space: gym.Space) -> None:

@@ -12,6 +12,7 @@ from tfpolicies.errors import RequestError, near_matches
 VALUES = "vf_preds"
 """The output that takes a critic; nothing else does."""
 
+_LONGEST = 256  # characters of the name of a sequence
 _SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
 _KNOWN = ("seed", "explore", *_SEQUENCE)
 _IGNORED = ("priority", "timeout", "binary_data_output")  # what clients of other servers send
@@ -51,9 +52,13 @@ class Options(NamedTuple):
                 )
         seed = _of_type(parameters, "seed", int, None)
         explore = _of_type(parameters, "explore", bool, seed is not None)
-        sequence = parameters.get("sequence_id") or None  # 0 and "" mean none
-        if not (sequence is None or type(sequence) in (int, str)):
-            raise RequestError(f"Parameter sequence_id must be an int or a str, got {sequence!r}.")
+        sequence = parameters.get("sequence_id")
+        if not (sequence is None or type(sequence) is int or _is_name(sequence)):
+            raise RequestError(
+                f"Parameter sequence_id must be an int, or a str of at most {_LONGEST} characters, "
+                f"got {sequence!r:.60}."
+            )
+        sequence = sequence or None  # 0 and "" mean none
         starts = _of_type(parameters, "sequence_start", bool, False)
         ends = _of_type(parameters, "sequence_end", bool, False)
         if seed is not None and seed < 0:
@@ -69,6 +74,10 @@ class Options(NamedTuple):
                 "nor empty."
             )
         return cls(explore, seed, sequence, starts, ends)
+
+
+def _is_name(value: Any) -> bool:
+    return type(value) is str and len(value) <= _LONGEST
 
 
 def _of_type(parameters: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:

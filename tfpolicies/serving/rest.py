@@ -21,7 +21,8 @@ from tfpolicies.serving.repository import Repository
 from tfpolicies.serving.rest_tensors import DIGITS, JSON_LENGTH, read, written
 
 _JSON_LENGTH = JSON_LENGTH.encode()
-_GONE = 499  # what is counted of clients that hang up
+GONE = 499
+"""The status that is counted for clients that hang up."""
 
 SERVER = {
     "name": "tfpolicies",
@@ -120,7 +121,7 @@ class _Inference:
             status = error.status
             raise
         except ClientDisconnect:
-            status = _GONE
+            status = GONE
             raise
         finally:
             metrics.requests.labels(name, "http", status).inc()

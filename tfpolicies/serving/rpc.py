@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import wraps
@@ -16,7 +17,7 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceServicer
 from tfpolicies.errors import RequestError
 from tfpolicies.serving.calls import Answer, Call, Options
 from tfpolicies.serving.repository import Repository
-from tfpolicies.serving.rest import SERVER
+from tfpolicies.serving.rest import GONE, SERVER
 from tfpolicies.serving.tensors import datatype_of, from_bytes, from_values
 
 _CODES = {
@@ -35,6 +36,8 @@ _CONTENTS = {
     **dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents"),
 }
 
+_LONGEST = 2000  # characters of an error, which travels in a header
+
 _Method = TypeVar("_Method", bound=Callable[..., Awaitable[Any]])
 
 
@@ -47,7 +50,7 @@ def _answered(method: _Method) -> _Method:
             return await method(self, request, context)
         except RequestError as error:
             code = _CODES.get(error.status, grpc.StatusCode.INVALID_ARGUMENT)
-            await context.abort(code, str(error))
+            await context.abort(code, str(error)[:_LONGEST])
 
     return answering  # type: ignore[return-value]
 
@@ -70,6 +73,9 @@ class Rpc(GRPCInferenceServiceServicer):
             status = 200
         except RequestError as error:
             status = error.status
+            raise
+        except asyncio.CancelledError:
+            status = GONE
             raise
         finally:
             metrics.requests.labels(name, "grpc", status).inc()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from concurrent.futures import Executor
 from pathlib import Path
@@ -162,7 +163,7 @@ class ServedModel:
                 await self.load()
             except ValueError as error:
                 kept = self._running.version.name if self._running else "none"
-                self._say(f"{self.name}: refused a new version, {kept} goes on. {error}")
+                self._tell(f"{self.name}: refused a new version, {kept} goes on. {error}")
 
     async def load(self) -> None:
         """Takes up the version that is in the folder now.
@@ -186,12 +187,16 @@ class ServedModel:
         self._sequences = Sequences(self._limits.max_sequences, self._limits.sequence_idle)
 
     def _take_up(self, version: Version) -> None:
-        if self._running is not None and self._running.version.name == version.name:
+        if self._running is not None and self._running.version.content == version.content:
             return
         limits, self.reason = self._limits, ""
         self._running = Running(version, self._executor, limits.max_batch, self._note)
         self._loads.labels(self.name, "taken_up").inc()
-        self._say(f"model {self.name}, version {version.name}, from {version.folder}")
+        self._tell(f"model {self.name}, version {version.name}, from {version.folder}")
+
+    def _tell(self, line: str) -> None:
+        with contextlib.suppress(OSError):  # nobody reads what the server prints
+            self._say(line)
 
     def _read(self) -> Version:
         return Version(newest_folder(self.folder), self._limits.threads)

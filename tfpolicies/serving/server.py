@@ -142,6 +142,6 @@ def _rpc(repository: Repository, address: Address) -> tuple[Any, int]:
 
 def _not_there(host: str, port: int, option: str) -> UsageError:
     return UsageError(
-        f"The server cannot listen at {host}:{port}. The port is taken, or this computer has no such "
-        f"address. Give another {option}; 0 picks a free one."
+        f"The server cannot listen at {host}:{port}. The port is taken, or this computer has no "
+        f"such address. Give another {option}; 0 picks a free one."
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ import numpy as np
 from tfpolicies.errors import RequestError, near_matches
 from tfpolicies.finite import is_finite
 
+_MOST_AXES = 32
 _INTEGERS = {f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
 _DATATYPES = {np.dtype(name): name.upper() for name in (*_INTEGERS, "bool")} | {
     np.dtype(f"float{bits}"): f"FP{bits}" for bits in (16, 32, 64)
@@ -86,10 +88,11 @@ def checked_shape(name: str, shape: Any) -> tuple[int, ...]:
         RequestError: if it is no list of sizes.
     """
     sizes = shape if isinstance(shape, Sequence) and not isinstance(shape, str) else [None]
-    if not all(type(size) is int and 0 <= size < 2**31 for size in sizes):
+    is_one = len(sizes) <= _MOST_AXES
+    if not (is_one and all(type(size) is int and 0 <= size < 2**31 for size in sizes)):
         raise RequestError(
-            f"Input {name!r} must have a shape such as [1, 4], a list of sizes, got "
-            f"{_brief(shape)}."
+            f"Input {name!r} must have a shape such as [1, 4], a list of at most {_MOST_AXES} "
+            f"sizes, got {_brief(shape[: _MOST_AXES + 1] if sizes is shape else shape)}."
         )
     return tuple(sizes)
 
@@ -107,7 +110,14 @@ def from_bytes(name: str, datatype: Any, shape: Any, data: bytes) -> np.ndarray:
             f"Input {name!r} must have {expected} bytes, which is {datatype} {list(sizes)}, got "
             f"{len(data)}."
         )
-    return np.frombuffer(data, dtype.newbyteorder("<")).reshape(sizes)
+    return _reshaped(name, np.frombuffer(data, dtype.newbyteorder("<")), sizes)
+
+
+def _reshaped(name: str, array: np.ndarray, sizes: tuple[int, ...]) -> np.ndarray:
+    try:
+        return array.reshape(sizes)
+    except ValueError as error:  # no numbers, and yet sizes that nothing has
+        raise RequestError(f"Input {name!r} cannot have the shape {list(sizes)}.") from error
 
 
 def from_values(name: str, datatype: Any, shape: Any, data: Any) -> np.ndarray:
@@ -117,6 +127,11 @@ def from_values(name: str, datatype: Any, shape: Any, data: Any) -> np.ndarray:
         RequestError: if they are not of the datatype, or not as many as the shape says.
     """
     dtype, sizes = dtype_of(name, datatype), checked_shape(name, shape)
+    for value in _one_of_each_kind(data):
+        if type(value) not in (int, float, bool):
+            raise RequestError(
+                f"Input {name!r} must have values of {datatype}, got {_brief_json(value)}."
+            )
     try:
         found = np.array(data)
     except (ValueError, OverflowError) as error:
@@ -131,7 +146,20 @@ def from_values(name: str, datatype: Any, shape: Any, data: Any) -> np.ndarray:
             f"Input {name!r} must have {math.prod(sizes)} values, which is its shape "
             f"{list(sizes)}, got {found.size} in the shape {list(found.shape)}."
         )
-    return _cast(name, dtype, found).reshape(sizes)
+    return _reshaped(name, _cast(name, dtype, found), sizes)
+
+
+def _one_of_each_kind(data: Any) -> Iterable[Any]:
+    """Returns a value of each type that nested lists have, before NumPy makes room for them all."""
+    level = data if isinstance(data, list) else [data]
+    for _ in range(_MOST_AXES):
+        kinds = dict(zip(map(type, level), level, strict=True))
+        if list not in kinds:
+            return kinds.values()
+        if len(kinds) > 1:
+            break
+        level = [*itertools.chain.from_iterable(level)]
+    return ()  # NumPy says that these are lists of different lengths
 
 
 def _cast(name: str, dtype: np.dtype[Any], found: np.ndarray) -> np.ndarray:
@@ -230,6 +258,10 @@ def _has_shape(shape: tuple[int | str, ...], given: tuple[int, ...]) -> bool:
 
 def _listed(ports: Iterable[Port]) -> str:
     return ", ".join(f"{port}{' (optional)' * port.is_optional}" for port in ports)
+
+
+def _brief_json(value: Any) -> str:
+    return "null" if value is None else _brief(value)
 
 
 def _brief(value: Any) -> str:

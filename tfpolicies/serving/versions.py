@@ -30,6 +30,7 @@ class Version:
     Attributes:
         name: the folder's number, or what identifies the export's contents.
         folder: where it was read.
+        content: identifies the export's contents.
         inputs: what the export takes: rows, or whole sequences if it has a memory.
         outputs: what it gives.
         step_inputs: what one step of a sequence takes while the server keeps its memory.
@@ -55,8 +56,8 @@ class Version:
         spec = self.greedy.spec
         if any(policy.spec != spec for policy in self._policies.values()):
             raise ValueError(f"{folder / _SPEC} changed while it was read.")
-        content = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()
-        self.name = folder.name if folder.name.isdecimal() else content[:12]
+        self.content = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()
+        self.name = folder.name if folder.name.isdecimal() else self.content[:12]
         signature = spec["signatures"]["serving_default"]
         self.inputs = [Port.of(record) for record in signature["inputs"]]
         self.outputs = [Port.of(record) for record in signature["outputs"]]
@@ -112,6 +113,10 @@ class Version:
         """
         feed = fitted(self.step_inputs, given)
         self._check(feed)
+        return self._whole(feed, options)
+
+    def _whole(self, feed: dict[str, np.ndarray], options: Options) -> dict[str, np.ndarray]:
+        """Adds to the observations of a step what else it takes."""
         rows = len(feed[self.step_inputs[0].name])
         if self._is_told_rewards and REWARDS not in feed:
             feed[REWARDS] = np.zeros(rows, np.float32)
@@ -121,7 +126,7 @@ class Version:
 
     def _check(self, feed: Mapping[str, np.ndarray], counted: np.ndarray | None = None) -> None:
         try:
-            self._greedy.check(feed, counted)
+            self.greedy.check(feed, counted)
         except ValueError as error:
             raise RequestError(str(error)) from error
 
@@ -134,7 +139,7 @@ class Version:
             port.name: np.zeros([rows, *port.sizes[1:]], port.dtype) for port in self.step_inputs
         }
         memory = Memory(self.greedy)
-        feed = self.step_feed(given, Options(explore=way.explore)) | {SLOTS: memory.begin(rows)}
+        feed = self._whole(given, Options(explore=way.explore)) | {SLOTS: memory.begin(rows)}
         began = time.thread_time()
         memory.step(self.policy(way), feed)
         return time.thread_time() - began
@@ -182,7 +187,7 @@ def looks_of(folder: Path) -> tuple[tuple[Any, ...], ...]:
     """Returns what changes when files of an export are written: their places, sizes and times."""
     found = []
     for path in sorted(folder.iterdir()):
-        if path.suffix in (".onnx", ".json"):
+        if path.suffix in (".onnx", ".json") and path.exists():
             stat = path.stat()
             found.append((str(path), stat.st_ino, stat.st_size, stat.st_mtime_ns))
     return tuple(found)
