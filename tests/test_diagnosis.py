@@ -170,6 +170,22 @@ def test_a_replay_that_hardly_updates_is_told_the_intensity_that_helps(caplog):
     assert lines(caplog, config, 5) == []
 
 
+def test_a_run_that_ends_before_learning_starts_says_so_at_its_beginning_and_end(caplog):
+    config = dqn("CartPole-v1")
+    config.training(num_steps_sampled_before_learning_starts=100)
+    algorithm = config.build()
+    algorithm.learn(64)
+    begins, ends = (record.getMessage() for record in caplog.records)
+    assert begins.startswith("There will be no update, or hardly one: learning starts after ")
+    assert "num_steps_sampled_before_learning_starts=100 steps, and the run has 64. Train" in begins
+    assert ends.startswith("Nothing was learned: learning starts after ")
+    assert "--set num_steps_sampled_before_learning_starts=N" in ends
+    caplog.clear()
+    algorithm.learn(192)
+    algorithm.stop()
+    assert not caplog.records
+
+
 def test_returns_that_are_too_large_for_the_clipped_value_errors_are_told(caplog):
     (line,) = lines(caplog, ppo(lambda _: Flat(reward=-10.0, length=30)), 4)
     assert "squared error is above vf_clip_param=10" in line
