@@ -200,21 +200,17 @@ def _watch(parser: _Parser) -> None:
 def _add_looking(parser: _Parser) -> None:
     _add_playing(parser, episodes=3)
     parser.add_argument(
-        "--policy-mapping",
-        metavar="MODULE:FUNCTION",
-        help="of a run with several policies: which one acts for an agent, as in training",
-    )
-    parser.add_argument(
         "--max-steps",
         type=positive,
         default=10_000,
-        help="after which an episode is cut (default 10,000)",
+        help="cut an episode after this many steps (default 10,000)",
     )
 
 
 def _export(parser: _Parser) -> None:
     _add_source(parser)
     parser.add_argument("--to", required=True, metavar="DIR", help="folder to write into")
+    parser.add_argument("--policy", metavar="ID", help="of a run with several policies: this one")
     parser.add_argument(
         "--onnx",
         nargs="?",
@@ -310,6 +306,11 @@ def _add_playing(parser: _Parser, episodes: int) -> None:
     parser.add_argument("--episodes", type=positive, default=episodes, help=told)
     parser.add_argument("--explore", action="store_true", help="sample actions; default: greedy")
     parser.add_argument("--env", metavar="NAME", help="another environment than in training")
+    parser.add_argument(
+        "--policy-mapping",
+        metavar="MODULE:FUNCTION",
+        help="of a run with several policies: which one acts for an agent, as in training",
+    )
     parser.add_argument(
         "--allow-other-spaces",
         action="store_true",

@@ -33,6 +33,7 @@ from tfpolicies.cli.settings import (
 )
 from tfpolicies.cli.sources import (
     Shipped,
+    export_command,
     export_policy,
     find_run,
     load,
@@ -191,8 +192,7 @@ def _require_one_policy_to_ship(algorithm: Algorithm, settings: TrainSettings) -
     if (settings.export or settings.play) and DEFAULT_POLICY_ID not in ids:
         raise UsageError(
             f"--export and --play need a run with one policy, but this one has {ids}. Train "
-            "without them, and export a policy afterwards: tfpolicies export "
-            f"RUN/checkpoints/latest/policies/{ids[0]} --to DIR."
+            f"without them, and export a policy afterwards: {export_command('RUN', ids[0])}."
         )
 
 
