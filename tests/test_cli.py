@@ -479,7 +479,11 @@ def test_many_agents_are_mapped_to_policies_by_a_function_of_the_user(
     assert not (mine / "runs").exists()
     assert main([*words, "--steps", "128"]) == 0
     (run,) = (mine / "runs").iterdir()
-    capsys.readouterr()
+    shown = capsys.readouterr()
+    assert "from_checkpoint" not in shown.out + shown.err
+    assert f"train {env} --resume runs/{run.name} --policy-mapping {mapping} --steps" in shown.out
+    assert main(["evaluate", str(run), "--episodes", "1"]) == 2
+    assert f"Give --env {env} --policy-mapping {mapping}.\n" in capsys.readouterr().err
     assert main(["export", str(run), "--to", "out"]) == 2
     shown = capsys.readouterr().err
     assert "holds the policies left, right" in shown

@@ -351,8 +351,8 @@ def test_a_run_of_several_policies_is_evaluated_as_it_is_recorded(
     recorded = capsys.readouterr().out
     assert main(["evaluate", *words]) == 0
     evaluated = capsys.readouterr().out
-    assert re.search(r"mean length +6 ", evaluated)
-    assert re.search(r"mean of left +[\d.-]+ ", evaluated)
+    assert re.search(r"mean length +6\b", evaluated)
+    assert re.search(r"mean of left +[\d.-]+", evaluated)
     (mean,) = re.findall(r"mean return +(\S+)", evaluated)
     returns = [float(each) for each in re.findall(r"return (\S+),", recorded)]
     assert float(mean) == pytest.approx(sum(returns) / 3, abs=0.01)

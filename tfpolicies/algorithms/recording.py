@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -170,8 +170,7 @@ def play(scene: Scene, episodes: int, seed: int) -> list[RolloutMetrics]:
     """
     with same_randomness(), _evaluating(scene, *_place(scene), episodes) as sampler:
         seeds = range(seed, seed + sampler.envs.num_envs)
-        played: list[RolloutMetrics] = sampler.play(Goal(episodes, by_episodes=True), seeds).episodes
-    return played
+        return [*sampler.play(Goal(episodes, by_episodes=True), seeds).episodes]
 
 
 @contextlib.contextmanager
@@ -222,9 +221,7 @@ def _place(scene: Scene) -> tuple[Any, EnvContext]:
 
 
 @contextlib.contextmanager
-def _evaluating(
-    scene: Scene, env: Any, env_config: EnvContext, episodes: int = 1
-) -> Iterator[Any]:
+def _evaluating(scene: Scene, env: Any, env_config: EnvContext, episodes: int = 1) -> Iterator[Any]:
     """Gives a sampler that plays with copies of an algorithm's policies, without its callbacks."""
     leader, config = scene.player.worker, scene.player.config
     overrides = {"env": env, "env_config": dict(env_config), "explore": scene.explore}

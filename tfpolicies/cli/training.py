@@ -100,6 +100,7 @@ def train(args: argparse.Namespace) -> int:
         with console.status("building"):
             algorithm = restore_or_build(run, settings)
         closing.callback(_stop, algorithm)
+        algorithm.tells_of_unheld = False
         _require_one_policy_to_ship(algorithm, settings)
         _require_pictures(algorithm, settings)
         if run is None:
@@ -387,6 +388,9 @@ def _print_summary(job: Job, reason: str, shipped: Shipped) -> None:
     job.console.print(summary_table(title, {**figures, **shipped.figures}))
     job.console.print()
     print_files(job.console, files)
+    if _named_again(settings):
+        text = "To train on, name again what is imported:"
+        _print_hint(job.console, text, [*_resume_words(run), "--steps", "..."])
 
 
 def _print_hint(console: Console, text: str, words: list[str]) -> None:
