@@ -21,7 +21,7 @@ from tfpolicies._version import __version__
 from tfpolicies.algorithms.registry import algorithm_names
 from tfpolicies.cli.ends import STATUSES
 from tfpolicies.cli.settings import RUN, WHAT, WORDS, flag
-from tfpolicies.cli.values import above_zero, count, json_object, positive
+from tfpolicies.cli.values import above_zero, count, json_object, port, positive
 from tfpolicies.errors import ConfigError, UsageError, near_matches
 from tfpolicies.registers import import_installed, installed, told
 
@@ -261,10 +261,10 @@ def _serve(parser: _Parser) -> None:
     )
     parser.add_argument("--host", default="127.0.0.1", help="where to listen (default 127.0.0.1)")
     parser.add_argument(
-        "--port", type=count, default=8000, help="of HTTP (default 8000); 0: any that is free"
+        "--port", type=port, default=8000, help="of HTTP (default 8000); 0: any that is free"
     )
     parser.add_argument(
-        "--grpc-port", type=count, default=8001, help="of gRPC (default 8001); 0: any that is free"
+        "--grpc-port", type=port, default=8001, help="of gRPC (default 8001); 0: any that is free"
     )
     parser.add_argument(
         "--max-batch", type=positive, default=256, metavar="ROWS", help="run together (default 256)"
