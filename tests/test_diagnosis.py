@@ -128,6 +128,12 @@ def test_sound_statistics_say_nothing(stats, space, caplog):
     assert told(caplog, [stats] * 5, space) == []
 
 
+def test_a_policy_of_several_is_told_its_own_mean_return(caplog):
+    result = {"episode_reward_mean": 0.0, "policy_reward_mean": {"cat": -7.5, "mouse": 7.5}}
+    cat = Trained("cat", CLIPPED, PPOConfig().to_dict(), TWO, result)
+    assert "(the mean return is -7.5)" in diagnosis._value_errors_are_clipped(cat)
+
+
 def test_each_thing_is_told_of_one_policy_alone(caplog):
     observer, config = Diagnosis(), PPOConfig()
     result = {"episodes_total": 0, "num_env_steps_sampled": 1, "info": {"learner": {"p": {}}}}

@@ -100,7 +100,9 @@ def _value_errors_are_clipped(trained: Trained) -> str | None:
     share = trained.number("vf_clipped")
     if not share > _MOST_ROWS:
         return None
-    mean = trained.result.get("episode_reward_mean", math.nan)
+    of_policies = trained.result.get("policy_reward_mean", {})  # where there are several
+    of_all = trained.result.get("episode_reward_mean", math.nan)
+    mean = of_policies.get(trained.policy_id, of_all)
     returns = f" (the mean return is {mean:.4g})" if math.isfinite(mean) else ""
     return (
         f"in {share:.0%} of the rows the estimated value is so far from the return{returns} that "

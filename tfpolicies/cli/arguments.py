@@ -87,7 +87,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         used = commands[args.command]
         word = unknown[0].partition("=")[0]
         hint = near_matches(word, used.options()) if word.startswith("-") else ""
-        raise UsageError(f"{used.prog} does not take {unknown[0]!r}.{hint} See `{used.prog} -h`.")
+        raise UsageError(
+            f"{used.prog} does not take {unknown[0]!r}.{hint} See `{used.prog} --help`."
+        )
     return args
 
 
@@ -117,7 +119,7 @@ def _parsers(used: str = "") -> tuple[_Parser, dict[str, _Parser]]:
 
 
 def _commands(used: str) -> dict[str, _Command]:
-    """Returns all commands; of packages, only the one that is used is imported."""
+    """Returns all commands; of other packages, only the one that is used is imported."""
     own: dict[str, _Command] = {
         "train": _Command("train a policy on an environment", _train),
         "evaluate": _Command("play episodes with a trained policy", _evaluate),
@@ -135,7 +137,7 @@ def _commands(used: str) -> dict[str, _Command]:
 
 
 def _installed(entry_point: EntryPoint, used: str) -> _Command:
-    if entry_point.name != used:
+    if entry_point.name != used and not entry_point.value.startswith("tfpolicies."):
         package = entry_point.dist.name if entry_point.dist else "a package"
         return _Command(f"a command of {package}", lambda parser: None)
     module = import_installed("command", entry_point)

@@ -151,7 +151,7 @@ def _require_served(path: Path, spec: Path) -> None:
         told = json.loads(read_regular(spec, _LARGEST))
     if not isinstance(told, dict):
         return
-    kind = _KINDS.get(told.get("artefact"))
+    kind = _KINDS.get(str(told.get("artefact")))
     if told.get("layout") in _ALONE:
         kind = f"an export for {told['layout']}"
     if kind is not None:

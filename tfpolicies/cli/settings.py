@@ -240,10 +240,11 @@ class TrainSettings:
             return "Settings: RLlib's defaults."
         if entry is None:
             near = nearest_tuned(self.algo, self.env)
-            return f"Settings: RLlib's defaults; none are tuned for {self.title} (nearest: {near})."
+            told = f"nearest: {near}" if near else "none are near"
+            return f"Settings: RLlib's defaults; none are tuned for {self.title} ({told})."
         return (
-            f"Settings: tuned for {self.title}, {entry.steps:,} steps, by {entry.source}; "
-            "--no-tuned begins with RLlib's defaults."
+            f"Settings: tuned for {self.title} by {entry.source}, for {entry.steps:,} steps; this "
+            f"run has {self.steps:,}. --no-tuned begins with RLlib's defaults."
         )
 
     def imported(self) -> dict[str, Any]:
