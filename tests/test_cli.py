@@ -479,11 +479,18 @@ def test_many_agents_are_mapped_to_policies_by_a_function_of_the_user(
     assert not (mine / "runs").exists()
     assert main([*words, "--steps", "128"]) == 0
     (run,) = (mine / "runs").iterdir()
-    capsys.readouterr()
+    shown = capsys.readouterr()
+    assert "from_checkpoint" not in shown.out + shown.err
+    assert f"train {env} --resume runs/{run.name} --policy-mapping {mapping} --steps" in shown.out
+    assert main(["evaluate", str(run), "--episodes", "1"]) == 2
+    assert f"Give --env {env} --policy-mapping {mapping}.\n" in capsys.readouterr().err
     assert main(["export", str(run), "--to", "out"]) == 2
     shown = capsys.readouterr().err
-    folder = shown.partition("Give the folder of one: ")[2].strip().removesuffix(".")
-    assert main(["export", folder, "--to", "out", "--onnx"]) == 0
+    assert "holds the policies left, right" in shown
+    assert shown.count("`tfpolicies export ") == 2
+    command = shlex.split(shown.split("`")[1])
+    assert main([*command[1:], "--onnx"]) == 0
+    assert (mine / "left" / "onnx" / "model.onnx").exists()
     assert main(["train", env, "--resume", str(run), "--policy-mapping", mapping]) == 0
     again = ["train", env, "--resume", str(run), "--policy-mapping", mapping, "--steps", "192"]
     assert main(again) == 0

@@ -128,6 +128,12 @@ def test_sound_statistics_say_nothing(stats, space, caplog):
     assert told(caplog, [stats] * 5, space) == []
 
 
+def test_a_policy_of_several_is_told_its_own_mean_return(caplog):
+    result = {"episode_reward_mean": 0.0, "policy_reward_mean": {"cat": -7.5, "mouse": 7.5}}
+    cat = Trained("cat", CLIPPED, PPOConfig().to_dict(), TWO, result)
+    assert "(the mean return is -7.5)" in diagnosis._value_errors_are_clipped(cat)
+
+
 def test_each_thing_is_told_of_one_policy_alone(caplog):
     observer, config = Diagnosis(), PPOConfig()
     result = {"episodes_total": 0, "num_env_steps_sampled": 1, "info": {"learner": {"p": {}}}}
@@ -168,6 +174,22 @@ def test_a_replay_that_hardly_updates_is_told_the_intensity_that_helps(caplog):
     caplog.clear()
     config = dqn("CartPole-v1", training_intensity=16).rollouts(num_envs_per_worker=8)
     assert lines(caplog, config, 5) == []
+
+
+def test_a_run_that_ends_before_learning_starts_says_so_at_its_beginning_and_end(caplog):
+    config = dqn("CartPole-v1")
+    config.training(num_steps_sampled_before_learning_starts=100)
+    algorithm = config.build()
+    algorithm.learn(64)
+    begins, ends = (record.getMessage() for record in caplog.records)
+    assert begins.startswith("There will be no update, or hardly one: learning starts after ")
+    assert "num_steps_sampled_before_learning_starts=100 steps, and the run has 64. Train" in begins
+    assert ends.startswith("Nothing was learned: learning starts after ")
+    assert "--set num_steps_sampled_before_learning_starts=N" in ends
+    caplog.clear()
+    algorithm.learn(192)
+    algorithm.stop()
+    assert not caplog.records
 
 
 def test_returns_that_are_too_large_for_the_clipped_value_errors_are_told(caplog):

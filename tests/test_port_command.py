@@ -340,7 +340,9 @@ def test_a_package_adds_a_command(
     assert main(["greet", "Ada"]) == 7
     assert capsys.readouterr().out == "Hello Ada\n"
     assert main(["--help"]) == 0
-    assert "a command of greetings" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "a command of greetings" in shown
+    assert "change the imports of scripts" in shown
     assert main(["lost"]) == main(["odd"]) == main(["train"]) == 2
     said = capsys.readouterr().err
     assert "The command 'lost' of the package greetings 2.0 cannot be imported" in said

@@ -1,6 +1,7 @@
 """Recording policies that play: what is seen, what is told, and that training does not feel it."""
 
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,10 @@ def config(env: Any = filmed.Painted, **model: Any) -> PPOConfig:
         num_sgd_iter=2,
         lr=0.05,
     )
+
+
+class Silent(DefaultCallbacks):
+    """Callbacks of a script's own, which no file brings back."""
 
 
 def brightness(path: Path) -> list[int]:
@@ -331,6 +336,26 @@ def test_a_run_of_several_policies_is_recorded_with_its_mapping(tmp_path: Path) 
     assert main([*words, "--policy-mapping", "filmed:mapped"]) == 0
     video = tmp_path / "run" / "videos" / "latest.mp4"
     assert brightness(video) == [0, 1, 2, 3, 4, 5, 6, *[6] * HELD]
+
+
+def test_a_run_of_several_policies_is_evaluated_as_it_is_recorded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = config("filmed:Pair").callbacks(Silent)
+    settings.multi_agent(policies={"left", "right"}, policy_mapping_fn=filmed.mapped)
+    settings.build().learn(64, run_dir=tmp_path / "run", progress=False)
+    words = [str(tmp_path / "run"), "--env", "filmed:Pair", "--episodes", "3"]
+    words += ["--policy-mapping", "filmed:mapped"]
+    capsys.readouterr()
+    assert main(["record", *words, "--to", str(tmp_path / "a.gif")]) == 0
+    recorded = capsys.readouterr().out
+    assert main(["evaluate", *words]) == 0
+    evaluated = capsys.readouterr().out
+    assert re.search(r"mean length +6\b", evaluated)
+    assert re.search(r"mean of left +[\d.-]+", evaluated)
+    (mean,) = re.findall(r"mean return +(\S+)", evaluated)
+    returns = [float(each) for each in re.findall(r"return (\S+),", recorded)]
+    assert float(mean) == pytest.approx(sum(returns) / 3, abs=0.01)
 
 
 def test_the_command_records_while_it_trains(

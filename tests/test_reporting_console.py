@@ -38,7 +38,7 @@ def test_what_is_not_known_is_not_shown() -> None:
     console, output = plain_console()
     with TrainingProgress(None, None, console) as progress:
         progress.update(2_048, math.nan, math.nan)
-    assert output.getvalue() == "2,048 steps | return -\n"
+    assert output.getvalue() == "2,048 steps | no episode has ended yet\n"
 
 
 def test_no_time_is_left_once_the_total_is_passed() -> None:

@@ -1,5 +1,7 @@
 import json
 import os
+import subprocess
+import sys
 from datetime import datetime
 from pathlib import Path
 
@@ -129,6 +131,21 @@ def test_a_run_that_is_held_can_be_read_by_all_and_written_by_nobody_else(tmp_pa
             again.hold()
     with again.hold() as held:
         assert held.hold() is again
+
+
+def test_a_run_of_a_process_that_is_going_is_held_once_it_has_gone(tmp_path: Path) -> None:
+    RunFolder.create(tmp_path, "ppo").release()
+    (path,) = tmp_path.iterdir()
+    code = (
+        "import sys, time\nfrom tfpolicies.reporting.run_folder import RunFolder\n"
+        "with RunFolder.open(sys.argv[1]).hold():\n    print(flush=True)\n    time.sleep(0.5)"
+    )
+    command = [sys.executable, "-c", code, str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with RunFolder.open(path).hold():
+            assert other.wait() == 0
 
 
 @pytest.mark.core

@@ -16,7 +16,7 @@ import pytest
 from served import MATRIX, Server, export, inputs_of, place, policy_of
 from tritonclient import grpc, http
 
-from tfpolicies.cli import main
+from tfpolicies.cli import main, serve
 
 pytestmark = [pytest.mark.serve, pytest.mark.usefixtures("kept_programs")]
 
@@ -466,6 +466,51 @@ def test_a_checkpoint_is_exported_first(tmp_path):
         np.testing.assert_allclose(found["vf_preds"], expected, rtol=0, atol=1e-5)
         assert "tensorflow" not in Path(f"/proc/{server.process.pid}/maps").read_text()
         assert server.end() == 0
+
+
+@pytest.mark.parametrize("kind", ["saved_model", "litert", "triton"])
+def test_exports_that_are_not_served_are_named_with_the_command(tmp_path, capsys, kind):
+    (tmp_path / kind / "1").mkdir(parents=True)
+    layout = {"artefact": "onnx", "layout": kind} if kind == "triton" else {"artefact": kind}
+    (tmp_path / kind / "1" / "policy_spec.json").write_text(json.dumps(layout))
+    assert main(["serve", str(tmp_path / kind)]) == 2
+    shown = capsys.readouterr().err
+    named = {"saved_model": "a SavedModel", "litert": "a LiteRT file"}.get(kind, "for triton")
+    assert named in shown
+    assert "`tfpolicies export RUN --to DIR --onnx`" in shown
+
+
+def test_a_folder_of_exports_is_answered_with_the_command_that_serves_them(tmp_path, capsys):
+    for name in ("cat", "mouse"):
+        (tmp_path / name / "onnx").mkdir(parents=True)
+        (tmp_path / name / "onnx" / "policy_spec.json").write_text("{}")
+    assert main(["serve", str(tmp_path)]) == 2
+    shown = capsys.readouterr().err
+    assert f"`tfpolicies serve {tmp_path / 'cat'} {tmp_path / 'mouse'}`" in shown
+    (tmp_path / "empty").mkdir()
+    assert main(["serve", str(tmp_path / "empty")]) == 2
+    shown = capsys.readouterr().err
+    assert "is no ONNX export, and cannot be exported: Checkpoint" in shown
+    assert shown.count("tfpolicies: error:") == 1
+
+
+def test_names_and_ports_are_refused_before_anything_is_exported(versions, capsys):
+    assert main(["serve", f"a={versions[0]}", f"a={versions[1]}"]) == 2
+    assert "a=FOLDER is given 2 times" in capsys.readouterr().err
+    assert main(["serve", str(versions[0]), "--port", "70000"]) == 2
+    assert "--port: must be from 0 to 65535, got 70000" in capsys.readouterr().err
+
+
+def test_what_a_killed_server_exported_goes_when_another_one_begins(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    killed = tmp_path / "tfpolicies-serve-killed"
+    (killed / "0" / "onnx").mkdir(parents=True)
+    with serve._own_folder() as first:
+        assert not killed.exists()
+        with serve._own_folder() as second:
+            assert first.exists()
+            assert second != first
+    assert not [*tmp_path.iterdir()]
 
 
 def test_what_cannot_be_served_ends_with_status_2(versions, tmp_path, capsys):

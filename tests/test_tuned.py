@@ -73,8 +73,9 @@ def test_an_unknown_pair_names_the_nearest_entries():
     assert nearest_tuned("SAC", "MountainCarContinuous-v0") == (
         "TD3 on MountainCarContinuous-v0, DDPG on MountainCarContinuous-v0"
     )
-    assert nearest_tuned("PG", "Nothing-v0").startswith("PPO on CartPole-v1")
-    assert "SAC on" in nearest_tuned("SAC", "Nothing-v0")
+    assert nearest_tuned("SAC", "my_module:Drone") == ""
+    with pytest.raises(ConfigError, match=r"SAC on my_module:Drone; none are near\."):
+        SACConfig.tuned("my_module:Drone")
 
 
 def test_a_package_adds_entries_of_its_own(monkeypatch):
@@ -89,7 +90,7 @@ def test_a_package_adds_entries_of_its_own(monkeypatch):
 @pytest.mark.core
 def test_train_says_which_settings_it_begins_with():
     tuned = TrainSettings(env="HalfCheetah-v4", algo="SAC")
-    assert "hyperparams/sac.yml" in tuned.told_tuned()
+    assert "hyperparams/sac.yml, for 1,000,000 steps; this run has 100,000." in tuned.told_tuned()
     assert tuned.config().num_steps_sampled_before_learning_starts == 10_000
     plain = TrainSettings(env="HalfCheetah-v4", algo="SAC", no_tuned=True)
     assert plain.told_tuned() == "Settings: RLlib's defaults."

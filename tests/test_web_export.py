@@ -96,7 +96,7 @@ def test_other_mistakes_with_the_runtime_name_the_next_step(tmp_path, dist):
     policy = tiny.make()
     with pytest.raises(ExportError, match=r"must be the `dist` folder .* Give '.*/dist'\."):
         policy.export_model(tmp_path / "web", web=True, ort_web=dist.parent)
-    with pytest.raises(ExportError, match=r"without web=True\. Add it\."):
+    with pytest.raises(ExportError, match=r"without a page\. Add web=True\."):
         policy.export_model(tmp_path / "web", ort_web=dist)
     assert not (tmp_path / "web").exists()
 
@@ -120,7 +120,7 @@ def test_the_command_writes_the_page_and_says_how_to_see_it(tmp_path, dist, monk
     assert names_in(tmp_path / "out") == {"onnx"}
     assert (tmp_path / "out" / "onnx" / WASM).is_file()
     assert main([*told, "--ort-web", str(dist)]) == 2
-    assert "without web=True" in capsys.readouterr().err
+    assert "without a page. Give --web." in capsys.readouterr().err
 
 
 # -- what the spec says of the distribution -------------------------------------------------------

@@ -42,13 +42,35 @@ Each class is also a builtin, so that code which catches the builtin keeps worki
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+_Error = TypeVar("_Error", bound="TfPoliciesError")
 
 
 class TfPoliciesError(Exception):
-    """Base class of all errors raised by tfpolicies."""
+    """Base class of all errors raised by tfpolicies.
+
+    Attributes:
+        advice: how the message ends, if that is what to write in Python.
+        settings: the settings that the advice gives, by name, with values as texts, for those who
+            say it in other words.
+    """
 
     __str__ = Exception.__str__  # KeyError would show the message's repr
+    advice = ""
+    settings: Mapping[str, str] = {}
+
+    def advised(self: _Error, advice: str, settings: Mapping[str, Any]) -> _Error:
+        """Adds what to write in Python, and which settings that gives; returns the error.
+
+        >>> error = ConfigError("It is dark.").advised("Set lamp=True.", {"lamp": True})
+        >>> str(error), error.settings
+        ('It is dark. Set lamp=True.', {'lamp': 'True'})
+        """
+        self.args = (f"{self} {advice}",)
+        self.advice, self.settings = advice, {name: str(x) for name, x in settings.items()}
+        return self
 
 
 class ConfigError(TfPoliciesError, ValueError):

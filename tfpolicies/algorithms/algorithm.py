@@ -111,7 +111,7 @@ class Algorithm:
         self.counters = self._results.counters
         self._stopped = False
         self.run_dir: Path | None = None  # of the last `learn` that had one
-        self._told_of_unheld = False
+        self.tells_of_unheld = True  # the first `save` does; a command has words of its own
         self._last_good: str | None = None  # the folder of the newest checkpoint without NaN
         self._told_of_nan: set[str] = set()  # ids of policies written by hand
         self._env_share = 1.0  # environment steps per row to train on of the last train batch
@@ -936,8 +936,8 @@ class Algorithm:
         stored = record.stored(repr(str(folder)))
         settings, functions = checkpoints.held_back(self, stored)
         unheld = stored.unheld()
-        if unheld is not None and not self._told_of_unheld:
-            self._told_of_unheld = True
+        if unheld is not None and self.tells_of_unheld:
+            self.tells_of_unheld = False
             logger.warning(
                 "When you load this checkpoint, give these again, since no file chooses what is "
                 "imported: %s. Call %s.%s.",

@@ -298,6 +298,12 @@ class Unheld(NamedTuple):
 
     names: str  # of settings and arguments, with what they were
     call: str  # how to give them again
+    settings: Mapping[str, str]  # by name, what they were
+
+
+def _named(missing: Mapping[str, Missing]) -> dict[str, str]:
+    """Returns how each is imported, or what to write in its place if it cannot be."""
+    return {name: x.name if x.importable else "MODULE:NAME" for name, x in missing.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -371,21 +377,23 @@ class StoredAlgorithm:
         path.
         """
         roster = self.functions._asdict()
-        functions = {name: x.name for name, x in roster.items() if isinstance(x, Missing)}
+        functions = {name: x for name, x in roster.items() if isinstance(x, Missing)}
         settings = self.missing_settings()
         names = [
             f"config[{name!r}]{place} ({found.name})"
             for name, missing in settings.items()
             for place, found in missing.items()
         ]
-        names += [f"{name} ({function})" for name, function in functions.items()]
+        names += [f"{name} ({found.name})" for name, found in functions.items()]
         if not names:
             return None
         arguments = [f"{name}=..." for name in functions]
         if settings:
             parts = ", ".join(f"{name!r}: ..." for name in settings)
             arguments.insert(0, f"config={{{parts}}}")
-        return Unheld(", ".join(names), f"from_checkpoint(path, {', '.join(arguments)})")
+        found = {name: x for name, missing in settings.items() for x in missing.values()}
+        call = f"from_checkpoint(path, {', '.join(arguments)})"
+        return Unheld(", ".join(names), call, _named({**found, **functions}))
 
     def roster(self, otherwise: Roster = _NOTHING) -> Roster:
         """Returns what is said of mapping and training.
@@ -436,9 +444,8 @@ class StoredAlgorithm:
         self.require_finite(allow=allow_non_finite)
         if lacking is not None:
             raise CheckpointError(
-                f"{self.source} was saved with what a file cannot hold safely: {lacking.names}. "
-                f"Give it again: {lacking.call}."
-            )
+                f"{self.source} was saved with what a file cannot hold safely: {lacking.names}."
+            ).advised(f"Give it again: {lacking.call}.", lacking.settings)
         shapes: Counter[tuple[int, ...]] = Counter()  # that weights must have
         for stored in self.policies().values():
             shapes |= Counter(stored.weight_shapes)

@@ -29,6 +29,7 @@ _NARROW = 0.01  # standard deviation of a continuous action, in units of the pol
 _WITHOUT_REWARD = 100  # episodes without any reward that are worth a word
 _WITHOUT_END = 10_000  # steps of each environment in which no episode ended
 _STEPS_PER_UPDATE = 8  # with replay: so few updates hardly learn
+_START = "num_steps_sampled_before_learning_starts"
 
 
 class Trained(NamedTuple):
@@ -99,7 +100,9 @@ def _value_errors_are_clipped(trained: Trained) -> str | None:
     share = trained.number("vf_clipped")
     if not share > _MOST_ROWS:
         return None
-    mean = trained.result.get("episode_reward_mean", math.nan)
+    of_policies = trained.result.get("policy_reward_mean", {})  # where there are several
+    of_all = trained.result.get("episode_reward_mean", math.nan)
+    mean = of_policies.get(trained.policy_id, of_all)
     returns = f" (the mean return is {mean:.4g})" if math.isfinite(mean) else ""
     return (
         f"in {share:.0%} of the rows the estimated value is so far from the return{returns} that "
@@ -190,8 +193,7 @@ def _no_episode_ends(sampled: Sampled) -> str | None:
 
 
 def _nothing_is_trained(sampled: Sampled) -> str | None:
-    start = sampled.config.get("num_steps_sampled_before_learning_starts", 0)
-    waits = sampled.result["num_env_steps_sampled"] <= start
+    waits = sampled.result["num_env_steps_sampled"] <= sampled.config.get(_START, 0)
     if sampled.result["info"]["learner"] or not sampled.amount("sampled") or waits:
         return None
     return (
@@ -222,3 +224,22 @@ _OF_THE_RUN: dict[str, tuple[Callable[[Sampled], str | None], int]] = {
     "intensity": (_updates_are_few, _IN_A_ROW),
 }
 """By name, each with how many iterations it must hold in."""
+
+
+# -- of its length ----------------------------------------------------------------------------
+
+
+def too_short(config: AlgorithmConfig, steps: float) -> str | None:
+    """Says that learning does not start in so many steps; None if it does.
+
+    Args:
+        config: of the run.
+        steps: environment steps that it samples from its beginning to its end.
+    """
+    start = config.get(_START, 0)
+    if not start or steps > start:
+        return None
+    return (
+        f"learning starts after {_START}={start} steps, and the run has {steps:.0f}. Train for "
+        f"more steps, or set training({_START}=N), on the command line --set {_START}=N."
+    )

@@ -1,9 +1,9 @@
-"""Videos of policies that play, and windows in which they are watched."""
+"""Videos of policies that play, windows in which they are watched, and play that nobody sees."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -156,6 +156,23 @@ def has_several_agents(scene: Scene) -> bool:
     return isinstance(made, MultiAgentEnvironments)
 
 
+def play(scene: Scene, episodes: int, seed: int) -> list[RolloutMetrics]:
+    """Returns episodes that the policies of an algorithm play, of which no pictures are made.
+
+    Args:
+        scene: of an algorithm.
+        episodes: how many.
+        seed: of the first environment; the next one has `seed + 1`.
+
+    Raises:
+        EnvError: if the environment cannot be made.
+        SpaceError: if it has other spaces than the policies.
+    """
+    with same_randomness(), _evaluating(scene, *_place(scene), episodes) as sampler:
+        seeds = range(seed, seed + sampler.envs.num_envs)
+        return [*sampler.play(Goal(episodes, by_episodes=True), seeds).episodes]
+
+
 @contextlib.contextmanager
 def playing(scene: Scene, modes: Sequence[str], camera: Camera) -> Iterator[Play]:
     """Gives what plays the episodes of a scene; what it makes is closed in the end.
@@ -179,8 +196,8 @@ def playing(scene: Scene, modes: Sequence[str], camera: Camera) -> Iterator[Play
 
     with same_randomness():
         if not scene.is_of_policy:
-            with _evaluating(scene, make) as play:
-                yield play
+            with _evaluating(scene, make, context) as sampler:
+                yield lambda seed: sampler.play(Goal(1, by_episodes=True), [seed]).episodes[0]
             return
         changes = {"explore": scene.explore}
         policy = scene.player.holding.changed_copy(scene.player.policy_id, changes, anew=False)
@@ -204,13 +221,14 @@ def _place(scene: Scene) -> tuple[Any, EnvContext]:
 
 
 @contextlib.contextmanager
-def _evaluating(scene: Scene, make: Callable[[EnvContext], Any]) -> Iterator[Play]:
-    """Gives what plays with copies of an algorithm's policies, without its callbacks."""
+def _evaluating(scene: Scene, env: Any, env_config: EnvContext, episodes: int = 1) -> Iterator[Any]:
+    """Gives a sampler that plays with copies of an algorithm's policies, without its callbacks."""
     leader, config = scene.player.worker, scene.player.config
-    overrides = {"env": make, "explore": scene.explore, "callbacks": DefaultCallbacks}
+    overrides = {"env": env, "env_config": dict(env_config), "explore": scene.explore}
+    overrides |= {"callbacks": DefaultCallbacks}
     config = config.copy(copy_frozen=False).evaluation(
         evaluation_config={**(config.evaluation_config or {}), **overrides},
-        evaluation_duration=1,
+        evaluation_duration=episodes,
         evaluation_duration_unit="episodes",
         evaluation_num_workers=0,
         custom_evaluation_function=None,
@@ -224,8 +242,7 @@ def _evaluating(scene: Scene, make: Callable[[EnvContext], Any]) -> Iterator[Pla
     try:
         workers = evaluator.prepare()
         workers.follow(leader)
-        sampler: Any = workers.local_worker().sampler
-        yield lambda seed: sampler.play(Goal(1, by_episodes=True), [seed]).episodes[0]
+        yield workers.local_worker().sampler
     finally:
         evaluator.stop()
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.console import Console
 
+from tfpolicies.algorithms.diagnosis import too_short
 from tfpolicies.algorithms.run_records import Goals, NoRecords, RunRecords
 from tfpolicies.reporting.console import TrainingProgress
 from tfpolicies.reporting.progress_row import progress_row
 from tfpolicies.system.signals import interruptions
+
+logger = logging.getLogger("tfpolicies")
 
 TARGET, STEPS, CALLBACK = "target", "steps", "callback"  # why a training ends by itself
 
@@ -49,6 +53,8 @@ class TrainingRun:
         self._followers = followers
         self._mean_return = math.nan  # of training episodes, as the last row has it
         self._speed = math.nan
+        self._began_at = self.env_steps
+        self._has_learned = False
 
     @property
     def env_steps(self) -> int:
@@ -72,6 +78,7 @@ class TrainingRun:
                 has not been saved then.
         """
         earliest = self.env_steps + at_least_steps
+        self._warn_if_too_short()
         shown = TrainingProgress(int(self.goals.steps), self.goals.until, self._console)
         with interruptions().held_back(rescue) as signals, shown:
             self.records.keep()
@@ -91,6 +98,7 @@ class TrainingRun:
         """Trains one iteration and takes it down; whether no follower wants it to be the last."""
         self.records.before_iteration()
         self.result = self.algorithm.train()
+        self._has_learned |= bool(self.result["info"]["learner"])
         row = progress_row(self.result)
         self.records.take_down(row)
         self._mean_return = row["episode_reward_mean"]
@@ -101,7 +109,17 @@ class TrainingRun:
 
     def _finish(self, reason: str) -> str:
         self.records.finish()
+        short = too_short(self.algorithm.config, self.env_steps - self._began_at)
+        if short is not None and self.result and not self._has_learned:
+            logger.warning("Nothing was learned: %s", short)
         return reason
+
+    def _warn_if_too_short(self) -> None:
+        """Says it before a run begins; several agents may give a row each in a step."""
+        config = self.algorithm.config
+        short = too_short(config, self.goals.steps)
+        if short is not None and not (self.env_steps or config.is_multi_agent()):
+            logger.warning("There will be no update, or hardly one: %s", short)
 
     def _follow_speed(self, speed: float) -> None:
         if math.isfinite(self._speed):

@@ -57,9 +57,11 @@ def require_tuned(algo: str, env: str) -> Tuned:
     """
     entry = find_tuned(algo, env)
     if entry is None:
+        near = nearest_tuned(algo, env)
+        told = f"nearest are {near}" if near else "none are near"
         raise ConfigError(
-            f"There are no tuned settings for {algo} on {env}; nearest are "
-            f"{nearest_tuned(algo, env)}. `tfpolicies tuned` lists all of them."
+            f"There are no tuned settings for {algo} on {env}; {told}. `tfpolicies tuned` lists "
+            "all of them."
         )
     return entry
 
@@ -79,11 +81,10 @@ def tuned_entries(algo: str = "", env: str = "") -> dict[tuple[str, str], Tuned]
 
 
 def nearest_tuned(algo: str, env: str) -> str:
-    """Returns which entries are most like a pair that has none, as words.
+    """Returns which entries are most like a pair that has none, as words; "" if none is like it.
 
     These are entries of the algorithm for other versions of the environment, then those of other
-    algorithms for the environment, then those of the algorithm for environments of similar names,
-    or for any.
+    algorithms for the environment, or else those of the algorithm for similar environments.
 
     >>> nearest_tuned("PPO", "HalfCheetah-v3")
     'PPO on HalfCheetah-v4, PPO on HalfCheetah-v5'
@@ -93,8 +94,8 @@ def nearest_tuned(algo: str, env: str) -> str:
     own = [other for name, other in TUNED if name == algo]
     versions = [(algo, each) for each in own if _without_version(each) == _without_version(env)]
     found = versions + [pair for pair in TUNED if pair[1] == env]
-    similar = difflib.get_close_matches(env, own, _NEAREST, 0.7) or own
-    found = found or [(algo, each) for each in similar] or list(TUNED)
+    similar = difflib.get_close_matches(env, own, _NEAREST, 0.7)
+    found = found or [(algo, each) for each in similar]
     return ", ".join(f"{name} on {other}" for name, other in found[:_NEAREST])
 
 

@@ -21,7 +21,7 @@ from tfpolicies._version import __version__
 from tfpolicies.algorithms.registry import algorithm_names
 from tfpolicies.cli.ends import STATUSES
 from tfpolicies.cli.settings import RUN, WHAT, WORDS, flag
-from tfpolicies.cli.values import above_zero, count, json_object, positive
+from tfpolicies.cli.values import above_zero, count, json_object, port, positive
 from tfpolicies.errors import ConfigError, UsageError, near_matches
 from tfpolicies.registers import import_installed, installed, told
 
@@ -87,7 +87,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         used = commands[args.command]
         word = unknown[0].partition("=")[0]
         hint = near_matches(word, used.options()) if word.startswith("-") else ""
-        raise UsageError(f"{used.prog} does not take {unknown[0]!r}.{hint} See `{used.prog} -h`.")
+        raise UsageError(
+            f"{used.prog} does not take {unknown[0]!r}.{hint} See `{used.prog} --help`."
+        )
     return args
 
 
@@ -117,7 +119,7 @@ def _parsers(used: str = "") -> tuple[_Parser, dict[str, _Parser]]:
 
 
 def _commands(used: str) -> dict[str, _Command]:
-    """Returns all commands; of packages, only the one that is used is imported."""
+    """Returns all commands; of other packages, only the one that is used is imported."""
     own: dict[str, _Command] = {
         "train": _Command("train a policy on an environment", _train),
         "evaluate": _Command("play episodes with a trained policy", _evaluate),
@@ -135,7 +137,7 @@ def _commands(used: str) -> dict[str, _Command]:
 
 
 def _installed(entry_point: EntryPoint, used: str) -> _Command:
-    if entry_point.name != used:
+    if entry_point.name != used and not entry_point.value.startswith("tfpolicies."):
         package = entry_point.dist.name if entry_point.dist else "a package"
         return _Command(f"a command of {package}", lambda parser: None)
     module = import_installed("command", entry_point)
@@ -200,21 +202,17 @@ def _watch(parser: _Parser) -> None:
 def _add_looking(parser: _Parser) -> None:
     _add_playing(parser, episodes=3)
     parser.add_argument(
-        "--policy-mapping",
-        metavar="MODULE:FUNCTION",
-        help="of a run with several policies: which one acts for an agent, as in training",
-    )
-    parser.add_argument(
         "--max-steps",
         type=positive,
         default=10_000,
-        help="after which an episode is cut (default 10,000)",
+        help="cut an episode after this many steps (default 10,000)",
     )
 
 
 def _export(parser: _Parser) -> None:
     _add_source(parser)
     parser.add_argument("--to", required=True, metavar="DIR", help="folder to write into")
+    parser.add_argument("--policy", metavar="ID", help="of a run with several policies: this one")
     parser.add_argument(
         "--onnx",
         nargs="?",
@@ -265,10 +263,10 @@ def _serve(parser: _Parser) -> None:
     )
     parser.add_argument("--host", default="127.0.0.1", help="where to listen (default 127.0.0.1)")
     parser.add_argument(
-        "--port", type=count, default=8000, help="of HTTP (default 8000); 0: any that is free"
+        "--port", type=port, default=8000, help="of HTTP (default 8000); 0: any that is free"
     )
     parser.add_argument(
-        "--grpc-port", type=count, default=8001, help="of gRPC (default 8001); 0: any that is free"
+        "--grpc-port", type=port, default=8001, help="of gRPC (default 8001); 0: any that is free"
     )
     parser.add_argument(
         "--max-batch", type=positive, default=256, metavar="ROWS", help="run together (default 256)"
@@ -310,6 +308,11 @@ def _add_playing(parser: _Parser, episodes: int) -> None:
     parser.add_argument("--episodes", type=positive, default=episodes, help=told)
     parser.add_argument("--explore", action="store_true", help="sample actions; default: greedy")
     parser.add_argument("--env", metavar="NAME", help="another environment than in training")
+    parser.add_argument(
+        "--policy-mapping",
+        metavar="MODULE:FUNCTION",
+        help="of a run with several policies: which one acts for an agent, as in training",
+    )
     parser.add_argument(
         "--allow-other-spaces",
         action="store_true",

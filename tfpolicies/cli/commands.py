@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tfpolicies.algorithms.registry import find_algorithm, registered_names
 from tfpolicies.algorithms.tuned import tuned_entries
 from tfpolicies.cli.ends import DONE
-from tfpolicies.cli.recording import record, watch
+from tfpolicies.cli.recording import record, scene_of, title_of, watch
 from tfpolicies.cli.serve import serve
 from tfpolicies.cli.serving import find_export, loaded, play_in_own_process
 from tfpolicies.cli.sources import (
-    environment_for,
     export_policy,
     find_checkpoint,
     load_policy,
@@ -26,6 +26,10 @@ from tfpolicies.errors import ConfigError
 from tfpolicies.export.web import WebPage
 from tfpolicies.reporting.console import CommandConsole, summary_table
 
+if TYPE_CHECKING:
+    from tfpolicies.algorithms.recording import Scene
+    from tfpolicies.rollout.episode import RolloutMetrics
+
 _EVALUATION_ENVS = 16
 
 
@@ -35,30 +39,14 @@ def evaluate(args: argparse.Namespace) -> int:
     if args.env is not None:
         check_source(args.env)
     checkpoint = find_checkpoint(args.source, best=args.best)
-    policy = load_policy(checkpoint, console, explore=args.explore, model=args.model)
-    source = environment_for(policy.config, args.env)
-    from tfpolicies.rollout.connected import connected
-    from tfpolicies.rollout.evaluation import play_episodes
-    from tfpolicies.rollout.fitting_spaces import require_trained_spaces
-    from tfpolicies.rollout.metrics import summarize_episodes
-    from tfpolicies.rollout.sampler import Goal
+    with scene_of(args, checkpoint, console) as scene:
+        from tfpolicies.algorithms import recording
+        from tfpolicies.rollout.metrics import summarize_episodes
 
-    own = args.env in (None, policy.config["env"])
-    context = EnvContext(policy.config["env_config"] if own else {})
-    envs = make_environments(source, min(args.episodes, _EVALUATION_ENVS), context)
-    try:
-        envs = connected(envs, policy)
-        require_trained_spaces(
-            policy.policy_id,
-            (policy.observation_space, policy.action_space),
-            (envs.observation_space, envs.action_space),
-            allow_other=args.allow_other_spaces,
-        )
-        seeds = [args.seed + i for i in range(envs.num_envs)]
-        goal = Goal(args.episodes, by_episodes=True)
-        played = play_episodes(policy, envs, goal, seeds=seeds)
-    finally:
-        envs.close()
+        if scene.is_of_policy:
+            played = _played_by_one(scene, args.episodes, args.seed)
+        else:
+            played = recording.play(scene, args.episodes, args.seed)
     summary = summarize_episodes(played)
     figures = {
         "episodes": len(played),
@@ -66,17 +54,43 @@ def evaluate(args: argparse.Namespace) -> int:
         "lowest": summary["episode_reward_min"],
         "highest": summary["episode_reward_max"],
         "mean length": summary["episode_len_mean"],
+        **{f"mean of {pid}": mean for pid, mean in summary["policy_reward_mean"].items()},
     }
-    how = "sampling" if args.explore else "greedy"
-    console.print(summary_table(f"{type(policy).__name__}, {how}", figures))
+    console.print(summary_table(title_of(scene), figures))
     return DONE
+
+
+def _played_by_one(scene: Scene, episodes: int, seed: int) -> list[RolloutMetrics]:
+    """Returns episodes that one policy plays alone."""
+    from tfpolicies.rollout.connected import connected
+    from tfpolicies.rollout.evaluation import play_episodes
+    from tfpolicies.rollout.fitting_spaces import require_trained_spaces
+    from tfpolicies.rollout.sampler import Goal
+
+    policy = scene.player
+    own = scene.env == policy.config["env"]
+    context = EnvContext(policy.config["env_config"] if own else {})
+    envs = make_environments(scene.env, min(episodes, _EVALUATION_ENVS), context)
+    try:
+        envs = connected(envs, policy)
+        require_trained_spaces(
+            policy.policy_id,
+            (policy.observation_space, policy.action_space),
+            (envs.observation_space, envs.action_space),
+            allow_other=scene.allow_other_spaces,
+        )
+        seeds = [seed + i for i in range(envs.num_envs)]
+        return play_episodes(policy, envs, Goal(episodes, by_episodes=True), seeds=seeds)
+    finally:
+        envs.close()
 
 
 def export(args: argparse.Namespace) -> int:
     """Writes a trained policy as SavedModel and ONNX, or in the form asked for, verified."""
     console = CommandConsole()
     WebPage.wanted(args.web, args.ort_web)  # before it takes time
-    policy = load_policy(find_checkpoint(args.source, best=args.best), console, model=args.model)
+    checkpoint = find_checkpoint(args.source, best=args.best)
+    policy = load_policy(checkpoint, console, model=args.model, policy_id=args.policy)
     both = not (args.onnx or args.saved_model or args.layout or args.litert or args.web)
     exported = export_policy(
         policy,

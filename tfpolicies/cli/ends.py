@@ -10,6 +10,7 @@ import traceback
 from pathlib import Path
 from types import TracebackType
 
+from tfpolicies.cli.settings import in_words
 from tfpolicies.errors import FolderInUseError, NonFiniteError, TfPoliciesError
 from tfpolicies.system.signals import SignalEnd, what_happened
 
@@ -69,6 +70,8 @@ def described(error: BaseException) -> str:
     'terminated'
     >>> described(TfPoliciesError("It is so."))
     'It is so'
+    >>> described(TfPoliciesError("It is so.").advised("Write lr=1.", {"lr": 1}))
+    'It is so. Give --set lr=1'
     """
     if isinstance(error, KeyboardInterrupt):
         number = error.number if isinstance(error, SignalEnd) else 2
@@ -78,10 +81,18 @@ def described(error: BaseException) -> str:
     place = _place(error.__traceback__)
     if isinstance(error, SystemExit):
         return f"the process was to end by SystemExit({error.code!r}){place}"
-    text = " ".join(str(error).split()).removesuffix(".")
+    text = " ".join(_in_own_words(error).split()).removesuffix(".")
     if isinstance(error, TfPoliciesError | OSError):
         return text
     return f"{type(error).__name__}: {text}{place}" if text else f"{type(error).__name__}{place}"
+
+
+def _in_own_words(error: BaseException) -> str:
+    """Returns the message of an error, whose advice is what to write on the command line."""
+    text = str(error)
+    if not isinstance(error, TfPoliciesError) or not error.settings:
+        return text
+    return f"{text.removesuffix(error.advice)}Give {in_words(error.settings)}."
 
 
 def _place(trace: TracebackType | None) -> str:

@@ -39,7 +39,7 @@ def record(args: argparse.Namespace) -> int:
     require_video_packages()
     checkpoint = find_checkpoint(args.source, best=args.best)
     paths = _paths(args.to, checkpoint, gif=args.gif)
-    with _scene(args, checkpoint, console) as scene:
+    with scene_of(args, checkpoint, console) as scene:
         from tfpolicies.algorithms import recording
 
         seeds = range(args.seed, args.seed + args.episodes)
@@ -49,7 +49,7 @@ def record(args: argparse.Namespace) -> int:
         f"episode {i}": _told(total, length)
         for i, (total, length) in enumerate(zip(made.returns, made.lengths, strict=True), 1)
     }
-    console.print(summary_table(_title(scene), figures))
+    console.print(summary_table(title_of(scene), figures))
     print_files(console, {path.suffix[1:].upper(): path for path in made.paths})
     return DONE
 
@@ -63,12 +63,12 @@ def watch(args: argparse.Namespace) -> int:
             "watch opens a window, but there is no display: neither DISPLAY nor WAYLAND_DISPLAY is "
             f"set. Make a video instead: tfpolicies record {args.source}"
         )
-    with _scene(args, checkpoint, console) as scene:
+    with scene_of(args, checkpoint, console) as scene:
         from tfpolicies.algorithms.recording import playing
         from tfpolicies.envs.rendering import WINDOW
         from tfpolicies.rollout.filming import Camera
 
-        console.print(_title(scene), highlight=False)
+        console.print(title_of(scene), highlight=False)
         with playing(scene, [WINDOW], Camera(None, args.max_steps)) as play:
             for i in range(args.episodes):
                 played = play(args.seed + i)
@@ -81,7 +81,8 @@ def _told(total: float, length: int) -> str:
     return f"return {total:,.2f}, {counted(length, 'step')}"
 
 
-def _title(scene: Scene) -> str:
+def title_of(scene: Scene) -> str:
+    """Returns who plays, and how, for people."""
     how = "sampling" if scene.explore else "greedy"
     return f"{type(scene.player).__name__}, {how}"
 
@@ -105,7 +106,7 @@ def _paths(to: str | None, checkpoint: Path, *, gif: bool) -> list[Path]:
 
 
 @contextlib.contextmanager
-def _scene(args: argparse.Namespace, checkpoint: Path, console: Console) -> Iterator[Scene]:
+def scene_of(args: argparse.Namespace, checkpoint: Path, console: Console) -> Iterator[Scene]:
     """Gives who plays where: a policy, or the algorithm where several of them or of agents play."""
     if args.env is not None:
         check_source(args.env)
@@ -129,13 +130,18 @@ def _scene(args: argparse.Namespace, checkpoint: Path, console: Console) -> Iter
 def _restored(args: argparse.Namespace, checkpoint: Path) -> Any:
     """Returns the algorithm of a checkpoint, with as few environments as there can be."""
     from tfpolicies.algorithms.algorithm import Algorithm
+    from tfpolicies.config.callbacks import DefaultCallbacks
 
     few = {"num_rollout_workers": 0, "num_envs_per_worker": 1, "log_level": "ERROR"}
-    env = {} if args.env is None else {"env": args.env}
+    given: dict[str, Any] = {"callbacks": DefaultCallbacks}  # those of training are not called
+    if args.env is not None:
+        given["env"] = args.env
+    if args.model is not None:
+        given["model"] = {"custom_model": imported("model", args.model)}
     mapping = args.policy_mapping
     return Algorithm.from_checkpoint(
         checkpoint,
         policy_mapping_fn=None if mapping is None else imported("policy_mapping", mapping),
-        config={**few, **env},
+        config={**few, **given},
         allow_other_spaces=args.allow_other_spaces,
     )

@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
+import os
+import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from tfpolicies.cli.ends import DONE
-from tfpolicies.errors import ExportError, MissingPackageError
+from tfpolicies.cli.sources import shown
+from tfpolicies.errors import ExportError, FolderInUseError, MissingPackageError, UsageError
+from tfpolicies.system.folder_lock import FolderLock
+from tfpolicies.system.regular_files import read_regular
 
+_OWN = "tfpolicies-serve-"  # how the names of folders begin that runs are exported into
 _SPEC = "policy_spec.json"
+_LARGEST = 1 << 24  # bytes of one
+_KINDS = {"saved_model": "a SavedModel", "litert": "a LiteRT file"}  # that are not served
+_ALONE = ("triton", "kserve")  # layouts whose ONNX files do not sample, too
 _ONNX = "onnx"  # the folder that `tfpolicies export` makes in the one that it is given
 
 
@@ -29,8 +44,10 @@ def serve(args: argparse.Namespace) -> int:
     limits = Limits(
         args.max_batch, args.max_sequences, args.sequence_idle, args.max_body, args.threads
     )
-    with tempfile.TemporaryDirectory(prefix="tfpolicies-serve-") as own:
-        sources = [_named(source) for source in args.sources]
+    sources = [_named(source) for source in args.sources]
+    _require_one_folder_each([name for name, _ in sources if name])
+    sources.sort(key=lambda source: not source[0])  # the others give way to names that are given
+    with _own_folder() as own:
         folders = [
             (name or _called(path), _export_of(path, Path(own, str(number))))
             for number, (name, path) in enumerate(sources)
@@ -42,6 +59,34 @@ def serve(args: argparse.Namespace) -> int:
 
 def _say(line: str) -> None:
     print(line, flush=True)
+
+
+@contextlib.contextmanager
+def _own_folder() -> Iterator[Path]:
+    """Gives a folder that is gone afterwards; those that killed servers left behind go, too."""
+    for leftover in Path(tempfile.gettempdir()).glob(f"{_OWN}*"):
+        with contextlib.suppress(FolderInUseError, OSError):
+            if leftover.lstat().st_uid == os.getuid():
+                lock = FolderLock(leftover)
+                shutil.rmtree(leftover, ignore_errors=True)
+                lock.release()
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_OWN))
+        with contextlib.suppress(FolderInUseError, FileNotFoundError):
+            lock = FolderLock(folder)
+            if folder.exists():  # else another server took it for a leftover
+                break
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        lock.release()
+
+
+def _require_one_folder_each(names: Sequence[str]) -> None:
+    name, count = next(iter(Counter(names).most_common(1)), ("", 0))
+    if count > 1:
+        raise UsageError(f"{name}=FOLDER is given {count} times. Give each model its own name.")
 
 
 def _named(source: str) -> tuple[str, Path]:
@@ -71,14 +116,61 @@ def _export_of(path: Path, own: Path) -> Path:
         )
     folder = path if path.is_dir() else path.parent
     for found in (folder, folder / _ONNX):
-        numbered = [each for each in found.glob("*") if each.name.isdecimal()]
-        if any((each / _SPEC).exists() for each in (found, *numbered)):
+        if specs := _specs(found):
+            _require_served(path, specs[-1])
             return found
     _say(f"exporting {path}")
     words = ["export", str(path), "--to", str(own), "--onnx"]
     command = [sys.executable, "-m", "tfpolicies", *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
+        _require_no_exports_within(folder)
         reason = (done.stderr.strip() or "it said nothing").splitlines()[-1]
-        raise ExportError(f"{str(path)!r} is no ONNX export, and cannot be exported: {reason}")
+        reason = reason.removeprefix("tfpolicies: error: ")
+        raise ExportError(f"{shown(path)} is no ONNX export, and cannot be exported: {reason}")
     return own / _ONNX
+
+
+def _specs(folder: Path) -> list[Path]:
+    """Returns what describes the exports in a folder: itself, and numbered versions."""
+    numbered = sorted(int(each.name) for each in folder.glob("*") if each.name.isdecimal())
+    places = [folder, *(folder / str(number) for number in numbered)]
+    return [place / _SPEC for place in places if (place / _SPEC).exists()]
+
+
+def _require_served(path: Path, spec: Path) -> None:
+    """Refuses an export that is another one than ONNX with both ways of acting.
+
+    What is garbled is told where it is loaded.
+
+    Raises:
+        ExportError: naming what it is, and the command that writes what is served.
+    """
+    told: Any = None
+    with contextlib.suppress(OSError, ValueError):
+        told = json.loads(read_regular(spec, _LARGEST))
+    if not isinstance(told, dict):
+        return
+    kind = _KINDS.get(str(told.get("artefact")))
+    if told.get("layout") in _ALONE:
+        kind = f"an export for {told['layout']}"
+    if kind is not None:
+        raise ExportError(
+            f"{shown(path)} holds {kind}, but serve takes ONNX. Export the run once more: "
+            "`tfpolicies export RUN --to DIR --onnx`."
+        )
+
+
+def _require_no_exports_within(folder: Path) -> None:
+    """Says which exports lie deeper in a folder than they are looked for.
+
+    Raises:
+        ExportError: if there are any; with the command that serves them, if they can be.
+    """
+    parts = [part for part in sorted(folder.glob("*")) if _specs(part) or _specs(part / _ONNX)]
+    served = [part for part in parts if _specs(part / _ONNX)]
+    if served:
+        command = shlex.join(["tfpolicies", "serve", *map(shown, served)])
+        raise ExportError(f"{shown(folder)} is no export, but holds some: `{command}`.")
+    for part in parts:
+        _require_served(folder, _specs(part)[-1])

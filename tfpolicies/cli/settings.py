@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import importlib
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -239,10 +240,11 @@ class TrainSettings:
             return "Settings: RLlib's defaults."
         if entry is None:
             near = nearest_tuned(self.algo, self.env)
-            return f"Settings: RLlib's defaults; none are tuned for {self.title} (nearest: {near})."
+            told = f"nearest: {near}" if near else "none are near"
+            return f"Settings: RLlib's defaults; none are tuned for {self.title} ({told})."
         return (
-            f"Settings: tuned for {self.title}, {entry.steps:,} steps, by {entry.source}; "
-            "--no-tuned begins with RLlib's defaults."
+            f"Settings: tuned for {self.title} by {entry.source}, for {entry.steps:,} steps; this "
+            f"run has {self.steps:,}. --no-tuned begins with RLlib's defaults."
         )
 
     def imported(self) -> dict[str, Any]:
@@ -275,6 +277,33 @@ def flag(name: str) -> str:
     ('--num-envs', 'ENV')
     """
     return "ENV" if name == "env" else f"--{name.replace('_', '-')}"
+
+
+_OPTIONS = {
+    "env": "--env",
+    "policy_mapping_fn": "--policy-mapping",
+    "callbacks": "--callbacks",
+    "model": "--model",
+    "web": "--web",
+}
+"""Options by the settings that they give, which `--set` does not."""
+
+
+def in_words(settings: Mapping[str, str]) -> str:
+    """Returns how settings are given on the command line.
+
+    >>> in_words({"env": "my:Env", "policy_mapping_fn": "my:mapping"})
+    '--env my:Env --policy-mapping my:mapping'
+    >>> in_words({"web": "True", "model.fcnet_hiddens": "[8, 8]"})
+    "--web --set 'model.fcnet_hiddens=[8, 8]'"
+    """
+    words: list[str] = []
+    for name, value in settings.items():
+        if name not in _OPTIONS:
+            words += ["--set", f"{name}={value}"]
+        else:
+            words += [_OPTIONS[name], *([] if value == "True" else [value])]
+    return shlex.join(words)
 
 
 def imported(name: str, path: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -61,7 +62,12 @@ def find_checkpoint(path: str, *, best: bool = False) -> Path:
 
 
 def load_policy(
-    folder: Path, console: Console, *, explore: bool = False, model: str | None = None
+    folder: Path,
+    console: Console,
+    *,
+    explore: bool = False,
+    model: str | None = None,
+    policy_id: str | None = None,
 ) -> Any:
     """Returns the policy of a checkpoint of a policy or of an algorithm.
 
@@ -70,9 +76,12 @@ def load_policy(
         console: where it is shown that TensorFlow is loading.
         explore: whether the policy samples its actions.
         model: `module:factory` of a model that the checkpoint does not hold.
+        policy_id: of an algorithm with several policies, the one that is meant.
 
     Raises:
-        CheckpointError: if it is missing, damaged or foreign, or holds several policies.
+        CheckpointError: if it is missing, damaged or foreign, or holds several policies and none
+            of them is named.
+        UnknownPolicyError: if it has no policy of that id.
         UsageError: if the model cannot be imported.
     """
     load(console)
@@ -82,15 +91,26 @@ def load_policy(
 
     base: Any = Policy
     settings = {"explore": explore, **given}
-    found = load_policies(folder, None, base, settings, known=_classes_of_run(folder))
+    ids = None if policy_id is None else [policy_id]
+    found = load_policies(folder, ids, base, settings, known=_classes_of_run(folder))
     if not isinstance(found, dict):
         return found
     if len(found) != 1:
         raise CheckpointError(
-            f"{str(folder)!r} holds the policies {sorted(found)}. Give the folder of one: "
-            f"{folder / 'policies' / sorted(found)[0]}."
+            f"{shown(folder)} holds the policies {', '.join(sorted(found))}. Export one after the "
+            f"other: {' and '.join(export_command(shown(folder), pid) for pid in sorted(found))}."
         )
     return next(iter(found.values()))
+
+
+def export_command(source: str, policy_id: str) -> str:
+    """Returns the command that exports one policy of several, as it stands in messages.
+
+    >>> export_command("runs/a", "cat")
+    '`tfpolicies export runs/a --policy cat --to cat`'
+    """
+    words = ["tfpolicies", "export", source, "--policy", policy_id, "--to", policy_id]
+    return f"`{shlex.join(words)}`"
 
 
 def _classes_of_run(folder: Path) -> list[Any]:

@@ -33,6 +33,7 @@ from tfpolicies.cli.settings import (
 )
 from tfpolicies.cli.sources import (
     Shipped,
+    export_command,
     export_policy,
     find_run,
     load,
@@ -99,6 +100,7 @@ def train(args: argparse.Namespace) -> int:
         with console.status("building"):
             algorithm = restore_or_build(run, settings)
         closing.callback(_stop, algorithm)
+        algorithm.tells_of_unheld = False
         _require_one_policy_to_ship(algorithm, settings)
         _require_pictures(algorithm, settings)
         if run is None:
@@ -191,8 +193,7 @@ def _require_one_policy_to_ship(algorithm: Algorithm, settings: TrainSettings) -
     if (settings.export or settings.play) and DEFAULT_POLICY_ID not in ids:
         raise UsageError(
             f"--export and --play need a run with one policy, but this one has {ids}. Train "
-            "without them, and export a policy afterwards: tfpolicies export "
-            f"RUN/checkpoints/latest/policies/{ids[0]} --to DIR."
+            f"without them, and export a policy afterwards: {export_command('RUN', ids[0])}."
         )
 
 
@@ -387,6 +388,9 @@ def _print_summary(job: Job, reason: str, shipped: Shipped) -> None:
     job.console.print(summary_table(title, {**figures, **shipped.figures}))
     job.console.print()
     print_files(job.console, files)
+    if _named_again(settings):
+        text = "To train on, name again what is imported:"
+        _print_hint(job.console, text, [*_resume_words(run), "--steps", "..."])
 
 
 def _print_hint(console: Console, text: str, words: list[str]) -> None:

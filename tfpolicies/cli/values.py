@@ -7,6 +7,8 @@ import json
 import math
 from typing import Any
 
+_LAST_PORT = 65_535
+
 
 def _whole(text: str) -> int:
     """Returns the integer that is written as 100000, 100_000 or 1e5."""
@@ -39,6 +41,14 @@ def positive(text: str) -> int:
     return number
 
 
+def port(text: str) -> int:
+    """Returns the number of a port; 0 is any that is free."""
+    number = count(text)
+    if number > _LAST_PORT:
+        raise argparse.ArgumentTypeError(f"must be from 0 to {_LAST_PORT}, got {text}")
+    return number
+
+
 def above_zero(text: str) -> float:
     """Returns a finite number > 0."""
     number = float(text)
@@ -59,4 +69,4 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 above_zero.__name__ = "number"
-count.__name__ = positive.__name__ = "integer"  # argparse shows it in its messages
+count.__name__ = positive.__name__ = port.__name__ = "integer"  # argparse shows it in its messages

@@ -11,13 +11,15 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from gymnasium import spaces
 
 from tfpolicies.errors import CheckpointError, UsageError
 from tfpolicies.system.regular_files import read_regular
+
+if TYPE_CHECKING:
+    from gymnasium import spaces
 
 SUMMARY = "turn a checkpoint of RLlib's TensorFlow policies into one of ours"
 _DESCRIPTION = "rllib_checkpoint.json"
@@ -182,6 +184,8 @@ def _filter(
     state: Mapping[str, Any], config: Mapping[str, Any], observed: spaces.Space
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """Returns the statistics of a MeanStdFilter as they are here, and what to say of them."""
+    from gymnasium import spaces
+
     if config["observation_filter"] == "NoFilter":
         return {}, []
     found = _filter_state(state)

@@ -51,8 +51,8 @@ class WebPage(NamedTuple):
             return cls.of(ort_web)
         if ort_web is not None:
             raise ExportError(
-                f"ort_web is the runtime of a page, got {str(ort_web)!r} without web=True. Add it."
-            )
+                f"ort_web is the runtime of a page, got {str(ort_web)!r} without a page."
+            ).advised("Add web=True.", {"web": True})
         return None
 
     @classmethod

@@ -184,12 +184,13 @@ def _status(
     >>> _status(2_000, 21.2, 1_000.0, 10_000, 475.0)
     '1,000/s | return 21.2 of 475 | 0:08 left'
     >>> _status(2_000, float("nan"), float("nan"), None, None)
-    'return -'
+    'no episode has ended yet'
     """
     moving = math.isfinite(steps_per_s) and steps_per_s > 0
     parts = [f"{steps_per_s:,.0f}/s"] if moving else []
-    shown_return = f"{mean_return:,.4g}" if math.isfinite(mean_return) else "-"
-    parts += [f"return {shown_return}" + ("" if target is None else f" of {target:,.6g}")]
+    wanted = "" if target is None else f" of {target:,.6g}"
+    known = math.isfinite(mean_return)
+    parts += [f"return {mean_return:,.4g}{wanted}" if known else "no episode has ended yet"]
     if moving and total is not None:
         parts += [f"{_clock_time(max(0, total - env_steps) / steps_per_s)} left"]
     return " | ".join(parts)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import os
 import re
+import time
 from collections.abc import Mapping
 from datetime import datetime
 from os import PathLike
@@ -19,6 +21,7 @@ from tfpolicies.system.regular_files import read_regular
 
 FORMAT = "tfpolicies-run"
 FORMAT_VERSION = 1
+_TEARDOWN = 2.0  # seconds that the kernel may take to end a killed process
 _LARGEST = 1 << 20  # bytes of a run.json
 _OWN = {"lock", "events", "checkpoints", "export"}  # what is made before the run.json
 
@@ -169,6 +172,17 @@ class RunFolder:
             )
         return run
 
+    def _locked(self) -> FolderLock:
+        """Returns the lock; waits a moment for a process that was killed and is being torn down."""
+        until = time.monotonic() + _TEARDOWN
+        while True:
+            try:
+                return FolderLock(self.path)
+            except FolderInUseError as error:
+                if error.owner == f"process {os.getpid()}" or time.monotonic() > until:
+                    raise
+                time.sleep(0.05)
+
     def hold(self) -> RunFolder:
         """Keeps all others from writing to the run, and removes what killed writers left half done.
 
@@ -181,7 +195,7 @@ class RunFolder:
         """
         if self._lock is None:
             try:
-                self._lock = FolderLock(self.path)
+                self._lock = self._locked()
             except FolderInUseError as error:
                 raise FolderInUseError(
                     f"The run {str(self.path)!r} is in use by {error.owner}, which trains it. Wait "

@@ -189,12 +189,11 @@ def filters_for(leaf: Leaf, name: str, config: Mapping[str, Any]) -> Sequence[An
     if filters is None:
         filters = CONV_FILTERS.get((height, width))
     if filters is None:
+        example = _example(height, width)
         raise ModelError(
             f"model['conv_filters'] must be given for {name!r}, an image of shape "
-            f"{leaf.shape}: there are defaults only for {_known_sizes()}. Try "
-            f"model={{'conv_filters': {_example(height, width)}}}, or [] to flatten images as "
-            "vectors."
-        )
+            f"{leaf.shape}: there are defaults only for {_known_sizes()}; [] flattens images."
+        ).advised(f"Try model={{'conv_filters': {example}}}.", {"model.conv_filters": example})
     height, width = _shrunk((height, width), [stride for _, _, stride in filters[:-1]])
     kernel = pair(filters[-1][1])
     if kernel[0] > height or kernel[1] > width:
