@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import gymnasium as gym
 import keras
@@ -20,6 +21,7 @@ from gymnasium import spaces
 
 from tfpolicies import PGConfig, PGTF2Policy, PPOTF2Policy
 from tfpolicies.errors import ExportError, MissingPackageError, UnknownPolicyError
+from tfpolicies.export.player import refuse_other_files
 from tfpolicies.export.verify import random_observations, verify_onnx, verify_saved_model
 from tfpolicies.models.spaces import leaves
 from tfpolicies.program.runtimes.onnx import convert, cpu_session
@@ -511,6 +513,20 @@ def test_the_client_refuses_weights_that_lie_in_other_files(cartpole, tmp_path, 
     content = (folder / "onnx" / "model.onnx").read_bytes()[:-1]
     with pytest.raises(ValueError, match="is damaged"):
         hostile_client(folder, tmp_path, replaced)
+
+
+@pytest.mark.parametrize("tag", [b"\x6a", b"\xea\x80\x80\x80\x00", b"\xea\x80\x80\x80\x10"])
+def test_no_spelling_of_a_field_hides_that_weights_lie_in_other_files(tag):
+    """The last one has a bit beyond 32, which ONNX Runtime cuts off."""
+
+    def field(start, content):
+        return start + bytes([len(content)]) + content
+
+    entry = onnx.StringStringEntryProto(key="location", value="secret.bin").SerializeToString()
+    tensor = onnx.TensorProto(name="w", data_type=1, dims=[3], data_location=1).SerializeToString()
+    graph = field(b"\x2a", tensor + field(tag, entry))
+    with pytest.raises(ValueError, match=r"in other files|is damaged"):
+        refuse_other_files(Path("model.onnx"), field(b"\x3a", graph))
 
 
 def digest(folder):

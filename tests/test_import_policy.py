@@ -1,6 +1,7 @@
 """Models of others act as policies, and no file of theirs does more than compute."""
 
 import copy
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -285,15 +286,27 @@ def test_an_onnx_file_has_its_own_operators_and_weights_alone(tmp_path):
     model.opset_import.append(onnx.helper.make_opsetid("com.example", 1))
     onnx.save(model, tmp_path / "domain.onnx")
     del model.opset_import[-1]
+    hidden = onnx.ModelProto()
+    hidden.CopyFrom(model)
+    hidden.graph.node[0].domain = "com.microsoft"  # which ONNX Runtime knows without being told
+    onnx.save(hidden, tmp_path / "hidden.onnx")
     weight = model.graph.initializer[0]
     weight.data_location = onnx.TensorProto.EXTERNAL
     weight.external_data.add(key="location", value="/etc/hostname")
     weight.ClearField("raw_data")
     (tmp_path / "outside.onnx").write_bytes(model.SerializeToString())
     (tmp_path / "damaged.onnx").write_bytes(b"\x08\x07" * 9)
-    for name, words in (("domain", "com.example"), ("outside", "other files"), ("damaged", ".")):
+    named = [("domain", "com.example"), ("hidden", "com.microsoft")]
+    for name, words in (*named, ("outside", "other files"), ("damaged", ".")):
         with pytest.raises(ModelImportError, match=words):
             import_policy(tmp_path / f"{name}.onnx", **POLE)
+
+
+def test_a_saved_model_with_a_file_that_never_ends_is_refused(tmp_path):
+    saved(tmp_path, lambda x: {"actions": x[:, 0] > 0})
+    os.mkfifo(tmp_path / "variables" / "variables.data-00001-of-00002")
+    with pytest.raises(ModelImportError, match="is no regular file"):
+        import_policy(tmp_path, **POLE)
 
 
 def test_a_keras_file_that_holds_code_is_refused(tmp_path):

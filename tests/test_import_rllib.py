@@ -140,7 +140,10 @@ def test_what_cannot_be_imported_is_named(state, error, words, tmp_path):
         ({"type": "RLModule"}, "must be a checkpoint of an Algorithm or Policy, got 'RLModule'"),
         ({"format": "msgpack"}, "checkpoint_format='cloudpickle'"),
         ({"type": "Algorithm"}, "names no policies"),
-        ({"type": "Algorithm", "policy_ids": ["../a"]}, "which is no id"),
+        *(
+            ({"type": "Algorithm", "policy_ids": [name, "p"]}, "which is no id")
+            for name in ("../a", "..", ".", "", "a\0b", 3)
+        ),
     ],
 )
 def test_a_checkpoint_of_another_kind_is_refused(told, words, tmp_path):
