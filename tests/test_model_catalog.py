@@ -151,7 +151,7 @@ def test_a_separate_value_has_convolutions_of_its_own():
 @pytest.mark.core
 def test_an_unknown_size_is_refused_with_filters_that_work():
     space = image(32, 32, 3)
-    with pytest.raises(ModelError, match=r"'obs'.*\(32, 32, 3\).*\[\] to flatten") as caught:
+    with pytest.raises(ModelError, match=r"'obs'.*\(32, 32, 3\).*\[\] flattens") as caught:
         model_of(space)
     proposed = [[16, 4, 2], [32, 4, 2], [256, 8, 1]]
     assert str(proposed) in str(caught.value)

@@ -150,11 +150,13 @@ def test_other_environments_and_steps_without_pictures_start_no_process(
 # -- pictures ---------------------------------------------------------------------------------
 
 OF_MUJOCO_ITSELF = """
-import sys
+import io, sys
 import gymnasium as gym, numpy as np
 env = gym.make("Hopper-v5", render_mode="rgb_array")
 env.reset(seed=3)
-np.save(sys.stdout.buffer, env.render())
+drawn = io.BytesIO()
+np.save(drawn, env.render())
+sys.stdout.buffer.write(drawn.getvalue())
 """
 
 
