@@ -100,6 +100,11 @@ def test_fractions_do_not_fit_a_space_of_whole_numbers(dtype):
         PPOConfig().environment(lambda config: halves).build()
 
 
+def test_text_in_place_of_numbers_is_explained_too():
+    with pytest.raises(EnvError, match=r"has the dtype <U1, but its space has float32"):
+        check_env(Answers(reset=(np.array(["a", "b"]), {})))
+
+
 def test_parts_of_nested_observations_are_named():
     env = NestedCountingEnv()
     good = env.observation_space

@@ -300,7 +300,8 @@ def _fault_in_box(space: Any, value: Any, path: str) -> _Fault | None:
         place = tuple(np.argwhere(np.isnan(value))[0].tolist())
         text = f"has a NaN at {place}. Look for divisions by zero and values never set."
         return _Fault(path, text)
-    is_cut = (np.floor(value) != value) & (space.dtype.kind != "f")
+    is_mixed = value.dtype.kind == "f" and space.dtype.kind != "f"
+    is_cut = np.floor(value) != value if is_mixed else np.zeros(())
     if is_cut.any():
         place = tuple(np.argwhere(is_cut)[0].tolist())
         text = (

@@ -267,11 +267,9 @@ def _check_actions(model: ForeignModel, wiring: Wiring, action_space: gym.Space)
         if None in own or math.prod(own) == math.prod(leaf.shape):  # type: ignore[arg-type]
             continue
         is_choice = isinstance(action_space, spaces.Discrete | spaces.MultiDiscrete)
-        hint = (
-            f"If they are logits, say names={{'logits': {name!r}}}"
-            if is_choice
-            else ("Give the action_space that the model acts in, or other names")
-        )
+        hint = "Give the action_space that the model acts in, or other names"
+        if is_choice:
+            hint = f"If they are logits, say names={{'logits': {name!r}}}"
         raise model.refusal(
             f"the output {sockets[name]} has {math.prod(own)} numbers for a row, and an action of "  # type: ignore[arg-type]
             f"{leaf.space} has {math.prod(leaf.shape)}. {hint}"
