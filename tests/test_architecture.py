@@ -14,7 +14,7 @@ FLOORS = {
     "_version": 0,
     "errors": -1,
     "finite": 0,
-    "pruning": 0,
+    "onnx_graphs": 0,
     "keras_weights": 0,
     "lazy": -1,
     "marks": 0,

@@ -21,7 +21,7 @@ from tfpolicies.export.staging import place_files, staging_folder
 from tfpolicies.export.verify import ONNX_FILES, Parity, verify_onnx
 from tfpolicies.export.web import WebPage
 from tfpolicies.program.program import Program
-from tfpolicies.program.runtimes.onnx import OPSET, convert
+from tfpolicies.program.runtimes.onnx import OPSET, OPSETS, convert
 from tfpolicies.state import PolicyState
 from tfpolicies.system.forks import require_tensorflow
 from tfpolicies.system.quiet import quiet_conversion
@@ -136,7 +136,7 @@ def write_onnx_spec(
 
 
 def checked_opset(opset: Any) -> int:
-    """Returns the version of ONNX's operators as a positive integer.
+    """Returns the version of ONNX's operators as an integer that is in `OPSETS`.
 
     Raises:
         ExportError: if it is something else.
@@ -145,10 +145,10 @@ def checked_opset(opset: Any) -> int:
         number = operator.index(opset)
     except TypeError:
         number = 0
-    if isinstance(opset, bool) or number < 1:
+    if isinstance(opset, bool) or number not in OPSETS:
         raise ExportError(
-            f"The ONNX opset must be a positive integer, got {opset!r}. Use onnx=True for the "
-            f"default, {OPSET}."
+            f"The ONNX opset must be an integer from {OPSETS[0]} to {OPSETS[-1]}, got {opset!r}. "
+            f"Use onnx=True for the default, {OPSET}."
         )
     return number
 

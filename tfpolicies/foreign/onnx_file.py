@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 from tfpolicies.errors import MissingModelFileError, ModelImportError
 from tfpolicies.export.player import refuse_other_files
 from tfpolicies.foreign.model import ForeignModel, Socket
+from tfpolicies.onnx_graphs import with_inner
 from tfpolicies.system.regular_files import read_regular
 
 _DOMAINS = ("", "ai.onnx", "ai.onnx.ml")
@@ -25,15 +26,6 @@ _DTYPES = {
     "tensor(bool)": "bool",
     **{f"tensor({kind}int{n})": f"{kind}int{n}" for kind in ("", "u") for n in (8, 16, 32, 64)},
 }
-
-
-def _domains(graph: Any) -> Iterator[str]:
-    """Yields the domain of each operator, those of inner graphs included."""
-    for node in graph.node:
-        yield node.domain
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs):
-                yield from _domains(inner)
 
 
 class OnnxFile(ForeignModel):
@@ -82,8 +74,8 @@ class OnnxFile(ForeignModel):
             raise MissingModelFileError(f"{self.source} is not there.") from error
         except (OSError, ValueError, DecodeError) as error:
             raise ModelImportError(f"{self.source} was refused: {error}") from error
-        named = [*(x.domain for x in model.opset_import), *_domains(model.graph)]
-        others = set(named).difference(_DOMAINS)
+        named = [*model.opset_import, *with_inner(model.graph.node)]
+        others = {each.domain for each in named}.difference(_DOMAINS)
         if others:
             raise ModelImportError(
                 f"{self.source} was refused: it has operators of {', '.join(sorted(others))}. Only "

@@ -14,7 +14,7 @@ import numpy as np
 
 from tfpolicies.errors import RequestError
 from tfpolicies.export.player import OnnxPolicy
-from tfpolicies.pruning import without_outputs
+from tfpolicies.onnx_graphs import without_outputs
 from tfpolicies.serving.batching import Cost
 from tfpolicies.serving.calls import VALUES, WAYS, Options, Way
 from tfpolicies.serving.memory import NOISE, REWARDS, SLOTS, STATE_OUT, Memory

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-_DEQUANTIZES = 10  # the first opset that has DequantizeLinear
-
 
 def with_products(frozen: Any) -> Any:
     """Returns a graph where convolutions that cover their whole image are matrix products.
@@ -68,14 +66,12 @@ def dequantize_bytes(model: Any) -> None:
     Cast and Mul take twice as long as DequantizeLinear, which gives the same numbers to the bit.
 
     Args:
-        model: an ONNX model; below opset 10, which has no DequantizeLinear, it stays as it is.
+        model: an ONNX model, of opset 10 at least, which is the first that has DequantizeLinear.
     """
     import onnx
 
-    from tfpolicies.pruning import prune
+    from tfpolicies.onnx_graphs import prune
 
-    if max([x.version for x in model.opset_import if not x.domain], default=0) < _DEQUANTIZES:
-        return
     graph, kinds = model.graph, (onnx.TensorProto.UINT8, onnx.TensorProto.INT8)
     given = {x.name: x.type.tensor_type.elem_type for x in graph.input}
     scalars = {x.name for x in graph.initializer if not x.dims}

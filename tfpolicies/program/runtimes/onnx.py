@@ -26,7 +26,8 @@ from tfpolicies.program.runtimes.runtime import Actor, Runtime, act_with_weights
 from tfpolicies.state import ACTING
 from tfpolicies.system.quiet import quiet_conversion
 
-OPSET = 18
+OPSETS = range(13, 19)  # versions of ONNX's operators that all networks can be converted to
+OPSET = OPSETS[-1]
 _LARGE_IMAGE, _LARGE_KERNELS = 64 * 64, 100_000  # pixels, numbers
 _MAX_BINDINGS = 16  # batch sizes kept bound at once
 
@@ -199,7 +200,7 @@ def convert(
         opset: the version of ONNX's operators.
 
     Raises:
-        ConfigError: if the function draws random numbers.
+        ConfigError: if the function draws random numbers, or does what ONNX has no operator for.
         Exception: whatever tf2onnx or TensorFlow raises for what they cannot convert.
     """
     concrete = function.get_concrete_function(*signature)
@@ -213,6 +214,7 @@ def convert(
             model, _ = tf2onnx.convert.from_function(
                 function, input_signature=list(signature), opset=opset
             )
+    _require_operators(model, opset)
     dequantize_bytes(model)
     rename_outputs(model, output_names)
     return model.SerializeToString()
@@ -259,6 +261,23 @@ def _require_no_chance(graph: Any) -> None:
         raise ConfigError(
             f"it draws random numbers by itself ({drawing}), where a policy's noise is an input"
         )
+
+
+def _require_operators(model: Any, opset: int) -> None:
+    """Raises a `ConfigError` if a model has operators that ONNX has not.
+
+    What tf2onnx does not know stays in the model as it was in TensorFlow.
+    """
+    import onnx
+
+    from tfpolicies.onnx_graphs import with_inner
+
+    for node in with_inner(model.graph.node):
+        if not node.domain and not onnx.defs.has(node.op_type, opset):
+            raise ConfigError(
+                f"it has the operation {node.op_type} ({node.name}), which cannot be written with "
+                f"ONNX's operators of opset {opset}"
+            )
 
 
 def rename_outputs(model: Any, names: Sequence[str]) -> None:

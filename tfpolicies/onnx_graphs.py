@@ -1,11 +1,24 @@
-"""ONNX models without what nobody needs."""
+"""What stands in ONNX models, and models without what nobody needs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import onnx
+
+
+def with_inner(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Yields nodes, and behind each one those of its inner graphs: the bodies of Loop and If."""
+    for node in nodes:
+        yield node
+        for graph in _inner_graphs(node):
+            yield from with_inner(graph.node)
+
+
+def _inner_graphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    for attribute in node.attribute:
+        yield from (attribute.g, *attribute.graphs)
 
 
 def without_outputs(content: bytes, names: Collection[str]) -> bytes:
@@ -46,9 +59,7 @@ def _keep(parts: Any, is_kept: Callable[[Any], bool]) -> None:
 
 def _read_by(node: onnx.NodeProto) -> Iterator[str]:
     """Yields the names that a node reads, those that its inner graphs read included."""
-    yield from filter(None, node.input)  # an input that is left out has no name
-    for attribute in node.attribute:
-        for graph in (attribute.g, *attribute.graphs):
+    for each in with_inner([node]):
+        yield from filter(None, each.input)  # an input that is left out has no name
+        for graph in _inner_graphs(each):
             yield from (output.name for output in graph.output)
-            for inner in graph.node:
-                yield from _read_by(inner)

@@ -6,7 +6,7 @@ import onnxruntime
 import pytest
 from served import MATRIX, inputs_of, policy_of
 
-from tfpolicies.pruning import without_outputs
+from tfpolicies.onnx_graphs import with_inner, without_outputs
 
 pytestmark = [pytest.mark.core, pytest.mark.usefixtures("kept_programs")]
 
@@ -63,3 +63,15 @@ def test_outputs_that_a_model_does_not_have_are_ignored(tmp_path):
     assert (
         without_outputs(content, ["nothing"]) == onnx.load_from_string(content).SerializeToString()
     )
+
+
+def test_nodes_of_inner_graphs_come_behind_those_they_belong_to():
+    def graph(*nodes):
+        return onnx.helper.make_graph(nodes, "inner", [], [])
+
+    innermost = onnx.helper.make_node("Relu", ["x"], ["y"])
+    inner = onnx.helper.make_node("Loop", [], [], body=graph(innermost))
+    one = onnx.helper.make_node("If", [], [], then_branch=graph(inner), else_branch=graph())
+    two = onnx.helper.make_node("Add", ["y", "z"], ["sum"])
+
+    assert [node.op_type for node in with_inner([one, two])] == ["If", "Loop", "Relu", "Add"]
