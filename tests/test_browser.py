@@ -52,6 +52,8 @@ POLICIES = {
     "lstm": lambda: tiny.make(model={**LSTM, **PREVIOUS}, actions=spaces.Discrete(3)),
 }
 
+PAIR = "{{camera: Array(200).fill(0), pair: [{}, [0, {}]], speed: [0, 0]}}"
+MASK = "{{action_mask: [{}], observations: [0, 0, 0]}}"
 READY = "!document.querySelector('main').hidden || !document.getElementById('fault').hidden"
 DECIDE = """
     const { Policy } = await import("./policy.js");
@@ -235,25 +237,32 @@ def test_calls_that_overlap_are_steps_in_their_order_and_reset_forgets(chromium,
 
 
 @pytest.mark.parametrize(
-    ("obs", "told"),
+    ("name", "obs", "told"),
     [
-        ("[1, 2]", "must have 4 numbers, got 2"),
-        ("[0, 0, NaN, 0]", "must be numbers, got NaN"),
-        ("null", "The observation is missing"),
+        ("mlp", "[1, 2]", "The observation must have 4 numbers, got 2"),
+        ("mlp", "[0, 0, NaN, 0]", "The observation must be numbers, got NaN"),
+        ("mlp", "null", "The observation is missing"),
+        ("cnn", "Array(200).fill(256)", "The observation must have numbers of uint8, got 256"),
+        ("dict", PAIR.format(-2, 3), "part pair/0 must be from -1 to 1, got -2"),
+        ("dict", PAIR.format(1, 4), "part pair/1 must be from 0 to 3, got 4"),
+        ("mask", MASK.format("0, 0, 0, 0, 0"), "mask allows no action in its columns 0 to 4"),
     ],
 )
-def test_a_wrong_observation_is_named_and_the_next_one_is_answered(chromium, exported, obs, told):
-    _, url = exported("mlp")
+def test_a_wrong_observation_is_named_and_the_next_one_is_answered(
+    chromium, exported, name, obs, told
+):
+    policy, url = exported(name)
+    (good,) = observations(policy, 1)
     chromium.do("open", url=url)
     script = f"""
         const {{ Policy }} = await import("./policy.js");
         const policy = await Policy.load("model.onnx");
         const fault = await policy.act({obs}).catch((error) => error.message);
-        return [fault, await policy.act(new Float32Array(4))];
+        return [fault, await policy.act(given)];
     """
-    fault, action = chromium.do("run", script=script)
+    fault, action = chromium.do("run", script=script, given=plain(good))
     assert told in fault
-    assert action in (0, 1)
+    assert_same(action, plain(policy.session().act(good, explore=False)))
 
 
 def test_a_typed_number_changes_the_bars_and_an_empty_field_is_told(chromium, exported):

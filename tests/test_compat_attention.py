@@ -75,7 +75,6 @@ def played(policy):
     return np.concatenate(acted)
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(
     ("catalog", "model", "inference"),
     [
@@ -110,7 +109,6 @@ def test_attention_may_be_a_part_of_another_model():
     assert after[1].tolist() == [[1.0]] * 5
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("units", [1, 2])
 def test_windows_of_the_last_outputs_are_a_memory_of_attention(units):
     model = {**ATTENTION, "attention_num_transformer_units": units}

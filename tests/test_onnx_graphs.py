@@ -1,4 +1,4 @@
-"""ONNX models without outputs that nobody wants."""
+"""What stands in ONNX models, and models without outputs that nobody wants."""
 
 import numpy as np
 import onnx
@@ -8,7 +8,7 @@ from served import MATRIX, inputs_of, policy_of
 
 from tfpolicies.onnx_graphs import with_inner, without_outputs
 
-pytestmark = [pytest.mark.core, pytest.mark.usefixtures("kept_programs")]
+pytestmark = pytest.mark.usefixtures("kept_programs")
 
 
 def session_of(content):
@@ -48,6 +48,7 @@ def test_the_other_outputs_stay_as_they_are(tmp_path, kind):
             np.testing.assert_array_equal(found[name], expected, err_msg=name)
 
 
+@pytest.mark.core
 def test_what_only_they_need_is_gone(tmp_path):
     content = policy_of("mlp").export_model(tmp_path, onnx=True).path.read_bytes()
 
@@ -58,6 +59,7 @@ def test_what_only_they_need_is_gone(tmp_path):
     assert weights_in(cut) >= actor
 
 
+@pytest.mark.core
 def test_outputs_that_a_model_does_not_have_are_ignored(tmp_path):
     content = policy_of("mlp").export_model(tmp_path, onnx=True).path.read_bytes()
     assert (
@@ -65,6 +67,7 @@ def test_outputs_that_a_model_does_not_have_are_ignored(tmp_path):
     )
 
 
+@pytest.mark.core
 def test_nodes_of_inner_graphs_come_behind_those_they_belong_to():
     def graph(*nodes):
         return onnx.helper.make_graph(nodes, "inner", [], [])

@@ -113,7 +113,6 @@ def test_what_a_subclass_overrides_is_what_training_calls(name):
     algorithm.stop()
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("name", EVALUATION)
 def test_what_a_subclass_overrides_is_what_evaluation_calls(name):
     policy_class = recording(PPOTF2Policy, name)
@@ -188,7 +187,6 @@ def test_acting_by_methods_gives_what_the_program_gives(space):
         np.testing.assert_allclose(own_columns[name], columns[name], atol=1e-6)
 
 
-@pytest.mark.core
 def test_an_override_decides_what_the_environment_is_given():
     class Right(PPOTF2Policy):
         def compute_actions(self, obs_batch, *args, **kwargs):
@@ -200,7 +198,6 @@ def test_an_override_decides_what_the_environment_is_given():
     assert worker.env.actions == [2] * 8
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("names", [("learn_on_batch",), ("compute_gradients",)])
 def test_learning_by_methods_gives_what_the_program_gives(names):
     own, plain = make(recording(PPOTF2Policy, *names), lr=0.01), make(lr=0.01)
@@ -210,7 +207,6 @@ def test_learning_by_methods_gives_what_the_program_gives(names):
     assert_close(own.get_weights(), plain.get_weights(), atol=1e-6)
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("name", ["learn_on_batch", "learn_on_loaded_batch", "compute_actions"])
 def test_overrides_are_called_for_policies_with_a_memory(name):
     policy_class = recording(PPOTF2Policy, name)
@@ -222,7 +218,6 @@ def test_overrides_are_called_for_policies_with_a_memory(name):
     algorithm.stop()
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("name", ["learn_on_batch", "learn_on_loaded_batch"])
 def test_an_override_that_forgets_its_result_is_told_to_return_it(name):
     class Forgetful(PPOTF2Policy):
@@ -234,7 +229,6 @@ def test_an_override_that_forgets_its_result_is_told_to_return_it(name):
         policy.learn_epochs(batch_for(policy, 8), 1, 4)
 
 
-@pytest.mark.core
 def test_statistics_that_some_minibatches_lack_are_means_over_the_others():
     class Own(PPOTF2Policy):
         updates = 0
@@ -283,7 +277,6 @@ def test_an_overridden_apply_gradients_fn_applies_given_gradients(policy_class):
     assert_close(policy.get_weights(), before, atol=0)
 
 
-@pytest.mark.core
 def test_what_extra_action_out_fn_gives_is_a_column_that_the_loss_may_read():
     class Own(PPOTF2Policy):
         def extra_action_out_fn(self):
@@ -301,7 +294,6 @@ def test_what_extra_action_out_fn_gives_is_a_column_that_the_loss_may_read():
     assert "q_values" not in replaying.sample()
 
 
-@pytest.mark.core
 def test_one_line_says_once_for_each_class_what_runs(caplog):
     own = recording(PPOTF2Policy, "compute_actions", "learn_on_batch")
     with caplog.at_level(logging.WARNING, "tfpolicies"):

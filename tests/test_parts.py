@@ -121,7 +121,6 @@ def test_questions_of_sort_are_found():
         assert ASKED.search(line), line
 
 
-@pytest.mark.core
 @SORTS
 @pytest.mark.parametrize("env", [CountingEnv, Pair])
 def test_workers_sample_with_any_policy(kind, env):
@@ -154,7 +153,6 @@ def test_algorithms_train_evaluate_and_save_any_policy(kind, tmp_path):
     again.stop()
 
 
-@pytest.mark.core
 @SORTS
 def test_a_map_holds_any_policy(kind):
     policy = kind(OBS, TWO, {"model": {"fcnet_hiddens": [4]}} if kind is not ByHand else {})
@@ -172,7 +170,6 @@ def test_a_map_holds_any_policy(kind):
             assert policies.perturb("one", "lr", factors=(2.0,))["lr"] > 0
 
 
-@pytest.mark.core
 @SORTS
 def test_a_session_acts_by_the_part_that_acts(kind):
     policy = kind(OBS, TWO, {"model": {"fcnet_hiddens": [4]}, "inference": "tf"})

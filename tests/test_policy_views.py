@@ -177,7 +177,6 @@ class GraphCurious(Curious, PGTF1Policy):
     """The same in graph mode."""
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("kind", [Curious, GraphCurious])
 def test_postprocessing_and_the_loss_read_views(kind):
     worker = worker_of(kind, {})
@@ -313,7 +312,6 @@ def test_views_can_be_set_until_the_first_update():
         require(policy, {"late": ("obs", [-1])})
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("kind", [PGTF2Policy, ByHand])
 def test_acting_reads_what_the_model_requires(kind):
     policy = kind(LINE, TWO, QUICK)

@@ -245,7 +245,6 @@ def test_the_first_compiled_call_runs_in_a_thread_that_nobody_has_to_wait_for(mo
     assert set(threads) == {threading.main_thread()}
 
 
-@pytest.mark.core
 def test_a_graph_takes_tensors_by_name_and_reads_its_variables_as_they_are_now():
     weight, number = tf.Variable(2.0), tf.TensorSpec([], tf.float32)
     graph = function.Traced(
@@ -261,7 +260,6 @@ def test_a_graph_takes_tensors_by_name_and_reads_its_variables_as_they_are_now()
 # -- checkpoints ------------------------------------------------------------------------------
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("is_old", [False, True])
 def test_an_auto_of_a_checkpoint_that_the_rule_would_not_choose_is_resolved_anew(
     tmp_path, caplog, is_old

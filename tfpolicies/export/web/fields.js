@@ -1,6 +1,7 @@
 /** Spaces in words, and fields for observations. */
 
 import { clamp, element, heading } from "./elements.js";
+import { rangesOf } from "./policy.js";
 
 const MOST_FIELDS = 64; // of a leaf; beyond that it is filled, not typed
 const WIDE = 1e4; // bounds further apart are none in practice
@@ -13,35 +14,6 @@ export function named(space) {
   if (space.type === "Tuple") return `(${space.spaces.map(named).join(", ")})`;
   const size = [space.n ?? space.nvec ?? space.shape].flat().join(" × ");
   return `${space.type}(${size || "1"})`;
-}
-
-/** Returns the space of a leaf. */
-export function leafAt(space, path) {
-  return path.reduce((at, key) => {
-    if (at.type === "Tuple") return at.spaces[Number(key)];
-    return at.spaces.find(([name]) => String(name) === key)[1];
-  }, space);
-}
-
-/** Returns one number per element of a bound, which is stored as one if all are the same. */
-function each(bound, count) {
-  const plain = (x) => (typeof x === "object" ? Number(x.$float.replace("inf", "Infinity")) : x);
-  return Array.isArray(bound) ? bound.map(plain) : Array(count).fill(plain(bound));
-}
-
-/** Returns what each number of an observed leaf may be: `low`, `high`, and whether it is whole. */
-function rangesOf(space, count) {
-  const { type } = space;
-  if (type === "Discrete")
-    return [{ low: space.start, high: space.start + space.n - 1, whole: true }];
-  if (type === "MultiBinary") return Array(count).fill({ low: 0, high: 1, whole: true });
-  if (type === "MultiDiscrete") {
-    const start = each(space.start, count);
-    return space.nvec.map((n, i) => ({ low: start[i], high: start[i] + n - 1, whole: true }));
-  }
-  const low = each(space.low, count);
-  const high = each(space.high, count);
-  return low.map((x, i) => ({ low: x, high: high[i], whole: !space.dtype.startsWith("float") }));
 }
 
 const isRanged = ({ low, high }) => high - low <= WIDE;

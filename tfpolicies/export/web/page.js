@@ -2,8 +2,8 @@
 
 import { group } from "./bars.js";
 import { element, shown } from "./elements.js";
-import { Field, leafAt, named } from "./fields.js";
-import { Policy } from "./policy.js";
+import { Field, named } from "./fields.js";
+import { leafAt, Policy } from "./policy.js";
 
 const byId = (id) => document.getElementById(id);
 

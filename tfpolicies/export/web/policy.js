@@ -47,6 +47,7 @@ export class Policy {
     return policy;
   }
 
+  #choices = {}; // by input: what each number may be, where that is a choice
   #folder;
   #ort;
   #random;
@@ -62,6 +63,11 @@ export class Policy {
     this.#ort = ort;
     this.#random = random;
     Object.assign(this, inputsOf(spec));
+    for (const port of this.observedInputs) {
+      const space = leafAt(spec.observation_space, port.path);
+      if (space.type.endsWith("Discrete") && port.dtype === "int64")
+        this.#choices[port.name] = rangesOf(space, sizeOf(port));
+    }
     this.reset();
   }
 
@@ -142,9 +148,28 @@ export class Policy {
         ? `The observation's part ${port.path.join("/")}`
         : "The observation";
       if (part === undefined || part === null) throw new Error(`${where} is missing.`);
-      found[port.name] = typed(port.dtype, flat(part), sizeOf(port), where);
+      const numbers = flat(part);
+      found[port.name] = typed(port.dtype, numbers, sizeOf(port), where);
+      this.#choices[port.name]?.forEach(({ low, high }, i) => {
+        if (numbers[i] < low || numbers[i] > high)
+          throw new Error(`${where} must be from ${low} to ${high}, got ${numbers[i]}.`);
+      });
     }
+    this.#checkMask(found);
     return found;
+  }
+
+  /** Throws if a choice of the action has nothing that the mask allows. */
+  #checkMask(observed) {
+    const masks = this.observedInputs.filter(isMask).flatMap(({ name }) => flat(observed[name]));
+    if (!masks.length) return;
+    let start = 0;
+    for (const [width, isChoice] of cellsOf(this.spec.action_space)) {
+      const stop = start + width;
+      if (isChoice && !masks.slice(start, stop).some(Boolean))
+        throw new Error(`The action mask allows no action in its columns ${start} to ${stop - 1}.`);
+      start = stop;
+    }
   }
 
   #feeds(observed, signature) {
@@ -271,7 +296,7 @@ function inputsOf(spec) {
   const seen = new Set(spec.views.flatMap((view) => view.inputs));
   const rest = inputs.filter((port) => !seen.has(port.name));
   const observedInputs = rest.filter(({ name }) => /^(obs|action_mask)/.test(name));
-  const plain = observedInputs.filter(({ name }) => !name.startsWith("action_mask"));
+  const plain = observedInputs.filter((port) => !isMask(port));
   return {
     observedInputs,
     memoryInputs: rest.filter(({ name }) => name.startsWith("state_in_")),
@@ -288,6 +313,47 @@ function inputsOf(spec) {
       }),
     ),
   };
+}
+
+/** Returns the space of a leaf. */
+export function leafAt(space, path) {
+  return path.reduce((at, key) => {
+    if (at.type === "Tuple") return at.spaces[Number(key)];
+    return at.spaces.find(([name]) => String(name) === key)[1];
+  }, space);
+}
+
+/** Returns one number per element of a bound, which is stored as one if all are the same. */
+function each(bound, count) {
+  const plain = (x) => (typeof x === "object" ? Number(x.$float.replace("inf", "Infinity")) : x);
+  return Array.isArray(bound) ? bound.map(plain) : Array(count).fill(plain(bound));
+}
+
+/** Returns what each number of a leaf may be: `low`, `high`, and whether it is whole. */
+export function rangesOf(space, count) {
+  const { type } = space;
+  if (type === "Discrete")
+    return [{ low: space.start, high: space.start + space.n - 1, whole: true }];
+  if (type === "MultiBinary") return Array(count).fill({ low: 0, high: 1, whole: true });
+  if (type === "MultiDiscrete") {
+    const start = each(space.start, count);
+    return space.nvec.map((n, i) => ({ low: start[i], high: start[i] + n - 1, whole: true }));
+  }
+  const low = each(space.low, count);
+  const high = each(space.high, count);
+  return low.map((x, i) => ({ low: x, high: high[i], whole: !space.dtype.startsWith("float") }));
+}
+
+/** Yields for each part of an action how many columns a mask has, and whether one must be open. */
+function* cellsOf(space) {
+  const { type } = space;
+  if (type === "Dict") for (const [, part] of space.spaces) yield* cellsOf(part);
+  else if (type === "Tuple") for (const part of space.spaces) yield* cellsOf(part);
+  else if (type === "MultiBinary") yield [product([space.n].flat()), false];
+  else if (type !== "Box" || !space.dtype.startsWith("float")) {
+    for (const { low, high } of rangesOf(space, product(space.shape ?? [])))
+      yield [high - low + 1, true];
+  }
 }
 
 const runtimes = new Map(); // by where they were loaded from
@@ -342,8 +408,10 @@ function checked(spec) {
 }
 
 const text = (buffer) => new TextDecoder().decode(buffer);
+const isMask = (port) => port.name.startsWith("action_mask");
+const product = (numbers) => numbers.reduce((a, b) => a * b, 1);
 const rowShape = (port) => port.shape.filter((n) => typeof n === "number");
-const sizeOf = (port) => rowShape(port).reduce((a, b) => a * b, 1);
+const sizeOf = (port) => product(rowShape(port));
 const zeros = (port) => new ARRAYS[port.dtype](sizeOf(port));
 const clamp = (x, low, high) => Math.min(Math.max(x, low), high);
 const allowed = (logit, number) => (logit < FORBIDDEN ? null : number);
@@ -365,7 +433,10 @@ function typed(dtype, numbers, size = numbers.length, where = "") {
   if (wrong !== undefined && wrong !== "") {
     throw new Error(`${where} must be ${whole ? "whole numbers" : "numbers"}, got ${wrong}.`);
   }
-  return ARRAYS[dtype].from(dtype.endsWith("int64") ? numbers.map(BigInt) : numbers);
+  const array = ARRAYS[dtype].from(dtype.endsWith("int64") ? numbers.map(BigInt) : numbers);
+  const lost = where && whole ? numbers.findIndex((x, i) => Number(array[i]) !== x) : -1;
+  if (lost >= 0) throw new Error(`${where} must have numbers of ${dtype}, got ${numbers[lost]}.`);
+  return array;
 }
 
 function cells(numbers, sizes) {
