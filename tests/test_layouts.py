@@ -271,7 +271,7 @@ def test_files_go_back_where_the_version_cannot_be_placed(
         ({"litert": True, "web": True}, r"litert=True and web=True are two forms"),
         ({"litert": "int4"}, r"one of \['float32', 'float16', 'int8'\], got 'int4'"),
         ({"onnx": True, "observations": [[0.0]]}, "but litert is False"),
-        ({"layout": "triton", "onnx": "13"}, "positive integer"),
+        ({"layout": "triton", "onnx": "13"}, "an integer from 13 to 18, got .13."),
     ],
 )
 def test_forms_that_contradict_each_other_are_refused(asked, message, mixed, tmp_path):
@@ -299,3 +299,30 @@ def test_an_algorithm_hands_the_form_on(tmp_path):
         algorithm.stop()
     first = next(requests_of(result.path))
     assert first[2]["obs"].shape == (1, 4)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"layout": "triton"}, {}),
+        ({"layout": "triton"}, {"layout": "kserve"}),
+        ({"layout": "tf-serving"}, {"layout": "triton"}),
+        ({"layout": "mlserver"}, {"onnx": True}),
+        ({"onnx": True}, {"layout": "mlserver"}),
+        ({"onnx": True}, {"litert": True}),
+    ],
+)
+def test_forms_that_would_mix_in_one_folder_are_refused(first, second, mixed, tmp_path):
+    mixed.export_model(tmp_path, **first)
+    before = content_of(tmp_path)
+    with pytest.raises(ExportError, match=r"another form \(.*\).*a folder of its own"):
+        mixed.export_model(tmp_path, **second)
+    assert content_of(tmp_path) == before
+
+
+def test_forms_that_are_versions_and_files_lie_beside_each_other(mixed, tmp_path):
+    mixed.export_model(tmp_path)
+    mixed.export_model(tmp_path, onnx=True)
+    mixed.export_model(tmp_path, layout="tf-serving")
+    mixed.export_model(tmp_path, web=True)
+    assert {each.name for each in tmp_path.iterdir()} >= {"1", "2", "model.onnx", "index.html"}

@@ -468,15 +468,25 @@ def test_a_checkpoint_is_exported_first(tmp_path):
         assert server.end() == 0
 
 
-@pytest.mark.parametrize("kind", ["saved_model", "litert", "triton"])
-def test_exports_that_are_not_served_are_named_with_the_command(tmp_path, capsys, kind):
-    (tmp_path / kind / "1").mkdir(parents=True)
-    layout = {"artefact": "onnx", "layout": kind} if kind == "triton" else {"artefact": kind}
-    (tmp_path / kind / "1" / "policy_spec.json").write_text(json.dumps(layout))
-    assert main(["serve", str(tmp_path / kind)]) == 2
+@pytest.mark.parametrize(
+    ("place", "told", "named"),
+    [
+        ("1", {"artefact": "saved_model"}, "a SavedModel"),
+        (".", {"artefact": "litert"}, "a LiteRT file"),
+        ("1", {"artefact": "onnx", "layout": "triton"}, "an export for triton"),
+        ("models/cart/1", {"artefact": "onnx", "layout": "triton"}, "an export for triton"),
+    ],
+    ids=["saved_model", "litert", "triton", "kserve"],
+)
+def test_exports_that_are_not_served_are_named_with_the_command(
+    tmp_path, capsys, place, told, named
+):
+    folder = tmp_path / "exported" / place
+    folder.mkdir(parents=True)
+    (folder / "policy_spec.json").write_text(json.dumps(told))
+    assert main(["serve", str(tmp_path / "exported")]) == 2
     shown = capsys.readouterr().err
-    named = {"saved_model": "a SavedModel", "litert": "a LiteRT file"}.get(kind, "for triton")
-    assert named in shown
+    assert f"{named}, but serve takes ONNX" in shown
     assert "`tfpolicies export RUN --to DIR --onnx`" in shown
 
 

@@ -167,7 +167,8 @@ def _require_no_exports_within(folder: Path) -> None:
     Raises:
         ExportError: if there are any; with the command that serves them, if they can be.
     """
-    parts = [part for part in sorted(folder.glob("*")) if _specs(part) or _specs(part / _ONNX)]
+    within = [*sorted(folder.glob("*")), *sorted(folder.glob("*/*"))]  # as deep as those for KServe
+    parts = [part for part in within if _specs(part) or _specs(part / _ONNX)]
     served = [part for part in parts if _specs(part / _ONNX)]
     if served:
         command = shlex.join(["tfpolicies", "serve", *map(shown, served)])

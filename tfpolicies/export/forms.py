@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from tfpolicies.errors import ExportError
@@ -13,8 +16,9 @@ from tfpolicies.export.layouts.tf_serving import export_tf_serving
 from tfpolicies.export.layouts.triton import export_triton
 from tfpolicies.export.litert import WEIGHTS, export_litert
 from tfpolicies.export.onnx_file import export_onnx
-from tfpolicies.export.result import ExportResult
+from tfpolicies.export.result import SPEC_FILE, ExportResult
 from tfpolicies.export.saved_model import export_saved_model
+from tfpolicies.export.staging import newest_version
 from tfpolicies.export.web import WebPage
 from tfpolicies.program.program import Program
 from tfpolicies.program.runtimes.onnx import OPSET
@@ -27,6 +31,8 @@ _OF_ONNX: Mapping[str, Callable[..., ExportResult]] = {
     "kserve": export_kserve,
 }
 LAYOUTS = (TF_SERVING, *_OF_ONNX)
+_SAVED_MODEL, _ONNX, _LITERT, _KSERVE = "saved_model", "onnx", "litert", "kserve"
+_VERSIONED = (_SAVED_MODEL, TF_SERVING, "triton")  # forms that go to numbered folders
 
 
 def export_policy(
@@ -46,9 +52,11 @@ def export_policy(
     What the arguments mean is said by `TFPolicy.export_model`.
 
     Raises:
-        ExportError: if they contradict each other, or it cannot be exported.
+        ExportError: if they contradict each other, the folder holds an export of another form that
+            would mix with this one, or it cannot be exported.
     """
     form = _form(onnx, layout, litert, web)
+    _require_no_other(Path(export_dir), form)
     page = WebPage.wanted(web, ort_web)
     if observations is not None and not litert:
         raise ExportError(
@@ -56,14 +64,14 @@ def export_policy(
             "litert=True, 'float16' or 'int8', or leave observations out."
         )
     opset = OPSET if onnx in (None, False) or onnx is True else onnx
-    if form == "litert":
+    if form == _LITERT:
         weights = "float32" if litert is True else str(litert)
         return export_litert(program, state, export_dir, weights, observations)
     if form == TF_SERVING:
         return export_tf_serving(program, state, export_dir)
-    if form == "SavedModel":
+    if form == _SAVED_MODEL:
         return export_saved_model(program, state, export_dir)
-    if form == "onnx":
+    if form == _ONNX:
         return export_onnx(program, state, export_dir, opset, page)
     return _OF_ONNX[form](program, state, export_dir, opset=opset)
 
@@ -91,5 +99,29 @@ def _form(onnx: Any, layout: Any, litert: Any, web: bool) -> str:
             "each, with a folder of its own."
         )
     if litert:
-        return "litert"
-    return layout or ("onnx" if is_onnx or web else "SavedModel")
+        return _LITERT
+    return layout or (_ONNX if is_onnx or web else _SAVED_MODEL)
+
+
+def _require_no_other(folder: Path, form: str) -> None:
+    """Refuses a folder with an export of another form, which this one would mix with.
+
+    Versions and files do not get into each other's way, so a SavedModel may lie beside ONNX.
+    """
+    newest = folder / str(newest_version(folder))
+    places = [newest] if form in _VERSIONED else [folder]
+    for place in (folder, newest) if form == _KSERVE else places:
+        found = _form_in(place)
+        if found not in (None, _SAVED_MODEL if form == TF_SERVING else form):
+            raise ExportError(
+                f"{str(folder)!r} holds an export of another form ({found}), and one of the form "
+                f"{form} would mix with it. Give each form a folder of its own."
+            )
+
+
+def _form_in(folder: Path) -> str | None:
+    """Returns the form of the export that a folder holds; None if it does not tell one."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        told = json.loads((folder / SPEC_FILE).read_bytes())
+        return str(told.get("layout", told.get("artefact")))
+    return None

@@ -81,7 +81,7 @@ def place_version(staged: Path, target: Path) -> Path:
     """
     sync_tree(staged)
     while True:
-        place = target / str(_newest(target) + 1)
+        place = target / str(newest_version(target) + 1)
         try:
             os.rename(staged, place)
         except OSError:
@@ -92,8 +92,9 @@ def place_version(staged: Path, target: Path) -> Path:
         return place
 
 
-def _newest(target: Path) -> int:
-    return max((int(entry.name) for entry in target.iterdir() if entry.name.isdecimal()), default=0)
+def newest_version(target: Path) -> int:
+    """Returns the highest number that a version folder in `target` has; 0 if there is none."""
+    return max((int(each.name) for each in target.glob("*") if each.name.isdecimal()), default=0)
 
 
 _LOADED = ("saved_model.pb", "fingerprint.pb", "variables", "assets")
@@ -105,7 +106,7 @@ def link_newest(target: Path) -> None:
     They all lead through one link, `newest`, so that they change at once. What is there and no link
     stays, and so do folders on disks without links.
     """
-    version, newest = str(_newest(target)), target / "newest"
+    version, newest = str(newest_version(target)), target / "newest"
     if newest.exists() and not newest.is_symlink():
         return
     with contextlib.suppress(OSError):
