@@ -77,6 +77,19 @@ def test_a_terminal_shows_a_bar_and_gets_its_cursor_back(total: int | None) -> N
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
 
 
+def test_a_bar_says_what_is_done_beside_training_while_it_is_done() -> None:
+    output = io.StringIO()
+    console = Console(
+        file=output, width=90, force_terminal=True, _environ={"TERM": "xterm-256color"}
+    )
+    with TrainingProgress(100_000, None, console) as progress:
+        progress.update(12_288, 123.4, 8_412.0)
+        with progress.doing("recording a video"):
+            assert "return 123.4 | 0:10 left | recording a video" in output.getvalue()
+        before = len(output.getvalue())
+    assert "recording" not in output.getvalue()[before:]
+
+
 def test_outside_of_the_context_nothing_is_printed() -> None:
     console, output = plain_console()
     progress = TrainingProgress(10, None, console)

@@ -57,6 +57,8 @@ class Goals:
 class NoRecords:
     """Keeps nothing, for a training without a folder."""
 
+    is_video_due = False
+
     def _nothing(self, row: Mapping[str, float] | None = None) -> None:
         """Does nothing."""
 
@@ -149,16 +151,20 @@ class RunRecords:
             self._record.write(self.run.latest)
             self._saved = self._recorded
 
+    @property
+    def is_video_due(self) -> bool:
+        """Whether a video is to be recorded after this iteration."""
+        every = self._goals.record_every
+        return every > 0 and self._algorithm.iteration % every == 0
+
     def film(self) -> None:
-        """Records an episode with the present policies, if one is due after this iteration.
+        """Records an episode with the present policies.
 
         Training does not end because of a video: the log says why there is none.
         """
         from tfpolicies.algorithms.recording import Scene, record
 
         iteration, steps = self._algorithm.iteration, self._algorithm.counters[_STEPS]
-        if not self._goals.record_every or iteration % self._goals.record_every:
-            return
         path = self.run.videos / f"iteration-{iteration:06}-steps-{steps:09}.mp4"
         try:
             record(Scene(self._algorithm), [path], _FILMED)

@@ -85,7 +85,9 @@ class TrainingRun:
             while self.env_steps < self.goals.steps and signals.requested is None:
                 wanted = self._iterate()
                 shown.update(self.env_steps, self._mean_return, self._speed)
-                self.records.film()
+                if self.records.is_video_due:
+                    with shown.doing("recording a video"):
+                        self.records.film()
                 if self._has_reached_target() and self.env_steps >= earliest:
                     return self._finish(TARGET)
                 if not wanted:
