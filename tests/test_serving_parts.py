@@ -15,11 +15,13 @@ from served import MASKED, export, inputs_of, place, policy_of
 from tiny import make
 
 from tfpolicies.errors import ExportError, RequestError, UsageError
+from tfpolicies.serving import rest
 from tfpolicies.serving.batching import Batcher, Cost
 from tfpolicies.serving.calls import Call, Options
 from tfpolicies.serving.memory import Memory
 from tfpolicies.serving.repository import Repository, named
 from tfpolicies.serving.sequences import Sequences
+from tfpolicies.serving.served import Limits
 from tfpolicies.serving.tensors import from_bytes, from_values
 from tfpolicies.serving.versions import Version
 
@@ -552,3 +554,69 @@ def test_a_server_goes_on_when_nobody_reads_what_it_says(folder, exports):
         assert repository["agent"].version.name != first
 
     asyncio.run(ask())
+
+
+# -- bodies that do not arrive --------------------------------------------------------------------
+
+INDEX = {"type": "http", "method": "POST", "path": "/v2/repository/index", "headers": []}
+
+
+class Caller:
+    """Sends a body part by part to an application, as an HTTP server hands it on."""
+
+    def __init__(self, app):
+        self.parts, self.status, self.answer = asyncio.Queue(), None, b""
+        scope = {**INDEX, "query_string": b"", "http_version": "1.1", "app": app}
+        self.running = asyncio.create_task(app(scope, self.parts.get, self._take))
+
+    async def send(self, part, *, more=True):
+        await self.parts.put({"type": "http.request", "body": part, "more_body": more})
+        await asyncio.sleep(0.01)
+
+    async def _take(self, message):
+        self.status = message.get("status", self.status)
+        self.answer += message.get("body", b"")
+
+
+def bodies_answered(use):
+    """Runs `use(callers)` with eleven callers of a server that takes 100 bytes a body."""
+
+    async def run():
+        app = rest.application(Repository({}, Limits(max_body=100)))
+        callers = [Caller(app) for _ in range(11)]
+        await use(callers)
+        for caller in callers:
+            caller.running.cancel()
+
+    asyncio.run(run())
+
+
+def test_bodies_that_have_not_arrived_whole_share_a_limit():
+    async def use(callers):
+        *early, late, small = callers
+        for caller in early:
+            await caller.send(b" " * 88)
+        await late.send(b" " * 9)
+        assert [caller.status for caller in (*early, late)] == [None] * 9 + [503]
+        assert b"take 801 bytes, and may take 8 times --max-body. Try again" in late.answer
+        await small.send(b"{}", more=False)
+        assert small.status == 200
+        await early[0].send(b"{}", more=False)
+        assert early[0].status == 200
+        again = early[1]
+        await again.send(b" " * 9)
+        assert again.status is None  # there is room again
+
+    bodies_answered(use)
+
+
+def test_a_body_that_stops_arriving_is_given_up(monkeypatch):
+    monkeypatch.setattr(rest, "_PATIENCE", 0.05)
+
+    async def use(callers):
+        await callers[0].send(b"{")
+        await asyncio.wait_for(callers[0].running, 5.0)
+        assert callers[0].status == 408
+        assert b"nothing of it in 0 seconds" in callers[0].answer
+
+    bodies_answered(use)

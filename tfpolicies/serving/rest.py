@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tfpolicies._version import __version__
 from tfpolicies.errors import RequestError
@@ -21,6 +22,8 @@ from tfpolicies.serving.repository import Repository
 from tfpolicies.serving.rest_tensors import DIGITS, JSON_LENGTH, read, written
 
 _JSON_LENGTH = JSON_LENGTH.encode()
+_PATIENCE = 60.0  # seconds without another part of a body
+_UNFINISHED = 8  # times the largest body: what bodies may take that have not arrived whole
 GONE = 499
 """The status that is counted for clients that hang up."""
 
@@ -45,7 +48,8 @@ def application(repository: Repository, *, loads: bool = False) -> ASGIApp:
         repository: likewise.
         loads: whether it loads the models when it starts, and watches them while it runs.
     """
-    rest = _Rest(repository)
+    bodies = _Bodies(repository.limits.max_body)
+    rest = _Rest(repository, bodies)
     model = "/v2/models/{model}"
     versions = ("", "/versions/{version}")
     routes = [
@@ -67,7 +71,7 @@ def application(repository: Repository, *, loads: bool = False) -> ASGIApp:
     }
     lifespan = (lambda app: repository.running()) if loads else None
     others = Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan)
-    return _Inference(repository, others)
+    return _Inference(repository, bodies, others)
 
 
 _INFER = re.compile(r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?/infer/?")
@@ -79,8 +83,8 @@ class _Inference:
     Routes, middleware and request objects take as long as a small policy.
     """
 
-    def __init__(self, repository: Repository, others: ASGIApp) -> None:
-        self._repository, self._others = repository, others
+    def __init__(self, repository: Repository, bodies: _Bodies, others: ASGIApp) -> None:
+        self._repository, self._bodies, self._others = repository, bodies, others
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "").removeprefix(scope.get("root_path", "").rstrip("/"))
@@ -108,12 +112,12 @@ class _Inference:
         if scope["method"] != "POST":
             raise RequestError(f"Actions are asked for by POST, got {scope['method']}.", 405)
         name, headers = asked["model"], dict(scope["headers"])
-        metrics, limits = self._repository.metrics, self._repository.limits
+        metrics = self._repository.metrics
         began = time.perf_counter()
         model = self._repository[name]
         status = 500
         try:
-            content = await _body(headers, receive, limits.max_body)
+            content = await self._bodies.read(headers, receive)
             request = read(content, headers.get(_JSON_LENGTH), asked["version"] or "")
             body, length = written(name, request, await model.infer(request.call))
             status = 200
@@ -133,9 +137,69 @@ class _Inference:
         return [*found, (b"content-type", b"application/octet-stream")], body
 
 
+class _Bodies:
+    """Reads the bodies of requests; those that have not arrived whole share a limit.
+
+    Args:
+        most: bytes of one.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._waiting = 0  # bytes of bodies that have not arrived whole
+
+    async def read(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
+        """Returns the body of a request.
+
+        Raises:
+            RequestError: if it is compressed, too large or too slow, or too much waits for more.
+            ClientDisconnect: if the client hangs up before its end.
+        """
+        if b"content-encoding" in headers:
+            raise RequestError("The body must not be compressed: send no Content-Encoding.", 415)
+        declared = headers.get(b"content-length", b"0")
+        if declared.isdigit() and (len(declared) > DIGITS or int(declared) > self._most):
+            raise _too_large(declared[:DIGITS].decode(), self._most)
+        parts: list[bytes] = []
+        size, is_whole = 0, False
+        try:
+            while not is_whole:
+                message = await (self._next(receive) if parts else receive())
+                if message["type"] == "http.disconnect":
+                    raise ClientDisconnect
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+                self._waiting += len(parts[-1])
+                is_whole = not message.get("more_body", False)
+                self._check(size, is_whole=is_whole)
+        finally:
+            self._waiting -= size
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def _next(self, receive: Receive) -> Message:
+        """Returns another part of a body that has begun."""
+        try:
+            return await asyncio.wait_for(receive(), _PATIENCE)
+        except asyncio.TimeoutError as error:  # in Python 3.10 another one than TimeoutError
+            raise RequestError(
+                f"The body has not arrived whole, and nothing of it in {_PATIENCE:.0f} seconds.",
+                408,
+            ) from error
+
+    def _check(self, size: int, *, is_whole: bool) -> None:
+        if size > self._most:
+            raise _too_large("more", self._most)
+        if self._waiting > _UNFINISHED * self._most and not is_whole:
+            raise RequestError(
+                f"Requests that have not arrived whole take {self._waiting} bytes, and may take "
+                f"{_UNFINISHED} times --max-body. Try again later.",
+                503,
+            )
+
+
 class _Rest:
-    def __init__(self, repository: Repository) -> None:
-        self._repository = repository
+    def __init__(self, repository: Repository, bodies: _Bodies) -> None:
+        self._repository, self._bodies = repository, bodies
 
     async def metadata(self, request: Request) -> Response:
         return _json(self._model(request).metadata())
@@ -158,8 +222,7 @@ class _Rest:
         return _json({"ready": ready}, 200 if ready else 503)
 
     async def index(self, request: Request) -> Response:
-        headers, most = dict(request.scope["headers"]), self._repository.limits.max_body
-        body = await _body(headers, request.receive, most)
+        body = await self._bodies.read(dict(request.scope["headers"]), request.receive)
         try:
             asked = orjson.loads(body or b"{}")
         except orjson.JSONDecodeError as error:
@@ -184,26 +247,6 @@ class _Rest:
         return model
 
 
-async def _body(headers: Mapping[bytes, bytes], receive: Receive, most: int) -> bytes:
-    """Returns the body of a request, of which no more than `most` bytes are read."""
-    if b"content-encoding" in headers:
-        raise RequestError("The body must not be compressed: send no Content-Encoding.", 415)
-    declared = headers.get(b"content-length", b"0")
-    if declared.isdigit() and (len(declared) > DIGITS or int(declared) > most):
-        raise _too_large(declared[:DIGITS].decode(), most)
-    size, parts, is_whole = 0, [], False
-    while not is_whole:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > most:
-            raise _too_large("more", most)
-        is_whole = not message.get("more_body", False)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
 def _too_large(size: str, most: int) -> RequestError:
     return RequestError(f"The body may have {most} bytes (--max-body), got {size}.", 413)
 
@@ -214,7 +257,7 @@ def _json(record: Any, status: int = 200) -> Response:
 
 async def _refused(request: Request, error: Any) -> Response:
     response = _json({"error": str(error)}, error.status)
-    if error.status == 413:  # what was not read cannot be told from another request
+    if error.status in (408, 413, 503):  # what was not read cannot be told from another request
         response.headers["connection"] = "close"
     if error.status == 405:
         response.headers["allow"] = "POST"
