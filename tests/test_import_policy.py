@@ -2,6 +2,7 @@
 
 import copy
 import os
+import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -314,6 +315,15 @@ def test_a_keras_file_that_holds_code_is_refused(tmp_path):
     keras.Sequential(layers).save(tmp_path / "code.keras")
     with pytest.raises(ModelImportError, match="Lambda"):
         import_policy(tmp_path / "code.keras", **POLE)
+
+
+def test_a_keras_file_that_is_nested_without_end_is_refused(tmp_path):
+    keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)]).save(tmp_path / "deep.keras")
+    twice = pytest.warns(UserWarning, match="Duplicate name")
+    with zipfile.ZipFile(tmp_path / "deep.keras", "a") as archive, twice:
+        archive.writestr("config.json", "[" * 100_000)
+    with pytest.raises(ModelImportError, match="was refused"):
+        import_policy(tmp_path / "deep.keras", **POLE)
 
 
 @pytest.mark.core

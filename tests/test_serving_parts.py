@@ -8,11 +8,17 @@ import threading
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
+import grpc
 import numpy as np
 import pytest
 from gymnasium import spaces
 from served import MASKED, export, inputs_of, place, policy_of
 from tiny import make
+from tritonclient.grpc import service_pb2
+from tritonclient.grpc.service_pb2_grpc import (
+    GRPCInferenceServiceStub,
+    add_GRPCInferenceServiceServicer_to_server,
+)
 
 from tfpolicies.errors import ExportError, RequestError, UsageError
 from tfpolicies.serving import rest
@@ -20,8 +26,9 @@ from tfpolicies.serving.batching import Batcher, Cost
 from tfpolicies.serving.calls import Call, Options
 from tfpolicies.serving.memory import Memory
 from tfpolicies.serving.repository import Repository, named
+from tfpolicies.serving.rpc import Rpc
 from tfpolicies.serving.sequences import Sequences
-from tfpolicies.serving.served import Limits
+from tfpolicies.serving.served import Limits, ServedModel
 from tfpolicies.serving.tensors import from_bytes, from_values
 from tfpolicies.serving.versions import Version
 
@@ -620,3 +627,32 @@ def test_a_body_that_stops_arriving_is_given_up(monkeypatch):
         assert b"nothing of it in 0 seconds" in callers[0].answer
 
     bodies_answered(use)
+
+
+def test_a_call_of_grpc_whose_caller_has_gone_is_counted_as_that(folder, monkeypatch):
+    asked = asyncio.Event()
+
+    async def never(self, call):
+        asked.set()
+        await asyncio.Event().wait()
+
+    async def run():
+        repository = await loaded(folder)
+        server = grpc.aio.server()
+        add_GRPCInferenceServiceServicer_to_server(Rpc(repository), server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        monkeypatch.setattr(ServedModel, "infer", never)
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            call = GRPCInferenceServiceStub(channel).ModelInfer(
+                service_pb2.ModelInferRequest(model_name="agent")
+            )
+            waiting = asyncio.create_task(asked.wait())
+            await asyncio.wait_for(waiting, 60)
+            call.cancel()
+            counted = b'requests_total{model="agent",protocol="grpc",status="499"} 1.0'
+            while counted not in repository.metrics.text():
+                await asyncio.sleep(0.01)
+        await server.stop(None)
+
+    asyncio.run(asyncio.wait_for(run(), 120))
