@@ -86,6 +86,7 @@ class OnnxPolicy:
         self._session = onnxruntime.InferenceSession(
             prepare(content), options, providers=["CPUExecutionProvider"]
         )
+        self._options = onnxruntime.RunOptions()
         ports = self.spec["signatures"][signature]
         _check_ports([*ports["inputs"], *ports["outputs"]], self.spec["noise"]["blocks"])
         self._inputs = [port for port in ports["inputs"] if port["name"] != "noise"]
@@ -254,7 +255,12 @@ class OnnxPolicy:
 
     def infer(self, feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Returns the file's outputs by name, given all of its inputs: rows, or sequences."""
-        return dict(zip(self._outputs, self._session.run(self._outputs, feed), strict=True))
+        found = self._session.run(self._outputs, feed, self._options)
+        return dict(zip(self._outputs, found, strict=True))
+
+    def stop(self) -> None:
+        """Ends what runs in other threads, between two operations, and lets nothing run again."""
+        self._options.terminate = True
 
     def of_one_step(self, outputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Returns outputs of `infer` without the axis of steps that a memory gives them."""

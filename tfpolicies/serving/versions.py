@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -22,6 +23,7 @@ from tfpolicies.serving.tensors import Port, fitted
 
 _BATCH, _TIME = "batch", "time"
 _SPEC = "policy_spec.json"
+_LONGEST_TRIAL = 60.0  # seconds
 
 
 class Version:
@@ -45,7 +47,8 @@ class Version:
         threads: how many threads a call may use.
 
     Raises:
-        ValueError: if the files do not belong together, or are not what an export writes.
+        ValueError: if the files do not belong together, are not what an export writes, or hold a
+            model that does not come to an end.
         OSError: if one cannot be read.
     """
 
@@ -73,7 +76,32 @@ class Version:
         self.step_outputs = [
             port.without(_TIME) for port in self.outputs if not port.name.startswith(STATE_OUT)
         ]
-        self.costs = {way: Cost.measured(partial(self._try, way)) for way in WAYS}
+        self.costs = self._costs()
+
+    def _costs(self) -> dict[Way, Cost]:
+        """Returns what batches cost, by trying them.
+
+        Raises:
+            ValueError: if they do not come to an end.
+        """
+        limit = threading.Timer(_LONGEST_TRIAL, self._stop)
+        limit.daemon = True
+        limit.start()
+        try:
+            return {way: Cost.measured(partial(self._try, way)) for way in WAYS}
+        except Exception as error:
+            if not limit.is_alive():
+                raise ValueError(
+                    f"{self.folder} was tried on a few rows, which did not end in "
+                    f"{_LONGEST_TRIAL:.3g} seconds."
+                ) from error
+            raise
+        finally:
+            limit.cancel()
+
+    def _stop(self) -> None:
+        for policy in self._policies.values():
+            policy.stop()
 
     def policy(self, way: Way) -> OnnxPolicy:
         """Returns what runs."""
