@@ -44,6 +44,7 @@ FLOORS = {
     "testing": 4,
     "algorithms": 5,
     "cli": 6,
+    "extending": 6,
     "compat": 6,
     "__main__": 7,
 }
@@ -106,6 +107,13 @@ def test_nothing_needs_the_names_that_exist_for_ported_code():
     assert [path for path in others if "compat" in imports_of(path)] == []
     told = ROOT / "ported.py"  # says in an error what to import
     assert all("tfpolicies.compat" not in path.read_text() for path in others if path != told)
+
+
+@pytest.mark.core
+def test_nothing_needs_the_door_for_those_who_extend():
+    others = [path for path in MODULES if room_of(path) != "extending"]
+
+    assert [path for path in others if "extending" in imports_of(path)] == []
 
 
 def test_every_room_is_drawn_in_the_architecture():

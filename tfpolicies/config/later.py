@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from tfpolicies.errors import UsageError
+
 
 class _Later:
     """A class attribute that is looked up in the module of its class when it is read."""
@@ -16,7 +18,14 @@ class _Later:
         self._module = owner.__module__
 
     def __get__(self, instance: Any, owner: type) -> Any:
-        return getattr(sys.modules[self._module], self._name)
+        found = getattr(sys.modules.get(self._module), self._name, None)
+        if found is None:  # no AttributeError: who asks would be told that there is no attribute
+            raise UsageError(
+                f"{owner.__name__} waits for a class {self._name!r}, but the module "
+                f"{self._module!r} has none. Define it there, or set the attribute to the class "
+                "itself below its definition."
+            )
+        return found
 
 
 def later(name: str) -> Any:
@@ -29,5 +38,8 @@ def later(name: str) -> Any:
 
     Args:
         name: of a class that the same module defines.
+
+    Raises:
+        UsageError: when it is read, if the module has no such class.
     """
     return _Later(name)

@@ -66,7 +66,7 @@ class SectionedConfig:
         given: dict[str, dict[str, Any]] = {}
         searched: dict[str, Any] = {}
         for name, value in self._ungrouped(settings).items():
-            known = name if name in self._homes else ALIASES.get(name, name)
+            known = self._meant(name)
             if known in CONSTANTS and CONSTANTS[known].method in homes:
                 require_constant(known, value)
                 continue
@@ -85,7 +85,7 @@ class SectionedConfig:
 
     def _group(self, name: str) -> Mapping[str, str]:
         """Returns what setting each key of one of `GROUPS` is; nothing for other settings."""
-        found = GROUPS.get(ALIASES.get(name, name), {})
+        found = GROUPS.get(self._meant(name), {})
         return found if self._homes.keys() >= set(found.values()) else {}
 
     def _ungrouped(self, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,7 +142,7 @@ class SectionedConfig:
     def _unexpected(self, called: str, name: str, homes: Collection[str]) -> str:
         names = [known for known, home in self._homes.items() if home in homes]
         names += [known for known, constant in CONSTANTS.items() if constant.method in homes]
-        known = ALIASES.get(name, name)
+        known = self._meant(name)
         home = CONSTANTS[known].method if known in CONSTANTS else self._homes.get(known)
         answer = f" It is a setting of `{home}()`." if home else setting_hint(name)
         if not answer:
@@ -213,8 +213,12 @@ class SectionedConfig:
     def __setitem__(self, key: str, value: Any) -> None:
         self.update_from_dict({self._name_of(key): value})
 
+    def _meant(self, name: str) -> str:
+        """Returns the name here of what may be another name; a setting's own name is none."""
+        return name if name in self._homes else ALIASES.get(name, name)
+
     def _name_of(self, key: str) -> str:
-        name = ALIASES.get(key, key)
+        name = self._meant(key)
         if name in self._homes or name in CONSTANTS or self._group(name):
             return name
         if key == "multiagent":
@@ -237,7 +241,7 @@ class SectionedConfig:
         return hint
 
     def __contains__(self, key: object) -> bool:
-        name = ALIASES.get(str(key), str(key))
+        name = self._meant(str(key))
         known = name in self._homes or name in CONSTANTS or bool(self._group(name))
         return known or key in self._foreign
 

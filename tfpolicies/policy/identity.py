@@ -18,8 +18,9 @@ def complete_config(policy_class: Any, config: Any) -> tuple[dict[str, Any], dic
     """Returns the complete flat config of a policy, and what identifies the policy.
 
     Raises:
-        ConfigError: if the config names another framework than the class has. A complete config
-            names one in any case, so it is not taken at its word.
+        ConfigError: if the config names another framework than the class has (a complete config
+            names one in any case, so it is not taken at its word), or the class lists settings
+            that its config lacks.
     """
     identity: dict[str, Any] = {
         "__policy_id": DEFAULT_POLICY_ID,
@@ -44,9 +45,22 @@ def complete_config(policy_class: Any, config: Any) -> tuple[dict[str, Any], dic
             named = None
         settings.update_from_dict(given)
     complete = settings.to_dict()
+    _require_listed(policy_class, complete)
     if isinstance(config, AlgorithmConfig):  # what "auto" became is of another policy
         complete |= {name: "auto" for name in AUTOMATIC if name in config.automatic()}
     return _of_runtime(policy_class, complete, named), identity
+
+
+def _require_listed(policy_class: Any, complete: dict[str, Any]) -> None:
+    for kind in ("hyperparameters", "static_keys"):
+        missing = [name for name in getattr(policy_class, kind) if name not in complete]
+        if missing:
+            name, config = policy_class.__name__, policy_class.config_class.__name__
+            raise ConfigError(
+                f"{name}.{kind} lists {missing[0]!r}, which is no setting of {name}.config_class, "
+                f"{config}. Set `config_class` to a subclass of {config} whose training section "
+                "has it."
+            )
 
 
 def _of_runtime(policy_class: Any, complete: dict[str, Any], named: Any) -> dict[str, Any]:

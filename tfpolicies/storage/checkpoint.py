@@ -345,19 +345,21 @@ def _found_segment(root: Path, entry: dict[str, Any]) -> Segment:
 
 def _read_manifest_text(root: Path, manifest_name: str) -> bytes:
     if not root.is_dir():
-        raise CheckpointError(f"Checkpoint {str(root)!r} not found: there is no such folder.")
+        beside = root.absolute().parent
+        hint = _hint_at_checkpoint(beside) if (beside / "run.json").exists() else ""
+        raise CheckpointError(f"Checkpoint {str(root)!r} not found: there is no such folder.{hint}")
     try:
         return read_regular(root / manifest_name, LARGEST)
     except FileNotFoundError:
         raise CheckpointError(
             f"Checkpoint {str(root)!r} does not seem to be valid: it has no {manifest_name}."
-            f"{_inner_checkpoint(root)}"
+            f"{_hint_at_checkpoint(root)}"
         ) from None
     except OSError as error:
         raise invalid(root / manifest_name, f"it cannot be read ({error})") from error
 
 
-def _inner_checkpoint(root: Path) -> str:
+def _hint_at_checkpoint(root: Path) -> str:
     """Returns a hint at the newest checkpoint in a folder that is none, such as a run's."""
     places = ("*", "*/*", "*/checkpoints/*")
     found = [
@@ -366,7 +368,7 @@ def _inner_checkpoint(root: Path) -> str:
     if not found:
         return ""
     newest = max(found, key=lambda path: path.stat().st_mtime).parent
-    return f" There is a checkpoint in it: give {str(newest)!r}."
+    return f" There is a checkpoint in {str(root)!r}: give {str(newest)!r}."
 
 
 def _read_policy(root: Path, entry: dict[str, Any]) -> Checkpoint:

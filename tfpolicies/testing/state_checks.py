@@ -107,11 +107,12 @@ def checkpoint(subject: Subject) -> str:
 
 
 def _not_stored(config: Any) -> dict[str, Any]:
-    """Returns the settings that a file may not hold: models and callables."""
+    """Returns the settings that a file may not hold: models, functions and classes."""
+    found = {name: value for name, value in config.items() if callable(value)}
     given = config.get("model") or {}
     names = ("custom_model", "custom_action_dist")
     model = {name: given[name] for name in names if given.get(name) is not None}
-    return {"model": model} if model else {}
+    return {**found, "model": model} if model else found
 
 
 def _move_on(subject: Subject, policy: Any) -> None:

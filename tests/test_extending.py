@@ -1,0 +1,150 @@
+"""Algorithms, losses and strategies that users write, by the page that shows how."""
+
+import importlib.util
+import os
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from tiny import OBS, TWO
+
+import tfpolicies
+from tfpolicies import Algorithm, PolicySpec, PPOConfig, PPOTF2Policy, extending
+from tfpolicies.envs.multi_agent_env import make_multi_agent
+from tfpolicies.errors import CheckpointError, ConfigError, UsageError
+from tfpolicies.extending import AMOUNT, COUNT, later, setting
+
+PAGE = Path(__file__).parent.parent / "docs" / "extending.md"
+
+
+@pytest.fixture(scope="module")
+def names(tmp_path_factory):
+    """Runs the page as a module of its own; returns what is in it then."""
+    home, before = tmp_path_factory.mktemp("page"), Path.cwd()
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (home / "page.py").write_text("\n".join(blocks))
+    spec = importlib.util.spec_from_file_location("page", home / "page.py")
+    page = sys.modules["page"] = importlib.util.module_from_spec(spec)
+    os.chdir(home)
+    try:
+        spec.loader.exec_module(page)
+        yield vars(page) | {"home": home}
+    finally:
+        os.chdir(before)
+        del sys.modules["page"]
+
+
+@pytest.mark.soak
+def test_the_python_of_the_page_runs_in_order(names):
+
+    played = names["algorithm"].evaluate()["evaluation"]
+    assert played["episode_reward_mean"] > 400.0
+    assert names["again"].counters == names["algorithm"].counters
+    assert (names["home"] / "exported/dagger/model.onnx").exists()
+    assert 0.5 <= names["learned"]["certainty"] <= 1.0
+    strategy = names["bursting"].build().get_policy().exploration
+    assert [strategy.params(step, True).item() for step in (0, 199, 200, 1000)] == [1, 1, 0, 1]
+    assert names["hidden"].get_policy().observation_space.shape == (2,)
+    assert 0.0 < names["result"]["custom_metrics"]["last_angle_mean"] < 0.5
+
+
+@pytest.mark.soak
+def test_the_hand_written_policy_of_the_page_plays_beside_one_that_learns(names):
+    poles = make_multi_agent("CartPole-v1")
+    config = PPOConfig().environment(poles, env_config={"num_agents": 2})
+    config.multi_agent(
+        policies={"rule": PolicySpec(names["LeanPolicy"]), "main": PolicySpec()},
+        policy_mapping_fn=lambda agent_id, *args, **kwargs: ["rule", "main"][agent_id],
+        policies_to_train=["main"],
+    )
+    algorithm = config.training(train_batch_size=1000, sgd_minibatch_size=100).build()
+    found = algorithm.train()
+    assert found["policy_reward_mean"]["rule"] > 2 * found["policy_reward_mean"]["main"]
+    assert list(found["info"]["learner"]) == ["main"]
+
+
+def test_the_page_imports_from_the_doors_alone():
+    imports = re.findall(r"^from (tfpolicies[\w.]*) import", PAGE.read_text(), re.MULTILINE)
+    doors = {"tfpolicies", "tfpolicies.extending", "tfpolicies.connectors", "tfpolicies.testing"}
+    assert set(imports) == doors
+
+
+@pytest.mark.core
+def test_the_names_for_extending_are_documented():
+    for name in extending.__all__:
+        found = getattr(extending, name)
+        assert not callable(found) or found.__doc__, name
+    assert not set(extending.__all__) & set(tfpolicies.__all__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnTraining(PPOConfig.training_section):
+    num_epochs: int = setting(5, COUNT)
+    fine: float = setting(0.1, AMOUNT)
+
+
+class OwnConfig(PPOConfig):
+    training_section = OwnTraining
+
+
+@pytest.mark.core
+def test_a_setting_of_ones_own_may_have_the_name_that_another_one_has_elsewhere():
+    config = OwnConfig().training(num_epochs=7)
+    assert config.num_epochs == config["num_epochs"] == 7
+    assert config.num_sgd_iter == 30
+    assert config.to_dict()["num_epochs"] == 7
+    config.num_epochs = 8
+    config["num_epochs"] += 1
+    assert config.copy().num_epochs == 9
+    assert "num_epochs" in config
+    assert OwnConfig().update_from_dict({"num_epochs": 3}).num_epochs == 3
+    with pytest.raises(ConfigError, match="num_epochs must be an integer >= 1, got 0"):
+        config.training(num_epochs=0)
+    assert PPOConfig().training(num_epochs=7).num_sgd_iter == 7
+
+
+@pytest.mark.core
+def test_settings_that_a_policy_lists_and_its_config_lacks_are_named():
+    class Without(PPOTF2Policy):
+        hyperparameters = (*PPOTF2Policy.hyperparameters, "fine")
+
+    class Static(PPOTF2Policy):
+        static_keys = (*PPOTF2Policy.static_keys, "shape")
+
+    told = r"Without.hyperparameters lists 'fine', .* Without.config_class, PPOConfig. Set `conf"
+    with pytest.raises(ConfigError, match=told):
+        Without(OBS, TWO, {})
+    with pytest.raises(ConfigError, match=r"Static.static_keys lists 'shape'"):
+        Static(OBS, TWO, {})
+
+
+class FinedPolicy(PPOTF2Policy):
+    config_class = later("OwnConfig")
+    hyperparameters = (*PPOTF2Policy.hyperparameters, "fine")
+
+
+@pytest.mark.core
+def test_a_policy_with_settings_of_its_own_has_them():
+    assert FinedPolicy(OBS, TWO, {"fine": 0.5, "inference": "tf"}).hyper("fine") == 0.5
+
+
+@pytest.mark.core
+def test_a_class_that_is_waited_for_and_never_comes_is_named():
+    class Waiting(PPOTF2Policy):
+        config_class = later("NoSuchConfig")
+
+    with pytest.raises(UsageError, match=r"waits for a class 'NoSuchConfig', but .*_extend"):
+        Waiting(OBS, TWO, {})
+
+
+@pytest.mark.core
+def test_a_checkpoint_that_is_not_there_is_looked_for_in_its_run(tmp_path):
+    folder = tmp_path / "run" / "checkpoints" / "latest"
+    folder.mkdir(parents=True)
+    for path in (tmp_path / "run" / "run.json", folder / "algorithm.json"):
+        path.write_text("{}")
+    for name in ("run", "run/checkpoint"):
+        with pytest.raises(CheckpointError, match=f"give '{re.escape(str(folder))}'"):
+            Algorithm.from_checkpoint(tmp_path / name)

@@ -1,0 +1,73 @@
+"""What algorithms, policies and strategies of your own are made of, in one place.
+
+`docs/extending.md` shows how. These names stay where they are; the modules that they come from may
+change.
+"""
+
+from __future__ import annotations
+
+from tfpolicies.algorithms.actor_critic import (
+    ActorCriticConfig,
+    ActorCriticTFPolicy,
+    ActorCriticTraining,
+)
+from tfpolicies.algorithms.off_policy import (
+    OffPolicyAlgorithm,
+    OffPolicyConfig,
+    OffPolicyTFPolicy,
+    OffPolicyTraining,
+)
+from tfpolicies.algorithms.tuned import register_tuned
+from tfpolicies.batch.postprocessing import (
+    discounted_returns,
+    generalized_advantages,
+    n_step_returns,
+)
+from tfpolicies.config.later import later
+from tfpolicies.config.sections import Training
+from tfpolicies.config.setting import setting
+from tfpolicies.exploration.exploration import Exploration, Scheduled, Setting
+from tfpolicies.exploration.transform import Disturb, Greedy, Sample, Transform
+from tfpolicies.models.distributions import Distribution, register_box_distribution
+from tfpolicies.models.losses import explained_variance, huber, masked_mean
+from tfpolicies.policy.fragments import Fragments
+from tfpolicies.rules import AMOUNT, BOOL, COUNT, POSITIVE, UNIT, Rule, count, function, one_of
+
+__all__ = [
+    "AMOUNT",
+    "BOOL",
+    "COUNT",
+    "POSITIVE",
+    "UNIT",
+    "ActorCriticConfig",
+    "ActorCriticTFPolicy",
+    "ActorCriticTraining",
+    "Distribution",
+    "Disturb",
+    "Exploration",
+    "Fragments",
+    "Greedy",
+    "OffPolicyAlgorithm",
+    "OffPolicyConfig",
+    "OffPolicyTFPolicy",
+    "OffPolicyTraining",
+    "Rule",
+    "Sample",
+    "Scheduled",
+    "Setting",
+    "Training",
+    "Transform",
+    "count",
+    "discounted_returns",
+    "explained_variance",
+    "function",
+    "generalized_advantages",
+    "huber",
+    "later",
+    "masked_mean",
+    "n_step_returns",
+    "one_of",
+    "register_box_distribution",
+    "register_tuned",
+    "setting",
+]
