@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tiny import OBS, TWO
 
@@ -44,6 +45,8 @@ def test_the_python_of_the_page_runs_in_order(names):
     assert names["again"].counters == names["algorithm"].counters
     assert (names["home"] / "exported/dagger/model.onnx").exists()
     assert 0.5 <= names["learned"]["certainty"] <= 1.0
+    stats = names["munchausen"].train()["info"]["learner"]["default_policy"]["learner_stats"]
+    assert np.isfinite(stats["mean_q"])
     strategy = names["bursting"].build().get_policy().exploration
     assert [strategy.params(step, True).item() for step in (0, 199, 200, 1000)] == [1, 1, 0, 1]
     assert names["hidden"].get_policy().observation_space.shape == (2,)
