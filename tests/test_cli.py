@@ -374,6 +374,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_anew_in_its_folder(
         for words in ("env=a.b:C", "exploration_config.type=a.b.C", "evaluation_config.env=a.b:C")
     ]
     forged += [{"from_file": {"env": "a.b:C"}}, {"callbacks": "a.b:C"}, {"model": "a.b:f"}]
+    forged += [{"algo": "a.b:C"}]
     forged += [{"from_file": {"exploration_config": {"type": "a.b.C"}}}, {"policy_mapping": "a:f"}]
     for more in forged:
         content = {"train": {**settings, **more}, "finished": None}
@@ -383,6 +384,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_anew_in_its_folder(
         assert "no file chooses what is imported" in capsys.readouterr().err
     for name, value, told in (
         ("algo", "tfpolicies.cli.main", "algo 'tfpolicies.cli.main'"),
+        ("algo", ["a.b:C"], "algo ['a.b:C']"),
         ("from_file", 3, "from_file 3"),
         ("from_file", {"callbacks": {"$import": "os:system"}}, "Missing(name='os:system'"),
         ("model", ["a.b:f"], "model ['a.b:f']"),
@@ -413,6 +415,16 @@ def by_number(agent_id, episode, worker=None, **kwargs):
 
 NUMBER = 3
 """
+OWN_ALGORITHM = """
+from tfpolicies import PG, PGTF2Policy
+
+class HalvedPolicy(PGTF2Policy):
+    def loss(self, model, dist_class, train_batch):
+        return 0.5 * super().loss(model, dist_class, train_batch)
+
+class Halved(PG):
+    policy_classes = {"tf2": HalvedPolicy}
+"""
 TWO_POLES = """
 from tfpolicies.envs.multi_agent_env import make_multi_agent
 TwoPoles = make_multi_agent("CartPole-v1")
@@ -424,8 +436,33 @@ def mine(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A current folder with modules of a user."""
     (here / "code_of_mine.py").write_text(MINE)
     (here / "two_poles_of_mine.py").write_text(TWO_POLES)
+    (here / "algorithm_of_mine.py").write_text(OWN_ALGORITHM)
     monkeypatch.syspath_prepend(here)
     return here
+
+
+def test_an_algorithm_of_the_users_is_named_in_each_command(
+    mine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = ["--algo", "algorithm_of_mine:Halved"]
+    few = ["--set", "train_batch_size=64", "--num-envs", "2", *QUICK]
+    assert main(["train", "CartPole-v1", *own, "--steps", "64", "--play", "1", *few]) == 0
+    assert "Halved on CartPole-v1: all steps were used" in capsys.readouterr().out
+    (run,) = (mine / "runs").iterdir()
+    assert run.name.startswith("halved-CartPole-v1-")
+    commands = [
+        ["evaluate", str(run), "--episodes", "1"],
+        ["export", str(run), "--to", "out", "--onnx"],
+        ["train", "--resume", str(run), "--steps", "128", "--play", "0"],
+    ]
+    told = ["HalvedPolicy, greedy", "Exported HalvedPolicy", "Halved on CartPole-v1"]
+    for command, line in zip(commands, told, strict=True):
+        assert main(command) == 2
+        assert shlex.join(own) in capsys.readouterr().err
+        assert main([*command, *own]) == 0
+        assert line in capsys.readouterr().out
+    assert main(["train", "CartPole-v1", "--algo", "algorithm_of_mine:HalvedPolicy"]) == 2
+    assert "'algorithm_of_mine:HalvedPolicy' must be a subclass" in capsys.readouterr().err
 
 
 def test_callbacks_model_and_settings_are_what_the_user_names(

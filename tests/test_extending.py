@@ -12,7 +12,7 @@ import pytest
 from tiny import OBS, TWO
 
 import tfpolicies
-from tfpolicies import Algorithm, PolicySpec, PPOConfig, PPOTF2Policy, extending
+from tfpolicies import DQN, Algorithm, DQNConfig, PolicySpec, PPOConfig, PPOTF2Policy, extending
 from tfpolicies.envs.multi_agent_env import make_multi_agent
 from tfpolicies.errors import CheckpointError, ConfigError, UsageError
 from tfpolicies.extending import AMOUNT, COUNT, later, setting
@@ -131,6 +131,18 @@ class FinedPolicy(PPOTF2Policy):
 @pytest.mark.core
 def test_a_policy_with_settings_of_its_own_has_them():
     assert FinedPolicy(OBS, TWO, {"fine": 0.5, "inference": "tf"}).hyper("fine") == 0.5
+
+
+class OtherDQN(DQN):
+    """DQN under another name, with DQN's config."""
+
+
+@pytest.mark.core
+def test_an_algorithm_that_shares_the_config_of_its_base_is_what_its_default_config_builds():
+    config = OtherDQN.get_default_config()
+    assert config.algo_class is OtherDQN
+    assert isinstance(config.environment("CartPole-v1").build(), OtherDQN)
+    assert DQN.get_default_config() == DQNConfig()
 
 
 @pytest.mark.core

@@ -200,7 +200,9 @@ class Algorithm:
     @classmethod
     def get_default_config(cls) -> Any:
         """Returns a new config of this algorithm, with its defaults."""
-        return cls.config_class()
+        config = cls.config_class()
+        config.algo_class = cls  # a subclass may share the config of its base
+        return config
 
     @classmethod
     def get_tuned_settings(cls, env: str) -> dict[str, Any]:

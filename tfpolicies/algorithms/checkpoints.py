@@ -471,8 +471,8 @@ class StoredAlgorithm:
         if isinstance(found, Missing) and not found.name.startswith("tfpolicies."):
             raise CheckpointError(
                 f"{self.source} holds an algorithm of the class {found.name}, which is not one of "
-                "this package's. Call `from_checkpoint` on your class."
-            )
+                "this package's."
+            ).advised("Call `from_checkpoint` on your class.", {"algo": found.name})
         if not isinstance(found, type):
             raise CheckpointError(f"{self.source} names {found!r} as its algorithm's class.")
         if not issubclass(found, given):

@@ -55,7 +55,7 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}. See `{self.prog} --help`.")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        choices = list(action.choices or ())
+        choices = action.choices or ()
         if choices and value not in choices:
             name = action.metavar or "/".join(action.option_strings) or action.dest
             raise UsageError(
@@ -332,4 +332,7 @@ def _add_source(parser: _Parser) -> None:
         "--model",
         metavar="MODULE:FACTORY",
         help="the model it was trained with, if Keras cannot rebuild it from the checkpoint",
+    )
+    parser.add_argument(
+        "--algo", metavar="MODULE:CLASS", help="the algorithm it was trained by, if it is yours"
     )

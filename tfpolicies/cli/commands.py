@@ -90,7 +90,9 @@ def export(args: argparse.Namespace) -> int:
     console = CommandConsole()
     WebPage.wanted(args.web, args.ort_web)  # before it takes time
     checkpoint = find_checkpoint(args.source, best=args.best)
-    policy = load_policy(checkpoint, console, model=args.model, policy_id=args.policy)
+    policy = load_policy(
+        checkpoint, console, model=args.model, algo=args.algo, policy_id=args.policy
+    )
     both = not (args.onnx or args.saved_model or args.layout or args.litert or args.web)
     exported = export_policy(
         policy,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from tfpolicies.cli.ends import DONE
-from tfpolicies.cli.settings import imported
+from tfpolicies.cli.settings import algorithm_of, imported
 from tfpolicies.cli.sources import (
     environment_for,
     find_checkpoint,
@@ -115,7 +115,9 @@ def scene_of(args: argparse.Namespace, checkpoint: Path, console: Console) -> It
 
     how = {"explore": args.explore, "allow_other_spaces": args.allow_other_spaces}
     if len([*checkpoint.glob("policies/*")]) <= 1:
-        policy = load_policy(checkpoint, console, explore=args.explore, model=args.model)
+        policy = load_policy(
+            checkpoint, console, explore=args.explore, model=args.model, algo=args.algo
+        )
         scene = Scene(policy, environment_for(policy.config, args.env), **how)
         if not has_several_agents(scene):
             yield scene
@@ -139,7 +141,8 @@ def _restored(args: argparse.Namespace, checkpoint: Path) -> Any:
     if args.model is not None:
         given["model"] = {"custom_model": imported("model", args.model)}
     mapping = args.policy_mapping
-    return Algorithm.from_checkpoint(
+    kind = Algorithm if args.algo is None else algorithm_of(args.algo)
+    return kind.from_checkpoint(
         checkpoint,
         policy_mapping_fn=None if mapping is None else imported("policy_mapping", mapping),
         config={**few, **given},

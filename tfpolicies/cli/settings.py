@@ -25,6 +25,7 @@ from tfpolicies.errors import (
 )
 
 if TYPE_CHECKING:
+    from tfpolicies.algorithms.algorithm import Algorithm
     from tfpolicies.algorithms.run_records import Goals
     from tfpolicies.config.algorithm_config import AlgorithmConfig
 
@@ -71,6 +72,43 @@ def _word(
 _goal = functools.partial(_word, goal=True)
 
 
+class _Words(list[str]):
+    """The names of algorithms; a class of the user's, `module:Class`, stands beside them."""
+
+    def __contains__(self, word: object) -> bool:
+        return (isinstance(word, str) and is_own(word)) or super().__contains__(word)
+
+
+def is_own(algo: str) -> bool:
+    """Whether this means a class of the user's."""
+    return ":" in algo
+
+
+def algorithm_words() -> list[str]:
+    """Returns what may stand for an algorithm."""
+    return _Words(algorithm_names())
+
+
+def algorithm_of(algo: str) -> type[Algorithm]:
+    """Returns the class of an algorithm.
+
+    Args:
+        algo: its name, or `"module:Class"`, which is the user's own word.
+
+    Raises:
+        ConfigError: for a name that no algorithm has.
+        UsageError: if a class cannot be imported, or is no algorithm.
+    """
+    if not is_own(algo):
+        return find_algorithm(algo)
+    from tfpolicies.algorithms.algorithm import Algorithm
+
+    found = imported("algo", algo)
+    if not (isinstance(found, type) and issubclass(found, Algorithm)):
+        raise UsageError(f"--algo: {algo!r} must be a subclass of Algorithm, got {found!r}.")
+    return found
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainSettings:
     """The settings of one training run; `run.json` holds them, and what is None is not set.
@@ -81,7 +119,9 @@ class TrainSettings:
     """
 
     env: str
-    algo: str = _word(WHAT, "algorithm (default PPO)", "PPO", choices=algorithm_names)
+    algo: str = _word(
+        WHAT, "algorithm (default PPO), or module:Class of yours", "PPO", choices=algorithm_words
+    )
     seed: int = _word(
         WHAT, "of everything (default: drawn and recorded)", 0, setting="seed", type=count
     )
@@ -158,13 +198,18 @@ class TrainSettings:
     )
 
     @property
+    def algo_name(self) -> str:
+        """What the algorithm is called."""
+        return self.algo.rpartition(":")[2]
+
+    @property
     def title(self) -> str:
         """What is trained, for people.
 
-        >>> TrainSettings(env="CartPole-v1").title
-        'PPO on CartPole-v1'
+        >>> TrainSettings(env="CartPole-v1", algo="mine.learning:Best").title
+        'Best on CartPole-v1'
         """
-        return f"{self.algo} on {self.env}"
+        return f"{self.algo_name} on {self.env}"
 
     @property
     def goals(self) -> Goals:
@@ -194,7 +239,7 @@ class TrainSettings:
         from tfpolicies.storage.json_values import decode_value, find_missing
 
         try:
-            if content["algo"] not in algorithm_names():
+            if content["algo"] not in algorithm_words():
                 raise KeyError(f"algo {content['algo']!r}")
             from_file = decode_value(content.get("from_file", {}))
             if not isinstance(from_file, dict) or find_missing(from_file):
@@ -215,7 +260,7 @@ class TrainSettings:
         Raises:
             ConfigError: for an unknown or invalid setting.
         """
-        config: AlgorithmConfig = find_algorithm(self.algo).get_default_config()
+        config: AlgorithmConfig = algorithm_of(self.algo).get_default_config()
         config.environment(self.env)
         if "replay_buffer_config" not in config:  # an update follows each step of all environments
             config.rollouts(num_envs_per_worker=_ENVS)
@@ -223,7 +268,7 @@ class TrainSettings:
             evaluation_duration=self.eval_episodes, evaluation_config={"explore": False}
         )
         if not self.no_tuned:
-            config.update_from_dict(tuned_settings(self.algo, self.env))
+            config.update_from_dict(tuned_settings(self.algo_name, self.env))
         _apply_file(config, self.from_file)
         own = {word.setting: getattr(self, name) for name, word in WORDS.items() if word.setting}
         if self.eval_every is None:
@@ -235,11 +280,11 @@ class TrainSettings:
 
     def told_tuned(self) -> str:
         """Returns a line about the settings that the run begins with."""
-        entry = find_tuned(self.algo, self.env)
+        entry = find_tuned(self.algo_name, self.env)
         if self.no_tuned:
             return "Settings: RLlib's defaults."
         if entry is None:
-            near = nearest_tuned(self.algo, self.env)
+            near = nearest_tuned(self.algo_name, self.env)
             told = f"nearest: {near}" if near else "none are near"
             return f"Settings: RLlib's defaults; none are tuned for {self.title} ({told})."
         return (
@@ -280,6 +325,7 @@ def flag(name: str) -> str:
 
 
 _OPTIONS = {
+    "algo": "--algo",
     "env": "--env",
     "policy_mapping_fn": "--policy-mapping",
     "callbacks": "--callbacks",

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.text import Text
 
-from tfpolicies.algorithms.registry import algorithm_names, find_algorithm
-from tfpolicies.cli.settings import imported
+from tfpolicies.algorithms.registry import algorithm_names
+from tfpolicies.cli.settings import algorithm_of, imported, is_own
 from tfpolicies.config.stored_settings import environment_of_file
 from tfpolicies.errors import CheckpointError, ConfigError, UsageError
 from tfpolicies.reporting.run_folder import RunFolder, find_runs, newest_run
@@ -67,6 +67,7 @@ def load_policy(
     *,
     explore: bool = False,
     model: str | None = None,
+    algo: str | None = None,
     policy_id: str | None = None,
 ) -> Any:
     """Returns the policy of a checkpoint of a policy or of an algorithm.
@@ -76,6 +77,7 @@ def load_policy(
         console: where it is shown that TensorFlow is loading.
         explore: whether the policy samples its actions.
         model: `module:factory` of a model that the checkpoint does not hold.
+        algo: the algorithm whose policy it is, as `--algo` names it; None if the run says it.
         policy_id: of an algorithm with several policies, the one that is meant.
 
     Raises:
@@ -92,7 +94,15 @@ def load_policy(
     base: Any = Policy
     settings = {"explore": explore, **given}
     ids = None if policy_id is None else [policy_id]
-    found = load_policies(folder, ids, base, settings, known=_classes_of_run(folder))
+    trained = _algorithm_of_run(folder)
+    named = algo or (trained if trained in algorithm_names() else None)
+    known = [] if named is None else [*algorithm_of(named).policy_classes.values()]
+    try:
+        found = load_policies(folder, ids, base, settings, known=known)
+    except CheckpointError as error:
+        if "algo" in error.settings and is_own(trained):
+            error.settings = {"algo": trained}  # the user's own word says it once more
+        raise
     if not isinstance(found, dict):
         return found
     if len(found) != 1:
@@ -113,13 +123,12 @@ def export_command(source: str, policy_id: str) -> str:
     return f"`{shlex.join(words)}`"
 
 
-def _classes_of_run(folder: Path) -> list[Any]:
-    """Returns the classes of policies of the algorithm of the run that a checkpoint lies in."""
+def _algorithm_of_run(folder: Path) -> str:
+    """Returns what the run of a checkpoint says of its algorithm; "" if there is none."""
     run = run_of(folder)
     settings = {} if run is None else run.settings
     train = settings.get("train")
-    name = train.get("algo") if isinstance(train, dict) else settings.get("learn")
-    return [*find_algorithm(name).policy_classes.values()] if name in algorithm_names() else []
+    return str(train.get("algo", "") if isinstance(train, dict) else settings.get("learn", ""))
 
 
 def run_of(checkpoint: Path) -> RunFolder | None:

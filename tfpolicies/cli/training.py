@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
 
-from tfpolicies.algorithms.registry import find_algorithm
 from tfpolicies.algorithms.run_records import RunRecords
 from tfpolicies.algorithms.training_run import STEPS, TARGET, TrainingRun
 from tfpolicies.cli.arguments import RUNS
@@ -28,7 +27,9 @@ from tfpolicies.cli.settings import (
     IMPORTED,
     WORDS,
     TrainSettings,
+    algorithm_of,
     flag,
+    is_own,
     require_one_value_each,
 )
 from tfpolicies.cli.sources import (
@@ -104,7 +105,7 @@ def train(args: argparse.Namespace) -> int:
         _require_one_policy_to_ship(algorithm, settings)
         _require_pictures(algorithm, settings)
         if run is None:
-            name = f"{settings.algo.lower()}-{settings.env}"
+            name = f"{settings.algo_name.lower()}-{settings.env}"
             run = closing.enter_context(RunFolder.create(parent, name, _content(settings)))
         elif given:
             run.write_settings(_content(settings))
@@ -176,7 +177,7 @@ def restore_or_build(run: RunFolder | None, settings: TrainSettings) -> Algorith
     """
     if run is not None and run.has_checkpoint:
         given = settings.imported()
-        return find_algorithm(settings.algo).from_checkpoint(
+        return algorithm_of(settings.algo).from_checkpoint(
             run.latest,
             policy_mapping_fn=given.pop("policy_mapping_fn", None),
             config={"env": settings.env, **given},
@@ -234,7 +235,7 @@ def _resumed(run: RunFolder, given: dict[str, Any]) -> TrainSettings:
             f"{shown(run.path)} uses {' and '.join(missing)}, but no file chooses what is "
             f"imported. Name it again: `{shlex.join(_resume_words(run))}`."
         )
-    given_again = [name for name in ("env", *IMPORTED) if name in given]
+    given_again = [name for name in ("env", "algo", *IMPORTED) if name in given]
     for name in given_again:
         if given[name] == getattr(settings, name):
             del given[name]
@@ -251,6 +252,7 @@ def _resumed(run: RunFolder, given: dict[str, Any]) -> TrainSettings:
 def _named_again(settings: TrainSettings) -> dict[str, str]:
     """Returns what a run's file alone may not choose to import, by the setting that names it."""
     found = {name: getattr(settings, name) for name in IMPORTED}
+    found["algo"] = settings.algo if is_own(settings.algo) else None
     env = settings.env if isinstance(environment_of_file(settings.env), Missing) else None
     return {name: text for name, text in {"env": env, **found}.items() if text is not None}
 
@@ -346,7 +348,7 @@ def _ship(job: Job, reason: str) -> Shipped:
         return Shipped({}, {})
     policy = algorithm.get_policy()
     if reason != TARGET and settings.keep_best and run.best.exists():
-        policy = load_policy(run.best, job.console, model=settings.model)
+        policy = load_policy(run.best, job.console, model=settings.model, algo=settings.algo)
     shipped = export_policy(policy, run.export, job.console, onnx=True, saved_model=True)
     if not settings.play:
         return shipped

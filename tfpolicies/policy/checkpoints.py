@@ -321,7 +321,10 @@ class StoredPolicy:
         if isinstance(found, Missing) and not (found.importable and name.startswith("tfpolicies.")):
             raise CheckpointError(
                 f"{self.source} holds a policy of the class {name}, which is not one of this "
-                f"package's. Call `{name.rpartition(':')[2]}.from_checkpoint(path)` on your class."
+                "package's."
+            ).advised(
+                f"Call `{name.rpartition(':')[2]}.from_checkpoint(path)` on your class.",
+                {"algo": "MODULE:CLASS"},
             )
         if not fits(found, POLICY_CLASS.kind):
             raise CheckpointError(f"{self.source}: {name} is no policy class that can be made.")
