@@ -400,11 +400,15 @@ class LogGamma(keras.Layer):
 def test_an_operation_that_onnx_lacks_is_named(tmp_path):
     layers = [LogGamma(name="odd"), keras.layers.Dense(2)]
     policy = tiny.make(model={"custom_model": keras.Sequential(layers)})
-    for opset in (True, 13):
-        with pytest.raises(ExportError, match=r"operation Lgamma \(.*odd.*/Lgamma\).* of opset 1"):
+    for opset in (True, 11):
+        with pytest.raises(
+            ExportError, match=r"\(opset 1\d\) cannot .*: Lgamma \(.*odd.*/Lgamma\)$"
+        ):
             policy.export_model(tmp_path / "out", onnx=opset)
     assert not (tmp_path / "out").exists()
-    with pytest.raises(ConfigError, match=r"use inference='tf' for it.*operation Lgamma"):
+    with pytest.raises(
+        ConfigError, match=r"use inference='tf' for it.*cannot express what it does: Lgamma"
+    ):
         tiny.make(
             model={"custom_model": keras.Sequential(layers)}, inference="onnx"
         ).compute_actions(np.zeros((2, 3)))
@@ -672,13 +676,13 @@ def test_input_names_that_would_collide_are_numbered_and_odd_ones_are_made_ident
 
 def test_the_opset_is_honoured(tmp_path):
     policy = make()
-    for opset in (13, 17):
+    for opset in (11, 13, 17):
         path = policy.export_model(tmp_path, onnx=opset).path
         assert {x.domain: x.version for x in onnx.load(path).opset_import}[""] == opset
         assert json.loads((tmp_path / "policy_spec.json").read_text())["opset"] == opset
     before = digest(tmp_path)
-    for opset in (12, 19, -1, "13", 13.0):
-        with pytest.raises(ExportError, match=f"an integer from 13 to 18, got {opset!r}"):
+    for opset in (10, 19, -1, "13", 13.0):
+        with pytest.raises(ExportError, match=f"an integer from 11 to 18, got {opset!r}"):
             policy.export_model(tmp_path, onnx=opset)
     assert digest(tmp_path) == before
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+import re
+import shutil
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -271,7 +274,7 @@ def test_files_go_back_where_the_version_cannot_be_placed(
         ({"litert": True, "web": True}, r"litert=True and web=True are two forms"),
         ({"litert": "int4"}, r"one of \['float32', 'float16', 'int8'\], got 'int4'"),
         ({"onnx": True, "observations": [[0.0]]}, "but litert is False"),
-        ({"layout": "triton", "onnx": "13"}, "an integer from 13 to 18, got .13."),
+        ({"layout": "triton", "onnx": "13"}, "an integer from 11 to 18, got .13."),
     ],
 )
 def test_forms_that_contradict_each_other_are_refused(asked, message, mixed, tmp_path):
@@ -301,28 +304,63 @@ def test_an_algorithm_hands_the_form_on(tmp_path):
     assert first[2]["obs"].shape == (1, 4)
 
 
+FORMS = {
+    "SavedModel": {},
+    "onnx": {"onnx": True},
+    "web": {"web": True},
+    "litert": {"litert": True},
+    **{layout: {"layout": layout} for layout in LAYOUTS},
+}
+TOGETHER = {"SavedModel", "tf-serving", "onnx", "web"}
+"""Forms that may lie in one folder: versions of a SavedModel, and the files of ONNX."""
+
+
+@pytest.fixture(scope="module")
+def exported(mixed, tmp_path_factory):
+    """The folder of folders with an export of each form."""
+    home = tmp_path_factory.mktemp("forms")
+    for form, asked in FORMS.items():
+        mixed.export_model(home / form, **asked)
+    return home
+
+
+@pytest.mark.parametrize("first", FORMS)
+def test_forms_that_would_mix_in_one_folder_are_refused(exported, first, mixed):
+    before = content_of(exported / first)
+    for second, asked in FORMS.items():
+        if second != first and not {first, second} <= TOGETHER:
+            with pytest.raises(ExportError, match=r"another form \(.*\).*a folder of its own"):
+                mixed.export_model(exported / first, **asked)
+    assert content_of(exported / first) == before
+
+
 @pytest.mark.parametrize(
     ("first", "second"),
-    [
-        ({"layout": "triton"}, {}),
-        ({"layout": "triton"}, {"layout": "kserve"}),
-        ({"layout": "tf-serving"}, {"layout": "triton"}),
-        ({"layout": "mlserver"}, {"onnx": True}),
-        ({"onnx": True}, {"layout": "mlserver"}),
-        ({"onnx": True}, {"litert": True}),
-    ],
+    [*((form, form) for form in FORMS), ("SavedModel", "web"), ("onnx", "tf-serving")],
 )
-def test_forms_that_would_mix_in_one_folder_are_refused(first, second, mixed, tmp_path):
-    mixed.export_model(tmp_path, **first)
-    before = content_of(tmp_path)
-    with pytest.raises(ExportError, match=r"another form \(.*\).*a folder of its own"):
-        mixed.export_model(tmp_path, **second)
-    assert content_of(tmp_path) == before
+def test_a_form_again_and_versions_beside_files_go_into_the_same_folder(
+    exported, first, second, mixed, tmp_path
+):
+    shutil.copytree(exported / first, tmp_path / first, symlinks=True)
+    written = mixed.export_model(tmp_path / first, **FORMS[second])
+    assert written.path.exists()
+    assert mixed.export_model(tmp_path / first, **FORMS[first]).path.exists()
 
 
-def test_forms_that_are_versions_and_files_lie_beside_each_other(mixed, tmp_path):
-    mixed.export_model(tmp_path)
-    mixed.export_model(tmp_path, onnx=True)
-    mixed.export_model(tmp_path, layout="tf-serving")
-    mixed.export_model(tmp_path, web=True)
-    assert {each.name for each in tmp_path.iterdir()} >= {"1", "2", "model.onnx", "index.html"}
+@pytest.mark.parametrize("content", ["{}", "[" * 100_000, '{"layout": null, "artefact": 3}', "x"])
+def test_a_spec_that_tells_no_form_is_nobodys(content, mixed, tmp_path):
+    (tmp_path / "policy_spec.json").write_text(content)
+    assert mixed.export_model(tmp_path, onnx=True).path.exists()
+
+
+def test_the_exports_of_the_page_can_be_made_as_they_stand_there(mixed, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parent.parent / "docs" / "engines.md").read_text()
+    (block,) = re.findall(r"```py\n(policy.export_model.*?)```", page, re.DOTALL)[:1]
+    exec(block, {"policy": mixed})
+    assert {each.name for each in tmp_path.iterdir()} == {
+        "tf_serving",
+        "triton",
+        "mlserver",
+        "kserve",
+    }

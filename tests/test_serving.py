@@ -490,6 +490,14 @@ def test_exports_that_are_not_served_are_named_with_the_command(
     assert "`tfpolicies export RUN --to DIR --onnx`" in shown
 
 
+def test_an_onnx_export_beside_a_saved_model_is_served(tmp_path):
+    folder = tmp_path / "both"
+    policy_of("mlp").export_model(folder)
+    policy_of("mlp").export_model(folder, onnx=True)
+    assert serve._export_of(folder, tmp_path / "own") == folder
+    assert serve._export_of(folder / "model.onnx", tmp_path / "own") == folder
+
+
 def test_a_folder_of_exports_is_answered_with_the_command_that_serves_them(tmp_path, capsys):
     for name in ("cat", "mouse"):
         (tmp_path / name / "onnx").mkdir(parents=True)
@@ -497,6 +505,12 @@ def test_a_folder_of_exports_is_answered_with_the_command_that_serves_them(tmp_p
     assert main(["serve", str(tmp_path)]) == 2
     shown = capsys.readouterr().err
     assert f"`tfpolicies serve {tmp_path / 'cat'} {tmp_path / 'mouse'}`" in shown
+    for name in ("dog", "bird"):
+        (tmp_path / "plain" / name / "1").mkdir(parents=True)
+        (tmp_path / "plain" / name / "1" / "policy_spec.json").write_text('{"artefact": "onnx"}')
+    assert main(["serve", str(tmp_path / "plain")]) == 2
+    within = [tmp_path / "plain" / name for name in ("bird", "dog")]
+    assert f"`tfpolicies serve {within[0]} {within[1]}`" in capsys.readouterr().err
     (tmp_path / "empty").mkdir()
     assert main(["serve", str(tmp_path / "empty")]) == 2
     shown = capsys.readouterr().err

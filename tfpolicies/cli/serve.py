@@ -26,7 +26,7 @@ _OWN = "tfpolicies-serve-"  # how the names of folders begin that runs are expor
 _SPEC = "policy_spec.json"
 _LARGEST = 1 << 24  # bytes of one
 _KINDS = {"saved_model": "a SavedModel", "litert": "a LiteRT file"}  # that are not served
-_ALONE = ("triton", "kserve")  # layouts whose ONNX files do not sample, too
+_TRITON = "triton"  # the layout whose ONNX files do not sample, too
 _ONNX = "onnx"  # the folder that `tfpolicies export` makes in the one that it is given
 
 
@@ -117,7 +117,7 @@ def _export_of(path: Path, own: Path) -> Path:
     folder = path if path.is_dir() else path.parent
     for found in (folder, folder / _ONNX):
         if specs := _specs(found):
-            _require_served(path, specs[-1])
+            _require_served(path, specs[0] if specs[0].parent == found else specs[-1])
             return found
     _say(f"exporting {path}")
     words = ["export", str(path), "--to", str(own), "--onnx"]
@@ -135,30 +135,33 @@ def _specs(folder: Path) -> list[Path]:
     """Returns what describes the exports in a folder: itself, and numbered versions."""
     numbered = sorted(int(each.name) for each in folder.glob("*") if each.name.isdecimal())
     places = [folder, *(folder / str(number) for number in numbered)]
-    return [place / _SPEC for place in places if (place / _SPEC).exists()]
+    return [place / _SPEC for place in places if os.path.exists(place / _SPEC)]
 
 
 def _require_served(path: Path, spec: Path) -> None:
     """Refuses an export that is another one than ONNX with both ways of acting.
 
-    What is garbled is told where it is loaded.
-
     Raises:
         ExportError: naming what it is, and the command that writes what is served.
     """
-    told: Any = None
-    with contextlib.suppress(OSError, ValueError):
-        told = json.loads(read_regular(spec, _LARGEST))
-    if not isinstance(told, dict):
-        return
-    kind = _KINDS.get(str(told.get("artefact")))
-    if told.get("layout") in _ALONE:
-        kind = f"an export for {told['layout']}"
+    kind = _unserved(spec)
     if kind is not None:
         raise ExportError(
             f"{shown(path)} holds {kind}, but serve takes ONNX. Export the run once more: "
             "`tfpolicies export RUN --to DIR --onnx`."
         )
+
+
+def _unserved(spec: Path) -> str | None:
+    """Returns what an export is, in words; None if it is served, or garbled and told of later."""
+    told: Any = None
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        told = json.loads(read_regular(spec, _LARGEST))
+    if not isinstance(told, dict):
+        return None
+    if told.get("layout") == _TRITON:
+        return f"an export for {_TRITON}"
+    return _KINDS.get(str(told.get("artefact")))
 
 
 def _require_no_exports_within(folder: Path) -> None:
@@ -167,11 +170,14 @@ def _require_no_exports_within(folder: Path) -> None:
     Raises:
         ExportError: if there are any; with the command that serves them, if they can be.
     """
-    within = [*sorted(folder.glob("*")), *sorted(folder.glob("*/*"))]  # as deep as those for KServe
-    parts = [part for part in within if _specs(part) or _specs(part / _ONNX)]
-    served = [part for part in parts if _specs(part / _ONNX)]
+    found: dict[Path, Path] = {}  # the newest spec of each part that is an export
+    for part in (*sorted(folder.glob("*")), *sorted(folder.glob("*/*"))):  # as deep as KServe's
+        specs = [] if part.parent in found else _specs(part) or _specs(part / _ONNX)
+        if specs:
+            found[part] = specs[-1]
+    served = [part for part, spec in found.items() if _unserved(spec) is None]
     if served:
         command = shlex.join(["tfpolicies", "serve", *map(shown, served)])
         raise ExportError(f"{shown(folder)} is no export, but holds some: `{command}`.")
-    for part in parts:
-        _require_served(folder, _specs(part)[-1])
+    for spec in found.values():
+        _require_served(folder, spec)

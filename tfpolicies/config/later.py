@@ -11,6 +11,8 @@ from tfpolicies.errors import UsageError
 class _Later:
     """A class attribute that is looked up in the module of its class when it is read."""
 
+    _carried: Any = None  # the class, where this has travelled to a process without its module
+
     def __init__(self, name: str) -> None:
         self._name = name
 
@@ -18,7 +20,7 @@ class _Later:
         self._module = owner.__module__
 
     def __get__(self, instance: Any, owner: type) -> Any:
-        found = getattr(sys.modules.get(self._module), self._name, None)
+        found = self._found()
         if found is None:  # no AttributeError: who asks would be told that there is no attribute
             raise UsageError(
                 f"{owner.__name__} waits for a class {self._name!r}, but the module "
@@ -26,6 +28,12 @@ class _Later:
                 "itself below its definition."
             )
         return found
+
+    def _found(self) -> Any:
+        return getattr(sys.modules.get(self._module), self._name, self._carried)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_carried": self._found()}
 
 
 def later(name: str) -> Any:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tfpolicies.errors import ExportError
-from tfpolicies.export.layouts.kserve import export_kserve
+from tfpolicies.export.layouts.kserve import SERVICE_FILE, export_kserve
 from tfpolicies.export.layouts.mlserver import export_mlserver
 from tfpolicies.export.layouts.tf_serving import export_tf_serving
 from tfpolicies.export.layouts.triton import export_triton
@@ -23,6 +23,7 @@ from tfpolicies.export.web import WebPage
 from tfpolicies.program.program import Program
 from tfpolicies.program.runtimes.onnx import OPSET
 from tfpolicies.state import PolicyState
+from tfpolicies.system.regular_files import read_regular
 
 TF_SERVING = "tf-serving"
 _OF_ONNX: Mapping[str, Callable[..., ExportResult]] = {
@@ -32,7 +33,8 @@ _OF_ONNX: Mapping[str, Callable[..., ExportResult]] = {
 }
 LAYOUTS = (TF_SERVING, *_OF_ONNX)
 _SAVED_MODEL, _ONNX, _LITERT, _KSERVE = "saved_model", "onnx", "litert", "kserve"
-_VERSIONED = (_SAVED_MODEL, TF_SERVING, "triton")  # forms that go to numbered folders
+_NEIGHBOURS = {_SAVED_MODEL: _ONNX, _ONNX: _SAVED_MODEL}  # forms that may share a folder
+_LARGEST = 1 << 24  # bytes of a spec
 
 
 def export_policy(
@@ -106,22 +108,30 @@ def _form(onnx: Any, layout: Any, litert: Any, web: bool) -> str:
 def _require_no_other(folder: Path, form: str) -> None:
     """Refuses a folder with an export of another form, which this one would mix with.
 
-    Versions and files do not get into each other's way, so a SavedModel may lie beside ONNX.
+    A SavedModel may lie beside ONNX: one has versions, the other one files.
     """
-    newest = folder / str(newest_version(folder))
-    places = [newest] if form in _VERSIONED else [folder]
-    for place in (folder, newest) if form == _KSERVE else places:
-        found = _form_in(place)
-        if found not in (None, _SAVED_MODEL if form == TF_SERVING else form):
-            raise ExportError(
-                f"{str(folder)!r} holds an export of another form ({found}), and one of the form "
-                f"{form} would mix with it. Give each form a folder of its own."
-            )
+    form = _SAVED_MODEL if form == TF_SERVING else form
+    others = _forms_in(folder) - {form, _NEIGHBOURS.get(form)}
+    if others:
+        raise ExportError(
+            f"{str(folder)!r} holds an export of another form ({', '.join(sorted(others))}), and "
+            f"{form} would mix with it. Give each form a folder of its own."
+        )
 
 
-def _form_in(folder: Path) -> str | None:
-    """Returns the form of the export that a folder holds; None if it does not tell one."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        told = json.loads((folder / SPEC_FILE).read_bytes())
-        return str(told.get("layout", told.get("artefact")))
+def _forms_in(folder: Path) -> set[str]:
+    """Returns the forms of the exports that a folder holds."""
+    if (folder / SERVICE_FILE).exists():
+        return {_KSERVE}
+    found = [_told(place / SPEC_FILE) for place in (folder, folder / str(newest_version(folder)))]
+    return {form for form in found if form is not None}
+
+
+def _told(spec: Path) -> str | None:
+    """Returns the form that the spec of an export tells; None if there is none that can be read."""
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        told = json.loads(read_regular(spec, _LARGEST))
+        if isinstance(told, dict):
+            found = told.get("layout") or told.get("artefact")
+            return found if isinstance(found, str) else None
     return None

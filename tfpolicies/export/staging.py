@@ -94,7 +94,8 @@ def place_version(staged: Path, target: Path) -> Path:
 
 def newest_version(target: Path) -> int:
     """Returns the highest number that a version folder in `target` has; 0 if there is none."""
-    return max((int(each.name) for each in target.glob("*") if each.name.isdecimal()), default=0)
+    names = [each.name for each in target.iterdir()] if target.is_dir() else []
+    return max((int(name) for name in names if name.isdecimal()), default=0)
 
 
 _LOADED = ("saved_model.pb", "fingerprint.pb", "variables", "assets")

@@ -676,7 +676,7 @@ class TFPolicy(PolicyKind):
             export_dir: the folder; made if missing. A SavedModel goes to the next numbered version
                 folder in it, to which links lead, so that TensorFlow loads either folder; ONNX to
                 `model.onnx` and `model_sample.onnx`; LiteRT to `model.tflite`.
-            onnx: None for a SavedModel, True for ONNX, a number from 13 to 18 for that opset.
+            onnx: None for a SavedModel, True for ONNX, a number from 11 to 18 for that opset.
             layout: an engine whose form the folder is to have: "tf-serving", "triton", "mlserver"
                 or "kserve". All but the first hold ONNX, of the opset that `onnx` names.
             litert: True for LiteRT; "float16" or "int8" for LiteRT with rounded weights.

@@ -26,7 +26,7 @@ from tfpolicies.program.runtimes.runtime import Actor, Runtime, act_with_weights
 from tfpolicies.state import ACTING
 from tfpolicies.system.quiet import quiet_conversion
 
-OPSETS = range(13, 19)  # versions of ONNX's operators that all networks can be converted to
+OPSETS = range(11, 19)  # versions of ONNX's operators; `convert` names what an old one lacks
 OPSET = OPSETS[-1]
 _LARGE_IMAGE, _LARGE_KERNELS = 64 * 64, 100_000  # pixels, numbers
 _MAX_BINDINGS = 16  # batch sizes kept bound at once
@@ -272,12 +272,16 @@ def _require_operators(model: Any, opset: int) -> None:
 
     from tfpolicies.onnx_graphs import with_inner
 
-    for node in with_inner(model.graph.node):
-        if not node.domain and not onnx.defs.has(node.op_type, opset):
-            raise ConfigError(
-                f"it has the operation {node.op_type} ({node.name}), which cannot be written with "
-                f"ONNX's operators of opset {opset}"
-            )
+    lacking = {
+        node.op_type: f"{node.op_type} ({node.name})"
+        for node in with_inner(model.graph.node)
+        if not node.domain and not onnx.defs.has(node.op_type, opset)
+    }
+    if lacking:
+        raise ConfigError(
+            f"the operators of ONNX (opset {opset}) cannot express what it does: "
+            f"{', '.join(lacking.values())}"
+        )
 
 
 def rename_outputs(model: Any, names: Sequence[str]) -> None:
