@@ -47,6 +47,7 @@ POLICIES = {
     "box": lambda: tiny.make(actions=spaces.Box(-2.0, 2.0, (2,))),
     "dict": lambda: tiny.make(obs=PARTS, actions=CHOICES),
     "mask": lambda: tiny.make(obs=MASKED, actions=spaces.Discrete(5)),
+    "masks": lambda: tiny.make(obs=MASKED, actions=spaces.MultiDiscrete([2, 3])),
     "cnn": lambda: tiny.make(obs=CAMERA, actions=spaces.Discrete(6), model=CONV),
     "dqn": lambda: tiny.make(DQNTF2Policy),
     "lstm": lambda: tiny.make(model={**LSTM, **PREVIOUS}, actions=spaces.Discrete(3)),
@@ -126,7 +127,7 @@ def observations(policy, count):
     if any(ports.is_mask):
         for row in rows:
             row[0][:] = rng.random(5) < 0.6
-            row[0][rng.integers(5)] = 1
+            row[0][rng.integers(2)] = row[0][rng.integers(2, 5)] = 1
     return [nest(policy.observation_space, row) for row in rows]
 
 
@@ -242,10 +243,11 @@ def test_calls_that_overlap_are_steps_in_their_order_and_reset_forgets(chromium,
         ("mlp", "[1, 2]", "The observation must have 4 numbers, got 2"),
         ("mlp", "[0, 0, NaN, 0]", "The observation must be numbers, got NaN"),
         ("mlp", "null", "The observation is missing"),
-        ("cnn", "Array(200).fill(256)", "The observation must have numbers of uint8, got 256"),
+        ("cnn", "Array(200).fill(256)", "The observation must fit uint8, got 256"),
         ("dict", PAIR.format(-2, 3), "part pair/0 must be from -1 to 1, got -2"),
         ("dict", PAIR.format(1, 4), "part pair/1 must be from 0 to 3, got 4"),
         ("mask", MASK.format("0, 0, 0, 0, 0"), "mask allows no action in its columns 0 to 4"),
+        ("masks", MASK.format("0, 1, 0, 0, 0"), "mask allows no action in its columns 2 to 4"),
     ],
 )
 def test_a_wrong_observation_is_named_and_the_next_one_is_answered(
@@ -279,6 +281,21 @@ def test_a_typed_number_changes_the_bars_and_an_empty_field_is_told(chromium, ex
     assert "must be numbers, got NaN" in chromium.do("text", at="#fault")
     chromium.do("click", at="#blank")
     chromium.do("wait", until="document.getElementById('fault').hidden")
+
+
+def test_a_page_filled_at_random_always_has_an_action(chromium, exported):
+    _, url = exported("masks")
+    chromium.do("open", url=url)
+    chromium.do("wait", until=READY)
+    script = """
+        for (let i = 0; i < 40; i++) {
+            document.getElementById("random").click();
+            await new Promise((done) => setTimeout(done, 20));
+            if (!document.getElementById("fault").hidden) return i;
+        }
+        return "never";
+    """
+    assert chromium.do("run", script=script) == "never"
 
 
 def test_what_a_cdn_serves_is_run_only_if_it_is_the_pinned_file(

@@ -85,6 +85,7 @@ def test_the_names_for_extending_are_documented():
 @dataclass(frozen=True, kw_only=True)
 class OwnTraining(PPOConfig.training_section):
     num_epochs: int = setting(5, COUNT)
+    num_workers: int = setting(1, COUNT)
     fine: float = setting(0.1, AMOUNT)
 
 
@@ -106,6 +107,9 @@ def test_a_setting_of_ones_own_may_have_the_name_that_another_one_has_elsewhere(
     with pytest.raises(ConfigError, match="num_epochs must be an integer >= 1, got 0"):
         config.training(num_epochs=0)
     assert PPOConfig().training(num_epochs=7).num_sgd_iter == 7
+    both = OwnConfig().training(num_workers=4).rollouts(num_rollout_workers=2)
+    again = OwnConfig.from_dict(both.to_dict())
+    assert (again.num_workers, again.num_rollout_workers) == (4, 2)
 
 
 @pytest.mark.core

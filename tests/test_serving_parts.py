@@ -574,20 +574,32 @@ class Caller:
     """Sends a body part by part to an application, as an HTTP server hands it on."""
 
     def __init__(self, app):
-        self.parts, self.status, self.answer = asyncio.Queue(), None, b""
+        self.parts, self.answered = asyncio.Queue(), asyncio.Event()
+        self.status, self.headers, self.body = None, {}, b""
         scope = {**INDEX, "query_string": b"", "http_version": "1.1", "app": app}
         self.running = asyncio.create_task(app(scope, self.parts.get, self._take))
 
     async def send(self, part, *, more=True):
+        """Sends a part, and lets the application take it."""
         await self.parts.put({"type": "http.request", "body": part, "more_body": more})
-        await asyncio.sleep(0.01)
+        while not self.parts.empty():
+            await asyncio.sleep(0)
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+    async def answer(self):
+        await asyncio.wait_for(self.answered.wait(), 30)
+        return self.status
 
     async def _take(self, message):
-        self.status = message.get("status", self.status)
-        self.answer += message.get("body", b"")
+        if message["type"] == "http.response.start":
+            self.status, self.headers = message["status"], dict(message["headers"])
+        else:
+            self.body += message["body"]
+            self.answered.set()
 
 
-def bodies_answered(use):
+def with_callers(use):
     """Runs `use(callers)` with eleven callers of a server that takes 100 bytes a body."""
 
     async def run():
@@ -605,30 +617,44 @@ def test_bodies_that_have_not_arrived_whole_share_a_limit():
         *early, late, small = callers
         for caller in early:
             await caller.send(b" " * 88)
+        assert [caller.status for caller in early] == [None] * 9
         await late.send(b" " * 9)
-        assert [caller.status for caller in (*early, late)] == [None] * 9 + [503]
-        assert b"take 801 bytes, and may take 8 times --max-body. Try again" in late.answer
+        assert await late.answer() == 503
+        assert b"take 801 bytes, and may take 800 (8 times --max-body). Try again" in late.body
+        assert late.headers[b"connection"] == b"close"
         await small.send(b"{}", more=False)
-        assert small.status == 200
+        assert await small.answer() == 200
         await early[0].send(b"{}", more=False)
-        assert early[0].status == 200
-        again = early[1]
-        await again.send(b" " * 9)
-        assert again.status is None  # there is room again
+        assert await early[0].answer() == 200
+        await early[1].send(b" " * 9)
+        assert early[1].status is None  # there is room again
 
-    bodies_answered(use)
+    with_callers(use)
 
 
-def test_a_body_that_stops_arriving_is_given_up(monkeypatch):
-    monkeypatch.setattr(rest, "_PATIENCE", 0.05)
+@pytest.mark.parametrize("pause", [0.0, 0.02])
+def test_a_body_that_takes_too_long_is_given_up_however_it_trickles(pause, monkeypatch):
+    monkeypatch.setattr(rest, "_PATIENCE", 0.1)
 
     async def use(callers):
-        await callers[0].send(b"{")
-        await asyncio.wait_for(callers[0].running, 5.0)
-        assert callers[0].status == 408
-        assert b"nothing of it in 0 seconds" in callers[0].answer
+        caller = callers[0]
+        await caller.send(b"{")
+        while pause and caller.status is None:
+            await caller.parts.put({"type": "http.request", "body": b" ", "more_body": True})
+            await asyncio.sleep(pause)
+        assert await caller.answer() == 408
+        assert b"The body is incomplete." in caller.body
 
-    bodies_answered(use)
+    with_callers(use)
+
+
+def test_an_answer_to_a_body_that_was_read_leaves_the_connection_open():
+    async def use(callers):
+        await callers[0].send(b"[", more=False)
+        assert await callers[0].answer() == 400
+        assert b"connection" not in callers[0].headers
+
+    with_callers(use)
 
 
 def test_a_call_of_grpc_whose_caller_has_gone_is_counted_as_that(folder, monkeypatch):

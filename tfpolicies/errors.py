@@ -229,7 +229,7 @@ class RequestError(TfPoliciesError, ValueError):
     """A request to a server of policies is wrong, or cannot be answered now.
 
     Attributes:
-        status: the answer's status, as HTTP has it: 400, 404, 413, 415, 429 or 503.
+        status: the answer's status, as HTTP has it: 400, 404, 405, 408, 413, 415, 429 or 503.
     """
 
     def __init__(self, message: str, status: int = 400) -> None:

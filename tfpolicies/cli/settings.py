@@ -203,6 +203,15 @@ class TrainSettings:
         return self.algo.rpartition(":")[2]
 
     @property
+    def _tuned_as(self) -> str:
+        """The name of the algorithm in the table of tuned settings.
+
+        A class of the user's has those that are registered for it, not those of ours of its name.
+        """
+        is_another = is_own(self.algo) and self.algo_name in algorithm_names()
+        return self.algo if is_another else self.algo_name
+
+    @property
     def title(self) -> str:
         """What is trained, for people.
 
@@ -268,7 +277,7 @@ class TrainSettings:
             evaluation_duration=self.eval_episodes, evaluation_config={"explore": False}
         )
         if not self.no_tuned:
-            config.update_from_dict(tuned_settings(self.algo_name, self.env))
+            config.update_from_dict(tuned_settings(self._tuned_as, self.env))
         _apply_file(config, self.from_file)
         own = {word.setting: getattr(self, name) for name, word in WORDS.items() if word.setting}
         if self.eval_every is None:
@@ -280,11 +289,11 @@ class TrainSettings:
 
     def told_tuned(self) -> str:
         """Returns a line about the settings that the run begins with."""
-        entry = find_tuned(self.algo_name, self.env)
+        entry = find_tuned(self._tuned_as, self.env)
         if self.no_tuned:
             return "Settings: RLlib's defaults."
         if entry is None:
-            near = nearest_tuned(self.algo_name, self.env)
+            near = nearest_tuned(self._tuned_as, self.env)
             told = f"nearest: {near}" if near else "none are near"
             return f"Settings: RLlib's defaults; none are tuned for {self.title} ({told})."
         return (

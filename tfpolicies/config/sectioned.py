@@ -297,12 +297,17 @@ class SectionedConfig:
     def _as_dict(self, *without: str) -> dict[str, Any]:
         """Returns the settings of all sections but those named."""
         settings = {
-            DICT_NAMES.get(name, name): in_dict(self._searched.get(name, value))
+            self._in_dict(name): in_dict(self._searched.get(name, value))
             for home, part in self._sections.items()
             if home not in without
             for name, value in vars(part).items()
         }
         return settings | copied(self._foreign)
+
+    def _in_dict(self, name: str) -> str:
+        """Returns the name of a setting in `to_dict`, which no other setting has."""
+        old = DICT_NAMES.get(name, name)
+        return name if old in self._homes else old
 
     @classmethod
     def from_dict(cls: type[Config], config_dict: Mapping[str, Any]) -> Config:

@@ -22,7 +22,7 @@ from tfpolicies.serving.repository import Repository
 from tfpolicies.serving.rest_tensors import DIGITS, JSON_LENGTH, read, written
 
 _JSON_LENGTH = JSON_LENGTH.encode()
-_PATIENCE = 60.0  # seconds without another part of a body
+_PATIENCE, _SLOWEST = 60.0, 10_000  # seconds that a body may take, and bytes of one second more
 _UNFINISHED = 8  # times the largest body: what bodies may take that have not arrived whole
 GONE = 499
 """The status that is counted for clients that hang up."""
@@ -137,6 +137,10 @@ class _Inference:
         return [*found, (b"content-type", b"application/octet-stream")], body
 
 
+class _UnreadBodyError(RequestError):
+    """The body of a request was not read to its end."""
+
+
 class _Bodies:
     """Reads the bodies of requests; those that have not arrived whole share a limit.
 
@@ -156,45 +160,58 @@ class _Bodies:
             ClientDisconnect: if the client hangs up before its end.
         """
         if b"content-encoding" in headers:
-            raise RequestError("The body must not be compressed: send no Content-Encoding.", 415)
+            told = "The body must not be compressed: send no Content-Encoding."
+            raise _UnreadBodyError(told, 415)
         declared = headers.get(b"content-length", b"0")
         if declared.isdigit() and (len(declared) > DIGITS or int(declared) > self._most):
-            raise _too_large(declared[:DIGITS].decode(), self._most)
+            raise self._too_large(declared[:DIGITS].decode())
+        message = await receive()  # before anything came, waiting costs no memory
+        until = time.monotonic() + _PATIENCE
         parts: list[bytes] = []
-        size, is_whole = 0, False
+        size = 0
         try:
-            while not is_whole:
-                message = await (self._next(receive) if parts else receive())
-                if message["type"] == "http.disconnect":
-                    raise ClientDisconnect
+            while message["type"] != "http.disconnect":
                 parts.append(message.get("body", b""))
                 size += len(parts[-1])
                 self._waiting += len(parts[-1])
-                is_whole = not message.get("more_body", False)
-                self._check(size, is_whole=is_whole)
+                if size > self._most:
+                    raise self._too_large("more")
+                if not message.get("more_body", False):
+                    return parts[0] if len(parts) == 1 else b"".join(parts)
+                self._require_room()
+                message = await _next_part(receive, until + size / _SLOWEST)
         finally:
             self._waiting -= size
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        raise ClientDisconnect
 
-    async def _next(self, receive: Receive) -> Message:
-        """Returns another part of a body that has begun."""
-        try:
-            return await asyncio.wait_for(receive(), _PATIENCE)
-        except asyncio.TimeoutError as error:  # in Python 3.10 another one than TimeoutError
-            raise RequestError(
-                f"The body has not arrived whole, and nothing of it in {_PATIENCE:.0f} seconds.",
-                408,
-            ) from error
-
-    def _check(self, size: int, *, is_whole: bool) -> None:
-        if size > self._most:
-            raise _too_large("more", self._most)
-        if self._waiting > _UNFINISHED * self._most and not is_whole:
-            raise RequestError(
-                f"Requests that have not arrived whole take {self._waiting} bytes, and may take "
-                f"{_UNFINISHED} times --max-body. Try again later.",
+    def _require_room(self) -> None:
+        most = _UNFINISHED * self._most
+        if self._waiting > most:
+            raise _UnreadBodyError(
+                f"Bodies that have not arrived whole take {self._waiting} bytes, and may take "
+                f"{most} ({_UNFINISHED} times --max-body). Try again later.",
                 503,
             )
+
+    def _too_large(self, size: str) -> RequestError:
+        told = f"The body may have {self._most} bytes (--max-body), got {size}."
+        return _UnreadBodyError(told, 413)
+
+
+async def _next_part(receive: Receive, until: float) -> Message:
+    """Returns another part of a body that has begun.
+
+    Raises:
+        RequestError: if it has not come at that time.
+    """
+    try:
+        return await asyncio.wait_for(receive(), until - time.monotonic())
+    except asyncio.TimeoutError as error:  # in Python 3.10 another one than TimeoutError
+        raise _UnreadBodyError(
+            f"The body is incomplete. It may take {_PATIENCE:.0f} seconds, and one more for each "
+            f"{_SLOWEST} bytes.",
+            408,
+        ) from error
 
 
 class _Rest:
@@ -247,17 +264,13 @@ class _Rest:
         return model
 
 
-def _too_large(size: str, most: int) -> RequestError:
-    return RequestError(f"The body may have {most} bytes (--max-body), got {size}.", 413)
-
-
 def _json(record: Any, status: int = 200) -> Response:
     return Response(orjson.dumps(record), status, media_type="application/json")
 
 
 async def _refused(request: Request, error: Any) -> Response:
     response = _json({"error": str(error)}, error.status)
-    if error.status in (408, 413, 503):  # what was not read cannot be told from another request
+    if isinstance(error, _UnreadBodyError):  # what comes cannot be told from another request
         response.headers["connection"] = "close"
     if error.status == 405:
         response.headers["allow"] = "POST"

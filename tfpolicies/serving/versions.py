@@ -84,24 +84,31 @@ class Version:
         Raises:
             ValueError: if they do not come to an end.
         """
-        limit = threading.Timer(_LONGEST_TRIAL, self._stop)
+        is_late = threading.Event()
+
+        def end() -> None:
+            is_late.set()
+            for policy in self._policies.values():
+                policy.stop()
+
+        limit = threading.Timer(_LONGEST_TRIAL, end)
         limit.daemon = True
         limit.start()
+        failed = None
         try:
-            return {way: Cost.measured(partial(self._try, way)) for way in WAYS}
+            costs = {way: Cost.measured(partial(self._try, way)) for way in WAYS}
         except Exception as error:
-            if not limit.is_alive():
-                raise ValueError(
-                    f"{self.folder} was tried on a few rows, which did not end in "
-                    f"{_LONGEST_TRIAL:.3g} seconds."
-                ) from error
-            raise
-        finally:
-            limit.cancel()
-
-    def _stop(self) -> None:
-        for policy in self._policies.values():
-            policy.stop()
+            failed = error
+        limit.cancel()
+        limit.join()  # all policies are stopped now, or none is
+        if is_late.is_set():
+            raise ValueError(
+                f"{self.folder} was tried on a few rows, which did not end in "
+                f"{_LONGEST_TRIAL:.3g} seconds."
+            ) from failed
+        if failed is not None:
+            raise failed
+        return costs
 
     def policy(self, way: Way) -> OnnxPolicy:
         """Returns what runs."""

@@ -1,7 +1,7 @@
 /** Spaces in words, and fields for observations. */
 
 import { clamp, element, heading } from "./elements.js";
-import { rangesOf } from "./policy.js";
+import { isMask, product, rangesOf } from "./policy.js";
 
 const MOST_FIELDS = 64; // of a leaf; beyond that it is filled, not typed
 const WIDE = 1e4; // bounds further apart are none in practice
@@ -36,11 +36,8 @@ export class Field {
   constructor(port, space, changed) {
     this.port = port;
     this.shape = port.shape.filter((n) => typeof n === "number");
-    this.ranges = rangesOf(
-      space,
-      this.shape.reduce((a, b) => a * b, 1),
-    );
-    this.isMask = port.name.startsWith("action_mask");
+    this.ranges = rangesOf(space, product(this.shape));
+    this.isMask = isMask(port);
     this.numbers = this.ranges.map((range) => this.#blank(range));
     const control =
       this.isMask || space.type === "MultiBinary"
@@ -59,7 +56,6 @@ export class Field {
   fill(kind) {
     const fillers = { random: randomNumber, blank: (range) => this.#blank(range) };
     this.numbers = this.ranges.map(fillers[kind]);
-    if (this.isMask && !this.numbers.includes(1)) this.numbers[0] = 1;
     this.control.show();
   }
 }

@@ -113,7 +113,21 @@ class Page {
 
   fill(kind) {
     for (const field of this.#fields) field.fill(kind);
+    this.#openMasks();
     this.changed();
+  }
+
+  /** Opens one column of each choice that has none: then there is an action. */
+  #openMasks() {
+    const masks = this.#fields.filter((field) => field.isMask);
+    const cells = masks.flatMap((field) => field.numbers.map((_, i) => [field, i]));
+    for (const [start, stop] of this.#policy.choices) {
+      const choice = cells.slice(start, stop);
+      if (!choice.length || choice.some(([field, i]) => field.numbers[i] === 1)) continue;
+      const [field, i] = choice[Math.floor(Math.random() * choice.length)];
+      field.numbers[i] = 1;
+      field.control.show();
+    }
   }
 
   /** Acts anew where that has no consequences; several changes at once are one. */

@@ -63,6 +63,7 @@ export class Policy {
     this.#ort = ort;
     this.#random = random;
     Object.assign(this, inputsOf(spec));
+    this.choices = choicesOf(spec.action_space); // columns of a mask of which one must be open
     for (const port of this.observedInputs) {
       const space = leafAt(spec.observation_space, port.path);
       if (space.type.endsWith("Discrete") && port.dtype === "int64")
@@ -163,12 +164,9 @@ export class Policy {
   #checkMask(observed) {
     const masks = this.observedInputs.filter(isMask).flatMap(({ name }) => flat(observed[name]));
     if (!masks.length) return;
-    let start = 0;
-    for (const [width, isChoice] of cellsOf(this.spec.action_space)) {
-      const stop = start + width;
-      if (isChoice && !masks.slice(start, stop).some(Boolean))
+    for (const [start, stop] of this.choices) {
+      if (!masks.slice(start, stop).some(Boolean))
         throw new Error(`The action mask allows no action in its columns ${start} to ${stop - 1}.`);
-      start = stop;
     }
   }
 
@@ -356,6 +354,17 @@ function* cellsOf(space) {
   }
 }
 
+/** Returns the columns of a mask that belong together, from the first to behind the last. */
+function choicesOf(space) {
+  let start = 0;
+  const found = [];
+  for (const [width, isChoice] of cellsOf(space)) {
+    if (isChoice) found.push([start, start + width]);
+    start += width;
+  }
+  return found;
+}
+
 const runtimes = new Map(); // by where they were loaded from
 
 /** Returns ONNX Runtime's module, loaded once for all policies of a page. */
@@ -408,8 +417,8 @@ function checked(spec) {
 }
 
 const text = (buffer) => new TextDecoder().decode(buffer);
-const isMask = (port) => port.name.startsWith("action_mask");
-const product = (numbers) => numbers.reduce((a, b) => a * b, 1);
+export const isMask = (port) => port.name.startsWith("action_mask");
+export const product = (numbers) => numbers.reduce((a, b) => a * b, 1);
 const rowShape = (port) => port.shape.filter((n) => typeof n === "number");
 const sizeOf = (port) => product(rowShape(port));
 const zeros = (port) => new ARRAYS[port.dtype](sizeOf(port));
@@ -434,8 +443,9 @@ function typed(dtype, numbers, size = numbers.length, where = "") {
     throw new Error(`${where} must be ${whole ? "whole numbers" : "numbers"}, got ${wrong}.`);
   }
   const array = ARRAYS[dtype].from(dtype.endsWith("int64") ? numbers.map(BigInt) : numbers);
-  const lost = where && whole ? numbers.findIndex((x, i) => Number(array[i]) !== x) : -1;
-  if (lost >= 0) throw new Error(`${where} must have numbers of ${dtype}, got ${numbers[lost]}.`);
+  const kept = (x, i) => (dtype === "bool" ? x === 0 || x === 1 : Number(array[i]) === x);
+  const lost = where && whole ? numbers.findIndex((x, i) => !kept(x, i)) : -1;
+  if (lost >= 0) throw new Error(`${where} must fit ${dtype}, got ${numbers[lost]}.`);
   return array;
 }
 
