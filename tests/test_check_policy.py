@@ -13,8 +13,9 @@ from gymnasium.utils.env_checker import check_env
 from marking import telling
 
 from benchmarks.conformance import Combination, make_policy
-from tfpolicies import PGTF2Policy, Policy, PPOConfig, PPOTF2Policy
+from tfpolicies import DQNTF2Policy, PGTF2Policy, Policy, PPOConfig, PPOTF2Policy
 from tfpolicies.errors import PolicyCheckError, UsageError
+from tfpolicies.exploration.strategies import EpsilonGreedy
 from tfpolicies.policy.policy import ActionBatch
 from tfpolicies.policy.program_parts import OverriddenActing
 from tfpolicies.testing import check_policy, random_batch
@@ -80,6 +81,17 @@ def test_a_policy_with_everything_is_exported_too_and_left_as_it_was():
 def test_a_policy_of_another_algorithm_and_one_with_memory_pass():
     check_policy(tiny.make(PGTF2Policy), exports=False)
     check_policy(tiny.make(model=LSTM), checks=["memory", "batch_invariance", "outputs"])
+
+
+class Dozing(EpsilonGreedy):
+    """A strategy that no file may name."""
+
+
+@pytest.mark.core
+def test_a_policy_with_a_target_network_and_a_strategy_of_ones_own_passes():
+    check_policy(tiny.make(DQNTF2Policy), checks=["state", "checkpoint"])
+    dozing = {"exploration_config": {"type": Dozing, "final_epsilon": 0.5}}
+    check_policy(tiny.make(DQNTF2Policy, **dozing), checks=["state", "checkpoint"])
 
 
 class HandWritten(Policy):

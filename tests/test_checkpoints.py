@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -658,3 +659,14 @@ def test_a_run_without_a_part_of_its_manifest_is_refused(tmp_path, lost):
 
 
 _ADDED = ("format_version", "tfpolicies_version", "arrays", "policies", "checksum")
+
+
+@pytest.mark.core
+def test_a_checkpoint_that_is_not_there_is_looked_for_in_its_run(tmp_path):
+    folder = tmp_path / "run" / "checkpoints" / "latest"
+    folder.mkdir(parents=True)
+    for path in (tmp_path / "run" / "run.json", folder / "algorithm.json"):
+        path.write_text("{}")
+    for name in ("run", "run/checkpoint", "run/checkpoints/best"):
+        with pytest.raises(CheckpointError, match=f"give '{re.escape(str(folder))}'"):
+            Algorithm.from_checkpoint(tmp_path / name)

@@ -1,5 +1,6 @@
 """Recording policies that play: what is seen, what is told, and that training does not feel it."""
 
+import io
 import logging
 import re
 from pathlib import Path
@@ -9,9 +10,12 @@ import filmed
 import numpy as np
 import pytest
 from gymnasium.vector import SyncVectorEnv
+from rich.console import Console
 from test_video import decoded
 
 from tfpolicies import Algorithm, PPOConfig, record_video
+from tfpolicies.algorithms.run_records import Goals, RunRecords
+from tfpolicies.algorithms.training_run import TrainingRun
 from tfpolicies.cli import main
 from tfpolicies.config.callbacks import DefaultCallbacks
 from tfpolicies.connectors import FrameStack
@@ -19,6 +23,7 @@ from tfpolicies.envs.making import EnvContext, make_environments
 from tfpolicies.envs.registry import ENVIRONMENTS
 from tfpolicies.errors import EnvError, SpaceError, UsageError
 from tfpolicies.reporting.progress_csv import read_progress
+from tfpolicies.reporting.run_folder import RunFolder
 from tfpolicies.rollout.connected import connected
 from tfpolicies.rollout.evaluation import play_episodes
 from tfpolicies.rollout.sampler import Goal
@@ -239,6 +244,19 @@ def test_videos_while_training_change_nothing_about_it(tmp_path: Path) -> None:
     assert sorted(x.name for x in (tmp_path / "other" / "videos").iterdir()) == names
     assert not (tmp_path / "plain" / "videos").exists()
     assert brightness(tmp_path / "other" / "videos" / names[0])[:7] == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_a_bar_says_that_a_video_is_recorded(tmp_path: Path) -> None:
+    output = io.StringIO()
+    terminal = {"TERM": "xterm-256color"}
+    console = Console(file=output, width=100, force_terminal=True, _environ=terminal)
+    goals, algorithm = Goals(steps=64, record_every=2), config().build()
+    with RunFolder.make(tmp_path / "run", {}) as run:
+        records = RunRecords(run, algorithm, goals)
+        TrainingRun(algorithm, goals, records, console).train(lambda what: None)
+        records.close()
+    algorithm.stop()
+    assert "| recording a video" in output.getvalue()
 
 
 def test_what_does_not_render_is_told_before_training(tmp_path: Path) -> None:

@@ -26,7 +26,8 @@ from tfpolicies.batch.postprocessing import (
 from tfpolicies.config.later import later
 from tfpolicies.config.sections import Training
 from tfpolicies.config.setting import setting
-from tfpolicies.exploration.exploration import Exploration, Scheduled, Setting
+from tfpolicies.exploration.exploration import Exploration, Scheduled
+from tfpolicies.exploration.exploration import Setting as ExplorationSetting
 from tfpolicies.exploration.transform import Disturb, Greedy, Sample, Transform
 from tfpolicies.models.distributions import Distribution, register_box_distribution
 from tfpolicies.models.losses import explained_variance, huber, masked_mean
@@ -45,6 +46,7 @@ __all__ = [
     "Distribution",
     "Disturb",
     "Exploration",
+    "ExplorationSetting",
     "Fragments",
     "Greedy",
     "OffPolicyAlgorithm",
@@ -54,7 +56,6 @@ __all__ = [
     "Rule",
     "Sample",
     "Scheduled",
-    "Setting",
     "Training",
     "Transform",
     "count",

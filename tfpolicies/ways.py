@@ -4,6 +4,9 @@ Each is a `Way` of `program/runtimes/runtime.py`, by where it is. A new one is a
 `Way`, and a line here; "auto" takes the first that fits and can be built.
 """
 
+OPSETS = range(11, 19)
+"""The versions of ONNX's operators that exports may have. Old ones lack operations of some networks."""
+
 WAYS = {
     "onnx": "tfpolicies.program.inference:ONNX",
     "tf": "tfpolicies.program.inference:TENSORFLOW",

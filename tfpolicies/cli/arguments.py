@@ -21,9 +21,10 @@ from tfpolicies._version import __version__
 from tfpolicies.algorithms.registry import algorithm_names
 from tfpolicies.cli.ends import STATUSES
 from tfpolicies.cli.settings import RUN, WHAT, WORDS, flag
-from tfpolicies.cli.values import above_zero, count, json_object, port, positive
+from tfpolicies.cli.values import above_zero, count, json_object, opset, port, positive
 from tfpolicies.errors import ConfigError, UsageError, near_matches
 from tfpolicies.registers import import_installed, installed, told
+from tfpolicies.ways import OPSETS
 
 COMMANDS = "tfpolicies.commands"
 """The group of entry points."""
@@ -216,10 +217,10 @@ def _export(parser: _Parser) -> None:
     parser.add_argument(
         "--onnx",
         nargs="?",
-        type=positive,
+        type=opset,
         const=True,
         metavar="OPSET",
-        help="write ONNX only, of this opset if one is given",
+        help=f"write ONNX only, of this opset if one is given, from {OPSETS[0]} to {OPSETS[-1]}",
     )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--saved-model", action="store_true", help="write a SavedModel only")

@@ -7,6 +7,8 @@ import json
 import math
 from typing import Any
 
+from tfpolicies.ways import OPSETS
+
 _LAST_PORT = 65_535
 
 
@@ -41,6 +43,14 @@ def positive(text: str) -> int:
     return number
 
 
+def opset(text: str) -> int:
+    """Returns a version of ONNX's operators."""
+    number = _whole(text)
+    if number not in OPSETS:
+        raise argparse.ArgumentTypeError(f"must be from {OPSETS[0]} to {OPSETS[-1]}, got {text}")
+    return number
+
+
 def port(text: str) -> int:
     """Returns the number of a port; 0 is any that is free."""
     number = count(text)
@@ -69,4 +79,6 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 above_zero.__name__ = "number"
-count.__name__ = positive.__name__ = port.__name__ = "integer"  # argparse shows it in its messages
+count.__name__ = positive.__name__ = opset.__name__ = port.__name__ = (
+    "integer"  # argparse shows it in its messages
+)

@@ -21,10 +21,11 @@ from tfpolicies.export.staging import place_files, staging_folder
 from tfpolicies.export.verify import ONNX_FILES, Parity, verify_onnx
 from tfpolicies.export.web import WebPage
 from tfpolicies.program.program import Program
-from tfpolicies.program.runtimes.onnx import OPSET, OPSETS, convert
+from tfpolicies.program.runtimes.onnx import OPSET, convert
 from tfpolicies.state import PolicyState
 from tfpolicies.system.forks import require_tensorflow
 from tfpolicies.system.quiet import quiet_conversion
+from tfpolicies.ways import OPSETS
 
 PLAYER_FILE = "play.py"
 _PLAYER = Path(__file__).with_name("player.py")  # copied, not imported: it stands alone

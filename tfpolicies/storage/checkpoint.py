@@ -345,8 +345,9 @@ def _found_segment(root: Path, entry: dict[str, Any]) -> Segment:
 
 def _read_manifest_text(root: Path, manifest_name: str) -> bytes:
     if not root.is_dir():
-        beside = root.absolute().parent
-        hint = _hint_at_checkpoint(beside) if (beside / "run.json").exists() else ""
+        above = root.absolute().parents[:2]
+        runs = [folder for folder in above if (folder / "run.json").exists()]
+        hint = _hint_at_checkpoint(runs[0]) if runs else ""
         raise CheckpointError(f"Checkpoint {str(root)!r} not found: there is no such folder.{hint}")
     try:
         return read_regular(root / manifest_name, LARGEST)

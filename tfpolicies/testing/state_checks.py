@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,7 @@ def state(subject: Subject) -> str:
     twin.set_weights(policy.get_weights())
     expected = "set_weights(get_weights()) to change nothing"
     all_same(arrays_in(twin.get_weights()), weights, expected, advice, tolerance=0.0)
+    twin.set_state(copy.deepcopy(taken))  # target networks may follow new weights
     _go_on_alike(subject, policy, twin, "a policy that took over the state", advice)
     return f"{len(arrays_in(taken))} entries"
 
@@ -107,12 +109,18 @@ def checkpoint(subject: Subject) -> str:
 
 
 def _not_stored(config: Any) -> dict[str, Any]:
-    """Returns the settings that a file may not hold: models, functions and classes."""
-    found = {name: value for name, value in config.items() if callable(value)}
+    """Returns the settings that a file may not hold: models, and what has functions or classes."""
     given = config.get("model") or {}
     names = ("custom_model", "custom_action_dist")
     model = {name: given[name] for name in names if given.get(name) is not None}
+    found = {name: x for name, x in config.items() if name != "model" and _has_code(x)}
     return {**found, "model": model} if model else found
+
+
+def _has_code(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_has_code, value.values()))
+    return any(map(_has_code, value)) if isinstance(value, list | tuple) else callable(value)
 
 
 def _move_on(subject: Subject, policy: Any) -> None:

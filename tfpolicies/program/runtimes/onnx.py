@@ -25,8 +25,8 @@ from tfpolicies.program.runtimes.lean_graphs import (
 from tfpolicies.program.runtimes.runtime import Actor, Runtime, act_with_weights
 from tfpolicies.state import ACTING
 from tfpolicies.system.quiet import quiet_conversion
+from tfpolicies.ways import OPSETS
 
-OPSETS = range(11, 19)  # versions of ONNX's operators; `convert` names what an old one lacks
 OPSET = OPSETS[-1]
 _LARGE_IMAGE, _LARGE_KERNELS = 64 * 64, 100_000  # pixels, numbers
 _MAX_BINDINGS = 16  # batch sizes kept bound at once
