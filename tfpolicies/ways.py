@@ -5,7 +5,7 @@ Each is a `Way` of `program/runtimes/runtime.py`, by where it is. A new one is a
 """
 
 OPSETS = range(11, 19)
-"""The versions of ONNX's operators that exports may have. Old ones lack operations of some networks."""
+"""Versions of ONNX's operators that exports may have; old ones lack what some networks do."""
 
 WAYS = {
     "onnx": "tfpolicies.program.inference:ONNX",
