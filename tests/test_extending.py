@@ -11,13 +11,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny import OBS, TWO
+import tensorflow as tf
+from tiny import OBS, PLANE, TWO, batch_for, make
 
 import tfpolicies
-from tfpolicies import DQN, DQNConfig, PolicySpec, PPOConfig, PPOTF2Policy, extending
+from tfpolicies import (
+    DQN,
+    DQNConfig,
+    PGTF2Policy,
+    PolicySpec,
+    PPOConfig,
+    PPOTF2Policy,
+    TD3TF2Policy,
+    extending,
+)
 from tfpolicies.envs.multi_agent_env import make_multi_agent
 from tfpolicies.errors import ConfigError, UsageError
-from tfpolicies.extending import AMOUNT, COUNT, later, setting
+from tfpolicies.extending import AMOUNT, COUNT, later, masked_mean, setting
+from tfpolicies.testing import random_batch
 
 PAGE = Path(__file__).parent.parent / "docs" / "extending.md"
 
@@ -138,6 +149,56 @@ def test_settings_that_a_policy_lists_and_its_config_lacks_are_named():
         Without(OBS, TWO, {})
     with pytest.raises(ConfigError, match=r"Static.static_keys lists 'shape'"):
         Static(OBS, TWO, {})
+
+
+LOSSES = {
+    "None": (lambda loss, batch: None, "got None"),
+    "a number for each row": (lambda loss, batch: loss + batch["rewards"], r"of shape \(.+,\)"),
+    "a number": (lambda loss, batch: 0.5, "got 0.5"),
+    "a dict": (lambda loss, batch: {"loss": loss}, "got {'loss'"),
+    "an integer": (lambda loss, batch: tf.cast(loss, tf.int32), r"of shape \(\)"),
+}
+
+
+@pytest.mark.parametrize("given", LOSSES)
+def test_a_loss_that_is_no_scalar_tensor_is_refused(given):
+    change, told = LOSSES[given]
+
+    class Wrong(PGTF2Policy):
+        def loss(self, model, dist_class, train_batch):
+            return change(super().loss(model, dist_class, train_batch), train_batch)
+
+    policy = make(Wrong)
+    with pytest.raises(ConfigError, match=rf"Wrong\.loss must return a scalar tensor.*{told}"):
+        policy.learn_on_batch(batch_for(make(PGTF2Policy), 4))
+
+
+@pytest.mark.core
+def test_losses_of_several_networks_that_became_one_tensor_are_refused():
+    class Wrong(TD3TF2Policy):
+        def loss(self, model, dist_class, train_batch):
+            return tf.stack(super().loss(model, dist_class, train_batch)) + 1.0
+
+    policy = make(Wrong, actions=PLANE)
+    with pytest.raises(ConfigError, match=r"a list of them where it has several .* got a tensor"):
+        policy.learn_on_batch(random_batch(policy, 4))
+
+
+@pytest.mark.core
+def test_a_masked_mean_takes_rows_alone():
+    assert masked_mean(tf.constant([1.0, 2.0, 6.0]), tf.constant([1.0, 1.0, 0.0])) == 1.5
+    with pytest.raises(UsageError, match=r"one number for each row, \[B\], .* of shape \(3, 1\)"):
+        masked_mean(tf.constant([[1.0], [2.0], [6.0]]), tf.constant([1.0, 1.0, 0.0]))
+
+
+@pytest.mark.core
+def test_postprocessing_that_forgets_its_batch_is_told_to_return_it():
+    class Forgets(PGTF2Policy):
+        def postprocess_trajectory(self, batch, other_agent_batches=None, episode=None):
+            batch["more"] = batch["rewards"]
+
+    with pytest.raises(UsageError, match=r"Forgets\.postprocess_trajectory must return the batch"):
+        make(Forgets).learn_on_batch(batch_for(make(PGTF2Policy), 4))
 
 
 class FinedPolicy(PPOTF2Policy):

@@ -7,9 +7,21 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfpolicies.errors import UsageError
+
 
 def masked_mean(values: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
-    """Returns the mean of `values` `[B]` over the rows of weight 1 in `mask` `[B]`."""
+    """Returns the mean of `values` `[B]` over the rows of weight 1 in `mask` `[B]`.
+
+    Raises:
+        UsageError: if `values` has further axes, which would be laid over the rows.
+    """
+    shape = tf.convert_to_tensor(values).shape
+    if shape.rank is not None and shape.rank > 1:
+        raise UsageError(
+            f"masked_mean takes one number for each row, [B], got values of shape {shape}. "
+            "Reduce or squeeze the other axes first."
+        )
     return tf.reduce_sum(values * mask) / tf.maximum(tf.reduce_sum(mask), 1.0)
 
 

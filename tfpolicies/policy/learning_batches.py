@@ -9,6 +9,7 @@ import numpy as np
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.batch.sequences import sequence_lengths
 from tfpolicies.batch.view_builder import Trajectories
+from tfpolicies.errors import UsageError
 from tfpolicies.models.defaults import MODEL_DEFAULTS
 from tfpolicies.models.ports import SEQ_LENS, previous
 from tfpolicies.models.spaces import nest
@@ -55,9 +56,15 @@ def dummy_batch(policy: Any) -> SampleBatch:
     columns |= Trajectories(columns["terminateds"]).views(columns, policy._own_views().added)
     policy._sees_zeros = True
     try:
-        return policy.postprocess_trajectory(SampleBatch(columns), {}, None)
+        found = policy.postprocess_trajectory(SampleBatch(columns), {}, None)
     finally:
         policy._sees_zeros = False
+    if found is None:
+        raise UsageError(
+            f"{type(policy).__name__}.postprocess_trajectory must return the batch, got None. End "
+            "it with `return` and the SampleBatch."
+        )
+    return found
 
 
 def in_sequences(batch: SampleBatch, policy: Any) -> SampleBatch:

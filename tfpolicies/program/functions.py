@@ -231,7 +231,7 @@ class ProgramFunctions:
     def _loss(self, view: Any, model: ModelView, batch: TrainBatch) -> Any:
         try:
             noise = vars(view).get("learning_noise")
-            return view.loss(model, self.spec.dist_class.drawing_from(noise), batch)
+            found = view.loss(model, self.spec.dist_class.drawing_from(noise), batch)
         except tf.errors.OperatorNotAllowedInGraphError as error:
             raise ConfigError(
                 f"{self.spec.policy_class.__name__}.loss asks in Python (`if`, `and`, `while`) "
@@ -239,6 +239,24 @@ class ProgramFunctions:
                 "hyper-parameters such as self.config['lr'] are tensors in it. Add every term, "
                 "times a coefficient that may be 0; or use tf.where."
             ) from error
+        listed = isinstance(found, list | tuple)
+        losses = [self._scalar(each) for each in (found if listed else [found])]
+        return losses if listed else losses[0]
+
+    def _scalar(self, loss: Any) -> tf.Tensor:
+        """Returns what the class gives as a loss.
+
+        Raises:
+            ConfigError: unless it is a tensor of one number.
+        """
+        if tf.is_tensor(loss) and loss.dtype.is_floating and loss.shape.num_elements() in (1, None):
+            return tf.reshape(loss, [])
+        given = f"a tensor of shape {loss.shape}" if tf.is_tensor(loss) else repr(loss)[:80]
+        raise ConfigError(
+            f"{self.spec.policy_class.__name__}.loss must return a scalar tensor, or a list of "
+            f"them where it has several networks or optimizers; got {given}. Return a mean over "
+            'the rows, such as masked_mean(x, train_batch["loss_mask"]), computed by TensorFlow.'
+        )
 
     def _regularized(self, losses: Sequence[Any]) -> list[Any]:
         """Adds what the layers of each network lose by themselves to its first loss."""
