@@ -52,7 +52,6 @@ def names(tmp_path_factory):
 
 @pytest.mark.soak
 def test_the_python_of_the_page_runs_in_order(names):
-
     played = names["algorithm"].evaluate()["evaluation"]
     assert played["episode_reward_mean"] > 400.0
     assert names["again"].counters == names["algorithm"].counters
@@ -197,7 +196,9 @@ def test_postprocessing_that_forgets_its_batch_is_told_to_return_it():
         def postprocess_trajectory(self, batch, other_agent_batches=None, episode=None):
             batch["more"] = batch["rewards"]
 
-    with pytest.raises(UsageError, match=r"Forgets\.postprocess_trajectory must return the batch"):
+    with pytest.raises(
+        UsageError, match=r"Forgets\.postprocess_trajectory must return a SampleBatch, got NoneType"
+    ):
         make(Forgets).learn_on_batch(batch_for(make(PGTF2Policy), 4))
 
 

@@ -1,7 +1,8 @@
-"""The ways of acting that the setting `inference` names, known without TensorFlow.
+"""What is known without TensorFlow of the runtimes: ways of acting, and versions of ONNX.
 
-Each is a `Way` of `program/runtimes/runtime.py`, by where it is. A new one is a file that makes its
-`Way`, and a line here; "auto" takes the first that fits and can be built.
+Each way that the setting `inference` names is a `Way` of `program/runtimes/runtime.py`, by where it
+is. A new one is a file that makes its `Way`, and a line here; "auto" takes the first that fits and
+can be built.
 """
 
 OPSETS = range(11, 19)

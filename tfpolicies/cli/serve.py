@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import shlex
 import shutil
@@ -14,19 +13,19 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from tfpolicies.cli.ends import DONE
 from tfpolicies.cli.sources import shown
 from tfpolicies.errors import ExportError, FolderInUseError, MissingPackageError, UsageError
+from tfpolicies.export.spec_file import SPEC_FILE, form_of
 from tfpolicies.system.folder_lock import FolderLock
-from tfpolicies.system.regular_files import read_regular
 
 _OWN = "tfpolicies-serve-"  # how the names of folders begin that runs are exported into
-_SPEC = "policy_spec.json"
-_LARGEST = 1 << 24  # bytes of one
-_KINDS = {"saved_model": "a SavedModel", "litert": "a LiteRT file"}  # that are not served
-_TRITON = "triton"  # the layout whose ONNX files do not sample, too
+_KINDS = {  # forms that are not served; the files for Triton do not sample
+    "saved_model": "a SavedModel",
+    "litert": "a LiteRT file",
+    "triton": "an export for triton",
+}
 _ONNX = "onnx"  # the folder that `tfpolicies export` makes in the one that it is given
 
 
@@ -135,7 +134,7 @@ def _specs(folder: Path) -> list[Path]:
     """Returns what describes the exports in a folder: itself, and numbered versions."""
     numbered = sorted(int(each.name) for each in folder.glob("*") if each.name.isdecimal())
     places = [folder, *(folder / str(number) for number in numbered)]
-    return [place / _SPEC for place in places if os.path.exists(place / _SPEC)]
+    return [place / SPEC_FILE for place in places if os.path.exists(place / SPEC_FILE)]
 
 
 def _require_served(path: Path, spec: Path) -> None:
@@ -154,14 +153,7 @@ def _require_served(path: Path, spec: Path) -> None:
 
 def _unserved(spec: Path) -> str | None:
     """Returns what an export is, in words; None if it is served, or garbled and told of later."""
-    told: Any = None
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        told = json.loads(read_regular(spec, _LARGEST))
-    if not isinstance(told, dict):
-        return None
-    if told.get("layout") == _TRITON:
-        return f"an export for {_TRITON}"
-    return _KINDS.get(str(told.get("artefact")))
+    return _KINDS.get(form_of(spec) or "")
 
 
 def _require_no_exports_within(folder: Path) -> None:

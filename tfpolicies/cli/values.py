@@ -78,7 +78,6 @@ def json_object(text: str) -> dict[str, Any]:
     return value
 
 
-above_zero.__name__ = "number"
-count.__name__ = positive.__name__ = opset.__name__ = port.__name__ = (
-    "integer"  # argparse shows it in its messages
-)
+above_zero.__name__ = "number"  # argparse shows it in its messages
+for _integer in (count, opset, port, positive):
+    _integer.__name__ = "integer"

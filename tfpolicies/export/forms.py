@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,14 +14,14 @@ from tfpolicies.export.layouts.tf_serving import export_tf_serving
 from tfpolicies.export.layouts.triton import export_triton
 from tfpolicies.export.litert import WEIGHTS, export_litert
 from tfpolicies.export.onnx_file import export_onnx
-from tfpolicies.export.result import SPEC_FILE, ExportResult
+from tfpolicies.export.result import ExportResult
 from tfpolicies.export.saved_model import export_saved_model
+from tfpolicies.export.spec_file import SPEC_FILE, form_of
 from tfpolicies.export.staging import newest_version
 from tfpolicies.export.web import WebPage
 from tfpolicies.program.program import Program
 from tfpolicies.program.runtimes.onnx import OPSET
 from tfpolicies.state import PolicyState
-from tfpolicies.system.regular_files import read_regular
 
 TF_SERVING = "tf-serving"
 _OF_ONNX: Mapping[str, Callable[..., ExportResult]] = {
@@ -34,7 +32,6 @@ _OF_ONNX: Mapping[str, Callable[..., ExportResult]] = {
 LAYOUTS = (TF_SERVING, *_OF_ONNX)
 _SAVED_MODEL, _ONNX, _LITERT, _KSERVE = "saved_model", "onnx", "litert", "kserve"
 _NEIGHBOURS = {_SAVED_MODEL: _ONNX, _ONNX: _SAVED_MODEL}  # forms that may share a folder
-_LARGEST = 1 << 24  # bytes of a spec
 
 
 def export_policy(
@@ -123,15 +120,5 @@ def _forms_in(folder: Path) -> set[str]:
     """Returns the forms of the exports that a folder holds."""
     if (folder / SERVICE_FILE).exists():
         return {_KSERVE}
-    found = [_told(place / SPEC_FILE) for place in (folder, folder / str(newest_version(folder)))]
+    found = [form_of(place / SPEC_FILE) for place in (folder, folder / str(newest_version(folder)))]
     return {form for form in found if form is not None}
-
-
-def _told(spec: Path) -> str | None:
-    """Returns the form that the spec of an export tells; None if there is none that can be read."""
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        told = json.loads(read_regular(spec, _LARGEST))
-        if isinstance(told, dict):
-            found = told.get("layout") or told.get("artefact")
-            return found if isinstance(found, str) else None
-    return None

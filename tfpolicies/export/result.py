@@ -14,13 +14,13 @@ from tfpolicies.errors import ExportError
 from tfpolicies.export.agreement import Agreement
 from tfpolicies.export.distribution import describe_distribution
 from tfpolicies.export.serving import Serving, ServingPort
+from tfpolicies.export.spec_file import SPEC_FILE
 from tfpolicies.export.verify import Parity
 from tfpolicies.models.distributions.noise import merge
 from tfpolicies.models.ports import NOISE
 from tfpolicies.program.program import Program
 from tfpolicies.storage.spaces_json import encode_space
 
-SPEC_FILE = "policy_spec.json"
 FORMAT = "tfpolicies.policy_spec"
 FORMAT_VERSION = 2
 

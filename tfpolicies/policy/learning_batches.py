@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -56,13 +57,24 @@ def dummy_batch(policy: Any) -> SampleBatch:
     columns |= Trajectories(columns["terminateds"]).views(columns, policy._own_views().added)
     policy._sees_zeros = True
     try:
-        found = policy.postprocess_trajectory(SampleBatch(columns), {}, None)
+        return postprocessed(policy, SampleBatch(columns), {}, None)
     finally:
         policy._sees_zeros = False
-    if found is None:
+
+
+def postprocessed(
+    policy: Any, rows: SampleBatch, others: Mapping[Any, Any], episode: Any
+) -> SampleBatch:
+    """Returns what a policy's own `postprocess_trajectory` makes of the rows of one trajectory.
+
+    Raises:
+        UsageError: if it is no SampleBatch.
+    """
+    found = policy.postprocess_trajectory(rows.copy(shallow=True), others, episode)
+    if not isinstance(found, SampleBatch):
         raise UsageError(
-            f"{type(policy).__name__}.postprocess_trajectory must return the batch, got None. End "
-            "it with `return` and the SampleBatch."
+            f"{type(policy).__name__}.postprocess_trajectory must return a SampleBatch, got "
+            f"{type(found).__name__}; return the batch that it was given, with what it adds."
         )
     return found
 

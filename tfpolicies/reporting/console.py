@@ -61,7 +61,6 @@ class TrainingProgress:
             raise UsageError(f"`total_steps` must be at least 1 or None, got {total_steps!r}.")
         self._total_steps = total_steps
         self._target = target
-        self._status = "in the first iteration"
         self._console = console or Console()
         self._clock = clock
         self._progress: Progress | None = None
@@ -76,7 +75,7 @@ class TrainingProgress:
             self._progress = _bar(self._console)
             known = self._total_steps is not None or self._target is not None
             self._task = self._progress.add_task(
-                "training", total=1.0 if known else None, status=self._status
+                "training", total=1.0 if known else None, status="in the first iteration"
             )
             self._progress.start()
         return self
@@ -102,8 +101,7 @@ class TrainingProgress:
         status = _status(env_steps, mean_return, steps_per_s, self._total_steps, self._target)
         if self._progress is not None:
             done = self._share_done(env_steps, mean_return)
-            self._status = f"{steps} | {status}"
-            self._progress.update(self._task, completed=done, status=self._status)
+            self._progress.update(self._task, completed=done, status=f"{steps} | {status}")
             return
         self._unprinted = f"{steps} | {status}"
         if self._clock() >= self._next_line_at:
@@ -115,11 +113,13 @@ class TrainingProgress:
         if self._progress is None:
             yield
             return
-        self._progress.update(self._task, status=f"{self._status} | {what}", refresh=True)
+        (task,) = self._progress.tasks
+        status = task.fields["status"]
+        self._progress.update(self._task, status=f"{status} | {what}", refresh=True)
         try:
             yield
         finally:
-            self._progress.update(self._task, status=self._status)
+            self._progress.update(self._task, status=status)
 
     def _share_done(self, env_steps: int, mean_return: float) -> float:
         """Returns the way to the nearer end, the last step or the target, in [0, 1]."""

@@ -11,9 +11,9 @@ from tfpolicies import ported
 from tfpolicies.batch.sample_batch import SampleBatch, concat_samples
 from tfpolicies.config.callbacks import DefaultCallbacks, overrides
 from tfpolicies.models.filters import ReturnFilter
-from tfpolicies.policy.learning_batches import in_sequences
+from tfpolicies.policy.learning_batches import in_sequences, postprocessed
 from tfpolicies.rollout.collected import Collected, Trajectory
-from tfpolicies.rollout.columns import clipped_rewards, postprocessed
+from tfpolicies.rollout.columns import clipped_rewards
 from tfpolicies.rollout.running_returns import RunningReturns
 from tfpolicies.rollout.views import Lookback
 from tfpolicies.rollout.waiting import Waiting

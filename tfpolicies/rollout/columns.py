@@ -8,7 +8,6 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.errors import UsageError
 from tfpolicies.models.ports import Port, View
 from tfpolicies.models.spaces import nest
@@ -41,23 +40,6 @@ def require_same_columns(policy: Any, kept: Collection[str], given: Collection[s
             f"{type(policy).__name__} gave the columns {sorted(given)} when it acted, but "
             f"{sorted(kept)} before. Return the same extras in every call."
         )
-
-
-def postprocessed(
-    policy: Any, rows: SampleBatch, others: Mapping[Any, Any], episode: Any
-) -> SampleBatch:
-    """Returns what a policy's own `postprocess_trajectory` makes of the rows of one trajectory.
-
-    Raises:
-        UsageError: if it is no SampleBatch.
-    """
-    found = policy.postprocess_trajectory(rows.copy(shallow=True), others, episode)
-    if not isinstance(found, SampleBatch):
-        raise UsageError(
-            f"{type(policy).__name__}.postprocess_trajectory must return a SampleBatch, got "
-            f"{type(found).__name__}; return the batch that it was given, with what it adds."
-        )
-    return found
 
 
 def nested_columns(

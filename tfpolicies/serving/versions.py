@@ -15,6 +15,7 @@ import numpy as np
 
 from tfpolicies.errors import RequestError
 from tfpolicies.export.player import OnnxPolicy
+from tfpolicies.export.spec_file import SPEC_FILE
 from tfpolicies.onnx_graphs import without_outputs
 from tfpolicies.serving.batching import Cost
 from tfpolicies.serving.calls import VALUES, WAYS, Options, Way
@@ -22,7 +23,6 @@ from tfpolicies.serving.memory import NOISE, REWARDS, SLOTS, STATE_OUT, Memory
 from tfpolicies.serving.tensors import Port, fitted
 
 _BATCH, _TIME = "batch", "time"
-_SPEC = "policy_spec.json"
 _LONGEST_TRIAL = 60.0  # seconds
 
 
@@ -58,7 +58,7 @@ class Version:
         self.greedy = self._policies[Way(explore=False, values=True)]
         spec = self.greedy.spec
         if any(policy.spec != spec for policy in self._policies.values()):
-            raise ValueError(f"{folder / _SPEC} changed while it was read.")
+            raise ValueError(f"{folder / SPEC_FILE} changed while it was read.")
         self.content = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()
         self.name = folder.name if folder.name.isdecimal() else self.content[:12]
         signature = spec["signatures"]["serving_default"]
@@ -209,12 +209,14 @@ def newest_folder(folder: Path) -> Path:
         ValueError: if there is no export in it.
     """
     numbered = [
-        path for path in folder.iterdir() if path.name.isdecimal() and (path / _SPEC).exists()
+        path for path in folder.iterdir() if path.name.isdecimal() and (path / SPEC_FILE).exists()
     ]
-    if (folder / _SPEC).exists():
+    if (folder / SPEC_FILE).exists():
         return folder
     if not numbered:
-        raise ValueError(f"{str(folder)!r} has neither a {_SPEC} nor numbered folders with one.")
+        raise ValueError(
+            f"{str(folder)!r} has neither a {SPEC_FILE} nor numbered folders with one."
+        )
     return max(numbered, key=lambda path: int(path.name))
 
 

@@ -14,6 +14,7 @@ from tfpolicies.errors import UsageError
 from tfpolicies.export.verify import random_inputs
 from tfpolicies.models.ports import leaf_ports
 from tfpolicies.models.spaces import action_leaves, nest
+from tfpolicies.policy.learning_batches import postprocessed
 from tfpolicies.policy.policy import Policy
 from tfpolicies.policy.session import Memory
 from tfpolicies.testing.subject import ports_of, random_masks, with_masks
@@ -67,7 +68,7 @@ def random_batch(
         piece["eps_id"] = piece["unroll_id"] = np.full(steps, i)
         piece["agent_index"] = np.zeros(steps, np.int64)
         piece.update(Trajectories(ends).views(piece, policy.learning.settled_views()))
-        pieces.append(policy.postprocess_trajectory(piece, {}, None))
+        pieces.append(postprocessed(policy, piece, {}, None))
     return concat_samples(pieces)  # type: ignore[return-value]
 
 
