@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from gymnasium import spaces
+from tiny import make
 
 from tfpolicies.connectors import (
     ActionConnectorPipeline,
@@ -394,3 +395,25 @@ def test_a_name_belongs_to_one_class():
     with pytest.raises(UsageError, match="subclasses of Connector"):
         register_connector(int)
     assert register_connector(Doubling) is Doubling
+
+
+@pytest.mark.parametrize("what", ["The export", "session()"])
+def test_what_leaves_connectors_out_says_so(what, tmp_path, caplog):
+    policy = make()
+
+    def said():
+        caplog.clear()
+        if what == "session()":
+            policy.session()
+        else:
+            policy.export_model(tmp_path, onnx=True)
+        return [record.getMessage() for record in caplog.records]
+
+    assert said() == []
+    policy.agent_connectors = AgentConnectorPipeline([ClipReward(sign=True)])
+    assert said() == []
+    policy.agent_connectors.append(ClipObservations(-1.0, 1.0))
+    policy.action_connectors = ActionConnectorPipeline([ClipActions()])
+    before, after = said()
+    assert before.startswith(f"{what} takes observations as they come out of the connectors ClipOb")
+    assert after.startswith(f"{what} gives actions as the connectors ClipActions take them")

@@ -150,6 +150,14 @@ def test_settings_that_a_policy_lists_and_its_config_lacks_are_named():
         Static(OBS, TWO, {})
 
 
+@pytest.mark.core
+def test_a_config_with_more_settings_than_its_algorithm_knows_is_refused():
+    config = OwnConfig()
+    told = r"OwnConfig has the setting 'fine', which PPO\.config_class, PPOConfig, lacks"
+    with pytest.raises(ConfigError, match=told):
+        config.environment("CartPole-v1").build()
+
+
 LOSSES = {
     "None": (lambda loss, batch: None, "got None"),
     "a number for each row": (lambda loss, batch: loss + batch["rewards"], r"of shape \(.+,\)"),
@@ -181,6 +189,41 @@ def test_losses_of_several_networks_that_became_one_tensor_are_refused():
     policy = make(Wrong, actions=PLANE)
     with pytest.raises(ConfigError, match=r"a list of them where it has several .* got a tensor"):
         policy.learn_on_batch(random_batch(policy, 4))
+
+
+CUT = {
+    "by TensorFlow": lambda values: tf.stop_gradient(tf.reduce_mean(values)),
+    "by NumPy": lambda values: tf.constant(np.mean(np.asarray(values)), tf.float32),
+}
+
+
+@pytest.mark.parametrize("how", CUT)
+def test_a_loss_that_no_weight_changes_is_refused(how):
+    class Wrong(PGTF2Policy):
+        def loss(self, model, dist_class, train_batch):
+            return CUT[how](model(train_batch)[0])
+
+    policy = make(Wrong)
+    told = r"A loss depends on none of the \d+ trainable variables .*'.*kernel', \.\.\..* NumPy"
+    with pytest.raises(ConfigError, match=told):
+        policy.learn_on_batch(batch_for(make(PGTF2Policy), 4))
+
+
+def test_each_of_several_losses_depends_on_its_network():
+    class Wrong(TD3TF2Policy):
+        def loss(self, model, dist_class, train_batch):
+            actor_loss, critic_loss = super().loss(model, dist_class, train_batch)
+            return [critic_loss, actor_loss]
+
+    class Swapped(TD3TF2Policy):
+        def loss(self, model, dist_class, train_batch):
+            actor_loss, critic_loss = super().loss(model, dist_class, train_batch)
+            return [tf.stop_gradient(actor_loss), critic_loss]
+
+    for wrong in (Wrong, Swapped):
+        policy = make(wrong, actions=PLANE)
+        with pytest.raises(ConfigError, match="A loss depends on none of the"):
+            policy.learn_on_batch(random_batch(policy, 4))
 
 
 @pytest.mark.core

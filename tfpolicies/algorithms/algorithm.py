@@ -96,6 +96,7 @@ class Algorithm:
             config = self._completed(config)
         if env is not None:
             config = _with_environment(config, env)
+        _require_known(config, type(self))
         config.validate()
         _require_spaces(config)
         self.config = config
@@ -1164,6 +1165,27 @@ class Algorithm:
                 f"{policy.learning.compiled_as}, "
                 f"{counted(envs, 'environment')} x {counted(length, 'step')} per sample."
             )
+
+
+def _require_known(config: AlgorithmConfig, algorithm: type[Algorithm]) -> None:
+    """Checks that a config has no setting that a checkpoint of the algorithm could not bring back.
+
+    Raises:
+        ConfigError: naming one that `config_class` of the algorithm lacks.
+    """
+    known = algorithm.config_class
+    if type(config) is known:
+        return
+    default = known()
+    beyond = [name for name in config.keys() if name not in default]  # noqa: SIM118
+    if beyond:
+        given = type(config).__name__
+        raise ConfigError(
+            f"{given} has the setting {beyond[0]!r}, which {algorithm.__name__}.config_class, "
+            f"{known.__name__}, lacks, so no checkpoint could bring it back. Set `config_class` "
+            f'of a subclass of {algorithm.__name__} to {given}, or to `later("{given}")` above it, '
+            "and build that."
+        )
 
 
 def _require_spaces(config: AlgorithmConfig) -> None:

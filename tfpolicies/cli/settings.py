@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import dataclasses
 import functools
@@ -50,8 +51,9 @@ class Word(NamedTuple):
     goal: bool  # whether a run that goes on may have another value
 
     def argument(self) -> dict[str, Any]:
-        """Returns what argparse is told; choices are a function, which is called here."""
-        return {name: x() if name == "choices" else x for name, x in self.how.items()}
+        """Returns what argparse is told; a metavar may be a function, which is called here."""
+        metavar = self.how.get("metavar")
+        return {**self.how, "metavar": metavar()} if callable(metavar) else dict(self.how)
 
 
 def _word(
@@ -72,21 +74,24 @@ def _word(
 _goal = functools.partial(_word, goal=True)
 
 
-class _Words(list[str]):
-    """The names of algorithms; a class of the user's, `module:Class`, stands beside them."""
-
-    def __contains__(self, word: object) -> bool:
-        return (isinstance(word, str) and is_own(word)) or super().__contains__(word)
-
-
 def is_own(algo: str) -> bool:
     """Whether this means a class of the user's."""
     return ":" in algo
 
 
-def algorithm_words() -> list[str]:
-    """Returns what may stand for an algorithm."""
-    return _Words(algorithm_names())
+def algorithm_word(text: str) -> str:
+    """Returns what means an algorithm: the name of one, or `module:Class`."""
+    names = algorithm_names()
+    if is_own(text) or text in names:
+        return text
+    raise argparse.ArgumentTypeError(
+        f"there is no {text!r}.{near_matches(text, names)} Choose one of {', '.join(names)}, or "
+        "name a class of yours: module:Class."
+    )
+
+
+def _algorithm_words() -> str:
+    return f"{{{','.join(algorithm_names())},MODULE:CLASS}}"
 
 
 def algorithm_of(algo: str) -> type[Algorithm]:
@@ -120,7 +125,11 @@ class TrainSettings:
 
     env: str
     algo: str = _word(
-        WHAT, "algorithm (default PPO), or module:Class of yours", "PPO", choices=algorithm_words
+        WHAT,
+        "algorithm (default PPO), or a class of yours",
+        "PPO",
+        type=algorithm_word,
+        metavar=_algorithm_words,
     )
     seed: int = _word(
         WHAT, "of everything (default: drawn and recorded)", 0, setting="seed", type=count
@@ -248,8 +257,9 @@ class TrainSettings:
         from tfpolicies.storage.json_values import decode_value, find_missing
 
         try:
-            if content["algo"] not in algorithm_words():
-                raise KeyError(f"algo {content['algo']!r}")
+            if not isinstance(content["algo"], str):
+                raise TypeError(f"algo {content['algo']!r:.60}")
+            algorithm_word(content["algo"])
             from_file = decode_value(content.get("from_file", {}))
             if not isinstance(from_file, dict) or find_missing(from_file):
                 raise TypeError(f"from_file {from_file!r:.60}")
@@ -257,7 +267,7 @@ class TrainSettings:
                 if not isinstance(content.get(name), str | None):
                     raise TypeError(f"{name} {content[name]!r:.60}")
             return cls(**{**content, "set": tuple(content["set"]), "from_file": from_file})
-        except (TypeError, KeyError) as error:
+        except (TypeError, KeyError, argparse.ArgumentTypeError) as error:
             raise CheckpointError(
                 f"The settings in {where!r} are not those of `tfpolicies train` ({error}). "
                 "Start a new run."
@@ -290,12 +300,13 @@ class TrainSettings:
     def told_tuned(self) -> str:
         """Returns a line about the settings that the run begins with."""
         entry = find_tuned(self._tuned_as, self.env)
+        usual = "the algorithm's defaults" if is_own(self.algo) else "RLlib's defaults"
         if self.no_tuned:
-            return "Settings: RLlib's defaults."
+            return f"Settings: {usual}."
         if entry is None:
             near = nearest_tuned(self._tuned_as, self.env)
             told = f"nearest: {near}" if near else "none are near"
-            return f"Settings: RLlib's defaults; none are tuned for {self.title} ({told})."
+            return f"Settings: {usual}; none are tuned for {self.title} ({told})."
         return (
             f"Settings: tuned for {self.title} by {entry.source}, for {entry.steps:,} steps; this "
             f"run has {self.steps:,}. --no-tuned begins with RLlib's defaults."

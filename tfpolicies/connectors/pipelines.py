@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from time import perf_counter
 from typing import Any, ClassVar, TypeVar
@@ -11,6 +12,7 @@ import numpy as np
 from gymnasium import spaces
 
 from tfpolicies.batch.leaves import first_row, with_batch_axis
+from tfpolicies.connectors.agent_connectors import ClipReward
 from tfpolicies.connectors.connector import (
     ActionConnector,
     ActionStep,
@@ -29,6 +31,7 @@ from tfpolicies.errors import (
 )
 from tfpolicies.storage.spaces_json import decode_space, encode_space
 
+logger = logging.getLogger("tfpolicies")
 _Pipeline = TypeVar("_Pipeline", bound="ConnectorPipeline")
 
 
@@ -282,6 +285,30 @@ def connector_metrics(
         "agent_connectors": {} if agent is None else agent.timers,
         "action_connectors": {} if action is None else action.timers,
     }
+
+
+def tell_left_out(
+    what: str, agent: AgentConnectorPipeline | None, action: ActionConnectorPipeline | None
+) -> None:
+    """Says in the log which connectors something leaves out, if there are any that matter to it.
+
+    Args:
+        what: leaves them out.
+        agent: in front of the policy; those that change rewards alone do not matter.
+        action: behind it.
+    """
+    before = [each.name for each in agent or () if not isinstance(each, ClipReward)]
+    after = [each.name for each in action or ()]
+    if before:
+        logger.warning(
+            "%s takes observations as they come out of the connectors %s, which it leaves out.",
+            *(what, ", ".join(before)),
+        )
+    if after:
+        logger.warning(
+            "%s gives actions as the connectors %s take them, which it leaves out.",
+            *(what, ", ".join(after)),
+        )
 
 
 def pipelines_to_state(

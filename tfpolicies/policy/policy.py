@@ -28,6 +28,7 @@ from tfpolicies.connectors.pipelines import (
     pipelines_from_state,
     pipelines_to_state,
     successor,
+    tell_left_out,
 )
 from tfpolicies.errors import BatchError, ConfigError, NotOfferedError, UsageError, WeightsError
 from tfpolicies.marks import for_place
@@ -270,9 +271,12 @@ class Policy(metaclass=ported.AskedByPorted):
     def session(self, batch_size: int | None = None) -> Session:
         """Returns an object that acts step by step and keeps the memory in between.
 
+        It leaves connectors out, and says so in the log.
+
         Args:
             batch_size: how many environments act together; None for one, without a batch axis.
         """
+        tell_left_out("session()", self.agent_connectors, self.action_connectors)
         return Session(self, batch_size)
 
     def env_action(

@@ -17,6 +17,7 @@ from tfpolicies.batch.leaves import map_leaves
 from tfpolicies.batch.sample_batch import SampleBatch
 from tfpolicies.batch.view_requirement import ViewRequirement
 from tfpolicies.config.read_only import copied
+from tfpolicies.connectors.pipelines import tell_left_out
 from tfpolicies.errors import BatchError, ConfigError, UsageError
 from tfpolicies.exploration.making import make_exploration
 from tfpolicies.export.forms import export_policy
@@ -670,7 +671,8 @@ class TFPolicy(PolicyKind):
     ) -> ExportResult:
         """Writes the whole policy, preprocessing and action pipeline included, for serving.
 
-        The export is run against the policy before it is reported as done.
+        The export is run against the policy before it is reported as done. It leaves connectors
+        out, and says so in the log.
 
         Args:
             export_dir: the folder; made if missing. A SavedModel goes to the next numbered version
@@ -695,6 +697,7 @@ class TFPolicy(PolicyKind):
                 what the policy does, or `ort_web` lacks a file; the folder is then as it was. Also
                 a RuntimeError if a package is missing.
         """
+        tell_left_out("The export", self.agent_connectors, self.action_connectors)
         return export_policy(
             self.program,
             self._state,

@@ -213,6 +213,7 @@ class TapeOptimizer:
 
         Raises:
             UsageError: where gradients are given and only applied, so that there is no loss.
+            ConfigError: if the loss depends on none of the variables.
         """
         if self.tape is None:
             raise UsageError(
@@ -221,10 +222,11 @@ class TapeOptimizer:
             )
         tape, variables = self.tape, self.variables if variables is None else list(variables)
         if self.takes is None:
-            return list(zip(tape.gradient(loss, variables), variables, strict=True))
+            return list(zip(_gradients(tape, loss, variables), variables, strict=True))
 
         def computed() -> list[tf.Tensor]:
-            return tape.gradient(loss, variables, unconnected_gradients="zero")
+            pairs = zip(_gradients(tape, loss, variables), variables, strict=True)
+            return [tf.zeros_like(x) if gradient is None else gradient for gradient, x in pairs]
 
         def zeros() -> list[tf.Tensor]:
             return [tf.zeros_like(variable) for variable in variables]
@@ -243,6 +245,24 @@ class TapeOptimizer:
             updated()
         else:
             tf.cond(self.takes > 0.0, updated, lambda: tf.constant(0))
+
+
+def _gradients(tape: tf.GradientTape, loss: tf.Tensor, variables: Sequence[Any]) -> list[Any]:
+    """Returns the gradient of a loss by each variable, None where it is constant.
+
+    Raises:
+        ConfigError: if there are variables, and the loss depends on none of them.
+    """
+    found = tape.gradient(loss, variables)
+    if variables and all(gradient is None for gradient in found):
+        first = getattr(variables[0], "path", variables[0].name)
+        raise ConfigError(
+            f"A loss depends on none of the {len(variables)} trainable variables of its network "
+            f"({first!r}, ...), so nothing would be learned. Compute it by TensorFlow from what the "
+            "network gives in `loss`, such as `model(train_batch)`. NumPy, `tf.stop_gradient` and "
+            "integers have no gradient."
+        )
+    return found
 
 
 def by_variable(pairs: Sequence[tuple[Any, Any]], variables: Sequence[Any]) -> list[Any]:
