@@ -43,7 +43,7 @@ class Aiming(PPOTF2Policy):
     """PPO that has a target network, which its loss looks at."""
 
     @classmethod
-    def _networks(cls, observation_space, dist_class, static):
+    def network_plans(cls, observation_space, dist_class, static):
         return {"model": NetworkPlan(follower=True)}
 
 
@@ -254,7 +254,7 @@ def classifier(width=4):
 def test_weights_of_a_keras_file_are_taken_over_and_reported(tmp_path):
     class Aimed(PGTF2Policy):
         @classmethod
-        def _networks(cls, observation_space, dist_class, static):
+        def network_plans(cls, observation_space, dist_class, static):
             return {"model": NetworkPlan(follower=True)}
 
     trained, policy = classifier(), make(Aimed, model={"custom_model": classifier()})

@@ -58,14 +58,13 @@ class Three(TFPolicy):
 
     config_class = ThreeConfig
     hyperparameters = (*TFPolicy.hyperparameters, "critic_lr", "temperature_lr", "tau")
-    _learns_beside_acting = True
 
     def make_model(self):
         inputs = keras.Input((3,))
         return keras.Model(inputs, keras.layers.Dense(2, use_bias=False)(inputs))
 
     @classmethod
-    def _networks(cls, observation_space, dist_class, static):
+    def network_plans(cls, observation_space, dist_class, static):
         return {
             "model": NetworkPlan(),
             "critic": NetworkPlan(critic, follower=True, lr="critic_lr"),
@@ -73,7 +72,7 @@ class Three(TFPolicy):
         }
 
     @classmethod
-    def _learning_noise(cls, dist_class, static):
+    def learning_noise_size(cls, dist_class, static):
         return 1
 
     def optimizer(self):
@@ -306,3 +305,54 @@ def test_workers_that_sample_have_what_acts_and_the_rest_when_they_are_asked_for
         assert_equal(mine["default_policy"], theirs["default_policy"])
     finally:
         workers.stop()
+
+
+PLANS = {
+    "no dict": (lambda plans: [*plans.values()], "must return a dict of plans by name, .* got"),
+    "the critic first": (
+        lambda plans: dict(reversed(plans.items())),
+        r"that of 'model', the network that acts, first; got \['temperature', 'critic', 'model'\]",
+    ),
+    "no plan": (
+        lambda plans: plans | {"critic": critic},
+        "the plan of 'critic' must be a NetworkPlan, got <function critic",
+    ),
+    "a network that nothing makes": (
+        lambda plans: plans | {"critic": NetworkPlan()},
+        "the plan of 'critic' needs a `make`",
+    ),
+    "a model that is made": (
+        lambda plans: plans | {"model": NetworkPlan(critic)},
+        "the plan of 'model' needs no `make`: override `make_model`",
+    ),
+    "the name of a part": (
+        lambda plans: plans | {"critic_target": NetworkPlan(critic)},
+        "the plan of 'critic_target' needs another name: a word in lower case",
+    ),
+    "no name": (
+        lambda plans: plans | {"a/b": NetworkPlan(critic)},
+        "the plan of 'a/b' needs another name",
+    ),
+    "a delay of nothing": (
+        lambda plans: plans | {"critic": NetworkPlan(critic, every=0)},
+        "has every=0, which must be an integer >= 1",
+    ),
+    "a rate that is none": (
+        lambda plans: plans | {"critic": NetworkPlan(critic, lr="pace")},
+        r"has lr='pace', which is not among Wrong\.hyperparameters: lr, gamma, .*Add it there",
+    ),
+}
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("how", PLANS)
+def test_a_plan_that_is_none_is_refused_when_a_policy_is_made(how):
+    change, told = PLANS[how]
+
+    class Wrong(Three):
+        @classmethod
+        def network_plans(cls, observation_space, dist_class, static):
+            return change(super().network_plans(observation_space, dist_class, static))
+
+    with pytest.raises(ConfigError, match=told):
+        make_three(Wrong)

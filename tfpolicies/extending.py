@@ -32,6 +32,7 @@ from tfpolicies.exploration.transform import Disturb, Greedy, Sample, Transform
 from tfpolicies.models.distributions import Distribution, register_box_distribution
 from tfpolicies.models.losses import explained_variance, huber, masked_mean
 from tfpolicies.policy.fragments import Fragments
+from tfpolicies.program.networks import NetworkPlan
 from tfpolicies.rules import AMOUNT, BOOL, COUNT, POSITIVE, UNIT, Rule, count, function, one_of
 
 __all__ = [
@@ -49,6 +50,7 @@ __all__ = [
     "ExplorationSetting",
     "Fragments",
     "Greedy",
+    "NetworkPlan",
     "OffPolicyAlgorithm",
     "OffPolicyConfig",
     "OffPolicyTFPolicy",

@@ -75,7 +75,7 @@ class OffPolicyTFPolicy(TFPolicy):
     static_keys = (*TFPolicy.static_keys, "n_step")
 
     @classmethod
-    def _networks(
+    def network_plans(
         cls, observation_space: gym.Space, dist_class: Any, static: Mapping[str, Any]
     ) -> dict[str, NetworkPlan]:
         """Returns the plan of one network that has a target network."""

@@ -94,7 +94,6 @@ class SACTFPolicy(OffPolicyTFPolicy):
         "td_error_loss_fn",
         "twin_q",
     )
-    _learns_beside_acting = True
 
     def loss(self, model: Any, dist_class: Any, train_batch: Any) -> list[tf.Tensor]:
         """Returns the losses of actor, critics and temperature."""
@@ -149,14 +148,14 @@ class SACTFPolicy(OffPolicyTFPolicy):
         return tf.where(tf.math.is_inf(given), float(usual), given)
 
     @classmethod
-    def _learning_noise(cls, dist_class: Any, static: Mapping[str, Any]) -> int:
+    def learning_noise_size(cls, dist_class: Any, static: Mapping[str, Any]) -> int:
         """Two actions are drawn for each row: of its observation, and of the one it reached."""
         del static
         space = dist_class.space
         return 0 if _is_discrete(space) else 2 * math.prod(space.shape)
 
     @classmethod
-    def _networks(
+    def network_plans(
         cls, observation_space: gym.Space, dist_class: Any, static: Mapping[str, Any]
     ) -> dict[str, NetworkPlan]:
         """Returns the plans of actor, critics and temperature.

@@ -87,7 +87,6 @@ class TD3TFPolicy(OffPolicyTFPolicy):
         "use_huber",
         "use_state_preprocessor",
     )
-    _learns_beside_acting = True
 
     def loss(self, model: Any, dist_class: Any, train_batch: Any) -> list[tf.Tensor]:
         """Returns the losses of actor and critics."""
@@ -139,12 +138,12 @@ class TD3TFPolicy(OffPolicyTFPolicy):
         return np.asarray(follows, bool) & (at % self.config["policy_delay"] == 0)
 
     @classmethod
-    def _learning_noise(cls, dist_class: Any, static: Mapping[str, Any]) -> int:
+    def learning_noise_size(cls, dist_class: Any, static: Mapping[str, Any]) -> int:
         """Each component of the action in the state reached is disturbed."""
         return int(dist_class.num_inputs) if static["smooth_target_policy"] else 0
 
     @classmethod
-    def _networks(
+    def network_plans(
         cls, observation_space: gym.Space, dist_class: Any, static: Mapping[str, Any]
     ) -> dict[str, NetworkPlan]:
         """Returns the plans of actor and critics."""

@@ -35,8 +35,6 @@ class PolicyKind(Policy):
     config_class: type[AlgorithmConfig] = AlgorithmConfig
     _acting_only: ClassVar[frozenset[str]] = frozenset()
     """Outputs of `extra_action_out_fn` that are no columns of batches."""
-    _learns_beside_acting: ClassVar[bool] = False
-    """Whether sampling may overlap learning, which then draws from a generator of its own."""
     _moves_target: ClassVar[Any] = None
     """The `update_target` that does what compiled updates do in between."""
     _state_aliases: ClassVar[dict[str, str]] = {}
@@ -155,6 +153,39 @@ class PolicyKind(Policy):
         """
         return self._make_optimizer(self.config)
 
+    @classmethod
+    def network_plans(
+        cls, observation_space: gym.Space, dist_class: Any, static: Mapping[str, Any]
+    ) -> dict[str, NetworkPlan]:
+        """Returns what is planned of each network, by name; one that acts and learns by default.
+
+        The first, "model", is the one that acts; a follower of it is `self.target_model` in `loss`.
+        The others are `self.networks[name]` there, and their followers `self.followers[name]`; see
+        `NetworkView`. `loss` returns a list then, one loss for each network, in this order; it is
+        differentiated by that network alone.
+
+        Args:
+            observation_space: as the environment has it.
+            dist_class: the action distribution class; `dist_class.space` is the action space.
+            static: the values of `static_keys`, with a complete `static["model"]`.
+        """
+        del observation_space, dist_class, static
+        return {"model": NetworkPlan()}
+
+    @classmethod
+    def learning_noise_size(cls, dist_class: Any, static: Mapping[str, Any]) -> int:
+        """Returns how many numbers of noise `loss` needs for each row: `self.learning_noise`.
+
+        They are standard normal, float32 `[B, k]`, and drawn anew for each update; in a class that
+        overrides this, from a generator that acting does not draw from.
+
+        Args:
+            dist_class: the action distribution class.
+            static: the values of `static_keys`.
+        """
+        del static
+        return int(dist_class.loss_noise)
+
     def action_distribution_fn(
         self, model: Any, *, obs_batch: Any, state_batches: Sequence[tf.Tensor], **kwargs: Any
     ) -> tuple[tf.Tensor, Any, list[tf.Tensor]]:
@@ -219,7 +250,8 @@ class PolicyKind(Policy):
     @classmethod
     def _overrides(cls, name: str) -> bool:
         """Whether a subclass overrides an override point of this class, such as "loss"."""
-        return getattr(cls, name) is not getattr(PolicyKind, name)
+        mine, usual = getattr(cls, name), getattr(PolicyKind, name)
+        return getattr(mine, "__func__", mine) is not getattr(usual, "__func__", usual)
 
     @classmethod
     def _distribution(cls, action_space: gym.Space, static: Mapping[str, Any]) -> Any:
@@ -246,29 +278,6 @@ class PolicyKind(Policy):
         """Whether the model must estimate values, given the static config."""
         del static
         return False
-
-    @classmethod
-    def _networks(
-        cls, observation_space: gym.Space, dist_class: Any, static: Mapping[str, Any]
-    ) -> dict[str, NetworkPlan]:
-        """Returns what is planned of each network, by name.
-
-        The first, "model", is the one that acts; a follower of it is `self.target_model` in `loss`.
-        The others are `self.networks[name]` there, and their followers `self.followers[name]`.
-        `loss` returns a list then, one loss for each network; it is differentiated by that network
-        alone.
-        """
-        del observation_space, dist_class, static
-        return {"model": NetworkPlan()}
-
-    @classmethod
-    def _learning_noise(cls, dist_class: Any, static: Mapping[str, Any]) -> int:
-        """Returns how many numbers of noise `loss` needs for each row: `self.learning_noise`.
-
-        They are standard normal, float32 `[B, k]`, and drawn anew for each update.
-        """
-        del static
-        return int(dist_class.loss_noise)
 
     @classmethod
     def _update_noise(cls, source: ModelSource, static: Mapping[str, Any]) -> int:

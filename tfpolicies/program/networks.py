@@ -7,28 +7,76 @@ that moves towards it, and has an optimizer for its own variables.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfpolicies.errors import ConfigError
 from tfpolicies.models.calling import call_model
 from tfpolicies.models.layer_tree import idle_seeds
 from tfpolicies.models.network import Network, variable_keys
+from tfpolicies.rules import COUNT
 from tfpolicies.state import NetworkParts, Slot, StateLayout
+
+_NAME = re.compile("[a-z][a-z0-9_]*")
+_PARTS = ("filter", "target", "learner", "optimizer")  # names of other parts of a state
 
 
 class NetworkPlan(NamedTuple):
-    """What a policy class says about one of its networks."""
+    """What a policy class says about one of its networks; see `TFPolicy.network_plans`."""
 
     make: Callable[[], Any] | None = None
     """Returns a new Keras model or layer with its variables; None for the network that acts."""
     follower: bool = False
     """Whether a copy follows it, at the hyper-parameter `tau` if there is one."""
-    lr: str = "lr"  # the hyper-parameter that is the learning rate of its optimizer
-    every: int = 1  # its optimizer takes each n-th update, the first one included
-    key: Hashable = None  # tells apart what the class and its settings do not
+    lr: str = "lr"
+    """The hyper-parameter that is the learning rate of its optimizer."""
+    every: int = 1
+    """Its optimizer takes each n-th update, the first one included."""
+    key: Hashable = None
+    """What tells apart networks that the class, the spaces and the static settings do not."""
+
+
+def require_plans(plans: Any, owner: str, hyperparameters: Sequence[str]) -> None:
+    """Checks what a policy class plans of its networks.
+
+    Args:
+        plans: what its `network_plans` returned.
+        owner: the class, for messages.
+        hyperparameters: of the class.
+
+    Raises:
+        ConfigError: naming the network and what is wrong with its plan.
+    """
+    if not isinstance(plans, Mapping) or next(iter(plans), None) != "model":
+        given = list(plans) if isinstance(plans, Mapping) else plans
+        raise ConfigError(
+            f"{owner}.network_plans must return a dict of plans by name, that of 'model', the "
+            f"network that acts, first; got {given!r:.80}."
+        )
+    for name, plan in plans.items():
+        where = f"{owner}.network_plans: the plan of {name!r}"
+        if not isinstance(plan, NetworkPlan):
+            raise ConfigError(f"{where} must be a NetworkPlan, got {plan!r:.80}.")
+        if (plan.make is None) != (name == "model"):
+            rule = "no `make`: override `make_model`" if name == "model" else "a `make`"
+            raise ConfigError(f"{where} needs {rule}.")
+        if not _NAME.fullmatch(str(name)) or name.rpartition("_")[2] in _PARTS:
+            raise ConfigError(
+                f"{where} needs another name: a word in lower case that does not end in "
+                f"{', '.join(_PARTS)}."
+            )
+        if not COUNT.holds(plan.every):
+            raise ConfigError(f"{where} has every={plan.every!r}, which must be {COUNT.words}.")
+        if plan.lr not in hyperparameters:
+            raise ConfigError(
+                f"{where} has lr={plan.lr!r}, which is not among {owner}.hyperparameters: "
+                f"{', '.join(hyperparameters)}. Add it there, and to the training section of the "
+                "config."
+            )
 
 
 class ResidentNetwork(NamedTuple):
@@ -119,8 +167,9 @@ class NetworkView:
     """A network that does not act, in `loss`: call it on observations and what else it takes.
 
     `self.networks["critic"](train_batch["obs"], actions=a)` gives what the model gives for the
-    encoded, normalised observations and the actions `a`; without observations a model takes the
-    named inputs alone, and a layer that takes nothing is called by its `call()`.
+    encoded, normalised observations and the actions `a`. A functional model names its inputs:
+    `obs`, or `obs_<key>` for the parts of nested observations, and `actions`. Without observations
+    a model takes the named inputs alone, and a layer that takes nothing is called by its `call()`.
 
     Args:
         model: a Keras model or layer.

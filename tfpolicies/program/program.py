@@ -141,7 +141,7 @@ class _States:
     ) -> PolicyState:
         """Returns a new state; see `Program.new_state`."""
         state = PolicyState(self._layout, hyper, np.random.default_rng(rng_seed))
-        if self._spec.policy_class._learns_beside_acting or self._spec.update_noise_size:
+        if self._spec.learning_draws_apart:
             state.draw_apart()
         keys = [slot.key for slot in self._layout.slots]
         arrays = dict(zip(keys, self._start, strict=True))

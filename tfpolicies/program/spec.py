@@ -20,7 +20,7 @@ from tfpolicies.models.learning_rates import changing_rate
 from tfpolicies.models.network import ModelSource, fingerprint
 from tfpolicies.models.settings import model_settings, without_memory
 from tfpolicies.models.spaces import MASK, Leaf, has_mask, leaves, space_key
-from tfpolicies.program.networks import NetworkPlan
+from tfpolicies.program.networks import NetworkPlan, require_plans
 from tfpolicies.program.surroundings import require_usual_tensorflow
 from tfpolicies.program.view import ConfigView
 
@@ -129,7 +129,9 @@ class ProgramSpec:
     @cached_property
     def networks(self) -> dict[str, NetworkPlan]:
         """What is planned of each network, by name; the one that acts, "model", is the first."""
-        found = self.policy_class._networks(self.observation_space, self.dist_class, self.static)
+        cls, spaces = self.policy_class, (self.observation_space, self.dist_class)
+        found = cls.network_plans(*spaces, self.static)
+        require_plans(found, cls.__name__, self.hyperparameters)
         return dict(found)
 
     @cached_property
@@ -144,12 +146,18 @@ class ProgramSpec:
     @property
     def noise_size(self) -> int:
         """The numbers of noise that learning takes for each row."""
-        return int(self.policy_class._learning_noise(self.dist_class, self.static))
+        return int(self.policy_class.learning_noise_size(self.dist_class, self.static))
 
     @property
     def update_noise_size(self) -> int:
         """The numbers of noise that learning takes for each update."""
         return int(self.policy_class._update_noise(self.source, self.static))
+
+    @property
+    def learning_draws_apart(self) -> bool:
+        """Whether learning draws from a generator that acting does not draw from."""
+        asks = self.policy_class._overrides("learning_noise_size")
+        return asks or self.update_noise_size > 0
 
     @cached_property
     def obs_leaves(self) -> tuple[Leaf, ...]:

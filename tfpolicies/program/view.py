@@ -258,9 +258,9 @@ def _gradients(tape: tf.GradientTape, loss: tf.Tensor, variables: Sequence[Any])
         first = getattr(variables[0], "path", variables[0].name)
         raise ConfigError(
             f"A loss depends on none of the {len(variables)} trainable variables of its network "
-            f"({first!r}, ...), so nothing would be learned. Compute it by TensorFlow from what the "
-            "network gives in `loss`, such as `model(train_batch)`. NumPy, `tf.stop_gradient` and "
-            "integers have no gradient."
+            f"({first!r}, ...), so nothing would be learned. Compute it by TensorFlow from what "
+            "the network gives in `loss`, such as `model(train_batch)`. NumPy, `tf.stop_gradient` "
+            "and integers have no gradient."
         )
     return found
 
