@@ -82,7 +82,17 @@ def test_another_kind_can_be_chosen_for_boxes_of_floats_only():
     ]:
         kinds = ActionDistribution.of(MIXED, custom).kinds
         assert kinds == (kind, Bernoulli, Categorical, MultiCategorical)
-    assert ActionDistribution.of(spaces.Discrete(2), "deterministic").kinds == (Categorical,)
+
+
+def test_a_distribution_that_nothing_takes_is_told_of_once(caplog):
+    for _ in range(2):
+        kinds = ActionDistribution.of(spaces.Discrete(7), "deterministic").kinds
+        assert kinds == (Categorical,)
+    (record,) = caplog.records
+    told = "is not used: Deterministic is for Boxes of floats, and the action space Discrete(7) has"
+    assert told in record.getMessage()
+    ActionDistribution.of(MIXED, "deterministic")
+    assert len(caplog.records) == 1
 
 
 def test_an_unknown_kind_is_refused_with_those_that_exist():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,6 +27,8 @@ from tfpolicies.models.distributions.categorical import Categorical, MultiCatego
 from tfpolicies.models.distributions.gaussian import DiagGaussian
 from tfpolicies.models.distributions.product import Product, split_columns
 from tfpolicies.models.spaces import Leaf, action_leaves, cell_sizes, is_float_box
+
+logger = logging.getLogger("tfpolicies")
 
 MAX_BOX_LOGITS = 10_000
 
@@ -58,7 +62,8 @@ class ActionDistribution:
                 MultiCategorical, MultiBinary Bernoulli, a Box of floats DiagGaussian.
             custom: what a Box of floats gets instead, wherever one is in `space`:
                 a name of `BOX_DISTRIBUTIONS` or a subclass of `Distribution`. Other leaves take no
-                notice. A `WholeSpace` class, or its name, is taken for all of `space`.
+                notice; the log says so if there are only such. A `WholeSpace` class, or its name,
+                is taken for all of `space`.
             settings: the `model` settings, for such a class.
 
         Raises:
@@ -67,12 +72,15 @@ class ActionDistribution:
         """
         custom = BOX_DISTRIBUTIONS.find(custom) or custom
         if is_whole_space(custom):
-            found: ActionDistribution = custom.over(space, settings or {})
-            return found
+            whole: ActionDistribution = custom.over(space, settings or {})
+            return whole
         box_kind = DiagGaussian if custom is None else checked_kind(custom)
-        kinds = tuple(_kind(leaf, box_kind) for leaf in action_leaves(space))
+        found = action_leaves(space)
+        kinds = tuple(_kind(leaf, box_kind) for leaf in found)
         if not kinds:
             raise UnsupportedSpaceError(f"The action space {space} is empty: there is no action.")
+        if custom is not None and not any(is_float_box(leaf.space) for leaf in found):
+            _tell_of_unused(box_kind.__name__, str(space))
         return cls(space, kinds)
 
     def __call__(self, inputs: tf.Tensor, model: Any = None) -> Any:
@@ -191,6 +199,15 @@ class ActionDistribution:
     @cached_property
     def _mask_sizes(self) -> list[int]:
         return [kind.mask_size(leaf.space) for kind, leaf in self._pairs]
+
+
+@functools.cache
+def _tell_of_unused(name: str, space: str) -> None:
+    logger.warning(
+        "model['custom_action_dist'] is not used: %s is for Boxes of floats, and the action space "
+        "%s has none. A `WholeSpace` class is taken for any space.",
+        *(name, space),
+    )
 
 
 def _kind(leaf: Leaf, box_kind: type[Distribution]) -> type[Distribution]:
