@@ -26,8 +26,17 @@ from tfpolicies import (
     extending,
 )
 from tfpolicies.envs.multi_agent_env import make_multi_agent
-from tfpolicies.errors import ConfigError, UsageError
-from tfpolicies.extending import AMOUNT, COUNT, later, masked_mean, setting
+from tfpolicies.errors import CheckpointError, ConfigError, UsageError
+from tfpolicies.extending import (
+    AMOUNT,
+    COUNT,
+    Exploration,
+    Greedy,
+    Transform,
+    later,
+    masked_mean,
+    setting,
+)
 from tfpolicies.testing import random_batch
 
 PAGE = Path(__file__).parent.parent / "docs" / "extending.md"
@@ -299,3 +308,36 @@ def test_a_class_that_is_waited_for_and_never_comes_is_named():
 
     with pytest.raises(UsageError, match=r"waits for a class 'NoSuchConfig', but .*_extend"):
         Waiting(OBS, TWO, {})
+
+
+class Nudged(Exploration):
+    """Acts greedily until a step, and at random from there."""
+
+    def __init__(self, where, *, until=0):
+        super().__init__(Transform(Greedy(), where.leaves, mixed=True))
+        self.until = until
+
+    def params(self, timestep, explore):
+        return np.array([explore and timestep >= self.until], np.float32)
+
+
+def test_a_strategy_that_is_given_again_keeps_its_arguments(tmp_path):
+    policy = make(PGTF2Policy, exploration_config={"type": Nudged, "until": 7})
+    policy.export_checkpoint(tmp_path)
+    with pytest.raises(CheckpointError, match=r"\['exploration_config'\]\['type'\] .*Nudged"):
+        PGTF2Policy.from_checkpoint(tmp_path)
+
+    def again(**given):
+        config = {"exploration_config": given}
+        return PGTF2Policy.from_checkpoint(tmp_path, config=config).exploration.until
+
+    assert again(type=Nudged) == 7
+    assert again(type=f"{Nudged.__module__}.Nudged") == 7
+    assert again(type=Nudged, until=9) == 9
+
+
+def test_another_strategy_has_its_own_arguments(tmp_path):
+    make(PGTF2Policy, exploration_config={"type": Nudged, "until": 7}).export_checkpoint(tmp_path)
+    config = {"exploration_config": {"type": "Random"}}
+    found = PGTF2Policy.from_checkpoint(tmp_path, config=config)
+    assert found.config["exploration_config"] == {"type": "Random"}

@@ -16,6 +16,7 @@ from tfpolicies.errors import CheckpointError, UnpicklableError
 from tfpolicies.models.keras_json import model_from_json, model_to_json
 from tfpolicies.models.network import Architecture
 from tfpolicies.models.registry import MODELS
+from tfpolicies.storage.import_paths import Missing, describe
 from tfpolicies.storage.json_values import encode_value, find_missing
 from tfpolicies.storage.places import Places
 
@@ -60,7 +61,8 @@ def decode_config(
 
     Args:
         record: what `encode_config` returned.
-        overrides: settings that replace stored ones; `model` is merged.
+        overrides: settings that replace stored ones; `model` is merged, and so is a dict that
+            says again which class its `type` is.
         source: the checkpoint, for messages.
         places: where the record may name objects.
         unneeded: settings in which a `Missing` may stay.
@@ -99,8 +101,21 @@ def overridden_config(
     wants_stored = record["keras"] is not None and "custom_model" not in model
     if wants_stored and MODELS.find(config["model"].get("custom_model")) is None:
         config["model"]["custom_model"] = model_from_json(record["keras"])
-    config |= given
+    config |= {name: _laid_over(config.get(name), value) for name, value in given.items()}
     return _with_model(config, **model) if model else config
+
+
+def _laid_over(stored: Any, given: Any) -> Any:
+    """Returns a setting that replaces a stored one.
+
+    One that only says again which class the stored one means keeps what is stored beside it.
+    """
+    if not (isinstance(stored, Mapping) and isinstance(given, Mapping)):
+        return given
+    meant, again = stored.get("type"), given.get("type")
+    path = again if isinstance(again, str) else describe(again)
+    is_same = isinstance(meant, Missing) and meant.name.replace(":", ".") == path.replace(":", ".")
+    return {**stored, **given} if is_same else given
 
 
 def _with_model(settings: Mapping[str, Any], **model: Any) -> dict[str, Any]:
