@@ -352,6 +352,27 @@ def test_callbacks_come_at_their_moments_and_may_add_results():
     assert result["info"]["learner"]["default_policy"]["custom_metrics"] == {"rows_seen": 1}
 
 
+NOTES = {
+    "a text": ("custom_metrics", "fast", r"custom_metrics\['x'\] must be a number, got 'fast'"),
+    "nothing": ("custom_metrics", None, r"custom_metrics\['x'\] must be a number, got None\. `epi"),
+    "a list": ("custom_metrics", [1.0], r"custom_metrics\['x'\] must be a number, got \[1\.0\]"),
+    "a number": ("hist_data", 1.0, r"hist_data\['x'\] must be a list of numbers, got 1\.0"),
+    "texts": ("hist_data", ["a"], r"hist_data\['x'\] must be a list of numbers, got \['a'\]"),
+}
+
+
+@pytest.mark.parametrize("what", NOTES)
+def test_notes_of_callbacks_that_are_no_numbers_are_named(what):
+    kind, value, told = NOTES[what]
+
+    class Noting(DefaultCallbacks):
+        def on_episode_end(self, *, episode, **kwargs):
+            getattr(episode, kind)["x"] = value
+
+    with pytest.raises(UsageError, match=rf"episode\.{told}"):
+        tiny().callbacks(Noting).build().train()
+
+
 @pytest.mark.core
 def test_stop_closes_once_and_training_is_refused_afterwards():
     envs = []

@@ -9,6 +9,7 @@ from gymnasium import spaces
 from tiny import make
 
 from tfpolicies.connectors import (
+    ActionConnector,
     ActionConnectorPipeline,
     ActionStep,
     AgentConnector,
@@ -305,6 +306,39 @@ def test_a_pipeline_is_edited_by_names_and_positions():
     assert len(pipeline) == 3
     assert pipeline["FrameStack"] is pipeline[1]
     assert repr(pipeline).startswith("AgentConnectorPipeline([Doubling(), FrameStack(num_frames=2)")
+
+
+RETURNED = {
+    "nothing": (lambda step: None, "must return the AgentStep that it got, changed by .* None"),
+    "an array": (lambda step: step.obs, r"that it got, changed by .* returned array\("),
+    "fewer rows": (
+        lambda step: step._replace(obs=step.obs[:1]),
+        "must return obs of the 3 rows that it got, but there are 1",
+    ),
+    "fewer nested rows": (
+        lambda step: step._replace(obs={"a": (step.obs[:2],)}),
+        "must return obs of the 3 rows that it got, but there are 2",
+    ),
+    "no rows": (lambda step: step._replace(obs=3.0), "the 3 rows that it got, but there are 0"),
+    "rewards in a column": (
+        lambda step: step._replace(rewards=step.rewards[:, None]),
+        r"must return rewards \[3\], a number for each row; they have the shape \[3, 1\]",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", RETURNED)
+def test_a_connector_that_returns_something_else_is_named(what):
+    returned, told = RETURNED[what]
+    kind = type("Wrong", (AgentConnector,), {"__call__": lambda self, step: returned(step)})
+    with pytest.raises(UsageError, match=f"Wrong .*{told}"):
+        AgentConnectorPipeline([kind()])(AgentStep(column(1, 2, 3), np.arange(3), np.zeros(3)))
+
+
+def test_an_action_connector_that_returns_something_else_is_named():
+    kind = type("Wrong", (ActionConnector,), {"__call__": lambda self, step: step.actions})
+    with pytest.raises(UsageError, match="Wrong must return the ActionStep that it got"):
+        ActionConnectorPipeline([kind()])(ActionStep(column(1, 2), np.arange(2)))
 
 
 def test_a_change_that_fails_leaves_the_pipeline_as_it_was():

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from tiny import OBS, PLANE, TWO, batch_for, make
+from tiny import OBS, PLANE, TWO, batch_for, make, rows_of
 
 import tfpolicies
 from tfpolicies import (
@@ -334,6 +334,27 @@ def test_a_strategy_that_is_given_again_keeps_its_arguments(tmp_path):
     assert again(type=Nudged) == 7
     assert again(type=f"{Nudged.__module__}.Nudged") == 7
     assert again(type=Nudged, until=9) == 9
+
+
+WRONG_NUMBERS = {
+    "a number": ("params", 1.0, r"params must return a NumPy array float32 \[1\], got 1\.0"),
+    "float64": ("params", np.ones(1), r"params must .* float32 \[1\], got float64 \[1\]"),
+    "too many": ("params", np.ones(2, np.float32), r"params must .* \[1\], got float32 \[2\]"),
+    "a narrow one": (
+        "draw_noise",
+        np.ones((4, 1), np.float32),
+        r"draw_noise must return a NumPy array float32 \[4, 2\], got float32 \[4, 1\]",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", WRONG_NUMBERS)
+def test_a_strategy_that_gives_something_else_is_named(how):
+    method, given, told = WRONG_NUMBERS[how]
+    kind = type("Wrong", (Nudged,), {method: lambda self, *args, **kwargs: given})
+    policy = make(PGTF2Policy, exploration_config={"type": kind})
+    with pytest.raises(UsageError, match=rf"Wrong\.{told}"):
+        policy.compute_actions(rows_of(OBS, 4))
 
 
 def test_another_strategy_has_its_own_arguments(tmp_path):

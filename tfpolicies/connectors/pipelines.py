@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 from gymnasium import spaces
 
-from tfpolicies.batch.leaves import first_row, with_batch_axis
+from tfpolicies.batch.leaves import first_row, iterate_leaves, with_batch_axis
 from tfpolicies.connectors.agent_connectors import ClipReward
 from tfpolicies.connectors.connector import (
     ActionConnector,
@@ -80,10 +80,11 @@ class ConnectorPipeline(Connector):
 
     def __call__(self, step: Any) -> Any:
         for connector, timer in zip(self._connectors, self._timers.values(), strict=True):
-            start = perf_counter()
-            step = connector(step)
+            given, start = step, perf_counter()
+            step = connector(given)
             timer.seconds += perf_counter() - start
             timer.calls += 1
+            _require_step(connector, step, given)
         return step
 
     def reset(self, env_ids: Any) -> None:
@@ -360,3 +361,35 @@ def successor(present: _Pipeline | None, restored: _Pipeline | None) -> _Pipelin
 
 def _is_state(entry: Any) -> bool:
     return isinstance(entry, list | tuple) and len(entry) == 2
+
+
+def _require_step(connector: Connector, step: Any, given: AgentStep | ActionStep) -> None:
+    """Checks what a connector returned.
+
+    Raises:
+        UsageError: if it is no step of the same kind, or has another number of rows.
+    """
+    if type(step) is not type(given):
+        raise UsageError(
+            f"{connector.name} must return the {type(given).__name__} that it got, changed by "
+            f"`step._replace(...)`; it returned {step!r:.60}."
+        )
+    rows = len(given.env_ids)
+    if _count(step[0]) != rows:
+        name = step._fields[0]
+        raise UsageError(
+            f"{connector.name} must return {name} of the {rows} rows that it got, but there are "
+            f"{_count(step[0])}."
+        )
+    rewards = step.rewards if isinstance(step, AgentStep) else None
+    if rewards is not None and np.shape(rewards) != (rows,):
+        raise UsageError(
+            f"{connector.name} must return rewards [{rows}], a number for each row; they have the "
+            f"shape {list(np.shape(rewards))}."
+        )
+
+
+def _count(column: Any) -> int:
+    """Returns how many rows the first leaf of a column has; 0 for what has none."""
+    leaf = column if type(column) is np.ndarray else next(iterate_leaves(column), ())
+    return np.shape(leaf)[0] if np.ndim(leaf) else 0

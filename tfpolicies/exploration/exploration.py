@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfpolicies.errors import ConfigError, WeightsError
+from tfpolicies.errors import ConfigError, UsageError, WeightsError
 from tfpolicies.exploration.picking import ActionLeaf, pickable_leaves
 from tfpolicies.exploration.transform import Transform
 from tfpolicies.marks import for_place
@@ -152,6 +152,30 @@ class Scheduled(Exploration):
         if not is_finite(state["last_timestep"]):
             raise WeightsError(f"`last_timestep` must be a number, got {state['last_timestep']!r}.")
         self.last_timestep = int(state["last_timestep"])
+
+
+def array_of(
+    exploration: Exploration, method: str, found: np.ndarray, shape: tuple[int, ...]
+) -> np.ndarray:
+    """Returns what a method of a strategy gave, if its numbers have a dtype and shape.
+
+    Args:
+        exploration: the strategy.
+        method: of it, for messages.
+        found: what it gave.
+        shape: that it must have; the dtype is float32.
+
+    Raises:
+        UsageError: for anything else.
+    """
+    is_array = isinstance(found, np.ndarray)
+    if is_array and found.shape == shape and found.dtype == np.float32:
+        return found
+    given = f"{found.dtype} {list(found.shape)}" if is_array else f"{found!r:.60}"
+    raise UsageError(
+        f"{type(exploration).__name__}.{method} must return a NumPy array float32 {list(shape)}, "
+        f"got {given}."
+    )
 
 
 def require_state(exploration: Exploration, state: Mapping[str, Any], *keys: str) -> None:

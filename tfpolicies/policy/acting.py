@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies.errors import BatchError, ConfigError, ObservationError, UsageError
+from tfpolicies.exploration.exploration import array_of
 from tfpolicies.models.distributions.noise import NoiseAhead, NoiseKind
 from tfpolicies.models.ports import PREVIOUS, View
 from tfpolicies.models.preprocessed import turned_back
@@ -246,7 +247,8 @@ class ProgramActing:
         params = self._no_params
         if self._num_params:
             now = state.global_timestep if timestep is None else timestep
-            params = self.exploration.params(now, explore)
+            given = self.exploration.params(now, explore)
+            params = array_of(self.exploration, "params", given, (self._num_params,))
         state.last_used = tick()
         state.global_timestep += rows
         if not explore:
@@ -258,7 +260,9 @@ class ProgramActing:
             state.settle()
         noise, kind = None, self.only_kind
         if kind is None:
-            noise = self.exploration.draw_noise(state.rng, rows, params)
+            given = self.exploration.draw_noise(state.rng, rows, params)
+            shape = (rows, self._noise_size)
+            noise = array_of(self.exploration, "draw_noise", given, shape)
         elif numbers is not None:
             kind.draw(state.rng, numbers)
         else:

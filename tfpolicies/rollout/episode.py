@@ -11,6 +11,7 @@ import numpy as np
 from tfpolicies import ported
 from tfpolicies.batch.leaves import map_leaves
 from tfpolicies.config.policy_spec import DEFAULT_POLICY_ID
+from tfpolicies.errors import UsageError
 
 SINGLE_AGENT = "agent0"
 
@@ -242,10 +243,33 @@ def own_columns(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def with_notes(metrics: RolloutMetrics, episode: Episode) -> RolloutMetrics:
-    """Adds what callbacks noted in an episode."""
+    """Adds what callbacks noted in an episode.
+
+    Raises:
+        UsageError: naming what is no number, or no list of numbers.
+    """
+    for name, value in episode.custom_metrics.items():
+        if not _is_real(value):
+            raise UsageError(
+                f"episode.custom_metrics[{name!r}] must be a number, got {value!r:.60}. "
+                "`episode.hist_data` takes lists of numbers, and `episode.media` anything."
+            )
+    for name, values in episode.hist_data.items():
+        if not (isinstance(values, list | tuple | np.ndarray) and all(map(_is_real, values))):
+            raise UsageError(
+                f"episode.hist_data[{name!r}] must be a list of numbers, got {values!r:.60}."
+            )
     return metrics._replace(
         custom_metrics=episode.custom_metrics, hist_data=episode.hist_data, media=episode.media
     )
+
+
+def _is_real(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return not isinstance(value, str)
 
 
 def _row(batch: Any, index: int) -> Any:
