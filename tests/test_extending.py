@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
+from gymnasium import spaces
 from tiny import OBS, PLANE, TWO, batch_for, make, rows_of
 
 import tfpolicies
@@ -37,7 +38,7 @@ from tfpolicies.extending import (
     masked_mean,
     setting,
 )
-from tfpolicies.testing import random_batch
+from tfpolicies.testing import check_policy, random_batch
 
 PAGE = Path(__file__).parent.parent / "docs" / "extending.md"
 
@@ -72,6 +73,32 @@ def test_the_python_of_the_page_runs_in_order(names):
     assert [strategy.params(step, True).item() for step in (0, 199, 200, 1000)] == [1, 1, 0, 1]
     assert names["hidden"].get_policy().observation_space.shape == (2,)
     assert 0.0 < names["result"]["custom_metrics"]["last_angle_mean"] < 0.5
+
+
+@pytest.mark.soak
+def test_the_distribution_of_the_page_is_that_of_laplace(names):
+    laplace = names["Laplace"]
+    one = laplace(tf.zeros([1, 2]), spaces.Box(-1, 1, (1,)))
+    wide = laplace(tf.constant([[3.0, np.log(2.0)]]), one.space)
+    assert one.logp(tf.constant([[-1.0]])).numpy() == pytest.approx(-1.0 - np.log(2.0))
+    assert wide.logp(tf.constant([[7.0]])).numpy() == pytest.approx(-2.0 - np.log(4.0))
+    assert wide.entropy().numpy() == pytest.approx(1.0 + np.log(4.0))
+    assert one.kl(one).numpy() == pytest.approx(0.0)
+    assert one.kl(wide).numpy() == pytest.approx(np.log(2.0) + (np.exp(-3.0) + 3.0) / 2.0 - 1.0)
+    assert wide.deterministic_sample().numpy().item() == 3.0
+    noise = np.random.default_rng(0).gumbel(size=(100_000, 2)).astype(np.float32)
+    drawn = laplace(tf.repeat(wide.inputs, 100_000, axis=0), one.space).sample(noise).numpy()
+    assert np.mean(drawn) == pytest.approx(3.0, abs=0.03)
+    assert np.mean(np.abs(drawn - 3.0)) == pytest.approx(2.0, rel=0.01)
+    assert names["heavy"]["info"]["learner"]["default_policy"]["learner_stats"]["entropy"] > 0.0
+
+
+@pytest.mark.soak
+def test_the_policy_with_several_networks_of_the_page_learns(names):
+    policy = names["awac"].get_policy()
+    assert policy.num_grad_updates == 1001
+    assert [*policy.program.layout.followed] == ["critic"]
+    assert {"learning", "learner", "exports"} <= {*check_policy(policy).passed}
 
 
 @pytest.mark.soak
