@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from benchmarks.conformance import Combination, make_policy
 from tfpolicies import DQNTF2Policy, PGTF2Policy, Policy, PPOConfig, PPOTF2Policy
 from tfpolicies.errors import PolicyCheckError, UsageError
 from tfpolicies.exploration.strategies import EpsilonGreedy
+from tfpolicies.models.distributions import DiagGaussian
 from tfpolicies.policy.policy import ActionBatch
 from tfpolicies.policy.program_parts import OverriddenActing
 from tfpolicies.testing import check_policy, random_batch
@@ -221,6 +223,33 @@ class OtherLikelihoods(PPOTF2Policy):
         return super().compute_log_likelihoods(*args, **kwargs) - 1
 
 
+class Overconfident(DiagGaussian):
+    """Takes the standard deviation for the variance."""
+
+    def entropy(self):
+        return 0.5 * super().entropy()
+
+
+class Lopsided(DiagGaussian):
+    def kl(self, other):
+        return super().kl(other) + 1.0
+
+
+class Shifted(DiagGaussian):
+    def sample(self, noise):
+        return super().sample(noise + 0.5)
+
+
+class Elsewhere(DiagGaussian):
+    def deterministic_sample(self):
+        return super().deterministic_sample() + 1.0
+
+
+class Forgetful(DiagGaussian):
+    def sampled_logp(self, noise):
+        return super().sampled_logp(0.0 * noise)
+
+
 class HandsOutItsWeights(HandWritten):
     def get_weights(self):
         return {"w": self.weights}
@@ -337,6 +366,10 @@ def tf_policy(cls, obs=tiny.OBS, actions=tiny.TWO, **config):
     return policy
 
 
+def drawing(kind):
+    return tf_policy(PPOTF2Policy, actions=tiny.PLANE, model={"custom_action_dist": kind})
+
+
 def by_hand(cls, obs=tiny.OBS):
     return cls(obs, THREE, {"seed": 1})
 
@@ -349,6 +382,7 @@ BROKEN = {
     "memory": (lambda: tf_policy(Forgets, model=LSTM), "6 single steps to give what one sequence"),
     "masks": (lambda: by_hand(IgnoresMasks, MASKED), r"under the mask \["),
     "log_likelihoods": (lambda: tf_policy(OtherLikelihoods), "the action_logp of the same rows"),
+    "distribution": (lambda: drawing(Overconfident), r"`entropy` to be .* as samples show"),
     "aliasing": (lambda: by_hand(HandsOutItsWeights), "get_weights to return copies"),
     "state": (lambda: by_hand(LosesItsGenerator), "to explore as the original"),
     "checkpoint": (lambda: tf_policy(SavesOldWeights), "restore what export_checkpoint saved"),
@@ -396,6 +430,21 @@ def test_every_way_in_and_out_is_checked_for_aliasing(cls, text):
     message = failures_of(by_hand(cls), checks=["aliasing"])
     assert text in message
     assert "next step: Copy arrays where they enter and leave the policy" in message
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (Lopsided, "`kl` to be .* as samples show"),
+        (Shifted, "`entropy` to be .* as samples show"),
+        (Elsewhere, "zero noise to give `deterministic_sample`"),
+        (Forgetful, r"`sampled_logp\(noise\)` to be `logp\(sample\(noise\)\)`"),
+    ],
+)
+def test_every_part_of_a_distribution_is_checked(kind, text):
+    message = failures_of(drawing(kind), checks=["distribution"])
+    assert re.search(text, message)
+    assert "over samples of p, the entropy is the mean of -log p" in message
 
 
 def test_a_state_without_the_optimizer_and_weights_that_diverge_are_found():

@@ -10,6 +10,7 @@ from tfpolicies.errors import UsageError, near_matches
 from tfpolicies.policy.policy import Policy
 from tfpolicies.testing import (
     acting_checks,
+    distribution_checks,
     learning_checks,
     memory_checks,
     runtime_checks,
@@ -36,6 +37,7 @@ CHECKS: dict[str, Callable[[Subject], str]] = {
         memory_checks.memory,
         acting_checks.masks,
         acting_checks.log_likelihoods,
+        distribution_checks.distribution,
         state_checks.aliasing,
         state_checks.state,
         state_checks.checkpoint,
