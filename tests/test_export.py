@@ -483,7 +483,11 @@ def of_objects(spec):
 
 
 def noisy(spec):
-    spec["noise"]["blocks"] = [["gumbel", 10**12]]
+    spec["noise"]["blocks"] = [["gumbel", 600_000], ["normal", 600_000]]
+
+
+def silent(spec):
+    spec["noise"]["blocks"] = [["gumbel", 3], ["normal", -1]]
 
 
 @pytest.mark.core
@@ -494,7 +498,8 @@ def noisy(spec):
         (absolute, "which is no file beside it"),
         (endless, "arrays of 1000000000000 numbers"),
         (of_objects, "arrays of 'O'"),
-        (noisy, "arrays of 1000000000000 numbers"),
+        (noisy, r"noise of \[600000, 600000\] numbers for a row, more than 1000000"),
+        (silent, r"noise of \[3, -1\] numbers for a row"),
     ],
 )
 def test_the_client_takes_a_strangers_spec_as_data(cartpole, tmp_path, change, words):

@@ -519,14 +519,21 @@ def _plain_name(name: Any) -> str:
 
 
 _MOST = 100_000_000  # numbers of one row
+_MOST_NOISE = 1_000_000  # which are drawn for each request, whatever its size
 _DTYPES = re.compile(r"bool|u?int(8|16|32|64)|float(16|32|64)")
 
 
 def _check_ports(ports: Sequence[Mapping[str, Any]], noise: Sequence[Any]) -> None:
     """Checks what is made as a spec says: arrays of numbers, of sizes that a policy may have."""
-    sizes = [math.prod(_row_shape(port)) for port in ports] + [size for _, size in noise]
+    sizes = [math.prod(_row_shape(port)) for port in ports]
     if not all(0 <= size <= _MOST for size in sizes):
         raise ValueError(f"The policy_spec.json names arrays of {max(sizes)} numbers for a row.")
+    drawn = [size for _, size in noise]
+    if min(drawn, default=0) < 0 or sum(drawn) > _MOST_NOISE:
+        raise ValueError(
+            f"The policy_spec.json names noise of {drawn} numbers for a row, more than "
+            f"{_MOST_NOISE} or less than none."
+        )
     for port in ports:
         if not _DTYPES.fullmatch(port["dtype"]):
             raise ValueError(f"The policy_spec.json names arrays of {port['dtype']!r}.")
