@@ -420,7 +420,7 @@ def test_contradictions_and_unknown_settings_are_refused_when_building():
     with pytest.raises(ConfigError, match="Did you mean 'gamma'"):
         PPO({"env": "CartPole-v1", "gama": 0.9})
     with pytest.raises(ConfigError, match="no policy class"):
-        Algorithm(tiny())
+        Algorithm(AlgorithmConfig().environment("CartPole-v1"))
 
 
 def test_what_auto_became_is_said_in_one_line(capsys):

@@ -17,7 +17,7 @@ from benchmarks.conformance import Combination, make_policy
 from tfpolicies import DQNTF2Policy, PGTF2Policy, Policy, PPOConfig, PPOTF2Policy
 from tfpolicies.errors import PolicyCheckError, UsageError
 from tfpolicies.exploration.strategies import EpsilonGreedy
-from tfpolicies.models.distributions import DiagGaussian
+from tfpolicies.models.distributions import DiagGaussian, SquashedGaussian
 from tfpolicies.policy.policy import ActionBatch
 from tfpolicies.policy.program_parts import OverriddenActing
 from tfpolicies.testing import check_policy, random_batch
@@ -240,6 +240,21 @@ class Shifted(DiagGaussian):
         return super().sample(noise + 0.5)
 
 
+class Wider(SquashedGaussian):
+    """Draws from a wider distribution than `logp` says."""
+
+    def sample(self, noise):
+        return super().sample(1.5 * noise)
+
+    def sampled_logp(self, noise):
+        return super().sampled_logp(1.5 * noise)
+
+
+class PerComponent(DiagGaussian):
+    def entropy(self):
+        return tf.repeat(super().entropy()[:, None], 2, axis=1)
+
+
 class Elsewhere(DiagGaussian):
     def deterministic_sample(self):
         return super().deterministic_sample() + 1.0
@@ -436,7 +451,9 @@ def test_every_way_in_and_out_is_checked_for_aliasing(cls, text):
     ("kind", "text"),
     [
         (Lopsided, "`kl` to be .* as samples show"),
-        (Shifted, "`entropy` to be .* as samples show"),
+        (Shifted, "the mean of q / p over samples of p to be 1"),
+        (Wider, "the mean of q / p over samples of p to be 1"),
+        (PerComponent, r"`entropy` to give one number for each row, \[B\]"),
         (Elsewhere, "zero noise to give `deterministic_sample`"),
         (Forgetful, r"`sampled_logp\(noise\)` to be `logp\(sample\(noise\)\)`"),
     ],
@@ -445,6 +462,11 @@ def test_every_part_of_a_distribution_is_checked(kind, text):
     message = failures_of(drawing(kind), checks=["distribution"])
     assert re.search(text, message)
     assert "over samples of p, the entropy is the mean of -log p" in message
+
+
+def test_the_distribution_of_a_policy_that_acts_by_its_own_method_is_checked():
+    report = check_policy(tf_policy(ExportsSomethingElse), checks=["distribution"])
+    assert report.passed == ("distribution",)
 
 
 def test_a_state_without_the_optimizer_and_weights_that_diverge_are_found():

@@ -313,16 +313,16 @@ RETURNED = {
     "an array": (lambda step: step.obs, r"that it got, changed by .* returned array\("),
     "fewer rows": (
         lambda step: step._replace(obs=step.obs[:1]),
-        "must return obs of the 3 rows that it got, but there are 1",
+        "must return one row of obs for each of the 3 rows that it got; it returned 1",
     ),
     "fewer nested rows": (
         lambda step: step._replace(obs={"a": (step.obs[:2],)}),
-        "must return obs of the 3 rows that it got, but there are 2",
+        "must return one row of obs for each of the 3 rows that it got; it returned 2",
     ),
-    "no rows": (lambda step: step._replace(obs=3.0), "the 3 rows that it got, but there are 0"),
+    "no rows": (lambda step: step._replace(obs=3.0), "the 3 rows that it got; it returned 0"),
     "rewards in a column": (
         lambda step: step._replace(rewards=step.rewards[:, None]),
-        r"must return rewards \[3\], a number for each row; they have the shape \[3, 1\]",
+        r"must return rewards \[3\], a number for each row; it returned the shape \[3, 1\]",
     ),
 }
 
@@ -449,5 +449,6 @@ def test_what_leaves_connectors_out_says_so(what, tmp_path, caplog):
     policy.agent_connectors.append(ClipObservations(-1.0, 1.0))
     policy.action_connectors = ActionConnectorPipeline([ClipActions()])
     before, after = said()
-    assert before.startswith(f"{what} takes observations as they come out of the connectors ClipOb")
-    assert after.startswith(f"{what} gives actions as the connectors ClipActions take them")
+    assert before.startswith(f"{what} does not include the connectors ClipObservations: give it")
+    assert after.startswith(f"{what} does not include the connectors ClipActions: pass its actions")
+    assert said() == []

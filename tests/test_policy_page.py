@@ -44,7 +44,7 @@ class Aiming(PPOTF2Policy):
 
     @classmethod
     def network_plans(cls, observation_space, dist_class, static):
-        return {"model": NetworkPlan(follower=True)}
+        return {"model": NetworkPlan(target=True)}
 
 
 # -- states ---------------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ def test_weights_of_a_keras_file_are_taken_over_and_reported(tmp_path):
     class Aimed(PGTF2Policy):
         @classmethod
         def network_plans(cls, observation_space, dist_class, static):
-            return {"model": NetworkPlan(follower=True)}
+            return {"model": NetworkPlan(target=True)}
 
     trained, policy = classifier(), make(Aimed, model={"custom_model": classifier()})
     trained.save_weights(tmp_path / "net.weights.h5")

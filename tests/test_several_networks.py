@@ -67,7 +67,7 @@ class Three(TFPolicy):
     def network_plans(cls, observation_space, dist_class, static):
         return {
             "model": NetworkPlan(),
-            "critic": NetworkPlan(critic, follower=True, lr="critic_lr"),
+            "critic": NetworkPlan(critic, target=True, lr="critic_lr"),
             "temperature": NetworkPlan(Temperature, lr="temperature_lr", every=2),
         }
 
@@ -82,7 +82,7 @@ class Three(TFPolicy):
         logits, _ = model(train_batch)
         given = {"actions": tf.cast(train_batch["actions"], tf.float32)[:, None]}
         values = self.networks["critic"](train_batch["obs"], **given)[:, 0]
-        wanted = self.followers["critic"](train_batch["obs"], **given)[:, 0] + 1.0
+        wanted = self.target_networks["critic"](train_batch["obs"], **given)[:, 0] + 1.0
         scale, mask = self.networks["temperature"](), train_batch["loss_mask"]
         self.record(mean_value=masked_mean(values, mask), noise=self.learning_noise[:, 0])
         return [
@@ -308,10 +308,13 @@ def test_workers_that_sample_have_what_acts_and_the_rest_when_they_are_asked_for
 
 
 PLANS = {
-    "no dict": (lambda plans: [*plans.values()], "must return a dict of plans by name, .* got"),
+    "no dict": (
+        lambda plans: [*plans.values()],
+        "must return a dict of NetworkPlans whose first key is .* got",
+    ),
     "the critic first": (
         lambda plans: dict(reversed(plans.items())),
-        r"that of 'model', the network that acts, first; got \['temperature', 'critic', 'model'\]",
+        r"first key is 'model', the network that acts; got \['temperature', 'critic', 'model'\]",
     ),
     "no plan": (
         lambda plans: plans | {"critic": critic},
@@ -319,11 +322,11 @@ PLANS = {
     ),
     "a network that nothing makes": (
         lambda plans: plans | {"critic": NetworkPlan()},
-        "the plan of 'critic' needs a `make`",
+        "the plan of 'critic' must have a `make`, a function",
     ),
     "a model that is made": (
         lambda plans: plans | {"model": NetworkPlan(critic)},
-        "the plan of 'model' needs no `make`: override `make_model`",
+        "the plan of 'model' must not have a `make`; override `make_model`",
     ),
     "the name of a part": (
         lambda plans: plans | {"critic_target": NetworkPlan(critic)},
@@ -335,7 +338,7 @@ PLANS = {
     ),
     "a delay of nothing": (
         lambda plans: plans | {"critic": NetworkPlan(critic, every=0)},
-        "has every=0, which must be an integer >= 1",
+        "needs an `every` that is an integer >= 1, got 0",
     ),
     "a rate that is none": (
         lambda plans: plans | {"critic": NetworkPlan(critic, lr="pace")},

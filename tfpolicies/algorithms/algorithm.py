@@ -96,7 +96,7 @@ class Algorithm:
             config = self._completed(config)
         if env is not None:
             config = _with_environment(config, env)
-        _require_known(config, type(self))
+        _require_restorable(config, type(self))
         config.validate()
         _require_spaces(config)
         self.config = config
@@ -1167,24 +1167,23 @@ class Algorithm:
             )
 
 
-def _require_known(config: AlgorithmConfig, algorithm: type[Algorithm]) -> None:
+def _require_restorable(config: AlgorithmConfig, algorithm: type[Algorithm]) -> None:
     """Checks that a config has no setting that a checkpoint of the algorithm could not bring back.
 
     Raises:
-        ConfigError: naming one that `config_class` of the algorithm lacks.
+        ConfigError: naming a setting that the default config of the algorithm lacks.
     """
-    known = algorithm.config_class
-    if type(config) is known:
-        return
-    default = known()
-    beyond = [name for name in config.keys() if name not in default]  # noqa: SIM118
+    default = default_config(algorithm)
+    known, given = type(default).__name__, type(config).__name__
+    beyond = (
+        [] if type(config) is type(default) else [x for x in config.to_dict() if x not in default]
+    )
     if beyond:
-        given = type(config).__name__
         raise ConfigError(
-            f"{given} has the setting {beyond[0]!r}, which {algorithm.__name__}.config_class, "
-            f"{known.__name__}, lacks, so no checkpoint could bring it back. Set `config_class` "
-            f'of a subclass of {algorithm.__name__} to {given}, or to `later("{given}")` above it, '
-            "and build that."
+            f"{given} has the setting {beyond[0]!r}, but the config of {algorithm.__name__} is "
+            f"{known}, which has no such setting, so that no checkpoint could be restored. "
+            f"Subclass {algorithm.__name__}, set `config_class = {given}` in it (or "
+            f'`later("{given}")` if the config is defined further down), and build that class.'
         )
 
 

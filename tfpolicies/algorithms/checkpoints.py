@@ -33,6 +33,7 @@ from tfpolicies.config.stored_settings import (
     decode_settings,
 )
 from tfpolicies.distributed.messages import Roster, roster_of
+from tfpolicies.distributed.tune import default_config
 from tfpolicies.envs.making import EnvContext, make_any_environments
 from tfpolicies.envs.vector import Environments
 from tfpolicies.errors import CheckpointError, ConfigError, NotOfferedError, UnpicklableError
@@ -485,7 +486,7 @@ class StoredAlgorithm:
 
     def _built(self, kind: Any) -> Any:
         """Returns a new algorithm of the stored config, with the policies there are."""
-        config = self._config(kind.config_class)
+        config = self._config(kind)
         if config.is_multi_agent():  # else those beside the only one are added when restoring
             specs = self._specs(config)
             config.multi_agent(policies=specs, policies_to_train=None)  # the roster comes later
@@ -495,8 +496,8 @@ class StoredAlgorithm:
             self._require_trained_environment(config)
             raise
 
-    def _config(self, config_class: Any) -> Any:
-        """Returns the config.
+    def _config(self, kind: Any) -> Any:
+        """Returns the config of an algorithm of some class.
 
         Raises:
             CheckpointError: if settings are missing that a file cannot hold, or do not fit.
@@ -509,7 +510,7 @@ class StoredAlgorithm:
         automatic = automatic_of(manifest, settings, overrides)
         settings |= dict.fromkeys(automatic, "auto")
         try:
-            config = config_class().update_from_dict(settings)
+            config = default_config(kind).update_from_dict(settings)
         except ConfigError as error:
             raise CheckpointError(f"{self.source}: {error}") from error
         config.note_automatic(automatic)

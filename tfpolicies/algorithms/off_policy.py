@@ -80,7 +80,7 @@ class OffPolicyTFPolicy(TFPolicy):
     ) -> dict[str, NetworkPlan]:
         """Returns the plan of one network that has a target network."""
         del observation_space, dist_class, static
-        return {"model": NetworkPlan(follower=True)}
+        return {"model": NetworkPlan(target=True)}
 
     @classmethod
     def _model_source(

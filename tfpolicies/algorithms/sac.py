@@ -99,7 +99,7 @@ class SACTFPolicy(OffPolicyTFPolicy):
         """Returns the losses of actor, critics and temperature."""
         mask, obs = train_batch["loss_mask"], train_batch[SampleBatch.OBS]
         reached = train_batch[SampleBatch.NEXT_OBS]
-        critic, target_critic = self.networks["critic"], self.followers["critic"]
+        critic, target_critic = self.networks["critic"], self.target_networks["critic"]
         log_alpha = self.networks["temperature"]()
         alpha = tf.stop_gradient(tf.exp(log_alpha))
 
@@ -169,7 +169,7 @@ class SACTFPolicy(OffPolicyTFPolicy):
         start = math.log(static["initial_alpha"])
         return {
             "model": NetworkPlan(lr="actor_lr"),
-            "critic": NetworkPlan(source.make, follower=True, lr="critic_lr", key=source.key),
+            "critic": NetworkPlan(source.make, target=True, lr="critic_lr", key=source.key),
             "temperature": NetworkPlan(lambda: Temperature(start), lr="entropy_lr"),
         }
 

@@ -111,7 +111,7 @@ class TD3TFPolicy(OffPolicyTFPolicy):
         actions = _actions(dist_class, self.target_model, reached)
         if self.config["smooth_target_policy"]:
             actions = self._smoothed(actions, dist_class)
-        values = tf.reduce_min(self.followers["critic"](reached, actions=actions), axis=-1)
+        values = tf.reduce_min(self.target_networks["critic"](reached, actions=actions), axis=-1)
         return train_batch[SampleBatch.REWARDS] + self.discounts(train_batch) * values
 
     def _smoothed(self, actions: tf.Tensor, dist_class: Any) -> tf.Tensor:
@@ -149,8 +149,8 @@ class TD3TFPolicy(OffPolicyTFPolicy):
         """Returns the plans of actor and critics."""
         config = {**_settings(static, "critic"), "custom_model": None}
         source = critic_source(observation_space, dist_class, config, 1 + static["twin_q"])
-        actor = NetworkPlan(follower=True, lr="actor_lr", every=static["policy_delay"])
-        critic = NetworkPlan(source.make, follower=True, lr="critic_lr", key=source.key)
+        actor = NetworkPlan(target=True, lr="actor_lr", every=static["policy_delay"])
+        critic = NetworkPlan(source.make, target=True, lr="critic_lr", key=source.key)
         return {"model": actor, "critic": critic}
 
     @classmethod

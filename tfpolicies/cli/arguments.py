@@ -21,7 +21,7 @@ from tfpolicies._version import __version__
 from tfpolicies.algorithms.registry import algorithm_names
 from tfpolicies.cli.ends import STATUSES
 from tfpolicies.cli.settings import RUN, WHAT, WORDS, flag
-from tfpolicies.cli.values import above_zero, count, json_object, opset, port, positive
+from tfpolicies.cli.values import above_zero, count, json_object, not_among, opset, port, positive
 from tfpolicies.errors import ConfigError, UsageError, near_matches
 from tfpolicies.registers import import_installed, installed, told
 from tfpolicies.ways import OPSETS
@@ -59,10 +59,7 @@ class _Parser(argparse.ArgumentParser):
         choices = action.choices or ()
         if choices and value not in choices:
             name = action.metavar or "/".join(action.option_strings) or action.dest
-            raise UsageError(
-                f"{name}: there is no {value!r}.{near_matches(str(value), choices)} "
-                f"Choose one of {', '.join(choices)}."
-            )
+            raise UsageError(f"{name}: {not_among(value, list(choices))}")
 
     def options(self) -> list[str]:
         """Returns the names of all options."""

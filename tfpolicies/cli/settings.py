@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tfpolicies.algorithms.registry import algorithm_names, find_algorithm
 from tfpolicies.algorithms.tuned import find_tuned, nearest_tuned, tuned_settings
-from tfpolicies.cli.values import count, positive
+from tfpolicies.cli.values import count, not_among, positive
 from tfpolicies.config.dialect import ALIASES
 from tfpolicies.errors import (
     CheckpointError,
@@ -80,14 +80,16 @@ def is_own(algo: str) -> bool:
 
 
 def algorithm_word(text: str) -> str:
-    """Returns what means an algorithm: the name of one, or `module:Class`."""
-    names = algorithm_names()
-    if is_own(text) or text in names:
+    """Returns the argument of `--algo`: the name of an algorithm, or `module:Class`."""
+    if _is_algorithm(text):
         return text
     raise argparse.ArgumentTypeError(
-        f"there is no {text!r}.{near_matches(text, names)} Choose one of {', '.join(names)}, or "
-        "name a class of yours: module:Class."
+        f"{not_among(text, algorithm_names())} Or name a class of yours: module:Class."
     )
+
+
+def _is_algorithm(text: str) -> bool:
+    return is_own(text) or text in algorithm_names()
 
 
 def _algorithm_words() -> str:
@@ -148,7 +150,8 @@ class TrainSettings:
     from_file: Mapping[str, Any] = field(default_factory=dict)
     no_tuned: bool = _word(
         WHAT,
-        "begin with RLlib's defaults, not with settings tuned for ENV (tfpolicies tuned)",
+        "begin with the algorithm's defaults (RLlib's), not with settings tuned for ENV "
+        "(tfpolicies tuned)",
         False,
     )
     callbacks: str | None = _word(CODE, "a subclass of DefaultCallbacks", metavar="MODULE:CLASS")
@@ -257,9 +260,8 @@ class TrainSettings:
         from tfpolicies.storage.json_values import decode_value, find_missing
 
         try:
-            if not isinstance(content["algo"], str):
-                raise TypeError(f"algo {content['algo']!r:.60}")
-            algorithm_word(content["algo"])
+            if not (isinstance(content["algo"], str) and _is_algorithm(content["algo"])):
+                raise KeyError(f"algo {content['algo']!r:.60}")
             from_file = decode_value(content.get("from_file", {}))
             if not isinstance(from_file, dict) or find_missing(from_file):
                 raise TypeError(f"from_file {from_file!r:.60}")
@@ -267,7 +269,7 @@ class TrainSettings:
                 if not isinstance(content.get(name), str | None):
                     raise TypeError(f"{name} {content[name]!r:.60}")
             return cls(**{**content, "set": tuple(content["set"]), "from_file": from_file})
-        except (TypeError, KeyError, argparse.ArgumentTypeError) as error:
+        except (TypeError, KeyError) as error:
             raise CheckpointError(
                 f"The settings in {where!r} are not those of `tfpolicies train` ({error}). "
                 "Start a new run."
@@ -309,7 +311,7 @@ class TrainSettings:
             return f"Settings: {usual}; none are tuned for {self.title} ({told})."
         return (
             f"Settings: tuned for {self.title} by {entry.source}, for {entry.steps:,} steps; this "
-            f"run has {self.steps:,}. --no-tuned begins with RLlib's defaults."
+            f"run has {self.steps:,}. --no-tuned begins with {usual}."
         )
 
     def imported(self) -> dict[str, Any]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from collections.abc import Collection
 from typing import Any
 
+from tfpolicies.errors import near_matches
 from tfpolicies.ways import OPSETS
 
 _LAST_PORT = 65_535
@@ -21,6 +23,16 @@ def _whole(text: str) -> int:
         if not number.is_integer():
             raise
         return int(number)
+
+
+def not_among(value: Any, choices: Collection[str]) -> str:
+    """Returns what a message says of a value that is not among the choices.
+
+    >>> not_among("onxx", ["onnx", "tf"])
+    "there is no 'onxx'. Did you mean 'onnx'? Choose one of onnx, tf."
+    """
+    near = near_matches(str(value), choices)
+    return f"there is no {value!r}.{near} Choose one of {', '.join(choices)}."
 
 
 def count(text: str) -> int:

@@ -61,8 +61,8 @@ def decode_config(
 
     Args:
         record: what `encode_config` returned.
-        overrides: settings that replace stored ones; `model` is merged, and so is a dict that
-            says again which class its `type` is.
+        overrides: settings that replace stored ones; `model` is merged, and so are dicts of the
+            same `type`.
         source: the checkpoint, for messages.
         places: where the record may name objects.
         unneeded: settings in which a `Missing` may stay.
@@ -108,14 +108,17 @@ def overridden_config(
 def _laid_over(stored: Any, given: Any) -> Any:
     """Returns a setting that replaces a stored one.
 
-    One that only says again which class the stored one means keeps what is stored beside it.
+    A dict of the same `type` is merged, as it is in a config; one that says again what a `Missing`
+    type is, too.
     """
-    if not (isinstance(stored, Mapping) and isinstance(given, Mapping)):
+    if not (isinstance(stored, Mapping) and isinstance(given, Mapping) and "type" in stored):
         return given
-    meant, again = stored.get("type"), given.get("type")
-    path = again if isinstance(again, str) else describe(again)
-    is_same = isinstance(meant, Missing) and meant.name.replace(":", ".") == path.replace(":", ".")
-    return {**stored, **given} if is_same else given
+    meant = stored["type"]
+    again = given.get("type", meant)
+    if isinstance(meant, Missing) and not isinstance(again, Missing):
+        meant = meant.name.replace(":", ".")
+        again = (again if isinstance(again, str) else describe(again)).replace(":", ".")
+    return {**stored, **given} if again == meant else given
 
 
 def _with_model(settings: Mapping[str, Any], **model: Any) -> dict[str, Any]:

@@ -74,6 +74,8 @@ class ClipReward(AgentConnector):
     array([-1. ,  0.5])
     """
 
+    changes_observations = False
+
     def __init__(self, sign: bool = False, limit: float | None = None) -> None:
         if not isinstance(sign, bool) or not (limit is None or FINITE.holds(limit)):
             raise ConfigError(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 import inspect
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 from gymnasium import spaces
@@ -139,7 +139,14 @@ class Connector(abc.ABC):
 
 
 class AgentConnector(Connector):
-    """A connector between an environment's output and a policy's input."""
+    """A connector between an environment's output and a policy's input.
+
+    Attributes:
+        changes_observations: False for one that changes rewards alone, which whoever acts by hand
+            need not know of.
+    """
+
+    changes_observations: ClassVar[bool] = True
 
     @abc.abstractmethod
     def __call__(self, step: AgentStep) -> AgentStep: ...

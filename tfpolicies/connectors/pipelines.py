@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import weakref
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from time import perf_counter
 from typing import Any, ClassVar, TypeVar
@@ -12,7 +14,6 @@ import numpy as np
 from gymnasium import spaces
 
 from tfpolicies.batch.leaves import first_row, iterate_leaves, with_batch_axis
-from tfpolicies.connectors.agent_connectors import ClipReward
 from tfpolicies.connectors.connector import (
     ActionConnector,
     ActionStep,
@@ -254,7 +255,8 @@ class AgentConnectorPipeline(ConnectorPipeline):
         self.require_no_memory()
         step = AgentStep(with_batch_axis(observation), np.zeros(1, int))
         for connector in self:
-            step = connector.alone(step)  # type: ignore[attr-defined]
+            given, step = step, connector.alone(step)  # type: ignore[attr-defined]
+            _require_step(connector, step, given)
         return first_row(step.obs)
 
 
@@ -291,25 +293,27 @@ def connector_metrics(
 def tell_left_out(
     what: str, agent: AgentConnectorPipeline | None, action: ActionConnectorPipeline | None
 ) -> None:
-    """Says in the log which connectors something leaves out, if there are any that matter to it.
+    """Says once in the log which connectors something does not include.
 
     Args:
-        what: leaves them out.
-        agent: in front of the policy; those that change rewards alone do not matter.
+        what: it, at the beginning of a sentence.
+        agent: in front of the policy; those that leave observations alone do not matter.
         action: behind it.
     """
-    before = [each.name for each in agent or () if not isinstance(each, ClipReward)]
-    after = [each.name for each in action or ()]
-    if before:
-        logger.warning(
-            "%s takes observations as they come out of the connectors %s, which it leaves out.",
-            *(what, ", ".join(before)),
-        )
-    if after:
-        logger.warning(
-            "%s gives actions as the connectors %s take them, which it leaves out.",
-            *(what, ", ".join(after)),
-        )
+    names = [each.name for each in agent or () if each.changes_observations]  # type: ignore[attr-defined]
+    _tell(what, agent, names, "give it observations that have passed through them")
+    names = [each.name for each in action or ()]
+    _tell(what, action, names, "pass its actions through them before you step the environment")
+
+
+_told: dict[str, weakref.WeakSet[ConnectorPipeline]] = defaultdict(weakref.WeakSet)
+
+
+def _tell(what: str, pipeline: Any, names: list[str], advice: str) -> None:
+    if names and pipeline not in _told[what]:
+        _told[what].add(pipeline)
+        told = ", ".join(names)
+        logger.warning("%s does not include the connectors %s: %s.", what, told, advice)
 
 
 def pipelines_to_state(
@@ -378,14 +382,14 @@ def _require_step(connector: Connector, step: Any, given: AgentStep | ActionStep
     if _count(step[0]) != rows:
         name = step._fields[0]
         raise UsageError(
-            f"{connector.name} must return {name} of the {rows} rows that it got, but there are "
-            f"{_count(step[0])}."
+            f"{connector.name} must return one row of {name} for each of the {rows} rows that it "
+            f"got; it returned {_count(step[0])}."
         )
     rewards = step.rewards if isinstance(step, AgentStep) else None
     if rewards is not None and np.shape(rewards) != (rows,):
         raise UsageError(
-            f"{connector.name} must return rewards [{rows}], a number for each row; they have the "
-            f"shape {list(np.shape(rewards))}."
+            f"{connector.name} must return rewards [{rows}], a number for each row; it returned "
+            f"the shape {list(np.shape(rewards))}."
         )
 
 

@@ -28,8 +28,11 @@ def ray_tune() -> Any:
 
 def default_config(algorithm: Any) -> AlgorithmConfig:
     """Returns the defaults of an algorithm class, as a config that builds it."""
-    config = algorithm.config_class(algo_class=algorithm)
-    return config.update_from_dict(dict(algorithm.get_default_config().items()))
+    config = algorithm.get_default_config()
+    if not isinstance(config, AlgorithmConfig):  # a dict, as ported classes give it
+        config = algorithm.config_class().update_from_dict(dict(config))
+    config.algo_class = algorithm
+    return config
 
 
 def needs_of_worker(config: AlgorithmConfig) -> dict[str, float]:

@@ -154,8 +154,8 @@ class Scheduled(Exploration):
         self.last_timestep = int(state["last_timestep"])
 
 
-def array_of(
-    exploration: Exploration, method: str, found: np.ndarray, shape: tuple[int, ...]
+def checked_array(
+    exploration: Exploration, method: str, found: Any, shape: tuple[int, ...]
 ) -> np.ndarray:
     """Returns what a method of a strategy gave, if its numbers have a dtype and shape.
 

@@ -302,7 +302,8 @@ class Transform:
 
 def parts_of(distribution: Any) -> list[Any]:
     """Returns the distribution of each leaf of the action space."""
-    return list(getattr(distribution, "parts", [distribution]))
+    parts = getattr(distribution, "parts", None)
+    return list(parts) if isinstance(parts, list | tuple) else [distribution]
 
 
 def _greedy(distribution: Any) -> list[tf.Tensor]:

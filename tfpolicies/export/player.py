@@ -531,8 +531,8 @@ def _check_ports(ports: Sequence[Mapping[str, Any]], noise: Sequence[Any]) -> No
     drawn = [size for _, size in noise]
     if min(drawn, default=0) < 0 or sum(drawn) > _MOST_NOISE:
         raise ValueError(
-            f"The policy_spec.json names noise of {drawn} numbers for a row, more than "
-            f"{_MOST_NOISE} or less than none."
+            f"The policy_spec.json asks for noise of {drawn} numbers per row; each must be at "
+            f"least 0, and all together at most {_MOST_NOISE}."
         )
     for port in ports:
         if not _DTYPES.fullmatch(port["dtype"]):

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies.errors import BatchError, ConfigError, ObservationError, UsageError
-from tfpolicies.exploration.exploration import array_of
+from tfpolicies.exploration.exploration import checked_array
 from tfpolicies.models.distributions.noise import NoiseAhead, NoiseKind
 from tfpolicies.models.ports import PREVIOUS, View
 from tfpolicies.models.preprocessed import turned_back
@@ -248,7 +248,7 @@ class ProgramActing:
         if self._num_params:
             now = state.global_timestep if timestep is None else timestep
             given = self.exploration.params(now, explore)
-            params = array_of(self.exploration, "params", given, (self._num_params,))
+            params = checked_array(self.exploration, "params", given, (self._num_params,))
         state.last_used = tick()
         state.global_timestep += rows
         if not explore:
@@ -262,7 +262,7 @@ class ProgramActing:
         if kind is None:
             given = self.exploration.draw_noise(state.rng, rows, params)
             shape = (rows, self._noise_size)
-            noise = array_of(self.exploration, "draw_noise", given, shape)
+            noise = checked_array(self.exploration, "draw_noise", given, shape)
         elif numbers is not None:
             kind.draw(state.rng, numbers)
         else:

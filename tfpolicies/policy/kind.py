@@ -157,12 +157,13 @@ class PolicyKind(Policy):
     def network_plans(
         cls, observation_space: gym.Space, dist_class: Any, static: Mapping[str, Any]
     ) -> dict[str, NetworkPlan]:
-        """Returns what is planned of each network, by name; one that acts and learns by default.
+        """Returns a plan for each network, by name.
 
-        The first, "model", is the one that acts; a follower of it is `self.target_model` in `loss`.
-        The others are `self.networks[name]` there, and their followers `self.followers[name]`; see
-        `NetworkView`. `loss` returns a list then, one loss for each network, in this order; it is
-        differentiated by that network alone.
+        By default there is one network, which acts and learns. The first, "model", is the one that
+        acts; in `loss` its target network is `self.target_model`. The others are
+        `self.networks[name]` there, and their target networks `self.target_networks[name]`; see
+        `NetworkView`. With several networks `loss` returns a list, one loss for each in this order;
+        each is differentiated with respect to the variables of its own network only.
 
         Args:
             observation_space: as the environment has it.
@@ -176,8 +177,8 @@ class PolicyKind(Policy):
     def learning_noise_size(cls, dist_class: Any, static: Mapping[str, Any]) -> int:
         """Returns how many numbers of noise `loss` needs for each row: `self.learning_noise`.
 
-        They are standard normal, float32 `[B, k]`, and drawn anew for each update; in a class that
-        overrides this, from a generator that acting does not draw from.
+        They are standard normal, float32 `[B, k]`; new noise is drawn for each update. If a class
+        overrides this method, learning has a random generator of its own.
 
         Args:
             dist_class: the action distribution class.

@@ -65,8 +65,7 @@ def require_width(view: Any, dist_inputs: tf.Tensor) -> None:
     if len(shape) != 2 or shape[1] != width:
         raise ConfigError(
             f"{type(view).__name__} gave dist_inputs of shape {shape}; it must be [N, {width}], as "
-            "`self.dist_class` takes them. For another width, override "
-            "`distribution(cls, action_space, static)`."
+            "`self.dist_class` takes them. For another width, set `model['custom_action_dist']`."
         )
 
 

@@ -119,7 +119,7 @@ class ProgramFunctions:
             for name, plan in spec.networks.items():
                 make = plan.make or spec.source.make
                 model = network.model if plan.make is None else make()
-                networks[name] = ResidentNetwork(plan, model, make() if plan.follower else None)
+                networks[name] = ResidentNetwork(plan, model, make() if plan.target else None)
             optimizer = Optimizers(spec.view().optimizer, networks)
         return cls(spec, network, networks, optimizer, device)
 
@@ -272,13 +272,13 @@ class ProgramFunctions:
             hyper: the hyper-parameters `[H]`.
             along: what comes with the minibatch; see `Minibatches.along`.
         """
-        more: dict[str, Any] = {"networks": {}, "followers": {}}
+        more: dict[str, Any] = {"networks": {}, "target_networks": {}}
         for name, each in self.networks.items():
             if each.plan.make is not None:
                 more["networks"][name] = NetworkView(each.model, self.network, training=True)
                 if each.follower is not None:
                     view = NetworkView(each.follower, self.network, training=False)
-                    more["followers"][name] = view
+                    more["target_networks"][name] = view
             elif each.follower is not None:
                 target = self.network.like(each.follower)
                 more["target_model"] = ModelView(target, self.spec.time_steps, training=False)

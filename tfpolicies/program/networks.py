@@ -1,8 +1,8 @@
 """The networks of a kind of policies: what a class plans of each, and their resident variables.
 
 The first network, "model", is the one that acts; it is a `models.network.Network`. Others are Keras
-models or layers that only learning uses: critics, a temperature. Each may have a follower, a copy
-that moves towards it, and has an optimizer for its own variables.
+models or layers that only learning uses: critics, a temperature. Each may have a follower (a target
+network, a copy that moves towards it), and has an optimizer for its own variables.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ class NetworkPlan(NamedTuple):
 
     make: Callable[[], Any] | None = None
     """Returns a new Keras model or layer with its variables; None for the network that acts."""
-    follower: bool = False
-    """Whether a copy follows it, at the hyper-parameter `tau` if there is one."""
+    target: bool = False
+    """Whether it has a target network: a copy that moves towards it by the fraction `tau`."""
     lr: str = "lr"
     """The hyper-parameter that is the learning rate of its optimizer."""
     every: int = 1
-    """Its optimizer takes each n-th update, the first one included."""
+    """Its optimizer applies every n-th update, beginning with the first."""
     key: Hashable = None
-    """What tells apart networks that the class, the spaces and the static settings do not."""
+    """A value that tells networks apart if `make` depends on more than the class, the spaces and
+    the static settings; policies with different keys share no compiled functions."""
 
 
 def require_plans(plans: Any, owner: str, hyperparameters: Sequence[str]) -> None:
@@ -54,24 +55,30 @@ def require_plans(plans: Any, owner: str, hyperparameters: Sequence[str]) -> Non
     if not isinstance(plans, Mapping) or next(iter(plans), None) != "model":
         given = list(plans) if isinstance(plans, Mapping) else plans
         raise ConfigError(
-            f"{owner}.network_plans must return a dict of plans by name, that of 'model', the "
-            f"network that acts, first; got {given!r:.80}."
+            f"{owner}.network_plans must return a dict of NetworkPlans whose first key is 'model', "
+            f"the network that acts; got {given!r:.80}."
         )
     for name, plan in plans.items():
         where = f"{owner}.network_plans: the plan of {name!r}"
         if not isinstance(plan, NetworkPlan):
             raise ConfigError(f"{where} must be a NetworkPlan, got {plan!r:.80}.")
         if (plan.make is None) != (name == "model"):
-            rule = "no `make`: override `make_model`" if name == "model" else "a `make`"
-            raise ConfigError(f"{where} needs {rule}.")
+            rule = "must have a `make`, a function that returns a new network"
+            if name == "model":
+                rule = (
+                    "must not have a `make`; override `make_model` to build the network that acts"
+                )
+            raise ConfigError(f"{where} {rule}.")
         if not _NAME.fullmatch(str(name)) or name.rpartition("_")[2] in _PARTS:
             raise ConfigError(
                 f"{where} needs another name: a word in lower case that does not end in "
                 f"{', '.join(_PARTS)}."
             )
         if not COUNT.holds(plan.every):
-            raise ConfigError(f"{where} has every={plan.every!r}, which must be {COUNT.words}.")
-        if plan.lr not in hyperparameters:
+            raise ConfigError(
+                f"{where} needs an `every` that is {COUNT.words}, got {plan.every!r}."
+            )
+        if plan.lr not in ("lr", *hyperparameters):
             raise ConfigError(
                 f"{where} has lr={plan.lr!r}, which is not among {owner}.hyperparameters: "
                 f"{', '.join(hyperparameters)}. Add it there, and to the training section of the "

@@ -256,11 +256,12 @@ def _gradients(tape: tf.GradientTape, loss: tf.Tensor, variables: Sequence[Any])
     found = tape.gradient(loss, variables)
     if variables and all(gradient is None for gradient in found):
         first = getattr(variables[0], "path", variables[0].name)
+        more = f" and {len(variables) - 1} more" if len(variables) > 1 else ""
         raise ConfigError(
-            f"A loss depends on none of the {len(variables)} trainable variables of its network "
-            f"({first!r}, ...), so nothing would be learned. Compute it by TensorFlow from what "
-            "the network gives in `loss`, such as `model(train_batch)`. NumPy, `tf.stop_gradient` "
-            "and integers have no gradient."
+            "A loss depends on none of the variables that it is differentiated with respect to "
+            f"({first!r}{more}), so that they would never be updated. Compute it with TensorFlow "
+            "from what their network gives in `loss`: NumPy, `tf.stop_gradient` and integers have "
+            "no gradient. To keep a network as it is, return 0.0 times a loss that depends on it."
         )
     return found
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -242,26 +242,26 @@ def own_columns(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name: x.copy() for name, x in columns.items()} if ported.MODULES else {}
 
 
-def with_notes(metrics: RolloutMetrics, episode: Episode) -> RolloutMetrics:
-    """Adds what callbacks noted in an episode.
+def with_notes(metrics: RolloutMetrics, episode: Any) -> RolloutMetrics:
+    """Returns metrics with what callbacks noted in an episode of any kind.
 
     Raises:
         UsageError: naming what is no number, or no list of numbers.
     """
-    for name, value in episode.custom_metrics.items():
+    custom, lists = episode.custom_metrics, episode.hist_data
+    for name, value in custom.items():
         if not _is_real(value):
             raise UsageError(
                 f"episode.custom_metrics[{name!r}] must be a number, got {value!r:.60}. "
                 "`episode.hist_data` takes lists of numbers, and `episode.media` anything."
             )
-    for name, values in episode.hist_data.items():
-        if not (isinstance(values, list | tuple | np.ndarray) and all(map(_is_real, values))):
+    for name, values in lists.items():
+        listed = isinstance(values, Iterable) and getattr(values, "ndim", 1) == 1
+        if not (listed and all(map(_is_real, values))):
             raise UsageError(
                 f"episode.hist_data[{name!r}] must be a list of numbers, got {values!r:.60}."
             )
-    return metrics._replace(
-        custom_metrics=episode.custom_metrics, hist_data=episode.hist_data, media=episode.media
-    )
+    return metrics._replace(custom_metrics=custom, hist_data=lists, media=episode.media)
 
 
 def _is_real(value: Any) -> bool:
@@ -269,7 +269,7 @@ def _is_real(value: Any) -> bool:
         float(value)
     except (TypeError, ValueError):
         return False
-    return not isinstance(value, str)
+    return not isinstance(value, str | bytes)
 
 
 def _row(batch: Any, index: int) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 from tfpolicies.config.multi_agent import default_policy_mapping
 from tfpolicies.envs.multi_agent_env import ALL
 from tfpolicies.errors import EnvError, UnknownPolicyError, near_matches
-from tfpolicies.rollout.episode import SINGLE_AGENT, Episode, RolloutMetrics
+from tfpolicies.rollout.episode import SINGLE_AGENT, Episode, RolloutMetrics, with_notes
 from tfpolicies.rollout.multi_agent_rows import NOBODY, Part, PolicyRows, Seats
 
 _MOST_CASTS = 256
@@ -97,16 +97,14 @@ class MultiAgentEpisode(Episode):
         self, perf_stats: Mapping[str, float], connector_metrics: Mapping[str, Any]
     ) -> RolloutMetrics:
         """Returns what is reported of the episode, with the times of sampling and connectors."""
-        return RolloutMetrics(
+        metrics = RolloutMetrics(
             self.length,
             self.total_reward,
             self.agent_rewards,
-            self.custom_metrics,
-            perf_stats,
-            self.hist_data,
-            self.media,
+            perf_stats=perf_stats,
             connector_metrics=connector_metrics,
         )
+        return with_notes(metrics, self)
 
 
 class Cast(NamedTuple):

@@ -162,8 +162,6 @@ class Connection:
         arrays = batch_leaves(stacker.leaves, step.obs, f"what {whose} give")
         for leaf, array in zip(stacker.leaves, arrays, strict=True):
             problem = None if stacker.is_sound(leaf, array) else unsound(leaf.space)
-            if len(array) != len(seats):
-                problem = f"has {len(array)} rows instead of {len(seats)}"
             if problem is not None:
                 raise ObservationError(
                     f"{leaf.name('obs')} that {whose} give {problem}. Correct {pipeline}."
