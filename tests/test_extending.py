@@ -123,8 +123,8 @@ def test_the_page_imports_from_the_doors_alone():
 
 
 NAMES = """
-AMOUNT BOOL COUNT POSITIVE UNIT ActorCriticConfig ActorCriticTFPolicy ActorCriticTraining Disturb
-Distribution Exploration ExplorationSetting Fragments Greedy NetworkPlan OffPolicyAlgorithm
+AMOUNT BOOL COUNT POSITIVE SCHEDULE UNIT ActorCriticConfig ActorCriticTFPolicy ActorCriticTraining
+Disturb Distribution Exploration ExplorationSetting Fragments Greedy NetworkPlan OffPolicyAlgorithm
 OffPolicyConfig OffPolicyTFPolicy OffPolicyTraining Rule Sample Scheduled Training Transform count
 discounted_returns explained_variance function generalized_advantages huber later masked_mean
 n_step_returns one_of register_box_distribution register_tuned setting

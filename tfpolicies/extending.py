@@ -24,7 +24,7 @@ from tfpolicies.batch.postprocessing import (
     n_step_returns,
 )
 from tfpolicies.config.later import later
-from tfpolicies.config.sections import Training
+from tfpolicies.config.sections import SCHEDULE, Training
 from tfpolicies.config.setting import setting
 from tfpolicies.exploration.exploration import Exploration, Scheduled
 from tfpolicies.exploration.exploration import Setting as ExplorationSetting
@@ -40,6 +40,7 @@ __all__ = [
     "BOOL",
     "COUNT",
     "POSITIVE",
+    "SCHEDULE",
     "UNIT",
     "ActorCriticConfig",
     "ActorCriticTFPolicy",
