@@ -319,6 +319,10 @@ RETURNED = {
         lambda step: step._replace(obs={"a": (step.obs[:2],)}),
         "must return one row of obs for each of the 3 rows that it got; it returned 2",
     ),
+    "fewer rows of one part": (
+        lambda step: step._replace(obs={"a": step.obs, "b": step.obs[:2]}),
+        "must return one row of obs for each of the 3 rows that it got; it returned 2",
+    ),
     "no rows": (lambda step: step._replace(obs=3.0), "the 3 rows that it got; it returned 0"),
     "rewards in a column": (
         lambda step: step._replace(rewards=step.rewards[:, None]),

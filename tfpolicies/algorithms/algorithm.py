@@ -1173,11 +1173,11 @@ def _require_restorable(config: AlgorithmConfig, algorithm: type[Algorithm]) -> 
     Raises:
         ConfigError: naming a setting that the default config of the algorithm lacks.
     """
+    if type(config) is algorithm.config_class:
+        return
     default = default_config(algorithm)
     known, given = type(default).__name__, type(config).__name__
-    beyond = (
-        [] if type(config) is type(default) else [x for x in config.to_dict() if x not in default]
-    )
+    beyond = [name for name in config.to_dict() if name not in default]
     if beyond:
         raise ConfigError(
             f"{given} has the setting {beyond[0]!r}, but the config of {algorithm.__name__} is "

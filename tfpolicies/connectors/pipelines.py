@@ -379,11 +379,12 @@ def _require_step(connector: Connector, step: Any, given: AgentStep | ActionStep
             f"`step._replace(...)`; it returned {step!r:.60}."
         )
     rows = len(given.env_ids)
-    if _count(step[0]) != rows:
-        name = step._fields[0]
+    counts = [np.shape(leaf)[0] if np.ndim(leaf) else 0 for leaf in iterate_leaves(step[0])]
+    wrong = next((count for count in counts if count != rows), None)
+    if wrong is not None:
         raise UsageError(
-            f"{connector.name} must return one row of {name} for each of the {rows} rows that it "
-            f"got; it returned {_count(step[0])}."
+            f"{connector.name} must return one row of {step._fields[0]} for each of the {rows} "
+            f"rows that it got; it returned {wrong}."
         )
     rewards = step.rewards if isinstance(step, AgentStep) else None
     if rewards is not None and np.shape(rewards) != (rows,):
@@ -391,9 +392,3 @@ def _require_step(connector: Connector, step: Any, given: AgentStep | ActionStep
             f"{connector.name} must return rewards [{rows}], a number for each row; it returned "
             f"the shape {list(np.shape(rewards))}."
         )
-
-
-def _count(column: Any) -> int:
-    """Returns how many rows the first leaf of a column has; 0 for what has none."""
-    leaf = column if type(column) is np.ndarray else next(iterate_leaves(column), ())
-    return np.shape(leaf)[0] if np.ndim(leaf) else 0

@@ -11,10 +11,10 @@ from tfpolicies.models.distributions import (
     Bernoulli,
     Categorical,
     DiagGaussian,
-    Distribution,
     MultiCategorical,
     SquashedGaussian,
 )
+from tfpolicies.models.distributions.base import is_distribution
 from tfpolicies.models.distributions.gaussian import LOG_STD_RANGE
 from tfpolicies.models.spaces import Leaf, cell_sizes, half_width_and_middle, is_float_box
 from tfpolicies.program.program import Program
@@ -47,7 +47,7 @@ def describe_distribution(program: Program) -> list[dict[str, Any]]:
     bring normalised actions to the environment's units, and whether these are `clipped`.
     """
     leaves, kinds = program.spec.pipeline.leaves, program.spec.dist_class.kinds
-    known = len(kinds) == len(leaves) and all(_is_distribution(kind) for kind in kinds)
+    known = len(kinds) == len(leaves) and all(map(is_distribution, kinds))
     if not known or samples_by_itself(program.spec):
         return [_record(program, leaf, "other", [0, 0]) for leaf in leaves]
     has_values = any(port.name == _VALUES for port in program.act_layout.ports())
@@ -64,10 +64,6 @@ def samples_by_itself(spec: Any) -> bool:
     """Whether the class says how actions are sampled, so that the distribution does not tell."""
     owner = spec.policy_class
     return owner._overrides("action_sampler_fn") or owner._overrides("action_distribution_fn")
-
-
-def _is_distribution(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, Distribution)
 
 
 def _record(program: Program, leaf: Leaf, kind: str, columns: list[int]) -> dict[str, Any]:

@@ -9,7 +9,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies.errors import ConfigError
-from tfpolicies.models.distributions import MASKED_LOGIT, Distribution
+from tfpolicies.export.distribution import samples_by_itself
+from tfpolicies.models.distributions import MASKED_LOGIT
+from tfpolicies.models.distributions.base import is_distribution
 from tfpolicies.testing.report import Broken, NotApplicable
 from tfpolicies.testing.subject import Subject, all_same, leaves_of
 
@@ -33,7 +35,9 @@ def distribution(subject: Subject) -> str:
     subject.needs_tf("distributions are made of what a model gives")
     policy, rng = subject.twin(), subject.rng()
     dist_class = policy.dist_class
-    if not all(issubclass(kind, Distribution) for kind in dist_class.kinds):
+    if samples_by_itself(policy.program.spec):
+        raise NotApplicable("the class says by itself how actions are sampled")
+    if not all(map(is_distribution, dist_class.kinds)):
         raise NotApplicable("the distribution is one over all parts of an action at once")
     acted = subject.acted(policy, subject.inputs(4, rng), explore=False)
     if "action_dist_inputs" not in acted:

@@ -142,13 +142,18 @@ def is_whole_space(kind: Any) -> TypeGuard[type[WholeSpace]]:
     return isinstance(kind, type) and issubclass(kind, WholeSpace)
 
 
+def is_distribution(kind: Any) -> TypeGuard[type[Distribution]]:
+    """Whether something is a class of distributions over one leaf."""
+    return isinstance(kind, type) and issubclass(kind, Distribution)
+
+
 def checked_kind(kind: Any) -> type[Distribution]:
     """Returns what is given if it is a class of distributions.
 
     Raises:
         ConfigError: if it is none, or of a kind of noise that there is not.
     """
-    if not (isinstance(kind, type) and issubclass(kind, Distribution)):
+    if not is_distribution(kind):
         hint = near_matches(kind, BOX_DISTRIBUTIONS) if isinstance(kind, str) else ""
         raise ConfigError(
             f"model['custom_action_dist'] must be None, one of {sorted(BOX_DISTRIBUTIONS)} or a "
