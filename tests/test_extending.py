@@ -18,6 +18,7 @@ from tiny import OBS, PLANE, TWO, batch_for, make, rows_of
 import tfpolicies
 from tfpolicies import (
     DQN,
+    PPO,
     DQNConfig,
     PGTF2Policy,
     PolicySpec,
@@ -191,6 +192,27 @@ def test_a_config_with_more_settings_than_its_algorithm_knows_is_refused():
     told = r"OwnConfig has the setting 'fine', but the config of PPO is PPOConfig, which has no "
     with pytest.raises(ConfigError, match=told):
         config.environment("CartPole-v1").build()
+
+
+class OwnDefaults(PPO):
+    """An algorithm that gives the same config whenever it is asked for its defaults."""
+
+    defaults = OwnConfig().training(fine=0.25)
+
+    @classmethod
+    def get_default_config(cls):
+        return cls.defaults
+
+
+def test_an_algorithm_that_overrides_its_default_config_comes_back_from_a_checkpoint(tmp_path):
+    config = OwnConfig(OwnDefaults).environment("CartPole-v1").training(fine=0.5, lr=0.125)
+    config.training(model={"fcnet_hiddens": [4]}, train_batch_size=64, sgd_minibatch_size=32)
+    algorithm = config.framework(jit_compile=False).build()
+    algorithm.save(str(tmp_path))
+    again = OwnDefaults.from_checkpoint(str(tmp_path))
+    assert (again.config.fine, again.config.lr) == (0.5, 0.125)
+    assert (OwnDefaults.defaults.fine, OwnDefaults.defaults.lr) == (0.25, PPOConfig().lr)
+    assert OwnDefaults.defaults.env is None
 
 
 LOSSES = {

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 import keras
 
+from tfpolicies.config.setting import Merge, taken
 from tfpolicies.config.stored_settings import POLICY_SETTINGS, decode_settings
 from tfpolicies.errors import CheckpointError, UnpicklableError
 from tfpolicies.models.keras_json import model_from_json, model_to_json
@@ -113,12 +114,11 @@ def _laid_over(stored: Any, given: Any) -> Any:
     """
     if not (isinstance(stored, Mapping) and isinstance(given, Mapping) and "type" in stored):
         return given
-    meant = stored["type"]
-    again = given.get("type", meant)
-    if isinstance(meant, Missing) and not isinstance(again, Missing):
-        meant = meant.name.replace(":", ".")
-        again = (again if isinstance(again, str) else describe(again)).replace(":", ".")
-    return {**stored, **given} if again == meant else given
+    missing, again = stored["type"], given.get("type")
+    path = again if isinstance(again, str) else describe(again)
+    if isinstance(missing, Missing) and missing.name.replace(":", ".") == path.replace(":", "."):
+        stored = {**stored, "type": again}
+    return taken({"merge": Merge.TYPED}, stored, given)
 
 
 def _with_model(settings: Mapping[str, Any], **model: Any) -> dict[str, Any]:

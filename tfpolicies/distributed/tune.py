@@ -28,9 +28,11 @@ def ray_tune() -> Any:
 
 def default_config(algorithm: Any) -> AlgorithmConfig:
     """Returns the defaults of an algorithm class, as a config that builds it."""
-    config = algorithm.get_default_config()
-    if not isinstance(config, AlgorithmConfig):  # a dict, as ported classes give it
-        config = algorithm.config_class().update_from_dict(dict(config))
+    found = algorithm.get_default_config()
+    if isinstance(found, AlgorithmConfig):
+        config = found.copy(copy_frozen=False)  # whoever overrides it may give the same one again
+    else:  # a dict, as ported classes give it
+        config = algorithm.config_class().update_from_dict(dict(found))
     config.algo_class = algorithm
     return config
 

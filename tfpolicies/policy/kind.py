@@ -178,7 +178,7 @@ class PolicyKind(Policy):
         """Returns how many numbers of noise `loss` needs for each row: `self.learning_noise`.
 
         They are standard normal, float32 `[B, k]`; new noise is drawn for each update. If a class
-        overrides this method, learning has a random generator of its own.
+        overrides this method, learning has its own random generator.
 
         Args:
             dist_class: the action distribution class.

@@ -169,7 +169,7 @@ class Connection:
         if rewards is None or step.rewards is None:
             return arrays, rewards
         found = np.asarray(step.rewards, np.float64)
-        if found.shape != rewards.shape or not are_sound(found):
+        if not are_sound(found):
             raise ObservationError(
                 f"Rewards that {whose} give must be {len(rewards)} finite numbers, but are "
                 f"{step.rewards!r:.200}. Correct {pipeline}."
