@@ -84,7 +84,7 @@ def algorithm_word(text: str) -> str:
     if _is_algorithm(text):
         return text
     raise argparse.ArgumentTypeError(
-        f"{not_among(text, algorithm_names())} Or name a class of yours: module:Class."
+        f"{not_among(text, algorithm_names())} Or name a class of yours, as module:Class"
     )
 
 
