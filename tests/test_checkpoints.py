@@ -28,6 +28,7 @@ from tfpolicies import (
 from tfpolicies.config.stored_settings import decode_settings, environment_of_file
 from tfpolicies.envs.registry import register_environment
 from tfpolicies.errors import CheckpointError, ConfigError, UnknownPolicyError, WeightsError
+from tfpolicies.exploration.strategies import EpsilonGreedy
 from tfpolicies.storage.checkpoint import PolicyPart, read_checkpoint, write_checkpoint
 from tfpolicies.storage.json_values import Missing, encode_value, find_missing
 from tfpolicies.storage.manifest import checksum
@@ -553,6 +554,29 @@ def test_objects_that_an_optimizer_would_make_are_held_back():
     found = decode_settings(encode_value({"policies": {"a": (None, None, None, settings)}}))
     names = [missing.name for missing in find_missing(found).values()]
     assert names == ["Inner"]
+
+
+def test_another_strategy_begins_as_it_is_made(tmp_path):
+    greedy = {"type": "EpsilonGreedy", "epsilon_timesteps": 100, "final_epsilon": 0.0}
+    algorithm = config().exploration(exploration_config=greedy).build()
+    policy = algorithm.get_policy()
+    for _ in range(2):  # the second begins at 30
+        policy.compute_actions(rows_of(policy.observation_space, 30))
+    algorithm.save(tmp_path / "greedy")
+
+    def explored(folder, **changed):
+        path, given = str(tmp_path / folder), {"exploration_config": changed} if changed else {}
+        found = Algorithm.from_checkpoint(path, config=given)
+        (single,) = Policy.from_checkpoint(path, config=given).values()
+        state = found.get_policy().get_exploration_state()
+        assert state == single.get_exploration_state()
+        found.save(tmp_path / "last")
+        return state
+
+    assert explored("greedy")["last_timestep"] == 30
+    assert explored("greedy", type=EpsilonGreedy)["last_timestep"] == 30
+    assert explored("greedy", type="SoftQ") == {}
+    assert explored("last", type="EpsilonGreedy") == {"cur_epsilon": 1.0, "last_timestep": 0}
 
 
 def test_only_the_json_format_and_no_prefix_are_taken(tmp_path):

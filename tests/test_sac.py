@@ -521,7 +521,7 @@ def test_critics_that_do_not_fit_are_named(q, message):
     ("model", "message"),
     [
         ({"use_gru": True}, r"model\['use_gru'\] must be False for SACTF2Policy"),
-        ({"custom_action_dist": "deterministic"}, "must transform normal noise for SACTF2Policy"),
+        ({"custom_action_dist": "deterministic"}, r"SACTF2Policy: .* must transform normal noise"),
     ],
 )
 def test_actors_that_cannot_be_are_named(model, message):

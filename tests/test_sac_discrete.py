@@ -15,6 +15,7 @@ from tiny import OBS, assert_equal, rows_of
 
 from tfpolicies import SACConfig, SACTF1Policy, SACTF2Policy
 from tfpolicies.errors import ConfigError, ModelError
+from tfpolicies.models.distributions import ActionDistribution, Categorical, WholeSpace
 from tfpolicies.testing import check_policy
 
 pytestmark = pytest.mark.usefixtures("kept_programs")
@@ -217,8 +218,19 @@ def test_actor_and_critics_of_ones_own():
     assert policy.learn_on_batch(transitions(policy))["td_error"].shape == (6,)
     with pytest.raises(ModelError, match=r"one value per action, \[B, 3\].*\[B, 2\]"):
         discrete(q={"custom_model": lambda space, n: own_critic(space, 2)})
-    with pytest.raises(ConfigError, match="must transform normal noise for SACTF2Policy"):
-        discrete(model={"custom_action_dist": "deterministic"})
+
+
+def test_a_distribution_for_boxes_changes_nothing_and_one_for_all_spaces_is_refused():
+    class Whole(WholeSpace):
+        @classmethod
+        def over(cls, space, settings, **arguments):
+            return ActionDistribution(space, (cls,))
+
+    policy = discrete(model={"custom_action_dist": "deterministic"})
+    assert policy.dist_class.kinds == (Categorical,)
+    rule = r"SACTF2Policy: .*custom_action_dist'\] must be None for Discrete actions; got .*Whole"
+    with pytest.raises(ConfigError, match=rule):
+        discrete(model={"custom_action_dist": Whole})
 
 
 @pytest.mark.parametrize(

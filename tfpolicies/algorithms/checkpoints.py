@@ -603,13 +603,13 @@ class StoredAlgorithm:
             if pid not in worker.policy_map
         }
         with self._reading():
-            states = {pid: each.state for pid, each in stored.items()}
-            trained = {pid: each.spaces for pid, each in stored.items()}
+            there = {pid: worker.get_policy(pid) for pid in stored.keys() - new.keys()}
+            states = {pid: stored[pid].state_for(policy) for pid, policy in there.items()}
+            trained = {pid: stored[pid].spaces for pid in there}
             run, roster = run_state(self.checkpoint), self.roster(otherwise=roster_of(worker))
             require_mapping_fn(roster.policy_mapping_fn)
             as_predicate(roster.policies_to_train)
-        for pid in states.keys() - new.keys():
-            policy = worker.get_policy(pid)
+        for pid, policy in there.items():
             require_trained_spaces(
                 pid,
                 trained[pid],
@@ -620,17 +620,17 @@ class StoredAlgorithm:
         algorithm.set_extra_state(run.extra)
         for pid, policy in new.items():
             algorithm.add_policy(pid, policy=policy)
-        for pid in set(worker.policy_map) - set(states):
+        for pid in set(worker.policy_map) - set(stored):
             algorithm.remove_policy(pid)
-        for pid in states.keys() - new.keys():
-            set_stored_state(worker.get_policy(pid), states[pid])
+        for pid, policy in there.items():
+            set_stored_state(policy, states[pid])
         algorithm.set_roster(*roster)
         algorithm.set_progress(run.progress)
         worker.restore_sampling(run.seeds_used, run.rng, run.global_vars, run.sampler)
         algorithm.workers.align(new_episodes=True)
         if run.evaluation is not None:
             seeds_used, rngs = run.evaluation
-            algorithm.restore_evaluation(seeds_used, {k: x for k, x in rngs.items() if k in states})
+            algorithm.restore_evaluation(seeds_used, {k: x for k, x in rngs.items() if k in stored})
 
 
 def _dict_in(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:

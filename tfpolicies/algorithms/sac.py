@@ -60,7 +60,7 @@ from tfpolicies.config.setting import setting, told_of
 from tfpolicies.errors import ConfigError
 from tfpolicies.models.critics import critic_source
 from tfpolicies.models.defaults import MODEL_DEFAULTS
-from tfpolicies.models.distributions import ActionDistribution
+from tfpolicies.models.distributions import ActionDistribution, Categorical
 from tfpolicies.models.losses import half_square, huber, masked_mean
 from tfpolicies.models.q_learning import chosen_rows
 from tfpolicies.models.settings import model_settings
@@ -180,18 +180,22 @@ class SACTFPolicy(OffPolicyTFPolicy):
         That of Discrete actions is categorical.
 
         Raises:
-            ConfigError: for another one that does not transform normal noise.
+            ConfigError: for one whose actions cannot be drawn, or summed over, while it learns.
         """
-        usual = "squashed_gaussian" if static["normalize_actions"] else "diag_gaussian"
         settings = static["model"]
         chosen = settings["custom_action_dist"]
-        if _is_discrete(action_space) and chosen is None:
-            return ActionDistribution.of(action_space)
-        found = ActionDistribution.of(action_space, usual if chosen is None else chosen, settings)
-        if {kind for kind, _ in found.noise_blocks} != {"normal"}:
+        if _is_discrete(action_space):
+            found = ActionDistribution.of(action_space, chosen, settings)
+            fits, rule = found.kinds == (Categorical,), "be None for Discrete actions"
+        else:
+            usual = "squashed_gaussian" if static["normalize_actions"] else "diag_gaussian"
+            named = usual if chosen is None else chosen
+            found = ActionDistribution.of(action_space, named, settings)
+            fits = {kind for kind, _ in found.noise_blocks} == {"normal"}
+            rule = "transform normal noise, by which actions are drawn while it learns"
+        if not fits:
             raise ConfigError(
-                f"model['custom_action_dist'] must transform normal noise for {cls.__name__}, "
-                f"whose actions are drawn while it learns; got {chosen!r}."
+                f"{cls.__name__}: model['custom_action_dist'] must {rule}; got {chosen!r}."
             )
         return found
 

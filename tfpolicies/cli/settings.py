@@ -166,7 +166,8 @@ class TrainSettings:
     )
     steps: int = _goal(
         END,
-        "environment steps at most (default 100,000, with --until 1,000,000)",
+        "environment steps after which the run ends, with the iteration that reaches them (default "
+        "100,000, with --until 1,000,000)",
         100_000,
         type=positive,
     )

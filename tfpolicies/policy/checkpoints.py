@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from tfpolicies.config.stored_config import (
 from tfpolicies.config.stored_settings import POLICY_CLASS, decode_settings
 from tfpolicies.connectors.pipelines import pipelines_from_state
 from tfpolicies.errors import CheckpointError, ConfigError
+from tfpolicies.exploration.strategies import StochasticSampling
 from tfpolicies.finite import first_bad
 from tfpolicies.marks import fits
 from tfpolicies.models.catalog import RememberingModel
@@ -221,6 +223,17 @@ class StoredPolicy:
         state = {key: decode_value(value) for key, value in stored.items()}
         return state | {key: arrays[group] for key, group in _GROUPS.items() if group in arrays}
 
+    def state_for(self, policy: Any) -> dict[str, Any]:
+        """Returns the state for a policy whose config may have another exploration strategy.
+
+        The state of a strategy means nothing to another one, which begins as it is when made.
+        """
+        state, settings = self.state, self.checkpoint.manifest["config"]["settings"]
+        own = encode_value(policy.config.get("exploration_config"))
+        if _strategy_name(own) != _strategy_name(settings.get("exploration_config")):
+            state.pop("_exploration_state", None)
+        return state
+
     @property
     def spaces(self) -> tuple[Any, Any]:
         """The observation and the action space."""
@@ -251,7 +264,7 @@ class StoredPolicy:
         self.require_finite(allow=allow_non_finite)
         with built_from(self.source, self.weight_shapes):
             policy = self.built()
-        set_stored_state(policy, self.state)
+        set_stored_state(policy, self.state_for(policy))
         return policy
 
     def built(self) -> Any:
@@ -329,6 +342,14 @@ class StoredPolicy:
         if not fits(found, POLICY_CLASS.kind):
             raise CheckpointError(f"{self.source}: {name} is no policy class that can be made.")
         return found
+
+
+def _strategy_name(record: Any) -> str:
+    """Returns the name of the strategy's class in an `exploration_config` as it is stored."""
+    kind = record.get("type") if isinstance(record, Mapping) else None
+    if isinstance(kind, Mapping):
+        kind = kind.get("$import") or kind.get("$unavailable")
+    return re.split("[.:]", str(kind or StochasticSampling.__name__))[-1]
 
 
 def policies_in(whole: Checkpoint, source: str, *more: Any) -> dict[str, StoredPolicy]:
