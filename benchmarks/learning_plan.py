@@ -115,7 +115,7 @@ TASKS = (
     Task("DQN", "LunarLander-v3", 300_000, _THREE),
     Task("SAC", "HalfCheetah-v5", 100_000, {**_THREE, "sbx": 1}),
     Task("TD3", "Hopper-v5", 100_000, {**_THREE, "sbx": 1}),
-    Task("SAC", "LunarLanderContinuous-v3", 100_000, _THREE),
+    Task("SAC", "LunarLanderContinuous-v3", 100_000, _FIVE),
     Task("DQN", "MinAtar/Breakout-v1", 300_000, _ALONE),
     Task(
         "DQN",
