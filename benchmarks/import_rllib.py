@@ -24,11 +24,17 @@ from benchmarks import peers
 from tfpolicies import Policy
 from tfpolicies.compat.import_rllib import import_checkpoint
 from tfpolicies.models.spaces import leaves, nest
+from tfpolicies.program.networks import NetworkView
 
 HERE = Path(__file__).parent
-SIX = ("mlp", "cnn", "lstm")
-MORE = ("shared", "gaussian", "activated", "posts", "nested", "cnn_posts", "cnn_lstm", "float_lstm")
+USUAL = ("mlp", "cnn", "lstm", "dqn", "sac")
+MORE = (
+    *("shared", "gaussian", "activated", "posts", "nested", "cnn_posts", "cnn_lstm", "float_lstm"),
+    *("dqn_rainbow", "dqn_plain", "dqn_parts", "dqn_cnn", "dqn_cnn_apart", "dqn_cnn_plain"),
+    *("sac_single", "sac_discrete", "sac_cnn"),
+)
 FRAMEWORKS = ("tf", "tf2")
+OUTPUTS = ("actions", "action_dist_inputs", "vf_preds", "critic_values")
 MOST = 1e-5
 
 
@@ -65,11 +71,23 @@ def differences(policy: Policy, expected: dict[str, np.ndarray]) -> dict[str, fl
         before["prev_reward_batch"] = expected["prev_rewards"][step]
         actions, memory, extras = policy.compute_actions(obs, memory, **before, explore=False)
         found = {**extras, "actions": actions}
-        for name in ("actions", "action_dist_inputs", "vf_preds"):
+        if "critic_values" in expected:
+            found["critic_values"] = _critic_values(policy, obs, actions)
+        for name in OUTPUTS:
             if name in expected:
                 error = _error(found[name], expected[name][step])
                 largest[name] = max(largest.get(name, 0.0), error)
     return largest
+
+
+def _critic_values(policy: Any, obs: Any, actions: np.ndarray) -> np.ndarray:
+    """Returns what the critics of SAC make of actions."""
+    inputs = {} if policy.dist_class.space.shape == () else {"actions": actions}
+    with policy.program.lock:
+        policy.program.model_of(policy.learning.state)  # whose variables are resident then
+        functions = policy.program.functions
+        critic = NetworkView(functions.networks["critic"].model, functions.network, training=False)
+        return critic(obs, **inputs).numpy()
 
 
 def _error(found: np.ndarray, right: np.ndarray) -> float:
@@ -80,24 +98,24 @@ def _error(found: np.ndarray, right: np.ndarray) -> float:
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints the table; returns 1 if a policy is not what it was."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--all", action="store_true", help="more networks than the usual six")
+    parser.add_argument("--all", action="store_true", help="more networks than the usual five")
     parser.add_argument("--keep", type=Path, help="folder to keep what RLlib makes")
     parser.add_argument("--peers", type=Path, default=HERE / ".peers")
     parser.add_argument("--rllib-python", type=Path)
     options = parser.parse_args(argv)
     python = options.rllib_python or peers.interpreter(peers.RLLIB, options.peers)
-    outputs = ("actions", "action_dist_inputs", "vf_preds")
-    table = Table("case", "framework", *outputs)
+    table = Table("case", "framework", *OUTPUTS)
     worst = 0.0
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.keep or Path(temporary)
-        for case in SIX + MORE * options.all:
+        for case in USUAL + MORE * options.all:
             for framework in FRAMEWORKS:
                 place = made(python, case, framework, folder)
                 (imported,) = import_checkpoint(place / "checkpoint").values()
                 found = differences(imported.policy, dict(np.load(place / "expected.npz")))
                 worst = max(worst, *found.values())
-                table.add_row(case, framework, *(f"{found[x]:.1e}" for x in outputs))
+                shown = (f"{found[x]:.1e}" if x in found else "" for x in OUTPUTS)
+                table.add_row(case, framework, *shown)
     Console().print(table)
     print(f"The largest difference is {worst:.1e}; allowed is {MOST:g}.")
     return int(worst > MOST)

@@ -2,7 +2,8 @@
 
 Run by `import_rllib`; by hand: `RLLIB_PYTHON benchmarks/peer_rllib_checkpoints.py mlp tf2 FOLDER`.
 Writes `FOLDER/checkpoint` and `FOLDER/expected.npz`: observations, previous rewards, inputs of the
-distribution, values and greedy actions, `[steps, rows, ...]` each.
+distribution, values and greedy actions, `[steps, rows, ...]` each, and critics' values of those.
+Noisy networks act with their mean weights for it, which RLlib itself never does.
 """
 
 import argparse
@@ -17,7 +18,9 @@ probe.hush()
 
 import gymnasium as gym  # noqa: E402
 from gymnasium import spaces  # noqa: E402
+from ray.rllib.algorithms.dqn import DQNConfig  # noqa: E402
 from ray.rllib.algorithms.ppo import PPOConfig  # noqa: E402
+from ray.rllib.algorithms.sac import SACConfig  # noqa: E402
 from ray.rllib.models.preprocessors import get_preprocessor  # noqa: E402
 from ray.rllib.policy.sample_batch import SampleBatch  # noqa: E402
 
@@ -29,6 +32,13 @@ FILTERS = [[1, 4, 2], [1, 4, 2], [3, 11, 1]]
 LSTM = {"use_lstm": True, "lstm_cell_size": 5, "max_seq_len": 5}
 READS = {"lstm_use_prev_action": True, "lstm_use_prev_reward": True}
 NESTED = spaces.Dict(b=spaces.Box(-1.0, 1.0, (2,)), a=spaces.Discrete(3))
+
+DQN = {"algorithm": DQNConfig, "model": SMALL, "hiddens": [5]}
+SAC = {
+    "algorithm": SACConfig,
+    "policy_model_config": {"fcnet_hiddens": [8, 6]},
+    "q_model_config": {"fcnet_hiddens": [7], "fcnet_activation": "tanh"},
+}
 
 CASES: dict[str, dict[str, Any]] = {
     "mlp": {"model": SMALL, "observation_filter": "MeanStdFilter"},
@@ -53,6 +63,32 @@ CASES: dict[str, dict[str, Any]] = {
         },
     },
     "float_lstm": {"act": FLOATS, "model": {"fcnet_hiddens": [6], **LSTM, **READS}},
+    "dqn": {**DQN, "observation_filter": "MeanStdFilter"},
+    "dqn_rainbow": {**DQN, "num_atoms": 7, "noisy": True, "v_min": -3.0, "v_max": 3.0},
+    "dqn_plain": {**DQN, "hiddens": [], "dueling": False},
+    "dqn_parts": {**DQN, "obs": NESTED, "dueling": False, "model": {**SMALL, "fcnet_hiddens": []}},
+    "dqn_cnn": {**DQN, "obs": IMAGE, "model": {"conv_filters": FILTERS}},
+    "dqn_cnn_apart": {
+        **DQN,
+        "obs": IMAGE,
+        "model": {"conv_filters": FILTERS, "vf_share_layers": False, "fcnet_hiddens": [6]},
+    },
+    "dqn_cnn_plain": {
+        **DQN,
+        "obs": IMAGE,
+        "model": {"conv_filters": FILTERS},
+        "hiddens": [],
+        "dueling": False,
+    },
+    "sac": {**SAC, "act": FLOATS, "observation_filter": "MeanStdFilter"},
+    "sac_single": {**SAC, "act": FLOATS, "twin_q": False, "normalize_actions": False},
+    "sac_discrete": {**SAC, "obs": NESTED},
+    "sac_cnn": {
+        **SAC,
+        "obs": IMAGE,
+        "policy_model_config": {"conv_filters": FILTERS},
+        "q_model_config": {"conv_filters": FILTERS, "post_fcnet_hiddens": [4]},
+    },
 }
 """By name: spaces, and settings."""
 
@@ -79,13 +115,22 @@ def algorithm_of(case: str, framework: str) -> Any:
     """Returns an algorithm that has trained a little."""
     settings = dict(CASES[case])
     seen, acted = settings.pop("obs", VECTOR), settings.pop("act", spaces.Discrete(3))
-    config = PPOConfig().environment(Noise, env_config={"spaces": (seen, acted)})
+    kind = settings.pop("algorithm", PPOConfig)
+    config = kind().environment(
+        Noise,
+        env_config={"spaces": (seen, acted)},
+        normalize_actions=settings.pop("normalize_actions", True),
+    )
     config.framework(framework).rollouts(
         num_rollout_workers=0,
         rollout_fragment_length=40,
         observation_filter=settings.pop("observation_filter", "NoFilter"),
     )
-    config.training(train_batch_size=40, sgd_minibatch_size=20, num_sgd_iter=1, lr=1e-3, **settings)
+    if kind is PPOConfig:
+        settings |= {"sgd_minibatch_size": 20, "num_sgd_iter": 1}
+    else:
+        settings["num_steps_sampled_before_learning_starts"] = 0
+    config.training(train_batch_size=40, lr=1e-3, **settings)
     config.debugging(seed=0, log_level="ERROR").experimental(_enable_new_api_stack=False)
     made = config.build()
     made.train()
@@ -108,6 +153,7 @@ def played(policy: Any, space: Any) -> dict[str, np.ndarray]:
         actions, state, extras = acted(policy, batch, state, actions, rewards)
         row = {"prev_rewards": rewards, "actions": actions}
         row |= {name: extras[name] for name in ("action_dist_inputs", "vf_preds") if name in extras}
+        row |= valued(policy, batch, actions)
         named = shown[0] if isinstance(shown[0], dict) else {"": None}
         row |= {
             f"obs_{key}".rstrip("_"): np.stack([obs[key] if key else obs for obs in shown])
@@ -116,6 +162,28 @@ def played(policy: Any, space: Any) -> dict[str, np.ndarray]:
         for name, value in row.items():
             found.setdefault(name, []).append(np.asarray(value))
     return {name: np.stack(values) for name, values in found.items()}
+
+
+def valued(policy: Any, obs: Any, actions: Any) -> dict[str, np.ndarray]:
+    """Returns what the critics of SAC, in eager mode, make of actions: `critic_values`."""
+    model = policy.model
+    if not hasattr(model, "get_twin_q_values") or policy.config["framework"] == "tf":
+        return {}
+    given = [obs.astype(np.float32)] + ([] if model.discrete else [actions])
+    values = [model.get_q_values(*given)[0]]
+    if model.twin_q_net:
+        values.append(model.get_twin_q_values(*given)[0])
+    stacked = np.stack(values, axis=-1)
+    return {"critic_values": stacked if model.discrete else stacked[:, 0]}
+
+
+def to_mean_weights(policy: Any) -> None:
+    """Takes the noise from a policy's noisy layers."""
+    weights, named = policy.get_weights(), [x.name for x in policy.variables()]
+    keys = [*weights] if isinstance(weights, dict) else range(len(weights))
+    for key, name in zip(keys, named, strict=True):
+        weights[key] = weights[key] * ("_sigma_" not in name)
+    policy.set_weights(weights)
 
 
 def acted(policy: Any, obs: Any, state: Any, actions: Any, rewards: Any) -> Any:
@@ -147,6 +215,8 @@ def main() -> None:
     algorithm = algorithm_of(options.case, options.framework)
     algorithm.save(str(options.folder / "checkpoint"))
     space = CASES[options.case].get("obs", VECTOR)
+    if algorithm.config.get("noisy"):
+        to_mean_weights(algorithm.get_policy())
     np.savez_compressed(options.folder / "expected.npz", **played(algorithm.get_policy(), space))
     print(json.dumps({"case": options.case, "framework": options.framework}))
 

@@ -25,7 +25,10 @@ from tfpolicies.errors import (
 )
 
 STORED = Path(__file__).parent / "stored" / "rllib"
-CASES = [f"{case}-{framework}" for case in ("mlp", "cnn", "lstm") for framework in ("tf", "tf2")]
+KINDS = ("mlp", "cnn", "lstm", "dqn", "sac")
+CASES = [f"{case}-{framework}" for case in KINDS for framework in ("tf", "tf2")]
+CLASSES = {"dqn": "DQN", "sac": "SAC"}
+MORE = {**{kind: ["vf_preds"] for kind in ("mlp", "cnn", "lstm")}, "sac-tf2": ["critic_values"]}
 VECTOR = {"space": {"space": "box", "low": -np.ones(2, "f4"), "high": np.ones(2, "f4"),
                     "shape": (2,), "dtype": "<f4"}}  # fmt: skip
 PAIR = {"space": {"space": "discrete", "n": 2, "start": 0}}
@@ -59,14 +62,17 @@ def test_an_imported_policy_acts_as_it_did_in_rllib(case, tmp_path, capsys):
     told = capsys.readouterr().out
     assert "Not carried over" in told
     assert "the state of the optimizer" in told
-    assert ("clip=None" in told) == case.startswith("mlp")
+    kind, framework = case.split("-")
+    assert ("clip=None" in told) == (kind in ("mlp", "dqn", "sac"))
     policy = Policy.from_checkpoint(tmp_path / "out")
-    assert type(policy).__name__ == ("PPOTF2Policy" if case.endswith("tf2") else "PPOTF1Policy")
-    assert (policy.global_timestep, policy.num_grad_updates) == (40, 2)
+    runtime = "TF2" if framework == "tf2" else "TF1"
+    assert type(policy).__name__ == f"{CLASSES.get(kind, 'PPO')}{runtime}Policy"
+    if kind not in CLASSES:
+        assert (policy.global_timestep, policy.num_grad_updates) == (40, 2)
     assert policy.config["lr"] == 1e-3
     with np.load(STORED / case / "expected.npz") as expected:
         found = differences(policy, dict(expected))
-    assert found.keys() == {"actions", "action_dist_inputs", "vf_preds"}
+    assert found.keys() == {"actions", "action_dist_inputs", *MORE.get(case, MORE.get(kind, ()))}
     assert max(found.values()) <= MOST
 
 
@@ -76,6 +82,146 @@ def test_weights_of_a_list_go_by_their_order(tmp_path):
     _, _, extras = imported.policy.compute_actions(np.array([[1.0, 2.0]]), explore=False)
     np.testing.assert_allclose(extras["action_dist_inputs"], [[0.4 + 0.0, 0.7 + 0.1]], rtol=1e-6)
     np.testing.assert_allclose(extras["vf_preds"], [0.2], rtol=1e-6)
+
+
+def q_state(weights, **config):
+    """A state of DQN with one layer before its heads."""
+    usual = {"hiddens": [1], "dueling": True, "noisy": False, "num_atoms": 1}
+    model = {"fcnet_hiddens": [2], "fcnet_activation": "linear", "vf_share_layers": True}
+    config = {**usual, "exploration_config": {"type": "EpsilonGreedy"}, **config}
+    return state_of(model, weights, policy_class="DQNTFPolicy", config=config)
+
+
+FEATURES = [np.eye(2, dtype="f4"), np.zeros(2, "f4"), array(2, 1), array(1)]  # and a value
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("named", [False, True])
+def test_heads_of_dqn_follow_the_features_and_a_value_of_no_use(named, tmp_path):
+    advantage = [array(2, 1) + 1, array(1), np.array([[1, 3]], "f4"), np.zeros(2, "f4")]
+    value = [array(2, 1) + 2, array(1), np.array([[10]], "f4"), np.ones(1, "f4")]
+    weights = [*FEATURES, *advantage, *value]
+    if named:
+        weights = {f"default_policy/dense_{i}/anything": x for i, x in enumerate(weights)}
+    (imported,) = import_checkpoint(written(tmp_path, q_state(weights))).values()
+    assert imported.left[-1].startswith("target networks, which RLlib does not save")
+    policy = imported.policy
+    assert policy.config["model"]["fcnet_hiddens"] == [2]
+    extras = policy.compute_actions(np.ones((1, 2)), explore=False).extras
+    a, v = 2.1, 4.1  # of the hidden units: 1 + 1.1, 2 + 2.1
+    expected = [[10 * v + 1 - a, 10 * v + 1 + a]]  # V + A - mean(A), A = (a, 3 a)
+    np.testing.assert_allclose(extras["q_values"], expected, rtol=1e-6)
+    state = policy.get_state()
+    kernels = {name: state[name] for name in ("weights", "target_weights")}
+    for key, weight in kernels["weights"].items():
+        np.testing.assert_array_equal(kernels["target_weights"][f"target/{key}"], weight)
+
+
+@pytest.mark.core
+def test_noisy_layers_and_networks_without_heads_of_dqn(tmp_path):
+    noisy = [np.full((2, 2), 9, "f4"), np.full(2, 8, "f4"), np.eye(2, dtype="f4"), array(2)]
+    state = q_state(
+        [*FEATURES, array(2, 2), array(2), array(2, 2), array(2), *noisy],
+        noisy=True,
+        hiddens=[2],
+        dueling=False,
+    )
+    (imported,) = import_checkpoint(written(tmp_path / "noisy", state)).values()
+    weights = imported.policy.get_weights()
+    found = [weights[f"layer_2/{role}"] for role in NOISY_ROLES]
+    for array_of, given in zip(found, noisy, strict=True):
+        np.testing.assert_array_equal(array_of, given)
+
+    output = [np.array([[1, 2], [3, 4]], "f4"), array(2), array(2, 1), array(1)]
+    state = q_state([*FEATURES[:2], *output], hiddens=[], dueling=False)
+    (imported,) = import_checkpoint(written(tmp_path / "plain", state)).values()
+    extras = imported.policy.compute_actions(np.ones((1, 2)), explore=False).extras
+    np.testing.assert_allclose(extras["q_values"], [[4.0, 6.1]], rtol=1e-6)
+
+
+NOISY_ROLES = ("kernel_sigma", "bias_sigma", "kernel", "bias")
+
+
+def sac_state(weights, **more):
+    """A state of SAC without hidden layers."""
+    model = {"fcnet_hiddens": [], "vf_share_layers": True}
+    config = {"twin_q": True, "policy_model_config": model, "q_model_config": model}
+    config |= more.pop("config", {})
+    return state_of(model, weights, policy_class="SACTFPolicy", config=config, **more)
+
+
+@pytest.mark.core
+def test_actor_critics_and_temperature_of_sac_follow_each_other(tmp_path):
+    networks = [[array(2, 2) + i, array(2) + i, array(2, 1), array(1)] for i in range(3)]
+    weights = [x for network in networks for x in network]
+    state = sac_state([*weights, np.float32(-1.5)])
+    (imported,) = import_checkpoint(written(tmp_path / "whole", state)).values()
+    found = imported.policy.get_state()
+    kept = [network[:2] for network in networks]
+    for given, own in zip(
+        [x for pair in kept for x in pair], found["weights"].values(), strict=False
+    ):
+        np.testing.assert_array_equal(own, given)
+    assert found["weights"]["temperature/layer_0/log_alpha"] == np.float32(-1.5)
+    np.testing.assert_array_equal(
+        found["target_weights"]["critic_target/layer_0/bias#1"], kept[2][1]
+    )
+    with pytest.raises(CheckpointError, match="13 arrays are due, and there are 12"):
+        import_checkpoint(written(tmp_path / "part", sac_state(weights)))
+
+
+NESTED = {"space": {"space": "dict", "spaces": {"a": VECTOR["space"], "b": PAIR["space"]}}}
+FLAT = {"space": {**VECTOR["space"], "low": -np.ones(4, "f4"), "high": np.ones(4, "f4"),
+                  "shape": (4,)}, "original_space": NESTED}  # fmt: skip
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        (q_state([], hiddens=[]), r"DQN with hiddens=\[\] and dueling"),
+        (q_state([], exploration_config={"type": "ParameterNoise"}), "LayerNormalization"),
+        (q_state([], model={"use_lstm": True}), "replays single steps"),
+        (sac_state([], config={"_use_beta_distribution": True}), "_use_beta_distribution"),
+        (sac_state([], config={"q_model_config": None}), "no dict `q_model_config`, but None"),
+        (
+            sac_state([], observation_space=FLAT, action_space=VECTOR),
+            r"the critics that SAC has for the observation space Dict\(",
+        ),
+    ],
+)
+def test_networks_of_algorithms_that_replay_which_cannot_be_imported_are_named(
+    state, words, tmp_path
+):
+    with pytest.raises(CheckpointError, match=words):
+        import_checkpoint(written(tmp_path, state))
+
+
+@pytest.mark.core
+def test_buffers_are_those_of_the_names_here_and_uniform_where_rllib_says_so():
+    module = "ray.rllib.utils.replay_buffers.multi_agent_prioritized_replay_buffer"
+    stored = {
+        "type": Named(f"{module}:MultiAgentPrioritizedReplayBuffer", None, None, []),
+        "prioritized_replay": -1,
+        "capacity": 70,
+        "prioritized_replay_alpha": 0.5,
+        "replay_sequence_length": 1,
+        "worker_side_prioritization": False,
+    }
+    found = settings_of(q_state([], replay_buffer_config=stored)["policy_spec"])
+    assert found.left == []
+    kept = found.config["replay_buffer_config"]
+    assert (kept["capacity"], kept["prioritized_replay_alpha"]) == (70, 0.5)
+    assert kept["type"] == "MultiAgentPrioritizedReplayBuffer"
+    uniform = {**stored, "prioritized_replay": False}
+    found = settings_of(q_state([], replay_buffer_config=uniform)["policy_spec"])
+    assert found.config["replay_buffer_config"] == {
+        "type": "MultiAgentReplayBuffer",
+        "capacity": 70,
+    }
+    foreign = {**stored, "type": Named("mine:Buffer", None, None, [])}
+    (left,) = settings_of(q_state([], replay_buffer_config=foreign)["policy_spec"]).left
+    assert left == "replay_buffer_config=<with objects of yours>"
 
 
 def test_several_policies_get_a_folder_each(tmp_path, capsys):
@@ -103,7 +249,7 @@ def test_nothing_is_written_if_one_policy_cannot_be_imported(tmp_path):
     [
         (state_of({"use_attention": True}), CheckpointError, "use_attention"),
         (state_of({"custom_model": "mine"}), CheckpointError, r"custom_model'\]='mine'"),
-        (state_of(policy_class="DQNTFPolicy"), CheckpointError, "PPO, PG, A2C, got 'DQNTFPolicy'"),
+        (state_of(policy_class="SimpleQTFPolicy"), CheckpointError, "SAC, got 'SimpleQTFPolicy'"),
         (state_of(config={"framework": "torch"}), CheckpointError, "framework must be"),
         (state_of(weights=[array(2, 2)]), CheckpointError, "4 arrays are due, and there are 1"),
         (state_of(weights={"fc_out/kernel": array(2, 2)}), CheckpointError, "'fc_out/bias'"),

@@ -138,27 +138,24 @@ def _imported(folder: Path, policy_id: str) -> Imported:
 
 
 def _policy_of(state: Mapping[str, Any], policy_id: str, source: str) -> Imported:
-    from tfpolicies.compat.rllib_networks import network_of, weights_of
-    from tfpolicies.compat.rllib_settings import model_settings_of, settings_of
+    from tfpolicies.compat.rllib_policies import arrays_of, networks_of
+    from tfpolicies.compat.rllib_settings import settings_of
     from tfpolicies.compat.rllib_spaces import space_of
-    from tfpolicies.models.weight_mapping import match_weights
 
     spec: Any = state.get("policy_spec")
     settings = settings_of(spec)
     seen, acted = (space_of(spec.get(name), name) for name in ("observation_space", "action_space"))
-    network = network_of(settings.model, seen, acted)
+    networks = networks_of(settings, seen, acted)
     observed = getattr(seen, "original_space", seen)
-    config = settings.config.to_dict()
-    config["model"] = model_settings_of(settings.model, network.settings)
-    config["__policy_id"] = policy_id
+    config = {**settings.config.to_dict(), **networks.settings, "__policy_id": policy_id}
     policy = settings.policy_class(observed, acted, config)
-    keys = [slot.key for slot in policy.program.layout.of("model")]
-    model = policy.program.functions.network.model
-    weights = weights_of(state.get("weights"), network)
-    found = match_weights(weights, model, keys, source)
+    weights = arrays_of(state.get("weights"), networks.parts, policy, source)
     filters, notes = _filter(state, config, observed)
-    policy.set_state(_joined(policy.get_state(), state, found.arrays, filters))
-    return Imported(policy, [*settings.left, *notes, "the state of the optimizer"])
+    policy.set_state(_joined(policy.get_state(), state, weights, filters))
+    left = [*settings.left, *notes, "the state of the optimizer"]
+    if policy.program.layout.followers:
+        left.append("target networks, which RLlib does not save (here copies of the networks)")
+    return Imported(policy, left)
 
 
 def _joined(
@@ -169,6 +166,7 @@ def _joined(
 ) -> dict[str, Any]:
     """Returns a state of ours with what a checkpoint has."""
     joined = {**own, "weights": {**own["weights"], **weights}}
+    joined.pop("target_weights", None)
     for name in ("global_timestep", "num_grad_updates", "current_kl_coeff"):
         if name in own and isinstance(state.get(name), int | float):
             joined[name] = state[name]

@@ -2,7 +2,8 @@
 
 Graph policies keep weights by name. Eager ones keep a list, in the order in which Keras 2 lists the
 layers of a functional model: by their distance from the outputs, the largest first, and at one
-distance those of the actor first.
+distance those of the actor first. Names that depend on what else a process has built (`dense_6`,
+`fc_1_2`) say nothing; where there are such, graph policies go by the same order.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ _FILTERS: dict[tuple[int, ...], list[list[int]]] = {
 """RLlib's convolutions where a config names none, by height and width."""
 
 _LSTM = ("kernel", "recurrent_kernel", "bias")
-_LOG_STD = "log_std"
+_NOISY = ("kernel_sigma", "bias_sigma", "kernel", "bias")
+_LOG_STD, _LOG_ALPHA = "log_std", "log_alpha"
+_OF_VALUE = ("fc_value_", "conv_value_", "value_out")  # how layers of the value alone begin
+_FEATURES = 256  # units before DQN's heads where `fcnet_hiddens` names none
 _WHITE = 255.0  # by which images are divided here, and not in RLlib
 _PIXELS = ("conv_out", "conv_value_out")  # convolutions that are dense layers here
 
@@ -43,12 +47,31 @@ class Network(NamedTuple):
         order: the names of its layers in the order of an eager policy's weights.
         ours: the name of each layer here; one that is not among them is of no use.
         scaled: the layers that read an image of 0 to 255, which is one of 0 to 1 here.
+        noisy: the noisy layers.
+        is_named: whether the names of a graph policy tell the layers.
     """
 
     settings: dict[str, Any]
     order: list[str]
     ours: dict[str, str]
     scaled: frozenset[str] = frozenset()
+    noisy: frozenset[str] = frozenset()
+    is_named: bool = True
+
+    @property
+    def places(self) -> list[tuple[str, str]]:
+        """The layer and the role of each array, in order."""
+        return [(layer, role) for layer in self.order for role in self.roles(layer)]
+
+    def roles(self, layer: str) -> Sequence[str]:
+        """Returns the names that the arrays of a layer have here, in order."""
+        if layer in (_LOG_STD, _LOG_ALPHA):
+            return (layer,)
+        return _LSTM if layer == "lstm" else _NOISY if layer in self.noisy else ("kernel", "bias")
+
+
+TEMPERATURE = Network({}, [_LOG_ALPHA], {_LOG_ALPHA: "temperature"}, is_named=False)
+"""The temperature of SAC."""
 
 
 def network_of(model: Mapping[str, Any], seen: spaces.Space, acted: spaces.Space) -> Network:
@@ -64,15 +87,16 @@ def network_of(model: Mapping[str, Any], seen: spaces.Space, acted: spaces.Space
     """
     for name in ("custom_model", "custom_preprocessor", "custom_action_dist", "use_attention"):
         if model.get(name):
-            raise _unsupported(f"model[{name!r}]={getattr(model[name], 'name', model[name])!r:.80}")
+            raise unsupported(f"model[{name!r}]={getattr(model[name], 'name', model[name])!r:.80}")
     if not isinstance(seen, spaces.Box) or len(seen.shape) not in (1, 3):
-        raise _unsupported(f"the ComplexInputNetwork for the observation space {seen}")
+        raise unsupported(f"the ComplexInputNetwork for the observation space {seen}")
     _require_plain(getattr(seen, "original_space", seen), seen)
     inner = _vision(model, seen) if len(seen.shape) == 3 else _dense(model)
     return _behind_lstm(model, inner) if model.get("use_lstm") else inner
 
 
-def _unsupported(piece: str) -> CheckpointError:
+def unsupported(piece: str) -> CheckpointError:
+    """Returns the error for what cannot be built here."""
     return CheckpointError(
         f"The checkpoint needs {piece}, which cannot be imported. Build the network in Keras, and "
         "give its weights to `policy.import_model_from_h5`."
@@ -84,11 +108,11 @@ def _require_plain(original: spaces.Space, seen: spaces.Box) -> None:
     if original is seen:
         return
     if isinstance(original, spaces.Box):
-        raise _unsupported(f"RLlib's preprocessor of {original.shape} {original.dtype} frames")
+        raise unsupported(f"RLlib's preprocessor of {original.shape} {original.dtype} frames")
     found = leaves(original)
     for leaf in found:
         if isinstance(leaf.space, spaces.Box) and len(leaf.shape) > 1:
-            raise _unsupported(f"the ComplexInputNetwork for {leaf.name('obs')} {leaf.shape}")
+            raise unsupported(f"the ComplexInputNetwork for {leaf.name('obs')} {leaf.shape}")
     if sum(map(flat_size, found)) != seen.shape[0]:
         raise CheckpointError(
             f"The checkpoint's observations are flattened to {seen.shape}, which {original} is not."
@@ -132,9 +156,9 @@ def _vision(model: Mapping[str, Any], seen: spaces.Box) -> Network:
     post, wrapped = [*model.get("post_fcnet_hiddens", ())], bool(model.get("use_lstm"))
     shared = bool(model.get("vf_share_layers"))
     if model.get("no_final_linear") and not wrapped:
-        raise _unsupported("a VisionNetwork with model['no_final_linear']")
+        raise unsupported("a VisionNetwork with model['no_final_linear']")
     if post and not (shared or wrapped):
-        raise _unsupported("a VisionNetwork with post_fcnet_hiddens whose value shares no layers")
+        raise unsupported("a VisionNetwork with post_fcnet_hiddens whose value shares no layers")
     convolutions = [f"conv{i + 1}" for i in range(len(filters))]
     behind = _behind_convolutions(len(post), wrapped)
     actor: Path = [*convolutions, *[None] * wrapped, *behind]
@@ -184,6 +208,107 @@ def _keras_order(actor: Path, value: Path) -> list[str]:
     return [name for _, _, name in sorted(placed, key=lambda each: (-each[0], each[1]))]
 
 
+# -- values of actions ----------------------------------------------------------------------------
+
+
+def q_network_of(
+    config: Mapping[str, Any], model: Mapping[str, Any], seen: spaces.Space, acted: spaces.Space
+) -> Network:
+    """Returns the network of RLlib's DQN.
+
+    Args:
+        config: of the policy: `hiddens`, `dueling`, `noisy`, `num_atoms`.
+        model: its whole `model` config.
+        seen: as in `network_of`.
+        acted: likewise.
+
+    Raises:
+        CheckpointError: if it is none that can be built here; the message names what is not.
+    """
+    hiddens, noisy = [*config.get("hiddens", ())], bool(config.get("noisy"))
+    explored = config.get("exploration_config")
+    if isinstance(explored, Mapping) and explored.get("type") == "ParameterNoise":
+        raise unsupported("the LayerNormalization that ParameterNoise puts into DQN's heads")
+    if not hiddens:
+        if noisy or config.get("dueling") or config.get("num_atoms", 1) != 1:
+            raise unsupported("DQN with hiddens=[] and dueling, noisy or num_atoms")
+        return only_acting(model, seen, acted, "q_out")
+    encoder = _encoder(model, seen, acted)
+    heads = ("advantage", "value") if config.get("dueling") else ("q",)
+    layers = [
+        f"{head}_{i}" for head in heads for i in [*range(1, len(hiddens) + 1), "out"]
+    ]  # as they are called here
+    named = {f"heads/{layer}": layer for layer in layers}
+    return encoder._replace(
+        order=[*encoder.order, *named],
+        ours={**encoder.ours, **named},
+        noisy=frozenset(named if noisy else ()),
+        is_named=False,
+    )
+
+
+def only_acting(
+    model: Mapping[str, Any], seen: spaces.Space, acted: spaces.Space, output: str = "fc_out"
+) -> Network:
+    """Returns a network of which the value is of no use, as one of several of a policy.
+
+    Args:
+        model: as in `network_of`.
+        seen: likewise.
+        acted: likewise.
+        output: what its last layer is called here.
+
+    Raises:
+        CheckpointError: likewise.
+    """
+    if model.get("use_lstm"):
+        raise unsupported("model['use_lstm'] of an algorithm that replays single steps")
+    found = network_of(model, seen, acted)
+    ours = {
+        name: output if own == "fc_out" else own
+        for name, own in found.ours.items()
+        if not name.startswith(_OF_VALUE)
+    }
+    return found._replace(ours=ours, is_named=False)
+
+
+def _encoder(model: Mapping[str, Any], seen: spaces.Space, acted: spaces.Space) -> Network:
+    """Returns what is before the heads of DQN: its last layer has its own number of units."""
+    hidden, post = [*model.get("fcnet_hiddens", ())], [*model.get("post_fcnet_hiddens", ())]
+    width = [_FEATURES, *hidden][-1]
+    if len(seen.shape or ()) == 3:
+        if post:
+            raise unsupported("a VisionNetwork with post_fcnet_hiddens before DQN's heads")
+        plain = only_acting({**model, "no_final_linear": False}, seen, acted)
+        return _features_of_images(model, plain, width)
+    units = [*(hidden + post)[:-1], width]
+    found = only_acting({**model, "no_final_linear": True}, seen, acted, f"fc_{len(units)}")
+    settings = {**found.settings, "fcnet_hiddens": units, "no_final_linear": False}
+    return found._replace(settings=settings)
+
+
+def _features_of_images(model: Mapping[str, Any], plain: Network, width: int) -> Network:
+    """Returns the convolutions before DQN's heads.
+
+    Args:
+        model: the whole `model` config.
+        plain: the network with a layer of its own behind the convolutions.
+        width: how many features the last convolution gives instead.
+    """
+    filters = [*plain.settings["conv_filters"]]
+    filters[-1] = [width, *filters[-1][1:]]
+    ours = {f"conv{i}": f"conv_{i}" for i in range(1, len(filters))}
+    ours["conv_out"] = f"conv_{len(filters)}"
+    actor: Path = [*ours, None, None]
+    value: Path = ["value_out"]
+    if not model.get("vf_share_layers"):
+        actor = [*ours]
+        value = [*(f"conv_value_{i + 1}" for i in range(len(filters))), "conv_value_out", None]
+    scaled = frozenset([*ours][:1] if plain.scaled else ())
+    settings = {**plain.settings, "conv_filters": filters}
+    return Network(settings, _keras_order(actor, value), ours, scaled)
+
+
 # -- weights --------------------------------------------------------------------------------------
 
 
@@ -197,7 +322,8 @@ def weights_of(stored: Any, network: Network) -> KerasWeights:
     Raises:
         CheckpointError: if they are not those of the network; the message names them.
     """
-    named = _by_name(stored, network) if isinstance(stored, Mapping) else _by_order(stored, network)
+    goes_by_name = isinstance(stored, Mapping) and network.is_named
+    named = _by_name(stored, network) if goes_by_name else _by_order(stored, network)
     layers = [
         LayerWeights(
             ours, None, [NamedArray(*each) for each in _converted(named[name], name, network)]
@@ -210,15 +336,11 @@ def weights_of(stored: Any, network: Network) -> KerasWeights:
 _Arrays = dict[str, np.ndarray]  # of a layer, by role
 
 
-def _roles(layer: str) -> Sequence[str]:
-    return _LSTM if layer == "lstm" else (_LOG_STD,) if layer == _LOG_STD else ("kernel", "bias")
-
-
 def _by_name(stored: Mapping[Any, Any], network: Network) -> dict[str, _Arrays]:
     found: dict[str, _Arrays] = {}
     for layer in network.ours:
         inner = "lstm/lstm_cell" if layer == "lstm" else "" if layer == _LOG_STD else layer
-        for role in _roles(layer):
+        for role in network.roles(layer):
             wanted = f"{inner}/{role}".lstrip("/")
             hits = [key for key in stored if f"/{key}".endswith(f"/{wanted}")]
             if len(hits) != 1:
@@ -227,12 +349,15 @@ def _by_name(stored: Mapping[Any, Any], network: Network) -> dict[str, _Arrays]:
     return found
 
 
+def listed(stored: Any) -> Any:
+    """Returns stored weights as a list, also where they have names."""
+    return [*stored.values()] if isinstance(stored, Mapping) else stored
+
+
 def _by_order(stored: Any, network: Network) -> dict[str, _Arrays]:
-    places = [(layer, role) for layer in network.order for role in _roles(layer)]
+    places, stored = network.places, listed(stored)
     if not isinstance(stored, list | tuple) or len(stored) != len(places):
-        count = len(stored) if isinstance(stored, list | tuple) else 0
-        told = [str(np.shape(each)) for each in stored] if count else []
-        raise _unfit(f"{len(places)} arrays are due, and there are {count}", told)
+        raise unfit(len(places), stored)
     found: dict[str, _Arrays] = {}
     for (layer, role), array in zip(places, stored, strict=True):
         found.setdefault(layer, {})[role] = _array(array, f"{layer}/{role}")
@@ -240,11 +365,20 @@ def _by_order(stored: Any, network: Network) -> dict[str, _Arrays]:
 
 
 def _array(value: Any, name: str) -> np.ndarray:
+    if isinstance(value, float):
+        return np.array(value, np.float32)
     if not isinstance(value, np.ndarray):
         raise CheckpointError(
             f"The checkpoint's weight {name!r} must be an array, got a {type(value).__name__}."
         )
     return value
+
+
+def unfit(due: int, stored: Any) -> CheckpointError:
+    """Returns the error for weights that are not as many arrays as are due."""
+    count = len(stored) if isinstance(stored, list | tuple) else 0
+    told = [str(np.shape(each)) for each in stored] if count else []
+    return _unfit(f"{due} arrays are due, and there are {count}", told)
 
 
 def _unfit(problem: str, given: Sequence[str]) -> CheckpointError:
@@ -260,6 +394,7 @@ def _converted(arrays: _Arrays, layer: str, network: Network) -> list[tuple[str,
     found = dict(arrays)
     if layer in network.scaled:
         found["kernel"] = found["kernel"] * np.float32(_WHITE)
-    elif layer in _PIXELS and found["kernel"].shape[:-2] == (1, 1):
-        found["kernel"] = found["kernel"][0, 0]
+    elif layer in _PIXELS and not network.ours[layer].startswith("conv_"):
+        pixel = found["kernel"].shape[:-2] == (1, 1)
+        found["kernel"] = found["kernel"][0, 0] if pixel else found["kernel"]
     return [*found.items()]

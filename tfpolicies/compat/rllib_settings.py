@@ -14,8 +14,11 @@ from tfpolicies.config.dialect import ALIASES, CONSTANTS
 from tfpolicies.errors import CheckpointError, ConfigError, ModelSettingError
 from tfpolicies.models.defaults import MODEL_DEFAULTS
 
-_ACTOR_CRITICS = ("PPO", "PG", "A2C")
-"""The algorithms whose policies have RLlib's default networks and nothing beside them."""
+_ALGORITHMS = ("PPO", "PG", "A2C", "DQN", "SAC")
+"""The algorithms whose networks are known."""
+
+_NETWORKS = ("model", "policy_model_config", "q_model_config")
+"""Settings of networks, which are read by themselves."""
 
 _NOTHING: tuple[Any, ...] = (None, False, -1, {}, [], ())
 """Values that ask for nothing; -1 is RLlib's for what is deprecated."""
@@ -34,23 +37,34 @@ _OF_RLLIB: Mapping[str, Any] = {
     "episode_lookback_horizon": 1,
     "sync_filters_on_rollout_workers_timeout_s": 60.0,
     "sample_collector": ...,
+    "categorical_distribution_temperature": 1.0,
 }
 """Settings of RLlib alone, and the values that change nothing; `...` for all."""
+
+
+_OF_BUFFERS: Mapping[str, Any] = {
+    "_enable_replay_buffer_api": True,
+    "replay_sequence_length": 1,
+    "worker_side_prioritization": False,
+}
+"""Keys of `replay_buffer_config` in RLlib alone, and the values that change nothing."""
 
 
 class Settings(NamedTuple):
     """What a checkpoint says of a policy.
 
     Attributes:
+        algorithm: the name of its algorithm.
         policy_class: the class here.
-        config: its settings here, but for the `model` config.
-        model: the `model` config, as RLlib has it.
+        config: its settings here, but for those of networks.
+        stored: its settings as RLlib has them.
         left: what is not carried over, with the reasons.
     """
 
+    algorithm: str
     policy_class: Any
     config: AlgorithmConfig
-    model: Mapping[str, Any]
+    stored: Mapping[str, Any]
     left: list[str]
 
 
@@ -79,11 +93,13 @@ def settings_of(spec: Any) -> Settings:
         raise CheckpointError(f"The checkpoint's config has no dict `model`, but {model!r:.80}.")
     config = algorithm.get_default_config()
     left: list[str] = []
-    unread = {"model", *_OF_THE_RUN, *["eager_tracing"] * (framework == "tf")}
+    unread = {*_NETWORKS, *_OF_THE_RUN, *["eager_tracing"] * (framework == "tf")}
     for name in stored.keys() - unread:
-        left += _taken(config, name, stored[name])
+        value = stored[name]
+        left += _taken(config, name, _buffer(value) if name == "replay_buffer_config" else value)
     kind = find_class(algorithm, framework)
-    return Settings(kind, config, model, [*sorted(left), *_model_left(model)])
+    left = [*sorted(left), *_model_left(model)]
+    return Settings(algorithm.__name__, kind, config, stored, left)
 
 
 def find_class(algorithm: Any, framework: str) -> Any:
@@ -103,15 +119,44 @@ def _config_in(stored: Any) -> Mapping[str, Any]:
 
 
 def _algorithm(name: Any) -> Any:
-    text = name.name.rpartition(":")[2] if isinstance(name, Named) else str(name)
+    text = _class_name(name)
     ours = text.removesuffix("Policy").removesuffix("TF1").removesuffix("TF2").removesuffix("TF")
-    if ours not in _ACTOR_CRITICS:
+    if ours not in _ALGORITHMS:
         raise CheckpointError(
-            f"The checkpoint's policy class must be one of {', '.join(_ACTOR_CRITICS)}, got "
+            f"The checkpoint's policy class must be one of {', '.join(_ALGORITHMS)}, got "
             f"{text!r:.80}, whose networks are not converted. Make the policy here, build the "
             "network in Keras, and give its weights to `policy.import_model_from_h5`."
         )
     return find_algorithm(ours)
+
+
+def _class_name(found: Any) -> str:
+    """Returns the name of a policy class; eager ones have one of their own."""
+    text = _name_of(found).rpartition(":")[2] if isinstance(found, Named) else str(found)
+    return text.removesuffix("_traced").removesuffix("_eager")
+
+
+def _name_of(found: Named) -> str:
+    """Returns what something is called; a class of a script is pickled as its parts."""
+    is_made = found.name.endswith(":_make_skeleton_class") and isinstance(found.args, tuple)
+    return str(found.args[1]) if is_made and len(found.args) > 1 else found.name
+
+
+def _buffer(stored: Any) -> Any:
+    """Returns RLlib's `replay_buffer_config` as it is here.
+
+    There `prioritized_replay`, where it is False, makes a buffer with priorities a uniform one.
+    """
+    if not isinstance(stored, Mapping):
+        return stored
+    found = {k: x for k, x in stored.items() if k not in _OF_BUFFERS or _OF_BUFFERS[k] != x}
+    kind = found.get("type")
+    if isinstance(kind, Named) and kind.name.startswith("ray.rllib."):
+        found["type"] = kind.name.rpartition(":")[2]
+    if found.pop("prioritized_replay", None) is False:
+        found = {k: x for k, x in found.items() if not str(k).startswith("prioritized_replay_")}
+        found["type"] = "MultiAgentReplayBuffer"
+    return found
 
 
 def _taken(config: AlgorithmConfig, name: str, value: Any) -> Iterator[str]:
@@ -158,7 +203,7 @@ def _known(value: Any) -> Any:
 
 def _said(value: Any) -> str:
     if isinstance(value, Named):
-        return f"<{value.name}>"
+        return f"<{_name_of(value):.60}>"
     return "<with objects of yours>" if _has_named(value) else f"{value!r:.60}"
 
 

@@ -1,0 +1,136 @@
+"""The networks of RLlib's policies, algorithm by algorithm, and their weights as ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import spaces
+
+from tfpolicies.compat.rllib_networks import (
+    TEMPERATURE,
+    Network,
+    listed,
+    network_of,
+    only_acting,
+    q_network_of,
+    unfit,
+    unsupported,
+    weights_of,
+)
+from tfpolicies.compat.rllib_settings import Settings, model_settings_of
+from tfpolicies.errors import CheckpointError
+from tfpolicies.models.critics import Critics
+from tfpolicies.models.weight_mapping import match_weights
+
+
+class Networks(NamedTuple):
+    """What a policy of RLlib consists of.
+
+    Attributes:
+        settings: of a config of ours, which make the same networks.
+        parts: the networks whose arrays the checkpoint has, in its order.
+    """
+
+    settings: dict[str, Any]
+    parts: list[Network]
+
+
+def networks_of(settings: Settings, seen: spaces.Space, acted: spaces.Space) -> Networks:
+    """Returns the networks of a policy.
+
+    Args:
+        settings: what the checkpoint says of it.
+        seen: the space of what its models read, with the `original_space` that it is made of.
+        acted: the space of actions.
+
+    Raises:
+        CheckpointError: if one of them is none that can be built here; the message names what is
+            not.
+    """
+    stored, model = settings.stored, settings.stored["model"]
+    if settings.algorithm == "SAC":
+        return _actor_and_critics(stored, seen, acted)
+    if settings.algorithm == "DQN":
+        network = q_network_of(stored, model, seen, acted)
+    else:
+        network = network_of(model, seen, acted)
+    return Networks({"model": model_settings_of(model, network.settings)}, [network])
+
+
+def _actor_and_critics(
+    stored: Mapping[str, Any], seen: spaces.Space, acted: spaces.Space
+) -> Networks:
+    if stored.get("_use_beta_distribution"):
+        raise unsupported("SAC with _use_beta_distribution")
+    models = {
+        ours: {**stored["model"], **_dict_in(stored, name)}
+        for ours, name in (("model", "policy_model_config"), ("q_model_config", "q_model_config"))
+    }
+    valued = seen if isinstance(acted, spaces.Discrete) else _joined(seen, acted)
+    actor = only_acting(models["model"], seen, acted)
+    critic = only_acting(models["q_model_config"], valued, acted, "q_out")
+    settings = {
+        name: model_settings_of(models[name], network.settings)
+        for name, network in (("model", actor), ("q_model_config", critic))
+    }
+    critics = [critic] * (1 + bool(stored.get("twin_q")))
+    return Networks(settings, [actor, *critics, TEMPERATURE])
+
+
+def _dict_in(stored: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = stored.get(name)
+    if not isinstance(found, Mapping):
+        raise CheckpointError(f"The checkpoint's config has no dict `{name}`, but {found!r:.80}.")
+    return found
+
+
+def _joined(seen: spaces.Space, acted: spaces.Space) -> spaces.Box:
+    """Returns the space of observations and actions side by side."""
+    original = getattr(seen, "original_space", seen)
+    if not isinstance(original, spaces.Box) or len(original.shape) != 1:
+        raise unsupported(f"the critics that SAC has for the observation space {original}")
+    width = original.shape[0] + int(np.prod(acted.shape or ()))
+    return spaces.Box(-np.inf, np.inf, (width,))
+
+
+def arrays_of(
+    stored: Any, parts: Sequence[Network], policy: Any, source: str
+) -> dict[str, np.ndarray]:
+    """Returns the weights of a checkpoint by the keys that they have in a state of ours.
+
+    Args:
+        stored: as the checkpoint has them, by name or in order.
+        parts: the networks that they are of.
+        policy: of ours, with the same networks.
+        source: where they are from, for messages.
+
+    Raises:
+        CheckpointError: if they are not those of the networks; the message names them.
+        ModelImportError: likewise.
+    """
+    shares = [stored] if len(parts) == 1 else _split(stored, parts)
+    found: dict[str, np.ndarray] = {}
+    for part, own, (model, keys) in zip(parts, shares, _models(policy.program), strict=True):
+        found |= match_weights(weights_of(own, part), model, keys, source).arrays
+    return found
+
+
+def _split(stored: Any, parts: Sequence[Network]) -> list[list[Any]]:
+    """Returns the arrays of each network, which follow each other."""
+    borders = [*accumulate((len(part.places) for part in parts), initial=0)]
+    arrays = listed(stored)
+    if not isinstance(arrays, list | tuple) or len(arrays) != borders[-1]:
+        raise unfit(borders[-1], arrays)
+    return [[*arrays[begin:end]] for begin, end in pairwise(borders)]
+
+
+def _models(program: Any) -> Iterator[tuple[Any, list[str]]]:
+    """Yields the models of a Program's networks with their keys in a state; each critic is one."""
+    for name, network in program.functions.networks.items():
+        keys = iter(slot.key for slot in program.layout.of(name))
+        own = network.model
+        for model in own.critics if isinstance(own, Critics) else [own]:
+            yield model, [key for _, key in zip(model.variables, keys, strict=False)]
