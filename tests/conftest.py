@@ -9,6 +9,12 @@ import weakref
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(  # machines are shared: how long an example takes says nothing
+    "shared", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("shared")
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
 

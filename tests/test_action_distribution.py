@@ -348,7 +348,7 @@ def test_a_row_in_which_everything_is_forbidden_is_uniform():
     np.testing.assert_allclose(dist_class(masked).entropy(), [math.log(4)], rtol=1e-6)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     st.lists(st.floats(-1e4, 1e4, width=32), min_size=5, max_size=5),
     st.lists(st.booleans(), min_size=5, max_size=5).filter(any),

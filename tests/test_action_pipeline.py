@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from gymnasium import spaces
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import make
 
@@ -210,7 +210,7 @@ ACTION_SPACES = st.recursive(
 
 
 @pytest.mark.core
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150)
 @given(ACTION_SPACES, st.booleans(), st.sampled_from([0.0, 1.0, 30.0, 3e38]), st.integers(0, 99))
 def test_every_action_given_to_the_environment_is_in_the_space(space, normalize, scale, seed):
     dist_class = ActionDistribution.of(space)

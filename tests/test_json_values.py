@@ -76,7 +76,7 @@ VALUES = st.recursive(
 
 
 @given(VALUES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_nested_values_come_back_with_types_signs_and_order(value):
     assert same(through_json(value), value)
 

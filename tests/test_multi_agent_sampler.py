@@ -168,7 +168,7 @@ def sampled(batches, env_number_of=lambda obs: obs[0] // 10):
     return sorted(tuple(float(x) for x in row) for row in rows)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 10**6),
     copies=st.integers(1, 3),

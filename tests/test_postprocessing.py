@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tfpolicies.batch.postprocessing import (
@@ -143,7 +143,6 @@ unit = st.floats(0, 1)
 
 
 @pytest.mark.core
-@settings(deadline=None)
 @given(fragments(), unit, unit)
 def test_all_trajectories_at_once_equal_one_after_another(data, gamma, lambda_):
     rewards, values, next_values, terminateds, ends = data
@@ -157,7 +156,6 @@ def test_all_trajectories_at_once_equal_one_after_another(data, gamma, lambda_):
             np.testing.assert_allclose(targets[n, i:j], piece["value_targets"], atol=1e-4)
 
 
-@settings(deadline=None)
 @given(fragments(), unit)
 def test_returns_at_once_equal_one_after_another(data, gamma):
     rewards, _, last_values, _, ends = data
@@ -189,7 +187,6 @@ def test_n_step_returns_stop_at_ends_and_discount_by_the_steps_made():
         n_step_returns(rewards[0], ends[0], terminateds[0], 2, 0.5)
 
 
-@settings(deadline=None)
 @given(fragments(), st.integers(1, 9), st.floats(0.1, 1))
 def test_n_step_returns_of_all_pieces_equal_those_of_each(data, n, gamma):
     rewards, _, _, terminateds, ends = data

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tfpolicies.batch.sample_batch import (
@@ -362,7 +362,6 @@ def test_the_ends_of_episodes_are_seen():
 
 
 @pytest.mark.core
-@settings(deadline=None)
 @given(
     start=st.none() | st.integers(-9, 9),
     stop=st.none() | st.integers(-9, 9),
@@ -497,7 +496,6 @@ def test_a_padded_batch_is_split_between_its_sequences():
 
 
 @pytest.mark.core
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 6), max_size=5))
 def test_pieces_joined_again_give_the_batch(cuts):
     batch = six_rows(terminateds=np.zeros(6, bool))
@@ -506,7 +504,6 @@ def test_pieces_joined_again_give_the_batch(cuts):
     assert_same(concat_samples(pieces), batch)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=5), st.integers(1, 7))
 def test_sequences_survive_cutting_and_joining(lengths, size):
     rows = sum(lengths)

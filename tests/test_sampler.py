@@ -188,7 +188,7 @@ def test_nested_observations_stay_nested_and_true(mode):
     history.check(counting_envs(worker))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     mode=st.sampled_from(MODES),
     count=st.integers(1, 4),

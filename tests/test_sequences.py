@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tfpolicies.batch.sample_batch import SampleBatch
@@ -110,7 +110,6 @@ def test_shuffling_moves_whole_sequences():
 
 
 @pytest.mark.core
-@settings(deadline=None)
 @given(ids=st.lists(st.integers(0, 2), max_size=12), max_seq_len=st.integers(1, 5))
 def test_chopping_loses_no_row_and_mixes_no_episodes(ids, max_seq_len):
     rows = np.arange(1, len(ids) + 1)

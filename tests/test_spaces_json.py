@@ -61,7 +61,7 @@ SPACES = st.recursive(
 
 
 @given(SPACES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_nested_spaces_come_back_equal_and_sample_alike(space):
     back = through_json(space)
     assert back == space
@@ -70,7 +70,7 @@ def test_nested_spaces_come_back_equal_and_sample_alike(space):
 
 
 @given(boxes())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_the_bounds_of_a_box_are_exact_not_merely_close(box):
     back = through_json(box)
     for name in ("low", "high", "bounded_below", "bounded_above"):
