@@ -14,20 +14,24 @@ from tfpolicies import Policy
 from tfpolicies.cli import main
 from tfpolicies.compat.foreign_pickle import Named
 from tfpolicies.compat.import_rllib import import_checkpoint
-from tfpolicies.compat.rllib_networks import network_of, weights_of
+from tfpolicies.compat.rllib_networks import network_of, q_network_of, weights_of
+from tfpolicies.compat.rllib_policies import networks_of
 from tfpolicies.compat.rllib_settings import settings_of
 from tfpolicies.compat.rllib_spaces import space_of
 from tfpolicies.errors import (
     CheckpointError,
     ModelImportError,
+    ModelSettingError,
     SpaceError,
     UnsupportedSpaceError,
 )
+from tfpolicies.models.catalog.q_network import QHeads
 
 STORED = Path(__file__).parent / "stored" / "rllib"
 KINDS = ("mlp", "cnn", "lstm", "dqn", "sac")
 CASES = [f"{case}-{framework}" for case in KINDS for framework in ("tf", "tf2")]
 CLASSES = {"dqn": "DQN", "sac": "SAC"}
+COUNTS = {"dqn": (1000, 25), "sac-tf": (520, 13), "sac-tf2": (120, 3)}  # steps and updates
 MORE = {**{kind: ["vf_preds"] for kind in ("mlp", "cnn", "lstm")}, "sac-tf2": ["critic_values"]}
 VECTOR = {"space": {"space": "box", "low": -np.ones(2, "f4"), "high": np.ones(2, "f4"),
                     "shape": (2,), "dtype": "<f4"}}  # fmt: skip
@@ -67,8 +71,8 @@ def test_an_imported_policy_acts_as_it_did_in_rllib(case, tmp_path, capsys):
     policy = Policy.from_checkpoint(tmp_path / "out")
     runtime = "TF2" if framework == "tf2" else "TF1"
     assert type(policy).__name__ == f"{CLASSES.get(kind, 'PPO')}{runtime}Policy"
-    if kind not in CLASSES:
-        assert (policy.global_timestep, policy.num_grad_updates) == (40, 2)
+    counted = COUNTS.get(case, COUNTS.get(kind, (40, 2)))
+    assert (policy.global_timestep, policy.num_grad_updates) == counted
     assert policy.config["lr"] == 1e-3
     with np.load(STORED / case / "expected.npz") as expected:
         found = differences(policy, dict(expected))
@@ -170,6 +174,85 @@ def test_actor_critics_and_temperature_of_sac_follow_each_other(tmp_path):
         import_checkpoint(written(tmp_path / "part", sac_state(weights)))
 
 
+IMAGE = {"space": {"space": "box", "low": np.zeros((2, 2, 1), "u1"), "dtype": "|u1",
+                   "high": np.full((2, 2, 1), 255, "u1"), "shape": (2, 2, 1)}}  # fmt: skip
+
+
+@pytest.mark.core
+@pytest.mark.parametrize("shared", [True, False])
+def test_convolutions_before_heads_are_as_wide_as_the_last_layer_and_see_0_to_255(shared, tmp_path):
+    kernel = np.arange(8, dtype="f4").reshape(2, 2, 1, 2) / 1000
+    convolution, head = [kernel, array(2)], [array(2, 2), array(2)]
+    value = [array(2, 1), array(1)] if shared else [np.ones((1, 1, 7, 1), "f4"), array(1)]
+    apart = [] if shared else [np.ones((2, 2, 1, 7), "f4"), np.zeros(7, "f4")]
+    first = [*convolution, *value] if shared else [*apart, *value, *convolution]
+    model = {
+        "conv_filters": [[7, 2, 1]],  # 7 is not read: the width is that of `fcnet_hiddens`
+        "conv_activation": "linear",
+        "fcnet_hiddens": [2],
+        "vf_share_layers": shared,
+    }
+    weights = [*first, *head, array(2, 2) + 1, array(2)]
+    state = q_state(weights, model=model, hiddens=[2], dueling=False)
+    state["policy_spec"]["observation_space"] = IMAGE
+    (imported,) = import_checkpoint(written(tmp_path, state)).values()
+    image = np.array([[[[10], [20]], [[30], [40]]]], "u1")
+    features = np.float64(kernel).reshape(4, 2).T @ image.reshape(4) + array(2)
+    hidden = np.maximum(features @ array(2, 2) + array(2), 0)
+    expected = hidden @ (array(2, 2) + 1) + array(2)
+    extras = imported.policy.compute_actions(image, explore=False).extras
+    np.testing.assert_allclose(extras["q_values"], [expected], rtol=1e-5)
+
+
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("model", "order", "settings"),
+    [
+        ({"fcnet_hiddens": []}, ["fc_out", "value_out"], ([256], "swish")),
+        (
+            {"fcnet_hiddens": [8, 6], "vf_share_layers": True},
+            ["fc_1", "fc_out", "value_out"],
+            ([8, 6], "relu"),
+        ),
+        (
+            {"fcnet_hiddens": [8], "post_fcnet_hiddens": [6]},
+            ["fc_value_1", "fc_1", "fc_value_2", "fc_out", "value_out"],
+            ([8, 8], "relu"),
+        ),
+    ],
+)
+def test_layers_before_heads_end_in_one_of_their_own_width(model, order, settings):
+    vector, acted = spaces.Box(-1, 1, (4,)), spaces.Discrete(3)
+    heads = QHeads((5,), dueling=True, num_atoms=1, noisy=False, sigma0=0.5)
+    given = {"fcnet_activation": "relu", "post_fcnet_activation": "swish", **model}
+    found = q_network_of(heads, given, vector, acted)
+    heads = [f"heads/{x}" for x in ("advantage_1", "advantage_out", "value_1", "value_out")]
+    assert found.order == [*order, *heads]
+    assert found.ours["fc_out"] == f"fc_{len(settings[0])}"
+    kept = found.settings
+    assert (kept["fcnet_hiddens"], kept["fcnet_activation"]) == settings
+    assert (kept["post_fcnet_hiddens"], kept["no_final_linear"]) == ([], False)
+
+
+@pytest.mark.core
+def test_the_actor_of_sac_is_of_both_configs_and_may_have_one_deviation_for_all(tmp_path):
+    actor = [array(2), array(2, 3) + 1, array(3), array(3, 2) + 2, array(2), array(3, 1), array(1)]
+    critic = [array(4, 1), array(1), array(4, 1), array(1)]
+    config = {
+        "model": {"fcnet_hiddens": [9], "vf_share_layers": True, "free_log_std": True},
+        "policy_model_config": {"fcnet_hiddens": [3]},
+        "q_model_config": {"fcnet_hiddens": [], "free_log_std": False},
+        "twin_q": False,
+    }
+    state = sac_state([*actor, *critic, 0.5], config=config, action_space=VECTOR)
+    (imported,) = import_checkpoint(written(tmp_path, state)).values()
+    weights = {tuple(w.shape): w for w in imported.policy.get_weights().values()}
+    for given in (actor[1], actor[2], actor[3], critic[0]):
+        np.testing.assert_array_equal(weights[given.shape], given)
+    assert imported.policy.config["model"]["free_log_std"] is True
+    assert len(imported.policy.get_weights()) == 8
+
+
 NESTED = {"space": {"space": "dict", "spaces": {"a": VECTOR["space"], "b": PAIR["space"]}}}
 FLAT = {"space": {**VECTOR["space"], "low": -np.ones(4, "f4"), "high": np.ones(4, "f4"),
                   "shape": (4,)}, "original_space": NESTED}  # fmt: skip
@@ -182,7 +265,19 @@ FLAT = {"space": {**VECTOR["space"], "low": -np.ones(4, "f4"), "high": np.ones(4
         (q_state([], hiddens=[]), r"DQN with hiddens=\[\] and dueling"),
         (q_state([], exploration_config={"type": "ParameterNoise"}), "LayerNormalization"),
         (q_state([], model={"use_lstm": True}), "replays single steps"),
-        (sac_state([], config={"_use_beta_distribution": True}), "_use_beta_distribution"),
+        (
+            sac_state([], config={"model": {"custom_model": "mine", "fcnet_hiddens": []}}),
+            r"custom_model'\]='mine'",
+        ),
+        (sac_state([], config={"policy_model_config": {"free_log_std": True}}), "free_log_std"),
+        (
+            q_state([], model={"no_final_linear": True}, hiddens=[], dueling=False),
+            "no_final_linear",
+        ),
+        (
+            sac_state([], action_space=VECTOR, config={"_use_beta_distribution": True}),
+            "_use_beta_distribution",
+        ),
         (sac_state([], config={"q_model_config": None}), "no dict `q_model_config`, but None"),
         (
             sac_state([], observation_space=FLAT, action_space=VECTOR),
@@ -197,8 +292,60 @@ def test_networks_of_algorithms_that_replay_which_cannot_be_imported_are_named(
         import_checkpoint(written(tmp_path, state))
 
 
+PAIR_OF_NUMBERS = np.array([1, 2])
+HOSTILE = [
+    *({"model": {name: value}} for name in ("fcnet_hiddens", "post_fcnet_hiddens", "conv_filters")
+      for value in (3, PAIR_OF_NUMBERS, ["a"])),
+    *({"model": {name: PAIR_OF_NUMBERS}} for name in ("custom_model", "use_lstm", "free_log_std")),
+]  # fmt: skip
+
+
 @pytest.mark.core
-def test_buffers_are_those_of_the_names_here_and_uniform_where_rllib_says_so():
+@pytest.mark.parametrize("config", HOSTILE, ids=str)
+@pytest.mark.parametrize("of", ["PPO", "DQN", "SAC"])
+def test_values_that_no_network_has_are_named(config, of):
+    ((name, _),) = config["model"].items()
+    state = {"PPO": state_of, "DQN": q_state, "SAC": sac_state}[of]
+    spec = (state([], config=config) if of != "DQN" else state([], **config))["policy_spec"]
+    if of == "SAC":
+        spec["config"] |= {"policy_model_config": {}, "q_model_config": {}}
+    vector, acted = spaces.Box(-1, 1, (2,)), spaces.Discrete(2)
+    with pytest.raises((CheckpointError, ModelSettingError), match=name):
+        networks_of(settings_of(spec), vector, acted)
+
+
+@pytest.mark.core
+def test_values_that_no_setting_has_stay_behind_and_the_networks_are_those_of_the_policy():
+    strange = {"hiddens": 3, "noisy": PAIR_OF_NUMBERS, "num_atoms": "x", "dueling": 0,
+               "exploration_config": {"type": PAIR_OF_NUMBERS}, "td_error_loss_fn": PAIR_OF_NUMBERS,
+               "replay_buffer_config": {"replay_sequence_length": PAIR_OF_NUMBERS},
+               "categorical_distribution_temperature": PAIR_OF_NUMBERS}  # fmt: skip
+    found = settings_of(q_state([], **strange)["policy_spec"])
+    assert sorted(line.partition("=")[0] for line in found.left) == sorted(strange)
+    vector, acted = spaces.Box(-1, 1, (2,)), spaces.Discrete(2)
+    (network,) = networks_of(found, vector, acted).parts
+    assert network.order[-2:] == ["heads/value_1", "heads/value_out"]
+
+    pair = settings_of(sac_state([], config={"twin_q": PAIR_OF_NUMBERS})["policy_spec"])
+    assert len(networks_of(pair, vector, acted).parts) == 4
+    assert [line.partition("=")[0] for line in pair.left] == ["twin_q"]
+
+
+@pytest.mark.core
+def test_what_configs_of_networks_have_beside_is_listed_and_objects_are_configs_too():
+    model = {"fcnet_hiddens": [], "of_the_future": 7}
+    state = sac_state([], config={"policy_model_config": model})
+    assert settings_of(state["policy_spec"]).left == ["policy_model_config['of_the_future']=7"]
+    config = state["policy_spec"]["config"]
+    config["framework_str"] = config.pop("framework")
+    state["policy_spec"]["config"] = Named("ray.rllib:SACConfig", None, config, [])
+    found = settings_of(state["policy_spec"])
+    assert found.policy_class.__name__ == "SACTF2Policy"
+    assert len(networks_of(found, spaces.Box(-1, 1, (2,)), spaces.Discrete(2)).parts) == 4
+
+
+@pytest.mark.core
+def test_buffers_are_those_of_the_names_here():
     module = "ray.rllib.utils.replay_buffers.multi_agent_prioritized_replay_buffer"
     stored = {
         "type": Named(f"{module}:MultiAgentPrioritizedReplayBuffer", None, None, []),
@@ -213,12 +360,9 @@ def test_buffers_are_those_of_the_names_here_and_uniform_where_rllib_says_so():
     kept = found.config["replay_buffer_config"]
     assert (kept["capacity"], kept["prioritized_replay_alpha"]) == (70, 0.5)
     assert kept["type"] == "MultiAgentPrioritizedReplayBuffer"
-    uniform = {**stored, "prioritized_replay": False}
-    found = settings_of(q_state([], replay_buffer_config=uniform)["policy_spec"])
-    assert found.config["replay_buffer_config"] == {
-        "type": "MultiAgentReplayBuffer",
-        "capacity": 70,
-    }
+    unread = {**stored, "prioritized_replay": False}  # as SAC has it, and no code of RLlib reads
+    again = settings_of(q_state([], replay_buffer_config=unread)["policy_spec"])
+    assert again.config["replay_buffer_config"] == kept
     foreign = {**stored, "type": Named("mine:Buffer", None, None, [])}
     (left,) = settings_of(q_state([], replay_buffer_config=foreign)["policy_spec"]).left
     assert left == "replay_buffer_config=<with objects of yours>"

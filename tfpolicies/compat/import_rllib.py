@@ -84,7 +84,9 @@ def import_checkpoint(checkpoint: str | os.PathLike[str]) -> dict[str, Imported]
         CheckpointError: if it is none, is damaged, or has what cannot be imported; the message
             names it.
         SpaceError: if its spaces cannot be used here.
+        ModelSettingError: if a setting of its networks has a value that is none here.
         ModelImportError: if its weights do not fit the network that its config describes.
+        WeightsError: if its counters are no numbers.
     """
     folder = Path(checkpoint)
     described = _description(folder)

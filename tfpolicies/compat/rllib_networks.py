@@ -3,7 +3,7 @@
 Graph policies keep weights by name. Eager ones keep a list, in the order in which Keras 2 lists the
 layers of a functional model: by their distance from the outputs, the largest first, and at one
 distance those of the actor first. Names that depend on what else a process has built (`dense_6`,
-`fc_1_2`) say nothing; where there are such, graph policies go by the same order.
+`fc_1_2`) say nothing; where there are any, graph policies go by the same order.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import spaces
 
+from tfpolicies.compat.rllib_settings import is_nothing, require_known_values
 from tfpolicies.errors import CheckpointError
 from tfpolicies.keras_weights import KerasWeights, LayerWeights, NamedArray
+from tfpolicies.models.catalog.q_network import QHeads
 from tfpolicies.models.preprocessing import is_image
 from tfpolicies.models.spaces import flat_size, leaves
 
@@ -48,7 +50,7 @@ class Network(NamedTuple):
         ours: the name of each layer here; one that is not among them is of no use.
         scaled: the layers that read an image of 0 to 255, which is one of 0 to 1 here.
         noisy: the noisy layers.
-        is_named: whether the names of a graph policy tell the layers.
+        is_named: whether the names of a graph policy tell the layers apart.
     """
 
     settings: dict[str, Any]
@@ -85,14 +87,25 @@ def network_of(model: Mapping[str, Any], seen: spaces.Space, acted: spaces.Space
     Raises:
         CheckpointError: if it is none that can be built here; the message names what is not.
     """
-    for name in ("custom_model", "custom_preprocessor", "custom_action_dist", "use_attention"):
-        if model.get(name):
-            raise unsupported(f"model[{name!r}]={getattr(model[name], 'name', model[name])!r:.80}")
+    require_default(model)
     if not isinstance(seen, spaces.Box) or len(seen.shape) not in (1, 3):
         raise unsupported(f"the ComplexInputNetwork for the observation space {seen}")
     _require_plain(getattr(seen, "original_space", seen), seen)
     inner = _vision(model, seen) if len(seen.shape) == 3 else _dense(model)
     return _behind_lstm(model, inner) if model.get("use_lstm") else inner
+
+
+def require_default(model: Mapping[str, Any]) -> None:
+    """Checks that a `model` config asks for one of RLlib's own networks, with plain values.
+
+    Raises:
+        CheckpointError: if it asks for another one.
+        ModelSettingError: if a setting has a value that is none here.
+    """
+    for name in ("custom_model", "custom_preprocessor", "custom_action_dist", "use_attention"):
+        if not is_nothing(model.get(name)):
+            raise unsupported(f"model[{name!r}]={getattr(model[name], 'name', model[name])!r:.80}")
+    require_known_values(model)
 
 
 def unsupported(piece: str) -> CheckpointError:
@@ -125,7 +138,7 @@ def _require_plain(original: spaces.Space, seen: spaces.Box) -> None:
 def _dense(model: Mapping[str, Any]) -> Network:
     hidden, post = [*model.get("fcnet_hiddens", ())], [*model.get("post_fcnet_hiddens", ())]
     units, wrapped = hidden + post, bool(model.get("use_lstm"))
-    free, shared = bool(model.get("free_log_std")), bool(model.get("vf_share_layers"))
+    free, shared = bool(model.get("free_log_std")), model.get("vf_share_layers") is True
     activated = bool(model.get("no_final_linear")) and not wrapped
     names = [f"fc_{i + 1}" for i in range(len(units))]
     actor: Path = [*names[: len(names) - activated], *["fc_out"] * (not wrapped), *[None] * free]
@@ -154,7 +167,7 @@ def _vision(model: Mapping[str, Any], seen: spaces.Box) -> Network:
             f"{seen.shape}, but has none."
         )
     post, wrapped = [*model.get("post_fcnet_hiddens", ())], bool(model.get("use_lstm"))
-    shared = bool(model.get("vf_share_layers"))
+    shared = model.get("vf_share_layers") is True
     if model.get("no_final_linear") and not wrapped:
         raise unsupported("a VisionNetwork with model['no_final_linear']")
     if post and not (shared or wrapped):
@@ -212,45 +225,42 @@ def _keras_order(actor: Path, value: Path) -> list[str]:
 
 
 def q_network_of(
-    config: Mapping[str, Any], model: Mapping[str, Any], seen: spaces.Space, acted: spaces.Space
+    heads: QHeads, model: Mapping[str, Any], seen: spaces.Space, acted: spaces.Space
 ) -> Network:
     """Returns the network of RLlib's DQN.
 
     Args:
-        config: of the policy: `hiddens`, `dueling`, `noisy`, `num_atoms`.
+        heads: what is behind its encoder.
         model: its whole `model` config.
         seen: as in `network_of`.
         acted: likewise.
 
     Raises:
         CheckpointError: if it is none that can be built here; the message names what is not.
+        ModelSettingError: if a setting has a value that is none here.
     """
-    hiddens, noisy = [*config.get("hiddens", ())], bool(config.get("noisy"))
-    explored = config.get("exploration_config")
-    if isinstance(explored, Mapping) and explored.get("type") == "ParameterNoise":
-        raise unsupported("the LayerNormalization that ParameterNoise puts into DQN's heads")
-    if not hiddens:
-        if noisy or config.get("dueling") or config.get("num_atoms", 1) != 1:
+    if not heads.hiddens:
+        if heads.noisy or heads.dueling or heads.num_atoms > 1:
             raise unsupported("DQN with hiddens=[] and dueling, noisy or num_atoms")
         return only_acting(model, seen, acted, "q_out")
     encoder = _encoder(model, seen, acted)
-    heads = ("advantage", "value") if config.get("dueling") else ("q",)
     layers = [
-        f"{head}_{i}" for head in heads for i in [*range(1, len(hiddens) + 1), "out"]
+        f"{head}_{i}"
+        for head in (("advantage", "value") if heads.dueling else ("q",))
+        for i in [*range(1, len(heads.hiddens) + 1), "out"]
     ]  # as they are called here
     named = {f"heads/{layer}": layer for layer in layers}
     return encoder._replace(
         order=[*encoder.order, *named],
         ours={**encoder.ours, **named},
-        noisy=frozenset(named if noisy else ()),
-        is_named=False,
+        noisy=frozenset(named if heads.noisy else ()),
     )
 
 
 def only_acting(
     model: Mapping[str, Any], seen: spaces.Space, acted: spaces.Space, output: str = "fc_out"
 ) -> Network:
-    """Returns a network of which the value is of no use, as one of several of a policy.
+    """Returns a network whose value output is left out.
 
     Args:
         model: as in `network_of`.
@@ -260,10 +270,18 @@ def only_acting(
 
     Raises:
         CheckpointError: likewise.
+        ModelSettingError: likewise.
     """
-    if model.get("use_lstm"):
-        raise unsupported("model['use_lstm'] of an algorithm that replays single steps")
-    found = network_of(model, seen, acted)
+    require_default(model)
+    for name in ("use_lstm", "no_final_linear"):
+        if model.get(name):
+            raise unsupported(f"model[{name!r}] of an algorithm that replays single steps")
+    if model.get("free_log_std") and isinstance(acted, spaces.Discrete):
+        raise unsupported("model['free_log_std'] with Discrete actions")
+    return _without_value(network_of(model, seen, acted), output)
+
+
+def _without_value(found: Network, output: str) -> Network:
     ours = {
         name: output if own == "fc_out" else own
         for name, own in found.ours.items()
@@ -273,16 +291,20 @@ def only_acting(
 
 
 def _encoder(model: Mapping[str, Any], seen: spaces.Space, acted: spaces.Space) -> Network:
-    """Returns what is before the heads of DQN: its last layer has its own number of units."""
+    """Returns what is before the heads of DQN.
+
+    The width of its last layer is the last of `fcnet_hiddens`, or 256.
+    """
+    plain = only_acting({**model, "no_final_linear": False}, seen, acted)
     hidden, post = [*model.get("fcnet_hiddens", ())], [*model.get("post_fcnet_hiddens", ())]
     width = [_FEATURES, *hidden][-1]
     if len(seen.shape or ()) == 3:
         if post:
             raise unsupported("a VisionNetwork with post_fcnet_hiddens before DQN's heads")
-        plain = only_acting({**model, "no_final_linear": False}, seen, acted)
         return _features_of_images(model, plain, width)
     units = [*(hidden + post)[:-1], width]
-    found = only_acting({**model, "no_final_linear": True}, seen, acted, f"fc_{len(units)}")
+    activated = network_of({**model, "no_final_linear": True}, seen, acted)
+    found = _without_value(activated, f"fc_{len(units)}")
     settings = {**found.settings, "fcnet_hiddens": units, "no_final_linear": False}
     return found._replace(settings=settings)
 
@@ -301,12 +323,13 @@ def _features_of_images(model: Mapping[str, Any], plain: Network, width: int) ->
     ours["conv_out"] = f"conv_{len(filters)}"
     actor: Path = [*ours, None, None]
     value: Path = ["value_out"]
-    if not model.get("vf_share_layers"):
+    if model.get("vf_share_layers") is not True:
         actor = [*ours]
         value = [*(f"conv_value_{i + 1}" for i in range(len(filters))), "conv_value_out", None]
     scaled = frozenset([*ours][:1] if plain.scaled else ())
     settings = {**plain.settings, "conv_filters": filters}
-    return Network(settings, _keras_order(actor, value), ours, scaled)
+    order = _keras_order(actor, value)
+    return plain._replace(settings=settings, order=order, ours=ours, scaled=scaled)
 
 
 # -- weights --------------------------------------------------------------------------------------
@@ -365,13 +388,13 @@ def _by_order(stored: Any, network: Network) -> dict[str, _Arrays]:
 
 
 def _array(value: Any, name: str) -> np.ndarray:
-    if isinstance(value, float):
-        return np.array(value, np.float32)
-    if not isinstance(value, np.ndarray):
+    found = np.array(value) if isinstance(value, float) else value
+    if not isinstance(found, np.ndarray) or found.dtype.kind not in "fiu":
+        kind = found.dtype if isinstance(found, np.ndarray) else type(value).__name__
         raise CheckpointError(
-            f"The checkpoint's weight {name!r} must be an array, got a {type(value).__name__}."
+            f"The checkpoint's weight {name!r} must be an array of numbers, got {kind}."
         )
-    return value
+    return found
 
 
 def unfit(due: int, stored: Any) -> CheckpointError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,12 +16,13 @@ from tfpolicies.compat.rllib_networks import (
     network_of,
     only_acting,
     q_network_of,
+    require_default,
     unfit,
     unsupported,
     weights_of,
 )
-from tfpolicies.compat.rllib_settings import Settings, model_settings_of
-from tfpolicies.errors import CheckpointError
+from tfpolicies.compat.rllib_settings import Settings, dict_in, model_settings_of
+from tfpolicies.models.catalog.q_network import QHeads
 from tfpolicies.models.critics import Critics
 from tfpolicies.models.weight_mapping import match_weights
 
@@ -49,42 +50,41 @@ def networks_of(settings: Settings, seen: spaces.Space, acted: spaces.Space) -> 
     Raises:
         CheckpointError: if one of them is none that can be built here; the message names what is
             not.
+        ModelSettingError: if a setting has a value that is none here.
     """
-    stored, model = settings.stored, settings.stored["model"]
     if settings.algorithm == "SAC":
-        return _actor_and_critics(stored, seen, acted)
+        return _actor_and_critics(settings, seen, acted)
+    model = dict_in(settings.stored, "model")
     if settings.algorithm == "DQN":
-        network = q_network_of(stored, model, seen, acted)
+        _require_no_normalization(settings.stored)
+        network = q_network_of(QHeads.of(settings.config.to_dict()), model, seen, acted)
     else:
         network = network_of(model, seen, acted)
     return Networks({"model": model_settings_of(model, network.settings)}, [network])
 
 
-def _actor_and_critics(
-    stored: Mapping[str, Any], seen: spaces.Space, acted: spaces.Space
-) -> Networks:
-    if stored.get("_use_beta_distribution"):
+def _require_no_normalization(stored: Mapping[str, Any]) -> None:
+    explored = stored.get("exploration_config")
+    if isinstance(explored, Mapping) and str(explored.get("type")) == "ParameterNoise":
+        raise unsupported("the LayerNormalization that ParameterNoise puts into DQN's heads")
+
+
+def _actor_and_critics(settings: Settings, seen: spaces.Space, acted: spaces.Space) -> Networks:
+    stored, config = settings.stored, settings.config
+    if stored.get("_use_beta_distribution") is True and config["normalize_actions"]:
         raise unsupported("SAC with _use_beta_distribution")
-    models = {
-        ours: {**stored["model"], **_dict_in(stored, name)}
-        for ours, name in (("model", "policy_model_config"), ("q_model_config", "q_model_config"))
-    }
+    common = dict_in(stored, "model")
+    require_default(common)
+    acting = {**common, **dict_in(stored, "policy_model_config")}
+    valuing = {**common, **dict_in(stored, "q_model_config")}
     valued = seen if isinstance(acted, spaces.Discrete) else _joined(seen, acted)
-    actor = only_acting(models["model"], seen, acted)
-    critic = only_acting(models["q_model_config"], valued, acted, "q_out")
-    settings = {
-        name: model_settings_of(models[name], network.settings)
-        for name, network in (("model", actor), ("q_model_config", critic))
+    actor = only_acting(acting, seen, acted)
+    critic = only_acting(valuing, valued, acted, "q_out")
+    made = {
+        "model": model_settings_of(acting, actor.settings),
+        "q_model_config": model_settings_of(valuing, critic.settings),
     }
-    critics = [critic] * (1 + bool(stored.get("twin_q")))
-    return Networks(settings, [actor, *critics, TEMPERATURE])
-
-
-def _dict_in(stored: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = stored.get(name)
-    if not isinstance(found, Mapping):
-        raise CheckpointError(f"The checkpoint's config has no dict `{name}`, but {found!r:.80}.")
-    return found
+    return Networks(made, [actor, *[critic] * (1 + config["twin_q"]), TEMPERATURE])
 
 
 def _joined(seen: spaces.Space, acted: spaces.Space) -> spaces.Box:
@@ -133,4 +133,4 @@ def _models(program: Any) -> Iterator[tuple[Any, list[str]]]:
         keys = iter(slot.key for slot in program.layout.of(name))
         own = network.model
         for model in own.critics if isinstance(own, Critics) else [own]:
-            yield model, [key for _, key in zip(model.variables, keys, strict=False)]
+            yield model, [*islice(keys, len(model.variables))]

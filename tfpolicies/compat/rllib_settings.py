@@ -11,8 +11,8 @@ from tfpolicies.algorithms.registry import find_algorithm
 from tfpolicies.compat.foreign_pickle import Named
 from tfpolicies.compat.rllib_names import PLACES
 from tfpolicies.config.dialect import ALIASES, CONSTANTS
-from tfpolicies.errors import CheckpointError, ConfigError, ModelSettingError
-from tfpolicies.models.defaults import MODEL_DEFAULTS
+from tfpolicies.errors import CheckpointError, ModelSettingError
+from tfpolicies.models.defaults import MODEL_DEFAULTS, SETTINGS
 
 _ALGORITHMS = ("PPO", "PG", "A2C", "DQN", "SAC")
 """The algorithms whose networks are known."""
@@ -42,10 +42,11 @@ _OF_RLLIB: Mapping[str, Any] = {
 """Settings of RLlib alone, and the values that change nothing; `...` for all."""
 
 
-_OF_BUFFERS: Mapping[str, Any] = {
-    "_enable_replay_buffer_api": True,
-    "replay_sequence_length": 1,
-    "worker_side_prioritization": False,
+_OF_BUFFERS: Mapping[str, tuple[Any, ...]] = {
+    "_enable_replay_buffer_api": (True,),
+    "prioritized_replay": (True, False, -1),
+    "replay_sequence_length": (1,),
+    "worker_side_prioritization": (False,),
 }
 """Keys of `replay_buffer_config` in RLlib alone, and the values that change nothing."""
 
@@ -81,6 +82,7 @@ def settings_of(spec: Any) -> Settings:
             "2.0 to 2.10, or of the new API stack; restore it there, and save a Policy checkpoint."
         )
     stored = _config_in(spec["config"])
+    models = {name: dict_in(stored, name) for name in _NETWORKS if stored.get(name) is not None}
     algorithm = _algorithm(spec.get("policy_class"))
     framework = stored.get("framework")
     if framework not in ("tf", "tf2"):
@@ -88,9 +90,6 @@ def settings_of(spec: Any) -> Settings:
             f"The checkpoint's framework must be 'tf' or 'tf2', got {framework!r:.80}. The weights "
             "of torch networks are not converted."
         )
-    model = stored.get("model")
-    if not isinstance(model, Mapping):
-        raise CheckpointError(f"The checkpoint's config has no dict `model`, but {model!r:.80}.")
     config = algorithm.get_default_config()
     left: list[str] = []
     unread = {*_NETWORKS, *_OF_THE_RUN, *["eager_tracing"] * (framework == "tf")}
@@ -98,8 +97,20 @@ def settings_of(spec: Any) -> Settings:
         value = stored[name]
         left += _taken(config, name, _buffer(value) if name == "replay_buffer_config" else value)
     kind = find_class(algorithm, framework)
-    left = [*sorted(left), *_model_left(model)]
+    left = [*sorted(left), *(x for name, model in models.items() for x in _model_left(name, model))]
     return Settings(algorithm.__name__, kind, config, stored, left)
+
+
+def dict_in(stored: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Returns a dict among settings.
+
+    Raises:
+        CheckpointError: if it is none, or is not there.
+    """
+    found = stored.get(name)
+    if not isinstance(found, Mapping):
+        raise CheckpointError(f"The checkpoint's config has no dict `{name}`, but {found!r:.80}.")
+    return found
 
 
 def find_class(algorithm: Any, framework: str) -> Any:
@@ -111,8 +122,8 @@ def find_class(algorithm: Any, framework: str) -> Any:
 def _config_in(stored: Any) -> Mapping[str, Any]:
     """Returns a config as a dict: as one it was saved, or as an object with attributes."""
     if isinstance(stored, Named) and isinstance(stored.state, Mapping):
-        stored = {ALIASES.get(name, name): value for name, value in stored.state.items()}
-        stored = {("framework" if k == "framework_str" else k): v for k, v in stored.items()}
+        given = stored.state.items()
+        stored = {x if x in _NETWORKS else ALIASES.get(x, x): value for x, value in given}
     if not isinstance(stored, Mapping):
         raise CheckpointError(f"The checkpoint's config must be a dict, got {stored!r:.80}.")
     return {str(name): value for name, value in stored.items()}
@@ -145,17 +156,18 @@ def _name_of(found: Named) -> str:
 def _buffer(stored: Any) -> Any:
     """Returns RLlib's `replay_buffer_config` as it is here.
 
-    There `prioritized_replay`, where it is False, makes a buffer with priorities a uniform one.
+    In RLlib 2.10 nobody reads `prioritized_replay`, which is False for SAC: the type decides.
     """
     if not isinstance(stored, Mapping):
         return stored
-    found = {k: x for k, x in stored.items() if k not in _OF_BUFFERS or _OF_BUFFERS[k] != x}
+    found = {
+        name: value
+        for name, value in stored.items()
+        if not any(_is_same(value, silent) for silent in _OF_BUFFERS.get(name, ()))
+    }
     kind = found.get("type")
     if isinstance(kind, Named) and kind.name.startswith("ray.rllib."):
         found["type"] = kind.name.rpartition(":")[2]
-    if found.pop("prioritized_replay", None) is False:
-        found = {k: x for k, x in found.items() if not str(k).startswith("prioritized_replay_")}
-        found["type"] = "MultiAgentReplayBuffer"
     return found
 
 
@@ -166,10 +178,10 @@ def _taken(config: AlgorithmConfig, name: str, value: Any) -> Iterator[str]:
         try:
             config.update_from_dict({name: found})
             return
-        except (ConfigError, TypeError) as error:
+        except (TypeError, ValueError) as error:  # a ConfigError is one
             why = f" ({str(error).partition('. ')[0].removesuffix('.')})"
     silent = _OF_RLLIB.get(name)
-    if silent is ... or (silent is not None and silent == value) or _is_nothing(value):
+    if silent is ... or _is_same(value, silent) or is_nothing(value):
         return
     known = ALIASES.get(name, name)
     if why and known in CONSTANTS:
@@ -186,8 +198,14 @@ def _has_named(value: Any) -> bool:
     return isinstance(value, Named)
 
 
-def _is_nothing(value: Any) -> bool:
-    return any(type(value) is type(each) and value == each for each in _NOTHING)
+def is_nothing(value: Any) -> bool:
+    """Whether a value asks for nothing."""
+    return any(_is_same(value, each) for each in _NOTHING)
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    """Whether a plain value is another one; an array is none."""
+    return type(value) is type(other) and bool(value == other)
 
 
 def _known(value: Any) -> Any:
@@ -214,10 +232,23 @@ _NOT_OURS = frozenset(
 )
 
 
-def _model_left(model: Mapping[str, Any]) -> Iterator[str]:
+def _model_left(config: str, model: Mapping[str, Any]) -> Iterator[str]:
     for name, value in model.items():
-        if name not in MODEL_DEFAULTS and name not in _NOT_OURS and not _is_nothing(value):
-            yield f"model[{name!r}]={_said(value)}"
+        if name not in MODEL_DEFAULTS and name not in _NOT_OURS and not is_nothing(value):
+            yield f"{config}[{name!r}]={_said(value)}"
+
+
+def require_known_values(model: Mapping[str, Any]) -> None:
+    """Checks each setting of a `model` config that there is here, before anything is made of it.
+
+    Raises:
+        ModelSettingError: if one has a value that is none here.
+    """
+    for name, (_, rule) in SETTINGS.items():
+        if name in model and not rule.holds(model[name]):
+            raise ModelSettingError(
+                f"model[{name!r}] of the checkpoint must be {rule.words}, got {model[name]!r:.80}."
+            )
 
 
 def model_settings_of(model: Mapping[str, Any], network: Mapping[str, Any]) -> dict[str, Any]:

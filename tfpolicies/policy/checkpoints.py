@@ -227,10 +227,11 @@ class StoredPolicy:
         """Returns the state for a policy whose config may have another exploration strategy.
 
         The state of a strategy means nothing to another one, which begins as it is when made.
+        Classes of one name count as one.
         """
         state, settings = self.state, self.checkpoint.manifest["config"]["settings"]
-        own = encode_value(policy.config.get("exploration_config"))
-        if _strategy_name(own) != _strategy_name(settings.get("exploration_config")):
+        stored, own = settings.get("exploration_config"), getattr(policy, "exploration", None)
+        if own is not None and type(own).__name__ != _strategy_name(stored):
             state.pop("_exploration_state", None)
         return state
 
