@@ -670,7 +670,6 @@ def crash_at(monkeypatch, module, name, count):
     return lambda: len(calls) >= count
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("step", STEPS)
 def test_a_crash_between_any_two_steps_leaves_old_or_new_whole(step, tmp_path):
     seen = set()

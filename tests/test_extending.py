@@ -316,7 +316,6 @@ class OtherDQN(DQN):
     """DQN under another name, with DQN's config."""
 
 
-@pytest.mark.core
 def test_an_algorithm_that_shares_the_config_of_its_base_is_what_its_default_config_builds():
     config = OtherDQN.get_default_config()
     assert config.algo_class is OtherDQN

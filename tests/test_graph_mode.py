@@ -223,7 +223,6 @@ def test_the_session_holds_the_policys_variables():
 
 
 @pytest.mark.usefixtures("new_programs")
-@pytest.mark.core
 def test_a_program_is_traced_once_for_all_its_sessions():
     policies = [graph(seed=i, lr=1e-3 * (i + 1)) for i in range(5)]
     for i, policy in enumerate(policies):

@@ -202,7 +202,6 @@ def rate_after(policy, updates):
     return [pytest.approx(x) for x in found]
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("framework", ["tf2", "tf"])
 def test_a_keras_schedule_is_a_function_of_gradient_updates(framework, tmp_path):
     from tfpolicies import PPOTF1Policy

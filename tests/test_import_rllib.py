@@ -154,7 +154,6 @@ def sac_state(weights, **more):
     return state_of(model, weights, policy_class="SACTFPolicy", config=config, **more)
 
 
-@pytest.mark.core
 def test_actor_critics_and_temperature_of_sac_follow_each_other(tmp_path):
     networks = [[array(2, 2) + i, array(2) + i, array(2, 1), array(1)] for i in range(3)]
     weights = [x for network in networks for x in network]
@@ -178,7 +177,6 @@ IMAGE = {"space": {"space": "box", "low": np.zeros((2, 2, 1), "u1"), "dtype": "|
                    "high": np.full((2, 2, 1), 255, "u1"), "shape": (2, 2, 1)}}  # fmt: skip
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("shared", [True, False])
 def test_convolutions_before_heads_are_as_wide_as_the_last_layer_and_see_0_to_255(shared, tmp_path):
     kernel = np.arange(8, dtype="f4").reshape(2, 2, 1, 2) / 1000
@@ -234,7 +232,6 @@ def test_layers_before_heads_end_in_one_of_their_own_width(model, order, setting
     assert (kept["post_fcnet_hiddens"], kept["no_final_linear"]) == ([], False)
 
 
-@pytest.mark.core
 def test_the_actor_of_sac_is_of_both_configs_and_may_have_one_deviation_for_all(tmp_path):
     actor = [array(2), array(2, 3) + 1, array(3), array(3, 2) + 2, array(2), array(3, 1), array(1)]
     critic = [array(4, 1), array(1), array(4, 1), array(1)]
@@ -300,7 +297,6 @@ HOSTILE = [
 ]  # fmt: skip
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("config", HOSTILE, ids=str)
 @pytest.mark.parametrize("of", ["PPO", "DQN", "SAC"])
 def test_values_that_no_network_has_are_named(config, of):

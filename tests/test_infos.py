@@ -106,7 +106,6 @@ def test_infos_of_several_agents_stand_in_the_rows_of_their_steps():
         assert batch["bonus"].tolist() == [2.0] * 8
 
 
-@pytest.mark.core
 def test_callbacks_about_trajectories_and_updates_have_infos():
     seen = []
 

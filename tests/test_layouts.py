@@ -72,7 +72,6 @@ def requests_of(folder):
         yield model[1].decode(), model[3].decode(), inputs
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("policy", ["mixed", "recurrent"])
 def test_the_requests_that_warm_up_tensorflow_serving_run_on_the_model(policy, tmp_path, request):
     result = request.getfixturevalue(policy).export_model(tmp_path / "arm", layout="tf-serving")
@@ -179,7 +178,6 @@ def test_a_second_export_for_triton_is_the_next_version(mixed, tmp_path):
     assert (spec["artefact"], spec["layout"]) == ("onnx", "triton")
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("policy", ["mixed", "recurrent"])
 def test_the_settings_for_mlserver_describe_the_file_that_its_runtime_runs(
     policy, tmp_path, request
@@ -290,7 +288,6 @@ def test_the_command_line_knows_every_layout(layout):
     assert parse(words).layout == layout
 
 
-@pytest.mark.core
 def test_an_algorithm_hands_the_form_on(tmp_path):
     from tfpolicies import PGConfig
 

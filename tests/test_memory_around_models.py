@@ -81,7 +81,6 @@ def catalog():
     return [varied(make(model={**memory, "fcnet_hiddens": [4]})) for memory in (LSTM, ATTENTION)]
 
 
-@pytest.mark.core
 @pytest.mark.parametrize(
     ("which", "inference"), [(0, "tf"), (0, "session"), (0, "onnx"), (1, "session"), (1, "onnx")]
 )

@@ -243,7 +243,6 @@ def test_statistics_that_some_minibatches_lack_are_means_over_the_others():
     assert stats == {"at": 2.0, "other": 7.0}
 
 
-@pytest.mark.core
 def test_a_loaded_batch_is_learned_from_in_order_through_all_overrides():
     own = make(recording(PPOTF2Policy, "learn_on_loaded_batch", "learn_on_batch"), lr=0.01)
     plain, batch = make(lr=0.01), batch_for(own, 128 * 2 + 4)

@@ -91,7 +91,6 @@ def test_a_pickled_policy_is_equal_to_the_last_number(kind):
         assert_equal(twin.get_weights(), policy.get_weights())
 
 
-@pytest.mark.core
 def test_a_spawned_process_takes_policies_and_an_algorithm():
     policy = used(make(travellers.Mine, model={"custom_model": travellers.factory}))
     obs, algorithm = rows_of(OBS, 6), small().build()

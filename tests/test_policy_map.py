@@ -112,7 +112,6 @@ def files_of(m):
 # -- signatures -----------------------------------------------------------------------------------
 
 
-@pytest.mark.core
 def test_both_signatures_and_their_capacities():
     old = PolicyMap(1, 2)
     assert (old.worker_index, old.num_workers, old.capacity) == (1, 2, 10)

@@ -55,7 +55,6 @@ def restored(space, batch):
     return turned_back(leaves(space), batch, ObservationError("does not fit"))
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("inference", ["tf", "onnx", "session"])
 def test_preprocessed_rows_mean_the_observations_that_they_were_made_of(case, inference):

@@ -140,7 +140,6 @@ needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="only Unix forks
 
 
 @needs_fork
-@pytest.mark.core
 def test_tensorflow_in_a_child_forked_after_it_ran_raises_instead_of_hanging():
     says_so = "ForkError: TensorFlow cannot run here: this process was fork"
 
@@ -187,7 +186,6 @@ for name in ("eager_execution", "v2_behavior"):
 """
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("mode", ["eager_execution", "v2_behavior"])
 def test_without_eager_execution_one_line_says_how_to_get_it_back(mode):
     lines = printed_by(NOT_EAGER)[mode]

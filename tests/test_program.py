@@ -41,7 +41,6 @@ class PlainMean(PGTF2Policy):
 # -- one trace ------------------------------------------------------------------------------------
 
 
-@pytest.mark.core
 def test_a_hundred_policies_of_a_kind_are_traced_once():
     first = make(lr=0.01, inference="onnx")
     batch = batch_for(first, 8)

@@ -434,7 +434,6 @@ def test_policies_of_the_same_parts_share_a_program():
 # -- training -------------------------------------------------------------------------------------
 
 
-@pytest.mark.core
 def test_a_run_with_all_parts_goes_on_from_its_checkpoint_bit_for_bit(tmp_path):
     def config():
         prioritized = {"type": "MultiAgentPrioritizedReplayBuffer", "capacity": 64}

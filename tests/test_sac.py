@@ -131,7 +131,6 @@ def test_losses_and_statistics_are_those_of_the_papers(twin_q, cls, entropy, los
     np.testing.assert_allclose(result["td_error"], size.mean(-1), rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.core
 @pytest.mark.parametrize("twin_q", [True, False])
 def test_each_gradient_is_that_of_its_own_loss_alone_by_finite_differences(twin_q):
     policy = shaken(sac(twin_q=twin_q, gamma=0.9))

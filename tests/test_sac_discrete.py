@@ -99,7 +99,6 @@ def test_losses_and_statistics_are_those_of_the_paper(cls, twin_q, entropy):
     np.testing.assert_allclose(result["td_error"], size.mean(-1), rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.core
 def test_each_gradient_is_that_of_its_own_loss_alone_by_finite_differences():
     policy = shaken(discrete(gamma=0.9))
     batch = transitions(policy, 12)
