@@ -367,7 +367,7 @@ def _by_name(stored: Mapping[Any, Any], network: Network) -> dict[str, _Arrays]:
             wanted = f"{inner}/{role}".lstrip("/")
             hits = [key for key in stored if f"/{key}".endswith(f"/{wanted}")]
             if len(hits) != 1:
-                raise _unfit(f"{wanted!r} is there {len(hits)} times", [*map(str, stored)])
+                raise _not_of_network(f"{wanted!r} is there {len(hits)} times", [*map(str, stored)])
             found.setdefault(layer, {})[role] = _array(stored[hits[0]], wanted)
     return found
 
@@ -401,10 +401,10 @@ def unfit(due: int, stored: Any) -> CheckpointError:
     """Returns the error for weights that are not as many arrays as are due."""
     count = len(stored) if isinstance(stored, list | tuple) else 0
     told = [str(np.shape(each)) for each in stored] if count else []
-    return _unfit(f"{due} arrays are due, and there are {count}", told)
+    return _not_of_network(f"{due} arrays are due, and there are {count}", told)
 
 
-def _unfit(problem: str, given: Sequence[str]) -> CheckpointError:
+def _not_of_network(problem: str, given: Sequence[str]) -> CheckpointError:
     return CheckpointError(
         f"The checkpoint's weights are not those of the network that its config describes: "
         f"{problem}. It has {', '.join(given[:40]) or 'none'}. A model of your own is built in "
@@ -415,9 +415,9 @@ def _unfit(problem: str, given: Sequence[str]) -> CheckpointError:
 def _converted(arrays: _Arrays, layer: str, network: Network) -> list[tuple[str, np.ndarray]]:
     """Returns a layer's arrays as they are here: a convolution of one pixel is dense."""
     found = dict(arrays)
+    is_dense = layer in _PIXELS and not network.ours[layer].startswith("conv_")
     if layer in network.scaled:
         found["kernel"] = found["kernel"] * np.float32(_WHITE)
-    elif layer in _PIXELS and not network.ours[layer].startswith("conv_"):
-        pixel = found["kernel"].shape[:-2] == (1, 1)
-        found["kernel"] = found["kernel"][0, 0] if pixel else found["kernel"]
+    elif is_dense and found["kernel"].shape[:-2] == (1, 1):
+        found["kernel"] = found["kernel"][0, 0]
     return [*found.items()]

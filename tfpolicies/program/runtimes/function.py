@@ -57,7 +57,7 @@ class Traced:
 
 
 def _mapped(place: Callable[[Any], Any], arrays: Any) -> Any:
-    """Does what `tf.nest.map_structure` does, in a tenth of the time."""
+    """Does what `tf.nest.map_structure` does with dicts, lists and tuples, in less time."""
     if isinstance(arrays, dict):
         return {name: _mapped(place, each) for name, each in arrays.items()}
     if isinstance(arrays, list | tuple):
