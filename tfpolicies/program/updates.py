@@ -352,9 +352,9 @@ class Updates:
             self._runtime.begin_update(state)  # afresh
             return self._run(state, batch, minibatches, meanwhile, fetches=fetches)
         self._jit_works = form is not Form.PLAIN
-        signature: Any = self._signature
-        values = totals[signature.kinds, range(len(signature.kinds))].tolist()
-        stats = dict(zip(signature.stat_names, values, strict=True))
+        signature, by_kind = self.signature, totals.tolist()
+        named = zip(signature.stat_names, signature.kinds, strict=True)
+        stats = {name: by_kind[kind][i] for i, (name, kind) in enumerate(named)}
         why = functools.partial(self._reason_in_minibatches, state, batch, minibatches)
         return _Ran(left, minibatches.steps, float(totals[0, -1]), why, Learned(stats, found))
 

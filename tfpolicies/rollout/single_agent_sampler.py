@@ -46,6 +46,7 @@ from tfpolicies.rollout.timing import now
 _OF_ENV = ("rewards", "terminateds", "truncateds")
 _AGENT_AND_POLICY = (SINGLE_AGENT, DEFAULT_POLICY_ID)
 _NO_METRICS: Mapping[str, float] = {}
+_NONE = np.zeros(0, np.int64)
 
 
 class _Buffer:
@@ -56,6 +57,7 @@ class _Buffer:
         obs: per leaf `[N, W + 1, ...]`: row t is acted on, row t + 1 is reached.
         columns: `[N, W, ...]` by name.
         alive: bool `[N, W]`: False for rows that are no transition or were handed out before.
+        has_dead: whether it is False for one of the rows written.
         finals: last observations of episodes that the environment reset at once:
             (t, environment indices, leaves).
         infos: dicts `[N, W]`, of what the steps gave; None where nobody reads them.
@@ -75,6 +77,7 @@ class _Buffer:
             "truncateds": np.empty((num_envs, width), bool),
         }
         self.alive = np.ones((num_envs, width), bool)
+        self.has_dead = False
         self.finals: list[tuple[int, np.ndarray, list[np.ndarray]]] = []
         self.infos: np.ndarray | None = None
         self.barred: list[tuple[int, int]] = []
@@ -158,6 +161,7 @@ class _Buffer:
         for leaf, given in zip(self.obs, obs, strict=True):
             leaf[:, : used + 1] = given
         self.alive[:, :used] = alive
+        self.has_dead = not alive.all()
 
     def reached(self) -> list[np.ndarray]:
         """Returns per leaf the observation each step reached, `[N, used, ...]`, as copies.
@@ -316,6 +320,7 @@ class SingleAgentSampler(Sampler):
                             policy.acting.next_episode()
                     if step.dead is not None:
                         np.logical_not(step.dead, alive[t])
+                        buffer.has_dead = True
                     if step.final is not None:
                         self._keep_final(buffer, step, t)
                     if step.lost is not None:
@@ -363,6 +368,7 @@ class SingleAgentSampler(Sampler):
         for i, error in broken.items():
             ends = np.flatnonzero(done[i] & buffer.alive[i, :t])
             buffer.alive[i, ends[-1] + 1 if len(ends) else 0 : t + 1] = False
+            buffer.has_dead = True
             if not len(ends):  # its first rows were handed out before
                 for running, new in zip(self._running, _Running.start(1, self.rng), strict=True):
                     running[i] = new[0]
@@ -382,15 +388,25 @@ class SingleAgentSampler(Sampler):
             return length - used
         if self._complete:
             return int(_of_finished_episodes(buffer).sum() < length * buffer.num_envs)
+        if self._is_whole(buffer):
+            return 0
         return max(0, length - int(buffer.alive[:, :used].sum(axis=1).min()))
+
+    def _is_whole(self, buffer: _Buffer) -> bool:
+        """Whether a buffer is one fragment of each environment, and nothing else."""
+        return not (self._complete or buffer.has_dead) and buffer.used == self._length
 
     def _rows_to_hand_out(self, buffer: _Buffer) -> np.ndarray:
         if self._complete:
             return _of_finished_episodes(buffer)
         alive = buffer.alive[:, : buffer.used]
+        if self._is_whole(buffer):
+            return alive
         return alive & (alive.cumsum(axis=1) <= self._length)
 
     def _carry_over(self, buffer: _Buffer, taken: np.ndarray) -> _Buffer:
+        if self._is_whole(buffer):
+            return buffer.moved(buffer.used, self._length)
         buffer.alive[:, : buffer.used] &= ~taken
         left = buffer.alive[:, : buffer.used].any(axis=0)
         start = int(left.argmax()) if left.any() else buffer.used
@@ -411,7 +427,7 @@ class SingleAgentSampler(Sampler):
         self, policy: Any, buffer: _Buffer, taken: np.ndarray
     ) -> SampleBatch | MultiAgentBatch:
         used = buffer.used
-        is_whole = not self._complete and bool(taken.all())
+        is_whole = self._is_whole(buffer)
         shape = (1, int(taken.sum())) if self._complete else (buffer.num_envs, self._length)
 
         places = () if is_whole else np.nonzero(taken)
@@ -430,10 +446,12 @@ class SingleAgentSampler(Sampler):
         if buffer.infos is not None:
             columns[SampleBatch.INFOS] = cut(buffer.infos)
         returns_before = self._running.returns
-        columns.update(self._episode_columns(columns, taken))
-        if buffer.lost:
-            columns.update(self._cut_at(columns, cut(buffer.marked(buffer.lost))))
         ends = columns["terminateds"] | columns["truncateds"]
+        columns.update(self._episode_columns(columns["rewards"], ends, taken))
+        if buffer.lost:
+            lost = cut(buffer.marked(buffer.lost))
+            columns.update(self._cut_at(columns, lost))
+            ends |= lost
         ends[:, -1] = True
         rows = shape[0] * shape[1]
 
@@ -516,15 +534,21 @@ class SingleAgentSampler(Sampler):
         return found
 
     def _episode_columns(
-        self, columns: Mapping[str, np.ndarray], taken: np.ndarray
+        self, rewards: np.ndarray, done: np.ndarray, taken: np.ndarray
     ) -> dict[str, np.ndarray]:
-        """Returns ids and time steps of all rows, and books the episodes that ended in them."""
-        done = columns["terminateds"] | columns["truncateds"]
+        """Returns ids and time steps of all rows, and books the episodes that ended in them.
+
+        Args:
+            rewards: `[N, T]`.
+            done: bool `[N, T]`: where episodes ended.
+            taken: which rows of the buffer these are.
+        """
         count, length = done.shape
-        rewards = columns["rewards"]
         running = self._running
         if self._complete:  # only whole episodes: nothing is running at the first row
             running = _Running.start(1, self.rng)
+        elif not done.any():
+            return self._running_columns(rewards, done)
         before = np.zeros((count, length), np.int64)  # episodes that ended before the row
         np.cumsum(done[:, :-1], axis=1, out=before[:, 1:])
         ids = self.rng.integers(10**18, size=(count, int(before.max(initial=0)) + 2))
@@ -547,6 +571,22 @@ class SingleAgentSampler(Sampler):
             "unroll_id": unroll_ids,
             "agent_index": np.zeros((count, length), np.int64),
             "t": t,
+        }
+
+    def _running_columns(self, rewards: np.ndarray, done: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns `_episode_columns` where no episode ended, as in most short fragments."""
+        shape = count, length = done.shape
+        ids, steps, returns = self._running
+        self._take_episodes(done, _NONE, _NONE)
+        earned = rewards.cumsum(axis=1, dtype=np.float64)[:, -1]
+        self._running = _Running(ids, steps + length, returns + earned)
+        unrolls = np.arange(self._next_unroll, self._next_unroll + count)
+        self._next_unroll += count
+        return {
+            "eps_id": ids.repeat(length).reshape(shape),
+            "unroll_id": unrolls.repeat(length).reshape(shape),
+            "agent_index": np.zeros(shape, np.int64),
+            "t": steps[:, None] + np.arange(length),
         }
 
     def _book_episodes(
