@@ -96,7 +96,7 @@ def updates(case: Case, forms: tuple[Form, ...]) -> tuple[dict[Form, Measured], 
         policy = case.policy(jit_compile=SETTINGS[form])
         policy.learning.prepare()
         if form is Form.LOOP:
-            automatic = policy.program.updates.resolve_form()
+            automatic = policy.program.updates.resolve_form(policy._state)
         policy.program.updates.form = form
 
         def call(policy: PPOTF2Policy = policy) -> float:

@@ -742,7 +742,7 @@ def test_a_whole_run_traces_each_function_once_and_compiles_the_update_at_most_t
     config.evaluation(evaluation_duration=3, evaluation_config={"explore": False})
     algorithm = config.build()
     program = algorithm.get_policy().program
-    key = Form.LOOP, False
+    key = Form.LOOP, False, False
     learner, shapes, rows = program.updates._learners[key], set(), set()
 
     def spy(state, columns, *rest, **kw):

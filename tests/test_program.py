@@ -22,7 +22,7 @@ from tfpolicies.models.spaces import Leaf
 from tfpolicies.program.inference import RUNTIMES, Way
 from tfpolicies.program.minibatches import draw_minibatches, padded_rows
 from tfpolicies.program.runtimes.runtime import Actor
-from tfpolicies.program.update_forms import Form
+from tfpolicies.program.update_forms import Form, work_of
 
 
 class PlainMean(PGTF2Policy):
@@ -341,7 +341,7 @@ def test_batches_below_a_minibatch_need_no_compilation_of_their_own(monkeypatch)
         shapes.add(str([x.shape for x in tf.nest.flatten(inputs)]))
         return learner(state, *inputs, **kwargs)
 
-    monkeypatch.setitem(compiled.program.updates._learners, (Form.LOOP, False), spy)
+    monkeypatch.setitem(compiled.program.updates._learners, (Form.LOOP, False, False), spy)
     for rows in (40, 7, 3, 33, 12):
         batch = batch_for(plain, rows)
         for policy in (compiled, plain):
@@ -426,8 +426,27 @@ def test_gradients_are_clipped_in_three_ways(how):
     assert clipped.pop(1) == (None, "unused")
     for (got, _), want in zip(clipped, wanted, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-6)
-    unlimited = clip_gradients(pairs[:1], tf.constant(np.inf), how)[0][0]
-    np.testing.assert_array_equal(unlimited, gradients[0])
+    for found in (clip_gradients, tf.function(clip_gradients)):  # known before, and an input
+        unlimited = found(pairs[:1], tf.constant(np.inf), how)[0][0]
+        np.testing.assert_array_equal(unlimited, gradients[0])
+
+
+@pytest.mark.core
+def test_what_nobody_limits_is_not_computed():
+    free, bound = make(), make(grad_clip=0.01)
+    assert free.program is bound.program
+    batch, updates = batch_for(free, 6), free.program.updates
+    free.learn_on_batch(batch)
+    bound.learn_on_batch(batch)
+    unlimited, limited = (work_of(step.graph).operations for step in updates._steps.values())
+    assert unlimited < limited
+    kernels = [next(iter(policy.get_weights().values())) for policy in (free, bound)]
+    assert not np.array_equal(*kernels)
+    bound.set_state(make(grad_clip=0.01).get_state())
+    bound.set_hyper("grad_clip", None)
+    bound.learn_on_batch(batch)
+    assert_equal(bound.get_weights(), free.get_weights())
+    assert free.program.functions.traces["learn_step"] == 2
 
 
 def test_a_policy_clips_as_its_config_says():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -51,8 +52,10 @@ def clip_gradients(
 ) -> list[tuple[Any, Any]]:
     """Clips gradients by their global norm, each one's norm, or each entry.
 
-    An infinite limit leaves them as they are, so that "no clipping" needs no code of its own.
+    An infinite limit leaves them as they are; where it is a constant, nothing is computed for it.
     """
+    if tf.get_static_value(limit) == math.inf:
+        return pairs
 
     def with_each(clipped: Callable[[Any], Any]) -> list[tuple[Any, Any]]:
         return [(None if g is None else clipped(g), variable) for g, variable in pairs]

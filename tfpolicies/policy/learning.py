@@ -148,7 +148,7 @@ class ProgramLearning(by_methods.LearningByMethods):
         """Decides in the config what every "auto" becomes, as the first use would."""
         policy = self._policy
         self.prepare()
-        policy.config["jit_compile"] = self.updates.resolve_form() is not Form.PLAIN
+        policy.config["jit_compile"] = self.updates.resolve_form(self.state) is not Form.PLAIN
         _ = policy._acting.inference
         for name, before in policy.automatic.items():
             tell_if_resolved_anew(name, before, policy.config[name])
@@ -158,7 +158,8 @@ class ProgramLearning(by_methods.LearningByMethods):
         """Traces and compiles acting and learning for batches of `rows`; changes no numbers."""
         self.prepare()
         acting = self._policy._acting.tries_onnx
-        self._policy.program.warm_up(rows, num_epochs, minibatch_size, acting=acting)
+        sizes = rows, num_epochs, minibatch_size
+        self._policy.program.warm_up(self.state.hyper, *sizes, acting=acting)
         self.resolve()
 
     def take_seconds_loading(self) -> float:

@@ -265,11 +265,11 @@ class ProgramFunctions:
         found = [own.pop(name, []) for name in names]
         return [loss + tf.add_n(x) if x else loss for loss, x in zip(losses, found, strict=True)]
 
-    def loss_view(self, hyper: tf.Tensor, along: Mapping[str, tf.Tensor]) -> Any:
+    def loss_view(self, hyper: Any, along: Mapping[str, tf.Tensor]) -> Any:
         """Returns what the class's code sees as `self` in one update.
 
         Args:
-            hyper: the hyper-parameters `[H]`.
+            hyper: the hyper-parameters `[H]`, or H scalars.
             along: what comes with the minibatch; see `Minibatches.along`.
         """
         more: dict[str, Any] = {"networks": {}, "target_networks": {}}
@@ -296,6 +296,7 @@ class ProgramFunctions:
         along: Mapping[str, tf.Tensor],
         *,
         stat_names: Sequence[str],
+        clips: bool,
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         """Does one update on one minibatch; runtimes trace it by itself, and count that.
 
@@ -305,11 +306,12 @@ class ProgramFunctions:
             weights: float32 `[mb]`, 0 for items that only fill up.
             along: what comes with the minibatch; see `Minibatches.along`.
             stat_names: names of the statistics, in the order of the result.
+            clips: whether there is a limit to gradients; see `ProgramSpec.clips`.
 
         Returns:
             The statistics and, behind them, the loss: float32 `[S + 1]`; and the fetches.
         """
-        view = self._begun(hyper, along)
+        view = self._begun(hyper if clips else self.spec.unclipped(hyper), along)
         rows = self.loss_columns(columns, weights)
         found = self.loss_and_gradients(view, rows, self._takes(along))
         view.apply_gradients_fn(found.optimizer, found.pairs)
@@ -321,7 +323,7 @@ class ProgramFunctions:
     def _takes(self, along: Mapping[str, tf.Tensor]) -> list[tf.Tensor] | None:
         return tf.unstack(along["takes"], len(self.optimizer)) if "takes" in along else None
 
-    def _begun(self, hyper: tf.Tensor, along: Mapping[str, tf.Tensor]) -> Any:
+    def _begun(self, hyper: Any, along: Mapping[str, tf.Tensor]) -> Any:
         """Returns the view of an update, with the learning rates in place."""
         view = self.loss_view(hyper, along)
         self.optimizer.set_learning_rates(view.config)

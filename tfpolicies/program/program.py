@@ -99,11 +99,22 @@ class Program:
             return self.functions.network.model
 
     def warm_up(
-        self, rows: int, num_epochs: int, minibatch_size: int | None, *, acting: bool
+        self,
+        hyper: np.ndarray,
+        rows: int,
+        num_epochs: int,
+        minibatch_size: int | None,
+        *,
+        acting: bool,
     ) -> None:
         """Traces and compiles the update for a batch of `rows`, without updating anything.
 
-        With `acting`, the act function is converted for ONNX Runtime while XLA compiles.
+        Args:
+            hyper: the hyper-parameters of a policy, `[H]`.
+            rows: of the batch.
+            num_epochs: passes over it.
+            minibatch_size: rows per update; None for one update of all.
+            acting: whether the act function is converted for ONNX Runtime while XLA compiles.
         """
 
         def convert() -> None:
@@ -112,6 +123,7 @@ class Program:
 
         meanwhile = convert if acting else None
         state = self._states.for_checks(0)
+        state.hyper[...] = hyper
         self.updates.warm_up(state, rows, num_epochs, minibatch_size, meanwhile)
 
 

@@ -9,6 +9,8 @@ from functools import cached_property
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
+import tensorflow as tf
 
 from tfpolicies import ported
 from tfpolicies.errors import ConfigError, SpaceError
@@ -23,6 +25,9 @@ from tfpolicies.models.spaces import MASK, Leaf, has_mask, leaves, space_key
 from tfpolicies.program.networks import NetworkPlan, require_plans
 from tfpolicies.program.surroundings import require_usual_tensorflow
 from tfpolicies.program.view import ConfigView
+
+_CLIP = "grad_clip"
+"""The hyper-parameter that limits gradients."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +102,7 @@ class ProgramSpec:
         """Returns what traced code of the class sees as `self`.
 
         Args:
-            hyper: the hyper-parameters `[H]`; None where code cannot have them.
+            hyper: the hyper-parameters `[H]`, or H scalars; None where code cannot have them.
             **more: further attributes.
         """
         config = ConfigView(
@@ -216,6 +221,16 @@ class ProgramSpec:
                 raise ConfigError(f"{name} must be a number or None, got {value!r}.")
             values.append(float("inf") if value is None else float(value))
         return values
+
+    def clips(self, hyper: np.ndarray) -> bool:
+        """Whether hyper-parameters `[H]` have a limit to gradients."""
+        names = self.hyperparameters
+        return _CLIP in names and bool(hyper[names.index(_CLIP)] != math.inf)
+
+    def unclipped(self, hyper: tf.Tensor) -> list[tf.Tensor]:
+        """Returns hyper-parameters `[H]` as scalars, that limit being known not to be there."""
+        names = self.hyperparameters
+        return [tf.constant(math.inf) if x == _CLIP else hyper[i] for i, x in enumerate(names)]
 
 
 @dataclass(frozen=True)

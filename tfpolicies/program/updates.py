@@ -58,6 +58,9 @@ class _Ran(NamedTuple):
 class Updates:
     """The updates of one Program.
 
+    Whether a state's `grad_clip` is a limit is compiled in: XLA takes a twentieth of a small update
+    for the norms of gradients that nobody clips.
+
     Args:
         runtime: runs them.
         eager: the runtime that may run them untraced.
@@ -77,8 +80,8 @@ class Updates:
         self._is_recurrent = functions.network.ports.is_recurrent
         self._runtime, self._eager, self._lock = runtime, eager, lock
         self._signature: LearnerSignature | None = None
-        self._steps: dict[bool, Any] = {}  # traced, by whether for XLA
-        self._learners: dict[tuple[Form, bool], Any] = {}  # with fetches, too
+        self._steps: dict[tuple[bool, bool], Any] = {}  # traced, by whether for XLA and clipping
+        self._learners: dict[tuple[Form, bool, bool], Any] = {}  # with fetches and clipping, too
         self._capacity: dict[tuple[int, int], int] = {}
         self._placed_piece = functools.lru_cache(64)(
             lambda first, last: runtime.placed(np.array([first, last], np.int32))
@@ -134,10 +137,13 @@ class Updates:
 
     # -- what is compiled ---------------------------------------------------------------------
 
-    def resolve_form(self) -> Form:
+    def resolve_form(self, state: PolicyState) -> Form:
         """Decides once how learning is compiled, by what its traced step does.
 
         XLA compiles only if the loss reads the row mask, so that padded minibatches stay exact.
+
+        Args:
+            state: of a policy of this kind.
 
         Raises:
             ConfigError: if `jit_compile=True` and the loss cannot run on padded minibatches.
@@ -155,33 +161,35 @@ class Updates:
                 self.form = Form.PLAIN
             else:
                 automatic = wanted == "auto"
-                work = work_of(self._traced_step(for_xla=not automatic).graph)
+                clips = self._spec.clips(state.hyper)
+                work = work_of(self._traced_step(for_xla=not automatic, clips=clips).graph)
                 on_cpu = self._functions.device == CPU
                 self.form = form_of(work, may_be_plain=automatic, on_cpu=on_cpu)
                 if automatic and not work.branches:  # then XLA takes the same trace
-                    self._steps[True] = self._steps[False]
+                    self._steps[True, clips] = self._steps[False, clips]
         return self.form
 
-    def _traced_step(self, *, for_xla: bool) -> Any:
+    def _traced_step(self, *, for_xla: bool, clips: bool) -> Any:
         """Returns the update by one minibatch, traced on first use."""
-        if for_xla not in self._steps:
+        if (for_xla, clips) not in self._steps:
             functions, signature = self._runtime.functions, self.signature
             name = "learn_step (XLA)" if for_xla else "learn_step"
 
             def learn_step(*given: Any) -> Any:
                 functions.traces.note(name, *given)
-                return functions.learn_step(*given, stat_names=signature.stat_names)
+                return functions.learn_step(*given, stat_names=signature.stat_names, clips=clips)
 
             weights, s = tf.TensorSpec([None], tf.float32), self._runtime.signatures
             one = {name: tf.TensorSpec(x.shape[1:], x.dtype) for name, x in s.along.items()}
             takes = [s.hyper, signature.columns, weights, one]
-            self._steps[for_xla] = self._runtime.inner(learn_step, takes, for_xla=for_xla)
-        return self._steps[for_xla]
+            found = self._runtime.inner(learn_step, takes, for_xla=for_xla)
+            self._steps[for_xla, clips] = found
+        return self._steps[for_xla, clips]
 
-    def _learner(self, form: Form, *, fetches: bool = False) -> Any:
+    def _learner(self, form: Form, *, fetches: bool = False, clips: bool = False) -> Any:
         """Returns the compiled `ProgramFunctions.learn`."""
-        if (form, fetches) not in self._learners:
-            step = self._traced_step(for_xla=form is not Form.PLAIN)
+        if (form, fetches, clips) not in self._learners:
+            step = self._traced_step(for_xla=form is not Form.PLAIN, clips=clips)
             if form is Form.STEP:
                 step = tf.function(step, jit_compile=True, autograph=False)
             functions, exact = self._runtime.functions, not self.signature.masked
@@ -191,8 +199,8 @@ class Updates:
 
             s = self._runtime.signatures
             takes = [self.signature.columns, s.index, s.mask, s.along, s.piece, s.totals]
-            self._learners[form, fetches] = self._runtime.compiled(learn, takes, form)
-        return self._learners[form, fetches]
+            self._learners[form, fetches, clips] = self._runtime.compiled(learn, takes, form)
+        return self._learners[form, fetches, clips]
 
     @functools.cached_property
     def _gradients(self) -> Any:
@@ -236,7 +244,7 @@ class Updates:
         size = batch.items
         if minibatch_size is not None and items is None:
             size = self.items_of(minibatch_size)
-            if self.resolve_form() is Form.PLAIN:  # XLA would compile anew for each smaller size
+            if self.resolve_form(state) is Form.PLAIN:  # XLA compiles anew for each smaller size
                 size = min(size, batch.items)
 
         def run() -> _Ran:
@@ -244,7 +252,7 @@ class Updates:
                 rng = state.learning_rng if shuffle else None
                 minibatches = draw_minibatches(batch.items, num_epochs, size, rng)
             else:
-                minibatches = one_minibatch(items, self._width(items, minibatch_size or 1))
+                minibatches = one_minibatch(items, self._width(state, items, minibatch_size or 1))
             drawn = min(size, batch.items) if items is None else len(items)
             along = self._along(state, *minibatches.rows.shape, drawn=drawn, follows=follows)
             minibatches = minibatches._replace(along=along)
@@ -292,9 +300,9 @@ class Updates:
             found[name] = array.astype(np.float32, copy=False)
         return found
 
-    def _width(self, items: np.ndarray, minibatch_size: int) -> int:
+    def _width(self, state: PolicyState, items: np.ndarray, minibatch_size: int) -> int:
         """Returns to how many items a part of a batch is filled up."""
-        if self.resolve_form() is Form.PLAIN:
+        if self.resolve_form(state) is Form.PLAIN:
             return len(items)
         known = max(self.items_of(minibatch_size), self._capacity.get((0, 0), 0))
         width = self._capacity[0, 0] = padded_rows(len(items), 1, known)
@@ -337,7 +345,7 @@ class Updates:
         fetches: bool,
     ) -> _Ran:
         """Runs minibatches on the resident state; without XLA from here on if it cannot compile."""
-        form = self.resolve_form()
+        form = self.resolve_form(state)
         try:
             totals, found, left = self._run_as(
                 form, state, batch, minibatches, meanwhile, fetches=fetches
@@ -378,7 +386,7 @@ class Updates:
             capacity = padded_rows(capacity, minibatches.size, self._capacity.get(kind, 0))
             self._capacity[kind] = capacity
             minibatches = minibatches.padded_to(capacity)
-        learner = self._learner(form, fetches=fetches)
+        learner = self._learner(form, fetches=fetches, clips=self._spec.clips(state.hyper))
         place = self._runtime.placed if batch.is_kept else self._runtime.lent
         columns = batch.placed(capacity, place)
         each = minibatches.rows, minibatches.mask, minibatches.along
@@ -424,7 +432,7 @@ class Updates:
         """Traces and compiles the update for a batch of `rows`.
 
         Args:
-            state: nobody's, as it may be changed.
+            state: nobody's, as it may be changed, but with hyper-parameters of a policy.
             rows: of the batch.
             num_epochs: passes over it.
             minibatch_size: rows per update; None for one update of all.
@@ -443,7 +451,7 @@ class Updates:
         require_tensorflow()
         with self._lock:
             # A compiled step is compiled when it runs; the state that it changes is nobody's.
-            nothing = nothing._replace(steps=int(self.resolve_form() is Form.STEP))
+            nothing = nothing._replace(steps=int(self.resolve_form(state) is Form.STEP))
             self._runtime.begin_update(state)
             batch = LearnBatch(columns, is_recurrent=self._is_recurrent)
             self._run(state, batch, nothing, meanwhile, fetches=fetches)

@@ -26,7 +26,7 @@ class ConfigView(Mapping[str, Any]):
     """
 
     def __init__(
-        self, names: Sequence[str], hyper: tf.Tensor | None, static: Mapping[str, Any], owner: str
+        self, names: Sequence[str], hyper: Any, static: Mapping[str, Any], owner: str
     ) -> None:
         self._tensors = {} if hyper is None else {name: hyper[i] for i, name in enumerate(names)}
         self._static = static

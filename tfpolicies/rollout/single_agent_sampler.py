@@ -449,9 +449,9 @@ class SingleAgentSampler(Sampler):
         ends = columns["terminateds"] | columns["truncateds"]
         columns.update(self._episode_columns(columns["rewards"], ends, taken))
         if buffer.lost:
-            lost = cut(buffer.marked(buffer.lost))
-            columns.update(self._cut_at(columns, lost))
-            ends |= lost
+            cuts = cut(buffer.marked(buffer.lost))
+            columns.update(self._cut_at(columns, cuts))
+            ends |= cuts
         ends[:, -1] = True
         rows = shape[0] * shape[1]
 
