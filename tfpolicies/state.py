@@ -67,6 +67,7 @@ class StateLayout:
 
     Attributes:
         slots: the same.
+        acting: those that acting reads.
         networks: the parts that are networks.
         followers: the parts that follow one of them.
         followed: the networks that they follow, in their order.
@@ -83,6 +84,7 @@ class StateLayout:
         networks: Sequence[str] = ("model",),
     ) -> None:
         self.slots = tuple(slots)
+        self.acting = self.of(*ACTING)
         self._idle = frozenset(idle)
         found = [NetworkParts.named(name) for name in networks]
         parts = {slot.part for slot in slots}
@@ -169,7 +171,7 @@ class PolicyState:
         lock: held by whoever changes the variables or needs them to stay as they are for a while;
             nobody holds those of two states at once.
         pager: where the variables are when they are not in memory; None if they always are.
-        left: the segments that the last update left, by name, until they are copied into memory.
+        left: the variables that the last update left, by key, until they are copied into memory.
         frozen_as: the name under which the policy is frozen; None if it may change.
         last_used: when somebody acted or asked for it last, by `tick()`.
     """
@@ -210,6 +212,7 @@ class PolicyState:
         self._segments: dict[str, np.ndarray] | None = None  # None unless they are up to date
         self._arrays: dict[str, np.ndarray] | None = None
         self._acting: dict[str, np.ndarray] | None = None  # of what is left
+        self._acting_arrays: dict[str, np.ndarray] | None = None  # likewise
         self.left: Mapping[str, Any] | None = None
         self.page_in(memory)
         self.rng = self.learning_rng = rng
@@ -238,23 +241,34 @@ class PolicyState:
 
     @property
     def acting(self) -> dict[str, np.ndarray]:
-        """The segments that acting reads, where they are, and maybe others; `lock` is held.
+        """The segments that acting reads, and maybe others; `lock` is held, and nobody writes them.
 
-        What an update left is not copied for it. Nobody writes them, and they are taken anew in
-        each call: the dict is another one whenever they may have changed place.
+        Of what an update left they are copies.
         """
         if self.left is None:
             return self.segments
         if self._acting is None:
-            places = {**self._in_memory, **self.left}
-            found = {name: places[name] for name in self.layout.segments(*ACTING)}
-            self._acting = {name: np.asarray(place) for name, place in found.items()}
+            parts: dict[str, list[np.ndarray]] = {}
+            for slot in self.layout.acting:
+                parts.setdefault(slot.segment, []).append(self.acting_arrays[slot.key].reshape(-1))
+            self._acting = {name: np.concatenate(arrays) for name, arrays in parts.items()}
         return self._acting
 
     @property
     def acting_arrays(self) -> dict[str, np.ndarray]:
-        """A view per variable of `acting`, by key; under the same conditions."""
-        return self.arrays if self.left is None else self.layout.views(self.acting)
+        """The variables that acting reads, by key, and maybe others; `lock` is held.
+
+        What an update left is viewed where it is. Nobody writes them, and they are taken anew in
+        each call: the dict is another one whenever they may have changed place.
+        """
+        if self.left is None:
+            return self.arrays
+        if self._acting_arrays is None:
+            places, keys = self.left, [slot.key for slot in self.layout.acting]
+            if not places.keys() >= {*keys}:  # filters, which no update changes
+                places = {**self.layout.views(self._in_memory), **places}
+            self._acting_arrays = {key: np.asarray(places[key]) for key in keys}
+        return self._acting_arrays
 
     @property
     def arrays(self) -> dict[str, np.ndarray]:
@@ -268,9 +282,11 @@ class PolicyState:
     def _brought_back(self) -> dict[str, np.ndarray]:
         with self.lock:
             if self.left is not None:
-                for name, values in self.left.items():
-                    self._in_memory[name][...] = values
-                self._segments, self.left, self._acting = self._in_memory, None, None
+                places = self.layout.views(self._in_memory)
+                for key, values in self.left.items():
+                    places[key][...] = values
+                self._segments = self._in_memory
+                self._acting = self._acting_arrays = self.left = None
             elif self._segments is None:
                 self.page_in(self.pager.bring_back(self))  # type: ignore[union-attr]
             return self._segments  # type: ignore[return-value]
@@ -279,12 +295,11 @@ class PolicyState:
         """Takes what an update left for some of the variables; `lock` is held.
 
         Args:
-            left: arrays or tensors that nobody writes, by the name of their segment. They are
-                copied when somebody asks.
+            left: arrays or tensors that nobody writes, by key. They are copied when somebody asks.
         """
         _ = self.left or self.segments  # an update may leave a part of the variables
         self.left = left
-        self._segments = self._arrays = self._acting = None
+        self._segments = self._arrays = self._acting = self._acting_arrays = None
         self.version += 1
 
     @property
@@ -295,12 +310,13 @@ class PolicyState:
     def page_in(self, memory: np.ndarray) -> None:
         """Takes `memory` for the variables."""
         self._memory = memory
-        self._arrays = self._acting = self.left = None
+        self._arrays = self._acting = self._acting_arrays = self.left = None
         self._segments = self._in_memory = self.layout.segments_in(memory)
 
     def page_out(self) -> None:
         """Lets go of the variables, which the pager has; `lock` is held."""
-        self._segments = self._arrays = self._acting = self.left = None
+        self._segments = self._arrays = self.left = None
+        self._acting = self._acting_arrays = None
         self._memory, self._in_memory = _NOTHING, {}
 
     @contextlib.contextmanager

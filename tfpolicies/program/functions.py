@@ -362,7 +362,7 @@ class ProgramFunctions:
 
         Returns:
             The totals with the minibatches of the piece among them; the fetches; and what is left
-            of the variables, by segment.
+            of the variables, by key.
         """
         self.traces.note("learn_once" if fetches else "learn_epochs", hyper, columns, index, mask)
 
@@ -449,13 +449,17 @@ class ProgramFunctions:
             variable.assign(part)
 
     def left(self) -> dict[str, tf.Tensor]:
-        """Returns the segments that an update changes, as the resident variables are now."""
+        """Returns the variables that an update changes, by key, as they are now.
+
+        They are not joined to segments: XLA's loops for that take up to five times as long as a
+        copy where the addresses of source and target lie badly, which differs between processes.
+        """
         updated = self.layout.updated
-        found: dict[str, list[tf.Tensor]] = {name: [] for name in self.layout.segments(*updated)}
-        for slot, variable in zip(self.layout.slots, self.resident, strict=True):
-            if slot.part in updated:
-                found[slot.segment].append(tf.reshape(tf.convert_to_tensor(variable), [-1]))
-        return {name: tf.concat(parts, axis=0) for name, parts in found.items()}
+        return {
+            slot.key: tf.convert_to_tensor(variable)
+            for slot, variable in zip(self.layout.slots, self.resident, strict=True)
+            if slot.part in updated
+        }
 
 
 def _item(along: Mapping[str, tf.Tensor], i: Any) -> dict[str, tf.Tensor]:

@@ -48,7 +48,7 @@ class Learned(NamedTuple):
 class _Ran(NamedTuple):
     """An update that ran and does not count yet."""
 
-    left: Mapping[str, Any]  # the segments that it changes
+    left: Mapping[str, Any]  # the variables that it changes, by key
     steps: int
     loss: float  # mean over the minibatches; not finite if one was not
     reason: Callable[[Mapping[str, Any]], Reason]  # of `left`; why it is not finite
@@ -76,7 +76,7 @@ class Updates:
 
     def __init__(self, runtime: Runtime, eager: FunctionRuntime, lock: threading.RLock) -> None:
         functions = eager.functions
-        self._functions, self._spec, self._layout = functions, functions.spec, functions.layout
+        self._functions, self._spec = functions, functions.spec
         self._is_recurrent = functions.network.ports.is_recurrent
         self._runtime, self._eager, self._lock = runtime, eager, lock
         self._signature: LearnerSignature | None = None
@@ -533,7 +533,7 @@ class Updates:
             state: before.
             columns: of the minibatch.
             along: with it, `[1, ...]`.
-            left: what the update left, by segment.
+            left: what the update left, by key.
         """
         self._eager.begin_update(state)
         found = first_term(self._functions, state, columns, along) or self._bad_of(left)
@@ -541,8 +541,7 @@ class Updates:
 
     def _bad_of(self, left: Mapping[str, Any]) -> tuple[str, float] | None:
         """Returns what is not finite of that which an update left, where nothing was before."""
-        views = self._layout.views({name: np.asarray(x) for name, x in left.items()})
-        return first_bad({f"{key!r} behind the update": x for key, x in views.items()})
+        return first_bad({f"{key!r} behind the update": x for key, x in left.items()})
 
 
 def _is_sound(left: Mapping[str, Any]) -> bool:

@@ -41,7 +41,7 @@ class _Binding:
     noise: np.ndarray
     params: np.ndarray
     outputs: ActOutputs
-    weights: Any = None  # the segments that are bound: they stay in memory as long as they are
+    weights: Any = None  # the arrays that are bound: they stay in memory as long as they are
 
 
 class _Bindings(threading.local):
@@ -92,12 +92,11 @@ class OnnxActor(Actor):
             if size == 0:  # ONNX Runtime mistakes the shapes of empty results
                 return self._act.unflatten([port.zeros(0) for port in self._act.ports()])
             binding = self._bind(size)
-        weights = states.acting
-        if binding.weights is not weights:
-            arrays = states.acting_arrays
+        arrays = states.acting_arrays
+        if binding.weights is not arrays:
             for name, key in self._weights:
                 binding.io.bind_cpu_input(name, arrays[key])
-            binding.weights = weights
+            binding.weights = arrays
         for buffer, array in zip(binding.inputs, inputs, strict=True):
             buffer[...] = array
         binding.noise[...] = noise
