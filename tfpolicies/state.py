@@ -24,6 +24,7 @@ tick: Callable[[], int] = itertools.count(1).__next__
 """Tells the time by which states are last used: a number that is larger with each call."""
 
 _ALIGNMENT = 64  # bytes
+_LARGE = 4096  # numbers
 _NOTHING = np.zeros(0, np.uint8)
 
 ACTING = ("model", "filter")
@@ -68,11 +69,16 @@ class StateLayout:
     Attributes:
         slots: the same.
         acting: those that acting reads.
+        acting_pieces: the names of the pieces that these are, as far as an update changes them.
         networks: the parts that are networks.
         followers: the parts that follow one of them.
         followed: the networks that they follow, in their order.
         learners: the parts that are optimizers.
         updated: the parts that an update changes.
+        pieces: what an update leaves as one tensor each, by name: a large variable, or the small
+            ones of a segment. Large ones are not joined: XLA's loops for that are up to five times
+            slower where the addresses of source and target lie badly, a matter of chance in each
+            process.
         sizes: the number of elements of each segment, by name.
         num_bytes: the memory that one state takes; segments begin at multiples of 64 in it.
     """
@@ -100,6 +106,11 @@ class StateLayout:
             stop = start + math.prod(slot.shape)
             self._places.append((slot, start, stop))
             self.sizes[slot.segment] = stop
+        self.pieces: dict[str, list[Slot]] = {}
+        for slot in self.of(*self.updated):
+            name = slot.key if math.prod(slot.shape) >= _LARGE else f"small of {slot.segment}"
+            self.pieces.setdefault(name, []).append(slot)
+        self.acting_pieces = [name for name, [x, *_] in self.pieces.items() if x.part in ACTING]
         self._segments: list[tuple[str, int, int, str]] = []
         self.num_bytes = 0
         for name, count in self.sizes.items():
@@ -142,6 +153,16 @@ class StateLayout:
             if slot.segment in segments
         }
 
+    def unpacked(self, left: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """Returns one view per variable, by key, of given `pieces`."""
+        found: dict[str, np.ndarray] = {}
+        for name, piece in left.items():
+            flat, stop = np.asarray(piece).reshape(-1), 0
+            for slot in self.pieces[name]:
+                start, stop = stop, stop + math.prod(slot.shape)
+                found[slot.key] = flat[start:stop].reshape(slot.shape)
+        return found
+
 
 class Pager(Protocol):
     """Keeps the variables of a state somewhere else while they are not in memory."""
@@ -171,7 +192,7 @@ class PolicyState:
         lock: held by whoever changes the variables or needs them to stay as they are for a while;
             nobody holds those of two states at once.
         pager: where the variables are when they are not in memory; None if they always are.
-        left: the variables that the last update left, by key, until they are copied into memory.
+        left: the pieces that the last update left, by name, until they are copied into memory.
         frozen_as: the name under which the policy is frozen; None if it may change.
         last_used: when somebody acted or asked for it last, by `tick()`.
     """
@@ -264,10 +285,11 @@ class PolicyState:
         if self.left is None:
             return self.arrays
         if self._acting_arrays is None:
-            places, keys = self.left, [slot.key for slot in self.layout.acting]
-            if not places.keys() >= {*keys}:  # filters, which no update changes
-                places = {**self.layout.views(self._in_memory), **places}
-            self._acting_arrays = {key: np.asarray(places[key]) for key in keys}
+            pieces = {x: self.left[x] for x in self.layout.acting_pieces if x in self.left}
+            found = self.layout.unpacked(pieces)
+            if len(found) < len(self.layout.acting):  # filters, which no update changes
+                found = {**self.layout.views(self._in_memory), **found}
+            self._acting_arrays = found
         return self._acting_arrays
 
     @property
@@ -283,7 +305,7 @@ class PolicyState:
         with self.lock:
             if self.left is not None:
                 places = self.layout.views(self._in_memory)
-                for key, values in self.left.items():
+                for key, values in self.layout.unpacked(self.left).items():
                     places[key][...] = values
                 self._segments = self._in_memory
                 self._acting = self._acting_arrays = self.left = None
@@ -295,7 +317,7 @@ class PolicyState:
         """Takes what an update left for some of the variables; `lock` is held.
 
         Args:
-            left: arrays or tensors that nobody writes, by key. They are copied when somebody asks.
+            left: pieces that nobody writes, arrays or tensors. They are copied when somebody asks.
         """
         _ = self.left or self.segments  # an update may leave a part of the variables
         self.left = left

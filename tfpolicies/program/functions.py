@@ -362,7 +362,7 @@ class ProgramFunctions:
 
         Returns:
             The totals with the minibatches of the piece among them; the fetches; and what is left
-            of the variables, by key.
+            of the variables, by piece.
         """
         self.traces.note("learn_once" if fetches else "learn_epochs", hyper, columns, index, mask)
 
@@ -449,17 +449,13 @@ class ProgramFunctions:
             variable.assign(part)
 
     def left(self) -> dict[str, tf.Tensor]:
-        """Returns the variables that an update changes, by key, as they are now.
-
-        They are not joined to segments: XLA's loops for that take up to five times as long as a
-        copy where the addresses of source and target lie badly, which differs between processes.
-        """
-        updated = self.layout.updated
-        return {
-            slot.key: tf.convert_to_tensor(variable)
-            for slot, variable in zip(self.layout.slots, self.resident, strict=True)
-            if slot.part in updated
-        }
+        """Returns the pieces of the layout as the resident variables are now."""
+        slots, found = zip(self.layout.slots, self.resident, strict=True), {}
+        tensors = {slot.key: tf.convert_to_tensor(variable) for slot, variable in slots}
+        for name, piece in self.layout.pieces.items():
+            parts = [tf.reshape(tensors[slot.key], [-1]) for slot in piece]
+            found[name] = tf.concat(parts, axis=0) if len(parts) > 1 else parts[0]
+        return found
 
 
 def _item(along: Mapping[str, tf.Tensor], i: Any) -> dict[str, tf.Tensor]:

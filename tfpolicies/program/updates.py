@@ -48,7 +48,7 @@ class Learned(NamedTuple):
 class _Ran(NamedTuple):
     """An update that ran and does not count yet."""
 
-    left: Mapping[str, Any]  # the variables that it changes, by key
+    left: Mapping[str, Any]  # the pieces of the state that it changes
     steps: int
     loss: float  # mean over the minibatches; not finite if one was not
     reason: Callable[[Mapping[str, Any]], Reason]  # of `left`; why it is not finite
@@ -533,7 +533,7 @@ class Updates:
             state: before.
             columns: of the minibatch.
             along: with it, `[1, ...]`.
-            left: what the update left, by key.
+            left: what the update left, by piece.
         """
         self._eager.begin_update(state)
         found = first_term(self._functions, state, columns, along) or self._bad_of(left)
@@ -541,7 +541,8 @@ class Updates:
 
     def _bad_of(self, left: Mapping[str, Any]) -> tuple[str, float] | None:
         """Returns what is not finite of that which an update left, where nothing was before."""
-        return first_bad({f"{key!r} behind the update": x for key, x in left.items()})
+        views = self._functions.layout.unpacked(left)
+        return first_bad({f"{key!r} behind the update": x for key, x in views.items()})
 
 
 def _is_sound(left: Mapping[str, Any]) -> bool:
