@@ -24,7 +24,7 @@ tick: Callable[[], int] = itertools.count(1).__next__
 """Tells the time by which states are last used: a number that is larger with each call."""
 
 _ALIGNMENT = 64  # bytes
-_LARGE = 4096  # numbers
+_LARGE = 4096  # numbers of a variable that is a piece by itself
 _NOTHING = np.zeros(0, np.uint8)
 
 ACTING = ("model", "filter")
@@ -177,7 +177,8 @@ class PolicyState:
     The variables have one home at a time, and whoever asks for `segments` or `arrays` has them
     brought back into memory. They may be *paged out*: then their memory is gone, and the pager
     knows where they are. Or they may be what an update `left`, which nobody has read yet: then
-    their memory stays as it is, the next update goes on without reading it, and `acting` views it.
+    their memory stays as it is, the next update goes on without reading it, and acting views its
+    part of it.
 
     Attributes:
         layout: where each variable lies.

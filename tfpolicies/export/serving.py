@@ -35,7 +35,7 @@ from tfpolicies.models.ports import NOISE, SEQ_LENS, Port
 from tfpolicies.models.spaces import nest, pick
 from tfpolicies.program.functions import ActInputs, ActOutputs
 from tfpolicies.program.program import Program
-from tfpolicies.state import ACTING, PolicyState
+from tfpolicies.state import PolicyState
 
 _PYTHON_OPERATIONS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
 GREEDY, SAMPLE = "serving_default", "sample"
@@ -86,7 +86,7 @@ class Serving:
         self.module = tf.Module(name="policy")
         self.module.weights = [
             tf.Variable(state.arrays[slot.key], name=_plain(slot.key))
-            for slot in program.layout.of(*ACTING)
+            for slot in program.layout.acting
         ]
         self.explorer = serving_explorer(program)
         self.inputs = {GREEDY: input_ports(program, stepwise=stepwise)}

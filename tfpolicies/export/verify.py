@@ -38,7 +38,7 @@ from tfpolicies.models.distributions import MASKED_LOGIT
 from tfpolicies.models.ports import ACTIONS, NOISE, OBS, SEQ_LENS, InputPorts, View
 from tfpolicies.models.spaces import Leaf, cell_sizes, is_float_box
 from tfpolicies.program.program import Program
-from tfpolicies.state import ACTING, PolicyState
+from tfpolicies.state import PolicyState
 
 ONNX_FILES = {GREEDY: "model.onnx", SAMPLE: "model_sample.onnx"}
 TOLERANCE = 1e-5
@@ -147,7 +147,7 @@ def verify(
     Raises:
         ExportError: naming the output that differs and by how much.
     """
-    for slot in program.layout.of(*ACTING):
+    for slot in program.layout.acting:
         if not np.isfinite(state.arrays[slot.key]).all():
             raise ExportError(
                 f"The weight {slot.key!r} of the policy is not finite: the policy has diverged in "

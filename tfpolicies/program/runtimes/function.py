@@ -127,7 +127,7 @@ class FunctionRuntime(Runtime):
             return [*map(np.array, function([*known[2], *map(self._lend, arrays)]))]
 
     def _placed_weights(self, state: PolicyState) -> tuple[PolicyState, int, list[tf.Tensor]]:
-        """Returns the weights as tensors: copies of memory, but what an update left as it is."""
+        """Returns the weights as tensors: copies of memory; `acting` has copied what was left."""
         place = tf.constant if state.left is None else self._lend
         segments = state.acting
         weights = [place(segments[name]) for name in self.signatures.acting_segments]

@@ -23,7 +23,6 @@ from tfpolicies.program.runtimes.lean_graphs import (
     with_products,
 )
 from tfpolicies.program.runtimes.runtime import Actor, Runtime, act_with_weights
-from tfpolicies.state import ACTING
 from tfpolicies.system.quiet import quiet_conversion
 from tfpolicies.ways import OPSETS
 
@@ -147,7 +146,7 @@ def fits(runtime: Runtime) -> bool:
     (10 ns a number), and it has one thread. Kernels that cover their image stay as they are.
     """
     functions = runtime.functions
-    kernels = [math.prod(x.shape) for x in functions.layout.of(*ACTING) if len(x.shape) > 3]
+    kernels = [math.prod(x.shape) for x in functions.layout.acting if len(x.shape) > 3]
     leaves = functions.network.ports.obs_leaves
     images = [math.prod(leaf.shape[:-1]) for leaf in leaves if len(leaf.shape) > 2]
     convolves_much = kernels and max(images, default=0) >= _LARGE_IMAGE
@@ -170,7 +169,7 @@ def actor(runtime: Runtime) -> OnnxActor:
     Raises:
         Exception: whatever tf2onnx, ONNX Runtime or TensorFlow raises for what they cannot do.
     """
-    layout, slots = runtime.act_layout, runtime.functions.layout.of(*ACTING)
+    layout, slots = runtime.act_layout, runtime.functions.layout.acting
     function = act_with_weights(runtime, "onnx")
     model = convert(function, function.input_signature, [port.name for port in layout.ports()])
     return OnnxActor(model, [slot.key for slot in slots], runtime.signatures.act, layout)

@@ -398,7 +398,7 @@ class FlatActing:
         self._functions = functions
         self._act = act
         self._segments = list(segments)
-        self._slots = functions.layout.of(*ACTING)
+        self._slots = functions.layout.acting
 
     def _split(self, tensors: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """Returns the variables of the network, in the layout's order, and what else is given."""
@@ -454,7 +454,7 @@ def signature_with_weights(runtime: Runtime, lead: Sequence[None] = ()) -> list[
     These are `weights_<i>`, one per slot of the acting part, `input_<i>`, one per port, `noise` and
     `params`; with the axes `lead` in front.
     """
-    given, slots = runtime.signatures.act, runtime.functions.layout.of(*ACTING)
+    given, slots = runtime.signatures.act, runtime.functions.layout.acting
     found = [(f"weights_{i}", slot.shape, slot.dtype) for i, slot in enumerate(slots)]
     found += [(f"input_{i}", spec.shape, spec.dtype) for i, spec in enumerate(given.inputs)]
     found += [(spec.name, spec.shape, spec.dtype) for spec in (given.noise, given.params)]
@@ -467,7 +467,7 @@ def acted(
     flatten: Callable[[ActOutputs], list[tf.Tensor]],
 ) -> list[tf.Tensor]:
     """Acts on what `signature_with_weights` says; `flatten` makes a list of the outputs."""
-    count = len(runtime.functions.layout.of(*ACTING))
+    count = len(runtime.functions.layout.acting)
     *inputs, noise, params = tensors[count:]
     outputs = runtime.functions.act(tensors[:count], ActInputs(inputs, noise, params))
     return [tf.identity(x) for x in flatten(outputs)]

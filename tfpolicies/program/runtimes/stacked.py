@@ -25,7 +25,7 @@ from tfpolicies.program.functions import ActOutputs
 from tfpolicies.program.runtimes.function import FunctionRuntime, Traced
 from tfpolicies.program.runtimes.onnx import convert, cpu_session
 from tfpolicies.program.runtimes.runtime import Actor, Runtime, acted, signature_with_weights
-from tfpolicies.state import ACTING, PolicyState, Slot
+from tfpolicies.state import PolicyState, Slot
 from tfpolicies.system.forks import require_tensorflow
 from tfpolicies.system.quiet import quiet_conversion
 
@@ -102,7 +102,7 @@ class StackedActor(Actor):
     """
 
     def __init__(self, runtime: Runtime) -> None:
-        self._slots = runtime.functions.layout.of(*ACTING)
+        self._slots = runtime.functions.layout.acting
         self._act = runtime.act_layout
         self._lock = threading.Lock()
         self._stacks: OrderedDict[tuple[int, ...], Stack] = OrderedDict()
@@ -270,7 +270,7 @@ def stacked_act(
         where: the runtime that acts, for the count of traces.
     """
     functions = runtime.functions
-    count = len(functions.layout.of(*ACTING))
+    count = len(functions.layout.acting)
 
     def act(*tensors: tf.Tensor) -> list[tf.Tensor]:
         functions.traces.note(f"act (stacked, {where})", *tensors)
