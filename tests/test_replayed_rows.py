@@ -15,6 +15,7 @@ from multi_agent_worlds import World, flags
 
 from tfpolicies import DQNConfig, DQNTF2Policy
 from tfpolicies.config.callbacks import DefaultCallbacks
+from tfpolicies.replay.room import Room
 from tfpolicies.rollout.rollout_worker import RolloutWorker
 
 pytestmark = pytest.mark.usefixtures("kept_programs")
@@ -292,6 +293,19 @@ def resident():
     """The megabytes that this process has in memory."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize() / 2**20
+
+
+def test_the_system_has_the_memory_back_of_arrays_that_are_let_go_of():
+    np.ones(2**24, np.uint8)  # from then on the C library puts 8 MB among small arrays
+    room, kept, between = Room(), [], []
+    for _ in range(8):
+        kept.append(room.array((2**23,), np.uint8))
+        kept[-1][:] = 1
+        between.append(np.ones(2**20, np.uint8))
+    most = resident()
+    kept.clear()
+    assert most - resident() == pytest.approx(64, abs=4)  # megabytes
+    assert len(between) == 8  # still there
 
 
 class Screens(gym.Env):

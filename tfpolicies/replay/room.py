@@ -7,6 +7,7 @@ end the process at the first write.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 import os
@@ -22,6 +23,7 @@ from tfpolicies.errors import ConfigError
 from tfpolicies.system.memory import available_memory, readable_size
 
 _LARGE_FILES = Path("/var/tmp")  # /tmp is often memory
+_OWN_PAGES = 2**20  # bytes; arrays from there do not share pages with anything else
 
 
 class Room:
@@ -63,7 +65,7 @@ class Room:
             self._limit = available // 2 if available is not None else 2**63
         in_memory = self.bytes_in_memory + size <= self._limit
         try:
-            made = np.empty(shape, dtype) if in_memory else self._mapped(shape, dtype, size)
+            made = (_in_memory if in_memory else self._in_file)(shape, dtype, size)
         except (MemoryError, ValueError, OverflowError, OSError) as error:
             raise ConfigError(
                 f"A replay buffer needs {readable_size(size)} more, but there is no room for "
@@ -80,17 +82,31 @@ class Room:
         else:
             self.bytes_in_files += size
 
-    def _mapped(self, shape: Sequence[int], dtype: Any, size: int) -> np.ndarray:
+    def _in_file(self, shape: Sequence[int], dtype: Any, size: int) -> np.ndarray:
         with tempfile.TemporaryFile(dir=self._place()) as file:
             _take_space(file.fileno(), max(size, 1))
             mapped = mmap.mmap(file.fileno(), max(size, 1))
-        return np.ndarray(tuple(shape), dtype, mapped)
+        return np.ndarray(shape, dtype, mapped)
 
     def _place(self) -> str:
         if self._folder is not None:
             return str(self._folder)
         given = "TMPDIR" in os.environ or not _LARGE_FILES.is_dir()
         return tempfile.gettempdir() if given else str(_LARGE_FILES)
+
+
+def _in_memory(shape: Sequence[int], dtype: Any, size: int) -> np.ndarray:
+    """Returns an array whose memory, if it is large, the system has back when the array is gone.
+
+    The C library would put arrays of up to 32 MB among small ones, and keep what is let go of.
+    """
+    if size < _OWN_PAGES or not hasattr(mmap, "MAP_PRIVATE"):  # Windows
+        return np.empty(shape, dtype)
+    mapped = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux
+        with contextlib.suppress(OSError):  # that was built without such pages
+            mapped.madvise(mmap.MADV_HUGEPAGE)
+    return np.ndarray(shape, dtype, mapped)
 
 
 def _take_space(file: int, size: int) -> None:
