@@ -1,8 +1,8 @@
 """Compares updates of SAC with Stable-Baselines3's: the same weights, rows and settings, no noise.
 
 `python -m benchmarks.sac_updates --help` lists the options. Both do 60 updates of 256 rows of
-LunarLanderContinuous, drawn from random play. Theirs are done twice: with the gradients of actor
-and critics from the same weights, as ours are, and one behind the other, as theirs are.
+LunarLanderContinuous, drawn from random play. Both do them twice: with the gradients of actor and
+critics from the same weights, `update_order="together"`, and with the actor behind the critics.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ ENV = "LunarLanderContinuous-v3"
 STEPS, UPDATES, ROWS = 5000, 60, 256
 LOSSES = ("actor_loss", "critic_loss", "alpha_loss")
 SHOWN = (1, 2, 10, UPDATES)
+WHO = ("ours", "theirs")
+ORDERS = {"together": ["--together"], "critics_first": []}  # and their flags
 FIRST, MOST = 10, 1e-4  # updates after which rounding shows, and what it may be before
 
 
@@ -102,36 +104,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = tuned_settings("SAC", ENV)
     settings.pop("lr_schedule")
     settings["optimizer"] = {"epsilon": 1e-12}  # which the bias correction scales in Keras alone
-    policy, rows = policy_of(settings), played()
+    rows = played()
     drawn = np.random.default_rng(2).integers(0, STEPS, (UPDATES, ROWS))
     ended = np.flatnonzero(rows["terminateds"])
     drawn[:, :20] = np.random.default_rng(3).choice(ended, (UPDATES, 20))
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "given.npz")
-        told = learning_peer.arguments("SAC", settings, STEPS)
-        told["policy_kwargs"].pop("activation_fn")
-        weights = {f"weights/{key}": w for key, w in policy.get_weights().items()}
-        columns = {f"rows/{name}": x for name, x in rows.items()}
-        np.savez(file, env=ENV, arguments=json.dumps(told), drawn=drawn, **weights, **columns)
-        command = [str(python), str(HERE / "peer_sb3_updates.py"), str(file)]
-        theirs = {
-            name: np.array(json.loads(subprocess.check_output([*command, *flags])))
-            for name, flags in (("together", ["--together"]), ("one behind the other", []))
-        }
-    ours = updated(policy, rows, drawn)
-    table = Table("update", "loss", "ours", *(f"theirs, {name}" for name in theirs))
+    ours, theirs = {}, {}
+    for order, flags in ORDERS.items():
+        policy = policy_of({**settings, "update_order": order})
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "given.npz")
+            told = learning_peer.arguments("SAC", settings, STEPS)
+            told["policy_kwargs"].pop("activation_fn")
+            weights = {f"weights/{key}": w for key, w in policy.get_weights().items()}
+            columns = {f"rows/{name}": x for name, x in rows.items()}
+            np.savez(file, env=ENV, arguments=json.dumps(told), drawn=drawn, **weights, **columns)
+            command = [str(python), str(HERE / "peer_sb3_updates.py"), str(file), *flags]
+            theirs[order] = np.array(json.loads(subprocess.check_output(command)))
+        ours[order] = updated(policy, rows, drawn)
+    table = Table("update", "loss", *(f"{who}, {order}" for order in ORDERS for who in WHO))
     for update in SHOWN:
         for i, loss in enumerate(LOSSES):
-            values = (losses[update - 1, i] for losses in (ours, *theirs.values()))
+            values = (x[order][update - 1, i] for order in ORDERS for x in (ours, theirs))
             table.add_row(str(update), loss, *(f"{x:.6g}" for x in values))
-    Console().print(table)
-    apart = {name: _apart(ours, losses) for name, losses in theirs.items()}
-    for name, by_update in apart.items():
+    Console(width=120).print(table)
+    apart = {order: _apart(ours[order], theirs[order]) for order in ORDERS}
+    for order, by_update in apart.items():
         print(
-            f"{name}: at most {by_update[:FIRST].max():.1e} apart in {FIRST} updates, "
+            f"{order}: at most {by_update[:FIRST].max():.1e} apart in {FIRST} updates, "
             f"{by_update.max():.1e} in {UPDATES}, relative to max(1, |loss|)"
         )
-    return int(apart["together"][:FIRST].max() > MOST)
+    return int(max(x[:FIRST].max() for x in apart.values()) > MOST)
 
 
 def _apart(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:

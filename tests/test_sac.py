@@ -8,7 +8,7 @@ import pytest
 from continuous import mlp, shaken, transitions
 from gymnasium import spaces
 from marking import telling
-from tiny import OBS, PLANE, assert_equal, make, rows_of, trajectory
+from tiny import OBS, PLANE, assert_close, assert_equal, make, rows_of, trajectory
 
 from tfpolicies import SACConfig, SACTF1Policy, SACTF2Policy
 from tfpolicies.errors import ConfigError, ModelError, UnsupportedSpaceError
@@ -129,6 +129,35 @@ def test_losses_and_statistics_are_those_of_the_papers(twin_q, cls, entropy, los
     for name, value in wanted.items():
         assert found[name] == pytest.approx(value, rel=2e-4, abs=2e-4), name
     np.testing.assert_allclose(result["td_error"], size.mean(-1), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("cls", "jit"), [(SACTF2Policy, False), (SACTF2Policy, True), (SACTF1Policy, False)]
+)
+def test_with_critics_first_the_actor_learns_from_what_they_became(cls, jit):
+    config = {"gamma": 0.9, "lr": 0.1, "jit_compile": jit, "td_error_loss_fn": "mse"}
+    policy = shaken(sac(cls=cls, update_order="critics_first", **config))
+    twin = shaken(sac(cls=cls, **config))
+    batch, before = transitions(policy, 30), policy.get_weights()
+    noise = next_noise(policy, 30)
+    found, other = (each.learn_on_batch(batch)["learner_stats"] for each in (policy, twin))
+    after, plain = policy.get_weights(), twin.get_weights()
+    critics = {key: w for key, w in after.items() if key.startswith("critic/")}
+    assert_close(
+        {**critics, "alpha": after["temperature/layer_0/log_alpha"]},
+        {**{key: plain[key] for key in critics}, "alpha": plain["temperature/layer_0/log_alpha"]},
+        1e-6,
+    )
+    assert found["critic_loss"] == pytest.approx(other["critic_loss"], rel=1e-5)
+    actor_loss = Reference(policy, batch, noise, {**before, **critics}).losses(-2.0)[0]
+    assert found["actor_loss"] == pytest.approx(actor_loss, rel=2e-4, abs=2e-4)
+    assert abs(found["actor_loss"] - other["actor_loss"]) > 0.01
+
+    twin = shaken(sac(cls=cls, **config))  # steps from what the critics became, alpha as it was
+    twin.set_weights({**before, **critics})
+    twin.learn_on_batch(batch)
+    actor = [key for key in before if "/layer" not in key]
+    assert_close({k: after[k] for k in actor}, {k: twin.get_weights()[k] for k in actor}, 1e-5)
 
 
 @pytest.mark.parametrize("twin_q", [True, False])
@@ -346,6 +375,7 @@ def make_other():
         ({"initial_alpha": 0.0}, "initial_alpha must be a number > 0, got 0.0"),
         ({"twin_q": 2}, "twin_q must be True or False, got 2"),
         ({"td_error_loss_fn": "l1"}, "td_error_loss_fn must be one of"),
+        ({"update_order": "actor"}, "update_order must be one of"),
         ({"q_model_config": 3}, "q_model_config must be a dict"),
         ({"_use_beta_distribution": True}, "_use_beta_distribution must be False here"),
     ],

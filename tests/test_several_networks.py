@@ -99,6 +99,26 @@ class ThreeInGraph(Three):
     runtime = "session"
 
 
+class InTurn(Three):
+    """The actor's loss is multiplied by the sum of what its critic is behind the critic's step."""
+
+    def loss(self, model, dist_class, train_batch):
+        actor_loss, *others = super().loss(model, dist_class, train_batch)
+
+        def multiplied():
+            factor = tf.reduce_sum(self.networks["critic"].model.trainable_variables[0])
+            self.record(factor=factor)
+            return factor * actor_loss
+
+        return [multiplied, *others]
+
+
+class InTurnInGraph(InTurn):
+    """The same in graph mode."""
+
+    runtime = "session"
+
+
 def make_three(policy_class=Three, **config):
     settings = {"seed": 0, "inference": "tf", "jit_compile": False}
     return policy_class(OBS, TWO, {**settings, **config})
@@ -108,7 +128,7 @@ def batch_of(rows, seed=0):
     return SampleBatch(obs=rows_of(OBS, rows, seed), actions=np.arange(rows) % 2)
 
 
-def by_numpy(weights, target, batch, noise, follows, updated=0):
+def by_numpy(weights, target, batch, noise, follows, updated=0, *, in_turn=False):
     """Does the updates on paper: `weights` are those of the actor, the critic, the temperature."""
     (actor, value, scale), target = (x.astype(np.float64) for x in weights), target.copy()
     size = noise.shape[1]
@@ -117,8 +137,9 @@ def by_numpy(weights, target, batch, noise, follows, updated=0):
         obs = batch["obs"][rows].astype(np.float64)
         seen = np.column_stack([obs, batch["actions"][rows]])
         error = seen @ value - (seen @ target + 1.0)
-        actor = actor - 0.1 * obs.T @ (obs @ actor) / size
         value = value - 0.2 * seen.T @ error / size
+        factor = value.sum() if in_turn else 1.0
+        actor = actor - 0.1 * factor * obs.T @ (obs @ actor) / size
         if (updated + k) % 2 == 0:
             scale = scale - 0.3 * noise[k].mean()
         if follow:
@@ -159,6 +180,65 @@ def test_updates_are_those_on_paper(policy_class, jit):
         "critic_optimizer/000_iteration": 3,
         "temperature_optimizer/000_iteration": 2,
     }
+
+
+@pytest.mark.parametrize(
+    ("policy_class", "jit"), [(InTurn, False), (InTurn, True), (InTurnInGraph, False)]
+)
+def test_a_loss_that_is_a_function_sees_what_the_others_left(policy_class, jit):
+    policy, batch = make_three(policy_class, jit_compile=jit), batch_of(12)
+    actor, value, scale = policy.get_weights().values()
+    value = np.array([[1.0], [-2.0], [0.5], [3.0]], np.float32)
+    policy.set_weights(dict(zip(policy.get_weights(), (actor, value, scale), strict=True)))
+    target = next(iter(policy.get_state()["target_weights"].values()))
+    rng = copy.deepcopy(policy.holding.state.learning_rng)
+    noise = rng.standard_normal((3, 4, 1), np.float32)
+    follows = [False, True, True]
+    policy.learning.replay(batch, 4, np.array(follows))
+    before = actor, value, scale
+    wanted = by_numpy(before, target, batch, noise, follows, in_turn=True)
+    for mine, right in zip(policy.get_weights().values(), wanted[:3], strict=True):
+        np.testing.assert_allclose(mine, right, rtol=1e-5, atol=1e-6)
+    once = by_numpy(before, target, batch, noise, [False], in_turn=True)
+    assert abs(once[1].sum() - 2.5) > 0.01  # the critic's step matters
+
+
+def test_gradients_alone_are_those_of_functions_where_nothing_has_stepped():
+    policy, plain, batch = make_three(InTurn), make_three(), batch_of(4)
+    value = np.array([[1.0], [-2.0], [0.5], [3.0]], np.float32)
+    for each in (policy, plain):
+        each.set_weights({**each.get_weights(), "critic/layer_0/kernel": value})
+    gradients, info = policy.compute_gradients(batch)
+    others, _ = plain.compute_gradients(batch)
+    np.testing.assert_allclose(gradients[0], 2.5 * others[0], rtol=1e-5)
+    for mine, right in zip(gradients[1:], others[1:], strict=True):
+        np.testing.assert_allclose(mine, right, rtol=1e-5)
+    assert info["learner_stats"]["factor"] == 2.5
+
+
+def test_a_function_that_gives_no_number_is_refused():
+    class Wrong(Three):
+        def loss(self, model, dist_class, train_batch):
+            return [lambda: None, *super().loss(model, dist_class, train_batch)[1:]]
+
+    with pytest.raises(ConfigError, match=r"Wrong\.loss must return a scalar tensor.* got None"):
+        make_three(Wrong).learn_on_batch(batch_of(4))
+
+
+def test_a_model_that_is_given_all_losses_cannot_have_one_that_waits():
+    class Greedy(keras.Model):
+        def custom_loss(self, policy_loss, loss_inputs):
+            return [2.0 * loss for loss in policy_loss]
+
+    class Doubled(InTurn):
+        def make_model(self):
+            inputs = keras.Input((3,))
+            return Greedy(inputs, keras.layers.Dense(2, use_bias=False)(inputs))
+
+    policy = make_three(Doubled)
+    with pytest.raises(ConfigError, match=r"custom_loss of .* is given all losses"):
+        policy.learn_on_batch(batch_of(4))
+    assert policy.num_grad_updates == 0
 
 
 def test_an_update_by_itself_counts_on_where_the_others_ended():

@@ -132,6 +132,28 @@ def test_losses_and_statistics_are_those_of_the_papers(cls, settings):
     np.testing.assert_allclose(result["td_error"], errors, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize(("cls", "jit"), [(TD3TF2Policy, True), (DDPGTF1Policy, False)])
+def test_with_critics_first_the_actor_learns_from_what_they_became(cls, jit):
+    config = {"gamma": 0.9, "lr": 0.1, "jit_compile": jit, "l2_reg": 0.1}
+    policy = shaken(td3(cls=cls, update_order="critics_first", **config))
+    twin = shaken(td3(cls=cls, **config))
+    batch, before = transitions(policy, 30), policy.get_weights()
+    found, other = (each.learn_on_batch(batch)["learner_stats"] for each in (policy, twin))
+    after, plain = policy.get_weights(), twin.get_weights()
+    critics = {key: w for key, w in after.items() if key.startswith("critic/")}
+    assert_close(critics, {key: plain[key] for key in critics}, 1e-6)
+    reference = Reference(policy, batch, weights={**before, **critics})
+    actor_loss, _ = reference.losses(np.zeros(30))
+    assert found["actor_loss"] == pytest.approx(actor_loss, rel=2e-4, abs=2e-4)
+    assert abs(found["actor_loss"] - other["actor_loss"]) > 0.002
+
+    twin = shaken(td3(cls=cls, **config))  # steps from what the critics became
+    twin.set_weights({**before, **critics})
+    twin.learn_on_batch(batch)
+    actor = [key for key in before if key not in critics]
+    assert_close({k: after[k] for k in actor}, {k: twin.get_weights()[k] for k in actor}, 1e-5)
+
+
 @pytest.mark.parametrize("settings", [{}, {"use_huber": True, "twin_q": False, "l2_reg": 0.1}])
 def test_each_gradient_is_that_of_its_own_loss_alone_by_finite_differences(settings):
     policy = shaken(td3(gamma=0.9, **settings))

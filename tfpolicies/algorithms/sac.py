@@ -2,7 +2,7 @@
 
 One training step: collect a fragment, keep its rows in a ring buffer, and update on rows drawn
 from it, uniformly or by priorities (`replay_buffer_config`). Each update takes one step of each
-optimizer, all gradients being taken before:
+optimizer, by
 
     J_Q = sum_i E[w l(Q_i(s, a) - y)]     (1812.05905, eq. 5; l: Huber, or half the square)
     y = r + gamma^n (1 - terminated) (min_i Q'_i(s', a') - alpha log pi(a'|s'))     (eq. 6)
@@ -21,18 +21,19 @@ all actions, and means over the policy are sums by its probabilities,
     J_alpha = -log(alpha) E[sum_a pi(a|s) (log pi(a|s) + H)]            (equations 10, 12, 11)
 
 What the references differ in is a setting: `td_error_loss_fn` is "huber" (delta 1) by default, as
-in RLlib, and "mse" as in the papers and in Stable-Baselines3; `optimizer` has Adam's epsilon, 1e-7
-in Keras, 1e-8 in torch; initial weights are those of `model` and `q_model_config`, orthogonal by
-`ortho_init`, or those of a `custom_model`.
+in RLlib, and "mse" as in the papers and in Stable-Baselines3; `update_order` is "together", so that
+J_pi has the critics as they were before the update, as in RLlib, or "critics_first", so that it has
+them as they are behind their step, as in the papers and in Stable-Baselines3; `optimizer` has
+Adam's epsilon, 1e-7 in Keras, 1e-8 in torch; initial weights are those of `model` and
+`q_model_config`, orthogonal by `ortho_init`, or those of a `custom_model`.
 
 Deviations from the papers: alpha is learned as its logarithm; the log standard deviation is clipped
-to [-5, 2]; actor and temperature are updated with the critics from before the update, not behind
-it; where rows are drawn uniformly, those of all updates of one training step are drawn before the
-first of them. With `normalize_actions` actions are in [-1, 1] inside, so that the entropy does not
-depend on the units of the action space. The weights of prioritised replay weigh the critics alone.
-H is by default -dim(A), or 0.98 log n for n Discrete actions, of which RLlib's J_pi has the first
-critic's values alone. RLlib's config names a prioritised buffer and says `"prioritized_replay":
-False` beside it; here rows are drawn uniformly by default.
+to [-5, 2]; where rows are drawn uniformly, those of all updates of one training step are drawn
+before the first of them. With `normalize_actions` actions are in [-1, 1] inside, so that the
+entropy does not depend on the units of the action space. The weights of prioritised replay weigh
+the critics alone. H is by default -dim(A), or 0.98 log n for n Discrete actions, of which RLlib's
+J_pi has the first critic's values alone. RLlib's config names a prioritised buffer and says
+`"prioritized_replay": False` beside it; here rows are drawn uniformly by default.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ import keras
 import tensorflow as tf
 
 from tfpolicies.algorithms.off_policy import (
+    UPDATE_ORDERS,
     OffPolicyAlgorithm,
     OffPolicyConfig,
     OffPolicyTFPolicy,
@@ -93,11 +95,13 @@ class SACTFPolicy(OffPolicyTFPolicy):
         "q_model_config",
         "td_error_loss_fn",
         "twin_q",
+        "update_order",
     )
 
     def loss(self, model: Any, dist_class: Any, train_batch: Any) -> list[tf.Tensor]:
         """Returns the losses of actor, critics and temperature."""
         mask, obs = train_batch["loss_mask"], train_batch[SampleBatch.OBS]
+        comes_last = self.config["update_order"] == "critics_first"
         reached = train_batch[SampleBatch.NEXT_OBS]
         critic, target_critic = self.networks["critic"], self.target_networks["critic"]
         log_alpha = self.networks["temperature"]()
@@ -115,21 +119,24 @@ class SACTFPolicy(OffPolicyTFPolicy):
         weighted = train_batch["weights"][:, None] * self._loss_of(errors)
         critic_loss = masked_mean(tf.reduce_sum(weighted, axis=-1), mask)
 
-        actor_loss = masked_mean(now.mean(alpha * now.logp - now.least_values), mask)
+        def actor_loss() -> tf.Tensor:
+            choice = self._choice(0, policy, critic, obs) if comes_last else now
+            found = masked_mean(choice.mean(alpha * choice.logp - choice.least_values), mask)
+            self.record(actor_loss=found)
+            return found
 
         target_entropy = self._target_entropy(dist_class)
         gap = tf.stop_gradient(masked_mean(now.mean(now.logp), mask)) + target_entropy
         alpha_loss = -log_alpha * gap
 
         self.record(
-            actor_loss=actor_loss,
             critic_loss=critic_loss / q.shape[-1],
             alpha_loss=alpha_loss,
             alpha_value=alpha,
             target_entropy=target_entropy,
         )
         self._record_values(q[:, 0], tf.reduce_mean(tf.abs(errors), axis=-1), mask)
-        return [actor_loss, critic_loss, alpha_loss]
+        return [actor_loss if comes_last else actor_loss(), critic_loss, alpha_loss]
 
     def _loss_of(self, errors: tf.Tensor) -> tf.Tensor:
         return huber(errors) if self.config["td_error_loss_fn"] == "huber" else half_square(errors)
@@ -329,6 +336,7 @@ class SACTraining(OffPolicyTraining):
     )
     twin_q: bool = setting(True, BOOL)  # two critics, of which the smaller value counts
     td_error_loss_fn: str = setting("huber", one_of("huber", "mse"))  # mse: half the square
+    update_order: str = setting("together", one_of(*UPDATE_ORDERS))  # see sac.py
     initial_alpha: float = setting(1.0, POSITIVE)
     target_entropy: float | None = setting(  # nats; None, "auto": -dim(A), or 0.98 log n
         None, _ENTROPY, kept=lambda x: None if x == "auto" else x

@@ -13,11 +13,13 @@ first one also moves the actor and the targets. A truncated episode is bootstrap
 one is not. `twin_q`, `policy_delay` and `smooth_target_policy` switch the paper's three parts off:
 what is left is DDPG, see `ddpg.py`.
 
-Deviations from the paper: the actor is updated with the critics from before the update, not behind
-it, as in RLlib; fresh outputs are small, by kernels of norm 0.01; the rows of all updates of one
-training step are drawn before the first of them. Noise is that of actions as the policy computes
-them: in [-1, 1] with `normalize_actions`. Deviations from RLlib: its targets move behind each
-update; gamma's exponent is the number of rewards that a row has.
+L(phi) has the critics as they were before the update by `update_order` "together", as in RLlib, and
+as they are behind their step by "critics_first", as in the paper and in Stable-Baselines3.
+
+Deviations from the paper: fresh outputs are small, by kernels of norm 0.01; the rows of all updates
+of one training step are drawn before the first of them. Noise is that of actions as the policy
+computes them: in [-1, 1] with `normalize_actions`. Deviations from RLlib: its targets move behind
+each update; gamma's exponent is the number of rewards that a row has.
 
 The defaults are those of RLlib's contributed package `rllib_td3`, as of release 2.10; what it has
 as `actor_lr` and `critic_lr`, 1e-3, is `lr` here, for both where they have no rate of their own.
@@ -34,6 +36,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies.algorithms.off_policy import (
+    UPDATE_ORDERS,
     OffPolicyAlgorithm,
     OffPolicyConfig,
     OffPolicyTFPolicy,
@@ -51,7 +54,7 @@ from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.losses import half_square, huber, masked_mean
 from tfpolicies.models.network import ModelSource
 from tfpolicies.program.networks import NetworkPlan
-from tfpolicies.rules import AMOUNT, BOOL, COUNT, POSITIVE
+from tfpolicies.rules import AMOUNT, BOOL, COUNT, POSITIVE, one_of
 
 __all__ = ["TD3", "TD3Config", "TD3TF1Policy", "TD3TF2Policy", "TD3TFPolicy"]
 
@@ -84,6 +87,7 @@ class TD3TFPolicy(OffPolicyTFPolicy):
         "policy_delay",
         "smooth_target_policy",
         "twin_q",
+        "update_order",
         "use_huber",
         "use_state_preprocessor",
     )
@@ -97,13 +101,17 @@ class TD3TFPolicy(OffPolicyTFPolicy):
         critic_loss = masked_mean(tf.reduce_sum(weighted, axis=-1), mask)
         critic_loss += self._decay(critic.model.trainable_variables)
 
-        actions = _actions(dist_class, model, obs)
-        actor_loss = -masked_mean(critic(obs, actions=actions)[:, 0], mask)
-        actor_loss += self._decay(model.trainable_variables)
+        def actor_loss() -> tf.Tensor:
+            actions = _actions(dist_class, model, obs)
+            found = -masked_mean(critic(obs, actions=actions)[:, 0], mask)
+            found += self._decay(model.trainable_variables)
+            self.record(actor_loss=found)
+            return found
 
-        self.record(actor_loss=actor_loss, critic_loss=critic_loss)
+        comes_last = self.config["update_order"] == "critics_first"
+        self.record(critic_loss=critic_loss)
         self._record_values(q[:, 0], errors[:, 0], mask)
-        return [actor_loss, critic_loss]
+        return [actor_loss if comes_last else actor_loss(), critic_loss]
 
     def _targets(self, dist_class: Any, train_batch: Any) -> tf.Tensor:
         """Returns y `[B]`."""
@@ -254,6 +262,7 @@ class TD3Training(OffPolicyTraining):
     lr: Any = 1e-3
     actor_lr: float | None = setting(None, _OWN_RATE)  # None: lr
     critic_lr: float | None = setting(None, _OWN_RATE)  # None: lr
+    update_order: str = setting("together", one_of(*UPDATE_ORDERS))  # see td3.py
     use_huber: bool = setting(False, BOOL)
     huber_threshold: float = setting(1.0, POSITIVE)
     l2_reg: float = setting(0.0, AMOUNT, kept=lambda x: 0.0 if x is None else x)

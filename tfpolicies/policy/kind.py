@@ -64,7 +64,10 @@ class PolicyKind(Policy):
     def loss(self, model: Any, dist_class: Any, train_batch: Any) -> tf.Tensor:
         """Returns the loss of one minibatch, a scalar tensor; traced for all policies of a kind.
 
-        A class with several networks or optimizers returns a list, see `optimizer`.
+        A class with several networks or optimizers returns a list, see `optimizer`. One of the
+        losses may be a function without arguments: it is called when the optimizers of those that
+        are tensors have stepped, and its loss sees what they left. `compute_gradients` calls it at
+        once.
 
         Args:
             model: call it on `train_batch` for `(dist_inputs, state)`, then `value_function()`.

@@ -71,7 +71,7 @@ class Differentiated(NamedTuple):
     stats: dict[str, tf.Tensor]
     fetches: dict[str, tf.Tensor]  # what `extra_learn_fetches_fn` adds
     batch: TrainBatch
-    optimizer: Any  # a TapeOptimizer; for several losses, a list of them
+    due: tuple[Any, Any]  # the arguments of `apply_gradients_fn` for what has not stepped yet
 
 
 class ProgramFunctions:
@@ -185,7 +185,7 @@ class ProgramFunctions:
     # -- learning -----------------------------------------------------------------------------
 
     def loss_and_gradients(
-        self, view: Any, columns: Mapping[str, Any], takes: Any = None
+        self, view: Any, columns: Mapping[str, Any], takes: Any = None, *, in_turn: bool = False
     ) -> Differentiated:
         """Runs the policy class's loss on one minibatch and differentiates it.
 
@@ -193,26 +193,37 @@ class ProgramFunctions:
             view: what the class's code sees as `self`; see `loss_view`.
             columns: the minibatch as rows.
             takes: for each optimizer, whether it takes the update; None: all do.
+            in_turn: whether losses that are functions are called behind the step of the others,
+                which are applied here; otherwise nothing steps.
         """
         batch = TrainBatch(columns)
         model = ModelView(self.network, self.spec.time_steps, training=True)
         view.__dict__["_loss_model"] = model
-        with tf.GradientTape(persistent=self.optimizer.are_several) as tape:
+        tape = tf.GradientTape(persistent=self.optimizer.are_several)
+        with tape:
             found = with_own_loss(self.network, self._loss(view, model, batch), batch)
-            batch.is_weighed = LOSS_MASK in batch.accessed_keys and not batch.ignores_mask
-            losses = self.optimizer.losses(found)
-            losses = self._regularized(losses)
+        losses, hooked = self.optimizer.losses(found), self.optimizer.hooked
+        optimizers = self.optimizer.on_tape(tape, takes)
+        parts = _in_turn(losses) if in_turn else [range(len(losses))]
+        chosen: Any = None
+        pairs: list[Any] = []
+        for part in parts:
+            if pairs:
+                view.apply_gradients_fn(chosen, pairs[-1])
+            with tape:
+                for i in part:
+                    losses[i] = self._regularized(i, self._evaluated(losses[i]))
+            chosen = hooked([optimizers[i] for i in part])
+            pairs.append(view.compute_gradients_fn(chosen, hooked([losses[i] for i in part])))
+        batch.is_weighed = LOSS_MASK in batch.accessed_keys and not batch.ignores_mask
         summed = losses if isinstance(found, list | tuple) else losses[:1]
         whole = tf.add_n([tf.cast(tf.reduce_sum(each), tf.float32) for each in summed])
-        optimizer = self.optimizer.on_tape(tape, takes)
-        pairs = view.compute_gradients_fn(
-            optimizer, losses if self.optimizer.are_several else losses[0]
-        )
-        stats = {**view.stats_fn(batch), **view.grad_stats_fn(batch, gradients_of(pairs))}
+        every = _in_order(parts, pairs)
+        stats = {**view.stats_fn(batch), **view.grad_stats_fn(batch, gradients_of(every))}
         stats = {name: tf.cast(value, tf.float32) for name, value in stats.items()}
         stats |= own_stats(self.network)
         fetches = view.extra_learn_fetches_fn()
-        return Differentiated(pairs, whole, stats, fetches, batch, optimizer)
+        return Differentiated(every, whole, stats, fetches, batch, (chosen, pairs[-1]))
 
     def differentiated(
         self, hyper: Any, columns: Mapping[str, Any], along: Mapping[str, Any]
@@ -229,9 +240,25 @@ class ProgramFunctions:
         return self.loss_and_gradients(self.loss_view(hyper, _item(along, 0)), rows)
 
     def _loss(self, view: Any, model: ModelView, batch: TrainBatch) -> Any:
+        """Returns what the class gives as its loss, a scalar, or its losses, each or a function."""
+        noise = vars(view).get("learning_noise")
+        dist_class = self.spec.dist_class.drawing_from(noise)
+        found = self._run(lambda: view.loss(model, dist_class, batch))
+        listed = isinstance(found, list | tuple)
+        losses = [x if callable(x) else self._scalar(x) for x in (found if listed else [found])]
+        return losses if listed else self._evaluated(losses[0])
+
+    def _evaluated(self, loss: Any) -> tf.Tensor:
+        return self._scalar(self._run(loss)) if callable(loss) else loss
+
+    def _run(self, code: Callable[[], Any]) -> Any:
+        """Returns what the class's code gives.
+
+        Raises:
+            ConfigError: if it asks what only the tensors of a run are.
+        """
         try:
-            noise = vars(view).get("learning_noise")
-            found = view.loss(model, self.spec.dist_class.drawing_from(noise), batch)
+            return code()
         except tf.errors.OperatorNotAllowedInGraphError as error:
             raise ConfigError(
                 f"{self.spec.policy_class.__name__}.loss asks in Python (`if`, `and`, `while`) "
@@ -239,9 +266,6 @@ class ProgramFunctions:
                 "hyper-parameters such as self.config['lr'] are tensors in it. Add every term, "
                 "times a coefficient that may be 0; or use tf.where."
             ) from error
-        listed = isinstance(found, list | tuple)
-        losses = [self._scalar(each) for each in (found if listed else [found])]
-        return losses if listed else losses[0]
 
     def _scalar(self, loss: Any) -> tf.Tensor:
         """Returns what the class gives as a loss.
@@ -258,12 +282,11 @@ class ProgramFunctions:
             'the rows, such as masked_mean(x, train_batch["loss_mask"]), computed by TensorFlow.'
         )
 
-    def _regularized(self, losses: Sequence[Any]) -> list[Any]:
-        """Adds what the layers of each network lose by themselves to its first loss."""
-        own = {name: list(each.model.losses) for name, each in self.networks.items()}
+    def _regularized(self, i: int, loss: tf.Tensor) -> tf.Tensor:
+        """Adds what the layers of a network lose by themselves to its first loss, which is `i`."""
         names = self.optimizer.network_names
-        found = [own.pop(name, []) for name in names]
-        return [loss + tf.add_n(x) if x else loss for loss, x in zip(losses, found, strict=True)]
+        own = [] if names[i] in names[:i] else list(self.networks[names[i]].model.losses)
+        return loss + tf.add_n(own) if own else loss
 
     def loss_view(self, hyper: Any, along: Mapping[str, tf.Tensor]) -> Any:
         """Returns what the class's code sees as `self` in one update.
@@ -313,8 +336,8 @@ class ProgramFunctions:
         """
         view = self._begun(hyper if clips else self.spec.unclipped(hyper), along)
         rows = self.loss_columns(columns, weights)
-        found = self.loss_and_gradients(view, rows, self._takes(along))
-        view.apply_gradients_fn(found.optimizer, found.pairs)
+        found = self.loss_and_gradients(view, rows, self._takes(along), in_turn=True)
+        view.apply_gradients_fn(*found.due)
         if "follows" in along:
             follow(self.networks, along["follows"] * view.config["tau"])
         stats = [*(found.stats[name] for name in stat_names), found.loss]
@@ -456,6 +479,25 @@ class ProgramFunctions:
             parts = [tf.reshape(tensors[slot.key], [-1]) for slot in piece]
             found[name] = tf.concat(parts, axis=0) if len(parts) > 1 else parts[0]
         return found
+
+
+def _in_turn(losses: Sequence[Any]) -> list[list[int]]:
+    """Returns which losses are differentiated together: first tensors, behind them functions."""
+    late = [i for i, loss in enumerate(losses) if callable(loss)]
+    early = [i for i in range(len(losses)) if i not in late]
+    return [part for part in (early, late) if part]
+
+
+def _in_order(parts: Sequence[Sequence[int]], pairs: Sequence[Any]) -> Any:
+    """Returns the pairs of all losses as hooks give them: those of parts, put together."""
+    if len(parts) == 1:
+        return pairs[0]
+    found = {
+        i: x
+        for part, each in zip(parts, pairs, strict=True)
+        for i, x in zip(part, each, strict=True)
+    }
+    return [found[i] for i in sorted(found)]
 
 
 def _item(along: Mapping[str, tf.Tensor], i: Any) -> dict[str, tf.Tensor]:

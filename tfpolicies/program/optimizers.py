@@ -103,19 +103,24 @@ class Optimizers:
             )
         return found
 
-    def on_tape(self, tape: tf.GradientTape | None, takes: Sequence[Any] | None = None) -> Any:
-        """Returns what hooks get as `optimizer`: a `TapeOptimizer`, or a list of them.
+    def on_tape(
+        self, tape: tf.GradientTape | None, takes: Sequence[Any] | None = None
+    ) -> list[TapeOptimizer]:
+        """Returns the optimizers as hooks take them.
 
         Args:
             tape: on which the loss was computed; None where gradients are given.
             takes: for each, 0/1, whether it takes the update; None: they do.
         """
         flags = [None] * len(self._all) if takes is None else takes
-        found = [
+        return [
             TapeOptimizer(tape, each.optimizer, each.variables, flag)
             for each, flag in zip(self._all, flags, strict=True)
         ]
-        return found if self.are_several else found[0]
+
+    def hooked(self, items: list[Any]) -> Any:
+        """Returns an argument of hooks that has an item for each loss: a list for several."""
+        return items if self.are_several else items[0]
 
     def by_variable(self, pairs: Any) -> list[tf.Tensor]:
         """Returns the gradients of `(gradient, variable)` pairs in the order of `differentiated`.
@@ -136,7 +141,7 @@ class Optimizers:
         given, pairs = iter(gradients), []
         for each in self._all:
             pairs.append([(next(given), variable) for variable in each.variables])
-        return self.on_tape(None, takes), pairs if self.are_several else pairs[0]
+        return self.hooked(self.on_tape(None, takes)), self.hooked(pairs)
 
 
 def gradients_of(pairs: Any) -> list[Any]:

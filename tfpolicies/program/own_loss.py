@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfpolicies.errors import ModelError
+from tfpolicies.errors import ConfigError, ModelError
 from tfpolicies.models.network import Network, users_model
 from tfpolicies.program.view import LOSS_MASK, TrainBatch
 
@@ -52,6 +52,7 @@ def with_own_loss(network: Network, loss: Any, batch: TrainBatch) -> Any:
         batch: what it was computed of.
 
     Raises:
+        ConfigError: if a loss is a function, so that it cannot be known yet.
         ModelError: if the model returns something else, or makes variables.
     """
     model = users_model(network.model)
@@ -59,6 +60,12 @@ def with_own_loss(network: Network, loss: Any, batch: TrainBatch) -> Any:
     if custom_loss is None:
         return loss
     given = list(loss) if isinstance(loss, list | tuple) else [loss]
+    if any(map(callable, given)):
+        raise ConfigError(
+            f"custom_loss of {model.name} is given all losses of its policy, but some of them are "
+            "functions, called behind the step of the others. Leave `update_order` as it is, or "
+            "add what the model loses by `add_loss` in a layer of it."
+        )
     inputs = LossInputs(batch, network)
     with tf.variable_creator_scope(_refuse_variables):
         found = custom_loss(given, inputs)
