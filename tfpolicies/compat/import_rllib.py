@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tfpolicies.errors import CheckpointError, UsageError
+from tfpolicies.errors import CheckpointError, TfPoliciesError, UsageError
 from tfpolicies.system.regular_files import read_regular
 
 if TYPE_CHECKING:
@@ -135,8 +135,9 @@ def _imported(folder: Path, policy_id: str) -> Imported:
         raise CheckpointError(f"{str(folder / _STATE)!r} holds no dict, but {state!r:.80}.")
     try:
         return _policy_of(state, policy_id, str(folder))
-    except CheckpointError as error:
-        raise CheckpointError(f"Policy {policy_id!r} of {str(folder)!r}: {error}") from error
+    except TfPoliciesError as error:
+        error.args = (f"Policy {policy_id!r} of {str(folder)!r}: {error}",)
+        raise
 
 
 def _policy_of(state: Mapping[str, Any], policy_id: str, source: str) -> Imported:
