@@ -30,8 +30,17 @@ HERE = Path(__file__).parent
 USUAL = ("mlp", "cnn", "lstm", "dqn", "sac")
 MORE = (
     *("shared", "gaussian", "activated", "posts", "nested", "cnn_posts", "cnn_lstm", "float_lstm"),
-    *("dqn_rainbow", "dqn_plain", "dqn_parts", "dqn_cnn", "dqn_cnn_apart", "dqn_cnn_plain"),
-    *("sac_single", "sac_discrete", "sac_cnn"),
+    *(
+        "dqn_rainbow",
+        "dqn_plain",
+        "dqn_parts",
+        "dqn_shared",
+        "dqn_posts",
+        "dqn_cnn",
+        "dqn_cnn_apart",
+        "dqn_cnn_plain",
+    ),
+    *("sac_single", "sac_free", "sac_discrete", "sac_cnn"),
 )
 FRAMEWORKS = ("tf", "tf2")
 OUTPUTS = ("actions", "action_dist_inputs", "vf_preds", "critic_values")

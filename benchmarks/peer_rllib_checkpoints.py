@@ -67,6 +67,8 @@ CASES: dict[str, dict[str, Any]] = {
     "dqn_rainbow": {**DQN, "num_atoms": 7, "noisy": True, "v_min": -3.0, "v_max": 3.0},
     "dqn_plain": {**DQN, "hiddens": [], "dueling": False},
     "dqn_parts": {**DQN, "obs": NESTED, "dueling": False, "model": {**SMALL, "fcnet_hiddens": []}},
+    "dqn_shared": {**DQN, "model": {**SMALL, "vf_share_layers": True}},
+    "dqn_posts": {**DQN, "model": {**SMALL, "post_fcnet_hiddens": [5]}},
     "dqn_cnn": {**DQN, "obs": IMAGE, "model": {"conv_filters": FILTERS}},
     "dqn_cnn_apart": {
         **DQN,
@@ -82,6 +84,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "sac": {**SAC, "act": FLOATS, "observation_filter": "MeanStdFilter"},
     "sac_single": {**SAC, "act": FLOATS, "twin_q": False, "normalize_actions": False},
+    "sac_free": {**SAC, "act": FLOATS, "policy_model_config": {**SMALL, "free_log_std": True}},
     "sac_discrete": {**SAC, "obs": NESTED},
     "sac_cnn": {
         **SAC,
