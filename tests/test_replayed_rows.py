@@ -304,7 +304,7 @@ def test_the_system_has_the_memory_back_of_arrays_that_are_let_go_of():
         between.append(np.ones(2**20, np.uint8))
     most = resident()
     kept.clear()
-    assert most - resident() == pytest.approx(64, abs=4)  # megabytes
+    assert most - resident() > 60  # of 64 megabytes
     assert len(between) == 8  # still there
 
 
