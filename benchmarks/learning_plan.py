@@ -116,6 +116,14 @@ TASKS = (
     Task("SAC", "HalfCheetah-v5", 100_000, {**_THREE, "sbx": 1}),
     Task("TD3", "Hopper-v5", 100_000, {**_THREE, "sbx": 1}),
     Task("SAC", "LunarLanderContinuous-v3", 100_000, _FIVE),
+    Task(
+        "SAC",
+        "LunarLanderContinuous-v3",
+        100_000,
+        {"ours": 5},
+        "critics-first",
+        {"update_order": "critics_first"},
+    ),
     Task("DQN", "MinAtar/Breakout-v1", 300_000, _ALONE),
     Task(
         "DQN",
