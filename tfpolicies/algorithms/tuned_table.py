@@ -43,9 +43,9 @@ _ALL = {
     "PPO": ("advantages are standardised over the train batch, not over each minibatch",),
     "A2C": (),
     "DQN": ("before learning starts, actions follow epsilon",),
-    "SAC": ("actor and critics are updated from the same weights, not one behind the other",),
-    "TD3": ("actor and critics are updated from the same weights, not one behind the other",),
-    "DDPG": ("actor and critic are updated from the same weights, not one behind the other",),
+    "SAC": ("actor and critics are updated together, not one behind the other (`update_order`)",),
+    "TD3": ("actor and critics are updated together, not one behind the other (`update_order`)",),
+    "DDPG": ("actor and critic are updated together, not one behind the other (`update_order`)",),
 }
 _CONSTANT = "the learning rate is constant"
 _CLIP = "the clip range is constant"
