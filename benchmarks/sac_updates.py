@@ -108,19 +108,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     drawn = np.random.default_rng(2).integers(0, STEPS, (UPDATES, ROWS))
     ended = np.flatnonzero(rows["terminateds"])
     drawn[:, :20] = np.random.default_rng(3).choice(ended, (UPDATES, 20))
-    ours, theirs = {}, {}
-    for order, flags in ORDERS.items():
-        policy = policy_of({**settings, "update_order": order})
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder, "given.npz")
-            told = learning_peer.arguments("SAC", settings, STEPS)
-            told["policy_kwargs"].pop("activation_fn")
-            weights = {f"weights/{key}": w for key, w in policy.get_weights().items()}
-            columns = {f"rows/{name}": x for name, x in rows.items()}
-            np.savez(file, env=ENV, arguments=json.dumps(told), drawn=drawn, **weights, **columns)
-            command = [str(python), str(HERE / "peer_sb3_updates.py"), str(file), *flags]
-            theirs[order] = np.array(json.loads(subprocess.check_output(command)))
-        ours[order] = updated(policy, rows, drawn)
+    policies = {order: policy_of({**settings, "update_order": order}) for order in ORDERS}
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "given.npz")
+        told = learning_peer.arguments("SAC", settings, STEPS)
+        told["policy_kwargs"].pop("activation_fn")
+        weights = policies["together"].get_weights()  # those of the other are the same
+        given = {f"weights/{key}": w for key, w in weights.items()}
+        given |= {f"rows/{name}": x for name, x in rows.items()}
+        np.savez(file, env=ENV, arguments=json.dumps(told), drawn=drawn, **given)
+        command = [str(python), str(HERE / "peer_sb3_updates.py"), str(file)]
+        theirs = {
+            order: np.array(json.loads(subprocess.check_output([*command, *flags])))
+            for order, flags in ORDERS.items()
+        }
+    ours = {order: updated(policy, rows, drawn) for order, policy in policies.items()}
     table = Table("update", "loss", *(f"{who}, {order}" for order in ORDERS for who in WHO))
     for update in SHOWN:
         for i, loss in enumerate(LOSSES):

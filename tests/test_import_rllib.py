@@ -417,8 +417,7 @@ def test_nothing_is_written_if_one_policy_cannot_be_imported(tmp_path):
 def test_what_cannot_be_imported_is_named(state, error, words, tmp_path):
     with pytest.raises(error, match=words) as found:
         import_checkpoint(written(tmp_path, state))
-    if isinstance(state, dict):
-        assert str(found.value).startswith(f"Policy 'default_policy' of {str(tmp_path)!r}: ")
+    assert str(found.value).startswith(f"Policy 'default_policy' of {str(tmp_path)!r}: ")
 
 
 @pytest.mark.core

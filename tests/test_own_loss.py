@@ -10,7 +10,7 @@ from gymnasium import spaces
 from marking import telling
 from tiny import OBS, assert_close, batch_for, make, rows_of
 
-from tfpolicies import PGTF2Policy, PPOTF1Policy, PPOTF2Policy
+from tfpolicies import PGTF2Policy, PPOTF1Policy, PPOTF2Policy, SACTF2Policy, SampleBatch
 from tfpolicies.compat import ModelCatalog, RecurrentNetwork, TFModelV2
 from tfpolicies.errors import ConfigError, ModelError
 from tfpolicies.models.losses import masked_mean
@@ -253,6 +253,25 @@ def test_a_keras_model_may_have_the_hooks_too(policy_class):
     stats = policy.compute_gradients(batch)[1]["learner_stats"]
     outputs = batch["obs"] @ kernel + bias
     assert stats["model/own"] == pytest.approx(np.square(outputs).sum(-1).mean(), rel=1e-4)
+
+
+def test_a_loss_that_waits_does_with_a_model_that_changes_no_loss():
+    settings = {"model": {"custom_model": "Linear"}, "update_order": "critics_first"}
+    batch = SampleBatch(
+        obs=rows_of(OBS, 6),
+        new_obs=rows_of(OBS, 6, 1),
+        actions=np.arange(6) % 2,
+        rewards=np.ones(6, np.float32),
+        terminateds=np.zeros(6, bool),
+        weights=np.ones(6, np.float32),
+    )
+    policy = make(SACTF2Policy, **settings)
+    before = policy.get_weights()
+    policy.learn_on_batch(batch)
+    assert all((before[key] != after).any() for key, after in policy.get_weights().items())
+    settings["model"] = {"custom_model": "SmallLogits"}
+    with pytest.raises(ConfigError, match=r"custom_loss of .* needs all losses .*update_order"):
+        make(SACTF2Policy, **settings).learn_on_batch(batch)
 
 
 def broken(name, custom_loss, base=Linear, **members):

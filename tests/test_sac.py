@@ -160,6 +160,30 @@ def test_with_critics_first_the_actor_learns_from_what_they_became(cls, jit):
     assert_close({k: after[k] for k in actor}, {k: twin.get_weights()[k] for k in actor}, 1e-5)
 
 
+def test_with_critics_first_critics_run_as_often_as_together():
+    class Counted(keras.layers.Layer):
+        def build(self, shape):
+            self.runs = self.add_weight(name="runs", shape=(), initializer="zeros", trainable=False)
+
+        def call(self, inputs):
+            self.runs.assign_add(1.0)
+            return inputs
+
+    def critic(observation_space, num_outputs):
+        obs, actions = keras.Input((3,), name="obs"), keras.Input((2,), name="actions")
+        x = Counted()(keras.layers.Concatenate()([obs, actions]))
+        return keras.Model([obs, actions], keras.layers.Dense(num_outputs)(x))
+
+    def runs(policy):
+        return next(x for key, x in policy.get_weights().items() if key.endswith("runs"))
+
+    for order in ("together", "critics_first"):
+        policy = sac(q={"custom_model": critic}, twin_q=False, update_order=order)
+        before = runs(policy)
+        policy.learn_on_batch(transitions(policy, 6))
+        assert runs(policy) - before == 2  # on actions of the batch, and of the actor
+
+
 @pytest.mark.parametrize("twin_q", [True, False])
 def test_each_gradient_is_that_of_its_own_loss_alone_by_finite_differences(twin_q):
     policy = shaken(sac(twin_q=twin_q, gamma=0.9))

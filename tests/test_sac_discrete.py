@@ -11,7 +11,7 @@ from gymnasium import spaces
 from marking import telling
 from test_dqn import MASKED, THREE, transitions
 from test_sac import sac
-from tiny import OBS, assert_equal, rows_of
+from tiny import OBS, assert_close, assert_equal, rows_of
 
 from tfpolicies import SACConfig, SACTF1Policy, SACTF2Policy
 from tfpolicies.errors import ConfigError, ModelError
@@ -125,6 +125,23 @@ def test_each_gradient_is_that_of_its_own_loss_alone_by_finite_differences():
 
 
 @pytest.mark.core
+def test_with_critics_first_the_actor_learns_from_the_updated_ones():
+    config = {"gamma": 0.9, "lr": 0.1}
+    policy, twin = (
+        shaken(discrete(**config, **more)) for more in ({"update_order": "critics_first"}, {})
+    )
+    batch, before = transitions(policy, 30), policy.get_weights()
+    found, other = (each.learn_on_batch(batch)["learner_stats"] for each in (policy, twin))
+    after = policy.get_weights()
+    critics = {key: w for key, w in after.items() if key.startswith("critic/")}
+    assert_close(critics, {key: twin.get_weights()[key] for key in critics}, 1e-6)
+    entropy = 0.98 * math.log(3)
+    actor_loss = Reference(policy, batch, {**before, **critics}).losses(entropy)[0]
+    assert found["actor_loss"] == pytest.approx(actor_loss, rel=2e-4, abs=2e-4)
+    assert abs(found["actor_loss"] - other["actor_loss"]) > 0.01
+    assert found["critic_loss"] == pytest.approx(other["critic_loss"], rel=1e-5)
+
+
 def test_forbidden_actions_have_no_part_in_the_means():
     policy = shaken(discrete(MASKED))
     batch = transitions(policy, 4)

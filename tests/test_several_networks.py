@@ -203,6 +203,60 @@ def test_a_loss_that_is_a_function_sees_what_the_others_left(policy_class, jit):
     assert abs(once[1].sum() - 2.5) > 0.01  # the critic's step matters
 
 
+def test_functions_do_not_wait_for_each_other():
+    class TwoWait(InTurn):
+        def loss(self, model, dist_class, train_batch):
+            actor_loss, critic_loss, scale_loss = super().loss(model, dist_class, train_batch)
+            return [actor_loss, lambda: critic_loss, scale_loss]
+
+    policy, batch = make_three(TwoWait), batch_of(4)
+    value = np.array([[1.0], [-2.0], [0.5], [3.0]], np.float32)
+    policy.set_weights({**policy.get_weights(), "critic/layer_0/kernel": value})
+    assert policy.learn_on_batch(batch)["learner_stats"]["factor"] == 2.5
+    assert not np.array_equal(policy.get_weights()["critic/layer_0/kernel"], value)
+
+
+def test_hooks_are_called_for_the_tensors_and_then_for_the_functions():
+    class Hooked(InTurn):
+        def compute_gradients_fn(self, optimizer, loss):
+            if isinstance(loss, list):
+                calls.append(("compute", len(optimizer), len(loss)))
+            return super().compute_gradients_fn(optimizer, loss)
+
+        def apply_gradients_fn(self, optimizer, grads):
+            calls.append(("apply", len(optimizer), len(grads)))
+            super().apply_gradients_fn(optimizer, grads)
+
+    calls = []
+    policy, batch = make_three(Hooked), batch_of(4)
+    policy.compute_gradients(batch)
+    assert set(calls) == {("compute", 2, 2), ("compute", 1, 1)}
+    calls.clear()
+    policy.learn_on_batch(batch)
+    assert calls == [("compute", 2, 2), ("apply", 2, 2), ("compute", 1, 1), ("apply", 1, 1)]
+
+
+def test_the_reason_is_found_where_only_a_function_gives_what_is_not_finite():
+    class Breaks(Three):
+        def loss(self, model, dist_class, train_batch):
+            actor_loss, *others = super().loss(model, dist_class, train_batch)
+            before = tf.reduce_sum(self.networks["critic"].model.trainable_variables[0])
+
+            def broken():
+                now = tf.reduce_sum(self.networks["critic"].model.trainable_variables[0])
+                factor = tf.where(now == before, 1.0, np.inf)
+                self.record(factor=factor)
+                return actor_loss * factor
+
+            return [broken, *others]
+
+    policy, batch = make_three(Breaks), batch_of(8)
+    before = policy.get_weights()
+    with pytest.raises(NonFiniteError, match=r"factor \(inf\)"):
+        policy.learn_on_batch(batch)
+    assert_equal(before, policy.get_weights())
+
+
 def test_gradients_alone_are_those_of_functions_where_nothing_has_stepped():
     policy, plain, batch = make_three(InTurn), make_three(), batch_of(4)
     value = np.array([[1.0], [-2.0], [0.5], [3.0]], np.float32)
@@ -236,7 +290,7 @@ def test_a_model_that_is_given_all_losses_cannot_have_one_that_waits():
             return Greedy(inputs, keras.layers.Dense(2, use_bias=False)(inputs))
 
     policy = make_three(Doubled)
-    with pytest.raises(ConfigError, match=r"custom_loss of .* is given all losses"):
+    with pytest.raises(ConfigError, match=r"custom_loss of .* needs all losses"):
         policy.learn_on_batch(batch_of(4))
     assert policy.num_grad_updates == 0
 

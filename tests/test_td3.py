@@ -245,8 +245,11 @@ def moved(before, after):
     }
 
 
-def test_actor_and_targets_move_once_in_policy_delay_updates_in_both_modes():
-    policy, other = (shaken(td3(cls=cls)) for cls in (TD3TF2Policy, TD3TF1Policy))
+@pytest.mark.parametrize("order", telling(["together", "critics_first"], "together"))
+def test_actor_and_targets_move_once_in_policy_delay_updates_in_both_modes(order):
+    policy, other = (
+        shaken(td3(cls=cls, update_order=order)) for cls in (TD3TF2Policy, TD3TF1Policy)
+    )
     states = [policy.get_state()]
     for seed in range(5):
         for each in (policy, other):

@@ -2,7 +2,7 @@
 
 One training step: collect a fragment, keep its rows in a ring buffer, and update on rows drawn
 from it, uniformly or by priorities (`replay_buffer_config`). Each update takes one step of each
-optimizer, by
+optimizer, to minimise
 
     J_Q = sum_i E[w l(Q_i(s, a) - y)]     (1812.05905, eq. 5; l: Huber, or half the square)
     y = r + gamma^n (1 - terminated) (min_i Q'_i(s', a') - alpha log pi(a'|s'))     (eq. 6)
@@ -21,11 +21,12 @@ all actions, and means over the policy are sums by its probabilities,
     J_alpha = -log(alpha) E[sum_a pi(a|s) (log pi(a|s) + H)]            (equations 10, 12, 11)
 
 What the references differ in is a setting: `td_error_loss_fn` is "huber" (delta 1) by default, as
-in RLlib, and "mse" as in the papers and in Stable-Baselines3; `update_order` is "together", so that
-J_pi has the critics as they were before the update, as in RLlib, or "critics_first", so that it has
-them as they are behind their step, as in the papers and in Stable-Baselines3; `optimizer` has
-Adam's epsilon, 1e-7 in Keras, 1e-8 in torch; initial weights are those of `model` and
-`q_model_config`, orthogonal by `ortho_init`, or those of a `custom_model`.
+in RLlib, and "mse" as in the papers and in Stable-Baselines3. By `update_order` "together" J_pi has
+the critics as they were before the update, as in RLlib; by "critics_first" it has them as they are
+after their step, as in the papers and in Stable-Baselines3 (but not where gradients are computed
+and applied in two calls). `optimizer` has Adam's epsilon, 1e-7 in Keras, 1e-8 in torch. Initial
+weights are those of `model` and `q_model_config`, orthogonal by `ortho_init`, or those of a
+`custom_model`.
 
 Deviations from the papers: alpha is learned as its logarithm; the log standard deviation is clipped
 to [-5, 2]; where rows are drawn uniformly, those of all updates of one training step are drawn
@@ -38,6 +39,7 @@ J_pi has the first critic's values alone. RLlib's config names a prioritised buf
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -98,10 +100,9 @@ class SACTFPolicy(OffPolicyTFPolicy):
         "update_order",
     )
 
-    def loss(self, model: Any, dist_class: Any, train_batch: Any) -> list[tf.Tensor]:
-        """Returns the losses of actor, critics and temperature."""
+    def loss(self, model: Any, dist_class: Any, train_batch: Any) -> list[Any]:
+        """Returns the losses of the actor (a function if it waits), critics and temperature."""
         mask, obs = train_batch["loss_mask"], train_batch[SampleBatch.OBS]
-        comes_last = self.config["update_order"] == "critics_first"
         reached = train_batch[SampleBatch.NEXT_OBS]
         critic, target_critic = self.networks["critic"], self.target_networks["critic"]
         log_alpha = self.networks["temperature"]()
@@ -119,8 +120,7 @@ class SACTFPolicy(OffPolicyTFPolicy):
         weighted = train_batch["weights"][:, None] * self._loss_of(errors)
         critic_loss = masked_mean(tf.reduce_sum(weighted, axis=-1), mask)
 
-        def actor_loss() -> tf.Tensor:
-            choice = self._choice(0, policy, critic, obs) if comes_last else now
+        def actor_loss(choice: Any) -> tf.Tensor:
             found = masked_mean(choice.mean(alpha * choice.logp - choice.least_values), mask)
             self.record(actor_loss=found)
             return found
@@ -136,7 +136,9 @@ class SACTFPolicy(OffPolicyTFPolicy):
             target_entropy=target_entropy,
         )
         self._record_values(q[:, 0], tf.reduce_mean(tf.abs(errors), axis=-1), mask)
-        return [actor_loss if comes_last else actor_loss(), critic_loss, alpha_loss]
+        if self.config["update_order"] == "together":
+            return [actor_loss(now), critic_loss, alpha_loss]
+        return [lambda: actor_loss(self._choice(0, policy, critic, obs)), critic_loss, alpha_loss]
 
     def _loss_of(self, errors: tf.Tensor) -> tf.Tensor:
         return huber(errors) if self.config["td_error_loss_fn"] == "huber" else half_square(errors)
@@ -229,13 +231,17 @@ class DrawnAction:
 
     Attributes:
         logp: of the actions, `[B]`.
-        least_values: the smallest of the critics' values of them, `[B]`.
     """
 
     def __init__(self, distribution: Any, noise: tf.Tensor, critic: Any, obs: Any) -> None:
         self._critic, self._obs = critic, obs
+        self._actions = distribution.sample(noise)
         self.logp = distribution.sampled_logp(noise)
-        self.least_values = tf.reduce_min(self.values(distribution.sample(noise)), axis=-1)
+
+    @functools.cached_property
+    def least_values(self) -> tf.Tensor:
+        """The smallest of the critics' values of the actions, `[B]`."""
+        return tf.reduce_min(self.values(self._actions), axis=-1)
 
     def values(self, actions: tf.Tensor) -> Any:
         """Returns each critic's value of given actions, `[B, c]`."""

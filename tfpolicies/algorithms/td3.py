@@ -13,8 +13,9 @@ first one also moves the actor and the targets. A truncated episode is bootstrap
 one is not. `twin_q`, `policy_delay` and `smooth_target_policy` switch the paper's three parts off:
 what is left is DDPG, see `ddpg.py`.
 
-L(phi) has the critics as they were before the update by `update_order` "together", as in RLlib, and
-as they are behind their step by "critics_first", as in the paper and in Stable-Baselines3.
+By `update_order` "together" L(phi) has the critics as they were before the update, as in RLlib; by
+"critics_first" it has them as they are after their step, as in the paper and in Stable-Baselines3
+(but not where gradients are computed and applied in two calls).
 
 Deviations from the paper: fresh outputs are small, by kernels of norm 0.01; the rows of all updates
 of one training step are drawn before the first of them. Noise is that of actions as the policy
@@ -92,8 +93,8 @@ class TD3TFPolicy(OffPolicyTFPolicy):
         "use_state_preprocessor",
     )
 
-    def loss(self, model: Any, dist_class: Any, train_batch: Any) -> list[tf.Tensor]:
-        """Returns the losses of actor and critics."""
+    def loss(self, model: Any, dist_class: Any, train_batch: Any) -> list[Any]:
+        """Returns the losses of the actor (a function if it waits) and of the critics."""
         mask, obs, critic = train_batch["loss_mask"], train_batch["obs"], self.networks["critic"]
         q = critic(obs, actions=train_batch[SampleBatch.ACTIONS])  # [B, 1], or 2 with twin_q
         errors = q - tf.stop_gradient(self._targets(dist_class, train_batch))[:, None]
@@ -108,10 +109,10 @@ class TD3TFPolicy(OffPolicyTFPolicy):
             self.record(actor_loss=found)
             return found
 
-        comes_last = self.config["update_order"] == "critics_first"
         self.record(critic_loss=critic_loss)
         self._record_values(q[:, 0], errors[:, 0], mask)
-        return [actor_loss if comes_last else actor_loss(), critic_loss]
+        waits = self.config["update_order"] == "critics_first"
+        return [actor_loss if waits else actor_loss(), critic_loss]
 
     def _targets(self, dist_class: Any, train_batch: Any) -> tf.Tensor:
         """Returns y `[B]`."""

@@ -209,8 +209,12 @@ class TFModelAdapter(keras.Model):
             found = {name: tf.pad(x, missing) for name, x in found.items()}
         return found | {f"state_out_{i}": x for i, x in enumerate(after)}
 
-    def custom_loss(self, policy_loss: list[tf.Tensor], loss_inputs: Mapping[str, Any]) -> Any:
-        """Returns what the inner model makes of the losses."""
+    @property
+    def custom_loss(self) -> Callable[[list[tf.Tensor], Mapping[str, Any]], Any] | None:
+        """Returns what the inner model makes of the losses; None if it leaves them as they are."""
+        return self._custom_loss if self.inner.changes_losses else None
+
+    def _custom_loss(self, policy_loss: list[tf.Tensor], loss_inputs: Mapping[str, Any]) -> Any:
         return self.inner.custom_loss(policy_loss, _LossInputs(loss_inputs, self._seen))
 
     def custom_metrics(self) -> dict[str, Any]:

@@ -130,10 +130,10 @@ def _description(folder: Path) -> Mapping[str, Any]:
 def _imported(folder: Path, policy_id: str) -> Imported:
     from tfpolicies.compat.foreign_pickle import read_pickle
 
-    state = read_pickle(folder / _STATE)
-    if not isinstance(state, Mapping):
-        raise CheckpointError(f"{str(folder / _STATE)!r} holds no dict, but {state!r:.80}.")
     try:
+        state = read_pickle(folder / _STATE)
+        if not isinstance(state, Mapping):
+            raise CheckpointError(f"{_STATE} holds no dict, but {state!r:.80}.")
         return _policy_of(state, policy_id, str(folder))
     except TfPoliciesError as error:
         error.args = (f"Policy {policy_id!r} of {str(folder)!r}: {error}",)

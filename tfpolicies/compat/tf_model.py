@@ -177,6 +177,11 @@ class TFModelV2:
         return type(self).__name__
 
     @property
+    def changes_losses(self) -> bool:
+        """Whether `custom_loss` is overridden."""
+        return getattr(self.custom_loss, "__func__", None) is not TFModelV2.custom_loss
+
+    @property
     def gives_value(self) -> bool:
         """Whether `value_function` can be asked."""
         return type(self).value_function is not TFModelV2.value_function

@@ -64,10 +64,10 @@ class PolicyKind(Policy):
     def loss(self, model: Any, dist_class: Any, train_batch: Any) -> tf.Tensor:
         """Returns the loss of one minibatch, a scalar tensor; traced for all policies of a kind.
 
-        A class with several networks or optimizers returns a list, see `optimizer`. One of the
-        losses may be a function without arguments: it is called when the optimizers of those that
-        are tensors have stepped, and its loss sees what they left. `compute_gradients` calls it at
-        once.
+        A class with several networks or optimizers returns a list, see `optimizer`. Any of them
+        may be a function without arguments, which returns the tensor. It is called when the
+        optimizers of those that are tensors have stepped, so networks that it calls have their new
+        weights; what was computed before the call has not. `compute_gradients` steps nothing.
 
         Args:
             model: call it on `train_batch` for `(dist_inputs, state)`, then `value_function()`.
@@ -108,7 +108,9 @@ class PolicyKind(Policy):
     def compute_gradients_fn(self, optimizer: Any, loss: Any) -> list[Any]:
         """Returns `(gradient, variable)` pairs, clipped as `grad_clip` and `grad_clip_by` say.
 
-        For several losses both arguments are lists, and so is the result: of lists of pairs.
+        For several losses both arguments are lists, and so is the result: of lists of pairs. Where
+        some losses are functions it is called twice, with those that are tensors and then with the
+        others; likewise `apply_gradients_fn`.
         """
         if isinstance(optimizer, list):
             return [self.compute_gradients_fn(*x) for x in zip(optimizer, loss, strict=True)]

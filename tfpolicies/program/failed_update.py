@@ -63,7 +63,7 @@ def first_term(
     """Runs the loss of one minibatch untraced; returns what of it is the first not to be finite.
 
     Args:
-        functions: their resident variables hold the state, and are changed in training mode.
+        functions: their resident variables hold the state, and are changed.
         state: before the update.
         columns: of the minibatch.
         along: with it, `[1, ...]`; see `Minibatches.along`.
@@ -88,7 +88,7 @@ def _parts(
     weights = {slot.key: state.arrays[slot.key] for slot in state.layout.of(*state.layout.updated)}
     yield {f"weights[{key!r}]": x for key, x in weights.items()}
     tensors = tf.nest.map_structure(tf.constant, dict(columns))
-    found = functions.differentiated(tf.constant(state.hyper), tensors, along)
+    found = functions.differentiated(tf.constant(state.hyper), tensors, along, in_turn=True)
     totals = {name: x for name, x in found.stats.items() if name in _TOTALS}
     yield {name: x for name, x in found.stats.items() if name not in totals}
     yield totals

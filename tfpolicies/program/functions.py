@@ -71,7 +71,7 @@ class Differentiated(NamedTuple):
     stats: dict[str, tf.Tensor]
     fetches: dict[str, tf.Tensor]  # what `extra_learn_fetches_fn` adds
     batch: TrainBatch
-    due: tuple[Any, Any]  # the arguments of `apply_gradients_fn` for what has not stepped yet
+    due: tuple[Any, Any]  # the arguments of `apply_gradients_fn` for those that have not stepped
 
 
 class ProgramFunctions:
@@ -193,8 +193,8 @@ class ProgramFunctions:
             view: what the class's code sees as `self`; see `loss_view`.
             columns: the minibatch as rows.
             takes: for each optimizer, whether it takes the update; None: all do.
-            in_turn: whether losses that are functions are called behind the step of the others,
-                which are applied here; otherwise nothing steps.
+            in_turn: whether the optimizers of losses that are tensors step before those that are
+                functions are called; otherwise nothing steps.
         """
         batch = TrainBatch(columns)
         model = ModelView(self.network, self.spec.time_steps, training=True)
@@ -204,11 +204,11 @@ class ProgramFunctions:
             found = with_own_loss(self.network, self._loss(view, model, batch), batch)
         losses, hooked = self.optimizer.losses(found), self.optimizer.hooked
         optimizers = self.optimizer.on_tape(tape, takes)
-        parts = _in_turn(losses) if in_turn else [range(len(losses))]
+        parts = _early_and_late(losses)
         chosen: Any = None
         pairs: list[Any] = []
         for part in parts:
-            if pairs:
+            if pairs and in_turn:
                 view.apply_gradients_fn(chosen, pairs[-1])
             with tape:
                 for i in part:
@@ -226,7 +226,12 @@ class ProgramFunctions:
         return Differentiated(every, whole, stats, fetches, batch, (chosen, pairs[-1]))
 
     def differentiated(
-        self, hyper: Any, columns: Mapping[str, Any], along: Mapping[str, Any]
+        self,
+        hyper: Any,
+        columns: Mapping[str, Any],
+        along: Mapping[str, Any],
+        *,
+        in_turn: bool = False,
     ) -> Differentiated:
         """Differentiates the loss of one minibatch, all of whose items count.
 
@@ -234,13 +239,17 @@ class ProgramFunctions:
             hyper: the hyper-parameters `[H]`.
             columns: the minibatch, `[mb, ...]` each.
             along: with it, `[1, ...]`; see `Minibatches.along`.
+            in_turn: whether it is done as in an update; see `loss_and_gradients`.
         """
         weights = tf.ones([tf.shape(tf.nest.flatten(dict(columns))[0])[0]])
-        rows = self.loss_columns(columns, weights)
-        return self.loss_and_gradients(self.loss_view(hyper, _item(along, 0)), rows)
+        rows, now = self.loss_columns(columns, weights), _item(along, 0)
+        if not in_turn:
+            return self.loss_and_gradients(self.loss_view(hyper, now), rows)
+        view, takes = self._begun(hyper, now), self._takes(now)
+        return self.loss_and_gradients(view, rows, takes, in_turn=True)
 
     def _loss(self, view: Any, model: ModelView, batch: TrainBatch) -> Any:
-        """Returns what the class gives as its loss, a scalar, or its losses, each or a function."""
+        """Returns one scalar, or a list of scalars and of functions that return one."""
         noise = vars(view).get("learning_noise")
         dist_class = self.spec.dist_class.drawing_from(noise)
         found = self._run(lambda: view.loss(model, dist_class, batch))
@@ -481,8 +490,8 @@ class ProgramFunctions:
         return found
 
 
-def _in_turn(losses: Sequence[Any]) -> list[list[int]]:
-    """Returns which losses are differentiated together: first tensors, behind them functions."""
+def _early_and_late(losses: Sequence[Any]) -> list[list[int]]:
+    """Returns which losses are differentiated together: the tensors, and then the functions."""
     late = [i for i, loss in enumerate(losses) if callable(loss)]
     early = [i for i in range(len(losses)) if i not in late]
     return [part for part in (early, late) if part]

@@ -106,7 +106,7 @@ class Optimizers:
     def on_tape(
         self, tape: tf.GradientTape | None, takes: Sequence[Any] | None = None
     ) -> list[TapeOptimizer]:
-        """Returns the optimizers as hooks take them.
+        """Returns what stands for each optimizer in hooks, which take it as `hooked` gives it.
 
         Args:
             tape: on which the loss was computed; None where gradients are given.

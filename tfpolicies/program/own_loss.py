@@ -62,9 +62,10 @@ def with_own_loss(network: Network, loss: Any, batch: TrainBatch) -> Any:
     given = list(loss) if isinstance(loss, list | tuple) else [loss]
     if any(map(callable, given)):
         raise ConfigError(
-            f"custom_loss of {model.name} is given all losses of its policy, but some of them are "
-            "functions, called behind the step of the others. Leave `update_order` as it is, or "
-            "add what the model loses by `add_loss` in a layer of it."
+            f"custom_loss of {model.name} needs all losses of its policy, but some of them are "
+            "functions, which are called when the others have stepped. Return tensors from `loss` "
+            "(SAC, TD3 and DDPG do with update_order='together'), or add what the model loses by "
+            "`add_loss` in one of its layers."
         )
     inputs = LossInputs(batch, network)
     with tf.variable_creator_scope(_refuse_variables):

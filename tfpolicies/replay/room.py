@@ -23,7 +23,7 @@ from tfpolicies.errors import ConfigError
 from tfpolicies.system.memory import available_memory, readable_size
 
 _LARGE_FILES = Path("/var/tmp")  # /tmp is often memory
-_OWN_PAGES = 2**20  # bytes; arrays from there do not share pages with anything else
+_OWN_PAGES = 2**20  # bytes; arrays of this size or more share no pages with anything else
 
 
 class Room:
@@ -104,7 +104,7 @@ def _in_memory(shape: Sequence[int], dtype: Any, size: int) -> np.ndarray:
         return np.empty(shape, dtype)
     mapped = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux
-        with contextlib.suppress(OSError):  # that was built without such pages
+        with contextlib.suppress(OSError):  # a kernel built without huge pages
             mapped.madvise(mmap.MADV_HUGEPAGE)
     return np.ndarray(shape, dtype, mapped)
 
