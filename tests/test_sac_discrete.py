@@ -124,7 +124,6 @@ def test_each_gradient_is_that_of_its_own_loss_alone_by_finite_differences():
     assert compared > 40
 
 
-@pytest.mark.core
 def test_with_critics_first_the_actor_learns_from_the_updated_ones():
     config = {"gamma": 0.9, "lr": 0.1}
     policy, twin = (
@@ -142,6 +141,7 @@ def test_with_critics_first_the_actor_learns_from_the_updated_ones():
     assert found["critic_loss"] == pytest.approx(other["critic_loss"], rel=1e-5)
 
 
+@pytest.mark.core
 def test_forbidden_actions_have_no_part_in_the_means():
     policy = shaken(discrete(MASKED))
     batch = transitions(policy, 4)
