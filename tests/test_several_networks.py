@@ -113,6 +113,9 @@ class InTurn(Three):
         return [multiplied, *others]
 
 
+CRITIC = np.array([[1.0], [-2.0], [0.5], [3.0]], np.float32)  # whose sum is 2.5
+
+
 class InTurnInGraph(InTurn):
     """The same in graph mode."""
 
@@ -187,15 +190,13 @@ def test_updates_are_those_on_paper(policy_class, jit):
 )
 def test_a_loss_that_is_a_function_sees_what_the_others_left(policy_class, jit):
     policy, batch = make_three(policy_class, jit_compile=jit), batch_of(12)
-    actor, value, scale = policy.get_weights().values()
-    value = np.array([[1.0], [-2.0], [0.5], [3.0]], np.float32)
-    policy.set_weights(dict(zip(policy.get_weights(), (actor, value, scale), strict=True)))
+    policy.set_weights({**policy.get_weights(), "critic/layer_0/kernel": CRITIC})
+    before = list(policy.get_weights().values())
     target = next(iter(policy.get_state()["target_weights"].values()))
     rng = copy.deepcopy(policy.holding.state.learning_rng)
     noise = rng.standard_normal((3, 4, 1), np.float32)
     follows = [False, True, True]
     policy.learning.replay(batch, 4, np.array(follows))
-    before = actor, value, scale
     wanted = by_numpy(before, target, batch, noise, follows, in_turn=True)
     for mine, right in zip(policy.get_weights().values(), wanted[:3], strict=True):
         np.testing.assert_allclose(mine, right, rtol=1e-5, atol=1e-6)
@@ -210,10 +211,9 @@ def test_functions_do_not_wait_for_each_other():
             return [actor_loss, lambda: critic_loss, scale_loss]
 
     policy, batch = make_three(TwoWait), batch_of(4)
-    value = np.array([[1.0], [-2.0], [0.5], [3.0]], np.float32)
-    policy.set_weights({**policy.get_weights(), "critic/layer_0/kernel": value})
+    policy.set_weights({**policy.get_weights(), "critic/layer_0/kernel": CRITIC})
     assert policy.learn_on_batch(batch)["learner_stats"]["factor"] == 2.5
-    assert not np.array_equal(policy.get_weights()["critic/layer_0/kernel"], value)
+    assert not np.array_equal(policy.get_weights()["critic/layer_0/kernel"], CRITIC)
 
 
 def test_hooks_are_called_for_the_tensors_and_then_for_the_functions():
@@ -259,9 +259,8 @@ def test_the_reason_is_found_where_only_a_function_gives_what_is_not_finite():
 
 def test_gradients_alone_are_those_of_functions_where_nothing_has_stepped():
     policy, plain, batch = make_three(InTurn), make_three(), batch_of(4)
-    value = np.array([[1.0], [-2.0], [0.5], [3.0]], np.float32)
     for each in (policy, plain):
-        each.set_weights({**each.get_weights(), "critic/layer_0/kernel": value})
+        each.set_weights({**each.get_weights(), "critic/layer_0/kernel": CRITIC})
     gradients, info = policy.compute_gradients(batch)
     others, _ = plain.compute_gradients(batch)
     np.testing.assert_allclose(gradients[0], 2.5 * others[0], rtol=1e-5)

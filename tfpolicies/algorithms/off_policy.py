@@ -63,8 +63,8 @@ BY_PRIORITIES: Mapping[str, Any] = {
 }
 """What `replay_buffer_config` is by default where RLlib replays by priorities."""
 
-UPDATE_ORDERS = ("together", "critics_first")
-"""What `update_order` of an actor and its critics may be; see `sac.py`."""
+UPDATE_ORDER = one_of("together", "critics_first")
+"""What `update_order` of an actor and its critics may be; by the second one the actor waits."""
 
 _OF_ROOM = ("memory_limit_bytes", "storage_path")
 _BYTES_PER_CALL = 256 * 2**20  # of rows that one compiled call learns from, at most

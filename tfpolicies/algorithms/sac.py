@@ -50,7 +50,7 @@ import keras
 import tensorflow as tf
 
 from tfpolicies.algorithms.off_policy import (
-    UPDATE_ORDERS,
+    UPDATE_ORDER,
     OffPolicyAlgorithm,
     OffPolicyConfig,
     OffPolicyTFPolicy,
@@ -342,7 +342,7 @@ class SACTraining(OffPolicyTraining):
     )
     twin_q: bool = setting(True, BOOL)  # two critics, of which the smaller value counts
     td_error_loss_fn: str = setting("huber", one_of("huber", "mse"))  # mse: half the square
-    update_order: str = setting("together", one_of(*UPDATE_ORDERS))  # see sac.py
+    update_order: str = setting("together", UPDATE_ORDER)  # critics_first: the actor waits
     initial_alpha: float = setting(1.0, POSITIVE)
     target_entropy: float | None = setting(  # nats; None, "auto": -dim(A), or 0.98 log n
         None, _ENTROPY, kept=lambda x: None if x == "auto" else x

@@ -37,7 +37,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfpolicies.algorithms.off_policy import (
-    UPDATE_ORDERS,
+    UPDATE_ORDER,
     OffPolicyAlgorithm,
     OffPolicyConfig,
     OffPolicyTFPolicy,
@@ -55,7 +55,7 @@ from tfpolicies.models.distributions import ActionDistribution
 from tfpolicies.models.losses import half_square, huber, masked_mean
 from tfpolicies.models.network import ModelSource
 from tfpolicies.program.networks import NetworkPlan
-from tfpolicies.rules import AMOUNT, BOOL, COUNT, POSITIVE, one_of
+from tfpolicies.rules import AMOUNT, BOOL, COUNT, POSITIVE
 
 __all__ = ["TD3", "TD3Config", "TD3TF1Policy", "TD3TF2Policy", "TD3TFPolicy"]
 
@@ -111,8 +111,8 @@ class TD3TFPolicy(OffPolicyTFPolicy):
 
         self.record(critic_loss=critic_loss)
         self._record_values(q[:, 0], errors[:, 0], mask)
-        waits = self.config["update_order"] == "critics_first"
-        return [actor_loss if waits else actor_loss(), critic_loss]
+        together = self.config["update_order"] == "together"
+        return [actor_loss() if together else actor_loss, critic_loss]
 
     def _targets(self, dist_class: Any, train_batch: Any) -> tf.Tensor:
         """Returns y `[B]`."""
@@ -263,7 +263,7 @@ class TD3Training(OffPolicyTraining):
     lr: Any = 1e-3
     actor_lr: float | None = setting(None, _OWN_RATE)  # None: lr
     critic_lr: float | None = setting(None, _OWN_RATE)  # None: lr
-    update_order: str = setting("together", one_of(*UPDATE_ORDERS))  # see td3.py
+    update_order: str = setting("together", UPDATE_ORDER)  # critics_first: the actor waits
     use_huber: bool = setting(False, BOOL)
     huber_threshold: float = setting(1.0, POSITIVE)
     l2_reg: float = setting(0.0, AMOUNT, kept=lambda x: 0.0 if x is None else x)

@@ -211,7 +211,7 @@ class TFModelAdapter(keras.Model):
 
     @property
     def custom_loss(self) -> Callable[[list[tf.Tensor], Mapping[str, Any]], Any] | None:
-        """Returns what the inner model makes of the losses; None if it leaves them as they are."""
+        """That of the inner model, for encoded observations; None if it changes no loss."""
         return self._custom_loss if self.inner.changes_losses else None
 
     def _custom_loss(self, policy_loss: list[tf.Tensor], loss_inputs: Mapping[str, Any]) -> Any:

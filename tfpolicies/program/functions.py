@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -205,25 +206,25 @@ class ProgramFunctions:
         losses, hooked = self.optimizer.losses(found), self.optimizer.hooked
         optimizers = self.optimizer.on_tape(tape, takes)
         parts = _early_and_late(losses)
-        chosen: Any = None
-        pairs: list[Any] = []
+        steps: list[tuple[Any, Any]] = []  # the arguments of `apply_gradients_fn` for each part
         for part in parts:
-            if pairs and in_turn:
-                view.apply_gradients_fn(chosen, pairs[-1])
+            if steps and in_turn:
+                view.apply_gradients_fn(*steps[-1])
             with tape:
                 for i in part:
                     losses[i] = self._regularized(i, self._evaluated(losses[i]))
             chosen = hooked([optimizers[i] for i in part])
-            pairs.append(view.compute_gradients_fn(chosen, hooked([losses[i] for i in part])))
+            pairs = view.compute_gradients_fn(chosen, hooked([losses[i] for i in part]))
+            steps.append((chosen, pairs))
         batch.is_weighed = LOSS_MASK in batch.accessed_keys and not batch.ignores_mask
         summed = losses if isinstance(found, list | tuple) else losses[:1]
         whole = tf.add_n([tf.cast(tf.reduce_sum(each), tf.float32) for each in summed])
-        every = _in_order(parts, pairs)
+        every = _in_order(parts, [pairs for _, pairs in steps])
         stats = {**view.stats_fn(batch), **view.grad_stats_fn(batch, gradients_of(every))}
         stats = {name: tf.cast(value, tf.float32) for name, value in stats.items()}
         stats |= own_stats(self.network)
         fetches = view.extra_learn_fetches_fn()
-        return Differentiated(every, whole, stats, fetches, batch, (chosen, pairs[-1]))
+        return Differentiated(every, whole, stats, fetches, batch, steps[-1])
 
     def differentiated(
         self,
@@ -292,7 +293,7 @@ class ProgramFunctions:
         )
 
     def _regularized(self, i: int, loss: tf.Tensor) -> tf.Tensor:
-        """Adds what the layers of a network lose by themselves to its first loss, which is `i`."""
+        """Adds to loss `i`, if it is the first of its network, what the layers of that lose."""
         names = self.optimizer.network_names
         own = [] if names[i] in names[:i] else list(self.networks[names[i]].model.losses)
         return loss + tf.add_n(own) if own else loss
@@ -501,11 +502,7 @@ def _in_order(parts: Sequence[Sequence[int]], pairs: Sequence[Any]) -> Any:
     """Returns the pairs of all losses as hooks give them: those of parts, put together."""
     if len(parts) == 1:
         return pairs[0]
-    found = {
-        i: x
-        for part, each in zip(parts, pairs, strict=True)
-        for i, x in zip(part, each, strict=True)
-    }
+    found = dict(zip(chain(*parts), chain(*pairs), strict=True))
     return [found[i] for i in sorted(found)]
 
 
