@@ -1,18 +1,20 @@
 """Files of an earlier version: made once, loaded by every later one.
 
-`python -m benchmarks.stored_formats make FOLDER` writes checkpoints of algorithms and policies, a
-stash, a run folder and exports. `... play FOLDER` loads them all, acts and trains on, and prints a
+`python -m benchmarks.stored_formats make FOLDER` writes checkpoints of algorithms and policies,
+stashes, run folders and exports. `... play FOLDER` loads them all, acts and trains on, and prints a
 digest of each array that comes of it. `... compare FOLDER --old REV` does that with two commits in
 one environment; every digest must be equal, so that a change of the package changes no bit.
 
-`tests/stored/` has such files of the versions that its `versions.json` names, and in `expected.npz`
-what they gave then.
+`tests/stored/<commit>/` has the files that a commit wrote. Its `versions.json` names the commit and
+the versions it ran with, and its `expected.npz` has what the files gave then.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -30,6 +32,7 @@ import onnxruntime
 import tensorflow as tf
 from gymnasium import spaces
 
+import tfpolicies
 from benchmarks.old_and_new import checked_out
 from tfpolicies import (
     Algorithm,
@@ -41,6 +44,9 @@ from tfpolicies import (
     PPOTF2Policy,
     TFPolicy,
 )
+from tfpolicies.cli import main as run_command
+from tfpolicies.connectors import ClipActions, FrameStack
+from tfpolicies.export.player import OnnxPolicy
 
 Arrays = dict[str, Any]  # name -> array
 OBS = spaces.Box(-1.0, 1.0, (3,), np.float32)
@@ -147,11 +153,73 @@ def configs() -> dict[str, Any]:
     found["dqn"].training(num_steps_sampled_before_learning_starts=32)
     buffer = {"type": "MultiAgentReplayBuffer", "capacity": 128}
     found["dqn"].training(replay_buffer_config=buffer).framework(jit_compile=False)
+    found |= _of_each_algorithm() | _of_each_feature()
     return {name: config.debugging(seed=3) for name, config in found.items()}
 
 
-def make(folder: Path) -> None:
-    """Writes everything, with the versions that it was made by."""
+def _of_each_algorithm() -> dict[str, Any]:
+    """Returns a config of each algorithm in both modes; those of DQN and SAC keep their buffer."""
+    on_policy = {"PPO": {"sgd_minibatch_size": 32, "num_sgd_iter": 2}, "A2C": {}, "PG": {}}
+    q_network = {"hiddens": [8], "target_network_update_freq": 32}
+    actor_critic = {"policy_model_config": NETWORK, "q_model_config": NETWORK}
+    off_policy = {
+        "DQN": {**q_network, "store_buffer_in_checkpoints": True},
+        "SAC": {**actor_critic, "store_buffer_in_checkpoints": True},
+        "TD3": {"actor_hiddens": [8], "critic_hiddens": [8]},
+        "DDPG": {"actor_hiddens": [8], "critic_hiddens": [8]},
+    }
+    configs = {}
+    for framework in ("tf2", "tf"):
+        for algorithm, settings in {**on_policy, **off_policy}.items():
+            config = getattr(tfpolicies, f"{algorithm}Config")()
+            config.environment(Corners if algorithm in ("A2C", "DQN", "PG") else Line)
+            config.framework(framework, jit_compile=False).training(train_batch_size=32, **settings)
+            if algorithm in off_policy:
+                config.training(num_steps_sampled_before_learning_starts=32)
+                config.training(replay_buffer_config={"capacity": 128})
+            if algorithm not in ("SAC", "TD3", "DDPG"):
+                config.training(model=NETWORK)
+            configs[f"{algorithm.lower()}_{framework}"] = config
+    return configs
+
+
+def _of_each_feature() -> dict[str, Any]:
+    """Returns configs of what a checkpoint keeps besides weights: connectors, memory, noise."""
+    ppo = {"train_batch_size": 64, "sgd_minibatch_size": 32, "num_sgd_iter": 2}
+    gru = {**NETWORK, "use_gru": True, "lstm_cell_size": 4, "lstm_use_prev_action": True}
+    attention = {
+        **NETWORK,
+        "use_attention": True,
+        "attention_dim": 8,
+        "attention_num_heads": 2,
+        "attention_head_dim": 4,
+        "attention_memory_inference": 4,
+        "attention_memory_training": 4,
+        "attention_position_wise_mlp_dim": 8,
+    }
+    rainbow = {"num_atoms": 5, "v_min": -4.0, "v_max": 0.0, "noisy": True, "n_step": 2}
+    prioritized = {"type": "MultiAgentPrioritizedReplayBuffer", "capacity": 128}
+    pair = PPOConfig().environment(Pair).training(**ppo, model=NETWORK)
+    pair.multi_agent(policies={"left", "right"}, policy_mapping_fn=policy_of)
+    configs = {
+        "connectors": PPOConfig()
+        .environment(Line)
+        .training(**ppo, model=NETWORK)
+        .rollouts(agent_connectors=[FrameStack(2)], action_connectors=[ClipActions()]),
+        "gru": PPOConfig().environment(Corners).training(**ppo, model=gru),
+        "attention": PPOConfig().environment(Corners).training(**ppo, model=attention),
+        "agents": pair.rollouts(observation_filter="MeanStdFilter"),
+        "rainbow": DQNConfig()
+        .environment(Corners)
+        .training(train_batch_size=32, model=NETWORK, hiddens=[8], **rainbow)
+        .training(num_steps_sampled_before_learning_starts=32, replay_buffer_config=prioritized)
+        .training(store_buffer_in_checkpoints=True),
+    }
+    return {name: config.framework(jit_compile=False) for name, config in configs.items()}
+
+
+def make(folder: Path, commit: str) -> None:
+    """Writes everything, with the commit and the versions that it was made by."""
     folder.mkdir(parents=True)
     for name, config in configs().items():
         algorithm = config.build()
@@ -170,18 +238,27 @@ def make(folder: Path) -> None:
         policy.export_checkpoint(folder / "policies" / name)
     policies["continuous"].export_model(folder / "exports" / "saved_model")
     policies["continuous"].export_model(folder / "exports" / "onnx", onnx=True)
+    policies["memory"].export_model(folder / "exports" / "onnx_gru", onnx=True)
+    policies["continuous"].export_model(folder / "exports" / "triton", layout="triton")
     stash = PolicyMap(capacity=1, path=folder / "stash")
     for name in ("continuous", "memory"):
         stash[name] = policies[name]
+    stash.freeze("continuous")
     stash.close()
     learner = configs()["ppo"].build()
     learner.learn(128, run_dir=folder / "run", progress=False)
     learner.stop()
-    for made in ("run/learning_curve.png", "run/events", "run/lock", "exports/onnx/play.py"):
-        path = folder / made
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory() as runs:
+        what = ("CartPole-v1", "--algo", "PG", "--set", "model.fcnet_hiddens=[8]", "--seed", "3")
+        _command(*what, "--steps", "400", "--run-dir", runs)
+        (run,) = Path(runs).iterdir()
+        shutil.copytree(run, folder / "command")
+    for pattern in ("*/learning_curve.png", "*/events", "*/lock", "exports/**/play.py"):
+        for path in folder.glob(pattern):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
     names = ("tfpolicies", "tensorflow", "keras", "numpy", "onnxruntime")
     versions = {name: metadata.version(name) for name in names}
+    versions = {"commit": commit, **versions}
     (folder / "versions.json").write_text(json.dumps(versions, indent=2) + "\n")
     np.savez_compressed(folder / "expected.npz", **arrays_of(folder))
 
@@ -198,6 +275,8 @@ def played(folder: Path) -> Iterator[tuple[str, Arrays]]:
                 yield f"{kind}/{path.name}", play(path)
         yield "run", _run(copy / "run")
         yield "stash", _stash(copy / "stash")
+        if (copy / "command").is_dir():
+            yield "command", _resumed_command(copy / "command")
 
 
 def _algorithm(path: Path) -> Arrays:
@@ -205,7 +284,7 @@ def _algorithm(path: Path) -> Arrays:
     algorithm = Algorithm.from_checkpoint(
         path,
         config={"env": config.env},
-        policy_mapping_fn=policy_of if path.name == "multi_agent" else None,
+        policy_mapping_fn=policy_of if config.env is Pair else None,
     )
     try:
         return _trained_on(algorithm)
@@ -233,14 +312,44 @@ def _acted(policy: Any) -> Arrays:
 
 
 def _exported(path: Path) -> Arrays:
-    if path.name == "onnx":
-        session = onnxruntime.InferenceSession(path / "model.onnx")
-        names = [output.name for output in session.get_outputs()]
-        return dict(zip(names, session.run(None, {"obs": ROWS}), strict=True))
+    if path.name == "triton":
+        path = path / "1"
+    if (path / "model.onnx").exists():
+        player = OnnxPolicy(path)
+        acted = {"acted": np.stack([player.act(row) for row in ROWS])}
+        return acted | _answers_of_onnx(path / "model.onnx") if path.name == "onnx" else acted
     (version,) = (found for found in path.iterdir() if found.name.isdigit())
     loaded = tf.saved_model.load(str(version))
     answers = loaded.signatures["serving_default"](obs=tf.constant(ROWS))
     return {name: tensor.numpy() for name, tensor in answers.items()}
+
+
+def _answers_of_onnx(path: Path) -> Arrays:
+    session = onnxruntime.InferenceSession(path)
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(None, {"obs": ROWS}), strict=True))
+
+
+def _resumed_command(path: Path) -> Arrays:
+    _command("--resume", str(path), "--steps", "800")
+    algorithm = Algorithm.from_checkpoint(path / "checkpoints" / "latest")
+    try:
+        return dict(algorithm.get_policy().get_weights())
+    finally:
+        algorithm.stop()
+
+
+def _command(*words: str) -> None:
+    """Runs `tfpolicies train` in this process.
+
+    Raises:
+        SystemExit: if it does not succeed; its output is the message.
+    """
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        status = run_command(["train", *words])
+    if status:
+        raise SystemExit(output.getvalue())
 
 
 def _run(path: Path) -> Arrays:
@@ -323,11 +432,12 @@ def main() -> int:
     )
     parser.add_argument("what", choices=("make", "play", "compare"))
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--commit", default="", help="with make: the commit that writes")
     parser.add_argument("--old", help="revision to compare with")
     parser.add_argument("--new", default="HEAD", help="revision that is compared")
     options = parser.parse_args()
     if options.what == "make":
-        make(options.folder)
+        make(options.folder, options.commit)
         return 0
     if options.what == "play":
         print(json.dumps(digests(options.folder), indent=2))

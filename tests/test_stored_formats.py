@@ -1,5 +1,6 @@
-"""Files that an earlier version wrote load, act and train on as they did then."""
+"""Files that earlier commits wrote load, act and train on as they did then."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -8,21 +9,23 @@ import pytest
 from benchmarks.stored_formats import played
 
 STORED = Path(__file__).parent / "stored"
-
-
-@pytest.fixture(scope="module")
-def expected():
-    with np.load(STORED / "expected.npz") as stored:
-        return dict(stored)
+COMMITS = ("bb9fcaf", "18d25f4")
 
 
 @pytest.mark.soak
-def test_files_of_an_earlier_version_give_what_they_gave(expected):
-    found = {}
-    for name, arrays in played(STORED):
+@pytest.mark.parametrize("commit", COMMITS)
+def test_files_of_an_earlier_commit_give_what_they_gave(commit):
+    with np.load(STORED / commit / "expected.npz") as stored:
+        expected = dict(stored)
+    names = set()
+    for name, arrays in played(STORED / commit):
         for key, array in arrays.items():
-            np.testing.assert_allclose(
-                array, expected[f"{name}/{key}"], rtol=1e-4, atol=1e-5, err_msg=f"{name}/{key}"
-            )
-            found[f"{name}/{key}"] = array
-    assert found.keys() == expected.keys()
+            where = f"{name}/{key}"
+            np.testing.assert_allclose(array, expected[where], rtol=1e-4, atol=1e-5, err_msg=where)
+            names.add(where)
+    assert names == expected.keys()
+
+
+@pytest.mark.parametrize("commit", COMMITS)
+def test_each_set_of_stored_files_names_the_commit_that_wrote_it(commit):
+    assert json.loads((STORED / commit / "versions.json").read_text())["commit"] == commit

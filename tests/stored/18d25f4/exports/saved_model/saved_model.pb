@@ -1,0 +1,1 @@
+newest/saved_model.pb
