@@ -1,4 +1,4 @@
-"""The CPU time of acting, sampling and learning, for `old_and_new`.
+"""The CPU time of acting, sampling, learning and files, for `old_and_new`.
 
 It measures the package that it imports, which `PYTHONPATH` chooses. The first line that it prints
 says which that is, and what it can measure; then it measures what each line it reads names, and
@@ -6,19 +6,24 @@ prints the µs. By hand: `echo 32 | PYTHONPATH=. python benchmarks/cpu_per_call.
 """
 
 import argparse
+import atexit
 import json
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import ours
 import probe
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "examples"))
 
 import tfpolicies
-from tfpolicies import PPOTF2Policy, RolloutWorker, SampleBatch
+from tfpolicies import PolicyMap, PPOTF2Policy, RolloutWorker, SampleBatch
+from tfpolicies.storage.checkpoint import read_checkpoint, write_checkpoint
 
 Works = dict[str, Callable[[], int]]
 """What is measured, by name: functions that do something and return how many units that were."""
@@ -94,7 +99,41 @@ def traffic(variant: str) -> Works:
     return {"8 copies": lambda: worker.sample().env_steps()}
 
 
-MEASUREMENTS = {"traffic": traffic, "acting": acting, "sampling": sampling, "updates": updates}
+def files(variant: str) -> Works:
+    """Returns what writes and reads 100 MB of arrays, and pages a policy into a map."""
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder)
+    weights = {f"layer/{i}": np.full((1000, 1250), i, np.float32) for i in range(20)}
+    policies = PolicyMap(capacity=1, path=folder / "map")
+    for policy_id in ("a", "b"):
+        policies[policy_id] = ours.policy_of(ours.config_of())
+    obs = probe.observations(1)
+
+    def write() -> int:
+        weights["layer/0"] += 1.0  # what has not changed is not written
+        write_checkpoint(folder / "written", "p.json", {"type": "P"}, {"weights": weights})
+        return 1
+
+    def read() -> int:
+        read_checkpoint(folder / "written", "p.json", kind="P")
+        return 1
+
+    def page_in() -> int:
+        for policy_id in ("a", "b") * 10:
+            policies[policy_id].compute_actions(obs)
+        return 20
+
+    write()
+    return {"write 100 MB": write, "read 100 MB": read, "page in": page_in}
+
+
+MEASUREMENTS = {
+    "traffic": traffic,
+    "acting": acting,
+    "sampling": sampling,
+    "updates": updates,
+    "files": files,
+}
 
 
 def main() -> None:

@@ -5,9 +5,9 @@
 Half of the files are sound up to one field, which is attacked: checksums, names and all else are
 right, as a hostile writer would make them. The other half is damaged blindly. The attacks are other
 names of Keras classes, functions and classes of this package where something is called, sizes that
-no memory holds, FIFOs and devices in place of files, numbers that are not finite, junk, and a
-foreign `play.py`. Victims are the checkpoints of policies and algorithms, kept stashes, run folders
-and exports.
+no memory holds, FIFOs and devices in place of files, numbers that are not finite, junk, changed
+array files, and a foreign `play.py`. Victims are the checkpoints of policies and algorithms, kept
+stashes, run folders, exports and array files.
 
 Each file must either be loaded or be refused with the package's own error. Listed is anything else:
 another exception; something that was executed (a process, a socket, a file written outside of the
@@ -36,7 +36,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from benchmarks.hostile_files import Attempt, Victim, all_victims
+from benchmarks.attempt import Attempt, Victim
+from benchmarks.hostile_files import all_victims
 from tfpolicies.errors import TfPoliciesError
 
 CPU_SECONDS, MEGABYTES = 2.0, 500.0  # at most, for one file

@@ -13,14 +13,16 @@ import random
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
 from gymnasium import spaces
 
 import tfpolicies
+from benchmarks.attempt import Attempt, Victim
 from benchmarks.fuzz_states import damage_file, edit, same
+from benchmarks.hostile_arrays import array_file_attempt, changed_array_files
 from tfpolicies import DQNTF2Policy, Policy, PolicyMap, PPOConfig, PPOTF2Policy
 from tfpolicies.algorithms.algorithm import Algorithm
 from tfpolicies.cli.serving import play_in_own_process
@@ -268,19 +270,6 @@ def _bare(manifest: dict[str, Any]) -> dict[str, Any]:
 # Victims ------------------------------------------------------------------------------------------
 
 
-class Attempt(NamedTuple):
-    """One hostile file, ready to be loaded."""
-
-    what: str  # for the report
-    load: Callable[[], Any]
-    changed: Callable[[], str | None]  # what a refusal has changed; None if nothing
-    arrays: Callable[[Any], Any]  # the arrays of what was loaded
-    may_start: str = "nothing"  # the program that it may run in a process of its own
-
-
-Victim = Callable[[random.Random], Attempt]
-
-
 def _unchanged() -> None:
     return None
 
@@ -338,6 +327,11 @@ def _policy_attempt(sound: Path, hostile: Path, policy: Any, rng: random.Random)
 
 def _make_hostile(sound: Path, hostile: Path, name: str, kind: str, rng: random.Random) -> str:
     shutil.rmtree(hostile, ignore_errors=True)
+    if rng.random() < 0.1:
+        victim = read_checkpoint(sound, name, kind=kind)
+        with changed_array_files(rng):
+            _write(victim, name, hostile)
+        return "array file"
     if rng.random() < 0.5:
         victim = read_checkpoint(sound, name, kind=kind)
         attack = rng.choice(list(_ATTACKS))
@@ -545,3 +539,4 @@ def all_victims(root: Path) -> Iterator[tuple[str, Victim, float]]:
     yield "stash", stash_victim(root, policies["catalogue"]), 0.08
     yield "run folder", run_victim(root, single), 0.05
     yield "export", export_victim(root, single.get_policy()), 0.01
+    yield "array files", array_file_attempt, 2.0

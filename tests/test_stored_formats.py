@@ -17,13 +17,14 @@ COMMITS = ("bb9fcaf", "18d25f4")
 def test_files_of_an_earlier_commit_give_what_they_gave(commit):
     with np.load(STORED / commit / "expected.npz") as stored:
         expected = dict(stored)
-    names = set()
-    for name, arrays in played(STORED / commit):
-        for key, array in arrays.items():
-            where = f"{name}/{key}"
-            np.testing.assert_allclose(array, expected[where], rtol=1e-4, atol=1e-5, err_msg=where)
-            names.add(where)
-    assert names == expected.keys()
+    answers = {
+        f"{name}/{key}": array
+        for name, arrays in played(STORED / commit)
+        for key, array in arrays.items()
+    }
+    assert answers.keys() >= expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_allclose(answers[name], array, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
 @pytest.mark.parametrize("commit", COMMITS)

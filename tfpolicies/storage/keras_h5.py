@@ -35,7 +35,8 @@ from tfpolicies.keras_weights import (
     snake_case,
     split_number,
 )
-from tfpolicies.storage.hdf5_reader import SIGNATURE, Hdf5Error, Hdf5Image, Hdf5Object
+from tfpolicies.storage.hdf5_reader import Hdf5Object
+from tfpolicies.storage.hdf5_source import SIGNATURE, Hdf5Error, UnsupportedHdf5Error
 from tfpolicies.system.regular_files import read_regular
 
 _ARCHIVE_WEIGHTS, _ARCHIVE_CONFIG = "model.weights.h5", "config.json"
@@ -72,9 +73,11 @@ def read_keras_weights(path: str | os.PathLike[str]) -> KerasWeights:
         if content.startswith(b"PK\x03\x04"):
             return _read_archive(content)
     except (Hdf5Error, RecursionError) as error:
+        is_foreign = isinstance(error, UnsupportedHdf5Error)
+        advice = " Load it with Keras and save its weights again." if is_foreign else ""
         raise ModelImportError(
             f"`import_file`: {str(file)!r} cannot be read as Keras weights: {error}. Nothing was "
-            "imported."
+            f"imported.{advice}"
         ) from error
     raise ModelImportError(
         f"`import_file`: {str(file)!r} is neither HDF5 nor a .keras archive. Give a file "
@@ -97,7 +100,7 @@ def _content(file: Path) -> bytes:
 
 
 def _read_hdf5(content: bytes) -> KerasWeights:
-    root = Hdf5Image(content).root
+    root = Hdf5Object.root_of(content)
     if _names(root, "layer_names") is not None:
         return KerasWeights("keras2 weights", _keras2_layers(root))
     if "model_weights" in root.members:
@@ -108,9 +111,10 @@ def _read_hdf5(content: bytes) -> KerasWeights:
 def _array(source: Hdf5Object, where: str) -> NamedArray:
     name = where.rpartition("/")[2].removesuffix(":0")
     try:
-        return NamedArray(name, source.array())
+        array = source.array()
     except Hdf5Error as error:
-        raise Hdf5Error(f"the weight {where!r}: {error}") from error
+        raise type(error)(f"the weight {where!r}: {error}") from error
+    return NamedArray(name, array.astype(array.dtype.newbyteorder("="), copy=False))
 
 
 # Keras 2 ------------------------------------------------------------------------------------------
@@ -260,7 +264,7 @@ def _read_archive(content: bytes) -> KerasWeights:
         raise Hdf5Error(f"the archive is damaged ({error})") from error
     if not weights.startswith(SIGNATURE):
         raise Hdf5Error(f"its {_ARCHIVE_WEIGHTS} is no HDF5")
-    layers = _keras3_layers(Hdf5Image(weights).root)
+    layers = _keras3_layers(Hdf5Object.root_of(weights))
     return KerasWeights("keras3 archive", _in_order(layers, configured))
 
 

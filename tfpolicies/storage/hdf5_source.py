@@ -1,0 +1,137 @@
+"""The bytes of an HDF5 file that may come from a stranger, read under a budget.
+
+Whatever the bytes say, the work of reading them is a small multiple of their number: each access
+is charged, so a loop or parts that overlap run out of budget.
+
+Source: HDF5 File Format Specification, version 3.0 (support.hdfgroup.org).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+SIGNATURE = b"\x89HDF\r\n\x1a\n"
+UNDEFINED = (1 << 64) - 1  # the address of what was never written
+LONGEST_NAME = 4096  # bytes of a link's, layer's or weight's name
+
+_ACCESS = 64  # charged for each access, besides the bytes it reads
+
+
+class Hdf5Error(ValueError):
+    """An HDF5 file is damaged, or made to do harm."""
+
+
+class UnsupportedHdf5Error(Hdf5Error):
+    """An HDF5 file uses a part of the format that this package does not read."""
+
+
+class Hdf5Source:
+    """The bytes of an HDF5 file.
+
+    Attributes:
+        root: the address of the root group.
+
+    Args:
+        content: the whole file.
+
+    Raises:
+        Hdf5Error: if it is not an HDF5 file of the older format, or is truncated.
+    """
+
+    def __init__(self, content: bytes) -> None:
+        self._content = memoryview(content)
+        self._budget = 4 * len(content) + (1 << 16)
+        self._heaps: dict[int, dict[int, bytes]] = {}
+        if content[:8] != SIGNATURE:
+            raise Hdf5Error("it does not begin as an HDF5 file does")
+        if len(content) < 96 or content[8] > 1:
+            version = content[8] if len(content) > 8 else "none"
+            raise UnsupportedHdf5Error(f"its HDF5 superblock has version {version}, not 0 or 1")
+        if (content[13], content[14]) != (8, 8):
+            raise UnsupportedHdf5Error("its addresses or lengths do not have 8 bytes")
+        at = 24 if content[8] == 0 else 28
+        base, _, end, _, _, self.root = struct.unpack_from("<6Q", content, at)
+        if base != 0:
+            raise UnsupportedHdf5Error("it has a base address")
+        if end > len(content):
+            raise Hdf5Error(f"it is truncated: it has {len(content)} bytes of {end}")
+
+    def view(self, address: int, size: int) -> memoryview:
+        """Returns `size` bytes without copying them; every access goes through here.
+
+        Raises:
+            Hdf5Error: if they are not in the file, or the budget is spent.
+        """
+        self.charge(size + _ACCESS)
+        if address + size > len(self._content):
+            raise Hdf5Error(f"it points to byte {address + size}, but has {len(self._content)}")
+        return self._content[address : address + size]
+
+    def read(self, address: int, size: int) -> bytes:
+        """Returns a copy of `size` bytes; see `view`."""
+        return bytes(self.view(address, size))
+
+    def charge(self, work: int) -> None:
+        """Takes `work` bytes from the budget.
+
+        Raises:
+            Hdf5Error: if the budget is spent.
+        """
+        self._budget -= work
+        if self._budget < 0:
+            raise Hdf5Error("its parts overlap: they are longer together than the file")
+
+    def unpack(self, layout: str, address: int) -> tuple[Any, ...]:
+        """Returns the little-endian fields of a `struct` layout at an address."""
+        return struct.unpack("<" + layout, self.view(address, struct.calcsize("<" + layout)))
+
+    def heap_object(self, heap: int, index: int) -> bytes:
+        """Returns an object of the global heap collection at address `heap`.
+
+        Raises:
+            Hdf5Error: if there is no such object.
+        """
+        if heap not in self._heaps:
+            self._heaps[heap] = dict(self._heap_objects(heap))
+        if index not in self._heaps[heap]:
+            raise Hdf5Error(f"a string refers to object {index} of a heap that does not have it")
+        content = self._heaps[heap][index]
+        self.charge(len(content))
+        return content
+
+    def _heap_objects(self, heap: int) -> Iterator[tuple[int, bytes]]:
+        signature, version, size = self.unpack("4sB3xQ", heap)
+        if signature != b"GCOL" or version != 1:
+            raise Hdf5Error("a global heap does not begin as one")
+        at, end = heap + 16, heap + size
+        while at + 16 <= end:
+            index, length = self.unpack("H6xQ", at)
+            if index == 0:  # the free space at the end
+                return
+            yield index, self.read(at + 16, length)
+            at += 16 + length + -length % 8
+
+
+def unpack_fields(layout: str, body: bytes, at: int = 0) -> tuple[Any, ...]:
+    """Returns the little-endian fields of a `struct` layout in a part of a file.
+
+    Raises:
+        Hdf5Error: if the part is too short.
+    """
+    if len(body) - at < struct.calcsize("<" + layout):
+        raise Hdf5Error("a part of it is shorter than it must be")
+    return struct.unpack_from("<" + layout, body, at)
+
+
+def decode_name(encoded: bytes) -> str:
+    """Returns a name as text.
+
+    Raises:
+        Hdf5Error: if it is not UTF-8.
+    """
+    try:
+        return encoded.decode()
+    except UnicodeDecodeError:
+        raise Hdf5Error(f"a name is not UTF-8: {encoded[:40]!r}") from None
