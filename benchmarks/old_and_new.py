@@ -2,7 +2,8 @@
 
 Measures the CPU time of acting (1 and 32 observations), of sampling (1, 8 and 32 environments, per
 step) and of PPO's gradient steps (80 in one call, and one) on CartPole with two networks of 2 x 64
-units; and of sampling with many agents, in the town of `examples/traffic_grid.py`. Each pair is a
+units; of sampling with many agents, in the town of `examples/traffic_grid.py`; and of writing and
+reading 100 MB of arrays and of paging a policy into a map. Each pair is a
 process of the old and one of the new commit, which do one thing and take turns at it, in stretches
 of a tenth of a second: what else the machine does then slows both. A pair's ratio is the median of
 old time / new time over its turns; what is printed is the median over pairs, above 1 where the new
@@ -37,6 +38,7 @@ VARIANTS = (
     ("updates", "xla"),
     ("updates", "plain"),
     ("traffic", ""),
+    ("files", ""),
 )
 
 
