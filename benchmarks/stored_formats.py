@@ -21,7 +21,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -266,17 +266,19 @@ def make(folder: Path, commit: str) -> None:
 # -- playing ----------------------------------------------------------------------------------
 
 
-def played(folder: Path) -> Iterator[tuple[str, Arrays]]:
-    """Loads everything, from a copy, and yields what acting and training on give."""
+def stored_names(folder: Path) -> list[str]:
+    """Returns what a folder holds: "run", "stash", "algorithms/ppo" and so on."""
+    places = [folder / kind for kind in _PLAYERS if (folder / kind).is_dir()]
+    listed = [sorted(place.iterdir()) if place.name in _LISTED else [place] for place in places]
+    return [path.relative_to(folder).as_posix() for paths in listed for path in paths]
+
+
+def play(folder: Path, name: str) -> Arrays:
+    """Loads one thing that is stored, from a copy, and returns what it gives, by its whole name."""
     with tempfile.TemporaryDirectory() as place:
-        copy = Path(shutil.copytree(folder, Path(place) / "stored"))
-        for kind, play in _KINDS.items():
-            for path in sorted((copy / kind).iterdir()):
-                yield f"{kind}/{path.name}", play(path)
-        yield "run", _run(copy / "run")
-        yield "stash", _stash(copy / "stash")
-        if (copy / "command").is_dir():
-            yield "command", _resumed_command(copy / "command")
+        copy = Path(shutil.copytree(folder / name, Path(place) / name))
+        arrays = _PLAYERS[name.split("/")[0]](copy)
+    return {f"{name}/{key}": np.asarray(array) for key, array in arrays.items()}
 
 
 def _algorithm(path: Path) -> Arrays:
@@ -371,24 +373,27 @@ def _stash(path: Path) -> Arrays:
     return {f"{name}/{key}": x for name, arrays in found.items() for key, x in arrays.items()}
 
 
-_KINDS: dict[str, Callable[[Path], Arrays]] = {
+_PLAYERS: dict[str, Callable[[Path], Arrays]] = {
     "algorithms": _algorithm,
     "policies": _policy,
     "exports": _exported,
+    "run": _run,
+    "stash": _stash,
+    "command": _resumed_command,
 }
+_LISTED = ("algorithms", "policies", "exports")  # folders of several things
 
 
 def arrays_of(folder: Path) -> Arrays:
-    """Returns each array that `played` gives, by its whole name."""
-    return {
-        f"{name}/{key}": np.asarray(array)
-        for name, arrays in played(folder)
-        for key, array in arrays.items()
-    }
+    """Returns what everything that a folder holds gives, by its whole name."""
+    arrays: Arrays = {}
+    for name in stored_names(folder):
+        arrays |= play(folder, name)
+    return arrays
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """Returns a digest of the bits of each array that `played` gives, by name."""
+    """Returns a digest of the bits of each array that `arrays_of` gives, by name."""
     return {name: _digest(array) for name, array in arrays_of(folder).items()}
 
 
