@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from gymnasium import spaces
 from marking import telling
 from tiny import assert_close, assert_equal, batch_for, make
 
@@ -88,6 +89,53 @@ def test_a_runtime_that_is_in_the_table_acts_once_it_was_compared(monkeypatch):
     assert inference.stacked_actor("own") is None
     with pytest.raises(ConfigError, match=r"Wrong Runtime gives other values .*difference 1\)"):
         inference.actor("wrong")
+
+
+class Sure:
+    """A factory of models that are certain of each of their actions: densities overflow float32."""
+
+    def __call__(self, observation_space, num_outputs):
+        certain = keras.initializers.Constant(-5.0)
+        return keras.Sequential(
+            [
+                keras.Input(observation_space.shape),
+                keras.layers.Dense(num_outputs, bias_initializer=certain),
+            ]
+        )
+
+
+def test_densities_beyond_float32_keep_no_runtime_from_acting():
+    many = spaces.Box(-1.0, 1.0, (30,), np.float32)
+    policy = make(actions=many, model={"custom_model": Sure()}, inference="auto")
+    acted = policy.compute_actions(np.zeros((3, 3), np.float32), explore=False)
+    assert np.isinf(acted.extras["action_prob"]).all()
+    assert np.isfinite(acted.extras["action_logp"]).all()
+    assert policy.acting.inference == "onnx"
+    assert policy.program.inference.stacked_actor("onnx") is not None
+    assert policy.program.inference.stacked_actor("tf") is not None
+
+
+def test_outputs_differ_by_their_rounding_and_by_infinities_of_one_alone():
+    policy = make(model={"fcnet_hiddens": [2]})
+    layout = policy.program.inference.layout
+    inputs = [np.zeros((2, 3), np.float32)]
+    acted = policy.program.runtime.run(
+        policy._state,
+        inputs,
+        np.zeros((2, policy.program.spec.explorer.noise_size), np.float32),
+        np.zeros(0),
+    )
+    for logp, prob in ([90.0, np.inf], [88.7228, 3.4e38], [-200.0, 0.0], [0.0, 1.0]):
+        one = acted._replace(logp=np.full(2, logp, np.float32), prob=np.full(2, prob, np.float32))
+        assert layout.first_difference(one, one, 1e-4) is None
+    wrong = acted._replace(prob=acted.prob + np.float32(0.5))
+    assert layout.first_difference(wrong, acted, 1e-4) == ("prob", pytest.approx(0.5, abs=1e-6))
+    endless = acted._replace(values=np.array([np.inf, 1.0], np.float32))
+    assert layout.first_difference(endless, endless, 1e-4) is None
+    for one, other in ((endless, acted), (acted, endless)):
+        assert layout.first_difference(one, other, 1e-4) == ("values", np.inf)
+    unknown = acted._replace(values=np.array([np.nan, 1.0], np.float32))
+    assert layout.first_difference(unknown, unknown, 1e-4)[0] == "values"
 
 
 def test_a_program_is_freed_when_its_policies_go():

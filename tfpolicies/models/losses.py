@@ -14,6 +14,8 @@ from tfpolicies.errors import UsageError
 def masked_mean(values: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
     """Returns the mean of `values` `[B]` over the rows of weight 1 in `mask` `[B]`.
 
+    Values and gradients of rows of weight 0 do not count, whether they are finite or not.
+
     Raises:
         UsageError: if `values` has further axes, which would be laid over the rows.
     """
@@ -23,7 +25,9 @@ def masked_mean(values: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
             f"masked_mean takes one number for each row, [B], got values of shape {shape}. "
             "Reduce or squeeze the other axes first."
         )
-    return tf.reduce_sum(values * mask) / tf.maximum(tf.reduce_sum(mask), 1.0)
+    weighted = values * mask  # 0 * inf is NaN, so rows of weight 0 are chosen, not multiplied away
+    total = tf.reduce_sum(tf.where(mask > 0, weighted, tf.zeros_like(weighted)))
+    return total / tf.maximum(tf.reduce_sum(mask), 1.0)
 
 
 def half_square(errors: tf.Tensor) -> tf.Tensor:

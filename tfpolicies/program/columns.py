@@ -151,8 +151,9 @@ def travelling_columns(
 ) -> dict[str, Any]:
     """Returns all columns of a batch that a loss may read, in travelling dtypes.
 
-    For models with a memory they are sequences: `[S, T, ...]`, padded with zeros behind the
-    `seq_lens` `[S]`, and the memory `[S, ...]` at the beginning of each.
+    For models with a memory they are sequences: `[S, T, ...]`, filled up with their last row after
+    the `seq_lens` `[S]`, and the memory `[S, ...]` at the beginning of each. Sequences without rows
+    are left out.
     """
     columns = {}
     for name, column in batch.items():
@@ -193,6 +194,7 @@ def _leaves_of(spec: ProgramSpec, ports: InputPorts, name: str) -> tuple[Leaf, .
 
 
 def _sequences(spec: ProgramSpec, ports: InputPorts, columns: dict[str, Any]) -> dict[str, Any]:
+    columns = _drop_empty_sequences(columns)
     states = [port.name for port in ports.states]
     lengths = columns.get(SEQ_LENS)
     features = {name: x for name, x in columns.items() if not is_per_sequence(name)}
@@ -204,6 +206,7 @@ def _sequences(spec: ProgramSpec, ports: InputPorts, columns: dict[str, Any]) ->
         dynamic_max=False,
         seq_lens=lengths,
         states_already_reduced_to_init=lengths is not None,
+        padding="last",  # so that mathematics on rows is as finite there as on rows that count
         **{argument: columns[name] for argument, name in _IDS.items() if name in columns},
     )
     count = len(lengths)
@@ -216,6 +219,20 @@ def _sequences(spec: ProgramSpec, ports: InputPorts, columns: dict[str, Any]) ->
     found = {name: folded(x) for name, x in zip(features, padded, strict=True)}
     found |= dict(zip([name for name in states if name in columns], reduced, strict=True))
     return {**found, SEQ_LENS: lengths}
+
+
+def _drop_empty_sequences(columns: dict[str, Any]) -> dict[str, Any]:
+    """Leaves out sequences of length 0, if `seq_lens` has any, and their memory."""
+    has_rows = np.asarray(columns.get(SEQ_LENS, ())) > 0
+    if has_rows.all():
+        return columns
+    per_sequence = [name for name in columns if is_per_sequence(name)]
+    kept = {
+        name: columns[name][has_rows]
+        for name in per_sequence
+        if len(columns[name]) == len(has_rows)
+    }
+    return {**columns, **kept}
 
 
 def _count_items(columns: Mapping[str, Any]) -> int:

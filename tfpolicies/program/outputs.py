@@ -128,15 +128,25 @@ class ActLayout(NamedTuple):
     ) -> tuple[str, float] | None:
         """Returns name and largest difference of the first output that is another; None if none is.
 
+        Equal infinities do not differ. `prob` is to be what `logp` of the same outputs says, up to
+        the largest float32: it magnifies the rounding of large densities.
+
         Args:
             ours: NumPy outputs.
             wanted: what they must be.
             tolerance: what is allowed, as a share of an output's largest number, or of 1.
         """
+        largest = np.finfo(np.float32).max
+        with np.errstate(over="ignore"):
+            expected = np.minimum(np.exp(ours.logp.astype(np.float64)), largest)
+        ours = ours._replace(prob=np.minimum(ours.prob, largest))
+        wanted = wanted._replace(prob=expected)
         pairs = zip(self.ports(), self.flatten(ours), self.flatten(wanted), strict=True)
         for port, a, b in pairs:
-            difference = float(np.max(np.abs(a.astype(np.float64) - b), initial=0.0))
-            scale = max(1.0, float(np.max(np.abs(b), initial=0.0)))
+            with np.errstate(invalid="ignore"):
+                apart = np.where(a == b, 0.0, np.abs(a.astype(np.float64) - b))
+            difference = float(np.max(apart, initial=0.0))
+            scale = float(np.max(np.abs(b), where=np.isfinite(b), initial=1.0))
             if not difference <= tolerance * scale:
                 return port.name, difference
         return None

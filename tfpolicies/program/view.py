@@ -138,6 +138,8 @@ class ModelView:
             batch.get(NOISE) if ports.noise_size else None,
         )
         self._outputs = self._network(inputs, training=self._training)
+        if ports.is_recurrent:
+            self._outputs = _with_last_row(self._outputs, seq_lens, steps)
         return self._outputs.dist_inputs, self._outputs.states
 
     @staticmethod
@@ -185,6 +187,33 @@ class ModelView:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         model = users_model(self._network.model)
         return getattr(model.inner if isinstance(model, AdaptedModel) else model, name)
+
+
+def _with_last_row(outputs: NetworkOutputs, seq_lens: Any, time_steps: Any) -> NetworkOutputs:
+    """Replaces what a network gives for padded rows by what it gives for the last row that counts.
+
+    No gradient flows back through padded rows.
+
+    Args:
+        outputs: for S sequences of T steps.
+        seq_lens: int `[S]`.
+        time_steps: T.
+    """
+    steps = tf.range(time_steps)
+    last = tf.maximum(tf.cast(seq_lens, tf.int32) - 1, 0)[:, None]  # [S, 1]
+    first = time_steps * tf.range(tf.shape(last)[0])[:, None]
+    rows = tf.reshape(first + tf.minimum(steps, last), [-1])
+    counts = tf.reshape(steps <= last, [-1])
+
+    def filled(x: tf.Tensor) -> tf.Tensor:
+        mask = counts if x.shape.rank == 1 else counts[:, None]
+        return tf.where(mask, x, tf.stop_gradient(tf.gather(x, rows)))
+
+    raw = filled(outputs.outputs)
+    same = outputs.dist_inputs is outputs.outputs
+    dist_inputs = raw if same else filled(outputs.dist_inputs)
+    values = None if outputs.values is None else filled(outputs.values)
+    return outputs._replace(dist_inputs=dist_inputs, outputs=raw, values=values)
 
 
 @dataclass(frozen=True, eq=False)
