@@ -107,7 +107,7 @@ class Sure:
 def test_densities_beyond_float32_keep_no_runtime_from_acting():
     many = spaces.Box(-1.0, 1.0, (30,), np.float32)
     policy = make(actions=many, model={"custom_model": Sure()}, inference="auto")
-    acted = policy.compute_actions(np.zeros((3, 3), np.float32), explore=False)
+    acted = policy.compute_actions(np.zeros((3, 3), np.float32), explore=True)
     assert np.isinf(acted.extras["action_prob"]).all()
     assert np.isfinite(acted.extras["action_logp"]).all()
     assert policy.acting.inference == "onnx"
@@ -123,9 +123,15 @@ def test_outputs_differ_by_their_rounding_and_by_infinities_of_one_alone():
         policy._state,
         inputs,
         np.zeros((2, policy.program.spec.explorer.noise_size), np.float32),
-        np.zeros(0),
+        np.zeros(0, np.float32),
     )
-    for logp, prob in ([90.0, np.inf], [88.7228, 3.4e38], [-200.0, 0.0], [0.0, 1.0]):
+    for logp, prob in (
+        [90.0, np.inf],
+        [88.7228, np.inf],
+        [88.0, np.exp(88.0)],
+        [-200.0, 0.0],
+        [0.0, 1.0],
+    ):
         one = acted._replace(logp=np.full(2, logp, np.float32), prob=np.full(2, prob, np.float32))
         assert layout.first_difference(one, one, 1e-4) is None
     wrong = acted._replace(prob=acted.prob + np.float32(0.5))
