@@ -331,6 +331,37 @@ def test_forms_that_would_mix_in_one_folder_are_refused(exported, first, mixed):
     assert content_of(exported / first) == before
 
 
+PARTS = {
+    "SavedModel": ("1", "1/variables"),
+    "tf-serving": ("1", "1/assets.extra"),
+    "triton": ("1",),
+    "kserve": ("models", "models/kserve", "models/kserve/1", "models/another"),
+}
+
+
+@pytest.mark.parametrize("first", PARTS)
+def test_no_form_is_written_into_a_part_of_an_export(exported, first, mixed):
+    before = content_of(exported / first)
+    for part in PARTS[first]:
+        for second, asked in FORMS.items():
+            if (second, part) in (("triton", "models/kserve"), ("triton", "models/another")):
+                continue  # an entry of the repository
+            written = "SavedModel" if second == "tf-serving" else second
+            with pytest.raises(ExportError, match=r"folder of its own") as refused:
+                mixed.export_model(exported / first / part, **asked)
+            named = str(refused.value).replace("saved_model", "SavedModel")
+            assert written.replace("web", "onnx") in named
+            assert first.replace("tf-serving", "SavedModel") in named
+    assert content_of(exported / first) == before
+
+
+def test_a_version_of_another_form_is_noticed_below_the_newest_number(exported, mixed, tmp_path):
+    shutil.copytree(exported / "triton", tmp_path / "entry")
+    (tmp_path / "entry" / "2").mkdir()
+    with pytest.raises(ExportError, match=r"another form \(triton\), and saved_model would mix"):
+        mixed.export_model(tmp_path / "entry")
+
+
 @pytest.mark.parametrize(
     ("first", "second"),
     [*((form, form) for form in FORMS), ("SavedModel", "web"), ("onnx", "tf-serving")],

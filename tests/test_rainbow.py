@@ -80,6 +80,24 @@ def test_the_projection_is_that_of_the_papers_loop():
     np.testing.assert_allclose(found.sum(-1), 1.0, atol=1e-5)
 
 
+@pytest.mark.core
+@pytest.mark.parametrize(
+    ("v_min", "v_max", "count"),
+    [(1e7, 1e7 + 10.0, 51), (1e7, 1e7 + 50.0, 51), (-1e38, 1e38, 5), (0.0, 1e-37, 5)],
+)
+def test_projected_distributions_sum_to_one_wherever_the_atoms_are(v_min, v_max, count):
+    atoms = np.linspace(v_min, v_max, count, dtype=np.float32)
+    rng, width = np.random.default_rng(0), v_max - v_min
+    before = rng.dirichlet(np.ones(count), 40).astype(np.float32)
+    rewards = (rng.normal(size=40) * width).astype(np.float32)
+    discounts = rng.choice([0.0, 0.9, 1.0], 40).astype(np.float32)
+    found = projected(before, rewards, discounts, atoms).numpy()
+    np.testing.assert_allclose(found.sum(axis=-1), 1.0, atol=1e-5)
+    assert (found >= 0.0).all()
+    stays = projected(before, np.zeros(40, np.float32), np.ones(40, np.float32), atoms).numpy()
+    np.testing.assert_allclose(stays, before, atol=1e-6)
+
+
 def test_where_no_action_is_allowed_nothing_comes_after_and_nothing_is_learned():
     logits = np.full((1, 2, 5), MASKED_LOGIT, np.float32)
     one = np.ones(1, np.float32)
@@ -420,9 +438,19 @@ def test_defaults_are_those_of_rllib():
         ({"v_max": float("inf")}, "v_max must be a finite number"),
         ({"sigma0": -1}, "sigma0 must be a number >= 0"),
         ({"noisy": 1}, "noisy must be True or False"),
+        (
+            {"num_atoms": 51, "v_min": 1e7, "v_max": 1e7 + 10},
+            r"v_min, v_max and num_atoms must be numbers whose atoms are at least 1 apart, as "
+            r"float32 resolves them, got \[10000000.0, 10000010.0, 51\]",
+        ),
+        ({"num_atoms": 2, "v_min": 0.0, "v_max": 1e-40}, r"at least 1\.2e-38 apart"),
+        ({"num_atoms": 10**400}, "num_atoms must be numbers whose atoms are at least"),
+        ({"num_atoms": 2, "v_max": 1e39}, r"v_min and v_max must be at most 1e\+38 in size"),
     ):
         with pytest.raises(ConfigError, match=words):
             config.training(**settings)
+    config.training(num_atoms=51, v_min=1e7, v_max=1e7 + 50)
+    config.training(num_atoms=1, v_min=1e7, v_max=1e7 + 1e-3)  # which has no atoms
 
 
 def test_policies_of_the_same_parts_share_a_program():

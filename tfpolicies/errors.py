@@ -241,6 +241,19 @@ class PolicyCheckError(TfPoliciesError, AssertionError):
     """A policy breaks the contract that `tfpolicies.testing.check_policy` holds it to."""
 
 
+def show_value(value: Any, limit: int = 200) -> str:
+    """Returns the `repr` of a value for a message, cut to `limit` characters.
+
+    >>> show_value(["a", 1]), show_value("x" * 300, limit=8)
+    ("['a', 1]", "'xxxx...")
+    """
+    try:
+        text = repr(value)
+    except Exception as error:  # of an integer with more digits than Python prints, for example
+        text = f"a {type(value).__name__} that cannot be shown ({error})"
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
 def near_matches(name: str, known: Iterable[str], limit: int = 3) -> str:
     """Returns a hint such as ``" Did you mean 'gamma'?"``, or an empty string.
 

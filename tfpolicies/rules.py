@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, NamedTuple
 
 
@@ -27,13 +27,28 @@ class Rule(NamedTuple):
 
 
 def is_number(value: Any) -> bool:
-    """Whether `value` is a real number (and not a bool or NaN)."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+    """Whether `value` is a real number that a float can hold (and not a bool or NaN)."""
+    is_real = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_real and not math.isnan(_as_float(value))
 
 
 def is_finite(value: Any) -> bool:
     """Whether `value` is a finite real number, Python's or NumPy's (and not a bool)."""
-    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+    is_real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return is_real and math.isfinite(_as_float(value))
+
+
+def is_one_of(value: Any, *choices: Any) -> bool:
+    """Whether `value` equals one of the choices; arrays, which compare by element, never do."""
+    return isinstance(value, Hashable) and value in choices
+
+
+def _as_float(number: Any) -> float:
+    """Returns a real number as a float; NaN for an integer that is too large for one."""
+    try:
+        return float(number)
+    except OverflowError:
+        return math.nan
 
 
 def is_schedule(value: Any, is_one: Callable[[Any], bool] = is_number) -> bool:
@@ -63,7 +78,7 @@ def count(least: int) -> Rule:
 
 def one_of(*choices: Any) -> Rule:
     """Returns the rule of a few values."""
-    return Rule(lambda x: x in choices, f"one of {choices}")
+    return Rule(lambda x: is_one_of(x, *choices), f"one of {choices}")
 
 
 def function(words: str) -> Rule:
@@ -78,4 +93,4 @@ POSITIVE = Rule(lambda x: is_number(x) and x > 0, "a number > 0")
 UNIT = Rule(lambda x: is_number(x) and 0 <= x <= 1, "a number in [0, 1]")
 DICT = Rule(lambda x: isinstance(x, Mapping), "a dict")
 FINITE = Rule(lambda x: is_number(x) and math.isfinite(x), "a finite number")
-COUNT_OR_AUTO = Rule(lambda x: x == "auto" or COUNT.holds(x), "an integer >= 1 or 'auto'")
+COUNT_OR_AUTO = Rule(lambda x: is_one_of(x, "auto") or COUNT.holds(x), "an integer >= 1 or 'auto'")

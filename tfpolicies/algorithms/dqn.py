@@ -75,6 +75,9 @@ from tfpolicies.state import PolicyState
 __all__ = ["DQN", "DQNConfig", "DQNTF1Policy", "DQNTF2Policy", "DQNTFPolicy"]
 
 
+_LARGEST_ATOM = 1e38  # float32 holds the difference of two of them
+
+
 class DQNTFPolicy(OffPolicyTFPolicy):
     """The mathematics of DQN, for any runtime.
 
@@ -280,6 +283,22 @@ def _require_noisy(config: Mapping[str, Any]) -> None:
         )
 
 
+def _require_distinct_atoms(v_min: float, v_max: float, num_atoms: int) -> None:
+    """Checks that float32 tells the atoms from `v_min` to `v_max` apart.
+
+    Raises:
+        ConfigError: naming the three settings, the rule and the values.
+    """
+    largest = max(abs(v_min), abs(v_max))
+    spacing = (v_max - v_min) / min(num_atoms - 1, 2**53)  # which a float holds
+    rule = f"at most {_LARGEST_ATOM:g} in size"
+    check(largest <= _LARGEST_ATOM, "v_min and v_max", rule, [v_min, v_max])
+    least = max(float(np.spacing(np.float32(largest))), float(np.finfo(np.float32).tiny))
+    rule = f"numbers whose atoms are at least {least:.2g} apart, as float32 resolves them"
+    given = [v_min, v_max, num_atoms]
+    check(spacing >= least, "v_min, v_max and num_atoms", rule, given)
+
+
 def _is_dueling(static: Mapping[str, Any]) -> bool:
     return static["dueling"] and static["model"]["custom_model"] is None
 
@@ -330,6 +349,8 @@ class DQNTraining(OffPolicyTraining):
     def __post_init__(self) -> None:
         super().__post_init__()
         check(self.v_min < self.v_max, "v_min", f"less than v_max={self.v_max}", self.v_min)
+        if self.num_atoms > 1:
+            _require_distinct_atoms(self.v_min, self.v_max, self.num_atoms)
 
 
 class DQNConfig(OffPolicyConfig):

@@ -45,7 +45,7 @@ from tfpolicies.replay import prioritized
 from tfpolicies.replay.multi_agent import MultiAgentReplayBuffer
 from tfpolicies.replay.prioritized import MultiAgentPrioritizedReplayBuffer
 from tfpolicies.replay.room import check_room
-from tfpolicies.rules import BOOL, COUNT, POSITIVE, UNIT, count, function, one_of
+from tfpolicies.rules import BOOL, COUNT, POSITIVE, UNIT, count, function, is_one_of, one_of
 
 N_STEPS = "n_steps"
 """Column of n-step transitions: how many rewards are summed up in each row, int32."""
@@ -431,7 +431,8 @@ def _by_name(config: Any) -> Any:
 def _check_buffer(config: Any) -> None:
     name = "replay_buffer_config"
     check(isinstance(config, Mapping), name, "a dict {'capacity': ...}", config)
-    kind = config.get("type") or _UNIFORM[0]
+    kind = config.get("type")
+    kind = _UNIFORM[0] if is_one_of(kind, None, "") else kind
     require(f"{name}['type']", one_of(*_UNIFORM, *_PRIORITIZED), kind)
     known = ("type", "capacity", *_OF_ROOM, *(_OF_PRIORITIES if _by_priorities(config) else ()))
     for key in config:

@@ -69,7 +69,7 @@ from tfpolicies.models.losses import half_square, huber, masked_mean
 from tfpolicies.models.q_learning import chosen_rows
 from tfpolicies.models.settings import model_settings
 from tfpolicies.program.networks import NetworkPlan
-from tfpolicies.rules import AMOUNT, BOOL, POSITIVE, Rule, is_number, one_of
+from tfpolicies.rules import AMOUNT, BOOL, POSITIVE, Rule, is_number, is_one_of, one_of
 
 __all__ = ["SAC", "SACConfig", "SACTF1Policy", "SACTF2Policy", "SACTFPolicy"]
 
@@ -345,7 +345,7 @@ class SACTraining(OffPolicyTraining):
     update_order: str = setting("together", UPDATE_ORDER)  # critics_first: the actor waits
     initial_alpha: float = setting(1.0, POSITIVE)
     target_entropy: float | None = setting(  # nats; None, "auto": -dim(A), or 0.98 log n
-        None, _ENTROPY, kept=lambda x: None if x == "auto" else x
+        None, _ENTROPY, kept=lambda x: None if is_one_of(x, "auto") else x
     )
     tau: float = 5e-3
     target_network_update_freq: int = 0

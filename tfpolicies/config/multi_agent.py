@@ -15,7 +15,7 @@ from tfpolicies.config.read_only import copied
 from tfpolicies.config.sectioned import SectionedConfig
 from tfpolicies.config.sections import CONNECTORS, connector_states
 from tfpolicies.config.setting import Section, check, setting
-from tfpolicies.errors import ConfigError, UsageError
+from tfpolicies.errors import ConfigError, UsageError, show_value
 from tfpolicies.marks import for_place
 from tfpolicies.rules import BOOL, COUNT, function, one_of
 
@@ -75,7 +75,7 @@ def policy_specs(policies: Any) -> dict[str, PolicySpec]:
     if not isinstance(policies, Mapping | list | tuple | set | frozenset):
         raise ConfigError(
             "policies must be a list, set or tuple of policy ids, or a dict {id: PolicySpec or "
-            f"(class, observation_space, action_space, config)}}, got {policies!r}."
+            f"(class, observation_space, action_space, config)}}, got {show_value(policies)}."
         )
     ids = sorted(policies, key=str) if isinstance(policies, set | frozenset) else list(policies)
     for policy_id in ids:
@@ -90,7 +90,7 @@ def _policy_spec(policy_id: str, given: Any) -> PolicySpec:
         if not isinstance(given, list | tuple) or len(given) != 4:
             raise ConfigError(
                 "Policy specs must be tuples/lists of (class, observation_space, action_space, "
-                f"config), or PolicySpecs; {here} is {given!r}."
+                f"config), or PolicySpecs; {here} is {show_value(given)}."
             )
         given = PolicySpec(*given)
     config = given.config
@@ -124,7 +124,7 @@ def require_mapping_fn(policy_mapping_fn: Any) -> None:
         return
     rule = "policy_mapping_fn must be a function (agent_id, episode, worker, **kwargs) -> policy_id"
     if not callable(policy_mapping_fn):
-        raise ConfigError(f"{rule}, got {policy_mapping_fn!r}.")
+        raise ConfigError(f"{rule}, got {show_value(policy_mapping_fn)}.")
     try:
         signature = inspect.signature(policy_mapping_fn)
     except ValueError:  # of a builtin, which does not tell
@@ -154,7 +154,8 @@ def as_predicate(policies_to_train: Any) -> ToTrain:
     if not listed or not all(isinstance(policy_id, str) for policy_id in policies_to_train):
         raise UsageError(
             "policies_to_train must be a list, set or tuple of policy ids, or a function "
-            f"(policy_id, batch=None) -> bool, or None for all; got {policies_to_train!r}."
+            "(policy_id, batch=None) -> bool, or None for all; got "
+            f"{show_value(policies_to_train)}."
         )
     return _AmongIds(frozenset(policies_to_train))
 

@@ -31,6 +31,7 @@ from tfpolicies.rules import (
     count,
     function,
     is_number,
+    is_one_of,
     is_schedule,
     one_of,
 )
@@ -97,7 +98,7 @@ def connector_states(name: str, kind: Any, listed: Any) -> list[list[Any]]:
 
 
 _BATCH_MODE = one_of("truncate_episodes", "complete_episodes")
-_COMPRESSION = Rule(lambda x: x in (True, False, "bulk"), "a bool, 'bulk'")
+_COMPRESSION = Rule(lambda x: is_one_of(x, True, False, "bulk"), "a bool, 'bulk'")
 _FILTER = Rule(
     lambda x: FILTER.holds(x) or callable(x), f"{FILTER.words}, or f(shape) that gives a filter"
 )
@@ -201,7 +202,7 @@ class Training(Section):
 
 _SESSION = Rule(DICT.holds, "a dict of ConfigProto's fields")
 _FRAMEWORK, _INFERENCE = one_of("tf", "tf2"), one_of("auto", *WAYS)
-_JIT = Rule(lambda x: x in (True, False, "auto"), "True, False or 'auto'")
+_JIT = Rule(lambda x: is_one_of(x, True, False, "auto"), "True, False or 'auto'")
 
 
 @dataclass(frozen=True, kw_only=True)

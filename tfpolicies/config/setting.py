@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tfpolicies.config.read_only import copied, merged
-from tfpolicies.errors import ConfigError
-from tfpolicies.rules import Rule
+from tfpolicies.errors import ConfigError, show_value
+from tfpolicies.rules import Rule, is_one_of
 
 
 class Merge(enum.Enum):
@@ -78,13 +78,14 @@ class Section:
 def require(name: str, rule: Rule, value: Any) -> None:
     """Raises a `ConfigError` that names the setting, its rule and the value, unless it holds."""
     if not rule.holds(value):
-        raise ConfigError(f"{name} must be {rule.words}{rule.hint(value)}, got {value!r}.")
+        hint = rule.hint(value)
+        raise ConfigError(f"{name} must be {rule.words}{hint}, got {show_value(value)}.")
 
 
 def check(condition: bool, name: str, rule: str, value: Any) -> None:
     """Raises a `ConfigError` as `require` does, unless a condition holds."""
     if not condition:
-        raise ConfigError(f"{name} must be {rule}, got {value!r}.")
+        raise ConfigError(f"{name} must be {rule}, got {show_value(value)}.")
 
 
 def taken(told: Mapping[str, Any], present: Any, value: Any) -> Any:
@@ -102,6 +103,6 @@ def taken(told: Mapping[str, Any], present: Any, value: Any) -> Any:
         return copied(value)
     present = present or {}
     kind = present.get("type")
-    if merge is Merge.TYPED and value.get("type", kind) != kind:
+    if merge is Merge.TYPED and not is_one_of(value.get("type", kind), kind):
         present = {}
     return copied(merged(present, value, deep=merge is Merge.DEEP))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tfpolicies.errors import ExportError
-from tfpolicies.export.layouts.kserve import SERVICE_FILE, export_kserve
+from tfpolicies.export.layouts.kserve import REPOSITORY, SERVICE_FILE, export_kserve
 from tfpolicies.export.layouts.mlserver import export_mlserver
 from tfpolicies.export.layouts.tf_serving import export_tf_serving
 from tfpolicies.export.layouts.triton import export_triton
@@ -17,7 +17,7 @@ from tfpolicies.export.onnx_file import export_onnx
 from tfpolicies.export.result import ExportResult
 from tfpolicies.export.saved_model import export_saved_model
 from tfpolicies.export.spec_file import SPEC_FILE, form_of
-from tfpolicies.export.staging import newest_version
+from tfpolicies.export.staging import version_folders
 from tfpolicies.export.web import WebPage
 from tfpolicies.program.program import Program
 from tfpolicies.program.runtimes.onnx import OPSET
@@ -31,6 +31,8 @@ _OF_ONNX: Mapping[str, Callable[..., ExportResult]] = {
 }
 LAYOUTS = (TF_SERVING, *_OF_ONNX)
 _SAVED_MODEL, _ONNX, _LITERT, _KSERVE = "saved_model", "onnx", "litert", "kserve"
+_TRITON = "triton"
+_VERSIONED = (_SAVED_MODEL, _TRITON)  # the forms whose specs are in folders of versions
 _NEIGHBOURS = {_SAVED_MODEL: _ONNX, _ONNX: _SAVED_MODEL}  # forms that may share a folder
 
 
@@ -105,9 +107,16 @@ def _form(onnx: Any, layout: Any, litert: Any, web: bool) -> str:
 def _require_no_other(folder: Path, form: str) -> None:
     """Refuses a folder with an export of another form, which this one would mix with.
 
-    A SavedModel may lie beside ONNX: one has versions, the other one files.
+    A SavedModel may be next to ONNX: one has versions, the other one files. No export goes into a
+    part of another one, but that of Triton into its own entry of KServe's repository.
     """
     form = _SAVED_MODEL if form == TF_SERVING else form
+    whole, around = _export_around(folder.absolute(), form)
+    if around is not None:
+        raise ExportError(
+            f"{str(folder)!r} is a part of the export of the form {around} in {str(whole)!r}, and "
+            f"{form} would mix with it. Give each form a folder of its own."
+        )
     others = _forms_in(folder) - {form, _NEIGHBOURS.get(form)}
     if others:
         raise ExportError(
@@ -120,5 +129,23 @@ def _forms_in(folder: Path) -> set[str]:
     """Returns the forms of the exports that a folder holds."""
     if (folder / SERVICE_FILE).exists():
         return {_KSERVE}
-    found = [form_of(place / SPEC_FILE) for place in (folder, folder / str(newest_version(folder)))]
+    found = [form_of(place / SPEC_FILE) for place in (folder, *version_folders(folder))]
     return {form for form in found if form is not None}
+
+
+def _export_around(folder: Path, form: str) -> tuple[Path, str | None]:
+    """Returns the export that a folder is a part of and its form; None for the form if it is none.
+
+    Args:
+        folder: absolute.
+        form: of the export that is to be written there.
+    """
+    for place in (folder, *folder.parents[:2]):
+        found = form_of(place / SPEC_FILE)
+        if found in _VERSIONED:
+            return place.parent, found
+    for place in folder.parents[:2]:
+        if (place / SERVICE_FILE).exists() and (place / REPOSITORY) in (folder, folder.parent):
+            is_own_entry = form == _TRITON and folder.parent == place / REPOSITORY
+            return place, None if is_own_entry else _KSERVE
+    return folder, None

@@ -10,7 +10,12 @@ import tensorflow as tf
 
 from tfpolicies.export.result import ExportResult, export_errors, write_spec
 from tfpolicies.export.serving import Serving
-from tfpolicies.export.staging import link_newest, place_version, staging_folder
+from tfpolicies.export.staging import (
+    link_newest,
+    place_version,
+    place_whole,
+    staging_folder,
+)
 from tfpolicies.export.verify import verify_saved_model
 from tfpolicies.program.program import Program
 from tfpolicies.state import PolicyState
@@ -50,7 +55,7 @@ def export_saved_model(
     target = Path(export_dir)
     state = state.copy()  # which learning on elsewhere does not change
     with export_errors("SavedModel", target), staging_folder(target) as staging:
-        folder = staging / "saved_model"
+        folder = staging / "1"
         serving = Serving(program, state)
         with quiet_conversion():
             serving.module.__call__ = serving.as_callable()
@@ -67,8 +72,11 @@ def export_saved_model(
         )
         if extend is not None:
             extend(folder, serving)
-        path = place_version(folder, target)
-        link_newest(target)
+        link_newest(staging)
+        path = target / folder.name
+        if not place_whole(staging, target):
+            path = place_version(folder, target)
+            link_newest(target)
     return ExportResult(path, parity, _use(path))
 
 

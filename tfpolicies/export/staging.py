@@ -1,13 +1,15 @@
-"""Exports are made beside their place and then moved.
+"""Exports are written completely next to their place and then moved there.
 
-A folder of a version is moved as a whole. Files that lie in a folder by themselves are moved one by
-one: who is killed in between leaves files whose checksums are not those of `policy_spec.json`, so
-that they are refused, and not run.
+Where there is no folder yet, all of an export becomes it by one rename. In a folder that exists, a
+new version is one rename, too. Files that replace those of an earlier export there are renamed one
+by one, `policy_spec.json` last: a process that is killed in between leaves files whose checksums
+the spec does not have, so that they are refused, and not run.
 """
 
 from __future__ import annotations
 
 import contextlib
+import filecmp
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -26,17 +28,22 @@ from tfpolicies.system.folder_lock import FolderLock, alone_in
 
 @contextlib.contextmanager
 def staging_folder(target: Path) -> Iterator[Path]:
-    """Gives a folder of its own inside `target`, on the same disk; it is gone afterwards.
+    """Gives an empty folder on the disk of `target`; it is gone afterwards.
 
-    Missing parents of `target` are made, and removed again if nothing was put there. What exports
-    that were killed left behind is removed: nobody holds the lock in it.
+    It is inside `target`, or next to it if that does not exist. Missing parents of `target` are
+    made, and removed again if nothing was put there. Leftovers of exports that were killed are
+    removed: no process holds the lock in them.
     """
-    with folder_made(target), contextlib.ExitStack() as closing:
-        _remove_leftovers(target)
-        folder, lock = _new_folder(target)
+    place = target if target.is_dir() else target.parent
+    with folder_made(place), contextlib.ExitStack() as closing:
+        for each in {place, target.parent}:
+            _remove_leftovers(each)
+        folder, lock = _new_folder(place)
         closing.callback(lock.release)
         closing.callback(shutil.rmtree, folder, ignore_errors=True)
-        yield folder
+        content = folder / "export"
+        content.mkdir()
+        yield content
 
 
 @contextlib.contextmanager
@@ -73,6 +80,25 @@ def _remove_leftovers(target: Path) -> None:
             lock.release()
 
 
+def place_whole(staged: Path, target: Path) -> bool:
+    """Makes a folder the folder `target` by one rename, unless that exists.
+
+    Returns:
+        Whether it did; if not, nothing was changed.
+    """
+    if target.exists():
+        return False
+    sync_tree(staged)
+    try:
+        os.rename(staged, target)
+    except OSError:
+        if not target.is_dir():
+            raise
+        return False  # another export made it in the meantime
+    sync_folder(target.parent)
+    return True
+
+
 def place_version(staged: Path, target: Path) -> Path:
     """Moves a folder to `target/<n>`, where n is one more than the highest there, from 1.
 
@@ -94,8 +120,13 @@ def place_version(staged: Path, target: Path) -> Path:
 
 def newest_version(target: Path) -> int:
     """Returns the highest number that a version folder in `target` has; 0 if there is none."""
-    names = [each.name for each in target.iterdir()] if target.is_dir() else []
-    return max((int(name) for name in names if name.isdecimal()), default=0)
+    return max((int(each.name) for each in version_folders(target)), default=0)
+
+
+def version_folders(target: Path) -> list[Path]:
+    """Returns what in a folder is named as versions are: by numbers."""
+    entries = target.iterdir() if target.is_dir() else ()
+    return [each for each in entries if each.name.isdecimal()]
 
 
 _LOADED = ("saved_model.pb", "fingerprint.pb", "variables", "assets")
@@ -120,30 +151,43 @@ def link_newest(target: Path) -> None:
 
 
 def place_files(staged: Path, target: Path, names: Sequence[str]) -> None:
-    """Moves files to `target`, one after the other; if that fails, the old ones are put back.
+    """Moves files to `target`: as its folder, or one after the other into the one that exists.
 
-    Two exports to one folder do not mix their files: one waits for the other.
+    If that fails, the old ones are put back. Two exports to one folder do not mix their files: one
+    waits for the other.
+
+    Args:
+        staged: has these files and no others.
+        target: the folder.
+        names: of the files, in the order in which they replace others.
     """
+    if place_whole(staged, target):
+        return
     with files_placed(staged, target, names):
         sync_folder(target)
 
 
 @contextlib.contextmanager
 def files_placed(staged: Path, target: Path, names: Sequence[str]) -> Iterator[None]:
-    """Moves files to `target` as `place_files` does; if the block fails, too, they go back."""
+    """Moves files into a folder that exists; they go back if that, or the block, fails.
+
+    Files that the folder has with the same content stay untouched.
+    """
     placed: list[str] = []
     with alone_in(target):
         for name in names:
             if (target / name).is_dir():
                 path = str(target / name)
                 raise ExportError(f"{path!r} is a folder, where a file is to be written.")
+        names = [name for name in names if not _is_same(staged / name, target / name)]
         backup = staged / "before"
         backup.mkdir()
+        for name in names:
+            if (target / name).exists():
+                shutil.copy2(target / name, backup / name)
         sync_tree(staged)
         try:
             for name in names:
-                if (target / name).exists():
-                    shutil.copy2(target / name, backup / name)
                 os.replace(staged / name, target / name)
                 placed.append(name)
             yield
@@ -154,6 +198,10 @@ def files_placed(staged: Path, target: Path, names: Sequence[str]) -> Iterator[N
                 else:
                     (target / name).unlink()
             raise
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    return other.exists() and filecmp.cmp(one, other, shallow=False)
 
 
 def sync_tree(folder: Path) -> None:

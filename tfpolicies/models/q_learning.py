@@ -66,7 +66,8 @@ def projected(probabilities: Any, rewards: Any, discounts: Any, atoms: Any) -> t
     """Returns the distribution of r + discount * Z on the atoms themselves, `[B, m]`.
 
     What is beyond the first or the last atom moves there; what is between two atoms is shared by
-    them, the nearer one getting more. Bellemare et al. 2017 (arXiv:1707.06887), equation 7.
+    them, the nearer one getting more. Bellemare et al. 2017 (arXiv:1707.06887), equation 7. What
+    moves is measured in steps from the first atom, so that each row sums to 1 wherever atoms are.
 
     Args:
         probabilities: of the atoms of Z, `[B, m]`.
@@ -74,10 +75,12 @@ def projected(probabilities: Any, rewards: Any, discounts: Any, atoms: Any) -> t
         discounts: `[B]`, 0 where nothing comes after.
         atoms: `[m]`, rising by equal steps.
     """
-    step = atoms[1] - atoms[0]
-    moved = rewards[:, None] + discounts[:, None] * atoms
-    moved = tf.clip_by_value(moved, atoms[0], atoms[-1])  # [B, from]
-    apart = tf.abs(moved[:, None, :] - atoms[:, None]) / step  # [B, to, from]
+    least, last = atoms[0], atoms.shape[0] - 1
+    step, numbers = (atoms[-1] - least) / last, tf.range(last + 1.0)
+    shift = rewards + (discounts - 1.0) * least  # of the first atom, [B]
+    moved = shift[:, None] / step + discounts[:, None] * numbers
+    moved = tf.clip_by_value(moved, 0.0, last)  # [B, from]
+    apart = tf.abs(moved[:, None, :] - numbers[:, None])  # [B, to, from]
     shares = tf.maximum(1.0 - apart, 0.0)
     return tf.reduce_sum(shares * probabilities[:, None, :], axis=-1)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tfpolicies.errors import ModelSettingError, near_matches
+from tfpolicies.errors import ModelSettingError, near_matches, show_value
 from tfpolicies.models.defaults import MODEL_DEFAULTS, SETTINGS
 
 
@@ -36,7 +36,8 @@ def model_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     settings = {**MODEL_DEFAULTS, **config}
     for key, (_, rule) in SETTINGS.items():
         if not rule.holds(settings[key]):
-            raise ModelSettingError(f"model[{key!r}] must be {rule.words}, got {settings[key]!r}.")
+            value = show_value(settings[key])
+            raise ModelSettingError(f"model[{key!r}] must be {rule.words}, got {value}.")
     _check_together(settings)
     return settings
 
@@ -98,6 +99,6 @@ def _check_together(settings: Mapping[str, Any]) -> None:
     if training not in (acting, MODEL_DEFAULTS["attention_memory_training"]):
         raise ModelSettingError(
             "model['attention_memory_training'] must be left out or equal "
-            f"model['attention_memory_inference'] = {acting}, got {training}: training reads the "
-            "memory that acting had, so that both compute the same."
+            f"model['attention_memory_inference'] = {acting}, got {show_value(training)}: training "
+            "reads the memory that acting had, so that both compute the same."
         )

@@ -6,10 +6,10 @@ import os
 import re
 from pathlib import Path
 
-from tfpolicies.export.layouts.triton import place_triton, write_triton
+from tfpolicies.export.layouts.triton import FIRST_VERSION, place_triton, write_triton
 from tfpolicies.export.onnx_file import checked_opset, onnx_staging
 from tfpolicies.export.result import ExportResult
-from tfpolicies.export.staging import files_placed, folder_made
+from tfpolicies.export.staging import files_placed, folder_made, place_whole
 from tfpolicies.program.program import Program
 from tfpolicies.program.runtimes.onnx import OPSET
 from tfpolicies.state import PolicyState
@@ -66,8 +66,8 @@ def export_kserve(
     opset, target = checked_opset(opset), Path(export_dir)
     name = kubernetes_name(target.absolute().name)
     with onnx_staging(target, opset) as staging:
-        entry = staging / "entry"
-        entry.mkdir()
+        entry = staging / REPOSITORY / name
+        entry.mkdir(parents=True)
         parity = write_triton(entry, program, state.copy(), opset)
         service = _SERVICE.format(
             file=SERVICE_FILE,
@@ -78,8 +78,11 @@ def export_kserve(
         )
         (staging / SERVICE_FILE).write_text(service, encoding="utf-8")
         placed = target / REPOSITORY / name
-        with folder_made(placed), files_placed(staging, target, [SERVICE_FILE]):
-            path = place_triton(entry, placed)
+        if place_whole(staging, target):
+            path = placed / FIRST_VERSION
+        else:
+            with folder_made(placed), files_placed(staging, target, [SERVICE_FILE]):
+                path = place_triton(entry, placed)
     service_file = str(target / SERVICE_FILE)
     return ExportResult(path, parity, f"Start it with kubectl apply -f {service_file!r}.")
 

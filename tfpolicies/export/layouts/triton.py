@@ -24,7 +24,7 @@ from tfpolicies.export.onnx_file import (
 )
 from tfpolicies.export.result import ExportResult
 from tfpolicies.export.serving import GREEDY, Serving, ServingPort
-from tfpolicies.export.staging import files_placed, place_version
+from tfpolicies.export.staging import files_placed, place_version, place_whole
 from tfpolicies.export.verify import Parity, Step, by_steps, onnx_step, verify
 from tfpolicies.models.ports import Port
 from tfpolicies.program.program import Program
@@ -39,7 +39,7 @@ _QUEUE_DELAY = 100  # microseconds that a request waits for others
 START = ServingPort(Port("START", (1,), np.dtype(np.int32)), 1)
 """The input by which Triton says that a sequence begins, `[B, 1]`: 1 or 0."""
 
-_VERSION = "version"
+FIRST_VERSION = "1"  # others are numbered when they are placed
 _TYPES = {
     "bool": "TYPE_BOOL",
     **{f"int{bits}": f"TYPE_INT{bits}" for bits in (8, 16, 32, 64)},
@@ -91,7 +91,7 @@ def write_triton(folder: Path, program: Program, state: PolicyState, opset: int)
         opset: the version of ONNX's operators.
     """
     serving = Serving(program, state, stepwise=True)
-    version, memory = folder / _VERSION, program.ports.states
+    version, memory = folder / FIRST_VERSION, program.ports.states
     version.mkdir()
     inputs = serving.inputs[GREEDY]
     named = [_kept(port) if port.port in memory else port for port in inputs]
@@ -109,8 +109,10 @@ def write_triton(folder: Path, program: Program, state: PolicyState, opset: int)
 
 def place_triton(staging: Path, entry: Path) -> Path:
     """Moves what `write_triton` wrote to an entry of a repository; returns the version folder."""
+    if place_whole(staging, entry):
+        return entry / FIRST_VERSION
     with files_placed(staging, entry, [CONFIG_FILE]):
-        return place_version(staging / _VERSION, entry)
+        return place_version(staging / FIRST_VERSION, entry)
 
 
 def _kept(port: ServingPort) -> ServingPort:
