@@ -57,7 +57,7 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
     if not _watched:
         return
     if event.startswith(_FORBIDDEN) or (event.startswith(_CHANGES) and _is_outside(arguments)):
-        _watched[-1].append(f"{event}{arguments!r:.300}")
+        _watched[-1].append(f"{event}{arguments!r:.900}")
     elif event == "open" and _writes(arguments) and _is_outside(arguments):
         _watched[-1].append(f"open{arguments!r:.300}")
 

@@ -23,6 +23,7 @@ import tfpolicies
 from benchmarks.attempt import Attempt, Victim
 from benchmarks.fuzz_states import damage_file, edit, same
 from benchmarks.hostile_arrays import array_file_attempt, changed_array_files
+from benchmarks.hostile_onnx import make_hostile, onnx_loaders
 from tfpolicies import DQNTF2Policy, Policy, PolicyMap, PPOConfig, PPOTF2Policy
 from tfpolicies.algorithms.algorithm import Algorithm
 from tfpolicies.cli.serving import play_in_own_process
@@ -529,6 +530,19 @@ def export_victim(root: Path, policy: Any) -> Victim:
     return attempt
 
 
+def onnx_victims(root: Path, policy: Any) -> dict[str, Victim]:
+    """Returns an export whose ONNX files are attacked, loaded as each part of the package does."""
+    sound, hostile = root / "onnx", root / "onnx hostile"
+    policy.export_model(sound, onnx=True)
+
+    def attempt(load: Callable[[Path], None], rng: random.Random) -> Attempt:
+        what = make_hostile(sound, hostile, rng)
+        player = str(Path(tfpolicies.__file__).parent / "export" / "player.py")
+        return Attempt(what, lambda: load(hostile), _unchanged, _no_arrays, may_start=player)
+
+    return {name: functools.partial(attempt, load) for name, load in onnx_loaders().items()}
+
+
 def all_victims(root: Path) -> Iterator[tuple[str, Victim, float]]:
     """Yields the victims by name, each with its share of the files."""
     policies, (single, double) = sample_policies(), sample_algorithms()
@@ -540,3 +554,5 @@ def all_victims(root: Path) -> Iterator[tuple[str, Victim, float]]:
     yield "run folder", run_victim(root, single), 0.05
     yield "export", export_victim(root, single.get_policy()), 0.01
     yield "array files", array_file_attempt, 2.0
+    for name, victim in onnx_victims(root, policies["catalogue"]).items():
+        yield name, victim, 0.02

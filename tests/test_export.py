@@ -21,7 +21,7 @@ from gymnasium import spaces
 
 from tfpolicies import PGConfig, PGTF2Policy, PPOTF2Policy
 from tfpolicies.errors import ConfigError, ExportError, MissingPackageError, UnknownPolicyError
-from tfpolicies.export.player import refuse_other_files
+from tfpolicies.export.player import rebuild_model
 from tfpolicies.export.verify import random_observations, verify_onnx, verify_saved_model
 from tfpolicies.models.spaces import leaves
 from tfpolicies.program.runtimes.onnx import convert, cpu_session
@@ -490,6 +490,14 @@ def silent(spec):
     spec["noise"]["blocks"] = [["gumbel", 3], ["normal", -1]]
 
 
+def odd(spec):
+    spec["noise"]["blocks"] = [["cauchy", 2]]
+
+
+def halved(spec):
+    spec["noise"]["blocks"] = [["gumbel", 1.5]]
+
+
 @pytest.mark.core
 @pytest.mark.parametrize(
     ("change", "words"),
@@ -500,12 +508,26 @@ def silent(spec):
         (of_objects, "arrays of 'O'"),
         (noisy, r"noise of \[600000, 600000\] numbers per row; .* at most 1000000"),
         (silent, r"noise of \[3, -1\] numbers per row; each must be at least 0"),
+        (halved, r"noise of \[1\.5\] numbers per row; each must be at least 0"),
+        (odd, r"noise of the kinds \['cauchy'\]; there are \['gumbel', 'normal', 'logistic'\]"),
     ],
 )
 def test_the_client_takes_a_strangers_spec_as_data(cartpole, tmp_path, change, words):
     _, folder, _ = cartpole
     with pytest.raises(ValueError, match=words):
         hostile_client(folder, tmp_path, change)
+
+
+@pytest.mark.core
+def test_the_client_draws_as_much_noise_as_the_model_takes(cartpole, tmp_path):
+    _, folder, _ = cartpole
+    for path in (folder / "onnx").iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    spec = json.loads((tmp_path / "policy_spec.json").read_text())
+    spec["noise"]["blocks"] = [["gumbel", 900_000]]
+    (tmp_path / "policy_spec.json").write_text(json.dumps(spec))
+    with pytest.raises(ValueError, match=r"noise of 900000 numbers per row, but .* takes \[2\]"):
+        play_module(tmp_path)["OnnxPolicy"](tmp_path, sample=True)
 
 
 @pytest.mark.core
@@ -556,7 +578,7 @@ def test_no_spelling_of_a_field_hides_that_weights_lie_in_other_files(tag):
     tensor = onnx.TensorProto(name="w", data_type=1, dims=[3], data_location=1).SerializeToString()
     graph = field(b"\x2a", tensor + field(tag, entry))
     with pytest.raises(ValueError, match=r"in other files|is damaged"):
-        refuse_other_files(Path("model.onnx"), field(b"\x3a", graph))
+        rebuild_model(Path("model.onnx"), field(b"\x3a", graph))
 
 
 def digest(folder):
@@ -686,9 +708,13 @@ def test_the_opset_is_honoured(tmp_path):
         assert {x.domain: x.version for x in onnx.load(path).opset_import}[""] == opset
         assert json.loads((tmp_path / "policy_spec.json").read_text())["opset"] == opset
     before = digest(tmp_path)
-    for opset in (10, 19, -1, "13", 13.0):
-        with pytest.raises(ExportError, match=f"an integer from 11 to 18, got {opset!r}"):
-            policy.export_model(tmp_path, onnx=opset)
+    for opset in (3, 10, 19, 99, -1, 0, "13", "", 13.0, 0.0):
+        for form in ({}, {"web": True}, {"layout": "triton"}, {"litert": True}):
+            with pytest.raises(ExportError, match=f"an integer from 11 to 18, got {opset!r}"):
+                policy.export_model(tmp_path, onnx=opset, **form)
+    with pytest.raises(ExportError) as caught:
+        policy.export_model(tmp_path, onnx="x" * 10_000)
+    assert len(str(caught.value)) < 400
     assert digest(tmp_path) == before
 
 

@@ -709,6 +709,7 @@ def with_endless_loop(folder):
 
 def test_a_model_that_does_not_come_to_an_end_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("tfpolicies.serving.versions._LONGEST_TRIAL", 0.5)
+    monkeypatch.setattr("tfpolicies.export.player._try_in_process", lambda source, model: None)
     folder = export(policy_of("mlp"), tmp_path / "agent")
     with_endless_loop(folder)
     with pytest.raises(ExportError, match=r"did not end in 0\.5 seconds"):

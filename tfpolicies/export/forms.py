@@ -13,7 +13,7 @@ from tfpolicies.export.layouts.mlserver import export_mlserver
 from tfpolicies.export.layouts.tf_serving import export_tf_serving
 from tfpolicies.export.layouts.triton import export_triton
 from tfpolicies.export.litert import WEIGHTS, export_litert
-from tfpolicies.export.onnx_file import export_onnx
+from tfpolicies.export.onnx_file import checked_opset, export_onnx
 from tfpolicies.export.result import ExportResult
 from tfpolicies.export.saved_model import export_saved_model
 from tfpolicies.export.spec_file import SPEC_FILE, form_of
@@ -56,6 +56,7 @@ def export_policy(
         ExportError: if they contradict each other, the folder holds an export of another form that
             would mix with this one, or it cannot be exported.
     """
+    opset = OPSET if any(onnx is each for each in (None, False, True)) else checked_opset(onnx)
     form = _form(onnx, layout, litert, web)
     _require_no_other(Path(export_dir), form)
     page = WebPage.wanted(web, ort_web)
@@ -64,7 +65,6 @@ def export_policy(
             "observations are what a LiteRT file is compared on, but litert is False. Give "
             "litert=True, 'float16' or 'int8', or leave observations out."
         )
-    opset = OPSET if onnx in (None, False) or onnx is True else onnx
     if form == _LITERT:
         weights = "float32" if litert is True else str(litert)
         return export_litert(program, state, export_dir, weights, observations)
@@ -90,7 +90,7 @@ def _form(onnx: Any, layout: Any, litert: Any, web: bool) -> str:
         )
     if layout not in (None, *LAYOUTS):
         raise ExportError(f"layout must be one of {list(LAYOUTS)}, got {layout!r}.")
-    is_onnx = onnx is not None and onnx != 0
+    is_onnx = onnx is not None and onnx is not False
     by_itself = onnx if is_onnx and layout not in _OF_ONNX and not web else None
     given = {"onnx": by_itself, "layout": layout, "litert": litert, "web": web}
     named = [f"{name}={value!r}" for name, value in given.items() if value]

@@ -148,8 +148,8 @@ def checked_opset(opset: Any) -> int:
         number = 0
     if isinstance(opset, bool) or number not in OPSETS:
         raise ExportError(
-            f"The ONNX opset must be an integer from {OPSETS[0]} to {OPSETS[-1]}, got {opset!r}. "
-            f"Use onnx=True for the default, {OPSET}."
+            f"The ONNX opset must be an integer from {OPSETS[0]} to {OPSETS[-1]}, got "
+            f"{opset!r:.200}. Use onnx=True for the default, {OPSET}."
         )
     return number
 

@@ -14,6 +14,8 @@ As a module:
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import hashlib
 import importlib
 import inspect
@@ -21,8 +23,11 @@ import json
 import math
 import os
 import re
+import signal
 import stat
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -53,12 +58,15 @@ class OnnxPolicy:
         sample: draw actions from the distribution instead of taking the most likely one.
         seed: seeds the draws; None for fresh ones.
         threads: how many threads one call may use.
-        prepare: is given the file's content once it is checked, and returns the model to run, which
-            may lack outputs.
+        prepare: is given the model once it is checked, and returns the one to run, which may lack
+            outputs.
+        limited: whether time and memory are limited, by `LimitedSession`. A file of your own may do
+            without.
 
     Raises:
         FileNotFoundError: if a file of the export is missing, or is no regular file.
-        ValueError: if the files do not belong together, or are not what an export writes.
+        ValueError: if the files do not belong together, are not what an export writes, or take too
+            much.
     """
 
     def __init__(
@@ -69,6 +77,7 @@ class OnnxPolicy:
         seed: int | None = None,
         threads: int = 1,
         prepare: Callable[[bytes], bytes] = bytes,
+        limited: bool = True,
     ) -> None:
         folder = Path(path) if Path(path).is_dir() else Path(path).parent
         self.spec = _read_spec(folder / "policy_spec.json")
@@ -80,17 +89,16 @@ class OnnxPolicy:
                 f"{self.file} is not the file that {folder / 'policy_spec.json'} describes; "
                 "export the policy again."
             )
-        refuse_other_files(self.file, content)
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = threads
-        self._session = onnxruntime.InferenceSession(
-            prepare(content), options, providers=["CPUExecutionProvider"]
-        )
-        self._options = onnxruntime.RunOptions()
         ports = self.spec["signatures"][signature]
         _check_ports([*ports["inputs"], *ports["outputs"]], self.spec["noise"]["blocks"])
+        if sample:
+            _check_noise(ports["inputs"], self.spec["noise"]["blocks"])
+        whole = rebuild_model(self.file, content, limited=limited)
+        self._model = LimitedSession(
+            str(self.file), prepare(whole), threads, limited=limited, tried=whole
+        )
         self._inputs = [port for port in ports["inputs"] if port["name"] != "noise"]
-        given = {output.name for output in self._session.get_outputs()}
+        given = {output.name for output in self._model.session.get_outputs()}
         self._outputs = [port["name"] for port in ports["outputs"] if port["name"] in given]
         if prepare is bytes and len(self._outputs) < len(ports["outputs"]):
             raise ValueError(
@@ -254,13 +262,16 @@ class OnnxPolicy:
         return feed
 
     def infer(self, feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Returns the file's outputs by name, given all of its inputs: rows, or sequences."""
-        found = self._session.run(self._outputs, feed, self._options)
-        return dict(zip(self._outputs, found, strict=True))
+        """Returns the file's outputs by name, given all of its inputs: rows, or sequences.
+
+        Raises:
+            ValueError: if it takes too much time or memory.
+        """
+        return dict(zip(self._outputs, self._model.run(self._outputs, feed), strict=True))
 
     def stop(self) -> None:
         """Ends what runs in other threads, between two operations, and lets nothing run again."""
-        self._options.terminate = True
+        self._model.end()
 
     def of_one_step(self, outputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Returns outputs of `infer` without the axis of steps that a memory gives them."""
@@ -529,70 +540,173 @@ def _check_ports(ports: Sequence[Mapping[str, Any]], noise: Sequence[Any]) -> No
     if not all(0 <= size <= _MOST for size in sizes):
         raise ValueError(f"The policy_spec.json names arrays of {max(sizes)} numbers for a row.")
     drawn = [size for _, size in noise]
-    if min(drawn, default=0) < 0 or sum(drawn) > _MOST_NOISE:
+    is_count = all(type(size) is int and size >= 0 for size in drawn)
+    if not is_count or sum(drawn) > _MOST_NOISE:
         raise ValueError(
-            f"The policy_spec.json asks for noise of {drawn} numbers per row; each must be at "
-            f"least 0, and all together at most {_MOST_NOISE}."
+            f"The policy_spec.json asks for noise of {drawn!s:.200} numbers per row; each must be "
+            f"at least 0, and all together at most {_MOST_NOISE}."
+        )
+    unknown = [kind for kind, _ in noise if kind not in _NOISE]
+    if unknown:
+        raise ValueError(
+            f"The policy_spec.json asks for noise of the kinds {unknown!r:.200}; there are "
+            f"{list(_NOISE)}."
         )
     for port in ports:
         if not _DTYPES.fullmatch(port["dtype"]):
             raise ValueError(f"The policy_spec.json names arrays of {port['dtype']!r}.")
 
 
-_MESSAGES: dict[str, dict[int, str]] = {
-    "model": {7: "graph", 20: "training", 25: "function"},
-    "training": {1: "graph", 2: "graph"},
-    "function": {7: "node", 11: "attribute"},
-    "graph": {1: "node", 5: "tensor", 15: "sparse"},
-    "node": {5: "attribute"},
-    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
-    "sparse": {1: "tensor", 2: "tensor"},
-    "tensor": {},
+def _check_noise(inputs: Sequence[Mapping[str, Any]], noise: Sequence[Any]) -> None:
+    """Checks that as much noise is drawn as the model takes."""
+    taken = [math.prod(_row_shape(port)) for port in inputs if port["name"] == "noise"]
+    drawn = sum(size for _, size in noise)
+    if taken != [drawn]:
+        raise ValueError(
+            f"The policy_spec.json asks for noise of {drawn} numbers per row, but the input "
+            f"'noise' takes {taken}; export the policy again."
+        )
+
+
+_DOMAINS = (b"", b"ai.onnx", b"ai.onnx.ml")
+_KEPT: dict[str, dict[int, str]] = {
+    "model": {1: "", 7: "graph", 8: "opset"},
+    "opset": {1: "", 2: ""},
+    "graph": {1: "node", 2: "", 5: "tensor", 11: "value", 12: "value", 13: "value", 15: "sparse"},
+    "node": {1: "", 2: "", 3: "", 4: "", 5: "attribute", 7: ""},
+    "attribute": {
+        **dict.fromkeys((1, 2, 3, 4, 7, 8, 9, 20), ""),
+        5: "tensor",
+        6: "graph",
+        10: "tensor",
+        11: "graph",
+        14: "type",
+        15: "type",
+        22: "sparse",
+        23: "sparse",
+    },
+    "tensor": dict.fromkeys((1, 2, 4, 5, 7, 8, 9, 10, 11), ""),
+    "sparse": {1: "tensor", 2: "tensor", 3: ""},
+    "value": {1: "", 2: "type"},
+    "type": {1: "array", 4: "inner type", 8: "array", 9: "inner type"},
+    "inner type": {1: "type"},
+    "array": {1: "", 2: "shape"},
+    "shape": {1: "axis"},
+    "axis": {1: "", 2: ""},
 }
-"""ONNX's messages that lead to tensors, by the number of the field that holds them."""
+"""The fields of ONNX's messages that computing needs, by number: the message in one, "" for none.
 
-_ELSEWHERE = 13  # the field of a tensor that says which file holds its numbers
+`quantization_annotation`, `metadata_props`, texts for readers and unknown fields are left out.
+"""
+
+_REFUSALS: dict[tuple[str, int], Callable[[memoryview], str]] = {
+    ("model", 20): lambda content: "has a part for training",
+    ("model", 25): lambda content: "has functions",
+    ("attribute", 21): lambda content: "has functions",
+    ("opset", 1): lambda content: _other_domain(content),
+    ("node", 7): lambda content: _other_domain(content),
+    ("node", 4): lambda content: _TEXTS if bytes(content[:6]) == b"String" else "",
+    ("attribute", 1): lambda content: _TEXTS if b"string" in bytes(content) else "",
+    ("tensor", 2): lambda content: _TEXTS if _varint(content, 0)[0] == _TEXT else "",
+    ("tensor", 6): lambda content: _TEXTS,
+    ("tensor", 13): lambda content: "has weights in other files",
+    ("tensor", 14): lambda content: "has weights in other files" if any(content) else "",
+}
+"""What a field has by which a model would do more than compute numbers; "" for nothing."""
+
+_TEXTS = "has tensors of texts"  # whose memory ONNX Runtime does not count
+_TEXT = 8  # their number in `TensorProto.DataType`
+_MOST_PARTS, _MOST_NODES, _DEEPEST = 200_000, 10_000, 60
 
 
-def refuse_other_files(path: Path, content: bytes) -> None:
-    """Refuses a model whose weights lie in other files, which it could choose among all there are.
+def _other_domain(content: memoryview) -> str:
+    if content in _DOMAINS:
+        return ""
+    return f"has operators of {bytes(content[:100]).decode(errors='replace')!r}"
+
+
+class _Rebuilding:
+    """Copies the fields of an ONNX model that computing needs, and refuses what no policy has."""
+
+    def __init__(self, limited: bool) -> None:
+        self._nodes_left = _MOST_NODES if limited else math.inf
+        self._parts_left = _MOST_PARTS if limited else math.inf
+
+    def copy(self, kind: str, message: memoryview, depth: int = 0) -> bytearray:
+        """Returns a message with its fields written in the one usual way.
+
+        Raises:
+            IndexError: if it is damaged.
+            ValueError: if it is refused.
+        """
+        if depth > _DEEPEST:
+            raise ValueError("is nested too deeply")
+        result, kept, at, end = bytearray(), _KEPT[kind], 0, len(message)
+        while at < end:
+            tag, start = _varint(message, at)
+            field, wire = tag >> 3, tag & 7
+            if tag >= 1 << 32 or not field:  # a reader may cut bits off and see another field
+                raise IndexError
+            if wire == 2:
+                size, start = _varint(message, start)
+                at = start + size
+            else:
+                at = _varint(message, start)[1] if wire == 0 else start + _SIZES[wire]
+            content = message[start:at]
+            if at > end:
+                raise IndexError
+            inside = kept.get(field)
+            self._parts_left -= 1
+            self._nodes_left -= inside == "node"
+            if min(self._parts_left, self._nodes_left) < 0:
+                raise ValueError(f"has more than {_MOST_NODES} nodes or {_MOST_PARTS} parts")
+            problem = (kind, field) in _REFUSALS and _REFUSALS[kind, field](content)
+            if problem:
+                raise ValueError(problem)
+            if inside is None:
+                continue
+            if inside:
+                if wire != 2:
+                    raise IndexError
+                content = memoryview(self.copy(inside, content, depth + 1))
+            result += _as_varint(field << 3 | wire)
+            if wire == 2:
+                result += _as_varint(len(content))
+            result += content
+        return result
+
+
+_SIZES = (0, 8, 0, 9**99, 9**99, 4, 9**99, 9**99)  # bytes of a field, by its wire type
+
+
+def rebuild_model(path: Path, content: bytes, *, limited: bool = True) -> bytes:
+    """Returns an ONNX model made again from the checked parts of a file, for `LimitedSession`.
+
+    It has ONNX's own operators, its weights in itself, and nothing that computing does not need. A
+    file in another format, such as ONNX Runtime's own, which such a check cannot read, is refused.
+
+    Args:
+        path: of the file, for messages.
+        content: of the file.
+        limited: whether the number of nodes and other parts is limited.
 
     Raises:
-        ValueError: if it is such a model, or is damaged.
+        ValueError: if the file is damaged or refused.
     """
+    if content[4:8] == b"ORTM":
+        raise ValueError(
+            f"{path} is in the format of ONNX Runtime, which cannot be checked; save it as ONNX."
+        )
     try:
-        there = _names_files("model", memoryview(content))
-    except (IndexError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged; export the policy again.") from error
-    if there:
-        raise ValueError(f"{path} has weights in other files, which an export never has.")
-
-
-def _names_files(kind: str, message: memoryview) -> bool:
-    """Whether a message of ONNX's format has a tensor whose numbers lie in a file."""
-    at = 0
-    while at < len(message):
-        tag, at = _varint(message, at)
-        if tag >= 1 << 32:  # ONNX Runtime would read another field, without the bits beyond
-            raise IndexError
-        field, wire = tag >> 3, tag & 7
-        if wire == 0:
-            _, at = _varint(message, at)
-        elif wire in (1, 5):
-            at += 8 if wire == 1 else 4
-        elif wire == 2:
-            size, at = _varint(message, at)
-            inside = message[at : at + size]
-            if kind == "tensor" and field == _ELSEWHERE:
-                return True
-            if field in _MESSAGES[kind] and _names_files(_MESSAGES[kind][field], inside):
-                return True
-            at += size
-        else:
-            raise IndexError
-    if at > len(message):
-        raise IndexError
-    return False
+        model = _Rebuilding(limited).copy("model", memoryview(content))
+    except IndexError:
+        raise ValueError(f"{path} is damaged; export the policy again.") from None
+    except ValueError as error:
+        raise ValueError(
+            f"{path} {error}, which is refused: a policy has ONNX's own operators on numbers, and "
+            "its weights in the file. Export it again without."
+        ) from None
+    return bytes(model)
 
 
 def _varint(message: memoryview, at: int) -> tuple[int, int]:
@@ -605,6 +719,245 @@ def _varint(message: memoryview, at: int) -> tuple[int, int]:
         if byte < 128:
             return value, at
     raise IndexError
+
+
+def _as_varint(value: int) -> bytes:
+    """Returns a number that is not negative as `_varint` reads it, in as few bytes as possible."""
+    digits = bytearray()
+    while value > 127:
+        digits.append(value & 127 | 128)
+        value >>= 7
+    digits.append(value)
+    return bytes(digits)
+
+
+# -- limits of time and memory --------------------------------------------------------------------
+
+_MEMORY = 1 << 30  # bytes between operators, of all limited models of a process together
+_SECONDS = 30.0  # of one call
+_TRIAL_ROWS, _TRIAL_MEMORY = 16, 400_000_000
+_TRIAL_SECONDS = 1.0, 1e-7  # of the processor, and for each byte of the model
+_TRIAL_WAIT = 120.0  # seconds, as long as the machine may be busy with other work
+
+
+class LimitedSession:
+    """A session of ONNX Runtime for one model, which bounds what the model may take.
+
+    A model of another source can ask for any amount of time and memory, whatever its size. It is
+    first loaded and run on 16 rows in a process of its own, which ends if that takes too much. In
+    this process its operators share 1 GiB with those of all other limited models, and a call ends
+    between two operators once it has taken 30 seconds; the model is then stopped for good.
+
+    Attributes:
+        session: the `onnxruntime.InferenceSession`.
+
+    Args:
+        source: names the model in messages.
+        model: as `rebuild_model` returns it.
+        threads: that one call may use.
+        limited: whether there are limits. A model of your own may do without.
+        tried: a larger model of which this is a part, to be tried in its place.
+
+    Raises:
+        ValueError: if it cannot be loaded or takes too much.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        model: bytes,
+        threads: int = 1,
+        *,
+        limited: bool = True,
+        tried: bytes = b"",
+    ) -> None:
+        self._source, self._limited = source, limited
+        self._options, self._is_late = onnxruntime.RunOptions(), False
+        if limited:
+            _try_in_process(source, tried or model)
+        try:
+            self.session = _open(model, threads, limited)
+        except Exception as error:  # ONNX Runtime's are of no public class
+            raise ValueError(f"{source} cannot be loaded: {error!s:.500}") from error
+
+    def run(self, names: Sequence[str], feed: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """Returns outputs by name.
+
+        Raises:
+            ValueError: if it takes too much time or memory.
+        """
+        if not self._limited:
+            return self.session.run(names, feed, self._options)  # type: ignore[no-any-return]
+        _CLOCK.start(self)
+        try:
+            return self.session.run(names, feed, self._options)  # type: ignore[no-any-return]
+        except Exception as error:
+            advice = "; give it fewer rows at once" + _UNLIMITED
+            if self._is_late:
+                took = f"a call did not end in {_SECONDS:.3g} seconds, and it is stopped"
+            elif _lacks_memory(error):
+                took = f"a call needs more than the {_MEMORY >> 20} MiB that all models share"
+            else:
+                raise
+            raise ValueError(f"{self._source} takes too much: {took}{advice}") from error
+        finally:
+            _CLOCK.stop()
+
+    def end(self, *, is_late: bool = False) -> None:
+        """Ends what runs in other threads, between two operators, and lets nothing run again."""
+        self._is_late |= is_late
+        self._options.terminate = True
+
+
+_UNLIMITED = ", or set limited=False if you trust where it is from."
+
+
+class _Clock:
+    """Ends calls that take too long, from a thread of its own."""
+
+    def __init__(self) -> None:
+        self._due: dict[int, tuple[float, LimitedSession]] = {}  # by the thread of the call
+        self._process = 0  # the id of the process that the clock runs in, which may be forked
+
+    def start(self, session: LimitedSession) -> None:
+        """Begins to measure a call of this thread."""
+        if self._process != os.getpid():
+            self._process, self._due = os.getpid(), {}
+            threading.Thread(target=self._watch, daemon=True).start()
+        self._due[threading.get_ident()] = time.monotonic() + _SECONDS, session
+
+    def stop(self) -> None:
+        """Stops measuring it."""
+        self._due.pop(threading.get_ident(), None)
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(min(1.0, _SECONDS / 4))
+            for due, session in list(self._due.values()):
+                if time.monotonic() > due:
+                    session.end(is_late=True)
+
+
+_CLOCK = _Clock()
+
+
+def _lacks_memory(error: BaseException) -> bool:
+    words = ("Available memory of", "bad_alloc", "bad allocation", "Failed to allocate memory")
+    return isinstance(error, MemoryError) or any(each in str(error) for each in words)
+
+
+@functools.cache
+def _share_memory() -> None:
+    """Registers the memory that limited models share, once per process."""
+    arena = onnxruntime.OrtArenaCfg({"max_mem": _MEMORY, "arena_extend_strategy": 1})
+    kinds = onnxruntime.OrtAllocatorType, onnxruntime.OrtMemType
+    place = onnxruntime.OrtMemoryInfo("Cpu", kinds[0].ORT_ARENA_ALLOCATOR, 0, kinds[1].DEFAULT)
+    with contextlib.suppress(RuntimeError):  # older versions refuse a second one: it is shared
+        onnxruntime.create_and_register_allocator(place, arena)
+
+
+def _open(model: bytes, threads: int, limited: bool) -> Any:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = threads
+    options.log_severity_level = 4  # what goes wrong is raised
+    options.add_session_config_entry("session.load_model_format", "ONNX")
+    skipped = []
+    if limited:
+        _share_memory()
+        options.add_session_config_entry("session.use_env_allocators", "1")
+        options.add_session_config_entry("session.use_device_allocator_for_initializers", "1")
+        skipped = ["ConstantFolding"]  # it computes while loading, which nothing could end
+    return onnxruntime.InferenceSession(
+        model, options, providers=["CPUExecutionProvider"], disabled_optimizers=skipped
+    )
+
+
+_LOADED, _REFUSED, _TOO_LARGE = 0, 3, 4  # how a trial ends
+_START_TRIAL = """
+import runpy, sys
+file, seconds, memory, *sys.path[:] = sys.argv[1:]
+runpy.run_path(file)["_try"](float(seconds), int(memory))
+"""
+_tried: set[bytes] = set()  # the hashes of models that passed their trial in this process
+
+
+def _try_in_process(source: str, model: bytes) -> None:
+    """Loads and runs a model in a process with limits of its own.
+
+    Raises:
+        ValueError: if it cannot be loaded, takes too much, or ends the process.
+    """
+    digest = hashlib.sha256(model).digest()
+    if digest in _tried:
+        return
+    seconds = _TRIAL_SECONDS[0] + _TRIAL_SECONDS[1] * len(model)
+    memory = _TRIAL_MEMORY + 4 * len(model)
+    if not sys.executable or getattr(sys, "frozen", False):  # the program is not Python
+        raise ValueError(f"{source} cannot be tried in another process{_UNLIMITED}")
+    limits, path = [str(seconds), str(memory)], [*filter(None, sys.path)]
+    command = [sys.executable, "-I", "-c", _START_TRIAL, __file__, *limits, *path]
+    try:
+        trial = subprocess.run(
+            command, input=model, capture_output=True, timeout=_TRIAL_WAIT, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise ValueError(f"{source} takes too much time{_UNLIMITED}") from None
+    said = trial.stdout.decode(errors="replace").strip()
+    if trial.returncode == _LOADED:
+        _tried.add(digest)
+        return
+    if trial.returncode == _REFUSED:
+        raise ValueError(f"{source} cannot be loaded: {said:.500}")
+    if trial.returncode in (_TOO_LARGE, -getattr(signal, "SIGPROF", 0)):
+        limit = f"than {seconds:.3g} s of the processor or {memory >> 20} MiB"
+        raise ValueError(
+            f"{source} takes too much for {_TRIAL_ROWS} rows: more {limit}{_UNLIMITED}"
+        )
+    said = (said or trial.stderr.decode(errors="replace").strip())[-300:]
+    raise ValueError(
+        f"{source} is refused: the process that tried it ended with {trial.returncode}. {said}"
+    )
+
+
+def _try(seconds: float, memory: int) -> None:
+    """Loads and runs the model of the standard input, within limits, and ends this process."""
+    model, printed = sys.stdin.buffer.read(), os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what ONNX Runtime prints is not for the parent
+    _limit_process(seconds, memory)
+    status, said = _LOADED, ""
+    try:
+        session = _open(model, 1, limited=True)
+        try:
+            session.run(None, {port.name: _trial_input(port) for port in session.get_inputs()})
+        except Exception as error:  # what the model refuses is not what it is tried for
+            status = _TOO_LARGE if _lacks_memory(error) else _LOADED
+    except Exception as error:
+        status, said = (_TOO_LARGE if _lacks_memory(error) else _REFUSED), str(error)
+    os.write(printed, said[:2000].encode(errors="replace"))
+    os._exit(status)
+
+
+def _trial_input(port: Any) -> np.ndarray:
+    """Returns ones for an input: as many rows as are tried, and one of what else is free."""
+    sizes = [size if isinstance(size, int) else 1 for size in port.shape]
+    if sizes and not isinstance(port.shape[0], int):
+        sizes[0] = _TRIAL_ROWS
+    kind = port.type[len("tensor(") : -1]
+    return np.ones(sizes, {"float": "float32", "double": "float64"}.get(kind, kind))
+
+
+def _limit_process(seconds: float, memory: int) -> None:
+    """Limits the processor's time and the memory of this process, from now on."""
+    try:
+        import resource
+    except ImportError:  # Windows: the parent waits for some time only
+        return
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # it ends the process, in C++ too
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform == "linux":
+        pages = int(Path("/proc/self/statm").read_text().split()[5])
+        resource.setrlimit(resource.RLIMIT_DATA, (pages * resource.getpagesize() + memory,) * 2)
 
 
 def _pick(obs: Any, path: Sequence[str]) -> Any:

@@ -117,6 +117,7 @@ def onnx_step(path: Path) -> Step:
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
+    options.add_session_config_entry("session.load_model_format", "ONNX")
     try:
         session = onnxruntime.InferenceSession(
             path.read_bytes(), options, providers=["CPUExecutionProvider"]

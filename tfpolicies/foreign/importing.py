@@ -39,6 +39,7 @@ def import_policy(
     normalized: bool = False,
     explore: bool = False,
     seed: int | None = None,
+    limited: bool = True,
 ) -> ImportedPolicy:
     """Returns a policy that acts by a model of others, and never learns.
 
@@ -53,8 +54,8 @@ def import_policy(
     Nothing in a file may do more than compute. Of a SavedModel, each operation must be one of those
     that read their inputs and the model's own variables: reading and writing files, Python, tables
     of files and operations of other libraries are refused. An ONNX file has ONNX's own operators
-    and its weights in itself. A `.keras` file names layers of Keras that hold no code. What a model
-    costs is not limited: it may take all time and memory that there is.
+    and its weights in itself. A `.keras` file names layers of Keras that hold no code. An ONNX file
+    is first run in a process of its own, and each call is limited to 30 seconds and 1 GiB.
 
     Args:
         path: a folder or file, or a `keras.Model`.
@@ -68,6 +69,8 @@ def import_policy(
         normalized: whether actions of a Box are from -1 to 1, and not in its bounds.
         explore: whether actions are drawn from logits, unless a call says otherwise.
         seed: of these draws.
+        limited: whether the time and memory that an ONNX file takes are limited. Set it to False
+            for a large model that you trust.
 
     Raises:
         MissingModelFileError: if there is no such file; also a FileNotFoundError.
@@ -78,7 +81,7 @@ def import_policy(
         ForkError: if this process was forked after TensorFlow had started.
     """
     require_tensorflow()
-    model, spec = _opened(path, signature)
+    model, spec = _opened(path, signature, limited)
     wiring: Wiring | None = None
     if spec is not None:
         if names or normalized:
@@ -101,7 +104,9 @@ def import_policy(
     return ImportedPolicy(observation_space, action_space, config)  # type: ignore[arg-type]
 
 
-def _opened(path: Any, signature: str | None) -> tuple[ForeignModel, Mapping[str, Any] | None]:
+def _opened(
+    path: Any, signature: str | None, limited: bool
+) -> tuple[ForeignModel, Mapping[str, Any] | None]:
     """Returns a model, and the `policy_spec.json` of one that this package exported."""
     import keras
 
@@ -136,7 +141,7 @@ def _opened(path: Any, signature: str | None) -> tuple[ForeignModel, Mapping[str
         )
     spec = _spec_in(file.parent)
     is_of_file = spec is not None and file.name in spec.get("files", {}).values()
-    return OnnxFile(file), spec if is_of_file else None
+    return OnnxFile(file, limited), spec if is_of_file else None
 
 
 def _spec_in(folder: Path) -> Mapping[str, Any] | None:

@@ -25,8 +25,9 @@ class PolicyRuntime(MLModel):
         name = Path((parameters.extra or {}).get("file", "model.onnx")).name
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
+        options.add_session_config_entry("session.load_model_format", "ONNX")
         self._session = onnxruntime.InferenceSession(
-            str(Path(parameters.uri) / name), options, providers=["CPUExecutionProvider"]
+            (Path(parameters.uri) / name).read_bytes(), options, providers=["CPUExecutionProvider"]
         )
         self._outputs = [port.name for port in self._session.get_outputs()]
         return True

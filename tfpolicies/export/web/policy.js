@@ -63,7 +63,8 @@ export class Policy {
     this.#ort = ort;
     this.#random = random;
     Object.assign(this, inputsOf(spec));
-    this.choices = choicesOf(spec.action_space); // columns of a mask of which one must be open
+    const columns = this.observedInputs.filter(isMask).reduce((n, port) => n + sizeOf(port), 0);
+    this.choices = columns ? choicesOf(spec.action_space, columns) : []; // of the mask's columns
     for (const port of this.observedInputs) {
       const space = leafAt(spec.observation_space, port.path);
       if (space.type.endsWith("Discrete") && port.dtype === "int64")
@@ -243,7 +244,9 @@ export class Policy {
       .map((byte) => String.fromCharCode(parseInt(byte, 16)));
     const file = { url: name, integrity: `sha256-${btoa(hex.join(""))}` };
     const content = new Uint8Array(await fetched(file, this.#folder));
-    return this.#ort.InferenceSession.create(content, { executionProviders: ["wasm"] });
+    refuseModel(content, name);
+    const extra = { session: { load_model_format: "ONNX" } };
+    return this.#ort.InferenceSession.create(content, { executionProviders: ["wasm"], extra });
   }
 }
 
@@ -343,22 +346,25 @@ export function rangesOf(space, count) {
 }
 
 /** Yields for each part of an action how many columns a mask has, and whether one must be open. */
-function* cellsOf(space) {
+function* cellsOf(space, most) {
   const { type } = space;
-  if (type === "Dict") for (const [, part] of space.spaces) yield* cellsOf(part);
-  else if (type === "Tuple") for (const part of space.spaces) yield* cellsOf(part);
+  if (type === "Dict") for (const [, part] of space.spaces) yield* cellsOf(part, most);
+  else if (type === "Tuple") for (const part of space.spaces) yield* cellsOf(part, most);
   else if (type === "MultiBinary") yield [product([space.n].flat()), false];
   else if (type !== "Box" || !space.dtype.startsWith("float")) {
-    for (const { low, high } of rangesOf(space, product(space.shape ?? [])))
+    const parts = product(space.shape ?? []);
+    if (!(parts <= most))
+      throw new Error(`policy_spec.json has a mask of ${most} columns for ${parts} parts.`);
+    for (const { low, high } of rangesOf(space, parts))
       yield [high - low + 1, true];
   }
 }
 
 /** Returns the columns of a mask that belong together, from the first to behind the last. */
-function choicesOf(space) {
+function choicesOf(space, most) {
   let start = 0;
   const found = [];
-  for (const [width, isChoice] of cellsOf(space)) {
+  for (const [width, isChoice] of cellsOf(space, most)) {
     if (isChoice) found.push([start, start + width]);
     start += width;
   }
@@ -413,7 +419,123 @@ function checked(spec) {
   ) {
     throw new Error("policy_spec.json does not describe an ONNX export of version 2.");
   }
+  const files = Object.values(spec.files);
+  for (const name of files) {
+    const isPlain = typeof name === "string" && /^[\w-][\w.-]*$/.test(name);
+    if (!isPlain || !/^[0-9a-f]{64}$/.test(spec.sha256[name]))
+      throw new Error(`policy_spec.json names ${JSON.stringify(name)}, which is no file beside it.`);
+  }
+  for (const { inputs, outputs } of Object.values(spec.signatures))
+    for (const port of [...inputs, ...outputs]) checkPort(port);
+  for (const { shifts } of spec.views) checkShifts(shifts);
+  checkNoise(spec);
   return spec;
+}
+
+const MOST = 1e8; // numbers of one row
+const MOST_NOISE = 1e6; // which are drawn for each step
+const isCount = (n) => Number.isInteger(n) && n >= 0;
+
+/** Throws if a page would make an array that no policy has. */
+function checkPort(port) {
+  if (!rowShape(port).every(isCount) || !(sizeOf(port) <= MOST))
+    throw new Error(`policy_spec.json names arrays of ${sizeOf(port)} numbers for a row.`);
+  if (!Object.hasOwn(ARRAYS, port.dtype))
+    throw new Error(`policy_spec.json names arrays of ${JSON.stringify(port.dtype)}.`);
+}
+
+/** Throws if a policy would look back on steps that it cannot. */
+function checkShifts(shifts) {
+  const isPast = (n) => Number.isInteger(n) && n <= 0 && n >= -MOST;
+  if (!shifts.length || !shifts.every(isPast))
+    throw new Error(`policy_spec.json has a view of the steps ${shifts.slice(0, 9)}.`);
+}
+
+/** Throws if the noise is not what the model takes, or more than a policy needs. */
+function checkNoise({ noise: { blocks }, signatures }) {
+  const sizes = blocks.map(([, size]) => size);
+  const total = sizes.reduce((a, b) => a + b, 0);
+  if (!sizes.every(isCount) || total > MOST_NOISE)
+    throw new Error(
+      `policy_spec.json asks for noise of ${JSON.stringify(sizes)} numbers; each must be at least 0, and all together at most ${MOST_NOISE}.`,
+    );
+  const unknown = blocks.find(([kind]) => !Object.hasOwn(NOISE, kind));
+  if (unknown) throw new Error(`policy_spec.json asks for noise of the kind ${unknown[0]}.`);
+  const taken = signatures[SAMPLE].inputs.filter(({ name }) => name === "noise").map(sizeOf);
+  if (taken.length !== 1 || taken[0] !== total)
+    throw new Error(
+      `policy_spec.json asks for noise of ${total} numbers, but the input takes ${taken}.`,
+    );
+}
+
+/** The messages of ONNX that lead to what is refused, by the number of the field that has them. */
+const INSIDE = {
+  model: { 7: "graph", 8: "opset" },
+  graph: { 1: "node", 5: "tensor", 15: "sparse" },
+  node: { 5: "attribute" },
+  attribute: { 5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse" },
+  sparse: { 1: "tensor", 2: "tensor" },
+};
+const DOMAINS = ["", "ai.onnx", "ai.onnx.ml"];
+const otherDomain = (content) =>
+  DOMAINS.includes(text(content)) ? "" : `operators of ${JSON.stringify(text(content))}`;
+
+/** What a model has by which it would do more than compute, by the message and its field. */
+const REFUSED = {
+  "model 20": () => "a part for training",
+  "model 25": () => "functions",
+  "attribute 21": () => "functions",
+  "opset 1": otherDomain,
+  "node 7": otherDomain,
+  "node 4": (content) => text(content).startsWith("String") && "texts",
+  "attribute 1": (content) => text(content).includes("string") && "texts",
+  "tensor 2": ([value]) => value === 8 && "texts",
+  "tensor 6": () => "texts",
+  "tensor 13": () => "weights in other files",
+  "tensor 14": ([value]) => value && "weights in other files",
+};
+
+/** Throws if a file is not a model of ONNX's own operators with its weights in itself. */
+function refuseModel(content, name) {
+  if (text(content.subarray(4, 8)) === "ORTM")
+    throw new Error(`${name} is in the format of ONNX Runtime, which is refused; export it again.`);
+  let problem;
+  try {
+    problem = refusal("model", content);
+  } catch (error) {
+    throw new Error(`${name} is damaged (${error.message}); export the policy again.`);
+  }
+  if (problem) throw new Error(`${name} has ${problem}, which is refused; export it again.`);
+}
+
+/** Returns what a message of ONNX's format has that is refused, "" if nothing. */
+function refusal(kind, message) {
+  let at = 0;
+  const number = () => {
+    let value = 0;
+    for (let i = 0; i < 10; i++) {
+      if (at >= message.length) break;
+      const byte = message[at++];
+      value += (byte & 127) * 128 ** i;
+      if (byte < 128) return value;
+    }
+    throw new Error("a number has no end");
+  };
+  while (at < message.length) {
+    const tag = number();
+    const [field, wire] = [Math.floor(tag / 8), tag % 8];
+    if (tag >= 2 ** 32 || !field || ![0, 1, 2, 5].includes(wire)) throw new Error("a field");
+    const size = { 1: 8, 2: wire === 2 && number(), 5: 4 }[wire];
+    const start = at;
+    if (wire === 0) number();
+    else at += size;
+    if (at > message.length) throw new Error("a field has no end");
+    const content = message.subarray(start, at);
+    const inside = wire === 2 && INSIDE[kind]?.[field];
+    const problem = REFUSED[`${kind} ${field}`]?.(content) || (inside && refusal(inside, content));
+    if (problem) return problem;
+  }
+  return "";
 }
 
 const text = (buffer) => new TextDecoder().decode(buffer);

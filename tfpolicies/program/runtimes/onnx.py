@@ -183,6 +183,7 @@ def cpu_session(model: bytes) -> Any:
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
+    options.add_session_config_entry("session.load_model_format", "ONNX")
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
