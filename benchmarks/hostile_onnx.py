@@ -21,6 +21,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tfpolicies import import_policy
 from tfpolicies.errors import ExportError
+from tfpolicies.export import player
 from tfpolicies.export.player import OnnxPolicy
 from tfpolicies.serving import versions
 from tfpolicies.serving.repository import Repository
@@ -202,13 +203,13 @@ def _attack_loops(model: onnx.ModelProto, rng: random.Random) -> onnx.ModelProto
 
 
 def _attack_data(model: onnx.ModelProto, rng: random.Random) -> onnx.ModelProto:
-    """Lets a model do harm once an observation is large, and not before."""
+    """Lets a model do harm where observations are zeros, and not on the ones of its trial."""
     node = helper.make_node
     nodes = [
         node("ReduceMax", ["obs"], ["largest"], keepdims=0),
-        node("Greater", ["largest", "bound"], ["is_time"]),
+        node("Less", ["largest", "bound"], ["is_time"]),
     ]
-    constants = [constant("bound", np.float32(1.5)), constant("n", np.int64([9 * 10**9]))]
+    constants = [constant("bound", np.float32(0.5)), constant("n", np.int64([9 * 10**9]))]
     if rng.random() < 0.5:
         return graph_before(
             model, [*nodes, *_summed(_loop("is_time", ""), name="looped")], constants
@@ -368,10 +369,15 @@ def _act(act: Callable[[], Any]) -> None:
 
 
 def _observations(shape: Sequence[int]) -> np.ndarray:
-    return np.ones((2, *shape), np.float32)
+    return np.zeros((2, *shape), np.float32)
 
 
 def onnx_loaders() -> dict[str, Callable[[Path], None]]:
-    """Returns what loads the folder of an export, by the name of the victim."""
-    versions._LONGEST_TRIAL = 1.0  # seconds, so that what is endless fits in this program's limit
+    """Returns what loads the folder of an export, by the name of the victim.
+
+    The limits of a call are lowered for this process, so that one that reaches them is seen to end
+    within what `fuzz_attacks` allows a file.
+    """
+    versions._LONGEST_TRIAL = player._SECONDS = 1.0
+    player._MEMORY = 400_000_000
     return {"onnx imported": _import_and_act, "onnx played": _play, "onnx served": _serve}

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
 import os
@@ -15,10 +16,12 @@ from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
+import onnx
 import pytest
 import tiny
 from gymnasium import spaces
 
+from benchmarks.hostile_onnx import disguise
 from tfpolicies import DQNTF2Policy
 from tfpolicies.export import web
 from tfpolicies.export.verify import random_observations
@@ -330,6 +333,90 @@ def test_a_model_that_the_spec_does_not_describe_is_not_run(chromium, helpers, d
         chromium.do("open", url=url)
         chromium.do("wait", until=READY)
         assert "model.onnx cannot be loaded, or is not the file" in chromium.do("text", at="#fault")
+
+
+def of_another_domain(content):
+    model = onnx.load_from_string(content)
+    body = onnx.helper.make_graph(
+        [onnx.helper.make_node("Gelu", ["obs"], ["x"], domain="com.microsoft")], "body", [], []
+    )
+    model.graph.node.append(onnx.helper.make_node("If", ["obs"], ["x"], then_branch=body))
+    return model.SerializeToString()
+
+
+def with_other_file(content):
+    model = onnx.load_from_string(content)
+    model.graph.initializer[0].external_data.add(key="location", value="secret.bin")
+    return model.SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (disguise, "model.onnx is in the format of ONNX Runtime"),
+        (of_another_domain, 'model.onnx has operators of "com.microsoft"'),
+        (with_other_file, "model.onnx has weights in other files"),
+        (lambda content: content[:-1], "model.onnx is damaged"),
+    ],
+)
+def test_a_model_that_the_server_refuses_is_not_run(
+    chromium, helpers, dist, tmp_path, change, told
+):
+    folder = tmp_path / "page"
+    tiny.make().export_model(folder, web=True, ort_web=dist)
+    content = change((folder / "model.onnx").read_bytes())
+    (folder / "model.onnx").write_bytes(content)
+    spec = json.loads((folder / "policy_spec.json").read_text())
+    spec["sha256"]["model.onnx"] = hashlib.sha256(content).hexdigest()
+    (folder / "policy_spec.json").write_text(json.dumps(spec))
+    with helpers.served(folder) as url:
+        chromium.do("open", url=url)
+        chromium.do("wait", until=READY)
+        assert told in chromium.do("text", at="#fault")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"files": {"serving_default": "../model.onnx"}}, "which is no file beside it"),
+        ({"files": {"serving_default": "//evil.example/model.onnx"}}, "no file beside it"),
+        ({"noise": {"blocks": [["gumbel", 2_000_000]]}}, "noise of [2000000] numbers"),
+        ({"noise": {"blocks": [["gumbel", -1], ["normal", 3]]}}, "each must be at least 0"),
+        ({"noise": {"blocks": [["cauchy", 2]]}}, "noise of the kind cauchy"),
+        ({"noise": {"blocks": [["gumbel", 900_000]]}}, "but the input takes 2"),
+        ({"views": [{"name": "a", "inputs": [], "shifts": [1]}]}, "a view of the steps 1"),
+    ],
+)
+def test_a_spec_that_the_server_refuses_is_not_followed(
+    chromium, helpers, dist, tmp_path, change, told
+):
+    folder = tmp_path / "page"
+    tiny.make().export_model(folder, web=True, ort_web=dist)
+    path = folder / "policy_spec.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with helpers.served(folder) as url:
+        chromium.do("open", url=url)
+        chromium.do("wait", until=READY)
+        assert told in chromium.do("text", at="#fault")
+
+
+def test_a_spec_with_arrays_that_no_policy_has_is_not_followed(chromium, helpers, dist, tmp_path):
+    folder = tmp_path / "page"
+    tiny.make().export_model(folder, web=True, ort_web=dist)
+    path = folder / "policy_spec.json"
+    port = {"shape": ["batch", 10**6, 10**6]}, {"dtype": "complex64"}
+    with helpers.served(folder) as url:
+        for change, told in zip(
+            port, ("1000000000000 numbers", 'arrays of "complex64"'), strict=True
+        ):
+            spec = json.loads(path.read_text())
+            spec["signatures"]["serving_default"]["inputs"][0] |= change
+            sound = path.read_bytes()
+            path.write_text(json.dumps(spec))
+            chromium.do("open", url=url)
+            chromium.do("wait", until=READY)
+            assert told in chromium.do("text", at="#fault")
+            path.write_bytes(sound)
 
 
 # -- the example ----------------------------------------------------------------------------------

@@ -787,10 +787,10 @@ class LimitedSession:
             ValueError: if it takes too much time or memory.
         """
         if not self._limited:
-            return self.session.run(names, feed, self._options)  # type: ignore[no-any-return]
+            return self.session.run(names, feed, self._options)
         _CLOCK.start(self)
         try:
-            return self.session.run(names, feed, self._options)  # type: ignore[no-any-return]
+            return self.session.run(names, feed, self._options)
         except Exception as error:
             advice = "; give it fewer rows at once" + _UNLIMITED
             if self._is_late:
