@@ -7,6 +7,7 @@ comes in goes out. It prints the ports of HTTP and gRPC, and serves until SIGTER
 import sys
 from pathlib import Path
 
+from tfpolicies.serving.access import Access
 from tfpolicies.serving.calls import Answer, Call
 from tfpolicies.serving.repository import Repository
 from tfpolicies.serving.served import ServedModel
@@ -27,7 +28,8 @@ def main(paths: list[str]) -> None:
     for name, model in repository.models.items():
         if name.endswith("-echo"):
             model.__class__ = Echo
-    run(repository, Address(port=0, grpc_port=0), say=lambda line: print(line, flush=True))
+    address, access = Address(port=0, grpc_port=0), Access(control=True)
+    run(repository, address, access, say=lambda line: print(line, flush=True))
 
 
 if __name__ == "__main__":

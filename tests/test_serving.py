@@ -32,7 +32,7 @@ def policies():
 def server(tmp_path_factory, policies):
     home = tmp_path_factory.mktemp("exports")
     folders = [str(export(policy, home / kind)) for kind, policy in policies.items()]
-    with Server(*folders, "--max-sequences", "4", "--max-body", "200000") as running:
+    with Server(*folders, "--max-sequences", "4", "--max-body", "200000", "--control") as running:
         yield running
         assert running.end() == 0
 
@@ -290,8 +290,8 @@ def test_a_client_that_hangs_up_in_the_middle_harms_nobody(server):
     host, port = server.http.rsplit(":", 1)
     for _ in range(3):
         with socket.create_connection((host, int(port)), timeout=60) as connection:
-            head = "POST /v2/models/mlp/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n"
-            connection.sendall(head.encode() + b"{")
+            head = b"POST /v2/models/mlp/infer HTTP/1.1\r\nHost: localhost\r\n"
+            connection.sendall(head + b"Content-Length: 100\r\n\r\n{")
     assert post(server, "/v2/models/mlp/infer", {"inputs": [tensor()]})[0] == 200
     assert 'protocol="http",status="500"' not in get(server, "/metrics").decode()
 
@@ -310,7 +310,7 @@ def test_bytes_that_do_not_fit_are_refused_by_name(server):
         (binary(12, bytes(8)), "12, but 8 are left"),
         (binary(8, bytes(8)), "must have 12 bytes"),
         (binary("12", bytes(12)), "'12', but 12 are left"),
-        (binary(12, bytes(13)), "1 bytes behind the JSON belong to no input"),
+        (binary(12, bytes(13)), "1 bytes after the JSON belong to no input"),
         (binary(12, bytes(12), "x"), "must be the length of the JSON.*'x'"),
         (binary(12, bytes(12), 10**9), "must be the length of the JSON"),
         (binary(12, bytes(12), "1" * 5000), "must be the length of the JSON"),
@@ -435,7 +435,11 @@ def test_a_server_that_ends_finishes_what_runs(versions):
     with Server(f"agent={versions[0]}") as server:
         host, port = server.http.split(":")
         body = json.dumps({"inputs": [tensor()]}).encode()
-        lines = ["POST /v2/models/agent/infer HTTP/1.1", "Host: x", f"Content-Length: {len(body)}"]
+        lines = [
+            "POST /v2/models/agent/infer HTTP/1.1",
+            "Host: localhost",
+            f"Content-Length: {len(body)}",
+        ]
         with socket.create_connection((host, int(port)), timeout=60) as connection:
             connection.sendall("\r\n".join([*lines, "", ""]).encode() + body[:9])
             get(server, "/v2")  # what came before has been read

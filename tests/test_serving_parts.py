@@ -17,13 +17,11 @@ from gymnasium import spaces
 from served import MASKED, export, inputs_of, place, policy_of
 from tiny import make
 from tritonclient.grpc import service_pb2
-from tritonclient.grpc.service_pb2_grpc import (
-    GRPCInferenceServiceStub,
-    add_GRPCInferenceServiceServicer_to_server,
-)
+from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 from tfpolicies.errors import ExportError, RequestError, UsageError
 from tfpolicies.serving import rest
+from tfpolicies.serving.access import Access
 from tfpolicies.serving.batching import Batcher, Cost
 from tfpolicies.serving.calls import Call, Options
 from tfpolicies.serving.memory import Memory
@@ -612,22 +610,27 @@ def with_callers(use):
     asyncio.run(run())
 
 
-def test_bodies_that_have_not_arrived_whole_share_a_limit():
+def test_of_the_bodies_that_have_not_arrived_whole_the_largest_gives_way(monkeypatch):
+    monkeypatch.setattr(rest, "SMALL", 0)
+
     async def use(callers):
         *early, late, small = callers
         for caller in early:
             await caller.send(b" " * 88)
         assert [caller.status for caller in early] == [None] * 9
         await late.send(b" " * 9)
-        assert await late.answer() == 503
-        assert b"take 801 bytes, and may take 800 (8 times --max-body). Try again" in late.body
-        assert late.headers[b"connection"] == b"close"
+        assert late.status is None
+        assert await early[0].answer() == 503  # of the largest, the one that began first
+        assert b"was the largest of those that have not arrived whole" in early[0].body
+        assert early[0].headers[b"connection"] == b"close"
         await small.send(b"{}", more=False)
-        assert await small.answer() == 200
-        await early[0].send(b"{}", more=False)
-        assert await early[0].answer() == 200
-        await early[1].send(b" " * 9)
-        assert early[1].status is None  # there is room again
+        assert await small.answer() == 413  # `SMALL` is the most that this address takes
+        await late.send(b" " * 80)  # 793 bytes of eight and this one
+        await early[1].send(b" " * 12)
+        assert await early[1].answer() == 503  # it is the largest itself
+        assert b"take 805 bytes, and may take 800 (8 times --max-body). Try again" in early[1].body
+        await early[2].send(b" " * 9)
+        assert early[2].status is None  # there is memory again
 
     with_callers(use)
 
@@ -667,7 +670,7 @@ def test_a_call_of_grpc_whose_caller_has_gone_is_counted_as_that(folder, monkeyp
     async def run():
         repository = await loaded(folder)
         server = grpc.aio.server()
-        add_GRPCInferenceServiceServicer_to_server(Rpc(repository), server)
+        server.add_generic_rpc_handlers((Rpc(repository, Access()),))
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         monkeypatch.setattr(ServedModel, "infer", never)
@@ -708,9 +711,8 @@ def with_endless_loop(folder):
 
 
 def test_a_model_that_does_not_come_to_an_end_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("tfpolicies.serving.versions._LONGEST_TRIAL", 0.5)
     monkeypatch.setattr("tfpolicies.export.player._try_in_process", lambda source, model: None)
     folder = export(policy_of("mlp"), tmp_path / "agent")
     with_endless_loop(folder)
     with pytest.raises(ExportError, match=r"did not end in 0\.5 seconds"):
-        asyncio.run(Repository({"agent": folder}).load())
+        asyncio.run(Repository({"agent": folder}, Limits(max_seconds=0.5)).load())

@@ -229,7 +229,8 @@ class RequestError(TfPoliciesError, ValueError):
     """A request to a server of policies is wrong, or cannot be answered now.
 
     Attributes:
-        status: the answer's status, as HTTP has it: 400, 404, 405, 408, 413, 415, 429 or 503.
+        status: the answer's status, as HTTP has it: 400, 401, 403, 404, 405, 408, 413, 415, 429,
+            503 or 504.
     """
 
     def __init__(self, message: str, status: int = 400) -> None:
@@ -254,6 +255,9 @@ def show_value(value: Any, limit: int = 200) -> str:
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
+_LONGEST_COMPARED = 256  # characters; comparing takes time that grows with their square
+
+
 def near_matches(name: str, known: Iterable[str], limit: int = 3) -> str:
     """Returns a hint such as ``" Did you mean 'gamma'?"``, or an empty string.
 
@@ -262,6 +266,8 @@ def near_matches(name: str, known: Iterable[str], limit: int = 3) -> str:
     >>> near_matches("zzz", ["gamma", "lr"])
     ''
     """
+    if len(name) > _LONGEST_COMPARED:
+        return ""
     names = {candidate.lower(): candidate for candidate in known}
     close = difflib.get_close_matches(str(name).lower(), list(names), n=limit, cutoff=0.6)
     if not close:

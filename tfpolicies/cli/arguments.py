@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from tfpolicies._version import __version__
@@ -286,12 +287,43 @@ def _serve(parser: _Parser) -> None:
     parser.add_argument(
         "--max-body",
         type=positive,
-        default=64_000_000,
+        default=8_000_000,
         metavar="BYTES",
-        help="of a request (default 64e6)",
+        help="of a request (default 8e6); all that arrive may together take 8 times as many",
+    )
+    parser.add_argument(
+        "--max-seconds",
+        type=positive,
+        default=20,
+        metavar="SECONDS",
+        help="that a model may take for a batch, or for its trial when it is loaded (default 20)",
     )
     parser.add_argument(
         "--threads", type=positive, default=1, help="of one call of ONNX Runtime (default 1)"
+    )
+    parser.add_argument(
+        "--control", action="store_true", help="let requests load and unload models"
+    )
+    parser.add_argument(
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help="with a token that requests must bring (Authorization: Bearer TOKEN)",
+    )
+    parser.add_argument(
+        "--allowed-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a further Host that requests may name; on loopback these are localhost, 127.0.0.1 "
+        "and [::1], elsewhere all unless this is given",
+    )
+    parser.add_argument(
+        "--allowed-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="whose web pages may use the server, such as https://example.com; others may not",
     )
 
 

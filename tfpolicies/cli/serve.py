@@ -32,6 +32,7 @@ _ONNX = "onnx"  # the folder that `tfpolicies export` makes in the one that it i
 def serve(args: argparse.Namespace) -> int:
     """Serves policies until SIGTERM or Ctrl-C; then finishes what runs."""
     try:
+        from tfpolicies.serving.access import Access, read_token
         from tfpolicies.serving.repository import Repository, named
         from tfpolicies.serving.served import Limits
         from tfpolicies.serving.server import Address, run
@@ -41,8 +42,16 @@ def serve(args: argparse.Namespace) -> int:
             "pip install 'tfpolicies[serve]'"
         ) from error
     limits = Limits(
-        args.max_batch, args.max_sequences, args.sequence_idle, args.max_body, args.threads
+        args.max_batch,
+        args.max_sequences,
+        args.sequence_idle,
+        args.max_body,
+        args.threads,
+        args.max_seconds,
     )
+    token = read_token(args.token_file, _say) if args.token_file else ""
+    hosts, origins = args.allowed_host, args.allowed_origin
+    access = Access(args.host, hosts, origins, control=args.control, token=token)
     sources = [_named(source) for source in args.sources]
     _require_one_folder_each([name for name, _ in sources if name])
     sources.sort(key=lambda source: not source[0])  # the others give way to names that are given
@@ -52,7 +61,7 @@ def serve(args: argparse.Namespace) -> int:
             for number, (name, path) in enumerate(sources)
         ]
         address = Address(args.host, args.port, args.grpc_port)
-        run(Repository(named(folders), limits, _say), address, _say)
+        run(Repository(named(folders), limits, _say), address, access, _say)
     return DONE
 
 

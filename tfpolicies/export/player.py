@@ -52,6 +52,8 @@ class OnnxPolicy:
         spec: what `policy_spec.json` says.
         file: the ONNX file.
         observed: the inputs that observations fill, as the spec has them.
+        get_run_options: returns the options of ONNX Runtime for each call, by which others can end
+            it; None for ONNX Runtime's own.
 
     Args:
         path: `model.onnx`, or the folder that holds it.
@@ -89,6 +91,7 @@ class OnnxPolicy:
                 f"{self.file} is not the file that {folder / 'policy_spec.json'} describes; "
                 "export the policy again."
             )
+        self.get_run_options: Callable[[], onnxruntime.RunOptions] | None = None
         ports = self.spec["signatures"][signature]
         _check_ports([*ports["inputs"], *ports["outputs"]], self.spec["noise"]["blocks"])
         if sample:
@@ -267,11 +270,8 @@ class OnnxPolicy:
         Raises:
             ValueError: if it takes too much time or memory.
         """
-        return dict(zip(self._outputs, self._model.run(self._outputs, feed), strict=True))
-
-    def stop(self) -> None:
-        """Ends what runs in other threads, between two operations, and lets nothing run again."""
-        self._model.end()
+        options = self.get_run_options() if self.get_run_options else None
+        return dict(zip(self._outputs, self._model.run(self._outputs, feed, options), strict=True))
 
     def of_one_step(self, outputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Returns outputs of `infer` without the axis of steps that a memory gives them."""
@@ -780,32 +780,43 @@ class LimitedSession:
         except Exception as error:  # ONNX Runtime's are of no public class
             raise ValueError(f"{source} cannot be loaded: {error!s:.500}") from error
 
-    def run(self, names: Sequence[str], feed: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    def run(
+        self,
+        names: Sequence[str],
+        feed: Mapping[str, np.ndarray],
+        options: onnxruntime.RunOptions | None = None,
+    ) -> list[np.ndarray]:
         """Returns outputs by name.
+
+        Args:
+            names: of the outputs.
+            feed: all inputs by name.
+            options: of this call, by which the caller ends it; its time is then not limited here.
 
         Raises:
             ValueError: if it takes too much time or memory.
         """
-        if not self._limited:
-            return self.session.run(names, feed, self._options)
-        _CLOCK.start(self)
+        has_clock = self._limited and options is None
+        if has_clock:
+            _CLOCK.start(self)
         try:
-            return self.session.run(names, feed, self._options)
+            return self.session.run(names, feed, options or self._options)
         except Exception as error:
             advice = "; give it fewer rows at once" + _UNLIMITED
             if self._is_late:
                 took = f"a call did not end in {_SECONDS:.3g} seconds, and it is stopped"
-            elif _lacks_memory(error):
+            elif self._limited and _lacks_memory(error):
                 took = f"a call needs more than the {_MEMORY >> 20} MiB that all models share"
             else:
                 raise
             raise ValueError(f"{self._source} takes too much: {took}{advice}") from error
         finally:
-            _CLOCK.stop()
+            if has_clock:
+                _CLOCK.stop()
 
-    def end(self, *, is_late: bool = False) -> None:
+    def stop(self) -> None:
         """Ends what runs in other threads, between two operators, and lets nothing run again."""
-        self._is_late |= is_late
+        self._is_late = True
         self._options.terminate = True
 
 
@@ -835,7 +846,7 @@ class _Clock:
             time.sleep(min(1.0, _SECONDS / 4))
             for due, session in list(self._due.values()):
                 if time.monotonic() > due:
-                    session.end(is_late=True)
+                    session.stop()
 
 
 _CLOCK = _Clock()

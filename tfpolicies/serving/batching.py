@@ -7,13 +7,19 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from tfpolicies.serving.time_limits import OverdueError
+
 Arrays = Mapping[str, np.ndarray]
+Limit = Callable[[float], AbstractContextManager[Any]]
 
 _AT_ONCE = 0.001  # seconds of a batch for which another thread is not worth the way there
+_LONGEST_AT_ONCE = 1.0  # seconds after which a batch is moved to another thread all the same
+_TOO_COSTLY = 0.05  # seconds of the processor after which all later ones are
 _TURNS = 10  # of the event loop without a further request, after which a batch starts
 _PATIENCE = 0.001  # seconds after which it starts whatever comes
 _MANY = 16  # rows with which the cost of one is found
@@ -104,6 +110,8 @@ class Batcher:
         max_rows: how many rows may run together; one caller may have more.
         note: is told the rows of each batch.
         cancellable: whether requests whose callers have gone are left out.
+        limit: returns a context that raises `OverdueError` after so many seconds.
+        seconds: that a batch may take.
     """
 
     def __init__(
@@ -115,7 +123,10 @@ class Batcher:
         note: Callable[[int], object] = lambda rows: None,
         *,
         cancellable: bool = True,
+        limit: Limit = nullcontext,
+        seconds: float = 60.0,
     ) -> None:
+        self._limit, self._seconds = limit, seconds
         self._future = asyncio.Future[Rows] if cancellable else _Uncancellable
         self._infer, self._executor, self._cost = infer, executor, cost
         self._max_rows, self._note = max_rows, note
@@ -149,11 +160,19 @@ class Batcher:
         rows = sum([job.rows for job in jobs])
         self._note(rows)
         if self._cost.of(rows) <= _AT_ONCE:
-            self._finish(jobs, _attempt(self._infer, jobs))
-            return
+            began = time.thread_time()
+            outputs = _attempt(self._infer, jobs, self._limit, _LONGEST_AT_ONCE)
+            is_overdue = isinstance(outputs, OverdueError)
+            if is_overdue or time.thread_time() - began > _TOO_COSTLY:
+                self._cost = LONG
+            if not is_overdue:
+                self._finish(jobs, outputs)
+                return
         loop = asyncio.get_running_loop()
         try:
-            running = loop.run_in_executor(self._executor, _attempt, self._infer, jobs)
+            running = loop.run_in_executor(
+                self._executor, _attempt, self._infer, jobs, self._limit, self._seconds
+            )
         except RuntimeError as error:  # the server ends
             self._finish(jobs, error)
         else:
@@ -193,13 +212,17 @@ class Batcher:
 
 
 def _attempt(
-    infer: Callable[[Arrays], dict[str, np.ndarray]], jobs: list[_Job]
+    infer: Callable[[Arrays], dict[str, np.ndarray]],
+    jobs: list[_Job],
+    limit: Limit,
+    seconds: float,
 ) -> Arrays | Exception:
     """Returns the outputs for all jobs at once, or what was raised."""
     feed = jobs[0].feed
     try:
         if len(jobs) > 1:
             feed = {name: np.concatenate([job.feed[name] for job in jobs]) for name in feed}
-        return infer(feed)
+        with limit(seconds):
+            return infer(feed)
     except Exception as error:
         return error

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfpolicies.errors import RequestError, near_matches
+from tfpolicies.serving.texts import LONGEST_NAME, quote, require_short
 
 VALUES = "vf_preds"
 """The output that takes a critic; nothing else does."""
 
-_LONGEST = 256  # characters of the name of a sequence
 _SEQUENCE = ("sequence_id", "sequence_start", "sequence_end")
 _KNOWN = ("seed", "explore", *_SEQUENCE)
 _IGNORED = ("priority", "timeout", "binary_data_output")  # what clients of other servers send
@@ -46,17 +46,18 @@ class Options(NamedTuple):
             return cls()
         for name in parameters:
             if name not in _KNOWN and name not in _IGNORED:
+                require_short("a parameter", name)
                 raise RequestError(
-                    f"There is no parameter {name!r}.{near_matches(name, _KNOWN)} Requests take "
-                    f"{', '.join(_KNOWN)}."
+                    f"There is no parameter {quote(name)}.{near_matches(name, _KNOWN)} Requests "
+                    f"take {', '.join(_KNOWN)}."
                 )
         seed = _of_type(parameters, "seed", int, None)
         explore = _of_type(parameters, "explore", bool, seed is not None)
         sequence = parameters.get("sequence_id")
         if not (sequence is None or type(sequence) is int or _is_name(sequence)):
             raise RequestError(
-                f"Parameter sequence_id must be an int, or a str of at most {_LONGEST} characters, "
-                f"got {sequence!r:.60}."
+                f"Parameter sequence_id must be an int, or a str of at most {LONGEST_NAME} "
+                f"characters, got {quote(sequence):.60}."
             )
         sequence = sequence or None  # 0 and "" mean none
         starts = _of_type(parameters, "sequence_start", bool, False)
@@ -77,13 +78,13 @@ class Options(NamedTuple):
 
 
 def _is_name(value: Any) -> bool:
-    return type(value) is str and len(value) <= _LONGEST
+    return type(value) is str and len(value) <= LONGEST_NAME
 
 
 def _of_type(parameters: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
     value = parameters.get(name, default)
     if value is not default and type(value) is not kind:
-        raise RequestError(f"Parameter {name} must be of {kind.__name__}, got {value!r}.")
+        raise RequestError(f"Parameter {name} must be of {kind.__name__}, got {quote(value)}.")
     return value
 
 

@@ -8,15 +8,21 @@ import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tfpolicies.errors import ExportError, RequestError, UsageError, near_matches
+from tfpolicies.serving.arrivals import Arrivals
 from tfpolicies.serving.metrics import Metrics
 from tfpolicies.serving.served import LIMITS, Limits, ServedModel
+from tfpolicies.serving.texts import quote, require_short
+from tfpolicies.serving.time_limits import TimeLimits
 
 _EVERY = 1.0  # seconds between two looks at a folder
 _NAME = re.compile(r"[^/\\?#%\s]+")
-_THREADS = 2
+_THREADS = 2  # of each model, so that one that takes long holds up no other
+
+
+_Parsed = TypeVar("_Parsed")
 
 
 class Repository:
@@ -25,6 +31,8 @@ class Repository:
     Attributes:
         metrics: what is counted.
         limits: what is taken and kept.
+        arrivals: the requests that are arriving.
+        time_limits: ends models that take too long.
         models: by name.
 
     Args:
@@ -40,18 +48,23 @@ class Repository:
         say: Callable[[str], object] = print,
     ) -> None:
         self.metrics, self.limits = Metrics(), limits
-        self._executor = ThreadPoolExecutor(_THREADS, "policies")
+        self.arrivals = Arrivals(limits.max_body)
+        self.time_limits = TimeLimits()
+        self._parser, self._loader = (ThreadPoolExecutor(1, x) for x in ("requests", "versions"))
+        self._executors = {name: ThreadPoolExecutor(_THREADS, name) for name in folders}
+        common = self._loader, limits, self.time_limits, self.metrics, say
         self.models = {
-            name: ServedModel(name, folder, self._executor, limits, self.metrics, say)
+            name: ServedModel(name, folder, self._executors[name], *common)
             for name, folder in folders.items()
         }
 
     def __getitem__(self, name: str) -> ServedModel:
         found = self.models.get(name)
         if found is None:
+            require_short("a model", name)
             raise RequestError(
-                f"There is no model {name!r}.{near_matches(name, self.models)} This server has "
-                f"{', '.join(map(repr, self.models))}.",
+                f"There is no model {quote(name)}.{near_matches(name, self.models)} This server "
+                f"has {', '.join(map(repr, self.models))}.",
                 404,
             )
         return found
@@ -87,13 +100,21 @@ class Repository:
         Raises:
             ExportError: if one cannot be loaded.
         """
-        await self.load()
-        watching = asyncio.create_task(self.watch())
+        watching: asyncio.Task[None] | None = None
         try:
+            await self.load()
+            watching = asyncio.create_task(self.watch())
             yield
         finally:
-            watching.cancel()
-            self._executor.shutdown()
+            if watching is not None:
+                watching.cancel()
+            self.time_limits.stop()
+            for executor in (*self._executors.values(), self._loader, self._parser):
+                executor.shutdown()
+
+    async def parse(self, read: Callable[..., _Parsed], *args: Any) -> _Parsed:
+        """Parses a large request in a thread, one at a time, since each may take much memory."""
+        return await asyncio.get_running_loop().run_in_executor(self._parser, read, *args)
 
     def index(self, *, ready: bool = False) -> list[dict[str, Any]]:
         """Returns what there is, or only what answers."""

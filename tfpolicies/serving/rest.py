@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -18,12 +19,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tfpolicies._version import __version__
 from tfpolicies.errors import RequestError
+from tfpolicies.serving.access import Access
+from tfpolicies.serving.arrivals import SMALL, Arrival
 from tfpolicies.serving.repository import Repository
-from tfpolicies.serving.rest_tensors import DIGITS, JSON_LENGTH, read, written
+from tfpolicies.serving.rest_tensors import DIGITS, JSON_LENGTH, Asked, read, written
+from tfpolicies.serving.texts import quote
 
 _JSON_LENGTH = JSON_LENGTH.encode()
 _PATIENCE, _SLOWEST = 60.0, 10_000  # seconds that a body may take, and bytes of one second more
-_UNFINISHED = 8  # times the largest body: what bodies may take that have not arrived whole
+_LONGEST = 2000  # characters of an error
+LARGE = 1_000_000
+"""Bytes of a request above which it is parsed in another thread."""
+
 GONE = 499
 """The status that is counted for clients that hang up."""
 
@@ -41,15 +48,18 @@ SERVER = {
 """What the protocol says of this server."""
 
 
-def application(repository: Repository, *, loads: bool = False) -> ASGIApp:
+def application(
+    repository: Repository, access: Access | None = None, *, loads: bool = False
+) -> ASGIApp:
     """Returns an application that answers for the models of a repository.
 
     Args:
-        repository: likewise.
+        repository: the models.
+        access: who may ask; None for all, without control of the models.
         loads: whether it loads the models when it starts, and watches them while it runs.
     """
-    bodies = _Bodies(repository.limits.max_body)
-    rest = _Rest(repository, bodies)
+    bodies = _Bodies(repository)
+    rest = _Rest(repository, bodies, access or Access("0.0.0.0"))
     model = "/v2/models/{model}"
     versions = ("", "/versions/{version}")
     routes = [
@@ -71,7 +81,32 @@ def application(repository: Repository, *, loads: bool = False) -> ASGIApp:
     }
     lifespan = (lambda app: repository.running()) if loads else None
     others = Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan)
-    return _Inference(repository, bodies, others)
+    app: ASGIApp = _Inference(repository, bodies, others)
+    if access is None:
+        return app
+    app = _Guarded(app, access)
+    if not access.origins:
+        return app
+    return CORSMiddleware(app, access.origins, allow_methods=["*"], allow_headers=["*"])
+
+
+class _Guarded:
+    """Hands on the requests that may be answered."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app, self._access = app, access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            try:
+                self._access.check_http(scope["path"], scope["headers"])
+            except RequestError as error:
+                response = await _refused(
+                    Request(scope), _UnreadBodyError(str(error), error.status)
+                )
+                await response(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
 
 
 _INFER = re.compile(r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?/infer/?")
@@ -117,8 +152,9 @@ class _Inference:
         model = self._repository[name]
         status = 500
         try:
-            content = await self._bodies.read(headers, receive)
-            request = read(content, headers.get(_JSON_LENGTH), asked["version"] or "")
+            with self._repository.arrivals.begin() as arrival:
+                content = await self._bodies.read(headers, receive, arrival)
+                request = await self._parse(headers, content, asked["version"] or "")
             body, length = written(name, request, await model.infer(request.call))
             status = 200
         except RequestError as error:
@@ -136,27 +172,36 @@ class _Inference:
         found.append((_JSON_LENGTH, b"%d" % length))
         return [*found, (b"content-type", b"application/octet-stream")], body
 
+    async def _parse(self, headers: Mapping[bytes, bytes], content: bytes, version: str) -> Asked:
+        """Returns what a body asks for; large ones are parsed one by one in another thread."""
+        json_length, most = headers.get(_JSON_LENGTH), self._repository.limits.max_body
+        if len(content) <= LARGE:
+            return read(content, json_length, version, most)
+        return await self._repository.parse(read, content, json_length, version, most)
+
 
 class _UnreadBodyError(RequestError):
     """The body of a request was not read to its end."""
 
 
 class _Bodies:
-    """Reads the bodies of requests; those that have not arrived whole share a limit.
+    """Reads the bodies of requests; those that have not arrived whole share a limit."""
 
-    Args:
-        most: bytes of one.
-    """
+    def __init__(self, repository: Repository) -> None:
+        self._most = repository.limits.max_body
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._waiting = 0  # bytes of bodies that have not arrived whole
-
-    async def read(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
+    async def read(
+        self, headers: Mapping[bytes, bytes], receive: Receive, arrival: Arrival
+    ) -> bytes:
         """Returns the body of a request.
 
+        Args:
+            headers: of the request.
+            receive: gives the parts of the body.
+            arrival: counts its bytes, if it does not come in one part or is large.
+
         Raises:
-            RequestError: if it is compressed, too large or too slow, or too much waits for more.
+            RequestError: if it is compressed, too large or too slow, or gives way to others.
             ClientDisconnect: if the client hangs up before its end.
         """
         if b"content-encoding" in headers:
@@ -169,54 +214,71 @@ class _Bodies:
         until = time.monotonic() + _PATIENCE
         parts: list[bytes] = []
         size = 0
-        try:
-            while message["type"] != "http.disconnect":
-                parts.append(message.get("body", b""))
-                size += len(parts[-1])
-                self._waiting += len(parts[-1])
-                if size > self._most:
-                    raise self._too_large("more")
-                if not message.get("more_body", False):
-                    return parts[0] if len(parts) == 1 else b"".join(parts)
-                self._require_room()
-                message = await _next_part(receive, until + size / _SLOWEST)
-        finally:
-            self._waiting -= size
+        gives_way = asyncio.Event()
+        arrival.give_up = gives_way.set
+        while message["type"] != "http.disconnect":
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > self._most:
+                raise self._too_large("more")
+            is_whole = not message.get("more_body", False)
+            if is_whole and len(parts) == 1 and size <= LARGE:
+                return parts[0]
+            if size > SMALL:
+                _count(arrival, size)
+            if is_whole:
+                arrival.can_give_way = False
+                return b"".join(parts)
+            message = await _next_part(receive, until + size / _SLOWEST, gives_way)
         raise ClientDisconnect
-
-    def _require_room(self) -> None:
-        most = _UNFINISHED * self._most
-        if self._waiting > most:
-            raise _UnreadBodyError(
-                f"Bodies that have not arrived whole take {self._waiting} bytes, and may take "
-                f"{most} ({_UNFINISHED} times --max-body). Try again later.",
-                503,
-            )
 
     def _too_large(self, size: str) -> RequestError:
         told = f"The body may have {self._most} bytes (--max-body), got {size}."
         return _UnreadBodyError(told, 413)
 
 
-async def _next_part(receive: Receive, until: float) -> Message:
+def _count(arrival: Arrival, size: int) -> None:
+    try:
+        arrival.grow(size - arrival.size)
+    except RequestError as error:
+        raise _UnreadBodyError(str(error), error.status) from error
+
+
+async def _next_part(receive: Receive, until: float, gives_way: asyncio.Event) -> Message:
     """Returns another part of a body that has begun.
 
     Raises:
-        RequestError: if it has not come at that time.
+        RequestError: if it has not come at that time, or is to give way to others.
     """
+    part = asyncio.ensure_future(receive())
+    giving_way = asyncio.ensure_future(gives_way.wait())
     try:
-        return await asyncio.wait_for(receive(), until - time.monotonic())
-    except asyncio.TimeoutError as error:  # in Python 3.10 another one than TimeoutError
-        raise _UnreadBodyError(
-            f"The body is incomplete. It may take {_PATIENCE:.0f} seconds, and one more for each "
-            f"{_SLOWEST} bytes.",
-            408,
-        ) from error
+        await asyncio.wait(
+            {part, giving_way},
+            timeout=until - time.monotonic(),
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        if giving_way.done():
+            raise _UnreadBodyError(
+                "The body was the largest of those that have not arrived whole, and others need "
+                "its memory. Try again later.",
+                503,
+            )
+        if not part.done():
+            raise _UnreadBodyError(
+                f"The body is incomplete. It may take {_PATIENCE:.0f} seconds, and one more for "
+                f"each {_SLOWEST} bytes.",
+                408,
+            )
+        return part.result()
+    finally:
+        part.cancel()
+        giving_way.cancel()
 
 
 class _Rest:
-    def __init__(self, repository: Repository, bodies: _Bodies) -> None:
-        self._repository, self._bodies = repository, bodies
+    def __init__(self, repository: Repository, bodies: _Bodies, access: Access) -> None:
+        self._repository, self._bodies, self._access = repository, bodies, access
 
     async def metadata(self, request: Request) -> Response:
         return _json(self._model(request).metadata())
@@ -239,7 +301,11 @@ class _Rest:
         return _json({"ready": ready}, 200 if ready else 503)
 
     async def index(self, request: Request) -> Response:
-        body = await self._bodies.read(dict(request.scope["headers"]), request.receive)
+        with self._repository.arrivals.begin() as arrival:
+            headers = dict(request.scope["headers"])
+            body = await self._bodies.read(headers, request.receive, arrival)
+        if len(body) > SMALL:
+            raise RequestError(f"The body may have {SMALL} bytes here, got {len(body)}.", 413)
         try:
             asked = orjson.loads(body or b"{}")
         except orjson.JSONDecodeError as error:
@@ -248,10 +314,12 @@ class _Rest:
         return _json(self._repository.index(ready=only_ready))
 
     async def load(self, request: Request) -> Response:
+        self._access.require_control()
         await self._repository[request.path_params["model"]].load()
         return _json({})
 
     async def unload(self, request: Request) -> Response:
+        self._access.require_control()
         self._repository[request.path_params["model"]].unload()
         return _json({})
 
@@ -269,18 +337,21 @@ def _json(record: Any, status: int = 200) -> Response:
 
 
 async def _refused(request: Request, error: Any) -> Response:
-    response = _json({"error": str(error)}, error.status)
+    response = _json({"error": str(error)[:_LONGEST]}, error.status)
     if isinstance(error, _UnreadBodyError):  # what comes cannot be told from another request
         response.headers["connection"] = "close"
+    if error.status == 401:
+        response.headers["www-authenticate"] = "Bearer"
     if error.status == 405:
         response.headers["allow"] = "POST"
     return response
 
 
 async def _no_such_address(request: Request, error: Any) -> Response:
-    what = f"{request.method} {request.url.path}"
+    what = f"{request.method} {quote(request.scope['path'])}"
     return _json({"error": f"There is nothing at {what}: {error.detail}."}, error.status_code)
 
 
 async def _broken(request: Request, error: Exception) -> Response:
-    return _json({"error": f"The server failed: {type(error).__name__}: {error}"}, 500)
+    reason = f"The server failed: {type(error).__name__}: {error}"
+    return _json({"error": reason[:_LONGEST]}, 500)

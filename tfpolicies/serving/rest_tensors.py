@@ -11,6 +11,7 @@ import orjson
 from tfpolicies.errors import RequestError
 from tfpolicies.serving.calls import Answer, Call, Options
 from tfpolicies.serving.tensors import datatype_of, from_bytes, from_values
+from tfpolicies.serving.texts import quote, require_few, require_short
 
 JSON_LENGTH = "inference-header-content-length"
 """The header that says how much of a body is JSON."""
@@ -34,20 +35,23 @@ class Asked(NamedTuple):
     all_as_bytes: bool
 
 
-def read(body: bytes, json_length: bytes | None, version: str = "") -> Asked:
+def read(body: bytes, json_length: bytes | None, version: str, most: int) -> Asked:
     """Returns what a body asks for.
 
     Args:
         body: of the request.
         json_length: the header that says how much of it is JSON; None for all.
         version: that the address names; "" for any.
+        most: bytes of a body. The JSON may have half as many values, and a sixteenth as many lists
+            and objects, which take more memory.
 
     Raises:
         RequestError: if it is none of the protocol.
     """
     end = len(body) if json_length is None else _length(json_length, len(body))
+    _require_few_values(body, end, most)
     try:
-        record = orjson.loads(body[:end])
+        record = orjson.loads(memoryview(body)[:end])
     except orjson.JSONDecodeError as error:
         raise RequestError(
             f"The body is not JSON, at byte {error.pos} of {end}: {error}."
@@ -58,7 +62,7 @@ def read(body: bytes, json_length: bytes | None, version: str = "") -> Asked:
     as_bytes = parameters.get("binary_data_output", False)
     return Asked(
         Call(
-            dict(_inputs(_list(record, "inputs"), body[end:])),
+            dict(_inputs(_list(record, "inputs"), memoryview(body)[end:])),
             Options.of(parameters),
             [each["name"] for each in outputs] or None,
             _text(record.get("id")),
@@ -87,29 +91,48 @@ def written(model: str, asked: Asked, answer: Answer) -> tuple[bytes, int | None
     return (b"".join([head, *raw]), len(head)) if raw else (head, None)
 
 
-def _inputs(records: list[Any], raw: bytes) -> Iterator[tuple[str, np.ndarray]]:
+def _inputs(records: list[Any], raw: memoryview) -> Iterator[tuple[str, np.ndarray]]:
     start, names = 0, set()
     for record in records:
         name = _named("An input", record)["name"]
         if name in names:
-            raise RequestError(f"Input {name!r} is given twice.")
+            raise RequestError(f"Input {quote(name)} is given twice.")
         names.add(name)
-        size = _parameters(f"input {name!r}", record).get(_SIZE)
+        size = _parameters("an input", record).get(_SIZE)
         datatype, shape = record.get("datatype"), record.get("shape")
         if size is None:
             if "data" not in record:
-                raise RequestError(f"Input {name!r} has no data: give 'data', or {_SIZE}.")
+                raise RequestError(f"Input {quote(name)} has no data: give 'data', or {_SIZE}.")
             yield name, from_values(name, datatype, shape, record["data"])
             continue
         if type(size) is not int or not 0 <= size <= len(raw) - start:
             raise RequestError(
-                f"Input {name!r} must have the bytes that {_SIZE} says behind the JSON, {size!r}, "
-                f"but {len(raw) - start} are left."
+                f"Input {quote(name)} must have the bytes that {_SIZE} says after the JSON, "
+                f"{quote(size)}, but {len(raw) - start} are left."
             )
         yield name, from_bytes(name, datatype, shape, raw[start : start + size])
         start += size
     if start != len(raw):
-        raise RequestError(f"{len(raw) - start} bytes behind the JSON belong to no input.")
+        raise RequestError(f"{len(raw) - start} bytes after the JSON belong to no input.")
+
+
+def _require_few_values(body: bytes, end: int, most: int) -> None:
+    """Refuses JSON that would take much more memory than its bytes, before it is parsed.
+
+    Raises:
+        RequestError: if it has too many values; brackets and commas within strings count, too.
+    """
+    if end <= most // 16:
+        return
+    lists = body.count(b"[", 0, end) + body.count(b"{", 0, end)
+    values = body.count(b",", 0, end) + lists
+    if values > most // 2 or lists > most // 16:
+        raise RequestError(
+            f"The JSON has {values} values, {lists} of them lists or objects. It may have "
+            f"{most // 2}, and {most // 16} lists or objects (half of --max-body, and a "
+            f"sixteenth). Send tensors as bytes ({_SIZE}).",
+            413,
+        )
 
 
 def _length(text: bytes, most: int) -> int:
@@ -138,23 +161,25 @@ def _list(record: dict[str, Any], key: str) -> list[Any]:
         return []
     if not isinstance(value, list):
         raise RequestError(f"{key!r} must be a JSON list, got {type(value).__name__}.")
+    require_few(key, value)
     return value
 
 
 def _named(what: str, value: Any) -> dict[str, Any]:
     record = _object(what, value)
     if not isinstance(record.get("name"), str):
-        raise RequestError(f"{what} must have a name, got {record.get('name')!r}.")
+        raise RequestError(f"{what} must have a name, got {quote(record.get('name'))}.")
+    require_short(what.lower(), record["name"])
     return record
 
 
 def _wants_bytes(record: dict[str, Any], default: bool) -> bool:
-    return bool(_parameters(f"output {record['name']!r}", record).get(_BINARY, default))
+    return bool(_parameters("an output", record).get(_BINARY, default))
 
 
 def _text(value: Any) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise RequestError(f"'id' must be a string, got {value!r}.")
+        raise RequestError(f"'id' must be a string, got {quote(value)}.")
     return value

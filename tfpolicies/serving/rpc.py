@@ -5,26 +5,33 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from functools import wraps
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, NamedTuple
 
 import grpc
 import numpy as np
+from google.protobuf.message import DecodeError
 from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc import service_pb2 as pb
-from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceServicer
 
 from tfpolicies.errors import RequestError
+from tfpolicies.serving.access import Access
+from tfpolicies.serving.arrivals import Arrival
 from tfpolicies.serving.calls import Answer, Call, Options
 from tfpolicies.serving.repository import Repository
-from tfpolicies.serving.rest import GONE, SERVER
-from tfpolicies.serving.tensors import datatype_of, from_bytes, from_values
+from tfpolicies.serving.rest import GONE, LARGE, SERVER
+from tfpolicies.serving.tensors import MOST_AXES, datatype_of, from_bytes, from_values
+from tfpolicies.serving.texts import quote, require_few, require_short
 
 _CODES = {
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    403: grpc.StatusCode.PERMISSION_DENIED,
     404: grpc.StatusCode.NOT_FOUND,
     413: grpc.StatusCode.RESOURCE_EXHAUSTED,
     429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    408: grpc.StatusCode.DEADLINE_EXCEEDED,
     503: grpc.StatusCode.UNAVAILABLE,
+    504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
 _CONTENTS = {
     "BOOL": "bool_contents",
@@ -36,40 +43,159 @@ _CONTENTS = {
     **dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents"),
 }
 
+SERVICE = "inference.GRPCInferenceService"
+
 _LONGEST = 2000  # characters of an error, which travels in a header
+_QUICK = 0.05  # seconds that a message may take to arrive without being counted
+_PATIENCE = 60.0  # seconds that one may take in all
+_SIZE_IN_MEMORY = 2  # bytes that gRPC keeps for each byte of a message that arrives
+_OPEN = ("ServerLive", "ServerReady")  # methods that need no token
 
-_Method = TypeVar("_Method", bound=Callable[..., Awaitable[Any]])
 
+class _Message:
+    """A message that arrives: who takes long is counted, and gives way to others.
 
-def _answered(method: _Method) -> _Method:
-    """Makes a method end with the status that an error means."""
+    gRPC does not say how much of a message is there, so that the largest one is counted.
+    """
 
-    @wraps(method)
-    async def answering(self: Any, request: Any, context: grpc.aio.ServicerContext) -> Any:
+    def __init__(self, arrival: Arrival, size: int) -> None:
+        self._arrival, self._size = arrival, size
+        self._problem: RequestError | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def read(self, context: grpc.aio.ServicerContext) -> bytes:
+        """Returns the message.
+
+        Raises:
+            RequestError: if it takes too long, or gives way to others.
+        """
+        self._reading = asyncio.current_task()
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(_QUICK, self._count)
         try:
-            return await method(self, request, context)
+            content = await context.read()
+        except asyncio.CancelledError:
+            if self._problem is None:  # the client has gone
+                raise
+            raise self._problem from None
+        finally:
+            self._timer.cancel()
+        return b"" if content is grpc.aio.EOF else content
+
+    def _count(self) -> None:
+        self._arrival.give_up = self._give_way
+        self._timer = asyncio.get_running_loop().call_later(_PATIENCE, self._end_late)
+        try:
+            self._arrival.grow(self._size)
+        except RequestError as error:
+            self._end(error)
+
+    def _give_way(self) -> None:
+        told = "Others need the memory of this message, which takes long to arrive. Try it again."
+        self._end(RequestError(told, 503))
+
+    def _end_late(self) -> None:
+        self._end(RequestError(f"The message did not arrive within {_PATIENCE:.0f} seconds.", 408))
+
+    def _end(self, problem: RequestError) -> None:
+        if self._reading is not None and self._problem is None:
+            self._problem = problem
+            self._reading.cancel()
+
+
+class Method(NamedTuple):
+    """A method of the service.
+
+    Attributes:
+        name: in the protocol.
+        answer: gives the answer to a request.
+        parse: gives a request for a message, and the number of values that it may have.
+    """
+
+    name: str
+    answer: Callable[[Any], Awaitable[Any]]
+    parse: Callable[[bytes, int], Any]
+
+
+class Rpc(grpc.GenericRpcHandler):
+    """Answers for the models of a repository.
+
+    Messages are read by us, not by gRPC before a method is called: so a client can be refused
+    before its message is taken, and messages that do not arrive whole are bounded.
+
+    Args:
+        repository: the models.
+        access: who may ask.
+    """
+
+    def __init__(self, repository: Repository, access: Access) -> None:
+        self._repository, self._access = repository, access
+        self._size = _SIZE_IN_MEMORY * repository.limits.max_body
+        self._handlers = {
+            f"/{SERVICE}/{method.name}": grpc.stream_unary_rpc_method_handler(
+                partial(self._handle, method), response_serializer=_serialize
+            )
+            for method in self._methods()
+        }
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        """Returns what handles a call, None if there is no such method."""
+        return self._handlers.get(handler_call_details.method)
+
+    def _methods(self) -> list[Method]:
+        others = [
+            ("ServerLive", self.say_live),
+            ("ServerReady", self.say_ready),
+            ("ServerMetadata", self.describe_server),
+            ("ModelReady", self.say_model_ready),
+            ("ModelMetadata", self.describe_model),
+            ("ModelConfig", self.describe_config),
+            ("RepositoryIndex", self.list_models),
+            ("RepositoryModelLoad", self.load),
+            ("RepositoryModelUnload", self.unload),
+        ]
+        plain = [
+            Method(name, answer, partial(_parse, getattr(pb, f"{name}Request")))
+            for name, answer in others
+        ]
+        return [Method("ModelInfer", self.infer, _parse_infer), *plain]
+
+    async def _handle(
+        self, method: Method, messages: Any, context: grpc.aio.ServicerContext
+    ) -> Any:
+        """Answers a call; ends it with the status that an error means."""
+        try:
+            if self._access.asks_for_token and method.name not in _OPEN:
+                self._access.check_token(_authorization(context))
+            with self._repository.arrivals.begin() as arrival:
+                content = await _Message(arrival, self._size).read(context)
+                arrival.can_give_way = False
+                if len(content) > LARGE and not arrival.size:  # it waits for its turn to be parsed
+                    arrival.grow(len(content))
+                request = await self._parse(method, content)
+            return await method.answer(request)
         except RequestError as error:
             code = _CODES.get(error.status, grpc.StatusCode.INVALID_ARGUMENT)
             await context.abort(code, str(error)[:_LONGEST])
 
-    return answering  # type: ignore[return-value]
+    async def _parse(self, method: Method, content: bytes) -> Any:
+        """Returns a request; large ones are parsed in another thread."""
+        most = self._repository.limits.max_body // 2
+        if len(content) <= LARGE:
+            return method.parse(content, most)
+        return await self._repository.parse(method.parse, content, most)
 
-
-class Rpc(GRPCInferenceServiceServicer):
-    """Answers for the models of a repository."""
-
-    def __init__(self, repository: Repository) -> None:
-        self._repository = repository
-
-    @_answered
-    async def ModelInfer(self, request: Any, context: Any) -> Any:
+    async def infer(self, parsed: tuple[Any, Call | RequestError]) -> Any:
         """Answers a request for actions."""
+        request, call = parsed
         name, metrics = request.model_name, self._repository.metrics
         began = time.perf_counter()
         model = self._repository[name]
         status = 500
         try:
-            answer = await model.infer(_call(request))
+            if isinstance(call, RequestError):
+                raise call
+            answer = await model.infer(call)
             status = 200
         except RequestError as error:
             status = error.status
@@ -82,59 +208,84 @@ class Rpc(GRPCInferenceServiceServicer):
             metrics.seconds.labels(name).observe(time.perf_counter() - began)
         return _response(name, request.id, answer)
 
-    async def ServerLive(self, request: Any, context: Any) -> Any:
+    async def say_live(self, request: Any) -> Any:
         """Says that the server runs."""
         return pb.ServerLiveResponse(live=True)
 
-    async def ServerReady(self, request: Any, context: Any) -> Any:
+    async def say_ready(self, request: Any) -> Any:
         """Says whether all models answer."""
         return pb.ServerReadyResponse(ready=self._repository.is_ready)
 
-    async def ServerMetadata(self, request: Any, context: Any) -> Any:
+    async def describe_server(self, request: Any) -> Any:
         """Says what this server is."""
         return pb.ServerMetadataResponse(**SERVER)
 
-    @_answered
-    async def ModelReady(self, request: Any, context: Any) -> Any:
+    async def say_model_ready(self, request: Any) -> Any:
         """Says whether a model answers."""
         model = self._repository[request.name]
         if model.is_ready:
             model.require_version(request.version)
         return pb.ModelReadyResponse(ready=model.is_ready)
 
-    @_answered
-    async def ModelMetadata(self, request: Any, context: Any) -> Any:
+    async def describe_model(self, request: Any) -> Any:
         """Says what a model takes and gives."""
         model = self._repository[request.name]
         model.require_version(request.version)
         return pb.ModelMetadataResponse(**model.metadata())
 
-    @_answered
-    async def ModelConfig(self, request: Any, context: Any) -> Any:
+    async def describe_config(self, request: Any) -> Any:
         """Says how a model is served."""
         model = self._repository[request.name]
         model.require_version(request.version)
         return pb.ModelConfigResponse(config=model_config_pb2.ModelConfig(**model.config()))
 
-    async def RepositoryIndex(self, request: Any, context: Any) -> Any:
+    async def list_models(self, request: Any) -> Any:
         """Says what models there are."""
         found = self._repository.index(ready=request.ready)
         return pb.RepositoryIndexResponse(models=found)
 
-    @_answered
-    async def RepositoryModelLoad(self, request: Any, context: Any) -> Any:
+    async def load(self, request: Any) -> Any:
         """Loads what is in a model's folder now."""
+        self._access.require_control()
         await self._repository[request.model_name].load()
         return pb.RepositoryModelLoadResponse()
 
-    @_answered
-    async def RepositoryModelUnload(self, request: Any, context: Any) -> Any:
+    async def unload(self, request: Any) -> Any:
         """Makes a model answer no more."""
+        self._access.require_control()
         self._repository[request.model_name].unload()
         return pb.RepositoryModelUnloadResponse()
 
 
-def _call(request: Any) -> Call:
+def _authorization(context: grpc.aio.ServicerContext) -> bytes:
+    values = [value for key, value in context.invocation_metadata() or () if key == "authorization"]
+    value = values[0] if values else b""
+    return value.encode() if isinstance(value, str) else value
+
+
+def _serialize(answer: Any) -> bytes:
+    return bytes(answer.SerializeToString())
+
+
+def _parse(kind: Any, content: bytes, most: int) -> Any:
+    try:
+        return kind.FromString(content)
+    except DecodeError as error:
+        raise RequestError(f"The message is not a {kind.DESCRIPTOR.name}.") from error
+
+
+def _parse_infer(content: bytes, most: int) -> tuple[Any, Call | RequestError]:
+    """Returns a request for actions with the call that it means, or why it means none."""
+    request = _parse(pb.ModelInferRequest, content, most)
+    try:
+        return request, _call(request, most)
+    except RequestError as error:
+        return request, error
+
+
+def _call(request: Any, most: int) -> Call:
+    require_few("inputs", request.inputs)
+    require_few("outputs", request.outputs)
     raw = request.raw_input_contents
     if raw and len(raw) != len(request.inputs):
         raise RequestError(
@@ -143,9 +294,10 @@ def _call(request: Any) -> Call:
         )
     inputs: dict[str, np.ndarray] = {}
     for number, tensor in enumerate(request.inputs):
+        require_short("an input", tensor.name)
         if tensor.name in inputs:
-            raise RequestError(f"Input {tensor.name!r} is given twice.")
-        inputs[tensor.name] = _array(tensor, raw[number] if raw else None)
+            raise RequestError(f"Input {quote(tensor.name)} is given twice.")
+        inputs[tensor.name] = _array(tensor, raw[number] if raw else None, most)
     return Call(
         inputs,
         Options.of(_plain(request.parameters)),
@@ -155,12 +307,19 @@ def _call(request: Any) -> Call:
     )
 
 
-def _array(tensor: Any, raw: bytes | None) -> np.ndarray:
+def _array(tensor: Any, raw: bytes | None, most: int) -> np.ndarray:
+    shape = tensor.shape[: MOST_AXES + 1]
     if raw is not None:
-        return from_bytes(tensor.name, tensor.datatype, [*tensor.shape], raw)
+        return from_bytes(tensor.name, tensor.datatype, shape, raw)
     field = _CONTENTS.get(tensor.datatype)
     values = getattr(tensor.contents, field) if field else ()
-    return from_values(tensor.name, tensor.datatype, [*tensor.shape], [*values])
+    if len(values) > most:
+        raise RequestError(
+            f"Input {quote(tensor.name)} may have {most} values (half of --max-body), got "
+            f"{len(values)}. Send tensors as bytes (raw_input_contents).",
+            413,
+        )
+    return from_values(tensor.name, tensor.datatype, shape, [*values])
 
 
 def _plain(parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ class Running:
         executor: where it runs.
         max_rows: of one batch.
         note: is told the rows of each batch.
+        seconds: that a batch may take.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class Running:
         executor: Executor,
         max_rows: int,
         note: Callable[[int], object] = lambda rows: None,
+        seconds: float = 60.0,
     ) -> None:
         self.version, self.memory = version, Memory(version.greedy)
         self._calls: dict[Way, Batcher] = {}
@@ -42,8 +44,9 @@ class Running:
             policy = version.policy(way)
             of_calls = LONG if version.has_time else cost
             step = partial(self.memory.step, policy)
-            self._calls[way] = Batcher(policy.infer, executor, of_calls, max_rows, note)
-            self._steps[way] = Batcher(step, executor, cost, max_rows, note, cancellable=False)
+            make = partial(Batcher, limit=version.time_limits.limit, seconds=seconds)
+            self._calls[way] = make(policy.infer, executor, of_calls, max_rows, note)
+            self._steps[way] = make(step, executor, cost, max_rows, note, cancellable=False)
 
     async def answer(self, call: Call) -> Answer:
         """Answers a call that stands for itself.

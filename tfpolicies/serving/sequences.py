@@ -13,6 +13,7 @@ from tfpolicies.serving.calls import Answer, Call, Way
 from tfpolicies.serving.memory import SLOTS
 from tfpolicies.serving.running import Running
 from tfpolicies.serving.tensors import require_outputs
+from tfpolicies.serving.texts import quote
 
 Name = int | str
 
@@ -94,8 +95,8 @@ class Sequences:
         version = (known.running if known else newest).version
         if call.version not in ("", version.name):
             raise RequestError(
-                f"The sequence {name!r} is answered by the version {version.name!r}, got a request "
-                f"for {call.version!r}. Leave the version out.",
+                f"The sequence {quote(name)} is answered by the version {version.name!r}, got a "
+                f"request for {quote(call.version)}. Leave the version out.",
                 404,
             )
         require_outputs(version.step_outputs, call.outputs)
@@ -104,8 +105,8 @@ class Sequences:
         sequence = known or self._begin(name, newest, rows)
         if rows != sequence.rows:
             raise RequestError(
-                f"Each step of the sequence {name!r} has {sequence.rows} rows, as its first one "
-                f"had, got {rows}."
+                f"Each step of the sequence {quote(name)} has {sequence.rows} rows, as its first "
+                f"one had, got {rows}."
             )
         async with sequence.turn:
             if sequence.is_over:
@@ -159,8 +160,8 @@ class Sequences:
 
     def _unknown(self, name: Name) -> RequestError:
         return RequestError(
-            f"There is no sequence {name!r}: it was not begun with sequence_start, has ended, or "
-            f"had no step for {self._idle:g} s. Begin it with sequence_start."
+            f"There is no sequence {quote(name)}: it was not begun with sequence_start, has ended, "
+            f"or had no step for {self._idle:g} s. Begin it with sequence_start."
         )
 
     def _touch(self, sequence: Sequence) -> None:

@@ -15,6 +15,8 @@ from tfpolicies.serving.metrics import Metrics
 from tfpolicies.serving.running import Running
 from tfpolicies.serving.sequences import Sequences
 from tfpolicies.serving.tensors import Port
+from tfpolicies.serving.texts import quote
+from tfpolicies.serving.time_limits import OverdueError, TimeLimits
 from tfpolicies.serving.versions import Version, looks_of, newest_folder
 
 
@@ -27,13 +29,15 @@ class Limits(NamedTuple):
         sequence_idle: seconds without a step after which one is forgotten.
         max_body: bytes of a request.
         threads: that one call of ONNX Runtime may use.
+        max_seconds: that a model may take for one batch, or for its trial when it is loaded.
     """
 
     max_batch: int = 256
     max_sequences: int = 10_000
     sequence_idle: float = 600.0
-    max_body: int = 64_000_000
+    max_body: int = 8_000_000
     threads: int = 1
+    max_seconds: float = 20.0
 
 
 LIMITS = Limits()
@@ -50,8 +54,10 @@ class ServedModel:
     Args:
         name: likewise.
         folder: likewise.
-        executor: where versions are loaded and run.
+        executor: where it runs.
+        loader: where versions are loaded.
         limits: what it takes.
+        time_limits: ends what takes too long.
         metrics: what counts.
         say: is told, in a line each, what was taken up and what was refused.
     """
@@ -61,12 +67,15 @@ class ServedModel:
         name: str,
         folder: Path,
         executor: Executor,
+        loader: Executor,
         limits: Limits,
+        time_limits: TimeLimits,
         metrics: Metrics,
         say: Callable[[str], object] = print,
     ) -> None:
         self.name, self.folder, self.reason = name, folder, "It was not loaded yet."
-        self._executor, self._limits, self._say = executor, limits, say
+        self._executor, self._loader = executor, loader
+        self._limits, self._time_limits, self._say = limits, time_limits, say
         self._loads = metrics.loads
         self._note = metrics.batch_rows.labels(name).observe
         self._running: Running | None = None
@@ -94,13 +103,20 @@ class ServedModel:
         """Answers a request for actions.
 
         Raises:
-            RequestError: if it does not fit, or there is no version that may answer.
+            RequestError: if it does not fit, takes too long, or no version may answer.
         """
         newest = self._newest()
-        if call.options.sequence is not None:
-            return await self._sequences.step(call.options.sequence, call, newest)
-        self.require_version(call.version)
-        return await newest.answer(call)
+        try:
+            if call.options.sequence is not None:
+                return await self._sequences.step(call.options.sequence, call, newest)
+            self.require_version(call.version)
+            return await newest.answer(call)
+        except OverdueError as error:
+            raise RequestError(
+                f"The model {self.name!r} did not answer within {self._limits.max_seconds:g} "
+                "seconds (--max-seconds). Send fewer rows or steps at once.",
+                504,
+            ) from error
 
     def require_version(self, name: str) -> None:
         """Refuses a request for another version than the one that answers.
@@ -111,8 +127,8 @@ class ServedModel:
         current = self.version.name
         if name not in ("", current):
             raise RequestError(
-                f"There is no version {name!r} of the model {self.name!r}: {current!r} is the one "
-                "that answers. Leave the version out.",
+                f"There is no version {quote(name)} of the model {self.name!r}: {current!r} is the "
+                "one that answers. Leave the version out.",
                 404,
             )
 
@@ -190,7 +206,9 @@ class ServedModel:
         if self._running is not None and self._running.version.content == version.content:
             return
         limits, self.reason = self._limits, ""
-        self._running = Running(version, self._executor, limits.max_batch, self._note)
+        self._running = Running(
+            version, self._executor, limits.max_batch, self._note, limits.max_seconds
+        )
         self._loads.labels(self.name, "taken_up").inc()
         self._tell(f"model {self.name}, version {version.name}, from {version.folder}")
 
@@ -199,7 +217,9 @@ class ServedModel:
             self._say(line)
 
     def _read(self) -> Version:
-        return Version(newest_folder(self.folder), self._limits.threads)
+        limits = self._limits
+        folder = newest_folder(self.folder)
+        return Version(folder, limits.threads, self._time_limits, limits.max_seconds)
 
     def _newest(self) -> Running:
         if self._running is None:
@@ -207,7 +227,7 @@ class ServedModel:
         return self._running
 
     async def _in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, function, *args)
+        return await asyncio.get_running_loop().run_in_executor(self._loader, function, *args)
 
 
 def _looks_within(folder: Path) -> Any:

@@ -11,8 +11,9 @@ import numpy as np
 
 from tfpolicies.errors import RequestError, near_matches
 from tfpolicies.finite import is_finite
+from tfpolicies.serving.texts import quote, require_short
 
-_MOST_AXES = 32
+MOST_AXES = 32
 _INTEGERS = {f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
 _DATATYPES = {np.dtype(name): name.upper() for name in (*_INTEGERS, "bool")} | {
     np.dtype(f"float{bits}"): f"FP{bits}" for bits in (16, 32, 64)
@@ -75,7 +76,7 @@ def dtype_of(name: str, datatype: Any) -> np.dtype[Any]:
     found = _DTYPES.get(datatype) if isinstance(datatype, str) else None
     if found is None:
         raise RequestError(
-            f"Input {name!r} has the datatype {_brief(datatype)}. Use one of "
+            f"Input {quote(name)} has the datatype {quote(datatype)}. Use one of "
             f"{', '.join(sorted(_DTYPES))}."
         )
     return found
@@ -88,16 +89,16 @@ def checked_shape(name: str, shape: Any) -> tuple[int, ...]:
         RequestError: if it is no list of sizes.
     """
     sizes = shape if isinstance(shape, Sequence) and not isinstance(shape, str) else [None]
-    is_one = len(sizes) <= _MOST_AXES
+    is_one = len(sizes) <= MOST_AXES
     if not (is_one and all(type(size) is int and 0 <= size < 2**31 for size in sizes)):
         raise RequestError(
-            f"Input {name!r} must have a shape such as [1, 4], a list of at most {_MOST_AXES} "
-            f"sizes, got {_brief(shape[: _MOST_AXES + 1] if sizes is shape else shape)}."
+            f"Input {quote(name)} must have a shape such as [1, 4], a list of at most {MOST_AXES} "
+            f"sizes, got {quote(shape)}."
         )
     return tuple(sizes)
 
 
-def from_bytes(name: str, datatype: Any, shape: Any, data: bytes) -> np.ndarray:
+def from_bytes(name: str, datatype: Any, shape: Any, data: bytes | memoryview) -> np.ndarray:
     """Returns an input given as bytes: numbers in rows, little-endian.
 
     Raises:
@@ -107,8 +108,8 @@ def from_bytes(name: str, datatype: Any, shape: Any, data: bytes) -> np.ndarray:
     expected = math.prod(sizes) * dtype.itemsize
     if len(data) != expected:
         raise RequestError(
-            f"Input {name!r} must have {expected} bytes, which is {datatype} {list(sizes)}, got "
-            f"{len(data)}."
+            f"Input {quote(name)} must have {expected} bytes, which is {datatype} "
+            f"{quote(list(sizes))}, got {len(data)}."
         )
     return _reshaped(name, np.frombuffer(data, dtype.newbyteorder("<")), sizes)
 
@@ -117,7 +118,9 @@ def _reshaped(name: str, array: np.ndarray, sizes: tuple[int, ...]) -> np.ndarra
     try:
         return array.reshape(sizes)
     except ValueError as error:  # no numbers, and yet sizes that nothing has
-        raise RequestError(f"Input {name!r} cannot have the shape {list(sizes)}.") from error
+        raise RequestError(
+            f"Input {quote(name)} cannot have the shape {quote(list(sizes))}."
+        ) from error
 
 
 def from_values(name: str, datatype: Any, shape: Any, data: Any) -> np.ndarray:
@@ -127,38 +130,46 @@ def from_values(name: str, datatype: Any, shape: Any, data: Any) -> np.ndarray:
         RequestError: if they are not of the datatype, or not as many as the shape says.
     """
     dtype, sizes = dtype_of(name, datatype), checked_shape(name, shape)
-    for value in _one_of_each_kind(data):
+    for value in _one_of_each_kind(name, data):
         if type(value) not in (int, float, bool):
             raise RequestError(
-                f"Input {name!r} must have values of {datatype}, got {_brief_json(value)}."
+                f"Input {quote(name)} must have values of {datatype}, got {quote(value)}."
             )
     try:
         found = np.array(data)
     except (ValueError, OverflowError) as error:
         raise RequestError(
-            f"Input {name!r} must be a flat list of values, or lists nested as its shape "
-            f"{list(sizes)} says, got lists of different lengths."
+            f"Input {quote(name)} must be a flat list of values, or lists nested as its shape "
+            f"{quote(list(sizes))} says, got lists of different lengths."
         ) from error
     if found.size and found.dtype.kind not in _TAKEN[dtype.kind]:
-        raise RequestError(f"Input {name!r} must have values of {datatype}, got {_brief(data)}.")
+        raise RequestError(
+            f"Input {quote(name)} must have values of {datatype}, got {quote(data)}."
+        )
     if found.size != math.prod(sizes) or (found.ndim > 1 and found.shape != sizes):
         raise RequestError(
-            f"Input {name!r} must have {math.prod(sizes)} values, which is its shape "
-            f"{list(sizes)}, got {found.size} in the shape {list(found.shape)}."
+            f"Input {quote(name)} must have {math.prod(sizes)} values, which is its shape "
+            f"{quote(list(sizes))}, got {found.size} in the shape {list(found.shape)}."
         )
     return _reshaped(name, _cast(name, dtype, found), sizes)
 
 
-def _one_of_each_kind(data: Any) -> Iterable[Any]:
-    """Returns a value of each type that nested lists have, before NumPy makes room for them all."""
+def _one_of_each_kind(name: str, data: Any) -> Iterable[Any]:
+    """Returns a value of each type that nested lists have, before NumPy allocates for them all.
+
+    Raises:
+        RequestError: if they are nested too deep.
+    """
     level = data if isinstance(data, list) else [data]
-    for _ in range(_MOST_AXES):
+    for _ in range(MOST_AXES):
         kinds = dict(zip(map(type, level), level, strict=True))
         if list not in kinds:
             return kinds.values()
         if len(kinds) > 1:
             break
         level = [*itertools.chain.from_iterable(level)]
+    else:
+        raise RequestError(f"Input {quote(name)} is nested deeper than {MOST_AXES} lists.")
     return ()  # NumPy says that these are lists of different lengths
 
 
@@ -168,8 +179,8 @@ def _cast(name: str, dtype: np.dtype[Any], found: np.ndarray) -> np.ndarray:
         low, high = found.min(), found.max()
         if low < limits.min or high > limits.max:
             raise RequestError(
-                f"Input {name!r} must have values of {_DATATYPES[dtype]}, from {limits.min} to "
-                f"{limits.max}, got {low if low < limits.min else high}."
+                f"Input {quote(name)} must have values of {_DATATYPES[dtype]}, from {limits.min} "
+                f"to {limits.max}, got {low if low < limits.min else high}."
             )
     with np.errstate(over="ignore"):  # what becomes infinite is refused with what came so
         return found.astype(dtype)
@@ -192,7 +203,7 @@ def fitted(ports: Sequence[Port], given: Mapping[str, np.ndarray]) -> dict[str, 
             _refuse_unknown(ports, given)
             raise RequestError(
                 f"Input {port.name!r} is missing. The model takes {_listed(ports)}; the request "
-                f"has {', '.join(map(repr, given)) or 'none'}."
+                f"has {quote([*given]) if given else 'none'}."
             )
     if len(found) < len(given):
         _refuse_unknown(ports, given)
@@ -204,8 +215,9 @@ def _refuse_unknown(ports: Sequence[Port], given: Iterable[str]) -> None:
     names = [port.name for port in ports]
     for name in given:
         if name not in names:
+            require_short("an input", name)
             raise RequestError(
-                f"There is no input {_brief(name)}.{near_matches(name, names)} The model takes "
+                f"There is no input {quote(name)}.{near_matches(name, names)} The model takes "
                 f"{_listed(ports)}."
             )
 
@@ -219,8 +231,9 @@ def require_outputs(ports: Iterable[Port], names: Iterable[str] | None) -> None:
     given = [port.name for port in ports]
     for name in names or ():
         if name not in given:
+            require_short("an output", name)
             raise RequestError(
-                f"There is no output {name!r}.{near_matches(name, given)} The model gives "
+                f"There is no output {quote(name)}.{near_matches(name, given)} The model gives "
                 f"{', '.join(given)}."
             )
 
@@ -258,12 +271,3 @@ def _has_shape(shape: tuple[int | str, ...], given: tuple[int, ...]) -> bool:
 
 def _listed(ports: Iterable[Port]) -> str:
     return ", ".join(f"{port}{' (optional)' * port.is_optional}" for port in ports)
-
-
-def _brief_json(value: Any) -> str:
-    return "null" if value is None else _brief(value)
-
-
-def _brief(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

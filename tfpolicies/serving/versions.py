@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -21,9 +20,9 @@ from tfpolicies.serving.batching import Cost
 from tfpolicies.serving.calls import VALUES, WAYS, Options, Way
 from tfpolicies.serving.memory import NOISE, REWARDS, SLOTS, STATE_OUT, Memory
 from tfpolicies.serving.tensors import Port, fitted
+from tfpolicies.serving.time_limits import OverdueError, TimeLimits
 
 _BATCH, _TIME = "batch", "time"
-_LONGEST_TRIAL = 60.0  # seconds
 
 
 class Version:
@@ -41,10 +40,13 @@ class Version:
         has_time: whether calls give whole sequences.
         greedy: the whole model, which says what is carried.
         costs: of a batch of rows, each a step, by the way that answers it.
+        time_limits: ends what takes too long.
 
     Args:
         folder: with `policy_spec.json` and what it names.
         threads: how many threads a call may use.
+        time_limits: ends what takes too long.
+        seconds: that the trial may take.
 
     Raises:
         ValueError: if the files do not belong together, are not what an export writes, or hold a
@@ -52,9 +54,17 @@ class Version:
         OSError: if one cannot be read.
     """
 
-    def __init__(self, folder: Path, threads: int = 1) -> None:
-        self.folder = folder
+    def __init__(
+        self,
+        folder: Path,
+        threads: int = 1,
+        time_limits: TimeLimits | None = None,
+        seconds: float = 60.0,
+    ) -> None:
+        self.folder, self.time_limits = folder, time_limits or TimeLimits()
         self._policies = _policies(folder, threads)
+        for policy in self._policies.values():
+            policy.get_run_options = self.time_limits.get_options
         self.greedy = self._policies[Way(explore=False, values=True)]
         spec = self.greedy.spec
         if any(policy.spec != spec for policy in self._policies.values()):
@@ -76,39 +86,22 @@ class Version:
         self.step_outputs = [
             port.without(_TIME) for port in self.outputs if not port.name.startswith(STATE_OUT)
         ]
-        self.costs = self._costs()
+        self.costs = self._measure_costs(seconds)
 
-    def _costs(self) -> dict[Way, Cost]:
+    def _measure_costs(self, seconds: float) -> dict[Way, Cost]:
         """Returns what batches cost, by trying them.
 
         Raises:
             ValueError: if they do not come to an end.
         """
-        is_late = threading.Event()
-
-        def end() -> None:
-            is_late.set()
-            for policy in self._policies.values():
-                policy.stop()
-
-        limit = threading.Timer(_LONGEST_TRIAL, end)
-        limit.daemon = True
-        limit.start()
-        failed = None
         try:
-            costs = {way: Cost.measured(partial(self._try, way)) for way in WAYS}
-        except Exception as error:
-            failed = error
-        limit.cancel()
-        limit.join()  # all policies are stopped now, or none is
-        if is_late.is_set():
+            with self.time_limits.limit(seconds):
+                return {way: Cost.measured(partial(self._try, way)) for way in WAYS}
+        except OverdueError as error:
             raise ValueError(
-                f"{self.folder} was tried on a few rows, which did not end in "
-                f"{_LONGEST_TRIAL:.3g} seconds."
-            ) from failed
-        if failed is not None:
-            raise failed
-        return costs
+                f"{self.folder} was tried on a few rows, which did not end in {seconds:.3g} "
+                "seconds (--max-seconds)."
+            ) from error
 
     def policy(self, way: Way) -> OnnxPolicy:
         """Returns what runs."""

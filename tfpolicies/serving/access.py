@@ -1,0 +1,166 @@
+"""Who may ask a server: hosts, web pages, a token, and control of the models.
+
+A web page can send requests to servers that only its reader's computer reaches, and by DNS
+rebinding it can read their answers. Its requests name the page in `Origin` or `Sec-Fetch-Site`, and
+rebound ones its host in `Host`. Browsers do not speak gRPC, which has no such headers.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import os
+import stat
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from tfpolicies.errors import RequestError, UsageError
+from tfpolicies.serving.texts import quote
+
+_LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
+_HEALTH = ("/v2/health/live", "/v2/health/ready")
+_LONGEST_TOKEN = 4096  # bytes of the file
+_OWN_SITE = (b"same-origin", b"none")  # `none` is an address that a person typed
+
+
+class Access:
+    """Rules by which a server takes requests.
+
+    Attributes:
+        origins: of the web pages that may send requests and read the answers.
+        control: whether requests may load and unload models.
+        asks_for_token: whether requests must bring a token.
+
+    Args:
+        host: where the server listens. On a loopback address, only `localhost`, `127.0.0.1`,
+            `[::1]` and `hosts` are taken as `Host`; elsewhere any, or `hosts` if there are some.
+        hosts: further values of `Host`, without a port.
+        origins: such as `https://example.com`.
+        control: as above.
+        token: that requests must bring as `Authorization: Bearer TOKEN`; "" for none.
+    """
+
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        hosts: Iterable[str] = (),
+        origins: Iterable[str] = (),
+        *,
+        control: bool = False,
+        token: str = "",
+    ) -> None:
+        self.origins, self.control = [origin.rstrip("/").lower() for origin in origins], control
+        self.asks_for_token = bool(token)
+        names = {name.lower() for name in hosts}
+        if is_loopback(host):
+            names |= {*_LOOPBACK_HOSTS, f"[{host}]" if ":" in host else host.lower()}
+        elif names:
+            names.add(host.lower())
+        self._hosts = {name.encode() for name in names}
+        self._origins = {origin.encode() for origin in self.origins}
+        self._authorization = f"Bearer {token}".encode() if token else b""
+
+    def check_http(self, path: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Checks a request of HTTP by its headers, whose names are in lower case.
+
+        Raises:
+            RequestError: if its host, its origin or its token is not taken.
+        """
+        host = origin = authorization = b""
+        site = b"none"
+        for name, value in headers:
+            if name == b"host":
+                host = value.lower()
+            elif name == b"origin":
+                origin = value.lower()
+            elif name == b"sec-fetch-site":
+                site = value
+            elif name == b"authorization":
+                authorization = value
+        if self._hosts and _without_port(host) not in self._hosts:
+            raise RequestError(
+                f"This server is not called {quote(host.decode('latin-1'))}. Send the Host "
+                f"{' or '.join(sorted(x.decode() for x in self._hosts))}, or start the server with "
+                "--allowed-host.",
+                403,
+            )
+        if origin and origin not in self._origins and origin.partition(b"://")[2] != host:
+            raise RequestError(
+                f"Web pages of {quote(origin.decode('latin-1'))} may not use this server. Start it "
+                "with --allowed-origin to let them.",
+                403,
+            )
+        if site not in _OWN_SITE and origin not in self._origins:
+            raise RequestError(
+                "A web page of another origin sent this request. Start the server with "
+                "--allowed-origin to let it.",
+                403,
+            )
+        if self._authorization and path not in _HEALTH:
+            self.check_token(authorization)
+
+    def check_token(self, authorization: bytes) -> None:
+        """Checks what a request brings as `Authorization`.
+
+        Raises:
+            RequestError: if it is not the server's token.
+        """
+        if self._authorization and not hmac.compare_digest(authorization, self._authorization):
+            raise RequestError(
+                "This server asks for a token. Send the header Authorization: Bearer TOKEN, with "
+                "what is in its --token-file.",
+                401,
+            )
+
+    def require_control(self) -> None:
+        """Checks that requests may load and unload models.
+
+        Raises:
+            RequestError: if they may not.
+        """
+        if not self.control:
+            raise RequestError(
+                "This server loads and unloads no models on request. Start it with --control.", 403
+            )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only processes of the same computer reach a host."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def read_token(path: Path, warn: Callable[[str], object]) -> str:
+    """Reads a token from a file, without the line's end.
+
+    Args:
+        path: of a regular file.
+        warn: is called with a line of text if other users may read the file.
+
+    Raises:
+        UsageError: if there is no such file, or it holds anything but one word.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+        with open(descriptor, "rb") as file:
+            mode = os.fstat(descriptor).st_mode
+            content = file.read(_LONGEST_TOKEN + 1) if stat.S_ISREG(mode) else b""
+    except OSError as error:
+        raise UsageError(f"--token-file {str(path)!r} cannot be read: {error}.") from error
+    token = content.strip()
+    if not (0 < len(token) <= _LONGEST_TOKEN and all(32 < byte < 127 for byte in token)):
+        raise UsageError(
+            f"--token-file {str(path)!r} must hold one word of at most {_LONGEST_TOKEN} ASCII "
+            "characters. Write one: openssl rand -hex 32 > FILE."
+        )
+    if mode & (stat.S_IRGRP | stat.S_IROTH):
+        warn(f"Other users may read {path}. Let only yourself read it: chmod 600 {path}.")
+    return token.decode()
+
+
+def _without_port(host: bytes) -> bytes:
+    """Returns the host of `host:port`; that of IPv6 stays in brackets."""
+    name, colon, port = host.rpartition(b":")
+    return name if colon and port.isdigit() and not name.endswith(b":") else host

@@ -1,0 +1,88 @@
+"""The memory that requests may take while they arrive, shared by HTTP and gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tfpolicies.errors import RequestError
+
+TIMES = 8
+"""How often the largest body fits into what all requests that are arriving may take."""
+
+SMALL = 65_536
+"""Bytes of a body that are not counted: connections are, and each holds as much anyway."""
+
+
+class Arrival:
+    """A request that is arriving; a context manager, after which its bytes count no longer.
+
+    Attributes:
+        size: the bytes that are counted for it.
+        can_give_way: whether it may be ended when others need its bytes.
+        give_up: ends it.
+
+    Args:
+        arrivals: all of them.
+    """
+
+    __slots__ = ("_arrivals", "can_give_way", "give_up", "size")
+
+    def __init__(self, arrivals: Arrivals) -> None:
+        self._arrivals = arrivals
+        self.size, self.can_give_way = 0, True
+        self.give_up: Callable[[], object] = bool
+
+    def grow(self, size: int) -> None:
+        """Counts more bytes; where there are too many, the largest request gives way.
+
+        Raises:
+            RequestError: if this is the largest, or no other one can give way.
+        """
+        self._arrivals.add(self, size)
+
+    def __enter__(self) -> Arrival:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.size:
+            self._arrivals.remove(self)
+
+
+class Arrivals:
+    """All requests that are arriving, bounded in their bytes.
+
+    Args:
+        max_body: bytes of one request.
+    """
+
+    def __init__(self, max_body: int) -> None:
+        self._most = TIMES * max_body
+        self._used = 0
+        self._all: dict[Arrival, None] = {}  # in the order in which they began
+
+    def begin(self) -> Arrival:
+        """Returns a request of no bytes yet."""
+        return Arrival(self)
+
+    def add(self, arrival: Arrival, size: int) -> None:
+        """Counts more bytes of a request; see `Arrival.grow`."""
+        arrival.size += size
+        self._used += size
+        self._all[arrival] = None
+        while self._used > self._most:
+            others = [other for other in self._all if other.can_give_way]
+            largest = max(others, key=lambda other: other.size, default=arrival)
+            if largest is arrival:
+                raise RequestError(
+                    f"Requests that have not arrived whole take {self._used} bytes, and may take "
+                    f"{self._most} ({TIMES} times --max-body). Try again later.",
+                    503,
+                )
+            self.remove(largest)
+            largest.give_up()
+
+    def remove(self, arrival: Arrival) -> None:
+        """Counts a request no longer."""
+        if self._all.pop(arrival, arrival) is None:
+            self._used -= arrival.size
+            arrival.size = 0

@@ -1,0 +1,220 @@
+"""Connections of HTTP: how many there may be, how long they may wait, and how long heads may be."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+_LONGEST_HEAD = 65_536  # bytes of an address, or of all headers
+_HEAD_SECONDS = 20.0  # that a connection or a begun request may go without complete headers
+_BODY_SECONDS = 60.0  # that a request may go without the first byte of its body
+_CLOSING_SECONDS = 10.0  # that a client may take to read its last answer
+_EVERY = 1.0  # seconds between two looks at all connections
+_SPARED = 64  # descriptors for models' files, gRPC's own and what else opens
+_MOST, _FEWEST = 4096, 4  # connections, whatever the number of descriptors
+
+_REASONS = {
+    400: "Invalid HTTP request received.",
+    408: "The request did not arrive in time.",
+    414: f"The address may have {_LONGEST_HEAD} bytes.",
+    431: f"The headers may have {_LONGEST_HEAD} bytes.",
+}
+
+
+def get_connection_limit() -> int:
+    """Returns how many connections each of HTTP and gRPC may have, given the descriptors left."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return _MOST
+    folder = Path("/proc/self/fd")
+    is_open = len([*folder.iterdir()]) if folder.exists() else _SPARED
+    return min(_MOST, max(_FEWEST, (soft - is_open - _SPARED) // 2))
+
+
+class Connections:
+    """All connections of HTTP, bounded in number, for each address and in all.
+
+    Args:
+        most: connections in all; one address may have all but a quarter of them.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self._most_of_address = most, most - most // 4
+        self._all: dict[Connection, None] = {}  # those that wait longest first
+        self._count: Counter[str] = Counter()
+
+    def add(self, connection: Connection) -> None:
+        """Admits a connection; one that waits for its client gives way if there are too many."""
+        address = connection.address
+        if self._count[address] >= self._most_of_address:
+            self._close_one([x for x in self._all if x.address == address])
+        elif len(self._all) >= self._most:
+            self._close_one([*self._all])
+        if self._count[address] >= self._most_of_address or len(self._all) >= self._most:
+            connection.abort()
+            return
+        self._all[connection] = None
+        self._count[address] += 1
+
+    def remove(self, connection: Connection) -> None:
+        """Counts a connection no longer."""
+        if self._all.pop(connection, connection) is None:
+            self._count[connection.address] -= 1
+            if not self._count[connection.address]:
+                del self._count[connection.address]
+
+    def _close_one(self, connections: list[Connection]) -> None:
+        """Closes a connection that waits, first of those that never sent a whole request."""
+        waiting = [x for x in connections if x.is_waiting]
+        if waiting:
+            found = min(waiting, key=lambda x: (x.is_used, x.since))
+            found.abort()
+            self.remove(found)
+
+    async def watch(self) -> None:
+        """Ends connections that wait for too long, until it is cancelled."""
+        while True:
+            await asyncio.sleep(_EVERY)
+            now = time.monotonic()
+            for connection in [*self._all]:
+                connection.end_if_late(now)
+
+
+class _Refused(Exception):
+    """Ends the parsing of a request."""
+
+
+class Connection(HttpToolsProtocol):
+    """uvicorn's connection, with limits of time and length.
+
+    Attributes:
+        address: of the client.
+        since: when the client last did what it was waited for, in seconds of `time.monotonic`.
+        is_used: whether it got an answer before.
+
+    Args:
+        connections: all of them.
+        settings: of uvicorn.
+    """
+
+    def __init__(self, connections: Connections, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._connections = connections
+        self.address, self.since, self.is_used = "", time.monotonic(), False
+        self._awaits = "head"  # of: head, body, rest (of the body), answer, request
+        self._chunk = 0  # bytes of what is parsed now
+        self._unparsed = 0  # bytes that came without an end of a head, or a part of a body
+        self._progressed = False
+        self._status = 400  # of what the parser refuses
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether its client is to send something before anything else happens."""
+        return self._awaits in ("body", "rest") or (self._awaits != "answer" and self._is_answered)
+
+    @property
+    def _is_answered(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self.address = self.client[0] if self.client else ""
+        self._connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.remove(self)
+        super().connection_lost(exc)
+
+    def abort(self) -> None:
+        """Closes it at once, whatever is left to send."""
+        self.transport.abort()
+
+    def end_if_late(self, now: float) -> None:
+        """Ends it if its client takes too long."""
+        waited = now - self.since
+        if self.transport.is_closing():
+            if waited > _CLOSING_SECONDS:
+                self.abort()
+        elif self._awaits == "request":
+            if waited > self.timeout_keep_alive + _EVERY:
+                self.transport.close()
+        elif self._awaits == "answer":
+            if self.flow.write_paused and waited > _BODY_SECONDS:
+                self.abort()
+        elif self._awaits == "head":
+            if self._is_answered and waited > _HEAD_SECONDS:
+                self._refuse(408)
+        elif waited > _BODY_SECONDS and (self._awaits == "body" or self._is_answered):
+            self._refuse(408)
+
+    def data_received(self, data: bytes) -> None:
+        self._progressed, self._chunk = False, len(data)
+        super().data_received(data)
+        if self._progressed:
+            self._unparsed = 0
+            return
+        self._unparsed += len(data)
+        if self._unparsed > _LONGEST_HEAD and not self.transport.is_closing():
+            in_address = self._awaits == "head" and not self.headers
+            self._refuse(414 if in_address else 431)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._await("head")
+
+    def on_headers_complete(self) -> None:
+        if self._unparsed + self._chunk > _LONGEST_HEAD:
+            self._require_short_head()
+        super().on_headers_complete()
+        self._await("body")
+
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        self._progressed = True
+        if not self._is_answered:
+            self._await("rest")
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._await("answer")
+
+    def on_response_complete(self) -> None:
+        is_last = not self.pipeline
+        super().on_response_complete()
+        self.is_used = True
+        if self._awaits == "answer" and is_last:
+            self._await("request")
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(self._status)
+
+    def _await(self, what: str) -> None:
+        self._awaits, self.since, self._progressed = what, time.monotonic(), True
+
+    def _require_short_head(self) -> None:
+        if len(self.url) > _LONGEST_HEAD:
+            self._status = 414
+            raise _Refused
+        if sum(len(name) + len(value) for name, value in self.headers) > _LONGEST_HEAD:
+            self._status = 431
+            raise _Refused
+
+    def _refuse(self, status: int) -> None:
+        """Answers that the request is not taken, unless an answer has begun; closes."""
+        if self._is_answered or not self.cycle.response_started:
+            body = f'{{"error":"{_REASONS[status]}"}}'.encode()
+            lines = [
+                STATUS_LINE[status].rstrip(),
+                b"content-type: application/json",
+                b"content-length: %d" % len(body),
+                b"connection: close",
+            ]
+            self.transport.write(b"\r\n".join([*lines, b"", body]))
+        self.since = time.monotonic()
+        self.transport.close()

@@ -1,0 +1,90 @@
+"""Time limits of models: what runs for too long is ended."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+
+import onnxruntime
+
+_EVERY = 0.05  # seconds between two looks at what runs
+
+
+class OverdueError(Exception):
+    """A model ran for too long, or the server ends."""
+
+
+class _Limit:
+    """The limit of the runs of one thread; a context manager.
+
+    Attributes:
+        options: with which they run.
+        until: when they are ended, in seconds of `time.monotonic`.
+    """
+
+    def __init__(self) -> None:
+        self.options, self.until = onnxruntime.RunOptions(), math.inf
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.until = math.inf
+        if isinstance(error, Exception) and self.options.terminate:
+            raise OverdueError from error
+
+
+class TimeLimits:
+    """Ends runs of ONNX Runtime whose time is over, between two operations of the graph.
+
+    Runs are watched by a thread of their own, since a run may hold the event loop.
+    """
+
+    def __init__(self) -> None:
+        self._local = threading.local()
+        self._all: list[_Limit] = []
+        self._lock = threading.Lock()  # so that no run is ended for the one before
+        self._is_over = False
+        self._watcher = threading.Thread(target=self._watch, name="time limits", daemon=True)
+
+    def get_options(self) -> onnxruntime.RunOptions:
+        """Returns the options by which runs can be ended while this thread is in a `limit`."""
+        return self._get_limit().options
+
+    def limit(self, seconds: float) -> _Limit:
+        """Returns a context that limits what this thread runs with `get_options`.
+
+        It raises `OverdueError` if a run was ended.
+        """
+        limit = self._get_limit()
+        with self._lock:
+            limit.options.terminate = self._is_over
+            limit.until = time.monotonic() + seconds
+        return limit
+
+    def stop(self) -> None:
+        """Ends all that runs, and whatever begins to run later."""
+        with self._lock:
+            self._is_over = True
+            for limit in self._all:
+                limit.options.terminate = True
+
+    def _get_limit(self) -> _Limit:
+        limit: _Limit | None = getattr(self._local, "limit", None)
+        if limit is None:
+            limit = self._local.limit = _Limit()
+            with self._lock:
+                self._all.append(limit)
+                if len(self._all) == 1:
+                    self._watcher.start()
+        return limit
+
+    def _watch(self) -> None:
+        while not self._is_over:
+            time.sleep(_EVERY)
+            with self._lock:
+                now = time.monotonic()
+                for limit in self._all:
+                    if now > limit.until:
+                        limit.options.terminate = True
