@@ -108,10 +108,11 @@ def named(obs: Any) -> dict[str, np.ndarray]:
 
 
 class Server:
-    """`serving_process.py` with exports, in a process of its own."""
+    """`serving_process.py` with exports, or another command that serves, in its own process."""
 
-    def __init__(self, folders: list[Path]) -> None:
-        command = [sys.executable, str(HERE / "serving_process.py"), *map(str, folders)]
+    def __init__(self, folders: list[Path], command: list[str] | None = None) -> None:
+        echoes = [sys.executable, str(HERE / "serving_process.py"), *map(str, folders)]
+        command = command or echoes
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(HOME)}
         )

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,7 @@ class Server:
     Args:
         words: of the command line.
         folder: the current folder of the process.
+        before: is called in the process before it serves.
 
     Attributes:
         process: that serves.
@@ -88,11 +90,14 @@ class Server:
         grpc: likewise.
     """
 
-    def __init__(self, *words: str, folder: Path | None = None) -> None:
+    def __init__(
+        self, *words: str, folder: Path | None = None, before: Callable[[], None] | None = None
+    ) -> None:
         command = [sys.executable, "-m", "tfpolicies", "serve", *words]
         self.process = subprocess.Popen(
             [*command, "--port", "0", "--grpc-port", "0"],
             cwd=folder,
+            preexec_fn=before,
             env={**os.environ, "PYTHONPATH": str(HOME)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

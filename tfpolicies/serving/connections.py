@@ -107,6 +107,7 @@ class Connection(HttpToolsProtocol):
         super().__init__(**settings)
         self._connections = connections
         self.address, self.since, self.is_used = "", time.monotonic(), False
+        self.url, self.headers = b"", []
         self._awaits = "head"  # of: head, body, rest (of the body), answer, request
         self._chunk = 0  # bytes of what is parsed now
         self._unparsed = 0  # bytes that came without an end of a head, or a part of a body
@@ -161,7 +162,7 @@ class Connection(HttpToolsProtocol):
             return
         self._unparsed += len(data)
         if self._unparsed > _LONGEST_HEAD and not self.transport.is_closing():
-            in_address = self._awaits == "head" and not self.headers
+            in_address = not self.headers and len(self.url) > _LONGEST_HEAD // 2
             self._refuse(414 if in_address else 431)
 
     def on_message_begin(self) -> None:
