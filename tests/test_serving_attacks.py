@@ -139,7 +139,7 @@ def test_values_are_counted_before_they_are_parsed(monkeypatch):
     empty = b'{"inputs": [{"data": [' + b"[]," * 6_300 + b"[]]}]}"
     flat = json.dumps({"inputs": [{**TENSOR, "shape": [40_000], "data": [1] * 40_000}]})
     nested = [[0.5] * 4] * 4000
-    assert parse(json.dumps({"inputs": [{**TENSOR, "shape": [4000, 4], "data": nested}]}), most)
+    assert parse({"inputs": [{**TENSOR, "shape": [4000, 4], "data": nested}]}, most)
     assert parse(flat.replace(" ", "").encode(), most).inputs["obs"].shape == (40_000,)
     monkeypatch.setattr("orjson.loads", None)  # it is not called
     with pytest.raises(RequestError, match=r"6305 of them lists or objects. It may have 50000, "):
@@ -168,12 +168,27 @@ def test_batches_of_images_of_floats_pass(folder):
 
 def test_large_bodies_are_parsed_one_by_one_in_another_thread(server, monkeypatch):
     threads = []
-    monkeypatch.setattr(rest, "read", lambda *args: threads.append(threading.current_thread().name))
+
+    def read_nothing(*args):
+        threads.append(threading.current_thread().name)
+        raise RequestError("nothing")
+
+    monkeypatch.setattr(rest, "read", read_nothing)
 
     async def run():
-        parse = rest._Inference(Repository({}), None, None)._parse
-        await parse({}, b" " * 1_000_000, "")
-        await asyncio.gather(*(parse({}, b" " * 1_000_001, "") for _ in range(2)))
+        app = rest.application(Repository({"mlp": Path()}))
+        for size in (1_000_000, 1_000_001, 1_000_002):
+            scope = {"type": "http", "method": "POST", "path": INFER, "headers": []}
+            sent = []
+
+            async def receive(size=size):
+                return {"type": "http.request", "body": b" " * size}
+
+            async def answer(message, sent=sent):
+                sent.append(message)
+
+            await app(scope, receive, answer)
+            assert sent[0]["status"] == 400
 
     asyncio.run(run())
     assert threads == ["MainThread", "requests_0", "requests_0"]
@@ -243,9 +258,9 @@ def test_models_are_not_controlled_unless_the_server_lets_them_be(server):
 
 def taken(access, path="/v2", **headers):
     """Whether a request is taken, by its headers."""
-    pairs = [(name.replace("_", "-").lower().encode(), x.encode()) for name, x in headers.items()]
+    found = {name.replace("_", "-").lower().encode(): x.encode() for name, x in headers.items()}
     try:
-        access.check_http(path, pairs)
+        access.check_http(path, found)
     except RequestError:
         return False
     return True

@@ -11,7 +11,7 @@ import hmac
 import ipaddress
 import os
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from tfpolicies.errors import RequestError, UsageError
@@ -20,6 +20,8 @@ from tfpolicies.serving.texts import quote
 _LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 _HEALTH = ("/v2/health/live", "/v2/health/ready")
 _LONGEST_TOKEN = 4096  # bytes of the file
+_MOST_TAKEN = 100
+_OF_PAGES = {b"origin", b"sec-fetch-site"}
 _OWN_SITE = (b"same-origin", b"none")  # `none` is an address that a person typed
 
 
@@ -58,33 +60,28 @@ class Access:
             names.add(host.lower())
         self._hosts = {name.encode() for name in names}
         self._origins = {origin.encode() for origin in self.origins}
+        self._taken: set[bytes] = set()  # values of `Host` that need no further look
         self._authorization = f"Bearer {token}".encode() if token else b""
 
-    def check_http(self, path: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
+    def check_http(self, path: str, headers: Mapping[bytes, bytes]) -> None:
         """Checks a request of HTTP by its headers, whose names are in lower case.
 
         Raises:
             RequestError: if its host, its origin or its token is not taken.
         """
-        host = origin = authorization = b""
-        site = b"none"
-        for name, value in headers:
-            if name == b"host":
-                host = value.lower()
-            elif name == b"origin":
-                origin = value.lower()
-            elif name == b"sec-fetch-site":
-                site = value
-            elif name == b"authorization":
-                authorization = value
-        if self._hosts and _without_port(host) not in self._hosts:
+        host = headers.get(b"host", b"")
+        if host in self._taken and not _OF_PAGES & headers.keys():
+            return
+        origin = headers.get(b"origin", b"").lower()
+        site = headers.get(b"sec-fetch-site", b"none")
+        if self._hosts and host not in self._hosts and not self._has_name(host):
             raise RequestError(
                 f"This server is not called {quote(host.decode('latin-1'))}. Send the Host "
                 f"{' or '.join(sorted(x.decode() for x in self._hosts))}, or start the server with "
                 "--allowed-host.",
                 403,
             )
-        if origin and origin not in self._origins and origin.partition(b"://")[2] != host:
+        if origin and origin not in self._origins and origin.partition(b"://")[2] != host.lower():
             raise RequestError(
                 f"Web pages of {quote(origin.decode('latin-1'))} may not use this server. Start it "
                 "with --allowed-origin to let them.",
@@ -97,7 +94,12 @@ class Access:
                 403,
             )
         if self._authorization and path not in _HEALTH:
-            self.check_token(authorization)
+            self.check_token(headers.get(b"authorization", b""))
+        elif len(self._taken) < _MOST_TAKEN and not self._authorization:
+            self._taken.add(host)
+
+    def _has_name(self, host: bytes) -> bool:
+        return _without_port(host.lower()) in self._hosts
 
     def check_token(self, authorization: bytes) -> None:
         """Checks what a request brings as `Authorization`.

@@ -18,8 +18,7 @@ Arrays = Mapping[str, np.ndarray]
 Limit = Callable[[float], AbstractContextManager[Any]]
 
 _AT_ONCE = 0.001  # seconds of a batch for which another thread is not worth the way there
-_LONGEST_AT_ONCE = 1.0  # seconds after which a batch is moved to another thread all the same
-_TOO_COSTLY = 0.05  # seconds of the processor after which all later ones are
+_LONGEST_AT_ONCE = 0.25  # seconds after which a batch, and all later ones, go to a thread after all
 _TURNS = 10  # of the event loop without a further request, after which a batch starts
 _PATIENCE = 0.001  # seconds after which it starts whatever comes
 _MANY = 16  # rows with which the cost of one is found
@@ -160,14 +159,11 @@ class Batcher:
         rows = sum([job.rows for job in jobs])
         self._note(rows)
         if self._cost.of(rows) <= _AT_ONCE:
-            began = time.thread_time()
             outputs = _attempt(self._infer, jobs, self._limit, _LONGEST_AT_ONCE)
-            is_overdue = isinstance(outputs, OverdueError)
-            if is_overdue or time.thread_time() - began > _TOO_COSTLY:
-                self._cost = LONG
-            if not is_overdue:
+            if not isinstance(outputs, OverdueError):
                 self._finish(jobs, outputs)
                 return
+            self._cost = LONG
         loop = asyncio.get_running_loop()
         try:
             running = loop.run_in_executor(

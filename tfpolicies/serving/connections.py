@@ -13,7 +13,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 _LONGEST_HEAD = 65_536  # bytes of an address, or of all headers
 _HEAD_SECONDS = 20.0  # that a connection or a begun request may go without complete headers
-_BODY_SECONDS = 60.0  # that a request may go without the first byte of its body
+_BODY_SECONDS = 60.0  # that a request may go without a byte of its body
+_IDLE_SECONDS = 200.0  # from a request to the next one; uvicorn's limit counts from the answer
 _CLOSING_SECONDS = 10.0  # that a client may take to read its last answer
 _EVERY = 1.0  # seconds between two looks at all connections
 _SPARED = 64  # descriptors for models' files, gRPC's own and what else opens
@@ -96,7 +97,6 @@ class Connection(HttpToolsProtocol):
     Attributes:
         address: of the client.
         since: when the client last did what it was waited for, in seconds of `time.monotonic`.
-        is_used: whether it got an answer before.
 
     Args:
         connections: all of them.
@@ -105,19 +105,24 @@ class Connection(HttpToolsProtocol):
 
     def __init__(self, connections: Connections, **settings: Any) -> None:
         super().__init__(**settings)
+        self.url: bytes = b""
+        self.headers: list[tuple[bytes, bytes]] = []
         self._connections = connections
-        self.address, self.since, self.is_used = "", time.monotonic(), False
-        self.url, self.headers = b"", []
-        self._awaits = "head"  # of: head, body, rest (of the body), answer, request
+        self.address, self.since = "", time.monotonic()
         self._chunk = 0  # bytes of what is parsed now
         self._unparsed = 0  # bytes that came without an end of a head, or a part of a body
-        self._progressed = False
+        self._is_body = False  # whether what is parsed now has a part of a body
         self._status = 400  # of what the parser refuses
+
+    @property
+    def is_used(self) -> bool:
+        """Whether it got an answer, or is to get one."""
+        return self.cycle is not None
 
     @property
     def is_waiting(self) -> bool:
         """Whether its client is to send something before anything else happens."""
-        return self._awaits in ("body", "rest") or (self._awaits != "answer" and self._is_answered)
+        return self._is_answered or self.cycle.more_body
 
     @property
     def _is_answered(self) -> bool:
@@ -142,61 +147,41 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             if waited > _CLOSING_SECONDS:
                 self.abort()
-        elif self._awaits == "request":
-            if waited > self.timeout_keep_alive + _EVERY:
-                self.transport.close()
-        elif self._awaits == "answer":
-            if self.flow.write_paused and waited > _BODY_SECONDS:
-                self.abort()
-        elif self._awaits == "head":
-            if self._is_answered and waited > _HEAD_SECONDS:
+        elif not self._is_answered:
+            if waited > _BODY_SECONDS and self.cycle.more_body:
                 self._refuse(408)
-        elif waited > _BODY_SECONDS and (self._awaits == "body" or self._is_answered):
-            self._refuse(408)
+            elif waited > _BODY_SECONDS and self.flow.write_paused:
+                self.abort()
+        elif self.cycle is None or self._unparsed:
+            if waited > _HEAD_SECONDS:
+                self._refuse(408)
+        elif waited > _IDLE_SECONDS:
+            self.transport.close()
 
     def data_received(self, data: bytes) -> None:
-        self._progressed, self._chunk = False, len(data)
+        before, self._is_body, self._chunk = self.cycle, False, len(data)
         super().data_received(data)
-        if self._progressed:
-            self._unparsed = 0
+        if self._is_body or self.cycle is not before:
+            self._unparsed, self.since = 0, time.monotonic()
             return
-        self._unparsed += len(data)
+        if not self._unparsed and before is not None:
+            self.since = time.monotonic()
+        self._unparsed += self._chunk
         if self._unparsed > _LONGEST_HEAD and not self.transport.is_closing():
             in_address = not self.headers and len(self.url) > _LONGEST_HEAD // 2
             self._refuse(414 if in_address else 431)
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self._await("head")
 
     def on_headers_complete(self) -> None:
         if self._unparsed + self._chunk > _LONGEST_HEAD:
             self._require_short_head()
         super().on_headers_complete()
-        self._await("body")
 
     def on_body(self, body: bytes) -> None:
         super().on_body(body)
-        self._progressed = True
-        if not self._is_answered:
-            self._await("rest")
-
-    def on_message_complete(self) -> None:
-        super().on_message_complete()
-        self._await("answer")
-
-    def on_response_complete(self) -> None:
-        is_last = not self.pipeline
-        super().on_response_complete()
-        self.is_used = True
-        if self._awaits == "answer" and is_last:
-            self._await("request")
+        self._is_body = True
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(self._status)
-
-    def _await(self, what: str) -> None:
-        self._awaits, self.since, self._progressed = what, time.monotonic(), True
 
     def _require_short_head(self) -> None:
         if len(self.url) > _LONGEST_HEAD:

@@ -22,7 +22,7 @@ from tfpolicies.errors import RequestError
 from tfpolicies.serving.access import Access
 from tfpolicies.serving.arrivals import SMALL, Arrival
 from tfpolicies.serving.repository import Repository
-from tfpolicies.serving.rest_tensors import DIGITS, JSON_LENGTH, Asked, read, written
+from tfpolicies.serving.rest_tensors import DIGITS, JSON_LENGTH, read, written
 from tfpolicies.serving.texts import quote
 
 _JSON_LENGTH = JSON_LENGTH.encode()
@@ -81,32 +81,10 @@ def application(
     }
     lifespan = (lambda app: repository.running()) if loads else None
     others = Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan)
-    app: ASGIApp = _Inference(repository, bodies, others)
-    if access is None:
-        return app
-    app = _Guarded(app, access)
-    if not access.origins:
+    app: ASGIApp = _Inference(repository, bodies, others, access)
+    if access is None or not access.origins:
         return app
     return CORSMiddleware(app, access.origins, allow_methods=["*"], allow_headers=["*"])
-
-
-class _Guarded:
-    """Hands on the requests that may be answered."""
-
-    def __init__(self, app: ASGIApp, access: Access) -> None:
-        self._app, self._access = app, access
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            try:
-                self._access.check_http(scope["path"], scope["headers"])
-            except RequestError as error:
-                response = await _refused(
-                    Request(scope), _UnreadBodyError(str(error), error.status)
-                )
-                await response(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
 
 
 _INFER = re.compile(r"/v2/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?/infer/?")
@@ -118,17 +96,23 @@ class _Inference:
     Routes, middleware and request objects take as long as a small policy.
     """
 
-    def __init__(self, repository: Repository, bodies: _Bodies, others: ASGIApp) -> None:
+    def __init__(
+        self, repository: Repository, bodies: _Bodies, others: ASGIApp, access: Access | None
+    ) -> None:
         self._repository, self._bodies, self._others = repository, bodies, others
+        self._access, self._most = access, repository.limits.max_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope.get("path", "").removeprefix(scope.get("root_path", "").rstrip("/"))
-        asked = _INFER.fullmatch(path)
-        if asked is None or scope["type"] != "http":
+        if scope["type"] != "http":
             await self._others(scope, receive, send)
             return
+        path = scope["path"].removeprefix(scope.get("root_path", "").rstrip("/"))
+        asked, headers = _INFER.fullmatch(path), dict(scope["headers"])
         try:
-            headers, body = await self._infer(scope, asked, receive)
+            if self._access is not None:
+                _admit(self._access, path, headers)
+            if asked is not None:
+                headers, body = await self._infer(scope["method"], headers, asked, receive)
         except ClientDisconnect:
             pass
         except RequestError as error:
@@ -139,22 +123,30 @@ class _Inference:
             await response(scope, receive, send)
             raise
         else:
+            if asked is None:
+                await self._others(scope, receive, send)
+                return
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             await send({"type": "http.response.body", "body": body})
 
-    async def _infer(self, scope: Scope, asked: re.Match[str], receive: Receive) -> Any:
+    async def _infer(
+        self, method: str, headers: dict[bytes, bytes], asked: re.Match[str], receive: Receive
+    ) -> Any:
         """Returns the headers and the body of an answer."""
-        if scope["method"] != "POST":
-            raise RequestError(f"Actions are asked for by POST, got {scope['method']}.", 405)
-        name, headers = asked["model"], dict(scope["headers"])
-        metrics = self._repository.metrics
+        if method != "POST":
+            raise RequestError(f"Actions are asked for by POST, got {method}.", 405)
+        name, metrics = asked["model"], self._repository.metrics
         began = time.perf_counter()
         model = self._repository[name]
         status = 500
         try:
             with self._repository.arrivals.begin() as arrival:
                 content = await self._bodies.read(headers, receive, arrival)
-                request = await self._parse(headers, content, asked["version"] or "")
+                parsing = headers.get(_JSON_LENGTH), asked["version"] or "", self._most
+                if len(content) <= LARGE:
+                    request = read(content, *parsing)
+                else:
+                    request = await self._repository.parse(read, content, *parsing)
             body, length = written(name, request, await model.infer(request.call))
             status = 200
         except RequestError as error:
@@ -172,16 +164,16 @@ class _Inference:
         found.append((_JSON_LENGTH, b"%d" % length))
         return [*found, (b"content-type", b"application/octet-stream")], body
 
-    async def _parse(self, headers: Mapping[bytes, bytes], content: bytes, version: str) -> Asked:
-        """Returns what a body asks for; large ones are parsed one by one in another thread."""
-        json_length, most = headers.get(_JSON_LENGTH), self._repository.limits.max_body
-        if len(content) <= LARGE:
-            return read(content, json_length, version, most)
-        return await self._repository.parse(read, content, json_length, version, most)
-
 
 class _UnreadBodyError(RequestError):
     """The body of a request was not read to its end."""
+
+
+def _admit(access: Access, path: str, headers: Mapping[bytes, bytes]) -> None:
+    try:
+        access.check_http(path, headers)
+    except RequestError as error:
+        raise _UnreadBodyError(str(error), error.status) from error
 
 
 class _Bodies:
@@ -211,19 +203,21 @@ class _Bodies:
         if declared.isdigit() and (len(declared) > DIGITS or int(declared) > self._most):
             raise self._too_large(declared[:DIGITS].decode())
         message = await receive()  # before anything came, waiting costs no memory
+        if not message.get("more_body", False) and message["type"] == "http.request":
+            body: bytes = message.get("body", b"")
+            if len(body) <= min(LARGE, self._most):
+                return body
         until = time.monotonic() + _PATIENCE
-        parts: list[bytes] = []
-        size = 0
         gives_way = asyncio.Event()
         arrival.give_up = gives_way.set
+        parts: list[bytes] = []
+        size = 0
         while message["type"] != "http.disconnect":
             parts.append(message.get("body", b""))
             size += len(parts[-1])
             if size > self._most:
                 raise self._too_large("more")
             is_whole = not message.get("more_body", False)
-            if is_whole and len(parts) == 1 and size <= LARGE:
-                return parts[0]
             if size > SMALL:
                 _count(arrival, size)
             if is_whole:

@@ -51,7 +51,7 @@ def read(body: bytes, json_length: bytes | None, version: str, most: int) -> Ask
     end = len(body) if json_length is None else _length(json_length, len(body))
     _require_few_values(body, end, most)
     try:
-        record = orjson.loads(memoryview(body)[:end])
+        record = orjson.loads(body[:end])
     except orjson.JSONDecodeError as error:
         raise RequestError(
             f"The body is not JSON, at byte {error.pos} of {end}: {error}."
@@ -62,7 +62,7 @@ def read(body: bytes, json_length: bytes | None, version: str, most: int) -> Ask
     as_bytes = parameters.get("binary_data_output", False)
     return Asked(
         Call(
-            dict(_inputs(_list(record, "inputs"), memoryview(body)[end:])),
+            dict(_inputs(_list(record, "inputs"), body[end:])),
             Options.of(parameters),
             [each["name"] for each in outputs] or None,
             _text(record.get("id")),
@@ -91,7 +91,7 @@ def written(model: str, asked: Asked, answer: Answer) -> tuple[bytes, int | None
     return (b"".join([head, *raw]), len(head)) if raw else (head, None)
 
 
-def _inputs(records: list[Any], raw: memoryview) -> Iterator[tuple[str, np.ndarray]]:
+def _inputs(records: list[Any], raw: bytes) -> Iterator[tuple[str, np.ndarray]]:
     start, names = 0, set()
     for record in records:
         name = _named("An input", record)["name"]

@@ -98,7 +98,7 @@ def checked_shape(name: str, shape: Any) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def from_bytes(name: str, datatype: Any, shape: Any, data: bytes | memoryview) -> np.ndarray:
+def from_bytes(name: str, datatype: Any, shape: Any, data: bytes) -> np.ndarray:
     """Returns an input given as bytes: numbers in rows, little-endian.
 
     Raises:

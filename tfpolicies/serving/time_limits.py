@@ -25,13 +25,24 @@ class _Limit:
 
     def __init__(self) -> None:
         self.options, self.until = onnxruntime.RunOptions(), math.inf
+        self._is_ended = False
+
+    def begin(self, until: float) -> None:
+        """Sets when the next runs are ended."""
+        self.until = until
+        if self._is_ended:
+            self.options.terminate = self._is_ended = False
+
+    def end(self) -> None:
+        """Ends what runs."""
+        self.options.terminate = self._is_ended = True
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.until = math.inf
-        if isinstance(error, Exception) and self.options.terminate:
+        if self._is_ended and isinstance(error, Exception):
             raise OverdueError from error
 
 
@@ -59,8 +70,9 @@ class TimeLimits:
         """
         limit = self._get_limit()
         with self._lock:
-            limit.options.terminate = self._is_over
-            limit.until = time.monotonic() + seconds
+            limit.begin(time.monotonic() + seconds)
+            if self._is_over:
+                limit.end()
         return limit
 
     def stop(self) -> None:
@@ -68,7 +80,7 @@ class TimeLimits:
         with self._lock:
             self._is_over = True
             for limit in self._all:
-                limit.options.terminate = True
+                limit.end()
 
     def _get_limit(self) -> _Limit:
         limit: _Limit | None = getattr(self._local, "limit", None)
@@ -87,4 +99,4 @@ class TimeLimits:
                 now = time.monotonic()
                 for limit in self._all:
                     if now > limit.until:
-                        limit.options.terminate = True
+                        limit.end()
